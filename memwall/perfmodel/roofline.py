@@ -118,6 +118,12 @@ def bound_s(cost: Cost, gpu: Gpu) -> float:
     return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes, gpu))
 
 
+def on_chip_s(cost: Cost, gpu: Gpu) -> float:
+    """Speed of light of a kernel whose operands all are in L2, and whose results stay there."""
+    rate = max(gpu.l2_bytes_per_s, gpu.dram_bytes_per_s)
+    return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes, gpu))
+
+
 def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
     """Like :func:`peak_compute_s`, with the FLOPs of the fastest algorithm where a vector engine runs it."""
     if cost.least_flops is None or any(gpu.ceiling_pipe(pipe).engine == "tensor" for pipe in cost.flops):

@@ -28,6 +28,7 @@ from memwall.record.graphs import attention_to_row, graph_to_row
 from memwall.record.measurement import Measurement
 from memwall.record.schedules import CHEAP, Schedules
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+from memwall.simulate.step_bound import step_bound_s
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -206,6 +207,12 @@ class Profile:
         plan = self.schedule(schedule.gpu, schedule.policy, graph=schedule.graph).plan
         fits = plan and [group.op_ids for group in plan.groups] == [kernel.op_ids for kernel in schedule.kernels]
         return plan if fits else None
+
+    def step_bound_s(self, schedule: Schedule) -> float | None:
+        """Seconds that no run of a schedule of this profile can beat, whatever stays in L2 between its kernels
+        (:mod:`memwall.simulate.step_bound`); None on a CPU, and where there is no plan of it."""
+        plan = None if schedule.gpu.cpu is not None else self.plan(schedule)
+        return step_bound_s(self.graphs[schedule.graph], plan, schedule.gpu) if plan else None
 
     def with_simulations(self, simulations: tuple[Schedule, ...]) -> Profile:
         """A copy with other simulations."""

@@ -86,6 +86,7 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     facts = known_facts(
         ("calibrated", calibration_text(profile, schedule)),
         ("launched", "as a CUDA graph: no kernel waits for the CPU" if captured else ""),
+        ("step bound", _step_bound_text(profile, schedule)),
         ("host", _host_text(schedule) if host_is_assumed(schedule.gpu) else ""),
     )
     blocks += [facts] if facts.items else []
@@ -100,6 +101,16 @@ def _verdicts(profile: Profile, schedules: Sequence[Schedule]) -> list[Sentence]
     texts = [f"{label}{verdict(profile, s)}" for label, s in zip(labels, schedules, strict=True)]
     texts += dict.fromkeys(text for s in schedules for text in emulations(profile, s))
     return [Sentence(text, strong=True) for text in texts]
+
+
+def _step_bound_text(profile: Profile, schedule: Schedule) -> str:
+    bound_s = profile.step_bound_s(schedule)
+    if not bound_s or len(schedule.kernels) < 2:
+        return ""
+    return (
+        f"{duration(bound_s)}: no run of the step is faster, whatever {size(schedule.gpu.l2_bytes)} of L2 keep between"
+        " kernels"
+    )
 
 
 def _host_text(schedule: Schedule) -> str:

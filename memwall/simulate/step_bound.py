@@ -1,0 +1,99 @@
+"""A lower bound of a whole step that knows L2: the traffic that no cache of its size can keep away from DRAM.
+
+The sum of the kernels' bounds takes a kernel whose operands fit in L2 at L2 bandwidth, also where gigabytes pass
+between two uses of them. Here the step is cut into windows of kernels. Of what a window reads and did not write itself,
+L2 holds no more than its size when the window begins; of what it writes and a later kernel reads, no more when it ends.
+The rest crosses DRAM while the window runs, and the window takes at least as long as its kernels do one after another
+at L2 speed and datasheet peaks. Any cut gives a bound; the best of some is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memwall.core.graph import Graph
+from memwall.fusion import Plan
+from memwall.hardware.lookup import Gpu
+from memwall.perfmodel.roofline import on_chip_s
+
+#: a window ends when its traffic is so many times the size of L2
+_WINDOWS = (8, math.inf)
+
+
+class _Kernel(NamedTuple):
+    #: seconds with all operands in L2; storage -> bytes that it certainly reads, or writes
+    on_chip_s: float
+    reads: dict[int, int]
+    writes: dict[int, int]
+
+
+def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
+    """Seconds that no run of the plan can beat on this GPU, whatever its L2 keeps."""
+    known: dict[int, float] = {}
+    kernels = []
+    for group in plan.groups:
+        cost = group.cost
+        if id(cost) not in known:
+            known[id(cost)] = on_chip_s(cost, gpu)
+        reads = _certain(graph, group.reads, cost.read_bytes)
+        kernels.append(_Kernel(known[id(cost)], reads, _certain(graph, group.writes, cost.write_bytes)))
+    following = _next_reads(graph, kernels)
+    return max(_cut(kernels, following, gpu, times * gpu.l2_bytes) for times in _WINDOWS)
+
+
+def _certain(graph: Graph, values: Sequence[int], nbytes: int) -> dict[int, int]:
+    """The bytes of each storage that a kernel touches for sure when it moves ``nbytes`` of these values in all: a
+    lookup touches less than its table, and nobody knows where."""
+    whole: dict[int, int] = {}
+    for value in (graph.values[number] for number in values):
+        whole[value.storage] = max(whole.get(value.storage, 0), value.spec.nbytes)
+    missing = max(sum(whole.values()) - nbytes, 0)
+    return {storage: size - missing for storage, size in whole.items() if size > missing}
+
+
+def _next_reads(graph: Graph, kernels: Sequence[_Kernel]) -> list[dict[int, tuple[int, int]]]:
+    """For each kernel, storage that it writes -> the next kernel that touches it, and what that reads of it. What is
+    never touched again is read after the step if it stays."""
+    kept = {graph.values[i].storage for i in graph.outputs}
+    kept |= {s.id for s in graph.storages if s.is_persistent or s.role == "gradient"}
+    touched: dict[int, tuple[int, int]] = {storage: (len(kernels), graph.storages[storage].nbytes) for storage in kept}
+    found: list[dict[int, tuple[int, int]]] = []
+    for index in range(len(kernels) - 1, -1, -1):
+        kernel = kernels[index]
+        found.append({s: touched[s] for s in kernel.writes if s in touched})
+        for storage in (*kernel.writes, *kernel.reads):
+            touched[storage] = index, kernel.reads.get(storage, 0)
+    return found[::-1]
+
+
+def _cut(
+    kernels: Sequence[_Kernel], following: Sequence[dict[int, tuple[int, int]]], gpu: Gpu, most_bytes: float
+) -> float:
+    """The bound with windows of about ``most_bytes`` of traffic."""
+    total_s, begin = 0.0, 0
+    while begin < len(kernels):
+        read: dict[int, int] = {}
+        written: set[int] = set()
+        end, moved, busy_s = begin, 0, 0.0
+        while end < len(kernels) and moved <= most_bytes:
+            kernel = kernels[end]
+            for storage, size in kernel.reads.items():
+                if storage not in written and size > read.get(storage, 0):
+                    moved += size - read.get(storage, 0)
+                    read[storage] = size
+            for storage, size in kernel.writes.items():
+                moved += 0 if storage in written else size
+                written.add(storage)
+            busy_s += kernel.on_chip_s
+            end += 1
+        left: dict[int, int] = {}
+        for index in range(begin, end):
+            for storage, (reader, size) in following[index].items():
+                if reader >= end:  # the window's last write of it
+                    left[storage] = min(size, kernels[index].writes[storage])
+        crossing = sum(max(sum(sizes.values()) - gpu.l2_bytes, 0) for sizes in (read, left))
+        total_s += max(busy_s, crossing / gpu.dram_bytes_per_s)
+        begin = end
+    return total_s

@@ -1,0 +1,86 @@
+"""The bound of a whole step: traffic that L2 cannot save, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import memwall
+from tests.unit.places import ROOT
+
+#: bytes and bytes per second of the H100's file
+L2, DRAM, L2_RATE = 52_428_800, 3350e9, 10.1e12
+WEIGHT = 4096 * 4096 * 2
+
+
+def bounds(model, rows=8, gpu="h100", mode="inference", width=4096):
+    record = memwall.profile(
+        model, (torch.zeros(rows, width, dtype=torch.bfloat16, device="meta"),), gpu=gpu, mode=mode
+    )
+    (schedule,) = record.simulations
+    return record.step_bound_s(schedule), schedule.totals
+
+
+def chain(length, width=4096):
+    return nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(length))).to("meta", torch.bfloat16)
+
+
+def test_weights_that_do_not_fit_together_come_from_dram():
+    """Forty weights of 33.5 MB: each fits in L2, all of them do not. The first of them may be there."""
+    step_s, totals = bounds(chain(40))
+    activation = 8 * 4096 * 2
+    assert step_s == pytest.approx((40 * WEIGHT + activation - L2) / DRAM, rel=1e-9)
+    assert totals.bound_s == pytest.approx(40 * (WEIGHT + 2 * activation) / L2_RATE, rel=1e-9)
+    assert totals.bound_s < step_s < totals.time_s
+
+
+def test_one_weight_used_again_and_again_may_stay_in_l2():
+    """Forty times the same weight: nothing but L2's speed bounds it."""
+    shared = nn.Linear(4096, 4096, bias=False).to("meta", torch.bfloat16)
+    step_s, totals = bounds(nn.Sequential(*[shared] * 40))
+    assert step_s == pytest.approx(40 * (WEIGHT + 2 * 8 * 4096 * 2) / L2_RATE, rel=1e-9)
+    assert step_s == pytest.approx(totals.bound_s, rel=1e-9)
+
+
+def test_a_lookup_counts_what_it_certainly_reads():
+    """An embedding of 4 GB, of which a step reads 8 rows, does not cross DRAM."""
+
+    class Lookup(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(500_000, 4096, device="meta", dtype=torch.bfloat16)
+
+        def forward(self, rows):
+            return self.table(rows) + 1
+
+    record = memwall.profile(Lookup(), (torch.zeros(8, dtype=torch.int64, device="meta"),), gpu="h100")
+    (schedule,) = record.simulations
+    assert record.step_bound_s(schedule) <= schedule.totals.bound_s
+
+
+def test_results_that_l2_cannot_hold_are_written_to_dram():
+    """A result of 512 MB is read by the next kernel: all but L2's size of it goes out and comes in."""
+
+    class Twice(nn.Module):
+        def forward(self, x):
+            return torch.exp(x).sum()
+
+    step_s, _ = bounds(Twice(), rows=65536)
+    size = 65536 * 4096 * 2
+    # two windows (the first ends beyond eight times L2): reads x and writes exp(x); reads exp(x)
+    assert step_s == pytest.approx(((size - L2) * 2 + (size - L2)) / DRAM, rel=1e-3)
+
+
+@pytest.mark.parametrize("workload", ["bert_layer", "resnet50", "dlrm", "vit_l16"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_no_prediction_is_below_the_bound_of_its_step(workload, mode):
+    gpus, policies = ["p100", "v100", "t4", "a100", "h100", "b200"], ["eager", "memwall", "ideal"]
+    record = memwall.profile(ROOT / "profiles" / workload / "model.py", gpu=gpus, mode=mode, policy=policies)
+    for schedule in record.simulations:
+        step_s = record.step_bound_s(schedule)
+        assert 0 < step_s <= schedule.totals.time_s, (schedule.gpu.name, schedule.policy)
+        boundless = replace(schedule.gpu, l2_bytes=1 << 60)  # a cache that keeps everything
+        assert record.step_bound_s(replace(schedule, gpu=boundless)) <= step_s
