@@ -39,9 +39,9 @@ MODULES_NOTE = (
 )
 
 TOTALS_NOTE = (
-    "bound: speed of light, FLOPs at the datasheet's peak or bytes at its DRAM bandwidth, at its L2's where all that a"
-    " kernel touches fits in L2; 80 % range: should hold 80 % of real runs; MBU: bytes from L2 do not count; compute,"
-    " bandwidth, latency, overhead: share of time under each wall"
+    "bound: the kernels' speeds of light, summed: FLOPs at the datasheet's peak or bytes at its DRAM"
+    " bandwidth, at its L2's where all that a kernel touches fits in L2; 80 % range: should hold 80 % of real runs;"
+    " MBU: bytes from L2 do not count; compute, bandwidth, latency, overhead: share of time under each wall"
 )
 #: ops without a formula that are named
 MAX_UNMODELED = 8
@@ -108,8 +108,8 @@ def _step_bound_text(profile: Profile, schedule: Schedule) -> str:
     if not bound_s or len(schedule.kernels) < 2:
         return ""
     return (
-        f"{duration(bound_s)}: no run of the step is faster, whatever {size(schedule.gpu.l2_bytes)} of L2 keep between"
-        " kernels"
+        f"{duration(bound_s)}: no run of the step is faster, even where {size(schedule.gpu.l2_bytes)} of L2 keep all"
+        " they can from one kernel to the next"
     )
 
 
