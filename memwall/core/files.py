@@ -46,7 +46,7 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
     except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror or error}; nothing was written") from None
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; nothing was written") from None
     finally:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):

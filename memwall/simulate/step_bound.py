@@ -18,8 +18,8 @@ from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import on_chip_s
 
-#: a window ends when its traffic is so many times the size of L2
-_WINDOWS = (8, math.inf)
+#: a window ends when its traffic exceeds so many times the size of L2; the other cut is one window for the whole step
+_L2_SIZES = 8
 
 
 class _Kernel(NamedTuple):
@@ -40,7 +40,7 @@ def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
         reads = _certain(graph, group.reads, cost.read_bytes)
         kernels.append(_Kernel(known[id(cost)], reads, _certain(graph, group.writes, cost.write_bytes)))
     following = _next_reads(graph, kernels)
-    return max(_cut(kernels, following, gpu, times * gpu.l2_bytes) for times in _WINDOWS)
+    return max(_cut(kernels, following, gpu, most) for most in (_L2_SIZES * gpu.l2_bytes, math.inf))
 
 
 def _certain(graph: Graph, values: Sequence[int], nbytes: int) -> dict[int, int]:

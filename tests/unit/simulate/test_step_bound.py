@@ -74,6 +74,14 @@ def test_results_that_l2_cannot_hold_are_written_to_dram():
     assert step_s == pytest.approx(((size - L2) * 2 + (size - L2)) / DRAM, rel=1e-3)
 
 
+def test_a_gpu_of_unknown_l2_has_the_bound_of_its_dram():
+    """A file of a GPU need not name its L2: then all that is read and written crosses DRAM."""
+    record = memwall.profile(chain(2), (torch.zeros(8, 4096, dtype=torch.bfloat16, device="meta"),), gpu="h100")
+    (schedule,) = record.simulations
+    step_s = record.step_bound_s(replace(schedule, gpu=replace(schedule.gpu, l2_bytes=0)))
+    assert step_s == pytest.approx((2 * WEIGHT + 4 * 8 * 4096 * 2) / DRAM, rel=1e-9)
+
+
 @pytest.mark.parametrize("workload", ["bert_layer", "resnet50", "dlrm", "vit_l16"])
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_no_prediction_is_below_the_bound_of_its_step(workload, mode):
