@@ -239,6 +239,9 @@ class Profile:
     ) -> Figure:
         """The roofline of one simulation: modeled FLOP/s against FLOP per DRAM byte, each kernel a circle.
 
+        ``figure.axes[0]`` are its axes, on log scales: ``figure.axes[0].scatter(flop_per_byte, flop_per_s)`` adds
+        points of your own above what is drawn.
+
         Args:
             path: also write the picture there: ``.png``, ``.svg`` or ``.pdf``.
             gpu: the GPU's name; None takes the first simulation.

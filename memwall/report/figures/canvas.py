@@ -1,4 +1,5 @@
-"""A scene on a matplotlib figure: for PNG, PDF and notebooks. The axes are the sheet, in its pixels.
+"""A scene on a matplotlib figure: for PNG, PDF and notebooks. Its last axes are the sheet, in pixels, with all that is
+drawn; those before it are the frames of the scene: empty, transparent and in the units of their data.
 
 Matplotlib is used without its global state, and imported where something is drawn. Text from a model is drawn as it
 stands (``parse_math=False``), never as a formula. Equal scenes give equal bytes.
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.report.document import clean
 from memwall.report.figures.colors import NEUTRAL
-from memwall.report.figures.scene import Area, Dot, Dust, Rect, Scene, Stroke, Text
+from memwall.report.figures.scene import Area, Dot, Dust, Frame, Rect, Scene, Stroke, Text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +43,8 @@ def saved(figure: Figure, kind: str) -> bytes:
 
 
 def to_figure(scene: Scene, kind: type[Figure]) -> Figure:
-    """The scene on a figure of some class; the caller restores matplotlib's settings."""
+    """The scene on a figure of some class; the caller restores matplotlib's settings. What is drawn on the axes of a
+    frame, in its own units, stands above the scene."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -50,12 +52,21 @@ def to_figure(scene: Scene, kind: type[Figure]) -> Figure:
     matplotlib.rcParams.update({**_SETTINGS, "font.family": [scene.style.font, "DejaVu Sans"]})
     figure = kind(figsize=(scene.width / _INCH, scene.height / _INCH), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0, 0, 1, 1))
+    for frame in scene.frames:
+        _add_axes(figure, scene, frame)
+    axes = figure.add_axes((0, 0, 1, 1), zorder=-1)
     axes.set_axis_off()
     axes.set(xlim=(0, scene.width), ylim=(scene.height, 0))
     for order, mark in enumerate(scene.marks):
         _PAINTERS[type(mark)](axes, mark, order + 2)
     return figure
+
+
+def _add_axes(figure: Figure, scene: Scene, frame: Frame) -> None:
+    left, upper, right, lower = frame.box
+    place = left / scene.width, 1 - lower / scene.height, (right - left) / scene.width, (lower - upper) / scene.height
+    figure.add_axes(place, label=clean(frame.title), xscale="log", yscale="log", xlim=frame.x, ylim=frame.y,
+                    xlabel=frame.x_label, ylabel=frame.y_label, autoscale_on=False).set_axis_off()  # fmt: skip
 
 
 def _paint(color: str) -> str:

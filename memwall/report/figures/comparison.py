@@ -98,8 +98,7 @@ def _draw_growth(scene: Scene, machines: Sequence[Machine]) -> float:
     top = int(y.high).bit_length()
     draw_y(scene, frame, y, lambda v: f"{v:g}x", ticks=[2.0**p for p in range(-6, top) if y.low <= 2.0**p <= y.high])
     draw_frame(scene, frame)
-    placer = Placer(Box(frame.left + scene.left, frame.upper + scene.top, frame.right + scene.left,
-                        frame.lower + scene.top))  # fmt: skip
+    placer = Placer(scene.moved(frame))
     lines: list[tuple[float, str, str]] = []
     for number, (name, key) in enumerate(_SERIES.items()):
         places = [(x(d), y(g)) for d, m in sorted(zip(dates, machines, strict=True), key=lambda pair: pair[0])

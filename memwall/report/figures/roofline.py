@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.labels import Box, Line, Placer
-from memwall.report.figures.scene import Chart, Dot, Place, Scene, Text, fit, text_width
+from memwall.report.figures.scene import Chart, Dot, Frame, Place, Scene, Text, fit, text_width
 
 #: labels of points, pixels of one, and the least share of the time that gets one
 MAX_LABELS, LONGEST_LABEL, NAMED = 12, 190.0, 0.01
@@ -125,7 +125,9 @@ def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range) -> f
     draw_x(scene, frame, x, plain, "" if scene.is_narrow else roofline.x_label)
     draw_y(scene, frame, y, engineering, roofline.y_label)
     draw_frame(scene, frame)
-    placer = Placer(_moved(scene, frame._replace(left=frame.left + column)))
+    box = scene.moved(frame._replace(left=frame.left + column))
+    scene.frames.append(Frame(box, x_range, y_range, roofline.x_label, roofline.y_label, roofline.title))
+    placer = Placer(box)
     pen = _Pen(scene, frame, x, y, placer)
     pen.roofs(roofline)
     pen.bare(roofline.bare, column)
@@ -146,10 +148,6 @@ def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range) -> f
 def _column_width(roofline: Roofline, narrow: bool) -> float:
     """Pixels of the column of kernels without FLOPs."""
     return max([30.0, *(2 * radius(spot.share, narrow) + 10 for spot in roofline.bare)]) if roofline.bare else 0.0
-
-
-def _moved(scene: Scene, box: Box) -> Box:
-    return Box(box.left + scene.left, box.upper + scene.top, box.right + scene.left, box.lower + scene.top)
 
 
 class _Pen:

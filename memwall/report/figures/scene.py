@@ -193,6 +193,18 @@ SHAPES: dict[str, tuple[Place, ...]] = {
 Mark = Text | Stroke | Area | Rect | Dot | Dust
 
 
+class Frame(NamedTuple):
+    """Where on the sheet values stand: the box of the axes, the values at its edges (left, right and lower, upper),
+    both on log scales, and what the axes say."""
+
+    box: Box
+    x: tuple[float, float]
+    y: tuple[float, float]
+    x_label: str
+    y_label: str
+    title: str
+
+
 @dataclass
 class Scene:
     """Marks on a sheet that is ``width`` pixels wide. A part of a scene draws on the same sheet, from its own corner;
@@ -201,6 +213,8 @@ class Scene:
     width: float
     style: Style = STYLES["screen"]
     marks: list[Mark] = field(default_factory=list)
+    #: axes whose values a reader may want to add to
+    frames: list[Frame] = field(default_factory=list)
     height: float = 0.0
     left: float = 0.0
     top: float = 0.0
@@ -213,7 +227,8 @@ class Scene:
         return self.width < 600
 
     def part(self, x: float, y: float, width: float, *, panel: bool = False) -> Scene:
-        return Scene(width, self.style, self.marks, 0.0, self.left + x, self.top + y, self.is_panel or panel)
+        left, top = self.left + x, self.top + y
+        return Scene(width, self.style, self.marks, self.frames, 0.0, left, top, self.is_panel or panel)
 
     def text(self, x: float, y: float, text: str, size: float = FONT, anchor: str = "start", **look: object) -> Text:
         mark = Text(self.left + x, self.top + y, text, size, anchor, **look)  # type: ignore[arg-type]
@@ -254,6 +269,10 @@ class Scene:
 
     def _moved(self, places: Iterable[Place]) -> list[Place]:
         return [(self.left + x, self.top + y) for x, y in places]
+
+    def moved(self, box: Box) -> Box:
+        """A box of this part on the sheet."""
+        return Box(box.left + self.left, box.upper + self.top, box.right + self.left, box.lower + self.top)
 
     # -- what charts share
 

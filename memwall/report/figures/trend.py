@@ -81,8 +81,7 @@ def _panel(panel: _Panel, quantity: Quantity, found: Sequence[Step], look: _Look
         names = dict(zip(ticks, texts, strict=True))
         draw_y(scene, frame, y, names.__getitem__, ticks=ticks)
         draw_frame(scene, frame)
-        placer = Placer(Box(frame.left + scene.left, frame.upper + scene.top, frame.right + scene.left,
-                            frame.lower + scene.top))  # fmt: skip
+        placer = Placer(scene.moved(frame))
         _versions(scene, frame, x, panel, look, placer)
         for color, series, known in lines:
             _line(scene, placer, [(x(look.places[r.commit]), y(r.figures[quantity.name]), r) for r in known], color,

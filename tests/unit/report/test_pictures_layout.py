@@ -53,12 +53,30 @@ def test_matplotlib_draws_no_text_wider_than_the_layout_counts_on(chart):
     texts = [mark for mark in scene.marks if isinstance(mark, Text)]
     with matplotlib.rc_context():
         figure = to_figure(scene, Figure)
-        extents = {(text.get_text(), text.get_rotation()): text.get_window_extent() for text in figure.axes[0].texts}
+        extents = {(text.get_text(), text.get_rotation()): text.get_window_extent() for text in figure.axes[-1].texts}
     pixel = figure.dpi / 100
     for mark in texts:
         if mark.angle == 0 and mark.text:
             extent = extents[mark.text, 0.0]
             assert extent.width / pixel <= text_width(mark.text, mark.size, mark.bold) + 2, mark.text
+
+
+def test_each_rooflines_axes_are_where_its_values_are_drawn():
+    """The tensor roof of 100 TFLOP/s meets that of DRAM at 1 TB/s at 100 FLOP/B on the old one;
+    on the new one 1000 TFLOP/s and 2 TB/s at 500."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    scene = sheet(PICTURES["rooflines of two GPUs"]())
+    with matplotlib.rc_context():
+        figure = to_figure(scene, Figure)
+    *axes, whole = figure.axes
+    corners = {(round(x), round(y)) for line in whole.lines for x, y in whole.transData.transform(line.get_xydata())}
+    for own, corner in zip(axes, [(100, 100e12), (500, 1000e12)], strict=True):
+        x, y = own.transData.transform(corner)
+        assert (round(x), round(y)) in corners
+        assert own.get_xlabel() == "arithmetic intensity, FLOP per DRAM byte" and own.get_ylabel() == "modeled FLOP/s"
+    assert [own.get_label().split(":")[0] for own in axes] == ["old", "new"]
 
 
 @pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
