@@ -50,7 +50,7 @@ def by_name(profile):
 @pytest.mark.parametrize(("name", "status", "words"), [
     ("planted.hang", "timeout", "longer than its limit"),
     ("planted.crash", "failed", "SIGSEGV"),
-    ("planted.killed", "out of memory", "killed the process"),
+    ("planted.killed", "out of memory", "killed by signal 9"),
     ("planted.too_large", "out of memory", ""),
     ("planted.raises", "failed", "planted"),
     ("planted.wrong", "wrong", "elements are off"),

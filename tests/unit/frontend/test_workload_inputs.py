@@ -35,7 +35,7 @@ def test_reads(text, spec):
     ("[8]", "want [NAME=]DTYPE"),
     ("", "cannot read the input ''"),
     ("2x=f32[8]", "want [NAME=]DTYPE"),
-    ("f32[99999999999,99999999999]", "more than any machine addresses"),
+    ("f32[99999999999,99999999999]", "more elements than any machine addresses"),
 ])  # fmt: skip
 def test_refuses_in_one_line(text, says):
     with pytest.raises(UsageError) as caught:
