@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.explanation import calibration_text
@@ -199,8 +199,9 @@ def compare_profile(
 
 
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
-    """Groups of equal kernels whose wall is not the same on all GPUs, if notable, the longest time first. Schedules of
-    different graphs (another attention kernel) are joined where they run equal kernels."""
+    """Groups of equal kernels whose wall is not the same on all GPUs, if notable, the longest time first; groups of one
+    op and module that change walls alike are one. Schedules of different graphs (another attention kernel) are joined
+    where they run equal kernels."""
     known: dict[tuple, list[tuple]] = {}
     groups = []
     for schedule in schedules:
@@ -209,16 +210,23 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
             known[same] = equal_kernels(profile, schedule.graph, schedule.kernels)
         groups.append(known[same])
     columns = [group_by(schedule.kernels, keys) for schedule, keys in zip(schedules, groups, strict=True)]
-    found = []
+    found: dict[tuple, Flip] = {}
     for key, count in Counter(groups[0]).items():
         by_wall = [time_by_wall(column.get(key, ())) for column in columns]
         times = tuple(sum(walls.values()) for walls in by_wall)
         walls = tuple(max(WALLS, key=each.__getitem__) if any(each.values()) else "" for each in by_wall)
         flipped = len({wall for wall in walls if wall}) > 1
         if flipped and any(time_s >= NOTABLE * s.totals.time_s for time_s, s in zip(times, schedules, strict=True)):
-            found.append(Flip(key[0], key[3], key[2], count, walls, times))
-    found.sort(key=lambda flip: (-max(flip.times_s), flip.name, flip.module, flip.phase))
-    return tuple(found[:MAX_ROWS])
+            flip = Flip(key[0], key[3], key[2], count, walls, times)
+            row = flip.name, flip.module, flip.phase, walls
+            found[row] = _joined(found[row], flip) if row in found else flip
+    rows = sorted(found.values(), key=lambda flip: (-max(flip.times_s), flip.name, flip.module, flip.phase))
+    return tuple(rows[:MAX_ROWS])
+
+
+def _joined(flip: Flip, other: Flip) -> Flip:
+    times_s = tuple(map(sum, zip(flip.times_s, other.times_s, strict=True)))
+    return replace(flip, count=flip.count + other.count, times_s=times_s)
 
 
 def ratio_interval(base: Totals, other: Totals) -> tuple[float, float] | None:

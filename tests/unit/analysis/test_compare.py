@@ -8,7 +8,9 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
+import memwall
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.accuracy.samples import halves, model_rows
 from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles, ratio_interval
@@ -53,6 +55,21 @@ def test_flips_name_the_kernels_whose_wall_changes(profile):
         ("aten._scaled_dot_product_flash_attention", "forward", 1),
     }
     assert {f.walls for f in flips} == {("compute", "bandwidth")}
+
+
+def test_kernels_that_differ_in_strides_only_are_one_row_of_what_flips():
+    """The three copies of an attention's q, k and v change walls alike on a GPU of little bandwidth."""
+    layer = torch.nn.MultiheadAttention(1024, 16, batch_first=True)
+    x = torch.randn(8, 512, 1024)
+    found = memwall.profile(layer, (x, x, x), gpu=["h100", "l40s"])
+    flips = compare_profile(found, [s.gpu for s in found.simulations]).flips
+    assert max(flip.count for flip in flips) > 1
+    rows = [(flip.name, flip.module, flip.phase, flip.walls) for flip in flips]
+    assert len(rows) == len(set(rows))
+    for flip in flips:
+        for schedule, time_s in zip(found.simulations, flip.times_s, strict=True):
+            assert time_s == pytest.approx(sum(k.time_s for k in schedule.kernels if k.name == flip.name))
+
 
 
 def test_without_price_or_power_there_is_no_cost(profile):
