@@ -5,7 +5,7 @@ from __future__ import annotations
 import memwall.report.columns as col
 from memwall.analysis.breaks import Loss
 from memwall.analysis.fused import Fused
-from memwall.core.units import duration, percent, size
+from memwall.core.units import counted, duration, percent, size
 from memwall.frontend.dynamo.capture import Break, Capture, Recompile
 from memwall.report.document import Block, Section, Sentence, known_facts
 
@@ -97,4 +97,4 @@ def _recompile(call: Recompile) -> str:
         return f"With {inputs} nothing is captured again."
     why = f" because {'; '.join(call.reasons)}" if call.reasons else ""
     became = f"; {', '.join(call.dynamic)} became dynamic" if call.dynamic else ""
-    return f"With {inputs} Dynamo captures {call.captures} graphs again{why}{became}."
+    return f"With {inputs} Dynamo captures {counted(call.captures, "graph")} again{why}{became}."

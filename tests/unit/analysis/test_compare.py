@@ -71,7 +71,6 @@ def test_kernels_that_differ_in_strides_only_are_one_row_of_what_flips():
             assert time_s == pytest.approx(sum(k.time_s for k in schedule.kernels if k.name == flip.name))
 
 
-
 def test_without_price_or_power_there_is_no_cost(profile):
     entry = compare_profile(profile, [make_gpu("bare", tdp_w=0.0)]).entries[0]
     assert entry.energy_j is entry.usd_per_step is entry.usd_per_million_tokens is None
