@@ -97,4 +97,4 @@ def _recompile(call: Recompile) -> str:
         return f"With {inputs} nothing is captured again."
     why = f" because {'; '.join(call.reasons)}" if call.reasons else ""
     became = f"; {', '.join(call.dynamic)} became dynamic" if call.dynamic else ""
-    return f"With {inputs} Dynamo captures {counted(call.captures, "graph")} again{why}{became}."
+    return f"With {inputs} Dynamo captures {counted(call.captures, 'graph')} again{why}{became}."
