@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import torch
-
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.recorder import UnexpectedCall
@@ -39,15 +37,16 @@ _NEEDS_DATA = (
 
 
 @contextlib.contextmanager
-def blaming(doing: str) -> Any:
-    """Turn an exception of the user's code into one line that names the user's line."""
+def blaming(doing: str, gradients: bool = True) -> Any:
+    """Turn an exception of the user's code into one line that names the user's line; without ``gradients``, one that
+    asks for them into :class:`NeedsGradients`."""
     try:
         yield
     except (MemwallError, ReplayMismatch, UnexpectedCall):
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
         said = message_of(error)
-        if _NO_GRADIENT in said and not torch.is_grad_enabled():
+        if _NO_GRADIENT in said and not gradients:
             raise NeedsGradients from error
         wanted = next((text for part, text in _NEEDS_DATA if part in said), None)
         at = user_frame(error)

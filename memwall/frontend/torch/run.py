@@ -157,6 +157,8 @@ def _traced(
             with _own_process_group():
                 return _Step(workload, options, warn, execute, recorder).traced()
         except (ReplayMismatch, UnexpectedCall):
+            if not options.replay:
+                raise
             options = replace(options, replay=False)
         except NeedsGradients:
             options = replace(options, gradients=True)
@@ -229,6 +231,7 @@ class _Step:
         self.workload, self.options, self.warn, self.execute = workload, options, warn, execute
         self.device = "cpu" if options.real else "meta"
         self.training = options.mode == "training"
+        self.gradients = self.training or options.gradients
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         self.module = build_module(workload.model, self.device, warn)
         self.args, self.kwargs = build_inputs(workload.inputs, self.device, warn)
@@ -248,12 +251,7 @@ class _Step:
         with fused_everywhere("meta"):
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
             forms = CudaForms(self.recorder, self.options.attention, decomposes=self.execute is not None)
-            with (
-                forms,
-                plain_forms(self.warn),
-                triton_calls(self.recorder),
-                torch.set_grad_enabled(self.training or self.options.gradients),
-            ):
+            with forms, plain_forms(self.warn), triton_calls(self.recorder), torch.set_grad_enabled(self.gradients):
                 result = self._run(optimizer)
                 tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
                 graph = self._graph(tensors, result)
@@ -281,7 +279,8 @@ class _Step:
         calls: Any = contextlib.nullcontext()  # naming them would hide them from another execution
         if self.execute is None:
             calls = module_calls(recorder.modules, lambda m: names.get(id(m)), replayer.call if replayer else None)
-        with blaming("running the model"), calls, TracedDevice(self.device), recorder, self.autocast:
+        doing = blaming("running the model", gradients=self.gradients)
+        with doing, calls, TracedDevice(self.device), recorder, self.autocast:
             with self.autocast.region(self.autocast_dtype):
                 step = forward_step(self.module, self.workload.loss if self.training else None)
                 args, kwargs = self.args, self.kwargs
