@@ -77,10 +77,11 @@ class Call:
 
     @property
     def _is_plain(self) -> bool:
-        """Dense [batch, heads, length, size] of one dtype, the last axis contiguous."""
+        """Dense [batch, heads, length, size] of one dtype, of any length but 0, the last axis contiguous."""
         query, key, value = (self.tensors[name] for name in ("query", "key", "value"))
         return (
             all(len(t.shape) == 4 and (t.strides[-1] == 1 or t.shape[-1] == 1) for t in (query, key, value))
+            and query.shape[2] * key.shape[2] > 0
             and query.dtype == key.dtype == value.dtype
             and query.shape[0] == key.shape[0] == value.shape[0]
         )

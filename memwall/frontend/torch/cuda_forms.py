@@ -77,7 +77,7 @@ class CudaForms:
         options = (dropout_p, is_causal, scale, enable_gqa)
         made = call_of(*tensors, *options)
         as_usual = self._decomposes or torch._C._are_functorch_transforms_active()  # they refuse a Function like Real
-        if as_usual or made.backends == ("math",):
+        if as_usual or made.backends in ((), ("math",)):
             return self._called(made, tensors, options)
         call = OpaqueCall(
             FORWARD, tuple(made.attributes.items()), ("query", "key", "value", "attn_bias"),
