@@ -40,7 +40,7 @@ ASKED = {
     "event": "e = torch.cuda.Event(enable_timing=True); e.record(); e.synchronize(); assert e.elapsed_time(e) > 0",
     "properties": "assert torch.cuda.get_device_properties(0).multi_processor_count == 80",
     "name": "assert 'V100' in torch.cuda.get_device_name(0)",
-    "capability": "assert torch.cuda.get_device_capability() == (7, 0) and not torch.cuda.is_bf16_supported()",
+    "capability": "assert torch.cuda.get_device_capability() == (7, 0) and not torch.cuda.is_bf16_supported(False)",
     "memory": "assert torch.cuda.mem_get_info()[1] > 15e9 and torch.cuda.max_memory_allocated() >= 0",
     "tensor type": "x = x + torch.cuda.FloatTensor(8, 64).fill_(1)",
     "is_cuda": "assert x.is_cuda and self.up.weight.is_cuda",

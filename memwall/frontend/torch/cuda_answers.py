@@ -183,15 +183,24 @@ _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
 )  # fmt: skip
 
 
-def _capability(gpu: Gpu) -> tuple[int, int]:
-    """``(9, 0)`` of "9.0"; AMD's gfx942 is (9, 4), as ROCm builds of torch say."""
+def _capability(gpu: Gpu, device: Any = None) -> tuple[int, int]:
+    """``(9, 0)`` of sm_90; AMD's gfx942 is (9, 4), as ROCm builds of torch say."""
     digits = target_of(gpu).removeprefix("sm_").removeprefix("gfx")
     if target_of(gpu).startswith("gfx"):
         return int(digits[:-2]), int(digits[-2], 16)
     return (int(digits[:-1]), int(digits[-1])) if digits.isdecimal() else (0, 0)
 
 
-def _properties(gpu: Gpu) -> Any:
+def _supports_bf16(gpu: Gpu, including_emulation: bool = True) -> bool:
+    """As torch says it: every GPU does, the older ones by converting to float32 and back."""
+    return including_emulation or gpu.vendor.lower() == "amd" or _capability(gpu) >= (8, 0)
+
+
+def _supports_tf32(gpu: Gpu) -> bool:
+    return target_of(gpu).startswith(("gfx94", "gfx95")) or (gpu.vendor.lower() != "amd" and _capability(gpu) >= (8, 0))
+
+
+def _properties(gpu: Gpu, device: Any = None) -> Any:
     (major, minor), chip = _capability(gpu), chip_of(gpu)
     return SimpleNamespace(
         name=gpu.full_name, major=major, minor=minor, total_memory=gpu.dram_bytes, L2_cache_size=gpu.l2_bytes,
@@ -204,14 +213,14 @@ def _properties(gpu: Gpu) -> Any:
 
 
 #: Name in torch.cuda -> the answer of a GPU; its use is noted.
-_OF_THE_GPU: Mapping[str, Callable[[Gpu], Any]] = {
+_OF_THE_GPU: Mapping[str, Callable[..., Any]] = {
     "get_device_properties": _properties,
-    "get_device_name": lambda gpu: gpu.full_name,
+    "get_device_name": lambda gpu, device=None: gpu.full_name,
     "get_device_capability": _capability,
     "get_arch_list": lambda gpu: [target_of(gpu)],
-    "is_bf16_supported": lambda gpu: gpu.vendor.lower() == "amd" or _capability(gpu) >= (8, 0),
-    "is_tf32_supported": lambda gpu: gpu.vendor.lower() != "amd" and _capability(gpu) >= (8, 0),
-    "mem_get_info": lambda gpu: (gpu.dram_bytes, gpu.dram_bytes),
+    "is_bf16_supported": _supports_bf16,
+    "is_tf32_supported": _supports_tf32,
+    "mem_get_info": lambda gpu, device=None: (gpu.dram_bytes, gpu.dram_bytes),
 }
 
 #: Key of a record's ``capture``: the GPU that was asked, and the names in torch.cuda that it answered.
@@ -242,7 +251,7 @@ def cuda_answers(gpu: Gpu) -> Iterator[dict[str, None]]:
 
         def answer(name: str, *args: Any, **kwargs: Any) -> Any:
             asked[name] = None
-            return _OF_THE_GPU[name](gpu)
+            return _OF_THE_GPU[name](gpu, *args, **kwargs)
 
         table = {**_FIXED, **{name: partial(answer, name) for name in _OF_THE_GPU}}
         default = torch.get_default_dtype()

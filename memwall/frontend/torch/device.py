@@ -46,11 +46,11 @@ class TracedDevice(TorchFunctionMode):
         self._unfilled = _FILLERS if building and device == "meta" else frozenset()
         #: methods that only a CUDA tensor answers as the model expects
         self._answers: dict[Any, Callable[..., Any]] = {
-            torch.Tensor.cuda: lambda tensor, *args: tensor.to(self.device),
+            torch.Tensor.cuda: self._cuda,
             _IS_CUDA: lambda tensor: tensor.device.type in (device, "cuda"),
             torch.Tensor.get_device: lambda tensor: 0 if tensor.device.type == device else -1,
-            torch.Tensor.pin_memory: lambda tensor, *args: tensor,
-            torch.Tensor.is_pinned: lambda tensor, *args: False,
+            torch.Tensor.pin_memory: lambda tensor, *args, **options: tensor,
+            torch.Tensor.is_pinned: lambda tensor, *args, **options: False,
             torch.Tensor.type: self._type,
         }
 
@@ -73,19 +73,24 @@ class TracedDevice(TorchFunctionMode):
             args[0][args[1]].fill_(args[2])  # what a device runs; on meta torch makes a tensor of the number first
             return None
         elif func in self._answers:
-            return self._answers[func](*args)
+            return self._answers[func](*args, **(kwargs or {}))
         elif kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._map(kwargs["device"])}
         elif func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
             args = (args[0], self.device, *args[2:])
         return func(*args, **(kwargs or {}))
 
-    def _type(self, tensor: torch.Tensor, kind: Any = None, *args: Any) -> Any:
+    def _cuda(
+        self, tensor: torch.Tensor, *args: Any, memory_format: Any = torch.preserve_format, **options: Any
+    ) -> torch.Tensor:  # fmt: skip
+        return tensor.to(self.device, memory_format=memory_format)
+
+    def _type(self, tensor: torch.Tensor, dtype: Any = None, *args: Any, **options: Any) -> Any:
         """``x.type(torch.cuda.FloatTensor)`` moves and casts; without a type, what a CUDA tensor says of itself."""
-        if kind is None and tensor.device.type == self.device.type:
-            return tensor.type().replace("torch.", "torch.cuda.", 1)
-        dtype = tensor_dtype(kind)
-        return tensor.type(kind) if dtype is None else tensor.to(self.device, dtype)
+        if dtype is None and tensor.device.type == self.device.type:
+            return f"torch.cuda.{tensor.type().rpartition('.')[2]}"
+        of_cuda = tensor_dtype(dtype)
+        return tensor.type(dtype) if of_cuda is None else tensor.to(self.device, of_cuda)
 
     def _map(self, device: Any) -> Any:
         return self.device if _is_cuda(device) else device

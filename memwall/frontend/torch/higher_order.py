@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
-
-_FLEX = "torch.nn.attention.flex_attention"
+from torch._higher_order_ops.flex_attention import math_attention
+from torch.nn.attention import flex_attention
 
 
 @contextlib.contextmanager
 def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
     """While open, ``torch.cond`` calls a branch and ``flex_attention`` computes whole scores, as it does without
     ``torch.compile``; ``warn`` is told once what either assumes."""
-    told: set[str] = set()
-
-    def say(message: str) -> None:
-        if message not in told:
-            told.add(message)
-            warn(message)
+    say = cache(warn)
 
     def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
         if isinstance(pred, torch.Tensor) and pred.is_meta:
@@ -31,16 +26,13 @@ def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
         return true_fn(*operands) if pred else false_fn(*operands)
 
     def flex(query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float, options: Any) -> Any:
-        from torch._higher_order_ops.flex_attention import math_attention
-
         say("flex_attention is counted as eager PyTorch runs it: unfused, all scores computed, masked or not")
         found = math_attention(query, key, value, score_mod, block_mask, scale, options)
         return (*found, None)[:3]
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch, "cond", cond))
-        if _FLEX in sys.modules:
-            forms: dict[str, Any] = {"_validate_device": lambda *tensors: None, "flex_attention_hop": flex,
-                     "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}  # fmt: skip
-            stack.enter_context(patch.multiple(sys.modules[_FLEX], **forms))
+        forms: dict[str, Any] = {"_validate_device": lambda *tensors: None, "flex_attention_hop": flex,
+                 "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}  # fmt: skip
+        stack.enter_context(patch.multiple(flex_attention, **forms))
         yield

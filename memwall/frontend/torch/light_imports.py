@@ -71,8 +71,8 @@ def _of_numbers(function: _Function) -> Callable[[_StandIn, str], _Function]:
 
     def make(module: _StandIn, name: str) -> _Function:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if all(map(_is_plain, args)):
-                return function(*args, **kwargs)
+            if not kwargs and all(map(_is_plain, args)):
+                return function(*args)
             return getattr(module.load(), name)(*args, **kwargs)
 
         return call
@@ -130,7 +130,7 @@ _itself = _of_numbers(lambda value: value)
 
 #: Module -> its members that a trace needs.
 _MEMBERS: Mapping[str, Mapping[str, Callable[[_StandIn, str], Any]]] = {
-    "torch._dynamo": {"disable": _disable, "graph_break": _of_numbers(lambda: None)},
+    "torch._dynamo": {"disable": _disable, "graph_break": lambda module, name: lambda msg="": None},
     "sympy": {"Basic": _Class},
     "torch.utils._sympy.functions": {"Max": _Class},
     "torch.fx.experimental.symbolic_shapes": {

@@ -52,6 +52,7 @@ def test_what_a_model_asks_of_the_real_modules_it_gets():
                 from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false
                 assert torch._dynamo.config.cache_size_limit and isinstance(sympy.Integer(3), sympy.Basic)
                 assert guard_or_false(True) is True and ShapeEnv().create_unbacked_symint() is not None
+                torch._dynamo.graph_break(msg="here")
                 assert not torch.compiler.is_compiling() and not counters["frames"]
                 return torch.compiler.disable(self.up)(x).sqrt()
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import memwall
@@ -324,6 +325,49 @@ def test_a_model_that_asks_for_cuda_is_traced_all_the_same():
     assert names(memwall.profile(Net(), (torch.randn(4),)))[-1] == "aten.add.Tensor"
 
 
+def test_tensors_say_and_do_what_cuda_tensors_would():
+    def step(x):
+        assert x.type() == "torch.cuda.FloatTensor" and x.half().type() == "torch.cuda.HalfTensor"
+        assert x.type(dtype=torch.float16).dtype is torch.float16
+        assert x.cuda(non_blocking=True, memory_format=torch.channels_last).stride() == (32, 1, 8, 2)
+        assert x.cuda().stride() == (32, 16, 4, 1) and not x.pin_memory(device="cuda").is_pinned()
+        return x + 1
+
+    assert "aten.add.Tensor" in names(memwall.profile(Call(step), (torch.randn(2, 2, 4, 4),)))
+
+
+@pytest.mark.parametrize(("gpu", "bf16", "tf32"), [
+    ("v100", False, False), ("a100", True, True), ("mi250x", True, False), ("mi300x", True, True),
+])  # fmt: skip
+def test_torch_counts_emulated_bf16_as_supported(gpu, bf16, tf32):
+    """As torch/cuda/__init__.py has it: below sm_80 it tries to make a tensor, which works."""
+
+    def step(x):
+        assert torch.cuda.is_bf16_supported() and torch.cuda.is_bf16_supported(including_emulation=False) is bf16
+        assert torch.cuda.is_tf32_supported() is tf32
+        return x + 1
+
+    memwall.profile(Call(step), (torch.randn(4),), gpu=gpu)
+
+
+def test_gradients_that_the_model_itself_turns_off_are_its_own_error():
+    def step(x):
+        torch.set_grad_enabled(False)
+        x.sum().backward()
+
+    with pytest.raises(UsageError, match="does not require grad"):
+        memwall.profile(Call(step), (torch.randn(4, 8, requires_grad=True),))
+
+
+def test_flex_attention_may_be_imported_in_forward():
+    def step(x):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return flex_attention(x, x, x)
+
+    assert "aten.bmm" in names(memwall.profile(Call(step), (torch.randn(2, 4, 16, 16),)))
+
+
 def test_sparse_gradients_are_traced_by_their_parts():
     net = nn.EmbeddingBag(1000, 16, sparse=True, mode="sum")
     result = memwall.profile(net, (torch.zeros(4, 8, dtype=torch.long),), mode="training",
@@ -332,6 +376,18 @@ def test_sparse_gradients_are_traced_by_their_parts():
     (update,) = [c for o, c in zip(result.graph.ops, result.costs[0], strict=True) if o.name == "sparse.add_.Tensor"]
     # 32 ids: a row and a column number of 8 B each and 16 floats; those 32 rows of the table are read and written
     assert (update.read_bytes, update.write_bytes) == (32 * 8 + 2 * 32 * 16 * 4, 32 * 16 * 4)
+
+
+def test_attention_of_no_chip_is_refused_and_of_no_keys_is_math():
+    def flash(x):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    with pytest.raises(UsageError, match="only flash attention"):
+        memwall.profile(Call(flash), (torch.randn(2, 4, 16, 16),))  # flash attention is half precision only
+    none = torch.randn(2, 4, 0, 16, dtype=torch.float16)
+    found = names(memwall.profile(Call(F.scaled_dot_product_attention), (none.new_ones(2, 4, 16, 16), none, none)))
+    assert "aten.bmm" in found  # sdp_utils.cpp, check_nonzero_sequence_lengths_dense
 
 
 # -- models whose Python needs data ------------------------------------------------------------------------------------
