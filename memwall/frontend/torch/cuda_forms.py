@@ -223,13 +223,15 @@ class OpaqueCall(NamedTuple):
         ctx.save_for_backward(*[tensor for _, tensor in kept])
         ctx.set_materialize_grads(False)
 
-    def record_backward(self, ctx: Any, gradients: Sequence[Any], results: Sequence[Any]) -> None:
-        """Record the backward call."""
+    def record_backward(
+        self, ctx: Any, saved: Sequence[torch.Tensor], gradients: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        """Record the backward call. ``saved`` is ``ctx.saved_tensors``, which a checkpoint gives only once."""
         given = [g for g in gradients if g is not None]
         if not ctx.recorder.paused:
             ctx.recorder.emit(
                 f"{self.name}_backward", [self.gradient] * len(given) + ctx.kept_names,
-                [*given, *ctx.saved_tensors], [r for r in results if r is not None], self.attributes,
+                [*given, *saved], [r for r in results if r is not None], self.attributes,
             )  # fmt: skip
 
 
@@ -246,12 +248,13 @@ class Opaque(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        device = ctx.saved_tensors[0].device
+        saved = ctx.saved_tensors
+        device = saved[0].device
         results = [
             _fresh(like[0], like[1], device) if like and wanted else None
             for like, wanted in zip(ctx.shapes, ctx.needs_input_grad[2:], strict=True)
         ]
-        ctx.call.record_backward(ctx, gradients, results)
+        ctx.call.record_backward(ctx, saved, gradients, results)
         return (None, None, *results)
 
 
@@ -375,7 +378,7 @@ class Real(torch.autograd.Function):
                 )  # fmt: skip
             for i, gradient in zip(wanted, found, strict=True):
                 results[i] = gradient
-        ctx.call.record_backward(ctx, gradients, results)
+        ctx.call.record_backward(ctx, ctx.saved_tensors, gradients, results)
         return (None, None, None, None, *results)
 
 

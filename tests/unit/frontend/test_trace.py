@@ -105,6 +105,25 @@ def test_a_checkpointed_block_is_run_again_in_backward_under_its_own_name():
     assert again == ["blocks.1.norm", "blocks.0.norm"]
 
 
+def test_a_checkpoint_gives_what_a_norm_saved_once():
+    """An RMS norm is one op here, whose backward may ask for its saved tensors once."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = nn.RMSNorm(64), nn.Linear(64, 8)
+
+        def forward(self, x):
+            return self.head(checkpoint(self.norm, x, use_reentrant=False))
+
+    result = memwall.profile(Net(), (torch.zeros(2, 64),), mode="training", optimizer=None)
+    found = [(op.phase, op.name) for op in result.graph.ops if "rms_norm" in op.name]
+    assert found == [
+        ("forward", "aten._fused_rms_norm"), ("backward", "aten._fused_rms_norm"),
+        ("backward", "aten._fused_rms_norm_backward"),
+    ]  # fmt: skip
+
+
 # -- the CUDA op stream ------------------------------------------------------------------------------------------------
 
 
