@@ -72,11 +72,12 @@ def _find(folder: Path) -> tuple[dict[str, Any], str]:
 def _value(ctx: click.Context, param: click.Parameter, value: Any, where: str) -> Any:
     """A value as the option takes it from the command line. Raises ``UsageError``: it is none."""
     flag = isinstance(param, click.Option) and param.is_flag
-    if isinstance(value, bool) is not flag or isinstance(value, dict):
+    items = value if param.multiple and isinstance(value, list) else [value]
+    if any(isinstance(item, bool) is not flag or not isinstance(item, (str, int, float)) for item in items):
         raise UsageError(f"{where} is {value!r}; want {'true or false' if flag else 'what the option takes'}")
-    given = [value] if param.multiple and not isinstance(value, list) else value
+    given = items if flag else list(map(str, items))
     try:
-        return param.process_value(ctx, given)
+        return param.process_value(ctx, given if param.multiple else given[0])
     except (click.UsageError, UsageError) as error:
         message = error.message if isinstance(error, click.UsageError) else str(error)
         raise UsageError(f"{where}: {message}") from None

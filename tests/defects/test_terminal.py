@@ -237,6 +237,8 @@ def test_e41_pyproject_has_defaults(run, folder):
         ('modee = "training"', "no setting 'modee'; did you mean mode?"),
         ('mode = "trainig"', "mode: 'trainig' is not one of"),
         ("batch = true", "batch is True"),
+        ("batch = [1]", "batch is [1]"),
+        ("batch = 2.5", "batch: '2.5' is not a valid integer"),
         ('policy = "memwal"', "did you mean memwall?"),
         ("gpu = [", "is not TOML"),
     ],
