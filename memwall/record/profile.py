@@ -150,7 +150,7 @@ class Profile:
         Raises:
             UsageError: the model allows only attention kernels that one of them has not.
         """
-        if self.attention is None:
+        if self.attention is None or not gpus:
             return self
         known = {graph.backends: (graph, costs) for graph, costs in zip(self.graphs, self.costs, strict=True)}
         found = dict(known) if self.simulations else {}

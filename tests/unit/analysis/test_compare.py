@@ -165,6 +165,23 @@ def test_the_interval_of_a_ratio_by_hand():
     assert ratio_interval(slow, replace(fast, low_s=2.0, high_s=2.0)) is None  # an older record has no interval
 
 
+def test_a_profile_without_simulations_names_what_it_lacks():
+    """One with attention too, whose graphs are made for each GPU."""
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    made = memwall.profile(Net(), (torch.randn(1, 2, 8, 16),)).with_simulations(())
+    with pytest.raises(UsageError, match="name at least one GPU"):
+        memwall.compare(made)
+    assert [entry.gpu for entry in memwall.compare(made, gpu=["h100", "v100"]).entries] == [
+        "h100-sxm",
+        "v100-sxm2-16gb",
+    ]
+
+
 @pytest.mark.skipif(not truth("vidur_mlp_ops.csv"), reason="shared/truth/vidur_mlp_ops.csv is not here")
 def test_the_interval_of_a_ratio_holds_measured_ones():
     """Equal shapes measured on two GPUs, in the half of the shapes that the constants were not fitted to."""
