@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memwall.analysis.diff import Cause, together
-from memwall.analysis.quantities import nchw_bytes_of
+from memwall.analysis.quantities import nchw_tensors
 from memwall.analysis.table import group_by
 from memwall.core.graph import Graph
 from memwall.record.kernels import collapse
 
 
 def layouts(graph: Graph) -> str:
-    """``3 of 12 convolutions run in NCHW``."""
-    found = [nchw_bytes_of(graph, op) for op in graph.ops]
-    rows = [count for count in found if count is not None]
+    """``3 of 12 convolutions read or write NCHW``."""
+    found = [nchw_tensors(graph, op) for op in graph.ops]
+    rows = [tensors for tensors in found if tensors is not None]
     return f"{sum(map(bool, rows)):,} of {len(rows):,} convolutions read or write NCHW"
 
 
@@ -23,14 +23,13 @@ def given_up(base: Graph, head: Graph, pairs: Mapping[int, int]) -> tuple[Cause,
     id → base op id), as :func:`memwall.analysis.diff.explain` lists causes; ``dram_bytes`` are those in NCHW."""
     causes = []
     for op in head.ops:
-        more = (nchw_bytes_of(head, op) or 0) - _before(base, pairs.get(op.id))
+        now = nchw_tensors(head, op) or []
+        before = nchw_tensors(base, base.ops[pairs[op.id]]) or [] if op.id in pairs else []
+        more = sum(spec.nbytes for spec in now) - sum(spec.nbytes for spec in before)
         if more > 0:
+            was = "NCHW where channels_last was" if len(now) > len(before) else "more bytes in NCHW"
+            what = was if op.id in pairs else "a new convolution in NCHW"
             name = op.name.removeprefix("aten.")
-            what = "a new convolution in NCHW" if op.id not in pairs else "NCHW where channels_last was"
             causes.append(Cause("grew", name, op.module, op.phase, op.source, 1, 0, 0, more, 0.0, what))
     keys = [(cause.op, collapse(cause.module), cause.phase, cause.source, cause.detail) for cause in causes]
     return tuple(sorted(map(together, group_by(causes, keys).values()), key=lambda cause: -cause.dram_bytes))
-
-
-def _before(graph: Graph, op: int | None) -> int:
-    return 0 if op is None else nchw_bytes_of(graph, graph.ops[op]) or 0

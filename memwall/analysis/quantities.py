@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memwall.core.graph import Graph, Op
+    from memwall.core.graph import Graph, Op, TensorSpec
     from memwall.record.profile import Profile
     from memwall.simulate.schedule import Schedule
 
@@ -93,18 +93,18 @@ def coverage(profile: Profile, schedule: Schedule | None = None) -> float:
 
 def nchw_bytes(profile: Profile, schedule: Schedule | None = None) -> float:
     """Bytes that convolutions read or write in NCHW."""
-    return float(sum(nchw_bytes_of(profile.graph, op) or 0 for op in profile.graph.ops))
+    return float(sum(spec.nbytes for op in profile.graph.ops for spec in nchw_tensors(profile.graph, op) or ()))
 
 
-def nchw_bytes_of(graph: Graph, op: Op) -> int | None:
-    """Bytes that an op reads or writes in NCHW, gradients and weights too; None where it is no such convolution."""
+def nchw_tensors(graph: Graph, op: Op) -> list[TensorSpec] | None:
+    """What a convolution reads or writes in NCHW, gradients and weights too; None of any other op."""
     from memwall.core.graph import is_channels_last
 
     if op.op_class != "convolution":
         return None
     data = [spec for spec in graph.specs((*op.inputs, *op.outputs)) if len(spec.shape) in (4, 5)]
     either = [spec for spec in data if min(spec.shape[1], max(spec.shape[2:])) > 1]  # else NHWC is NCHW
-    return sum(s.nbytes for s in either if not is_channels_last(s.shape, s.strides)) if data else None
+    return [s for s in either if not is_channels_last(s.shape, s.strides)] if data else None
 
 
 def unmodeled(profile: Profile) -> tuple[str, ...]:

@@ -112,7 +112,12 @@ def _alike(job: Job, other: Traced) -> Job:
     without data; with TorchDynamo, which takes most of the time, only where the other may have a graph break."""
     capture = capture_of(other.profile.capture) if other.profile is not None else None
     breaks = job.breaks and (capture is None or capture.failure is not None or bool(capture.breaks))
-    return replace(job, breaks=breaks, options={**job.options, "real": True} if other.real else job.options)
+    return _on_data(replace(job, breaks=breaks), other)
+
+
+def _on_data(job: Job, made: Traced) -> Job:
+    """The job on real tensors where another trace was."""
+    return replace(job, options={**job.options, "real": True}) if made.real else job
 
 
 def repeated(rows: Sequence[tuple[Mapping[str, Traced], Tree, Job]], tracers: Tracers) -> list[Traced]:
@@ -120,7 +125,8 @@ def repeated(rows: Sequence[tuple[Mapping[str, Traced], Tree, Job]], tracers: Tr
     found = [side[job.name] for side, _, job in rows]
     for _ in range(_REPEATS):
         rest = [i for i, row in enumerate(found) if not row.unstable]
-        again = tracers.traced([(rows[i][1], replace(rows[i][2], breaks=False)) for i in rest])
+        jobs = [(rows[i][1], _on_data(replace(rows[i][2], breaks=False), found[i])) for i in rest]
+        again = tracers.traced(jobs)
         for i, row in zip(rest, again, strict=True):
             found[i] = replace(found[i], unstable=_difference(found[i], row))
     return found

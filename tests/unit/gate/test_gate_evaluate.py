@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from memwall.frontend.dynamo.capture import CAPTURE_KEY
 from memwall.gate.config import GateConfig, GatedWorkload, Limit, Scope, parse_limit, parse_scope
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.run import run_gate
+from memwall.gate.tracing import Job, Traced, Tree, repeated
 from memwall.record.profile import Profile
 
 ROWS, WIDTH = 64, 32
@@ -292,3 +294,41 @@ def test_breaks_are_judged_by_default_where_either_side_knows_them(tmp_path, two
     # a model that Dynamo never captured is no alert; one that it does no longer is
     assert breaks(captured(two, 0, "crash"), captured(two, 0, "crash")) == []
     assert breaks(captured(two, 1), two) == ["inconclusive"]
+
+
+class SaidToRun:
+    """Tracers that note the jobs and find what they are told."""
+
+    def __init__(self, row: Traced) -> None:
+        self.row, self.jobs = row, []
+
+    def traced(self, jobs):
+        self.jobs += [job for _, job in jobs]
+        return [self.row for _ in jobs]
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_a_workload_is_repeated_on_the_tensors_that_it_had(real):
+    """Strides of real tensors may differ from those without data, which is no difference between two traces."""
+    row = Traced("net", profile(torch.relu), real=real)
+    tracers = SaidToRun(row)
+    (again,) = repeated([({"net": row}, Tree(Path()), Job("net", "net.py", {}, (), ()))], tracers)
+    assert again == row
+    assert tracers.jobs
+    assert {job.options.get("real", False) for job in tracers.jobs} == {real}
+
+
+def test_why_bytes_in_nchw_grew():
+    """A larger batch of what was NCHW before, and channels_last given up."""
+
+    def image(batch, memory_format):
+        net, data = nn.Conv2d(16, 16, 3), torch.randn(batch, 16, 8, 8)
+        return memwall.profile(net, (data.to(memory_format=memory_format),))
+
+    contiguous = image(2, torch.contiguous_format)
+    for base, detail in (
+        (contiguous, "more bytes in NCHW"),
+        (image(2, torch.channels_last), "NCHW where channels_last was"),
+    ):
+        found, _ = check(image(4, torch.contiguous_format), "nchw_bytes=+0", base=base)
+        assert [(row.verdict, [cause.detail for cause in row.causes]) for row in found] == [("fail", [detail])]
