@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from memwall.analysis.table import Row, Sums, share
-from memwall.core.errors import MissingError
 from memwall.core.layers import collapse, first_writers
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module
@@ -99,13 +98,10 @@ def _row(name: str, node: _Node, whole: Sums, total: int | None) -> ModuleRow:
 
 
 def _alive(profile: Profile, schedule: Schedule) -> list[tuple[str, int]] | None:
-    """(module, bytes) of each tensor that is alive at the peak; None where the schedule cannot be planned here."""
-    graph = profile.graphs[schedule.graph]
-    try:
-        plan = schedule.plan or profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph).plan
-    except MissingError:
+    """(module, bytes) of each tensor that is alive at the peak; None where the plan is not known."""
+    graph, plan = profile.graphs[schedule.graph], profile.plan(schedule)
+    if plan is None:
         return None
-    assert plan is not None
     writers = first_writers(graph)
     owners = {s.name: s.name.rpartition(".")[0] for s in graph.storages if s.role in ("parameter", "buffer")}
     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 
@@ -63,6 +64,14 @@ def test_a_record_has_the_same_tree(profile):
         rows = [[(level, n.key, n.count, *(getattr(n, name) for name in SUMMED)) for level, n in root.walk(99)]
                 for root in (first, second)]  # fmt: skip
         assert rows[0] == rows[1]
+
+
+def test_no_compiler_runs_for_the_memory_of_a_record(profile):
+    """What Inductor grouped is not in a record: its modules have no memory there, and are not compiled again."""
+    eager = profile.simulations[0]
+    root = module_tree(profile, replace(eager, policy="inductor", plan=None))
+    assert (root.memory_bytes, root.memory_share) == (None, None)
+    assert root.flops == eager.totals.flops
 
 
 def test_depth(profile):
