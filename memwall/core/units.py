@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 #: decimal prefixes, the largest first
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -55,6 +57,13 @@ def counted(count: int, noun: str) -> str:
     """``1 block``, ``1,600 blocks``, ``2 launches``."""
     ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
     return f"{count:,} {noun}{ending}"
+
+
+def few(texts: Iterable[str], most: int = 3, between: str = ", ") -> str:
+    """``a, b, c and 5 more``: at most so many of some texts, the rest counted."""
+    listed = list(texts)
+    more = f" and {len(listed) - most:,} more" if len(listed) > most else ""
+    return between.join(listed[:most]) + more
 
 
 def intensity(flop_per_byte: float) -> str:

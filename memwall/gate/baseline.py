@@ -9,6 +9,7 @@ from pathlib import Path
 
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
+from memwall.core.units import few
 from memwall.core.version import __version__
 from memwall.frontend.workload.target import is_saved, split_target
 from memwall.gate.checkout import Checkout
@@ -145,8 +146,7 @@ def from_commit(
         elif row.absent:
             base.missing[workload.name] = row.error
         elif row.foreign:
-            files = ", ".join(row.foreign[:3]) + " …" * (len(row.foreign) > 3)
-            why = f"the base would run the working tree's {files}, which is installed from there"
+            why = f"the base would run the working tree's {few(row.foreign)}, which is installed from there"
             base.refused[workload.name] = why
         elif row.unstable:
             base.refused[workload.name] = not_comparable(row)
@@ -158,7 +158,7 @@ def from_commit(
             base.profiles[workload.name] = row.profile
             base.baseline = noted(base.baseline, f"{workload.name} (base)", row.notes)
             base.baseline = noted(base.baseline, workload.name, checkout.untracked(heads[workload.name]))
-    base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *checkout.lent))
+    base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *checkout.borrowed()))
     return base
 
 

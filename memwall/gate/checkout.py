@@ -4,6 +4,7 @@ objects, and the files that git ignores and the head reads."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -14,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from memwall.core.errors import UsageError
+from memwall.core.units import few
 from memwall.gate.tracing import Traced
 
 #: the first line of the text that stands for a file of Git LFS
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
 _OBJECT = re.compile(rb"^oid sha256:([0-9a-f]{64})$", re.MULTILINE)
-#: bytes beyond which an ignored file is linked and not copied
+#: bytes beyond which a file is linked and not copied
 _LARGE = 256 << 20
 
 
@@ -34,7 +36,7 @@ class Checkout:
     head_top: Path
     notes: tuple[str, ...]
     absent: tuple[str, ...] = ()
-    #: what the base was given of the head's files
+    #: the head's files that the base was given
     lent: list[str] = field(default_factory=list)
 
     def lend(self, heads: Mapping[str, Traced]) -> None:
@@ -44,22 +46,23 @@ class Checkout:
             there, here = self.top / path, self.head_top / path
             with contextlib.suppress(OSError):
                 there.parent.mkdir(parents=True, exist_ok=True)
-                if here.stat().st_size > _LARGE:
-                    there.symlink_to(here)
-                else:
-                    shutil.copyfile(here, there)
-                self.lent.append(f"the base reads the working tree's {path}, which git ignores")
+                _put(here, there)
+                self.lent.append(path)
+
+    def borrowed(self) -> list[str]:
+        """A note of the files that the base was given."""
+        return [f"the base reads the working tree's {few(self.lent)}, which git ignores"] if self.lent else []
 
     def _only_ours(self, head: Traced) -> list[str]:
         """What a head has read that the base does not have."""
         return [path for path in head.read if not (self.top / path).exists()]
 
     def untracked(self, head: Traced) -> list[str]:
-        """Notes of the files that a head has read, git does not know and the base does not have."""
+        """A note of the files that a head has read, git does not know and the base does not have."""
         read = self._only_ours(head)
         known = set(_git(self.head_top, "ls-files", "-z", "--recurse-submodules")[1].split("\0")) if read else set()
-        return [f"it reads {path}, which git does not track: it counts as part of the change" for path in read
-                if path not in known]  # fmt: skip
+        own = [path for path in read if path not in known]
+        return [f"it reads {few(own)}, which git does not track: part of the change"] if own else []
 
     def lacks(self, head: Traced) -> str:
         """What to do where the base fails for want of a file that the head has; empty where it has them all."""
@@ -186,17 +189,33 @@ def _large_files(ours: Path, theirs: Path) -> Iterator[str]:
                 continue
             name = found[1].decode()
             kept = store / name[:2] / name[2:4] / name
-            known = _git(ours, "show", f":{path}")[1].encode() == text.strip()  # what is staged is the same pointer
-            source = kept if kept.is_file() else here if known and here.is_file() else None
-            if source is None or source.open("rb").read(len(_POINTER)) == _POINTER:
+            source = kept if kept.is_file() else here if here.is_file() and _sha256(here) == name else None
+            if source is None:
                 yield path
             else:
-                shutil.copyfile(source, there)
+                _put(source, there)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _put(here: Path, there: Path) -> None:
+    """Copy a file, or link one that is large."""
+    there.unlink(missing_ok=True)
+    if here.stat().st_size > _LARGE:
+        there.symlink_to(here)
+    else:
+        shutil.copyfile(here, there)
 
 
 def _ignored(top: Path, paths: list[str]) -> list[str]:
-    """Those of some paths that git ignores."""
+    """Those of some paths that git ignores, none of them in a submodule."""
     if not paths:
         return []
     code, found = _git(top, "check-ignore", "-z", "--stdin", given="\0".join(paths))
+    if code > 1 and len(paths) > 1:  # git answers for none if one is in a submodule
+        half = len(paths) // 2
+        return _ignored(top, paths[:half]) + _ignored(top, paths[half:])
     return [] if code else [path for path in found.split("\0") if path]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memwall.core.graph import PHASES, TensorSpec
 from memwall.core.layers import collapse as collapse
-from memwall.core.units import size
+from memwall.core.units import few, size
 from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.profile import Profile
@@ -83,11 +83,10 @@ def peak_place(profile: Profile, schedule: Schedule) -> str:
     if number is None or number >= len(schedule.kernels):
         return ""
     kernel = schedule.kernels[number]
-    names = short_name(kernel.name).split("+")
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    names = few(short_name(kernel.name).split("+"), _MOST_NAMES, " + ")
     phase, module = kernel_phase(profile, schedule, kernel), kernel_module(profile, schedule, kernel)
     inside = f" of {module}" if module and phase != "optimizer" else ""
-    return f"{_DURING[phase]}, at {' + '.join(names[:_MOST_NAMES])}{more}{inside}"
+    return f"{_DURING[phase]}, at {names}{inside}"
 
 
 def fit_text(schedule: Schedule) -> str:

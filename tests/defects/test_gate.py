@@ -250,6 +250,39 @@ def test_b17_lfs_without_its_server(gate, folder):
     assert result.code == 0, result
 
 
+def test_b17_ignored_files_next_to_a_submodule(gate, folder):
+    """A file of a submodule that the base does not have kept every ignored file from it, and each file had a note."""
+    commit(folder / "inner", {"width.json": "64"})
+    repo = folder / "repo"
+    read = "json.loads([path.read_text() for path in sorted(HERE.rglob('*.json'))][0])"
+    commit(repo, {".gitignore": "data/\n", "net.py": sized(read)})
+    git(repo, "submodule", "add", "-q", str(folder / "inner"), "part")
+    commit(repo, {})
+    commit(repo, {"README": "words", **{f"data/{i}.json": "64" for i in range(9)}, "part/new.json": "64"})
+    result, record = gate("net.py", cwd=repo)
+    assert result.code == 0, result
+    notes = record["baseline"]["notes"]
+    assert (
+        "the base reads the working tree's data/0.json, data/1.json, data/2.json and 6 more, which git ignores" in notes
+    )
+    assert "net: it reads part/new.json, which git does not track: part of the change" in notes
+
+
+def test_b17_lfs_given_up(gate, folder):
+    """A base of Git LFS pointers was not compared with a head that has the contents themselves."""
+    import hashlib
+
+    contents = bytes(range(128, 192))  # no text
+    oid = hashlib.sha256(contents).hexdigest()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 64\n"
+    sizes = {".gitattributes": "*.bin filter=lfs\n", "width.bin": pointer}
+    commit(folder, {**sizes, "net.py": sized("len((HERE / 'width.bin').read_bytes())")})
+    (folder / "width.bin").write_bytes(contents)
+    commit(folder, {".gitattributes": "\n"})
+    result, _ = gate("net.py")
+    assert result.code == 0, result
+
+
 def test_b17_an_untracked_helper_is_named_once(shell, folder):
     """A base that lacks an untracked helper gave eleven equal messages, none of which said how to compare."""
     commit(folder, {"net.py": sized("__import__('helper').WIDTH")})

@@ -16,6 +16,7 @@ from memwall.bench.clock import Clocks
 from memwall.bench.device import LEAST_SHARE
 from memwall.bench.stats import spread
 from memwall.core.errors import MissingError
+from memwall.core.units import few
 
 SAMPLE_S = 0.01
 #: calls that determine how many make a sample
@@ -86,10 +87,9 @@ def measure(
                 good[name] += [] if seconds is None else [seconds]
     short = [name for name, samples in good.items() if len(samples) < min(LEAST_SAMPLES, rounds)]
     if short:
-        named = ", ".join(short[:3]) + (f" and {len(short) - 3} more" if len(short) > 3 else "")
         raise Busy(
             f"this machine is too busy to be measured: fewer than {LEAST_SAMPLES} of {rounds} samples were undisturbed"
-            f" of {named}; stop what else runs, or accept rough figures with --accept-busy"
+            f" of {few(short)}; stop what else runs, or accept rough figures with --accept-busy"
         )
     return {b.name: Quantity.of(b.name, b.work, good[b.name], rounds - len(good[b.name])) for b in benchmarks}
 

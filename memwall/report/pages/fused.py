@@ -15,7 +15,7 @@ from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.codegen.compiling import Resources
 from memwall.codegen.planned import Compiled, CompiledPlan
-from memwall.core.units import percent, size
+from memwall.core.units import few, percent, size
 from memwall.fusion import Plan
 from memwall.record.kernels import collapse, short_name
 from memwall.report.document import Block, Document, Facts, Section, Sentence, Table, known_facts
@@ -226,9 +226,7 @@ def compiled_section(made: CompiledPlan, top: int) -> Section:
         ([compiled for compiled in made.kernels if compiled.failed], "could not be compiled"),
     ):
         if found:
-            more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
-            names = ", ".join(compiled.kernel.name for compiled in found[:3])
-            blocks.append(Sentence(f"{names}{more} {text}.", strong=True))
+            blocks.append(Sentence(f"{few(compiled.kernel.name for compiled in found)} {text}.", strong=True))
     kernels = sorted(made.kernels, key=lambda compiled: -compiled.dram_bytes)
     for name in made.architectures:
         if rows := [(compiled, r) for compiled in kernels for r in compiled.resources[name]]:
@@ -280,8 +278,7 @@ def _remark(resources: Resources) -> str:
 
 
 def _ops(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(short_name(name) for name in names[:MAX_NAMED]) + more
+    return few(map(short_name, names), MAX_NAMED)
 
 
 # -- op counts by IR level ---------------------------------------------------------------------------------------------
@@ -293,13 +290,8 @@ def _op_count_section(counts: OpCounts) -> Section:
     rows = [(v.name, v.distinct, v.calls, v.free_calls or None, PUBLISHED.get(v.name, "-")) for v in counts.levels]
     specs = "level: 0, distinct ops: 1 count, calls: 2 count, free calls: 3 count, announced: 4"
     note = f"free calls move nothing (views, allocations); the optimizer is left out; announced: {PUBLISHED_SOURCE}"
-    kept = counts.no_decomposition
-    listed = ", ".join(f"{name} {calls:,}" for name, calls in [*kept.items()][:MAX_KEPT])
-    more = f" and {len(kept) - MAX_KEPT} more" if len(kept) > MAX_KEPT else ""
-    facts = known_facts(
-        ("left as ATen", f"{listed}{more}" if listed else "none"),
-        ("no lowering in Inductor", ", ".join(counts.fallbacks)),
-    )
+    kept = few((f"{name} {calls:,}" for name, calls in counts.no_decomposition.items()), MAX_KEPT)
+    facts = known_facts(("left as ATen", kept or "none"), ("no lowering in Inductor", ", ".join(counts.fallbacks)))
     return Section("Ops by IR level", (col.listing("", rows, specs, note), facts))
 
 
