@@ -23,7 +23,7 @@ _L2_SIZES = 8
 
 
 class _Kernel(NamedTuple):
-    #: seconds with all operands in L2; storage -> bytes that it certainly reads, or writes
+    #: seconds with all operands in L2; storage -> bytes that it certainly reads, or writes: 0 where nobody knows
     on_chip_s: float
     reads: dict[int, int]
     writes: dict[int, int]
@@ -46,25 +46,31 @@ def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
 def _certain(graph: Graph, values: Sequence[int], nbytes: int) -> dict[int, int]:
     """The bytes of each storage that a kernel touches for sure when it moves ``nbytes`` of these values in all: a
     lookup touches less than its table, and nobody knows where."""
-    whole: dict[int, int] = {}
+    least: dict[int, int] = {}
+    most: dict[int, int] = {}
     for value in (graph.values[number] for number in values):
-        whole[value.storage] = max(whole.get(value.storage, 0), value.spec.nbytes)
-    missing = max(sum(whole.values()) - nbytes, 0)
-    return {storage: size - missing for storage, size in whole.items() if size > missing}
+        storage, size = value.storage, value.spec.nbytes
+        least[storage] = max(least.get(storage, 0), size)
+        most[storage] = min(most.get(storage, 0) + size, graph.storages[storage].nbytes)
+    missing = max(sum(most.values()) - nbytes, 0)
+    return {storage: max(size - missing, 0) for storage, size in least.items()}
 
 
 def _next_reads(graph: Graph, kernels: Sequence[_Kernel]) -> list[dict[int, tuple[int, int]]]:
-    """For each kernel, storage that it writes -> the next kernel that touches it, and what that reads of it. What is
-    never touched again is read after the step if it stays."""
+    """For each kernel, storage that it writes -> the next kernel that touches it, and the bytes that this certainly
+    reads of those written: two parts of a storage may be apart. What is never touched again is read after the step if
+    it stays."""
+    sizes = [storage.nbytes for storage in graph.storages]
     kept = {graph.values[i].storage for i in graph.outputs}
     kept |= {s.id for s in graph.storages if s.is_persistent or s.role == "gradient"}
-    touched: dict[int, tuple[int, int]] = {storage: (len(kernels), graph.storages[storage].nbytes) for storage in kept}
+    touched: dict[int, tuple[int, int]] = {storage: (len(kernels), sizes[storage]) for storage in kept}
     found: list[dict[int, tuple[int, int]]] = []
     for index in range(len(kernels) - 1, -1, -1):
         kernel = kernels[index]
-        found.append({s: touched[s] for s in kernel.writes if s in touched})
-        for storage in (*kernel.writes, *kernel.reads):
-            touched[storage] = index, kernel.reads.get(storage, 0)
+        following = [(s, size, *touched[s]) for s, size in kernel.writes.items() if s in touched]
+        found.append({s: (reader, max(size + read - sizes[s], 0)) for s, size, reader, read in following})
+        touched |= dict.fromkeys(kernel.writes, (index, 0))
+        touched |= {storage: (index, size) for storage, size in kernel.reads.items() if size}
     return found[::-1]
 
 
@@ -92,7 +98,7 @@ def _cut(
         for index in range(begin, end):
             for storage, (reader, size) in following[index].items():
                 if reader >= end:  # the window's last write of it
-                    left[storage] = min(size, kernels[index].writes[storage])
+                    left[storage] = size
         crossing = sum(max(sum(sizes.values()) - gpu.l2_bytes, 0) for sizes in (read, left))
         total_s += max(busy_s, crossing / gpu.dram_bytes_per_s)
         begin = end

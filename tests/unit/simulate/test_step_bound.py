@@ -74,6 +74,21 @@ def test_results_that_l2_cannot_hold_are_written_to_dram():
     assert step_s == pytest.approx(((size - L2) * 2 + (size - L2)) / DRAM, rel=1e-3)
 
 
+def test_what_is_read_next_may_be_another_part_of_what_was_written():
+    """One half of a cache is overwritten, the other is read: nothing of the new half has to leave L2."""
+
+    class Half(nn.Module):
+        def forward(self, new, cache):
+            cache[:65536].copy_(new)
+            return cache[65536:].sum()
+
+    new, cache = (torch.zeros(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (65536, 131072))
+    record = memwall.profile(Half(), (new, cache), gpu="h100")
+    (schedule,) = record.simulations
+    size = 65536 * 4096 * 2  # two windows: the first reads the new half, the second the other
+    assert record.step_bound_s(schedule) == pytest.approx(2 * (size - L2) / DRAM, rel=1e-3)
+
+
 def test_a_gpu_of_unknown_l2_has_the_bound_of_its_dram():
     """A file of a GPU need not name its L2: then all that is read and written crosses DRAM."""
     record = memwall.profile(chain(2), (torch.zeros(8, 4096, dtype=torch.bfloat16, device="meta"),), gpu="h100")
