@@ -120,6 +120,10 @@ class Call:
         """All tensors passed as list argument ``name``."""
         return tuple(s for a, s in zip(self.arguments, self.inputs, strict=True) if a == name)
 
+    def bytes_except(self, *names: str) -> int:
+        """Bytes of the inputs that are not passed as one of these arguments."""
+        return sum(s.nbytes for a, s in zip(self.arguments, self.inputs, strict=True) if a not in names)
+
     def cost(
         self,
         flops: Mapping[Pipe, int] | None = None,
@@ -142,6 +146,11 @@ class Call:
             moved = {"read_bytes": read + extra_bytes, "write_bytes": write}
             launches = (Plain(flops=counts, count=kernels, **moved),)
         return Cost(counts, read, write, dense_flops=dense_flops, launches=launches)
+
+
+def fetched_bytes(source: TensorSpec, elements: int) -> int:
+    """Bytes of the source that so many fetched elements can touch."""
+    return min(elements * source.itemsize, source.nbytes)
 
 
 def touched_bytes(

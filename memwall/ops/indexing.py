@@ -15,21 +15,16 @@ from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops import loops
-from memwall.ops.base import Call, Cost
+from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
 from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
-from memwall.ops.movement import one_pass, touched_bytes
+from memwall.ops.movement import one_pass
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import formula
 from memwall.ops.results import movement as results
 from memwall.ops.results.pointwise import pointwise
 
 op = partial(formula, "movement")
-
-
-def _others(call: Call, *names: str) -> int:
-    """Bytes of the inputs that are not passed as one of these arguments."""
-    return sum(spec.nbytes for name, spec in zip(call.arguments, call.inputs, strict=True) if name not in names)
 
 
 #: integer instructions per element of ``indexSelectLargeIndex`` (Indexing.cu), which fetches one element per thread and
@@ -50,7 +45,7 @@ def select_steps(indices: int) -> int:
 
 def _gather_cost(call: Call, source: str, per_element: int = 0, steps: int = 0) -> Cost:
     count = call.outputs[0].numel
-    read = _others(call, source) + touched_bytes(call.need(source), count)
+    read = call.bytes_except(source) + fetched_bytes(call.need(source), count)
     return streamed(call.cost(read_bytes=read), count, instructions=per_element * count, steps=steps, blocks=1)
 
 
@@ -91,7 +86,7 @@ def embedding_bag(call: Call) -> Cost:
     weight, count = call.need("weight"), call.need("indices").numel
     fetched = count * math.prod(weight.shape[1:])
     adds = 0 if call.attributes.get("mode", 0) == 2 else fetched
-    read = _others(call, "weight") + touched_bytes(weight, fetched)
+    read = call.bytes_except("weight") + fetched_bytes(weight, fetched)
     return streamed(call.cost(vector_flops(weight, adds), read_bytes=read), fetched)
 
 
@@ -144,7 +139,7 @@ def embedding_bag_backward(call: Call) -> Cost:
 def sparse_add(call: Call) -> Cost:
     """A sparse tensor (its indices and values) added to a dense one in place: only its rows are read and written."""
     target, (indices, values) = call.need("self"), call.args("other")
-    rows = touched_bytes(target, values.numel)
+    rows = fetched_bytes(target, values.numel)
     scaled = 2 if call.attributes.get("alpha", 1) != 1 else 1
     read = indices.nbytes + values.nbytes + rows
     cost = call.cost(vector_flops(values, scaled * values.numel), read_bytes=read, write_bytes=rows)
@@ -165,7 +160,7 @@ def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = Fal
     ``reads``: what stood there enters the result; ``adds``: with one FLOP each.
     """
     target = call.outputs[0]
-    part = touched_bytes(target, touched)
+    part = fetched_bytes(target, touched)
     flops = vector_flops(target, touched if adds else 0)
     if call.name.split(".")[1].endswith("_"):
         return streamed(call.cost(flops, read_bytes=source_bytes + part * reads, write_bytes=part), touched)
@@ -182,7 +177,7 @@ def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = Fal
 def scatter(call: Call) -> Cost:
     """One element of ``self`` per element of ``index``; no more of ``src`` is read than that."""
     index, values, how = call.need("index"), call.arg("src"), call.attributes.get("reduce")
-    source = index.nbytes + (touched_bytes(values, index.numel) if values is not None else 0)
+    source = index.nbytes + (fetched_bytes(values, index.numel) if values is not None else 0)
     accumulates = "scatter_add" in call.name
     adds = accumulates or how in ("add", "multiply", "sum", "mean", "prod")
     return _scatter_cost(call, index.numel, source, reads=accumulates or how is not None, adds=adds)
@@ -197,7 +192,7 @@ def index_scatter(call: Call) -> Cost:
     axis = target.shape[call.attributes["dim"]] if target.shape else 1
     touched = values.numel if values is not None else index.numel * target.numel // max(axis, 1)
     adds = "index_add" in call.name
-    plain = _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
+    plain = _scatter_cost(call, touched, call.bytes_except("self"), reads=adds, adds=adds)
     slower = max(_ATOMIC_BYTES * touched - plain.bytes if adds else 0, 0)
     last = replace(plain.launches[-1], read_bytes=plain.launches[-1].read_bytes + slower)
     return replace(plain, launches=(*plain.launches[:-1], last))
@@ -210,7 +205,7 @@ def index_put(call: Call) -> Cost:
     """``self[indices] = values``: every element that is indexed, to which ``values`` are broadcast."""
     target, adds = call.outputs[0], bool(call.attributes.get("accumulate"))
     touched = min(_indexed(call, target), target.numel)
-    return _scatter_cost(call, touched, _others(call, "self"), reads=adds, adds=adds)
+    return _scatter_cost(call, touched, call.bytes_except("self"), reads=adds, adds=adds)
 
 
 def _indexed(call: Call, target: TensorSpec) -> int:

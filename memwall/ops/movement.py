@@ -13,7 +13,7 @@ from typing import Any
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import loops
 from memwall.ops.attention import pairs_up_to
-from memwall.ops.base import Call, Cost
+from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.recorded import same
 from memwall.ops.registry import formula
@@ -76,12 +76,8 @@ def triangle(call: Call) -> Cost:
     return one_pass(call.cost(read_bytes=min(kept * output.itemsize, call.read_bytes)), call)
 
 
-def touched_bytes(source: TensorSpec, elements: int) -> int:
-    """Bytes of the source that so many fetched elements can touch."""
-    return min(elements * source.itemsize, source.nbytes)
-
-
 def one_pass(cost: Cost, call: Call, **how: Any) -> Cost:
+    """The cost as one stream over all that the call returns."""
     return streamed(cost, sum(output.numel for output in call.outputs), **how)
 
 
@@ -102,10 +98,10 @@ def constant_pad(call: Call) -> Cost:
     sizes = list(data.shape)
     for i in range(len(pads) // 2):
         sizes[-1 - i] += min(pads[2 * i], 0) + min(pads[2 * i + 1], 0)
-    kept = touched_bytes(data, math.prod(sizes))
+    kept = fetched_bytes(data, math.prod(sizes))
     if pads and all(pad <= 0 for pad in pads):
         return one_pass(call.cost(read_bytes=kept), call)
-    placed = touched_bytes(call.outputs[0], math.prod(sizes))
+    placed = fetched_bytes(call.outputs[0], math.prod(sizes))
     fill, copied = pass_over(0, call.write_bytes), pass_over(kept, placed, math.prod(sizes))
     return call.cost(read_bytes=kept, launches=(fill, copied))
 

@@ -19,7 +19,7 @@ from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops import loops
-from memwall.ops.base import Call, Cost
+from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted_targets
 from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.launches import Launch, Rows
@@ -277,19 +277,15 @@ def batch_norm_backward(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(data, flops), extra_bytes=again), data.numel)
 
 
-def _picked_bytes(source: TensorSpec, count: int) -> int:
-    return min(count * source.itemsize, source.nbytes)
-
-
 @op("nll_loss_forward", loop=loops.nll, results=results.nll_loss, domains={"target": class_number})
 @op("nll_loss2d_forward", results=results.nll_loss)
 def nll_loss(call: Call) -> Cost:
     """Reads one element per target, not the whole row; one add per target where the loss is reduced: one block goes
     through all targets, and waits for each and then for its score (Loss.cu)."""
     scores, target, weight = call.need("self"), call.need("target"), call.arg("weight")
-    read = _picked_bytes(scores, target.numel) + target.nbytes
+    read = fetched_bytes(scores, target.numel) + target.nbytes
     if weight is not None:
-        read += _picked_bytes(weight, target.numel)
+        read += fetched_bytes(weight, target.numel)
     reduced = bool(call.attributes.get("reduction", 1))
     turns = math.ceil(target.numel / _LOSS_THREADS) if reduced and "2d" not in call.name else 0
     cost = call.cost(vector_flops(scores, target.numel * reduced), read_bytes=read)
@@ -304,7 +300,7 @@ def nll_loss_backward(call: Call) -> Cost:
     target, weight = call.need("target"), call.arg("weight")
     read = target.nbytes + sum(spec.nbytes for spec in (call.need("grad_output"), call.arg("total_weight")) if spec)
     if weight is not None:
-        read += _picked_bytes(weight, target.numel)
+        read += fetched_bytes(weight, target.numel)
     again = pass_over(read, target.numel * call.outputs[0].itemsize, target.numel)
     return call.cost(read_bytes=read, launches=(pass_over(0, call.write_bytes), again))
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops import loops
-from memwall.ops.base import Call, Cost, per_axis, touched_bytes
+from memwall.ops.base import Call, Cost, fetched_bytes, per_axis, touched_bytes
 from memwall.ops.domains import pooled_places
 from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, table_of, vector_flops
 from memwall.ops.registry import formula
@@ -61,7 +61,7 @@ def reduction(call: Call) -> Cost:
     elements, read = _source(call).numel, None
     if name == "trace":  # the diagonal alone
         elements = min(_source(call).shape)
-        read = elements * _source(call).itemsize
+        read = fetched_bytes(_source(call), elements)
     cost = call.cost(vector_flops(computed_in, elements * per_element, name.rstrip("_")), read_bytes=read)
     return _scanned(call, cost) if name in _SCANS else _reduced(call, cost)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from memwall.ops import loops
-from memwall.ops.base import Call, Cost
+from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import always
 from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
 from memwall.ops.registry import define, formula
@@ -59,7 +59,7 @@ def grid_sampler(call: Call) -> Cost:
     the input is read than the taps."""
     output = call.outputs[0]
     taps, flops = _grid_taps(call, len(output.shape) - 2)
-    read = call.need("grid").nbytes + _tapped(call, output.numel * taps)
+    read = call.need("grid").nbytes + fetched_bytes(call.arg("input") or call.inputs[0], output.numel * taps)
     return streamed(call.cost(vector_flops(output, output.numel * flops), read_bytes=read), output.numel)
 
 
@@ -68,17 +68,12 @@ def _grid_taps(call: Call, axes: int) -> tuple[int, int]:
     return {0: (2**axes, 2 * 2**axes), 1: (1, 0), 2: (16, 35)}[call.attributes.get("interpolation_mode", 0)]
 
 
-def _tapped(call: Call, taps: int) -> int:
-    source = call.arg("input") or call.inputs[0]
-    return min(taps * source.itemsize, source.nbytes)
-
-
 @op("grid_sampler_2d_backward grid_sampler_3d_backward", results=windows.like_input)
 def grid_sampler_backward(call: Call) -> Cost:
     """The taps' gradients, added into zeros, and one number per axis for the grid: each takes the FLOPs of forward."""
     grad, axes = call.need("grad_output"), len(call.need("grad_output").shape) - 2
     taps, flops = _grid_taps(call, axes)
-    read = grad.nbytes + call.need("grid").nbytes + _tapped(call, grad.numel * taps)
+    read = grad.nbytes + call.need("grid").nbytes + fetched_bytes(call.need("input"), grad.numel * taps)
     cost = call.cost(vector_flops(grad, grad.numel * flops * (1 + axes)), read_bytes=read)
     return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
@@ -89,8 +84,7 @@ def search(call: Call) -> Cost:
     name = "sorted_sequence" if "searchsorted" in call.name else "boundaries"
     edges = call.need(name)
     loads = call.outputs[0].numel * (max(edges.shape[-1], 1).bit_length() if edges.shape else 1)
-    others = sum(spec.nbytes for given, spec in zip(call.arguments, call.inputs, strict=True) if given != name)
-    read = others + min(loads * edges.itemsize, edges.nbytes)
+    read = call.bytes_except(name) + fetched_bytes(edges, loads)
     return streamed(call.cost(read_bytes=read), call.outputs[0].numel)
 
 
