@@ -14,8 +14,8 @@ from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.perfmodel.families import CALIBRATED, as_run, calibrated, explain
-from memwall.perfmodel.roofline import Estimate, launch_floor_s, launches_of
+from memwall.perfmodel.families import CALIBRATED, Terms, as_run, calibrated, explain
+from memwall.perfmodel.roofline import OVERLAPPING, TERMS, Estimate, launch_floor_s, launches_of
 from memwall.record.kernels import kernel_module, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.launch_queue import host_is_assumed
@@ -141,11 +141,29 @@ def _explanation(profile: Profile, schedule: Schedule, plan: Plan, kernel: Estim
     cost, gpu = plan.groups[kernel.id].cost, schedule.gpu
     module = kernel_module(profile, schedule, kernel)
     if gpu.cpu is not None:
-        return Explanation(kernel, module, count, (), _around(kernel, gpu), "")
+        return Explanation(kernel, module, count, (), f"{_around(kernel, gpu)}.", "")
     reuse = reuse_distances(profile.graphs[schedule.graph], plan)[kernel.id]
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
-    sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches_of(cost, gpu, resident))
-    return Explanation(kernel, module, count, tuple(sentences), _around(kernel, gpu), calibration_of(cost, gpu)[0])
+    launches = launches_of(cost, gpu, resident)
+    sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)
+    around = f"{_around(kernel, gpu)}{_not_overlapped(kernel, [terms for _, terms in launches])}."
+    return Explanation(kernel, module, count, tuple(sentences), around, calibration_of(cost, gpu)[0])
+
+
+#: the terms that overlap, in words
+_OVERLAPPING = {"bandwidth": "traffic", "compute": "arithmetic", "latency": "latency"}
+
+
+def _not_overlapped(kernel: Estimate, launches: Sequence[Terms]) -> str:
+    """What the largest of the terms that overlap holds beside its own seconds; empty where that is nothing."""
+    wall = max(OVERLAPPING, key=lambda wall: getattr(kernel, TERMS[wall]))
+    spent_s, own_s = getattr(kernel, TERMS[wall]), sum(getattr(terms, TERMS[wall]) for terms in launches)
+    if duration(own_s) == duration(spent_s):
+        return ""
+    if max(sum(terms.body_s for terms in launches), kernel.link_s) < kernel.bound_s:
+        modeled_s = sum(terms.time_s for terms in launches)
+        return f"; the model of its launches says {duration(modeled_s)}, and the bound is taken in its place"
+    return f"; the {_OVERLAPPING[wall]} is {duration(own_s)} and {duration(spent_s - own_s)} that nothing overlaps"
 
 
 def _around(kernel: Estimate, gpu: Gpu) -> str:
@@ -158,7 +176,7 @@ def _around(kernel: Estimate, gpu: Gpu) -> str:
         f" {duration(kernel.latency_s)} of latency overlap; {duration(kernel.overhead_s)} of overhead,"
         f" {launched}{waited}{linked}; in all {duration(kernel.time_s)}, {duration(kernel.low_s)} to"
         f" {duration(kernel.high_s)} is the 80 % interval; limited by {kernel.limited_by}; no run is faster than"
-        f" {duration(kernel.bound_s)}."
+        f" {duration(kernel.bound_s)}"
     )
 
 

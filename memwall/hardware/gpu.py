@@ -217,6 +217,12 @@ class Gpu:
     fitted_on: Mapping[str, Line] = field(default_factory=dict)
     #: what a CPU's kernels reach; None on a GPU
     cpu: Cpu | None = None
+    #: DRAM bytes/s that the loads in flight of one multiprocessor reach: its share of the bandwidth that the GPU was
+    #: built with. A what-if on the bandwidth leaves it as it is
+    sm_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sm_bytes_per_s", self.sm_bytes_per_s or self.dram_bytes_per_s / self.sm_count)
 
     def __hash__(self) -> int:
         """Hash of what GPUs of one name may differ in: they are keys wherever a kernel is priced."""
@@ -254,6 +260,7 @@ class Gpu:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types in a fixed order; :meth:`from_dict` reads it back."""
         record: dict[str, Any] = write(self)
+        del record["sm_bytes_per_s"]
         if self.cpu is None:
             del record["cpu"]
         return record

@@ -197,11 +197,11 @@ def _explain_decode(launch: Attention, gpu: Gpu, known: AttentionConstants, term
     split = facts["parts"] > 1
     parts = f" in {facts['parts']} parts" if split else ""
     joined = f", {1e6 * facts['join_s']:.1f} us of it to join the parts" if split else ""
-    waits = "the memory waits" if facts["blocks_s"] > terms.memory_s else "the memory is busy"
+    busy = {"latency": "the memory waits", "bandwidth": "the memory is busy", "compute": "the products take longest"}
     return (
         f"{launch.bytes / 1e6:.4g} MB, keys and values of {launch.pairs} tokens for each of {facts['sequences']} "
         f"sequences{parts}: {blocks} blocks of {facts['clocks']:.0f} clocks on {gpu.sm_count} SMs = "
-        f"{blocks / gpu.sm_count:.1f} waves, run as {-(-blocks // gpu.sm_count)}, {waits}: {rate / 1e12:.3g} TB/s of "
-        f"{gpu.dram_bytes_per_s / 1e12:.3g}; {1e6 * terms.memory_s:.1f} us of memory against "
+        f"{blocks / gpu.sm_count:.1f} waves, run as {-(-blocks // gpu.sm_count)}, {busy[terms.wall]}: "
+        f"{rate / 1e12:.3g} TB/s of {gpu.dram_bytes_per_s / 1e12:.3g}; {1e6 * terms.memory_s:.1f} us of memory against "
         f"{1e6 * terms.latency_s:.1f} us of latency{joined}."
     )

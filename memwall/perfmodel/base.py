@@ -50,6 +50,14 @@ class Terms:
         """Seconds without the launch latency."""
         return self.body_s + self.ends_s
 
+    @property
+    def wall(self) -> str:
+        """``bandwidth``, ``compute`` or ``latency``: the largest term; of equal ones the first."""
+        return max(
+            ("bandwidth", self.memory_s), ("compute", self.compute_s), ("latency", self.latency_s),
+            key=lambda term: term[1],
+        )[0]  # fmt: skip
+
 
 # -- traffic -----------------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
     m, n, k = _dimensions(launch, channel_slice)
     parts = _parts(launch, gpu, known, m, n, k)
     product = _Product(launch.groups * parts, m, n, k / parts)
-    compute_s, waits_s, facts = _tiled(product, gpu, pipe, known, known.plateau * relative)
+    compute_s, facts = _tiled(product, gpu, pipe, known, known.plateau * relative)
     sums_s = relayout_s = 0.0
     if parts > 1:  # partial sums in float32 are written, then added up by another kernel
         sums_s = traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
@@ -99,9 +99,9 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
         relayout_s = traffic_s(gpu, 2 * known.relayout * launch.bytes)
     facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
     moved_s = traffic_s(gpu, launch.bytes - resident, resident)
-    body_s = max(compute_s, moved_s, waits_s)
+    body_s = max(compute_s, moved_s)
     peak_s = sum(launch.pipe_flops.values()) / gpu.peak(pipe)
-    return Terms(compute_s, moved_s + relayout_s, waits_s + sums_s, body_s, sums_s + relayout_s, facts, peak_s)
+    return Terms(compute_s, moved_s + relayout_s, sums_s, body_s, sums_s + relayout_s, facts, peak_s)
 
 
 def _dimensions(launch: Convolution, channel_slice: float) -> tuple[int, int, float]:
@@ -129,16 +129,16 @@ def _parts(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n
 
 def _tiled(
     product: _Product, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, fraction: float
-) -> tuple[float, float, dict[str, Any]]:
-    """Seconds of arithmetic of the best tile, and of its waits if those are longer; and what it is.
+) -> tuple[float, dict[str, Any]]:
+    """Seconds of arithmetic of the best tile; and what it is.
 
     Multiprocessors take tiles in waves. A step of k takes the time of its multiply-adds, but no less than in the
-    tile that fills a multiprocessor by itself: less work does not hide the latency.
+    tile that fills a multiprocessor by itself: the lanes that a smaller one leaves idle cost as much.
     """
     fraction *= min(_OVER_SUSTAINED * gpu.achievable_fraction(pipe) / known.plateau, 1.0)
     # multiply-adds of a multiprocessor per clock
     rate = fraction * gpu.peak(pipe) / (2 * gpu.sm_count * gpu.boost_clock_hz)
-    best, busy, facts = math.inf, 0.0, dict[str, Any]()
+    best, facts = math.inf, dict[str, Any]()
     for rows, columns in _TILES[pipe.engine]:
         tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
         rounds = math.ceil(tiles / gpu.sm_count)
@@ -146,10 +146,10 @@ def _tiled(
         elements = rounds * rows * columns / reuse
         clocks = max(elements, known.lone_tile) / rate
         if clocks < best:
-            best, busy = clocks, elements / rate
-            facts = {"tile": (rows, columns), "tiles": tiles, "rounds": rounds, "waits": busy < best}
+            best = clocks
+            facts = {"tile": (rows, columns), "tiles": tiles, "rounds": rounds, "small": elements < known.lone_tile}
     step_s = (product.k + known.ramp) / gpu.boost_clock_hz
-    return busy * step_s, best * step_s if busy < best else 0.0, facts | {"plateau": fraction}
+    return best * step_s, facts | {"plateau": fraction}
 
 
 def _winograd(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
@@ -161,17 +161,16 @@ def _winograd(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConst
         "input": (squares, launch.channels_in, launch.channels_out),
         "weight": (launch.channels_out, launch.channels_in, squares),
     }[launch.role]
-    compute_s, waits_s, facts = _tiled(_Product(points, m, n, k), gpu, pipe, known, known.winograd)
-    products_s = max(compute_s, waits_s)
+    compute_s, facts = _tiled(_Product(points, m, n, k), gpu, pipe, known, known.winograd)
     between = 2 * points * launch.itemsize * (m * k + k * n + m * n)
     transforms_s = traffic_s(gpu, launch.bytes - resident + between, resident, known.winograd_traffic)
     facts |= {"way": "Winograd", "pipe": pipe, "m": m, "n": n, "k": k, "points": points, "between": between,
-              "products_s": products_s, "transforms_s": transforms_s}  # fmt: skip
+              "transforms_s": transforms_s}  # fmt: skip
     # the stages run one after another: no stage hides another's time
     memory_s = max(transforms_s, traffic_s(gpu, launch.bytes - resident, resident))
-    body_s, ends_s = max(products_s + transforms_s, memory_s), known.winograd_stages_s
+    body_s, ends_s = max(compute_s + transforms_s, memory_s), known.winograd_stages_s
     peak_s = 2 * points * m * n * k / gpu.peak(pipe)
-    return Terms(compute_s, memory_s, waits_s + ends_s, body_s, ends_s, facts, peak_s)
+    return Terms(compute_s, memory_s, ends_s, body_s, ends_s, facts, peak_s)
 
 
 def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:
@@ -199,7 +198,7 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
             f"{_walls(launch, terms)}."
         )
     (rows, columns), tiles, rounds = facts["tile"], facts["tiles"], facts["rounds"]
-    waves, waiting = tiles / gpu.sm_count, " and too few to hide the waits" if facts["waits"] else ""
+    waves, waiting = tiles / gpu.sm_count, " and too small to fill a multiprocessor" if facts["small"] else ""
     run = (
         f"{facts['m']}x{facts['n']}x{facts['k']:.0f} in {tiles} tiles of {rows}x{columns} on {gpu.sm_count} SMs = "
         f"{waves:.3g} waves, run as {rounds} ({percent(waves / max(rounds, 1), 0)}){waiting}; "
@@ -207,7 +206,7 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
     )
     if facts["way"] == "Winograd":
         return (
-            f"Winograd, {facts['points']} products {run}; {duration(facts['products_s'])} of products, then "
+            f"Winograd, {facts['points']} products {run}; {duration(terms.compute_s)} of products, then "
             f"{duration(facts['transforms_s'])} for the tensors and {facts['between'] / 1e6:.3g} MB between the stages."
         )
     split = f" with k split in {facts['parts']}" if facts["parts"] > 1 else ""

@@ -12,7 +12,7 @@ and split of the menu::
                + ``split_s`` and the traffic of the partial sums where k is split + ``start_s``
 
 and the shortest is taken. The hypotenuse models the poor overlap where both take equally long. ``pipe`` and the power
-are arithmetic, ``stream`` is traffic, and ``load``, ``depth``, ``split`` and ``start`` are latency.
+are arithmetic, DRAM bytes are traffic, and ``load``, ``depth``, ``store``, ``split`` and ``start`` are latency.
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ def predict(launch: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 
     dram_bytes: float = launch.read_bytes - min(resident_bytes, launch.read_bytes)
     dram_bytes += launch.write_bytes * (1 - kept_share(gpu, launch.bytes))
     stored_s = launch.write_bytes / (known.store * gpu.boost_clock_hz * gpu.sm_count)
-    stream_s = max(traffic_s(gpu, dram_bytes, 0, known.dram), stored_s)
+    moved_s = traffic_s(gpu, dram_bytes, 0, known.dram)
+    stream_s = max(moved_s, stored_s)
     held_s = launch.flops / (gpu.peak(launch.pipe) * _sustained(gpu, known))
     best = _choose(launch, gpu, known, stream_s, held_s)
-    facts = best._asdict() | {"held_s": held_s, "stream_s": stream_s, "dram_bytes": dram_bytes}
-    latency_s = max(best.load_s, best.depth_s) + best.split_s + known.start_s
-    return Terms(max(best.pipe_s, held_s), stream_s, latency_s, best.total_s, known.start_s, facts)
+    facts = best._asdict() | {"held_s": held_s, "stored_s": stored_s, "dram_bytes": dram_bytes}
+    latency_s = max(best.load_s, best.depth_s, stored_s) + best.split_s + known.start_s
+    return Terms(max(best.pipe_s, held_s), moved_s, latency_s, best.total_s, known.start_s, facts)
 
 
 def _sustained(gpu: Gpu, known: GemmConstants) -> float:
@@ -149,14 +150,25 @@ def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
     """What limits the launch, and what arithmetic, memory and latency would take."""
     facts = terms.facts
     peak = flop_rate(gpu.peak(launch.pipe))
+    ends = f"{duration(known.start_s)} to start"
+    if facts["split_s"]:
+        ends += f" and {duration(facts['split_s'])} to add the parts of k"
     walls = {
-        "held_s": f"power holds the chip at {percent(_sustained(gpu, known), 0)} of {peak}",
-        "pipe_s": f"inside a tile an SM reaches {percent(known.plateau, 0)} of its share of {peak}",
-        "load_s": f"an SM loads {known.load:.3g} bytes of operands a clock",
-        "depth_s": f"a tile alone on its SM waits {known.depth_clocks:.3g} clocks for 2 bytes of each row",
-        "stream_s": f"{size(facts['dram_bytes'])} go through DRAM at {percent(known.dram, 0)} of "
-        f"{bandwidth(gpu.dram_bytes_per_s)}, results at {known.store:.3g} bytes a clock and SM",
-    }
+        "compute": {
+            "held_s": f"its power limit of {gpu.tdp_w:.0f} W holds the chip at {percent(_sustained(gpu, known), 0)} of "
+            f"{peak}",
+            "pipe_s": f"inside a tile an SM reaches {percent(known.plateau, 0)} of its share of {peak}",
+        },
+        "bandwidth": {
+            "dram_bytes": f"{size(facts['dram_bytes'])} go through DRAM at {percent(known.dram, 0)} of "
+            f"{bandwidth(gpu.dram_bytes_per_s)}",
+        },
+        "latency": {
+            "load_s": f"an SM loads {known.load:.3g} bytes of operands a clock, {ends}",
+            "depth_s": f"a tile alone on its SM waits {known.depth_clocks:.3g} clocks for 2 bytes of each row, {ends}",
+            "stored_s": f"an SM stores {known.store:.3g} bytes of results a clock, {ends}",
+        },
+    }[terms.wall]  # fmt: skip
     wall = walls[max(walls, key=lambda key: float(facts[key]))]
     arithmetic, memory = duration(terms.compute_s), duration(terms.memory_s)
     return f"{wall}; {arithmetic} of arithmetic against {memory} of memory and {duration(terms.latency_s)} of latency"

@@ -93,7 +93,7 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
     useful = launch.batch * launch.m * launch.n / (plan.blocks // plan.splits * plan.tile[0] * plan.tile[1])
     reached = sustained(gpu, launch.pipe, known)
     share = reached * _kernel(launch, known)
-    limit = f" ({gpu.tdp_w:.0f} W)" if reached < known.plateau else ""
+    limit = f", held by its power limit of {gpu.tdp_w:.0f} W" if reached < known.plateau else ""
     if known.deep < 1 and _deep(launch):
         limit += f", {percent(known.deep, 0)} of the usual for so deep a product"
     return (

@@ -42,6 +42,8 @@ LINK = "link"
 TERMS = {
     "bandwidth": "memory_s", "compute": "compute_s", "latency": "latency_s", "overhead": "overhead_s", LINK: "link_s",
 }  # fmt: skip
+#: the terms of :data:`TERMS` that overlap
+OVERLAPPING = ("bandwidth", "compute", "latency")
 _TERM_NAMES, _seconds = tuple(TERMS), attrgetter(*TERMS.values())
 
 
@@ -183,7 +185,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     launches = launches_of(cost, gpu, resident_bytes)
     floors_s = cost.kernels * launch_floor_s(gpu, launch)
     bound = bound_s(cost, gpu)
-    walls = dict.fromkeys(("memory_s", "compute_s", "latency_s"), 0.0)
+    walls = {TERMS[wall]: 0.0 for wall in OVERLAPPING}
     body = ends = down = up = spared = 0.0
     for item, terms in launches:
         low, high = interval(CONSTANTS[item.FAMILY], gpu, item.variant)

@@ -70,7 +70,7 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
     waits_s = launch.round_trips * round_trip_s(gpu)
     few_s = 0.0
     if 0 < (launch.thread_blocks or 0) < gpu.sm_count:  # the other multiprocessors move nothing
-        few_s = memory_s * gpu.sm_count / (launch.thread_blocks or 1)
+        few_s = memory_s * gpu.dram_bytes_per_s / (gpu.sm_bytes_per_s * (launch.thread_blocks or 1))
     facts = {"warm": warm, "reached": reached, "instructions_s": places_s, "traffic_s": memory_s, "loops_s": loops_s,
              "waits_s": waits_s, "few_s": few_s}  # fmt: skip
     return Terms.of(flops_s, memory_s, max(places_s, loops_s, few_s), known.latency_s + waits_s, facts)

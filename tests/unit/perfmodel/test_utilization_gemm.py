@@ -110,7 +110,7 @@ def test_the_sentence_names_tiles_waves_and_the_wall():
     work = gemm(8192, 8192, 8192)
     text = explain(work, H100, predict(work, H100))
     assert "8192x8192x8192 in 128x256 tiles: 2,048 blocks on 132 SMs = 15.5 waves" in text
-    assert "power holds the chip at" in text and text.endswith(".")
+    assert "its power limit of 700 W holds the chip at" in text and text.endswith(".")
     deep, known = gemm(8, 64, 512), GemmConstants(depth_clocks=20)
     assert "waits 20 clocks for 2 bytes of each row" in explain_with(deep, H100, known, predict_with(deep, H100, known))
     decode = gemm(1, 16384, 16384)

@@ -156,7 +156,7 @@ def test_the_sentence_gives_the_numbers() -> None:
     gpu = load_gpu("l4")
     work = _work(512, 384, 64, batch=24)
     said = explain(work, gpu, predict(work, gpu))
-    for part in ("24 times 512x384x64 in 128x128 tiles", "288 blocks on 58 SMs = 4.97 each, run as 5", "(72 W)"):
+    for part in ("24 times 512x384x64 in 128x128 tiles", "288 blocks on 58 SMs = 4.97 each, run as 5", "of 72 W"):
         assert part in said
 
 
