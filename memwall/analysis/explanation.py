@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, nearest
-from memwall.core.units import counted, duration, percent
+from memwall.core.units import apportioned, counted, duration, percent
 from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
@@ -80,7 +80,8 @@ def calibration_text(profile: Profile, schedule: Schedule) -> str:
     sources = [row.calibrated + (f" ({', '.join(row.gpus)})" if row.gpus else "") for row in rows]
     if len(rows) == 1:
         return sources[0]
-    parts = [f"{source} for {percent(row.time_s / total)}" for source, row in zip(sources, rows, strict=True)]
+    shares = apportioned([row.time_s / total for row in rows])
+    parts = [f"{source} for {percent(share)}" for source, share in zip(sources, shares, strict=True)]
     return f"{parts[0]} of the time, {', '.join(parts[1:])}"
 
 
@@ -114,7 +115,8 @@ def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Exp
     kernels = _named(profile, schedule, wanted)
     keys = [(k.name, k.flops, k.bytes, k.compute_s, k.memory_s, k.latency_s, k.overhead_s) for k in kernels]
     found = group_by(kernels, keys).values()
-    return tuple(_explanation(profile, schedule, plan, same[0], len(same)) for same in found)
+    reuse = reuse_distances(profile.graphs[schedule.graph], plan)
+    return tuple(_explanation(profile, schedule, plan, reuse[same[0].id], same[0], len(same)) for same in found)
 
 
 def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
@@ -137,12 +139,13 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
     return chosen
 
 
-def _explanation(profile: Profile, schedule: Schedule, plan: Plan, kernel: Estimate, count: int) -> Explanation:
+def _explanation(
+    profile: Profile, schedule: Schedule, plan: Plan, reuse: Iterable[tuple[int, int]], kernel: Estimate, count: int
+) -> Explanation:
     cost, gpu = plan.groups[kernel.id].cost, schedule.gpu
     module = kernel_module(profile, schedule, kernel)
     if gpu.cpu is not None:
         return Explanation(kernel, module, count, (), f"{_around(kernel, gpu)}.", "")
-    reuse = reuse_distances(profile.graphs[schedule.graph], plan)[kernel.id]
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
     launches = launches_of(cost, gpu, resident)
     sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)

@@ -2,29 +2,35 @@
 
 Each gain is a what-if (:mod:`memwall.analysis.whatif`): the kernels are simulated again on a GPU with one number
 changed, so ``--what-if`` with the text in :data:`WHAT_IFS` shows the same figure. What fusion would save is by the time
-of a fused policy that the profile has, else of ``ideal``, the most that any fusion could win.
+of a fused policy that the profile has, else of ``ideal``, the most that any fusion could win, with the kernels of
+recurrent networks as they are: no compiler replaces those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
 from memwall.analysis.whatif import outcome, parse_change
 from memwall.core.graph import Pipe
-from memwall.core.units import counted, duration, flop_rate, flops, percent, size
-from memwall.perfmodel.roofline import Estimate, launch_floor_s
-from memwall.record.kernels import WALLS, peak_place, wall_shares
+from memwall.core.units import bandwidth, counted, duration, flop_rate, flops, percent, size
+from memwall.ops.registry import find_row
+from memwall.perfmodel.roofline import LINK, Estimate, launch_floor_s
+from memwall.record.kernels import peak_place, printed_shares, wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 
-#: what would help -> the what-if that says how much: twice the bandwidth, twice the FLOP/s, no wait for the CPU
+#: what would help -> the what-if that says how much: twice the bandwidth, FLOP/s or power, no wait for the CPU
 WHAT_IFS: Mapping[str, str] = {
-    "bandwidth": "dram_bytes_per_s*=2", "flop_rate": "peak_flop_per_s*=2", "graphs": "dispatch_s=0",
+    "bandwidth": "dram_bytes_per_s*=2", "flop_rate": "peak_flop_per_s*=2", "power": "tdp_w*=2",
+    "graphs": "dispatch_s=0",
 }  # fmt: skip
+#: of the time, the least that twice the power must save for the limit to be named
+_HELD = 0.01
 
 
 def gains(profile: Profile, schedule: Schedule, names: Sequence[str] = tuple(WHAT_IFS)) -> dict[str, float]:
@@ -38,15 +44,34 @@ def gains(profile: Profile, schedule: Schedule, names: Sequence[str] = tuple(WHA
     return {name: told.before.time_s - told.after.time_s for name, told in found.items()}
 
 
-def fusion_gain(profile: Profile, schedule: Schedule) -> tuple[str, float] | None:
-    """The policy that saves most of an eager schedule's time, and how much: of the fused policies that the profile has
-    on the same GPU, else ``ideal``. None for a schedule that is fused."""
+@dataclass(frozen=True, slots=True)
+class FusionGain:
+    """Seconds that fusing an eager schedule saves, by a policy. ``fuses``: two of its ops share a kernel;
+    ``left``: recurrent networks are in it, which stay as they are."""
+
+    policy: str
+    saved_s: float
+    fuses: bool
+    left: bool
+
+
+def fusion_gain(profile: Profile, schedule: Schedule) -> FusionGain | None:
+    """The most that a fused policy saves of an eager schedule: of those that the profile has on the same GPU, else
+    ``ideal``. None for a schedule that is fused."""
     if schedule.policy != "eager":
         return None
     same = [s for s in profile.simulations if s.gpu == schedule.gpu and s.graph == schedule.graph]
     fused = [s for s in same if s.policy not in ("eager", "ideal")]
     best = min(fused or [profile.schedule(schedule.gpu, "ideal", graph=schedule.graph)], key=lambda s: s.totals.time_s)
-    return best.policy, schedule.totals.time_s - best.totals.time_s
+    saved_s = schedule.totals.time_s - best.totals.time_s
+    ops = profile.graphs[schedule.graph].ops
+    recurrent = {op.id for op in ops if (row := find_row(op.name)) is not None and row.is_recurrent}
+    if recurrent and best.policy == "ideal":
+        replaced = (k for k in schedule.kernels if recurrent.isdisjoint(k.op_ids))
+        saved_s = sum(k.time_s for k in replaced) - sum(
+            k.time_s for k in best.kernels if recurrent.isdisjoint(k.op_ids)
+        )
+    return FusionGain(best.policy, saved_s, len(best.kernels) < len(schedule.kernels), bool(recurrent))
 
 
 def verdict(profile: Profile, schedule: Schedule) -> str:
@@ -54,15 +79,16 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
     if not schedule.kernels or not schedule.totals.time_s:
         return "Nothing runs on the device, so there is no wall."
     shares = wall_shares(schedule)
-    wall = max(WALLS, key=shares.__getitem__)
+    wall = max(shares, key=shares.__getitem__)
     rank = "the wall" if shares[wall] >= 0.5 else "the largest wall"
+    part = percent(printed_shares(shares, 0)[wall], 0)
     kernels = [kernel for kernel in schedule.kernels if kernel.limited_by == wall]
     text = (
-        f"{wall} is {rank}: {percent(shares[wall], 0)} of the {duration(schedule.totals.time_s)} goes to kernels "
+        f"{wall} is {rank}: {part} of the {duration(schedule.totals.time_s)} goes to kernels "
         f"{_DETAILS[wall](profile, schedule, kernels)}{_doubled(profile, schedule)}"
     )
     if wall == "compute":
-        text += _faster_pipe(profile, schedule)
+        text += _power(profile, schedule) + _faster_pipe(profile, schedule)
     if schedule.fits:
         return f"{text[0].upper()}{text[1:]}."
     where = peak_place(profile, schedule)
@@ -76,8 +102,8 @@ def _doubled(profile: Profile, schedule: Schedule) -> str:
     found = gains(profile, schedule, ("bandwidth", "flop_rate"))
     if not found:
         return ""
-    bandwidth, flop_rate = _saving(found["bandwidth"]), _saving(found["flop_rate"])
-    return f"; twice the bandwidth would save {bandwidth}, twice the FLOP/s {flop_rate}"
+    saved = {name: _saving(saved_s) for name, saved_s in found.items()}
+    return f"; twice the bandwidth would save {saved['bandwidth']}, twice the FLOP/s {saved['flop_rate']}"
 
 
 def _saving(seconds: float) -> str:
@@ -85,15 +111,28 @@ def _saving(seconds: float) -> str:
     return "nothing" if text in ("0 s", "0.0 ns") else text  # a difference of two sums is seldom exactly 0
 
 
+def _power(profile: Profile, schedule: Schedule) -> str:
+    """Why more FLOP/s alone help little where the power limit holds the clock; empty where it does not."""
+    saved_s = gains(profile, schedule, ("power",)).get("power", 0.0)
+    if not schedule.gpu.tdp_w or saved_s < _HELD * schedule.totals.time_s:
+        return ""
+    return (
+        f"; the GPU's power limit of {schedule.gpu.tdp_w:.0f} W holds the products below their peak, and twice that"
+        f" would save {_saving(saved_s)}"
+    )
+
+
 def _fusing(profile: Profile, schedule: Schedule) -> str:
     """``; fusion (torch.compile) could save at most 2.55 ms``; empty for a schedule that is fused."""
     gain = fusion_gain(profile, schedule)
     if gain is None:
         return ""
-    policy, saved_s = gain
-    if policy == "ideal":
-        return f"; fusion (torch.compile) could save at most {_saving(saved_s)}"
-    return f"; fusion would save {_saving(saved_s)} (policy {policy})"
+    how = "fusion" if gain.fuses else "generated kernels"
+    saved = _saving(gain.saved_s)
+    if gain.policy != "ideal":
+        return f"; {how} would save {saved} (policy {gain.policy})"
+    left = ", with the recurrent kernels as they are" if gain.left else ""
+    return "" if saved == "nothing" else f"; {how} (torch.compile) could save at most {saved}{left}"
 
 
 def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
@@ -125,6 +164,11 @@ def _compute(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) 
     return f"that are busy multiplying ({flops(schedule.totals.flops)}, {used})"
 
 
+def _link(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
+    rate = bandwidth(schedule.gpu.link_bytes_per_s / 2)
+    return f"that wait for the link, {rate} each way: fewer bytes to send, or a faster link, would help"
+
+
 def _latency(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
     return f"that wait for instructions, dependent steps or loads{_fusing(profile, schedule)}"
 
@@ -148,7 +192,7 @@ def _overhead(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate])
 
 #: wall -> which kernels those are, and what would help beside faster hardware
 _DETAILS: Mapping[str, Callable[[Profile, Schedule, Sequence[Any]], str]] = {
-    "bandwidth": _bandwidth, "compute": _compute, "latency": _latency, "overhead": _overhead,
+    "bandwidth": _bandwidth, "compute": _compute, "latency": _latency, "overhead": _overhead, LINK: _link,
 }  # fmt: skip
 
 

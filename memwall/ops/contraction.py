@@ -276,27 +276,27 @@ def _rnn_stride(call: Call) -> int:
     return call.attributes.get("weight_stride0") or (4 if call.attributes.get("has_biases", True) else 2)
 
 
-@op("_cudnn_rnn miopen_rnn", results=results.recurrent)
+@op("_cudnn_rnn miopen_rnn", results=results.recurrent, is_recurrent=True)
 def recurrent(call: Call) -> Cost:
     """All layers, directions and steps of an RNN, LSTM or GRU."""
     return _rnn_cost(call, call.args("weight"), _rnn_stride(call), 1)
 
 
-@op("_cudnn_rnn_backward miopen_rnn_backward", results=results.recurrent_backward)
+@op("_cudnn_rnn_backward miopen_rnn_backward", results=results.recurrent_backward, is_recurrent=True)
 def recurrent_backward(call: Call) -> Cost:
     """Two products per weight matrix: the gradients of its input and, where the call returns it, of itself."""
     weights = call.args("weight")
     return _rnn_cost(call, weights, _rnn_stride(call), 2 if len(call.outputs) >= len(weights) else 1)
 
 
-@op("mkldnn_rnn_layer")
+@op("mkldnn_rnn_layer", is_recurrent=True)
 def recurrent_layer(call: Call) -> Cost:
     """One layer and direction, as torch calls it on a CPU."""
     weights = tuple(spec for name in ("weight0", "weight1") for spec in call.args(name))
     return _rnn_cost(call, weights, 2, 1)
 
 
-@op("mkldnn_rnn_layer_backward")
+@op("mkldnn_rnn_layer_backward", is_recurrent=True)
 def recurrent_layer_backward(call: Call) -> Cost:
     """Two products per weight matrix of one layer and direction."""
     weights = tuple(spec for name in ("weight1", "weight2") for spec in call.args(name))

@@ -71,6 +71,8 @@ class Row:
     is_random: bool = False
     #: makes probabilities of scores, as attention does between its two products
     is_softmax: bool = False
+    #: a recurrent network: its steps depend on each other, and compilers leave it to the library
+    is_recurrent: bool = False
     #: writes elements at other positions than it read them from
     moves: bool = False
 

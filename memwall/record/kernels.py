@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memwall.core.graph import PHASES, TensorSpec
 from memwall.core.layers import collapse as collapse
-from memwall.core.units import few, size
+from memwall.core.units import apportioned, few, size
 from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.profile import Profile
@@ -100,10 +100,15 @@ def fit_text(schedule: Schedule) -> str:
 
 
 def wall_shares(schedule: Schedule) -> dict[str, float]:
-    """Fraction of the time under each wall."""
+    """Fraction of the time under each wall: all of :data:`WALLS`, and the link where it limits a kernel."""
     by_wall = time_by_wall(schedule.kernels)
     total = sum(by_wall.values())
-    return {wall: by_wall[wall] / total if total else 0.0 for wall in WALLS}
+    return {wall: time_s / total if total else 0.0 for wall, time_s in by_wall.items()}
+
+
+def printed_shares(shares: Mapping[str, float], digits: int) -> dict[str, float]:
+    """Shares of one whole as they are printed: they add up."""
+    return dict(zip(shares, apportioned([*shares.values()], digits), strict=True))
 
 
 def rates(profile: Profile, schedule: Schedule) -> Rates:

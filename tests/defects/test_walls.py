@@ -48,7 +48,7 @@ def target(models: Path, name: str) -> Path:
 
 def seconds(text: str) -> tuple[float, float]:
     """A printed duration, and half of its last digit."""
-    if text == "nothing":
+    if text in ("nothing", "<0.1 ns"):
         return 0.0, 0.05e-9
     number, unit = text.split()
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
@@ -104,6 +104,44 @@ def test_a02_explain_names_the_term_of_the_label(run, folder):
     assert terms, told
     spent = dict(zip(("compute", "bandwidth", "latency", "overhead"), map(seconds, terms.groups()[:4]), strict=True))
     assert terms[5] == max(spent, key=lambda wall: spent[wall][0])
+
+
+#: what --explain says of one launch -> the wall that those words name
+WORDS = {
+    "inside a tile an SM reaches": "compute", "holds the chip at": "compute", "the products take longest": "compute",
+    "go through DRAM at": "bandwidth", "the memory is busy": "bandwidth", "an SM loads": "latency",
+    "alone on its SM waits": "latency", "an SM stores": "latency", "the memory waits": "latency",
+}  # fmt: skip
+TERMS_SAID = re.compile(
+    r"(\S+ \w*s) of arithmetic, (\S+ \w*s) of traffic and (\S+ \w*s) of latency overlap; (\S+ \w*s) of overhead,"
+    r" ([\d,]+) launch.*?limited by (\w+)"
+)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a02_explain_names_the_wall_of_every_kernel(run, models, name, mode):
+    """The sentence about a kernel took its wall from other seconds than the label did."""
+    gpus = (*GPUS, "mi300x", "b200")
+    asked = ("profile", target(models, name), "--mode", mode, "--gpu", *gpus, "-q")
+    record = json.loads(run(*asked, "--json").out)
+    kernels = {simulation["gpu"]: simulation["kernels"] for simulation in record["simulations"]}
+    told = dict.fromkeys(gpus, 0)
+    for block in re.split(r"(?=── \S+: kernel \d)", run(*asked, "--explain", "*").out)[1:]:
+        title, _, page = block.partition("\n")
+        gpu, number, count = re.match(r"── (\S+): kernel (\d+), \S.*?(?: x([\d,]+))?(?: in .*)?$", title).groups()
+        told[gpu] += int((count or "1").replace(",", ""))
+        text = " ".join(page.split())
+        found = TERMS_SAID.search(text)
+        assert found, text
+        printed = dict(zip(("compute", "bandwidth", "latency", "overhead"), found.groups()[:4], strict=True))
+        wall, spent = found[6], {key: seconds(value) for key, value in printed.items()}
+        assert wall == kernels[gpu][int(number)]["limited_by"]
+        assert all(spent[wall][0] + spent[wall][1] >= value - half for value, half in spent.values()), text
+        named = {WORDS[words] for words in WORDS if words in text}
+        if wall != "overhead" and found[5] == "1":
+            assert named <= {wall}, text
+    assert told == {gpu: len(rows) for gpu, rows in kernels.items()}
 
 
 def test_a05_cuda_graphs_are_not_proposed_where_they_are_on(run, folder):

@@ -8,7 +8,7 @@ from itertools import pairwise
 import memwall.report.columns as col
 from memwall.analysis.compare import Comparison, Entry, Machine
 from memwall.core.units import percent
-from memwall.record.kernels import WALLS
+from memwall.record.kernels import printed_shares
 from memwall.report.document import clean
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
 from memwall.report.figures.bars import Bar, Piece, bars_chart
@@ -35,7 +35,7 @@ def times_chart(comparison: Comparison) -> Chart:
     """The time of each entry, by wall."""
     entries = comparison.entries
     scale, unit = time_unit(max((entry.time_s for entry in entries), default=0.0))
-    rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in WALLS], e.time_text) for e in entries]
+    rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in e.wall_shares], e.time_text) for e in entries]
     title = f"{clean(comparison.title)}: modeled time per step by wall"
     spread = " (in brackets: 80 % range)" if any(e.low_s < e.high_s for e in entries) else ""
     return bars_chart(title, rows, unit=f"time per step, {unit}{spread}")
@@ -43,7 +43,7 @@ def times_chart(comparison: Comparison) -> Chart:
 
 def _wall(entry: Entry, wall: str, scale: float) -> Piece:
     part = entry.wall_shares.get(wall, 0.0)
-    text = percent(part, 0) if part > 0.005 else ""
+    text = percent(printed_shares(entry.wall_shares, 0)[wall], 0) if part > 0.005 else ""
     return Piece(wall, part * entry.time_s / scale, WALL_COLORS[wall], text, f"{wall} {percent(part)}")
 
 

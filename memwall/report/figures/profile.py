@@ -12,9 +12,9 @@ from memwall.analysis.table import KernelRow, class_rows, kernel_rows, rows_and_
 from memwall.analysis.validation import Point, measured_points
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, duration, flop_rate, percent
+from memwall.core.units import apportioned, bandwidth, duration, flop_rate, percent
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import WALLS, schedule_label, short_name, wall_shares
+from memwall.record.kernels import printed_shares, schedule_label, short_name, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.bars import Bar, Piece, bars_chart
@@ -240,7 +240,8 @@ def shares_chart(profile: Profile, schedules: Sequence[Schedule]) -> Chart:
 
 def _shares(profile: Profile, schedule: Schedule, label: str, field: str) -> Bar:
     rows = class_rows(profile, schedule)
-    return Bar(label, [_share(row.key, getattr(row, field), class_color(row.key)) for row in rows])
+    parts = apportioned([getattr(row, field) for row in rows])
+    return Bar(label, [_share(row.key, part, class_color(row.key)) for row, part in zip(rows, parts, strict=True)])
 
 
 def _share(name: str, part: float, color: str) -> Piece:
@@ -250,9 +251,11 @@ def _share(name: str, part: float, color: str) -> Piece:
 def walls_chart(profile: Profile, schedules: Sequence[Schedule]) -> Chart:
     """The share of each simulation's time under each wall."""
     rows = [
-        Bar(clean(schedule_label(profile, s)), [_share(wall, shares[wall], WALL_COLORS[wall]) for wall in WALLS])
+        Bar(
+            clean(schedule_label(profile, s)),
+            [_share(wall, part, WALL_COLORS[wall]) for wall, part in printed_shares(wall_shares(s), 1).items()],
+        )
         for s in schedules
-        for shares in (wall_shares(s),)
     ]
     return bars_chart(f"{context(profile)}: share of the time under each wall, %", rows, most=100.0)
 

@@ -10,7 +10,8 @@ import memwall.report.columns as col
 from memwall.analysis.compare import Change, Comparison, Entry, Flip
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.core.units import percent
-from memwall.record.kernels import WALLS
+from memwall.perfmodel.roofline import LINK, WALLS
+from memwall.record.kernels import printed_shares
 from memwall.report.document import Column, Document, Picture, Section, Sentence, Table, clean
 from memwall.report.figures.comparison import comparison_chart
 from memwall.report.figures.scene import Chart
@@ -107,11 +108,12 @@ def _summary(entries: Sequence[Entry]) -> str:
     if best is first:
         takes = "takes" if len(entries) == 1 else "is the fastest at"
         return f"{clean(first.label)} {takes} {first.time_text} a step{misfits}."
-    wall = max(WALLS, key=best.wall_shares.__getitem__)
+    shares = printed_shares(best.wall_shares, 0)
+    wall = max(best.wall_shares, key=best.wall_shares.__getitem__)
     return (
         f"{clean(best.label)} takes {best.time_text} a step, {best.speedup:.2f} times as fast as "
         f"{clean(first.label)}{_speedup_range(best, ' ({} to {})')}, and spends "
-        f"{percent(best.wall_shares[wall], 0)} of it at the {wall} wall{misfits}."
+        f"{percent(shares[wall], 0)} of it at the {wall} wall{misfits}."
     )
 
 
@@ -178,7 +180,7 @@ def _work_table(entries: Sequence[Entry]) -> Table:
 def _wall_table(entries: Sequence[Entry]) -> Table:
     columns = [
         *col.of(entries, ": label name"),
-        *(col.percent(wall, [e.wall_shares[wall] for e in entries]) for wall in WALLS),
+        *col.walls([e.wall_shares for e in entries], 1),
         *col.of(entries, "peak memory: peak_memory_bytes, assumed: reserved_bytes B, GPU memory: gpu_bytes B"),
         *col.of(entries, "fits fits"),
     ]
@@ -216,7 +218,7 @@ def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sent
     if len(labels) <= MAX_WIDE:
         columns += [col.text(name, [f.walls[i] or col.NOTHING for f in flips]) for i, name in enumerate(labels)]
     else:
-        listed = {wall: [_listed(labels, flip, wall) for flip in flips] for wall in WALLS}
+        listed = {wall: [_listed(labels, flip, wall) for flip in flips] for wall in (*WALLS, LINK)}
         columns += col.known([col.text(f"{wall} on", cells, wraps=True) for wall, cells in listed.items()])
     return col.table("", columns, "kernels of 0.1 % of the time or more whose wall differs, the longest time first")
 

@@ -14,7 +14,8 @@ from memwall.analysis.savings import by_gpu, policy_sets
 from memwall.analysis.table import KernelRow, kernel_rows, phase_rows
 from memwall.analysis.verdict import verdict
 from memwall.analysis.whatif import Outcome
-from memwall.record.kernels import WALLS, schedule_label
+from memwall.perfmodel.roofline import TERMS
+from memwall.record.kernels import schedule_label
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Choice, Document, Markup, Panel, Picture, Section, Sentence, clean
 from memwall.report.figures.colors import CLASS_COLORS
@@ -130,7 +131,7 @@ def _data(profile: Profile, tables: Sequence[Sequence[KernelRow]]) -> tuple[dict
         }
         for schedule, table in zip(profile.simulations, tables, strict=True)
     ]
-    data = {"kernels": [list(key) for key in number], "sims": sims, "walls": WALLS, "colors": CLASS_COLORS}
+    data = {"kernels": [list(key) for key in number], "sims": sims, "walls": [*TERMS], "colors": CLASS_COLORS}
     return data, len(keys) - len(number)
 
 
@@ -141,7 +142,10 @@ def _identity(row: KernelRow) -> tuple:
         row.flops if row.modeled else -1, row.read_bytes, row.write_bytes)  # fmt: skip
 
 
+_NUMBERS = {wall: number for number, wall in enumerate(TERMS)}
+
+
 def _times(number: int, row: KernelRow) -> list[float | int]:
     """Columns of ``rows``: kernel, seconds (bound, time, compute, memory, latency, overhead), the wall's number."""
     seconds = (row.bound_s, row.time_s, row.compute_s, row.memory_s, row.latency_s, row.overhead_s)
-    return [number, *(float(f"{s:.4g}") for s in seconds), WALLS.index(row.limited_by)]
+    return [number, *(float(f"{s:.4g}") for s in seconds), _NUMBERS[row.limited_by]]

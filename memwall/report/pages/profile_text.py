@@ -17,7 +17,7 @@ from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, few, flop_rate, flops, intensity, percent, si, size
 from memwall.hardware.lookup import Gpu
 from memwall.record.format import WorkloadInfo
-from memwall.record.kernels import WALLS, fit_text, peak_place, rates, schedule_label, wall_shares
+from memwall.record.kernels import fit_text, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
@@ -204,7 +204,7 @@ def totals_table(profile: Profile) -> Table:
         columns += col.of(sims, "FLOPs: totals.flops FLOP")
     columns += [
         *col.of(sims, "MFU: totals.mfu %, MBU: mbu %?"),
-        *(col.percent(wall, [wall_shares(s)[wall] for s in sims], 0) for wall in WALLS),
+        *col.walls([wall_shares(s) for s in sims], 0),
         *col.of(sims, "peak: totals.peak_memory_bytes B?, fits fits"),
     ]
     note = mfu_note((s.gpu.name, mfu_base(profile, s)) for s in sims)
@@ -213,12 +213,12 @@ def totals_table(profile: Profile) -> Table:
 
 def class_table(profile: Profile, schedule: Schedule) -> Table:
     rows = class_rows(profile, schedule)
-    columns = [*col.of(rows, "class: key"), *col.quantities("class", rows, {"flop_share": 2})]
+    columns = [*col.of(rows, "class: key"), *col.quantities("class", rows, {"flop_share": 2}, whole=True)]
     return col.table("Op classes", columns, MATRIX_NOTE)
 
 
 def share_table(title: str, heading: str, rows: Sequence[Row]) -> Table:
-    return col.table(title, [*col.of(rows, f"{heading}: key name"), *col.quantities("share", rows)])
+    return col.table(title, [*col.of(rows, f"{heading}: key name"), *col.quantities("share", rows, whole=True)])
 
 
 def module_table(rows: Sequence[tuple[int, ModuleRow]]) -> Table:
@@ -255,7 +255,7 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
         note += f"; peak {place}"
     columns = [
         col.text("", held), (Column(""), [size(count) for count in held.values()]),
-        col.percent("of the peak", [count / m.total if m.total else 0.0 for count in held.values()]),
+        col.shares("of the peak", [count / m.total if m.total else 0.0 for count in held.values()]),
     ]  # fmt: skip
     return col.table("Peak memory", columns, note)
 

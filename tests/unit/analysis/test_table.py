@@ -180,9 +180,10 @@ def test_levers_by_hand(profile, old):
     # Half the traffic of: 2 gelu (2 tiles), 2 norms (3), mystery (2), the optimizer (20), each still above its FLOPs.
     assert got["bandwidth"] == pytest.approx((2 * 2 + 2 * 3 + 2 + 20) * TILE / 2 / 1e12, rel=1e-4)
     assert got["graphs"] == 0
-    policy, saved_s = fusion_gain(profile, old)
-    assert (policy, saved_s) == ("ideal", old.totals.time_s - profile.schedule(OLD, "ideal").totals.time_s)
-    assert saved_s > 0
+    gain = fusion_gain(profile, old)
+    ideal = profile.schedule(OLD, "ideal")
+    assert (gain.policy, gain.saved_s) == ("ideal", old.totals.time_s - ideal.totals.time_s)
+    assert gain.saved_s > 0 and gain.fuses and not gain.left
 
 
 def test_cuda_graphs_save_the_wait_for_the_cpu(profile):
