@@ -144,6 +144,122 @@ def test_a02_explain_names_the_wall_of_every_kernel(run, models, name, mode):
     assert told == {gpu: len(rows) for gpu, rows in kernels.items()}
 
 
+def test_a02_a_time_that_is_the_bound_is_said(run, models):
+    """A kernel whose model is faster than its bound takes the bound, which its explanation did not say: the sentence
+    gave 15 us of traffic, the terms 20 us."""
+    asked = ("profile", models / "bert_large" / "model.py", "--gpu", "h100", "-q")
+    told = " ".join(run(*asked, "--explain", "gelu").out.split())
+    record = json.loads(run(*asked, "--json").out)
+    kernel = next(k for k in record["simulations"][0]["kernels"] if k["name"] == "aten.gelu")
+    assert kernel["memory_s"] - kernel["bound_s"] < 0.5e-6  # no more than its latency
+    assert "the bound is taken in its place" in told
+
+
+def printed_walls(page: str) -> list[list[float]]:
+    """The percentages under the walls of each row of the first table that has them, in Markdown; 0 for ``<1``."""
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in page.splitlines() if "|" in line]
+    at = next(i for i, row in enumerate(rows) if any(cell.startswith("bandwidth") for cell in row))
+    names = ("compute", "bandwidth", "latency", "overhead", "link")
+    places = [i for i, cell in enumerate(rows[at]) if cell.startswith(names)]
+    body = next(
+        rows[at + 2 : end] for end in range(at + 2, len(rows) + 1) if [*map(len, rows), 0][end] != len(rows[at])
+    )
+    return [[0.0 if "lt" in row[i] else float(row[i]) for i in places] for row in body]
+
+
+def test_a02_shares_of_the_walls_add_up(run):
+    """Each share was rounded alone: a row of the table added up to 99 or 101 %."""
+    gpus = ("p100-sxm2-16gb", "v100-sxm2-32gb", "t4", "a10", "l4", "a100-80gb-sxm", "h100-sxm", "b200", "mi300x")
+    for name in ("transformer_encoder.py", "norms.py", "conv3d.py", "losses.py"):
+        run("profile", MODELS / name, "--gpu", *gpus, "--mode", "training", "-q", "-o", "page.md")
+        rows = printed_walls(Path("page.md").read_text(encoding="utf-8"))
+        assert [sum(row) for row in rows] == [100] * len(gpus)
+
+
+LINKED = """\
+import memwall
+import torch
+
+
+@torch.library.custom_op("walls::gather", mutates_args=())
+def gather(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@gather.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@memwall.register_cost("walls::gather")
+def cost(call):
+    return memwall.Cost(link_bytes=1e9)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return gather(self.linear(x))
+
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+"""
+
+
+def test_a02_the_link_is_a_wall(shell, folder):
+    """The shares of the walls left the link out, and a page of a step with a kernel that the link limits failed."""
+    (folder / "linked.py").write_text(LINKED, encoding="utf-8")
+    page = shell("profile", "linked.py", "--gpu", "h100", "-q", "-o", "page.md")
+    assert page.code == 0, page.err
+    (row,) = printed_walls(Path("page.md").read_text(encoding="utf-8"))
+    assert sum(row) == 100
+    shown = shell("profile", "linked.py", "--gpu", "h100", "-q", "-o", "page.html")
+    assert shown.code == 0, shown.err
+    assert "Link is the wall" in " ".join(shell("profile", "linked.py", "--gpu", "h100", "-q").out.split())
+
+
+def test_a01_the_power_limit_is_named(run):
+    """Products that the power limit holds were said to need FLOP/s: 70 W are why a T4 reaches 42 % of its float32
+    peak."""
+    asked = ("profile", MODELS / "transformer_encoder.py", "--gpu", "t4", "-q")
+    page = " ".join(run(*asked).out.split())
+    found = re.search(r"power limit of (\d+) W .*? would save (\S+ \w*s)", page)
+    assert found, page
+    assert found[1] == "70"
+    (what_if,) = json.loads(run(*asked, "--json", "--what-if", "tdp_w*=2").out)["what_if"]
+    printed_s, half = seconds(found[2])
+    saved_s = what_if["before"]["time_s"] - what_if["after"]["time_s"]
+    assert printed_s == pytest.approx(saved_s, abs=half)
+    assert "power limit of 70 W" in " ".join(run(*asked, "--explain", "mm").out.split())
+
+
+def test_a05_no_compiler_fuses_a_recurrent_network(run):
+    """What fusion could save was that of a floor, which merges the steps of cuDNN's LSTM: torch.compile leaves them to
+    the library."""
+    asked = ("profile", MODELS / "lstm.py", "--gpu", "h100", "-q")
+    page = " ".join(run(*asked).out.split())
+    found = re.search(r"fusion \(torch.compile\) could save at most (nothing|\S+ \w*s)", page)
+    assert found, page
+    (simulation,) = json.loads(run(*asked, "--json").out)["simulations"]
+    others_s = sum(k["time_s"] for k in simulation["kernels"] if "rnn" not in k["name"])
+    assert seconds(found[1])[0] <= others_s < 0.05 * simulation["totals"]["time_s"]
+
+
+def test_a05_one_op_has_nothing_to_fuse_with(run, folder):
+    """A model of one embedding was told to fuse it: a compiler can only write another kernel for it."""
+    (folder / "one.py").write_text(
+        "import torch\n\ndef model():\n    return torch.nn.Embedding(50000, 1024)\n\n"
+        "def inputs():\n    return (torch.randint(0, 50000, (64, 512)),)\n", encoding="utf-8"
+    )  # fmt: skip
+    page = " ".join(run("profile", "one.py", "--gpu", "h100", "-q").out.split())
+    assert "generated kernels (torch.compile) could save at most" in page
+    assert "fusion" not in page
+
+
 def test_a05_cuda_graphs_are_not_proposed_where_they_are_on(run, folder):
     """One text served every schedule that overhead limits: it proposed CUDA graphs where they were on, and called the
     shortest kernel a launch that was not hidden."""
@@ -182,7 +298,7 @@ def test_a08_the_bound_says_which_bandwidth_it_takes(run):
     """The bound takes the bandwidth of L2 where a kernel's operands fit there, and nothing on the page said so; MBU
     counted bytes from L2 as DRAM's."""
     page = " ".join(run("profile", "net.py", "--gpu", "h100", "-q").out.split())
-    assert re.search(r"bound: speed of light[^;]*DRAM bandwidth[^;]*L2", page)
+    assert re.search(r"bound: (?:the kernels' )?speeds? of light[^;]*DRAM bandwidth[^;]*L2", page)
     simulation = json.loads(run("profile", "net.py", "--gpu", "h100", "-q", "--json").out)["simulations"][0]
     # the ReLU reads what the product wrote, 4 x 64 floats, and the last product what the ReLU wrote
     assert simulation["totals"]["resident_bytes"] == 2 * 4 * 64 * 4
