@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from typing import Any
 
 from memwall.analysis.fused import MOST_UNASKED, distinct_ops
 from memwall.core.errors import MemwallError, NeedsData
+from memwall.core.graph import Graph, Op
 from memwall.core.process import FORKS, HOME, Child, Lost, environment
 from memwall.frontend.dynamo.capture import REAL_BYTES, capture_of
 from memwall.frontend.workload import Workload, resolve
@@ -30,6 +32,7 @@ from memwall.frontend.workload.seeds import seeded
 from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
 from memwall.pipeline import profile, with_capture
+from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 
 #: the most servers; how many does not change what they answer
@@ -145,10 +148,24 @@ def _difference(one: Traced, other: Traced) -> str:
         return ""
     pairs = zip(one.profile.graphs, other.profile.graphs, strict=False)
     first, second = next(((a, b) for a, b in pairs if a != b), (one.profile.graph, other.profile.graph))
-    both = zip(first.ops, second.ops, strict=False)
-    op = next((b for a, b in both if a != b or first.specs(a.inputs) != second.specs(b.inputs)), None)
-    at = f", first at {op.source or op.module or op.name}" if op else ""
+    same = min(len(first.ops), len(second.ops))
+    alike = (_work(first, place) == _work(second, place) for place in range(same))
+    place = next((place for place, equal in enumerate(alike) if not equal), same)
+    rest = (graph.ops[place] for graph in (second, first) if place < len(graph.ops))
+    at = "".join(f", first at {_named(op)}" for op in islice(rest, 1))
     return f"{len(first.ops):,} ops, then {len(second.ops):,}{at}"
+
+
+def _work(graph: Graph, place: int) -> tuple[Any, ...]:
+    """What an op does, and where; the numbers of its values may differ between two graphs."""
+    op = graph.ops[place]
+    return replace(op, inputs=(), outputs=()), graph.specs(op.inputs), graph.specs(op.outputs)
+
+
+def _named(op: Op) -> str:
+    """``addmm in layers.0 (model.py:12)``."""
+    module, source = f" in {op.module}" if op.module else "", f" ({op.source})" if op.source else ""
+    return f"{short_name(op.name)}{module}{source}"
 
 
 class Tracers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +187,7 @@ def test_b16_unseeded_structure(gate, folder):
             elif check["value"] != check["baseline"]:  # two of 60 may be equal
                 assert check["verdict"] == "inconclusive", name
                 assert "two traces of the same commit differ" in check["message"], name
+                assert re.search(r"first at addmm in \d+", check["message"]), check["message"]
 
 
 def sized(read: str) -> str:

@@ -176,52 +176,6 @@ def test_a02_shares_of_the_walls_add_up(run):
         assert [sum(row) for row in rows] == [100] * len(gpus)
 
 
-LINKED = """\
-import memwall
-import torch
-
-
-@torch.library.custom_op("walls::gather", mutates_args=())
-def gather(x: torch.Tensor) -> torch.Tensor:
-    return x.clone()
-
-
-@gather.register_fake
-def _(x):
-    return torch.empty_like(x)
-
-
-@memwall.register_cost("walls::gather")
-def cost(call):
-    return memwall.Cost(link_bytes=1e9)
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(64, 64)
-
-    def forward(self, x):
-        return gather(self.linear(x))
-
-
-def get_inputs():
-    return [torch.randn(64, 64)]
-"""
-
-
-def test_a02_the_link_is_a_wall(shell, folder):
-    """The shares of the walls left the link out, and a page of a step with a kernel that the link limits failed."""
-    (folder / "linked.py").write_text(LINKED, encoding="utf-8")
-    page = shell("profile", "linked.py", "--gpu", "h100", "-q", "-o", "page.md")
-    assert page.code == 0, page.err
-    (row,) = printed_walls(Path("page.md").read_text(encoding="utf-8"))
-    assert sum(row) == 100
-    shown = shell("profile", "linked.py", "--gpu", "h100", "-q", "-o", "page.html")
-    assert shown.code == 0, shown.err
-    assert "Link is the wall" in " ".join(shell("profile", "linked.py", "--gpu", "h100", "-q").out.split())
-
-
 def test_a01_the_power_limit_is_named(run):
     """Products that the power limit holds were said to need FLOP/s: 70 W are why a T4 reaches 42 % of its float32
     peak."""
