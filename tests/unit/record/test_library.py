@@ -207,7 +207,8 @@ def test_the_roofline_is_a_figure_with_a_circle_for_each_kind_of_kernel(profile)
     figure = pytest.importorskip("matplotlib.figure", reason="matplotlib is not installed")
     drawn = profile.roofline()
     assert isinstance(drawn, figure.Figure)
-    (axes,) = drawn.axes
+    values, axes = drawn.axes
+    assert values.get_xscale() == values.get_yscale() == "log"
     title = axes.texts[0].get_text()
     assert "tiny" in title and "old" in title, title
     # seven kinds have FLOPs: two products, GELU, norm, attention, optimizer and the one with the odd name
