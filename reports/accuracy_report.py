@@ -210,7 +210,7 @@ def report(scored: Scored) -> str:
         at = row.dataset, row.gpu, row.op_class
         by_cell[at] = by_cell.get(at, 0) + 1
     found = "; ".join(f"{n} of {' '.join(at)}" for at, n in sorted(by_cell.items())) or "none"
-    return f"""# The model against the clock
+    return f"""# Modeled vs. measured time of kernels
 
 {len(scored.rows):,} rows that others measured, as `memwall accuracy FILE... --split` scores them. The constants of
 hardware_specs are fitted to one half of the shapes, told by a hash; what stands here is the other half, or all rows of a
@@ -225,8 +225,8 @@ of the bandwidth with 3 us on top, on the same rows. ![modeled against measured]
 
 {layer_text()}
 
-- Rows faster than our speed of light, where what they touch is over twice the L2: {found}.
-- Rows of the other half inside the interval that is to hold 8 of 10 (goal 75 to 85): {100 * inside:.0f} %; by class below.
+- Rows faster than the roofline bound, a model error, where what they touch is over twice the L2: {found}.
+- Rows of the other half inside their 80 % interval (goal 75 to 85): {100 * inside:.0f} %; by class below.
 - Regimes of LLM decode and small ops (decode attention, NeuSight's vector ops, Vidur's layers but products; goal 0.85):
   kappa {decode:.2f}; by class below.
 
@@ -242,7 +242,7 @@ data (Vidur: 1 us) does not tell are left out; where all rows that remain have o
 
 ## Intervals
 
-Share of the rows of the other half, in percent, inside the interval that is to hold 8 of 10.
+Share of the rows of the other half, in percent, inside their 80 % interval.
 
 {markdown("data | class | rows | inside", coverage(held_out))}
 

@@ -149,11 +149,18 @@ class Comparison:
 
     kind: str
     title: str
+    #: the title with mode, dtype and batch of the workloads
+    subject: str = ""
     entries: tuple[Entry, ...] = ()
     flips: tuple[Flip, ...] = ()
     changes: tuple[Change, ...] = ()
     machines: tuple[Machine, ...] = ()
     memwall_version: str = __version__
+
+    @property
+    def baseline(self) -> str:
+        """What a speed-up is over."""
+        return "the first profile on the same GPU" if self.kind == "profiles" else "the first"
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in a stable order."""
@@ -195,7 +202,8 @@ def compare_profile(
     schedules = [known.get((gpu, policy)) or profile.schedule(gpu, policy) for policy in named for gpu in gpus]
     entries = [_entry(profile, s, schedule_label(profile, s), schedules[0], price) for s in schedules]
     flipped = flips(profile, schedules) if len(named) == 1 else ()
-    return Comparison("gpus", profile.workload.name, tuple(entries), flipped)
+    subject = f"{profile.workload.name}, {profile.workload.configuration}"
+    return Comparison("gpus", profile.workload.name, subject, tuple(entries), flipped)
 
 
 def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
@@ -302,7 +310,15 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
             entries.append(_entry(profile, schedule, label, base, price))
         if profile is not profiles[0]:
             changes += _changes(profiles[0], profile, name)
-    return Comparison("profiles", " and ".join(names), tuple(entries), (), tuple(changes))
+    subject = _subject(names, [profile.workload.configuration for profile in profiles])
+    return Comparison("profiles", " and ".join(names), subject, tuple(entries), (), tuple(changes))
+
+
+def _subject(names: Sequence[str], configurations: Sequence[str]) -> str:
+    """Names with their configurations; one that all have stands once, at the end."""
+    if len(set(configurations)) == 1:
+        return f"{' and '.join(names)}, {configurations[0]}"
+    return " and ".join(map(", ".join, zip(names, configurations, strict=True)))
 
 
 def _counterpart(profile: Profile, schedule: Schedule) -> Schedule:
@@ -367,7 +383,7 @@ def compare_gpus(gpus: Sequence[Gpu]) -> Comparison:
     if not gpus:
         raise UsageError("nothing to compare: name at least one GPU")
     base = growth_numbers(gpus[0])
-    return Comparison("machines", "machines", machines=tuple(_machine(gpu, base) for gpu in gpus))
+    return Comparison("machines", "machines", "machines", machines=tuple(_machine(gpu, base) for gpu in gpus))
 
 
 def _machine(gpu: Gpu, base: Mapping[str, float | None]) -> Machine:

@@ -24,7 +24,7 @@ def command(files: tuple[str, ...], split: bool, rows: str | None, out: Out) -> 
     of NeuSight, aiconfigurator, Vidur, DeepBench or Liger, known by its columns. For each data set, GPU, op class and
     dtype: mean, median and 90th percentile of the error, its bias (above 0: modeled too slow), rank correlation, how
     many are within 20 %, and how many beat the roofline bound, which is a model error; next to them what two
-    rooflines score. Each distinct kernel counts once. -o writes .md, .csv, .json, .txt, .png or .svg.
+    rooflines score. Each distinct kernel counts once. -o writes .md, .csv, .json, .txt, .png, .svg or .pdf.
     """
     from memwall.report.pages.accuracy import AccuracyReport, FitsReport
 

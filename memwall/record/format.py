@@ -50,6 +50,12 @@ class WorkloadInfo:
     optimizer: str | None = None
     autocast: str | None = None
 
+    @property
+    def configuration(self) -> str:
+        """``training, float16, batch 8``: mode, dtype and batch."""
+        dtype = f"{self.dtype} (autocast {self.autocast})" if self.autocast else self.dtype
+        return ", ".join((self.mode, dtype, *((f"batch {self.samples:,}",) if self.samples else ())))
+
 
 @dataclass(slots=True)
 class _Kernel:

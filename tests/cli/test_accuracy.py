@@ -46,7 +46,7 @@ def test_a_file_named_twice_counts_once_and_two_files_add_up(run, measured, fold
 def test_files(run, measured, folder):
     result = run("accuracy", "measured.json", "-o", "a.md", "-o", "a.csv", "-o", "a.json", "-o", "a.txt")
     assert result.code == 0
-    assert (folder / "a.md").read_text().startswith("# The model against the clock")
+    assert (folder / "a.md").read_text().startswith("# Modeled vs. measured time of kernels")
     assert (folder / "a.csv").read_text().startswith("dataset,gpu,op_class")
     assert json.loads((folder / "a.json").read_text())[0]["dataset"] == "memwall eager"
     assert (folder / "a.txt").read_text() == result.out
@@ -56,7 +56,7 @@ BAD = {
     "accuracy": "Missing argument",
     "accuracy measured.json --fit measured.json": "--fit takes the rows as its value",
     "accuracy --fit none.csv": "no such file: none.csv",
-    "accuracy --fit other.csv": "other.csv is no table that can be scored",
+    "accuracy --fit other.csv": "other.csv is not a table of measured times",
     "accuracy --fit measured.json -o a.json": "end the name in .toml",
     "accuracy none.json": "no such file: none.json",
     "accuracy none.csv": "no such file: none.csv",
@@ -64,7 +64,7 @@ BAD = {
     "accuracy saved.json": "saved.json has no measurements; memwall measure makes them",
     "accuracy measured.json -o a.html": "end the name in one of",
     "accuracy damaged.json": "damaged.json: measurements[0].executor is 'magic'",
-    "accuracy other.csv": "other.csv is no table that can be scored",
+    "accuracy other.csv": "other.csv is not a table of measured times",
 }
 
 

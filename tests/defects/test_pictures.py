@@ -60,6 +60,23 @@ def test_d32_a_title_says_mode_and_dtype(record):
         assert word in said
 
 
+def test_d32_a_comparison_says_mode_and_dtype(run, folder):
+    """A comparison named the workload alone, on its page and in its picture: neither mode nor dtype nor batch."""
+    assert run("profile", "net.py", "--gpu", "h100", "-q", "-o", "net.json").code == 0
+    result = run("compare", "net.json", "--gpu", "a100", "h100", "-q", "-o", "c.svg", "-o", "c.html")
+    assert result.code == 0
+    title = "net, inference, float32, batch 4"
+    assert title in result.out
+    for name in ("c.svg", "c.html"):
+        assert title in (folder / name).read_text(encoding="utf-8")
+
+
+def test_a11_bars_have_their_intervals(run, folder):
+    """The bars of a comparison drew no interval: "b200 3.33 times as fast" stood bare."""
+    assert run("compare", "net.py", "--gpu", "h100", "b200", "-q", "-o", "c.svg").code == 0
+    assert "80 % range" in (folder / "c.svg").read_text(encoding="utf-8")
+
+
 def test_d32_several_gpus_are_no_tower(run, folder):
     """Each GPU had a roofline below the last one's: four of them made a picture of 4,200 pixels."""
     gpus = ("h100", "a100", "v100", "t4")

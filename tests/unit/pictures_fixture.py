@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from memwall.analysis.compare import compare_gpus, compare_profile
+from memwall.analysis.accuracy import Row as Timed
+from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.analysis.history import Row
 from memwall.analysis.savings import policy_sets
 from memwall.hardware.lookup import load_gpu
+from memwall.report.figures.colors import CLASS_COLORS
 from memwall.report.figures.comparison import comparison_chart
 from memwall.report.figures.profile import profile_chart, shares_chart, walls_chart, waterfall_chart
-from memwall.report.figures.scene import Area, Chart, Dot, Rect, Scene, Stroke, Text
+from memwall.report.figures.scatter import scatter_chart
+from memwall.report.figures.scene import Area, Chart, Dot, Dust, Rect, Scene, Stroke, Text
+from memwall.report.figures.trace import trace_chart
 from memwall.report.figures.trend import trend_chart
+from memwall.report.pages.trace_comparison import TraceComparisonReport
+from memwall.traces import read_trace
+from memwall.traces.analysis import TraceAnalysis, analyse
+from memwall.traces.comparison import compare_traces
 from tests.unit.fused_fixture import make_fused
 from tests.unit.measured_fixture import make_measured
 from tests.unit.report_fixture import NEW, OLD, make_profile
+from tests.unit.traces_fixture import call, kernel, op, write
 
 Place = tuple[float, float]
 
@@ -36,6 +48,34 @@ def _fall() -> Chart:
     return waterfall_chart(policies, policies.schedules[1])
 
 
+def timed() -> list[Timed]:
+    """Rows of six GPUs, of every op class, from a microsecond to seconds; one GPU has few of them."""
+    return [
+        Timed("rows", f"NVIDIA {gpu} 80GB PCIe", name, "float16", 10.0**power * (1 + 0.2 * math.sin(i)), 10.0**power)
+        for gpu in range(6)
+        for i, name in enumerate(CLASS_COLORS)
+        for power in range(-6, 1 - 3 * (gpu == 5))
+    ]  # fmt: skip
+
+
+def trace() -> TraceAnalysis:
+    """Twelve calls on an H100: products of several sizes, sums and copies, one op without a formula."""
+    events = []
+    calls = [("aten::mm", 256 << i) for i in range(5)] + [("aten::add", 256 << i) for i in range(5)]
+    for number, (name, size) in enumerate([*calls, ("aten::copy_", 4096), ("mine::op", 512)]):
+        shapes = {"Input__Dims": [[size, size], [size, size]], "Input__type": ["float", "float"]}
+        at = 1000 * number
+        events += [op(name, at, 900, **shapes), call("cudaLaunchKernel", at + 5, 2, number),
+                   kernel("k", at + 10, 5 + size**2 / 1e5, number)]  # fmt: skip
+    with TemporaryDirectory() as folder:
+        return analyse(read_trace(write(Path(folder), events)), load_gpu("h100-sxm"))
+
+
+def _compared(*gpus: str) -> Chart:
+    prices = dict.fromkeys(gpus, 2.0)
+    return comparison_chart(compare_profile(make_profile(), [load_gpu(gpu) for gpu in gpus], price=prices))
+
+
 #: name -> what makes the picture
 PICTURES: dict[str, Callable[[], Chart]] = {
     "roofline": lambda: profile_chart(make_profile(gpus=(OLD,)), "roofline"),
@@ -50,6 +90,11 @@ PICTURES: dict[str, Callable[[], Chart]] = {
     "shares": lambda: shares_chart(make_profile(), make_profile().simulations),
     "walls": lambda: walls_chart(make_profile(), make_profile().simulations),
     "comparison": lambda: comparison_chart(compare_profile(make_profile(), [OLD, NEW])),
+    "comparison with intervals and prices": lambda: _compared("v100-sxm2-16gb", "a100-80gb-sxm", "h100-sxm", "b200"),
+    "comparison of profiles": lambda: comparison_chart(compare_profiles([make_profile(), make_profile(blocks=3)])),
+    "trace": lambda: trace_chart(trace()),
+    "traces compared": lambda: TraceComparisonReport(compare_traces([trace(), trace()])).figure(),
+    "accuracy": lambda: scatter_chart(timed()),
     "machines": lambda: comparison_chart(
         compare_gpus([load_gpu(name) for name in ("p100-sxm2", "v100-sxm2-32gb", "a100-80gb-sxm", "h100-sxm", "b200")])
     ),
@@ -86,7 +131,7 @@ def _corners(mark: object) -> Iterator[Place]:
         yield from ((mark.x, mark.y), (mark.x + mark.width, mark.y + mark.height))
     elif isinstance(mark, Dot):
         yield from ((mark.box.left, mark.box.upper), (mark.box.right, mark.box.lower))
-    elif isinstance(mark, Stroke | Area):
+    elif isinstance(mark, Stroke | Area | Dust):
         yield from mark.places
 
 

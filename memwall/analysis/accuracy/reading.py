@@ -76,8 +76,9 @@ def _recognise(source: Path, record: Mapping[str, str]) -> Table:
         if kind.columns <= record.keys():
             return kind
     nearest = min(TABLES, key=lambda kind: len(kind.columns - record.keys()) / len(kind.columns))
-    missing = ", ".join(sorted(nearest.columns - record.keys()))
-    raise UsageError(f"{source} is no table that can be scored: {nearest.name} also have {missing}")
+    missing = sorted(nearest.columns - record.keys())
+    named = f"the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+    raise UsageError(f"{source} is not a table of measured times: it lacks {named} of the nearest kind, {nearest.name}")
 
 
 def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:

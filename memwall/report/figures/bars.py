@@ -5,6 +5,7 @@ Each bar has its name before it, on a narrow sheet above it, and a text behind i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ def bars_chart(
                 scene.line((axis(_end(row)), at + _HEIGHT), (axis(_end(row)), below), color="dim", width=0.8)
         height = last + (42 if unit else 6)
         if legend:
-            height += scene.legend(height, _entries(rows))
+            height += scene.legend(height, _entries(rows, axis))
         return height
 
     return draw
@@ -115,10 +116,12 @@ def _bar(scene: Scene, row: Bar, y: float, axis: Axis, left: float, above: bool)
         if row.where:
             scene.text(left - 10, y + 20, fit(row.where, left - 10, _SMALL), _SMALL, "end", color="dim")
     at = far = 0.0
+    room = axis(row.interval[0]) if row.interval else math.inf  # no label under the line of the interval
     for piece in row.pieces:
         at = at if piece.start is None else piece.start
         x0, x1 = sorted((axis(at), axis(at + piece.value)))
-        scene.rect(x0, y, max(x1 - x0, 0.6 if piece.value else 0.0), _HEIGHT, piece.color, label=piece.text,
+        label = piece.text if x0 + 6 + text_width(piece.text) < room else ""
+        scene.rect(x0, y, max(x1 - x0, 0.6 if piece.value else 0.0), _HEIGHT, piece.color, label=label,
                    title=piece.title or f"{piece.name} {piece.text}".strip(), key=piece.key)  # fmt: skip
         if x0 > axis(0) + 1 and piece.start is None:
             scene.line((x0, y), (x0, y + _HEIGHT), color="card", width=0.8)
@@ -126,13 +129,17 @@ def _bar(scene: Scene, row: Bar, y: float, axis: Axis, left: float, above: bool)
         far = max(far, x1)
     if row.interval:
         low, high = map(axis, row.interval)
-        scene.line((low, y + _HEIGHT / 2), (high, y + _HEIGHT / 2), width=1.2)
-        for x in (low, high):
-            scene.line((x, y + _HEIGHT / 2 - 4), (x, y + _HEIGHT / 2 + 4), width=1.2)
-        far = max(far, high)
+        middle = y + _HEIGHT / 2
+        for color, width in (("card", 3.6), ("ink", 1.2)):
+            scene.line((low, middle), (high, middle), color=color, width=width)
+            for x in (low, high):
+                scene.line((x, middle - 5), (x, middle + 5), color=color, width=width)
+        far = max(far, high + 2)
     scene.text(far + 6, y + 14, row.text, halo=True)
 
 
-def _entries(rows: Iterable[Bar]) -> list[tuple[str, str, str]]:
-    colors = {piece.name: piece.color for row in rows for piece in row.pieces if piece.name and piece.value}
+def _entries(rows: Iterable[Bar], axis: Axis) -> list[tuple[str, str, str]]:
+    """Of the pieces that can be seen: half a pixel or more."""
+    colors = {piece.name: piece.color for row in rows for piece in row.pieces
+              if piece.name and abs(axis(piece.value) - axis(0)) >= 0.5}  # fmt: skip
     return [(name, color, "square") for name, color in colors.items()]

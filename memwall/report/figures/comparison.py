@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import memwall.report.columns as col
 from memwall.analysis.compare import Comparison, Entry, Machine
@@ -25,8 +26,7 @@ def comparison_chart(comparison: Comparison) -> Chart:
     """Times by wall, speed-ups, utilization and, with prices, cost; of machines, their growth."""
     if comparison.kind == "machines":
         return growth_chart(comparison.machines)
-    entries = comparison.entries
-    charts = [times_chart(comparison), *(_plain_bars(entries, *figure) for figure in _FIGURES)]
+    charts = [times_chart(comparison), *(_plain_bars(comparison, figure) for figure in _FIGURES)]
     known = [chart for chart in charts if chart]
     return stacked([known[0], side_by_side(known[1:], least=300)])
 
@@ -35,10 +35,15 @@ def times_chart(comparison: Comparison) -> Chart:
     """The time of each entry, by wall."""
     entries = comparison.entries
     scale, unit = time_unit(max((entry.time_s for entry in entries), default=0.0))
-    rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in e.wall_shares], e.time_text) for e in entries]
-    title = f"{clean(comparison.title)}: modeled time per step by wall"
-    spread = " (in brackets: 80 % range)" if any(e.low_s < e.high_s for e in entries) else ""
+    rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in e.wall_shares], e.time_text, interval=_interval(e, scale))
+            for e in entries]  # fmt: skip
+    title = f"{clean(comparison.subject)}: modeled time per step by wall"
+    spread = " (line, and in brackets: 80 % range)" if any(row.interval for row in rows) else ""
     return bars_chart(title, rows, unit=f"time per step, {unit}{spread}")
+
+
+def _interval(entry: Entry, scale: float) -> tuple[float, float] | None:
+    return (entry.low_s / scale, entry.high_s / scale) if entry.low_s < entry.high_s else None
 
 
 def _wall(entry: Entry, wall: str, scale: float) -> Piece:
@@ -55,25 +60,38 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else factor * value
 
 
-#: title, unit of the axis, value of an entry and its text
-_FIGURES: tuple[tuple[str, str, Callable[[Entry], float | None], Callable[[float], str]], ...] = (
-    ("speed-up", "times as fast as the first", lambda e: e.speedup, lambda v: f"{v:.2f}x"),
-    ("MFU", "% of the peak", lambda e: 100 * e.mfu, lambda v: f"{v:.0f} %"),
-    ("MBU", "% of the DRAM bandwidth", lambda e: 100 * e.mbu, lambda v: f"{v:.0f} %"),
-    ("cost of a million steps", "USD", lambda e: _times(e.usd_per_step, 1e6), lambda v: f"{v:,.3g} USD"),
-    ("cost of a million samples", "USD", lambda e: e.usd_per_million_samples, lambda v: f"{v:,.3g} USD"),
-    ("cost of a million tokens", "USD", lambda e: e.usd_per_million_tokens, lambda v: f"{v:,.3g} USD"),
+class _Figure(NamedTuple):
+    """A bar for each entry: title, unit of the axis, value of an entry, its text and its 80 % interval."""
+
+    title: str
+    unit: str
+    value: Callable[[Entry], float | None]
+    text: Callable[[float], str]
+    interval: Callable[[Entry], tuple[float, float] | None] = lambda entry: None
+
+
+def _speedup_interval(entry: Entry) -> tuple[float, float] | None:
+    low, high = entry.speedup_low, entry.speedup_high
+    return None if low is None or high is None else (low, high)
+
+
+_FIGURES = (
+    _Figure("speed-up", "times as fast as {}", lambda e: e.speedup, col.times, _speedup_interval),
+    _Figure("MFU", "% of the peak", lambda e: 100 * e.mfu, lambda v: f"{v:.0f} %"),
+    _Figure("MBU", "% of the DRAM bandwidth", lambda e: 100 * e.mbu, lambda v: f"{v:.0f} %"),
+    _Figure("cost of a million steps", "USD", lambda e: _times(e.usd_per_step, 1e6), lambda v: f"{v:,.3g} USD"),
+    _Figure("cost of a million samples", "USD", lambda e: e.usd_per_million_samples, lambda v: f"{v:,.3g} USD"),
+    _Figure("cost of a million tokens", "USD", lambda e: e.usd_per_million_tokens, lambda v: f"{v:,.3g} USD"),
 )
 
 
-def _plain_bars(
-    entries: Sequence[Entry], title: str, unit: str, value: Callable[[Entry], float | None],
-    text: Callable[[float], str],
-) -> Chart | None:  # fmt: skip
+def _plain_bars(comparison: Comparison, figure: _Figure) -> Chart | None:
     """One bar for each entry that has a value; None where none has."""
-    known = [(entry, found) for entry in entries if (found := value(entry)) is not None]
-    rows = [Bar(clean(entry.label), (Piece("", found, "dim"),), text(found)) for entry, found in known]
-    return bars_chart(title, rows, unit=unit, legend=False) if rows else None
+    known = [(entry, value) for entry in comparison.entries if (value := figure.value(entry)) is not None]
+    rows = [Bar(clean(entry.label), (Piece("", value, "dim"),), figure.text(value), interval=figure.interval(entry))
+            for entry, value in known]  # fmt: skip
+    unit = figure.unit.format(comparison.baseline) + " (line: 80 % range)" * any(row.interval for row in rows)
+    return bars_chart(figure.title, rows, unit=unit, legend=False) if rows else None
 
 
 # -- machines ----------------------------------------------------------------------------------------------------------

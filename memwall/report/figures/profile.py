@@ -35,10 +35,7 @@ _LEAST_ARROW, _MOST_ARROWS = 2e-3, 40
 
 def context(profile: Profile, *more: str) -> str:
     """What a title begins with: model, mode, dtype and batch, then what else is said."""
-    w = profile.workload
-    samples = f"batch {w.samples:,}" if w.samples else ""
-    dtype = f"{w.dtype} (autocast {w.autocast})" if w.autocast else w.dtype
-    return ", ".join(filter(None, (clean(w.name), w.mode, dtype, samples, *more)))
+    return ", ".join((clean(profile.workload.name), profile.workload.configuration, *more))
 
 
 # -- rooflines ---------------------------------------------------------------------------------------------------------

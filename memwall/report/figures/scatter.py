@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from memwall.analysis.accuracy import CLOSE, Row
 from memwall.core.errors import UsageError
+from memwall.core.units import percent
 from memwall.report.columns import SECONDS
 from memwall.report.document import clean
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
@@ -81,8 +82,8 @@ def _panel(scene: Scene, gpu: str, rows: Sequence[Row]) -> float:
     high = 10.0 ** math.ceil(math.log10(max(times) * 1.01))
     scene.text(0, 12, fit(clean(gpu), scene.width, 11), bold=True)
     close = sum(abs(row.error) <= CLOSE for row in rows) / len(rows)
-    scene.text(0, 26, f"{len(rows):,} rows, {close:.0%} within {CLOSE:.0%}", 10, color="dim")
-    frame = Box(52.0, 48.0, scene.width - 6, 48.0 + scene.width - 58)
+    scene.text(0, 26, f"{len(rows):,} rows, {percent(close, 0)} within {percent(CLOSE, 0)}", 10, color="dim")
+    frame = Box(52.0, 52.0, scene.width - 6, 52.0 + scene.width - 58)
     x, y = Axis(low, high, frame.left, frame.right, log=True), Axis(low, high, frame.lower, frame.upper, log=True)
     band = [(x(low), y(low)), (x(low), y(low * (1 + CLOSE))), (x(high / (1 + CLOSE)), y(high)), (x(high), y(high)),
             (x(high), y(high * (1 - CLOSE))), (x(low / (1 - CLOSE)), y(low))]  # fmt: skip

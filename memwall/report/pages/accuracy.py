@@ -12,6 +12,7 @@ import memwall.report.columns as col
 from memwall.analysis.accuracy import CLOSE, Cell, Scored, Split, score, score_all
 from memwall.analysis.accuracy.fit import Fit
 from memwall.analysis.accuracy.refit import Refit
+from memwall.core.units import percent
 from memwall.report.document import Block, Document, Section, Sentence, Table, clean
 from memwall.report.figures.scatter import scatter_chart
 from memwall.report.figures.scene import Chart
@@ -19,7 +20,8 @@ from memwall.report.kinds import Report
 
 NOTE = (
     "n: distinct kernels; MAPE, median, p90: of |modeled - measured| / measured; bias: its mean with its sign, above 0:"
-    f" modeled too slow; rank: Spearman's correlation; close: within {CLOSE:.0%}; faster than bound: model error"
+    f" modeled too slow; rank: Spearman's correlation; close: within {percent(CLOSE, 0)}; faster than bound: model"
+    " error"
 )
 BESIDE_NOTE = (
     "R0: the datasheet's roofline; R1: 75 % of the peak, 85 % of the bandwidth and 3 us; kappa: Cohen's, of what the"
@@ -32,7 +34,7 @@ SPLIT_NOTE = (
 )
 FIT_NOTE = (
     "before, after: mean of |modeled - measured| / measured on the other half of the shapes; median, bias: after;"
-    " held: rows of that half inside the interval that is to hold 8 of 10"
+    " held: rows of that half inside the 80 % interval"
 )
 #: reasons for skipped rows that are printed
 _MAX_REASONS = 12
@@ -61,7 +63,7 @@ class AccuracyReport(Report):
             blocks.append(split_table("On held-out shapes and GPUs", scored.split))
         if scored.skipped:
             blocks.append(_skipped(scored.skipped))
-        return Document("The model against the clock", (Section("", blocks),))
+        return Document("Modeled vs. measured time of kernels", (Section("", blocks),))
 
     def record(self) -> str:
         return json.dumps([cell.to_dict() for cell in score(self.scored.rows)], indent=1) + "\n"

@@ -33,7 +33,7 @@ class ComparisonReport(Report):
         if kind == "html":
             label = "growth of the GPUs" if self.comparison.kind == "machines" else "times, speed-ups and utilization"
             sections = [Section("", (Picture(comparison_chart(self.comparison), label),)), *sections]
-        return Document(f"compare: {self.comparison.title}", sections)
+        return Document(f"compare: {self.comparison.subject}", sections)
 
     def record(self) -> str:
         return self.comparison.to_json()
@@ -60,7 +60,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 def _gpu_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section("", (_speed_table(entries), Sentence(_summary(entries), strong=True), *_emulated(entries))),
+        Section("", (_speed_table(comparison), Sentence(_summary(entries), strong=True), *_emulated(entries))),
         Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
     ]
     if any(e.energy_j is not None or e.usd_per_step is not None for e in entries):
@@ -73,9 +73,7 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
 def _profile_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
-        Section(
-            "", (_speed_table(entries, "the first profile on the same GPU"), *_emulated(entries), _work_table(entries))
-        ),
+        Section("", (_speed_table(comparison), *_emulated(entries), _work_table(entries))),
         Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
     ]
     for label in dict.fromkeys(change.label for change in comparison.changes):
@@ -124,8 +122,9 @@ def _speedup_range(entry: Entry, form: str, without: str = "") -> str:
     return form.format(*(col.times(end).removesuffix("x") for end in (entry.speedup_low, entry.speedup_high)))
 
 
-def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
+def _speed_table(comparison: Comparison) -> Table:
     """The times with their intervals, the speed-ups with theirs, and what each entry makes of its GPU."""
+    entries = comparison.entries
     times_s = [entry.time_s for entry in entries]
     like, specs = col.readable(times_s), ""
     for name in ("samples", "tokens"):
@@ -140,7 +139,7 @@ def _speed_table(entries: Sequence[Entry], versus: str = "the first") -> Table:
         col.optional(col.seconds("bound", [e.bound_s for e in entries], like=like)),
         *col.of(entries, f"{specs}mfu, mbu"),
     ]
-    words = f"time: modeled; bound: speed of light; speed-up: over {versus}"
+    words = f"time: modeled; bound: speed of light; speed-up: over {comparison.baseline}"
     notes = words, _range_note(entries), _mfu_note(entries)
     return col.table("", columns, "; ".join(filter(None, notes)))
 

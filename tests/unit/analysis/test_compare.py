@@ -90,6 +90,17 @@ def test_nothing_to_compare_is_refused(profile):
         compare_profiles([profile, make_profile(gpus=())])
 
 
+def test_a_subject_says_mode_dtype_and_batch_once_or_of_each(profile):
+    info = profile.workload
+    assert compare_profile(profile, [OLD]).subject == "tiny, training, float16, batch 8"
+    assert compare_profiles([profile, profile]).subject == "tiny and tiny #2, training, float16, batch 8"
+    other = replace(
+        profile, workload=replace(info, mode="inference", dtype="float32", autocast="float16", samples=None)
+    )
+    got = compare_profiles([profile, other]).subject
+    assert got == "tiny, training, float16, batch 8 and tiny #2, inference, float32 (autocast float16)"
+
+
 def test_profiles_side_by_side(profile):
     longer = make_profile(blocks=3)
     got = compare_profiles([profile, longer])
@@ -124,7 +135,8 @@ def test_the_record_is_plain_and_stable(profile):
     got = compare_profile(profile, [OLD, NEW])
     record = json.loads(got.to_json())
     assert record["schema"] == "memwall.comparison/1"
-    assert list(record) == ["schema", "memwall_version", "kind", "title", "entries", "flips", "changes", "machines"]
+    keys = ("schema", "memwall_version", "kind", "title", "subject", "entries", "flips", "changes", "machines")
+    assert tuple(record) == keys
     assert record["kind"] == "gpus"
     assert record["entries"][0]["wall_shares"].keys() == {"compute", "bandwidth", "latency", "overhead"}
     assert compare_profile(make_profile(), [OLD, NEW]).to_json() == got.to_json()

@@ -10,6 +10,7 @@ import pytest
 
 from memwall.cli import options
 from memwall.core.units import size
+from memwall.report.figures.bars import Bar, Piece, bars_chart
 from memwall.report.figures.canvas import to_figure
 from memwall.report.figures.labels import Box
 from memwall.report.figures.modules import flame_chart, squarified
@@ -153,6 +154,21 @@ def test_every_bar_begins_at_zero():
     first, last = bars[0], bars[-1]
     assert first.x == last.x
     assert last.width / first.width == pytest.approx(172.90 / 187.48, abs=1e-3)  # by hand in test_report_fusion.py
+
+
+def test_the_line_of_an_interval_stands_where_its_ends_do():
+    """A bar of 20 ms with an 80 % range of 15 to 40 ms: the line begins at three quarters of the bar and ends at two
+    bars' length. A label that it would cross gives way."""
+    pieces = (Piece("compute", 12.0, "#523c81", "60 %"), Piece("latency", 8.0, "#528940", "40 %"))
+    scene = drawn(bars_chart("", [Bar("h100", pieces, "20 ms", interval=(15.0, 40.0))], unit="ms"))
+    rects = [mark for mark in scene.marks if isinstance(mark, Rect) and mark.height > 15]
+    line = next(mark for mark in scene.marks if isinstance(mark, Stroke) and mark.color == "ink" and mark.width == 1.2)
+    start, length = rects[0].x, sum(rect.width for rect in rects)
+    assert [(x - start) / length for x, _ in line.places] == pytest.approx([0.75, 2.0])
+    assert [rect.label for rect in rects] == ["60 %", "40 %"]
+    pieces = (Piece("compute", 14.0, "#523c81", "70 %"), Piece("latency", 6.0, "#528940", "30 %"))
+    scene = drawn(bars_chart("", [Bar("h100", pieces, "20 ms", interval=(15.0, 40.0))], unit="ms"))
+    assert [mark.label for mark in scene.marks if isinstance(mark, Rect) and mark.height > 15] == ["70 %", ""]
 
 
 def test_the_options_name_the_figures_and_styles():
