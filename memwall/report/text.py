@@ -110,7 +110,9 @@ def cut(path: str, width: int) -> str:
     """The end of a path of modules: ``…layers.3.linear1``, from after a dot if that costs few characters."""
     if cell_len(path) <= width:
         return path
-    start = next(i for i in range(len(path) + 1) if cell_len(path[i:]) < width)
+    start = max(len(path) - width + 1, 0)
+    while cell_len(path[start:]) >= width:  # some characters are two cells wide
+        start += 1
     dot = path.find(".", start - 1, start + width // 4)
     return f"…{path[max(dot + 1, start) :]}"
 
@@ -125,13 +127,14 @@ def fit(table: Table, width: int | None) -> list[tuple[int, int]]:
     """
     cells = [[column.heading, column.unit, *(row[i] for row in table.rows)] for i, column in enumerate(table.columns)]
     natural = [max(map(cell_len, texts)) for texts in cells]
-    least = [
-        _distinct(texts, n, tail=c.tail) if c.flexible else min(n, 2 * NARROWEST) if c.wraps else n
-        for n, c, texts in zip(natural, table.columns, cells, strict=True)
-    ]
     if width is None:
         least = [min(n, 5 * NARROWEST) if c.wraps else n for n, c in zip(natural, table.columns, strict=True)]
         width = max(DEFAULT_WIDTH, _width([*enumerate(least)]))
+    else:
+        least = [
+            _distinct(texts, n, tail=c.tail) if c.flexible else min(n, 2 * NARROWEST) if c.wraps else n
+            for n, c, texts in zip(natural, table.columns, cells, strict=True)
+        ]
     shown = list(range(len(natural)))
     narrowest = [min(n, NARROWEST) if c.flexible else n for n, c in zip(least, table.columns, strict=True)]
     optional = [i for i in shown if table.columns[i].optional]

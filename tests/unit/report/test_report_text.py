@@ -15,7 +15,7 @@ from memwall.report.document import Column, Table, clean
 from memwall.report.markdown import escape
 from memwall.report.pages.gpus import GpuReport, GpusReport
 from memwall.report.pages.ops import RulesReport
-from memwall.report.text import fit
+from memwall.report.text import cut, fit
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
 
@@ -182,6 +182,13 @@ def test_fitting_cuts_names_first_then_leaves_optional_columns_out():
     assert fit(table, 40) == [(0, 21), (1, 10), (2, 5)]
     assert fit(table, 30) == [(0, 18), (1, 10)]
     assert fit(table, 5) == [(0, 12), (1, 10), (2, 5)]  # in vain: one below the other
+
+
+def test_a_path_keeps_its_end_however_wide_its_characters():
+    assert cut("model.layers.3.mlp.down", 10) == "…mlp.down"
+    assert cut("model.layers.3.mlp.down", 23) == "model.layers.3.mlp.down"
+    assert cut("層.層層層", 6) == "…層層"  # two cells each
+    assert cut("層層.down", 8) == "…down"
 
 
 def test_two_graphs_are_told_apart(profile):
