@@ -123,6 +123,8 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
     kernels = schedule.kernels
     if not wanted.strip():
         raise UsageError("no kernel is named; give a number, a name or a part of one")
+    if not kernels:
+        raise UsageError(f"no kernel runs on {schedule.gpu.name}")
     if wanted.isdecimal():
         if len(wanted) > 9 or int(wanted) >= len(kernels):
             raise UsageError(f"no kernel {wanted[:20]} on {schedule.gpu.name}: there are 0 to {len(kernels) - 1}")

@@ -38,14 +38,15 @@ def _facts(found: Fused, capture: Capture, guards: bool) -> list[tuple[str, str]
     optimizer = phases.count("optimizer")
     tail = f" ({optimizer:,} of them the optimizer's)" if optimizer else ""
     graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {inside:,} ops in them"
-    breaks, lines = sum(item.count for item in capture.breaks), len(capture.breaks)
+    breaks, lines = sum(item.count for item in capture.breaks), counted(len(capture.breaks), "line")
+    whole = "none: one graph" if len(capture.graphs) == 1 else "none"
     kinds = (
         ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items()) if guards else "--all lists them"
     )
     unmatched = f"; {capture.unmatched} ops have no counterpart" if capture.unmatched else ""
     return [
         ("graphs", f"{graphs}, {len(phases):,} outside{tail}"),
-        ("breaks", f"{breaks:,}, at {lines} line{'s' * (lines > 1)}" if lines else "none: one graph"),
+        ("breaks", f"{breaks:,}, at {lines}" if breaks else whole),
         ("guards", f"{sum(capture.guard_kinds.values()):,}: {kinds}" if capture.guard_kinds else "none"),
         ("traced on", f"{capture.data} tensors{unmatched}"),
         *(("note", note) for note in capture.notes),

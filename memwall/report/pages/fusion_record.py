@@ -14,13 +14,11 @@ from memwall.analysis.savings import Missed, PolicyRow, Saving
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read
-from memwall.frontend.dynamo.capture import CAPTURE_KEY, Capture, capture_of
+from memwall.frontend.dynamo.capture import Capture
 from memwall.report.document import Block, Document, Section, Table, known_facts
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
-
-#: rows of the table of breaks
-MAX_BREAKS = 20
+from memwall.report.pages.capture import MAX_BREAKS
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class SavedFusion:
     memwall_version: str
     workload: Mapping[str, str]
     gpus: tuple[SavedGpu, ...]
-    capture: Any = None
+    capture: Capture | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -73,9 +71,8 @@ class FusionRecordReport(Report):
         sections = [Section("", (facts,))]
         for row in saved.gpus:
             sections.append(Section(row.gpu, (fusion.policies_table(row.policies), *self._tables(row))))
-        capture = capture_of({CAPTURE_KEY: saved.capture}) if saved.capture else None
-        if capture is not None:
-            sections.append(Section("Capture by TorchDynamo", _capture(capture)))
+        if saved.capture is not None:
+            sections.append(Section("Capture by TorchDynamo", _capture(saved.capture)))
         return Document(f"{name}: what fusion wins", sections)
 
     def record(self) -> str:
@@ -102,7 +99,7 @@ def _capture(capture: Capture) -> list[Block]:
         ("graphs", f"{len(capture.graphs)} run, {capture.captures} captured"),
         ("guards", f"{guards:,}"),
     )
-    rows = [(f"{b.file}:{b.line}", b.count, b.reason) for b in capture.breaks]
-    table = col.listing("Graph breaks", rows[:MAX_BREAKS], "at: 0, : 1 repeats, why: 2 prose",
-                        left=len(rows) - MAX_BREAKS)  # fmt: skip
+    rows = [(f"{b.file}:{b.line}", b.count, b.reason) for b in capture.breaks[:MAX_BREAKS]]
+    left = len(capture.breaks) - len(rows)
+    table = col.listing("Graph breaks", rows, "at: 0, : 1 repeats, why: 2 prose", left=left)
     return [facts, table] if rows else [facts]

@@ -151,7 +151,7 @@ def _ratio(op: OpChange) -> float | None:
 
 def _counts(op: OpChange) -> str:
     """``12``, or ``12 → 24`` if they differ."""
-    texts = [col.NOTHING if count is None else f"{count:,.4g}" for count in op.counts]
+    texts = [col.NOTHING if count is None else f"{count:,.2f}".rstrip("0").rstrip(".") for count in op.counts]
     return texts[0] if len(set(texts)) == 1 else " → ".join(texts)
 
 

@@ -53,6 +53,12 @@ def test_an_unknown_kernel_is_named_with_what_there_is(profile, wanted, says):
         explanations(profile, profile.simulations[0], wanted)
 
 
+def test_nothing_runs_that_could_be_named(profile):
+    idle = replace(profile.simulations[0], kernels=())
+    with pytest.raises(UsageError, match="no kernel runs on"):
+        explanations(profile, idle, "0")
+
+
 def test_a_saved_record_tells_the_same(profile):
     saved = Profile.from_dict(json.loads(profile.to_json()))
     assert explanations(saved, saved.simulations[0], "mm") == explanations(profile, profile.simulations[0], "mm")
