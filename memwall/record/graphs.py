@@ -134,10 +134,7 @@ def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> GraphRow:
         outputs=graph.outputs, free_calls=dict(sorted(graph.free_calls.items())),
         storages=tuple((s.nbytes, s.role, s.name) if s.name else (s.nbytes, s.role) for s in graph.storages),
         values={
-            str(v.id): _Value(
-                v.spec.shape, v.spec.dtype, v.storage, None if v.spec.is_contiguous else v.spec.strides, v.offset
-            )
-            for v in graph.values
+            str(v.id): _Value(v.spec.shape, v.spec.dtype, v.storage, _strides(v.spec), v.offset) for v in graph.values
         },
         ops=tuple(map(_op_row, graph.ops, costs)),
     )  # fmt: skip
@@ -164,6 +161,11 @@ def attention_to_row(attention: Attention | None, graph: Graph) -> AttentionRow 
         ops,
         kinds,
     )
+
+
+def _strides(spec: TensorSpec) -> tuple[int, ...] | None:
+    """None for those of :func:`contiguous`. Those of axes of size 1 may be others, and say NHWC or NCHW."""
+    return None if spec == contiguous(spec.shape, spec.dtype) else spec.strides
 
 
 def _op_row(op: Op, cost: Cost) -> _Op:

@@ -76,6 +76,25 @@ def test_each_gpu_takes_the_backend_of_torchs_rules(net, inputs, dtype, expected
     assert tuple(made.graphs[s.graph].backends[0] for s in made.simulations) == expected
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_strides_of_an_axis_of_one_are_saved(dtype):
+    """One query is contiguous in more than one way, and its values are told apart by their strides."""
+
+    class Decode(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            q, k = (layer(t).unflatten(-1, (4, -1)).transpose(1, 2) for layer, t in ((self.q, x[:, :1]), (self.k, x)))
+            return F.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2)
+
+    made = memwall.profile(Decode(), (X,), gpu="h100-sxm", dtype=dtype)
+    read = memwall.Profile.from_dict(json.loads(made.to_json()))
+    assert any(v.spec.is_contiguous and v.spec.strides != (64, 16, 16, 1) for v in read.graph.values)
+    assert (read.graph, read.attention) == (made.graph, made.attention)
+
+
 def test_heads_of_200_train_in_flash_attention_where_shared_memory_is_large():
     made = memwall.profile(Net(size=200), (X,), gpu=("a100-sxm-80gb", "l4"), dtype="float16", mode="training")
     assert [made.graphs[s.graph].backends for s in made.simulations] == [("flash",), ("efficient",)]
