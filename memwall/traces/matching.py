@@ -7,124 +7,135 @@ correlates and only in a trace where the two differ. Arrows (``ac2g``) are the l
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from memwall.traces.events import Activity, Recording
-from memwall.traces.nesting import Nesting
+from memwall.traces.events import Recording, in_order
+from memwall.traces.nesting import Moments, Nesting
 
 #: CPU and GPU clocks are aligned to some microseconds
 _SKEW_US = 100.0
 
 
-class Match(NamedTuple):
-    """The call that launched an activity and the span around the call; None if unknown."""
+class Matches(NamedTuple):
+    """For each activity the call that launched it and the span around the call; -1 if unknown."""
 
-    call: int | None
-    span: int | None
+    call: array[int]
+    span: array[int]
 
 
-def match(recording: Recording, activities: Sequence[Activity], nesting: Nesting) -> list[Match]:
-    """A match for each activity, in order; also nests the spans of the recording."""
-    calls = _calls_of(recording, activities)
-    arrows = _arrows_of(recording, activities, calls)
-    first_arrow = len(recording.calls.start)
-    found = nesting.sweep(_moments(recording, calls, arrows, first_arrow))
-    by_external = _spans_by_external(recording, activities)
-    matches = []
-    for activity, call, arrow in zip(activities, calls, arrows, strict=True):
-        span = None if call is None else found.get(call)
-        if span is None:
-            external = activity.external
-            if external <= 0 and call is not None:
+def match(recording: Recording, nesting: Nesting) -> Matches:
+    """The matches of all activities; also nests the spans of the recording."""
+    rows, starts = recording.activities, recording.spans.start
+    calls = _calls_of(recording)
+    arrows = _arrows_of(recording, calls)
+    nesting.sweep(_moments(recording, calls, arrows))
+    spans = array("i", (span if call >= 0 else -1 for span, call in zip(nesting.around, calls, strict=True)))
+    by_external = _SpansByExternal(recording)
+    for row, call in enumerate(calls):
+        if spans[row] < 0:
+            external = rows.external[row]
+            if external <= 0 and call >= 0:
                 external = recording.calls.external[call]
             span = by_external.get(external)
-            if span is not None and recording.spans.start[span] > activity.start + _SKEW_US:  # it had not begun by then
-                span = None
-        if span is None and arrow is not None:
-            span = found.get(first_arrow + arrow)
-        matches.append(Match(call, span))
-    return matches
+            if span >= 0 and starts[span] <= rows.start[row] + _SKEW_US:  # else it had not begun by then
+                spans[row] = span
+        if spans[row] < 0 <= arrows[row]:
+            spans[row] = nesting.around[row]
+    return Matches(calls, spans)
 
 
-def _calls_of(recording: Recording, activities: Sequence[Activity]) -> list[int | None]:
+class _Index:
+    """The positions of positive numbers, by number and then by time."""
+
+    def __init__(
+        self, numbers: Sequence[int], starts: Sequence[float], ties: Callable[[int], int] | None = None
+    ) -> None:
+        self._number = numbers.__getitem__
+        placed = in_order(starts, (place for place, number in enumerate(numbers) if number > 0), ties)
+        self.order = array("i", sorted(placed, key=self._number))
+
+    def of(self, number: int) -> tuple[int, int]:
+        """Which part of ``order`` has a number."""
+        if number <= 0:
+            return 0, 0
+        low = bisect_left(self.order, number, key=self._number)
+        return low, bisect_right(self.order, number, low, key=self._number)
+
+
+def _calls_of(recording: Recording) -> array[int]:
     """The call of the same correlation, or of the same ``External id`` for an activity without a correlation.
 
     Of several (merged traces, an op with several launches) it is the last that began before the activity.
     """
-    calls = recording.calls
-    by_correlation = _indexed(calls.correlation, calls.start, {a.correlation for a in activities})
-    by_external = _indexed(calls.external, calls.start, {a.external for a in activities if a.correlation <= 0})
-    return [
-        _nearest(
-            by_correlation.get(a.correlation, ()) if a.correlation > 0 else by_external.get(a.external, ()),
-            calls.start, a.start,
-        )
-        for a in activities
-    ]  # fmt: skip
+    calls, rows = recording.calls, recording.activities
+    by_correlation = _Index(calls.correlation, calls.start)
+    is_bare = any(number <= 0 for number in rows.correlation)
+    by_external = _Index(calls.external if is_bare else (), calls.start)
+    found = array("i")
+    for correlation, external, start in zip(rows.correlation, rows.external, rows.start, strict=True):
+        index, number = (by_correlation, correlation) if correlation > 0 else (by_external, external)
+        found.append(_nearest(index.order, *index.of(number), calls.start, start))
+    return found
 
 
-def _indexed(numbers: Sequence[int], starts: Sequence[float], wanted: set[int]) -> dict[int, list[int]]:
-    """Number -> its positions in order of time, for the wanted positive numbers."""
-    places: dict[int, list[int]] = {}
-    for place, number in enumerate(numbers):
-        if number > 0 and number in wanted:
-            places.setdefault(number, []).append(place)
-    for found in places.values():
-        if len(found) > 1:
-            found.sort(key=starts.__getitem__)
-    return places
-
-
-def _nearest(candidates: Sequence[int], starts: Sequence[float], start: float) -> int | None:
-    if len(candidates) < 2:
-        return candidates[0] if candidates else None
+def _nearest(order: Sequence[int], low: int, high: int, starts: Sequence[float], start: float) -> int:
+    if high - low < 2:
+        return order[low] if high > low else -1
     begins = starts.__getitem__
-    last = candidates[max(0, bisect_right(candidates, start + _SKEW_US, key=begins) - 1)]
-    return candidates[bisect_left(candidates, starts[last], key=begins)]  # the first of those that begin together
+    last = order[max(low, bisect_right(order, start + _SKEW_US, low, high, key=begins) - 1)]
+    return order[bisect_left(order, starts[last], low, high, key=begins)]  # the first of those that begin together
 
 
-def _arrows_of(recording: Recording, activities: Sequence[Activity], calls: Sequence[int | None]) -> list[int | None]:
-    """For activities without a call: the arrow that ends where they begin, or has their correlation."""
-    if None not in calls or not len(recording.flow_starts.number):
-        return [None] * len(calls)
-    ends, starts = recording.flow_ends, recording.flow_starts
-    number_at = dict(zip(zip(ends.thread, ends.start, strict=True), ends.number, strict=True))
-    start_of = {number: arrow for arrow, number in enumerate(starts.number)}
-    return [
-        None if call is not None else start_of.get(number_at.get((a.thread, a.start), a.correlation))
-        for a, call in zip(activities, calls, strict=True)
-    ]
+def _arrows_of(recording: Recording, calls: Sequence[int]) -> array[int]:
+    """For activities without a call: the arrow that ends where they begin, or has their correlation; -1 if none."""
+    rows, ends, starts = recording.activities, recording.flow_ends, recording.flow_starts
+    found = array("i", [-1]) * len(calls)
+    bare = [row for row, call in enumerate(calls) if call < 0] if len(starts.number) else []
+    if not bare:
+        return found
+    places = {(rows.thread[row], rows.start[row]) for row in bare}
+    numbers: dict[tuple[int, float], int] = {}
+    for thread, start, number in zip(ends.thread, ends.start, ends.number, strict=True):
+        if (thread, start) in places:
+            numbers[thread, start] = number
+    wanted = {numbers.get((rows.thread[row], rows.start[row]), rows.correlation[row]): -1 for row in bare}
+    for arrow, number in enumerate(starts.number):
+        if number in wanted:
+            wanted[number] = arrow
+    for row in bare:
+        found[row] = wanted[numbers.get((rows.thread[row], rows.start[row]), rows.correlation[row])]
+    return found
 
 
-def _moments(
-    recording: Recording, calls: Sequence[int | None], arrows: Sequence[int | None], first_arrow: int
-) -> dict[int, list[tuple[float, float, int]]]:
-    """Thread -> (begin, end, key) of the calls and arrows; the keys of arrows follow those of calls."""
-    moments: dict[int, list[tuple[float, float, int]]] = {}
-    made, flows = recording.calls, recording.flow_starts
-    for call in {call for call in calls if call is not None}:
-        end = made.start[call] + made.dur[call]
-        moments.setdefault(made.thread[call], []).append((made.start[call], end, call))
-    for arrow in {arrow for arrow in arrows if arrow is not None}:
-        begin = flows.start[arrow]
-        moments.setdefault(flows.thread[arrow], []).append((begin, begin, first_arrow + arrow))
+def _moments(recording: Recording, calls: Sequence[int], arrows: Sequence[int]) -> Moments:
+    """When and where each activity was launched: by its call, or where its arrow begins."""
+    moments, made, flows = Moments(), recording.calls, recording.flow_starts
+    for call, arrow in zip(calls, arrows, strict=True):
+        rows, place = (made, call) if call >= 0 else (flows, arrow)
+        begin = rows.start[place] if place >= 0 else 0.0
+        moments.thread.append(rows.thread[place] if place >= 0 else -1)
+        moments.begin.append(begin)
+        moments.end.append(begin + (made.dur[call] if call >= 0 else 0.0))
     return moments
 
 
-def _spans_by_external(recording: Recording, activities: Sequence[Activity]) -> dict[int, int]:
-    """``External id`` -> span, without ids that different spans share (merged traces); empty if the id only repeats the
+class _SpansByExternal:
+    """``External id`` -> span, without ids that different spans share (merged traces); none if the id only repeats the
     correlation."""
-    if not any(0 < a.external != a.correlation for a in activities):
-        return {}
-    spans = recording.spans
-    found: dict[int, int] = {}
-    shared = set()
-    for span, external in enumerate(spans.external):
-        if external <= 0:
-            continue
-        known = found.setdefault(external, span)
-        if spans.start[known] != spans.start[span] or spans.name[known] != spans.name[span]:
-            shared.add(external)
-    return {external: span for external, span in found.items() if external not in shared}
+
+    def __init__(self, recording: Recording) -> None:
+        rows, self._spans = recording.activities, recording.spans
+        says = any(0 < external != number for external, number in zip(rows.external, rows.correlation, strict=True))
+        self._index = _Index(self._spans.external if says else (), self._spans.start, self._spans.name.__getitem__)
+
+    def get(self, external: int) -> int:
+        """The span of a number; -1 if none."""
+        low, high = self._index.of(external)
+        if low == high:
+            return -1
+        first, last = self._index.order[low], self._index.order[high - 1]
+        alike = all(column[first] == column[last] for column in (self._spans.start, self._spans.name))
+        return first if alike else -1

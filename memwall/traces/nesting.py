@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
-from memwall.traces.events import Recording, Spans
+from memwall.traces.events import Recording, Spans, in_order
 from memwall.traces.fields import ANNOTATION, FRAME, MODULE, OP
 
 JITTER_US = 1.0
@@ -24,60 +24,61 @@ _MOST_TRIED = 64
 _NONE = -1
 
 
+class Moments:
+    """When and where each activity was launched; ``thread`` is -1 if that is not known."""
+
+    def __init__(self) -> None:
+        self.thread, self.begin, self.end = array("i"), array("d"), array("d")
+
+    def by_thread(self) -> dict[int, array[int]]:
+        """Thread -> its moments, in order of time."""
+        threads: dict[int, array[int]] = {}
+        for moment, thread in enumerate(self.thread):
+            threads.setdefault(thread, array("i")).append(moment)
+        return {thread: in_order(self.begin, own, self.end.__getitem__) for thread, own in threads.items()}
+
+
 class Nesting:
     """For each span of a recording: the innermost op around it, its module path, its line; -1 if none."""
 
     def __init__(self, recording: Recording) -> None:
         self._spans = recording.spans
-        count = len(self._spans)
-        self.parent = array("q", [_NONE]) * count
-        self.module = array("q", [_NONE]) * count
-        self.frame = array("q", [_NONE]) * count
+        self.parent, self.module, self.frame = (array("i", [_NONE]) * len(self._spans) for _ in range(3))
         #: position in the order of the sweep: parents before children
-        self.place = array("q", [0]) * count
-        #: of a moment outside any op: the module path and the name of the frame around it
-        self.outside: dict[int, tuple[int, int]] = {}
+        self.place = array("i", [0]) * len(self._spans)
+        #: of each moment the op around it, and of one outside any op the module path and the frame's name
+        self.around, self.outer_module, self.outer_frame = array("i"), array("i"), array("i")
         #: (path around it or -1, name) -> path; paths are the nodes of a tree
         self._paths: dict[tuple[int, int], int] = {}
         self._path_nodes: list[tuple[int, int]] = []
 
-    def sweep(self, moments: dict[int, list[tuple[float, float, int]]]) -> dict[int, int]:
-        """Nest all spans, and find the op around each moment.
+    def sweep(self, moments: Moments) -> None:
+        """Nest all spans, and find the op around each moment."""
+        self.around, self.outer_module, self.outer_frame = (array("i", [_NONE]) * len(moments.thread) for _ in range(3))
+        known, place = moments.by_thread(), 0
+        for thread, order in _by_thread(self._spans):
+            place = self._thread(order, moments, known.get(thread, array("i"))[::-1], place)
 
-        Args:
-            moments: thread -> (begin, end, key) of calls.
-
-        Returns:
-            key -> innermost op around it; keys without one are missing.
-        """
-        found: dict[int, int] = {}
-        place = 0
-        for thread, order in _by_thread(self._spans).items():
-            place = self._thread(order, sorted(moments.get(thread, ()), reverse=True), found, place)
-        return found
-
-    def _thread(
-        self, order: Sequence[int], moments: list[tuple[float, float, int]], found: dict[int, int], place: int
-    ) -> int:
-        """Nest the spans of one thread, and take its moments, the last first, off their list as they pass."""
-        spans = self._spans
+    def _thread(self, order: Iterable[int], moments: Moments, own: array[int], place: int) -> int:
+        """Nest the spans of one thread, and take its own moments, the last first, off their list as they pass."""
+        spans, begins = self._spans, moments.begin
         starts, durs, kinds, names = spans.start, spans.dur, spans.kind, spans.name
         ops: list[tuple[float, int]] = []  # (end, span): ops and annotations that have begun and not ended
         modules: list[tuple[float, int]] = []  # (end, path)
         frames: list[tuple[float, int]] = []  # (end, name)
 
         def answer(before: float) -> None:
-            while moments and moments[-1][0] < before:
-                begin, end, key = moments.pop()
-                op = _around(ops, begin, end)
-                if op != _NONE:
-                    found[key] = op
-                else:
-                    self.outside[key] = (_top(modules, begin, end), _top(frames, begin, end))
+            while own and begins[own[-1]] < before:
+                moment = own.pop()
+                begin, end = begins[moment], moments.end[moment]
+                self.around[moment] = _around(ops, begin, end)
+                if self.around[moment] == _NONE:
+                    self.outer_module[moment] = _top(modules, begin, end)
+                    self.outer_frame[moment] = _top(frames, begin, end)
 
         for span in order:
             start = starts[span]
-            if moments and moments[-1][0] < start:
+            if own and begins[own[-1]] < start:
                 answer(start)
             end = start + durs[span]
             kind = kinds[span]
@@ -112,18 +113,14 @@ class Nesting:
         return names[::-1]
 
 
-def _by_thread(spans: Spans) -> dict[int, list[int]]:
-    """Spans of each thread in the order in which they open: by start, the longer first, then by number."""
-    threads: dict[int, list[int]] = {}
+def _by_thread(spans: Spans) -> Iterator[tuple[int, Iterator[int]]]:
+    """Each thread and its spans in the order in which they open: by start, the longer first, then by number."""
+    threads: dict[int, array[int]] = {}
     for span, thread in enumerate(spans.thread):
-        threads.setdefault(thread, []).append(span)
-    for thread, order in threads.items():
-        for column in (spans.name, spans.external):
-            order.sort(key=column.__getitem__)
-        order.sort(key=spans.dur.__getitem__, reverse=True)
-        order.sort(key=spans.start.__getitem__)
-        threads[thread] = [span for at, span in enumerate(order) if not at or not _same(spans, order[at - 1], span)]
-    return threads
+        threads.setdefault(thread, array("i")).append(span)
+    for thread, own in threads.items():
+        order = in_order(spans.start, own, lambda span: (-spans.dur[span], spans.external[span], spans.name[span]))
+        yield thread, (span for at, span in enumerate(order) if not at or not _same(spans, order[at - 1], span))
 
 
 def _same(spans: Spans, first: int, second: int) -> bool:

@@ -3,78 +3,87 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
-from memwall.traces.events import Recording
+from memwall.traces.events import Recording, in_order
 from memwall.traces.nesting import Nesting
-from memwall.traces.records import TracedOp
+from memwall.traces.records import Numbered, OpKind, Ops
 
 #: "autograd::engine::evaluate_function: AddmmBackward0", "CompiledFunctionBackward"
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$|^torch::autograd::AccumulateGrad$")
 _OPTIMIZER = re.compile(r"^Optimizer\.|^aten::_(fused|foreach)_(adam|adamw|sgd|adagrad)")
 #: most modules named in a path; real ones nest less than twenty deep
 _MOST_MODULES = 64
+#: most ops of one sequence number examined, the last first
+_MOST_OPS = 1024
 _NO_WORD = re.compile(r"\W")
 
 
 class Owners:
-    """Which spans become :class:`TracedOp`, and what is known of each."""
+    """Which spans become ops of the trace, and what is known of each."""
 
     def __init__(self, recording: Recording, nesting: Nesting, spans: Iterable[int], base: float) -> None:
-        self._recording = recording
+        self._recording, self._nesting, self._base = recording, nesting, base
         self._spans = recording.spans
-        self._nesting = nesting
-        self._base = base
         self._phases: dict[int, str] = {}  # name -> what it says itself
         self._modules: dict[int, str] = {}  # path -> its text
-        kept = self._with_parents(set(spans))
-        forward = self._forward_of(kept)
-        kept |= self._with_parents(set(forward.values()))
-        start, place = self._spans.start, nesting.place
-        self._order = sorted(kept, key=lambda span: (start[span], self._spans.thread[span], place[span]))
-        #: backward span -> forward span
-        self._forward = forward
-        #: span -> id in Trace.ops
-        self.ids = {span: index for index, span in enumerate(self._order)}
+        kept = bytearray(len(self._spans))
+        self._keep(kept, spans)
+        #: backward span -> forward span, or -1
+        self._forward = self._forward_of(kept)
+        self._keep(kept, self._forward)
+        thread, place = self._spans.thread, nesting.place
+        numbers = (span for span, is_kept in enumerate(kept) if is_kept)
+        self._order = in_order(self._spans.start, numbers, lambda span: (thread[span], place[span]))
+        #: span -> number in Trace.ops
+        self.numbers = array("i", [-1]) * len(self._spans)
+        for number, span in enumerate(self._order):
+            self.numbers[span] = number
 
-    def ops(self) -> tuple[TracedOp, ...]:
+    def ops(self) -> Ops:
         """The ops, parents before children and forward ops before their backward ops."""
-        made: list[TracedOp] = []
-        for span in self._order:
-            made.append(self._op(span, made))
-        return tuple(made)
+        made, known = Ops(), dict[tuple[Any, ...], int]()
+        for number, span in enumerate(self._order):
+            parent = self._number_of(self._nesting.parent[span])
+            forward = self._number_of(self._forward[span])
+            if not 0 <= forward < number:  # one that begins together with its backward op may come after it
+                forward = made.forward[parent] if parent >= 0 else -1
+            key, detail = self._kind(span, made, parent, forward), self._spans.detail[span]
+            kind = known.setdefault((*key, detail), len(made.kinds))
+            if kind == len(made.kinds):
+                made.kinds.append(OpKind(*key, self._recording.details[detail]))
+            made.kind.append(kind)
+            made.parent.append(parent)
+            made.forward.append(forward)
+            made.start_us.append(self._spans.start[span] - self._base)
+            made.dur_us.append(self._spans.dur[span])
+        return made
 
-    def _with_parents(self, spans: set[int]) -> set[int]:
-        found: set[int] = set()
+    def _number_of(self, span: int) -> int:
+        return self.numbers[span] if span >= 0 else -1
+
+    def _keep(self, kept: bytearray, spans: Iterable[int]) -> None:
+        """Keep some spans and those around them."""
         for span in spans:
-            while span >= 0 and span not in found:
-                found.add(span)
+            while span >= 0 and not kept[span]:
+                kept[span] = True
                 span = self._nesting.parent[span]
-        return found
 
-    def _op(self, span: int, made: list[TracedOp]) -> TracedOp:
-        """One op; missing fields are taken from the op around it, or from its forward op."""
+    def _kind(self, span: int, made: Ops, parent: int, forward: int) -> tuple[str, tuple[str, str], str, str, str]:
+        """Name, thread, module, source, phase; missing ones are taken from the op around it, or from its forward op."""
         spans, texts, nesting = self._spans, self._recording.names.texts, self._nesting
-        detail = self._recording.details[spans.detail[span]]
-        parent = made[self.ids[nesting.parent[span]]] if nesting.parent[span] >= 0 else None
-        origin = made[self.ids[self._forward[span]]] if span in self._forward else None
-        if origin is None and parent is not None and parent.forward is not None:
-            origin = made[parent.forward]
-        near = [other for other in (parent, origin) if other is not None]
+        near = [made.kind_of(other) for other in (parent, forward) if other >= 0]
         module = self.module_of(nesting.module[span]) or next((other.module for other in near if other.module), "")
-        source = detail.source or (texts[nesting.frame[span]] if nesting.frame[span] >= 0 else "")
-        phase = self._phase(span) or (parent.phase if parent else "")
-        return TracedOp(
-            id=self.ids[span], name=texts[spans.name[span]], thread=self._recording.threads[spans.thread[span]],
-            start_us=spans.start[span] - self._base, dur_us=spans.dur[span],
-            dims=detail.dims, types=detail.types, strides=detail.strides, concrete=detail.concrete,
-            parent=parent.id if parent else None, module=module,
-            source=source or next((other.source for other in near if other.source), ""),
-            phase=phase or ("forward" if module or spans.sequence[span] >= 0 else ""),
-            forward=origin.id if origin else None, attributes=detail.attributes,
-        )  # fmt: skip
+        source = self._recording.details[spans.detail[span]].source
+        source = source or (texts[nesting.frame[span]] if nesting.frame[span] >= 0 else "")
+        source = source or next((other.source for other in near if other.source), "")
+        phase = self._phase(span) or (near[0].phase if parent >= 0 else "")
+        phase = phase or ("forward" if module or spans.sequence[span] >= 0 else "")
+        return texts[spans.name[span]], self._recording.threads[spans.thread[span]], module, source, phase
 
     def module_of(self, path: int) -> str:
         """The text of a module path, "" for -1."""
@@ -83,40 +92,41 @@ class Owners:
             self._modules[path] = "/".join(self._recording.names.texts[name] for name in names)
         return self._modules[path]
 
-    def _forward_of(self, kept: set[int]) -> dict[int, int]:
-        """Backward span -> the forward span that made its node: same sequence number, begun before.
+    def _forward_of(self, kept: bytearray) -> array[int]:
+        """Of each backward span the forward span that made its node, or -1: same process and sequence number, begun
+        before.
 
         The counter advances when a node is made, so of several ops with one number the last that began made it,
         unless one has the node's name.
         """
-        spans = self._spans
-        nodes = {span for span in kept if spans.sequence[span] >= 0 and self._phase(span) == "backward"}
-        if not nodes:
-            return {}
-        numbers = {self._number(span) for span in nodes}
-        #: the ops of a number, and of these the ops of one name, in order of time
-        candidates: dict[tuple[tuple[str, int], str | None], list[int]] = {}
+        spans, found = self._spans, array("i", [-1]) * len(self._spans)
+        numbers: Numbered[tuple[str, int]] = Numbered()
+        nodes = [span for span, is_kept in enumerate(kept)
+                 if is_kept and spans.sequence[span] >= 0 and self._phase(span) == "backward"]  # fmt: skip
+        wanted = [numbers.number(self._node(span)) for span in nodes]
+        if not wanted:
+            return found
+        node = array("i", [-1]) * len(spans)  # of what may have made one
         for span, sequence in enumerate(spans.sequence):
-            if sequence >= 0 and (number := self._number(span)) in numbers and self._phase(span) != "backward":
-                for name in (None, _bare(self._name(span))):
-                    candidates.setdefault((number, name), []).append(span)
-        for found in candidates.values():
-            found.sort(key=spans.start.__getitem__)
-        pairs = ((node, self._made(node, candidates)) for node in nodes)
-        return {node: made for node, made in pairs if made is not None}
+            if sequence >= 0 and self._phase(span) != "backward":
+                node[span] = numbers.find(self._node(span))
+        begun = in_order(spans.start, (span for span, number in enumerate(node) if number >= 0))
+        order = array("i", sorted(begun, key=node.__getitem__))
+        for span, number in zip(nodes, wanted, strict=True):
+            low = bisect_left(order, number, key=node.__getitem__)
+            high = bisect_right(order, number, low, key=node.__getitem__)
+            high = bisect_right(order, spans.start[span], low, high, key=spans.start.__getitem__)
+            found[span] = self._made(span, order[max(low, high - _MOST_OPS) : high])
+        return found
 
-    def _made(
-        self, backward: int, candidates: Mapping[tuple[tuple[str, int], str | None], Sequence[int]]
-    ) -> int | None:
-        begins = self._spans.start.__getitem__
-        for name in (_bare(self._name(backward)), None):
-            found = candidates.get((self._number(backward), name), ())
-            if count := bisect_right(found, begins(backward), key=begins):
-                return found[count - 1]
-        return None
+    def _made(self, node: int, candidates: Sequence[int]) -> int:
+        """The last of a node's name, else the last; -1 of none."""
+        name = _bare(self._name(node))
+        alike = (span for span in reversed(candidates) if _bare(self._name(span)) == name)
+        return next(alike, candidates[-1] if candidates else -1)
 
     def _phase(self, span: int) -> str:
-        if self._spans.forward_thread[span] > 0:
+        if self._spans.backward[span]:
             return "backward"
         name = self._spans.name[span]
         if name not in self._phases:
@@ -125,7 +135,8 @@ class Owners:
             self._phases[name] = "backward" if _BACKWARD.search(text) else is_optimizer
         return self._phases[name]
 
-    def _number(self, span: int) -> tuple[str, int]:
+    def _node(self, span: int) -> tuple[str, int]:
+        """Process and sequence number."""
         return self._recording.threads[self._spans.thread[span]][0], self._spans.sequence[span]
 
     def _name(self, span: int) -> str:

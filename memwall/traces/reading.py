@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from operator import add
 from pathlib import Path
 from typing import Any
 
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device, match_hardware
-from memwall.traces.events import Activity, Recording
-from memwall.traces.matching import Match, match
+from memwall.traces.events import CATEGORIES, Activities, Recording, in_order
+from memwall.traces.matching import Matches, match
 from memwall.traces.nesting import Nesting
 from memwall.traces.owners import Owners
-from memwall.traces.records import Device, Step, Trace, TracedKernel
+from memwall.traces.records import Device, KernelKind, Kernels, Step, Trace
 from memwall.traces.stream import read_events
 from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
 from memwall.traces.values import printable, whole_number
@@ -23,9 +24,6 @@ from memwall.traces.values import printable, whole_number
 #: the second name of the devices is that of early 2021
 _DEVICES = ("deviceProperties", "computeProperties")
 _RANKS = "distributedInfo"
-
-#: the order of GPU rows
-_ON_THE_GPU = attrgetter("start", "device", "stream", "dur", "correlation", "name")
 
 #: CUPTI writes 0 for a kernel that it could not time; none starts this long before the first CPU event
 _TIMED_US = 1e7
@@ -47,7 +45,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """
     recording = Recording()
     header = read_events(path, recording.keep, frozenset((*_DEVICES, _RANKS)))
-    if not (recording.activities or len(recording.spans) or recording.calls.start):
+    if not (len(recording.activities) or len(recording.spans) or recording.calls.start):
         raise UsageError(
             f"{path} holds no event of the PyTorch profiler (cpu_op, cuda_runtime, kernel, ...): "
             "export one with torch.profiler.profile(...).export_chrome_trace(path)"
@@ -58,24 +56,39 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace:
     _drop_untimed(recording)
     base, end = _extent(recording)
-    activities = sorted(set(recording.activities), key=_ON_THE_GPU)
+    duplicates = _sort(recording)
     nesting = Nesting(recording)
-    matches = match(recording, activities, nesting)
-    owners = Owners(recording, nesting, {m.span for m in matches if m.span is not None}, base)
+    matches = match(recording, nesting)
+    owners = Owners(recording, nesting, matches.span, base)
     ops = owners.ops()
-    kernels = tuple(
-        _kernel(number, activity, found, owners, nesting, recording, base)
-        for number, (activity, found) in enumerate(zip(activities, matches, strict=True))
-    )
+    kernels = _kernels(recording, matches, owners, nesting, base)
     properties = next((header[key] for key in _DEVICES if key in header), None)
-    devices = _devices(properties, Counter(kernel.device for kernel in kernels))
+    counts = {device: len(own) for device, own in kernels.by_device().items()}
+    devices = _devices(properties, counts)
     return Trace(
         path_name=name, devices=devices, ops=ops, kernels=kernels, gaps=gaps(kernels, ops, recording, nesting, base),
         steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)), span_us=end - base,
         busy_us=busy_us(kernels), exposed_communication_us=exposed_communication_us(kernels),
-        notes=tuple(_notes(recording, len(recording.activities) - len(activities), kernels, devices)),
-        ranks=_ranks(header.get(_RANKS)),
+        notes=tuple(_notes(recording, duplicates, kernels, devices)), ranks=_ranks(header.get(_RANKS)),
     )  # fmt: skip
+
+
+def _sort(recording: Recording) -> int:
+    """Put the rows of the GPU in order, each once; how many stood twice."""
+    rows, lanes = recording.activities, recording.lanes.values
+    columns = (rows.dur, rows.correlation, rows.name, rows.external, rows.thread, rows.detail, rows.category)
+
+    def whole(row: int) -> tuple[Any, ...]:
+        return rows.start[row], *lanes[rows.lane[row]], *(column[row] for column in columns)
+
+    order = in_order(rows.start, range(len(rows)), whole)
+    unique = array("i", (row for at, row in enumerate(order) if not at or not _same(rows, whole, order[at - 1], row)))
+    rows.take(unique)
+    return len(order) - len(unique)
+
+
+def _same(rows: Activities, whole: Callable[[int], Any], first: int, second: int) -> bool:
+    return rows.start[first] == rows.start[second] and bool(whole(first) == whole(second))
 
 
 def _ranks(info: object) -> dict[str, int]:
@@ -93,43 +106,43 @@ def _ranks(info: object) -> dict[str, int]:
 def _drop_untimed(recording: Recording) -> None:
     """Leave out GPU rows without a valid time, and count them."""
     begins = [min(times) for times in (recording.spans.start, recording.calls.start) if times]
-    if begins:
-        earliest = min(begins) - _TIMED_US
-        timed = [row for row in recording.activities if row.start >= earliest]
-        recording.dropped["that the profiler could not time"] += len(recording.activities) - len(timed)
-        recording.activities = timed
+    rows, earliest = recording.activities, min(begins, default=-math.inf) - _TIMED_US
+    timed = array("i", (row for row, start in enumerate(rows.start) if start >= earliest))
+    if len(timed) < len(rows):
+        recording.dropped["that the profiler could not time"] += len(rows) - len(timed)
+        rows.take(timed)
 
 
 def _extent(recording: Recording) -> tuple[float, float]:
     """First begin and last end of what was kept; steps do not count, they may exceed the recording."""
-    spans, calls, rows = recording.spans, recording.calls, recording.activities
-    columns = [(spans.start, spans.dur), (calls.start, calls.dur), ([r.start for r in rows], [r.dur for r in rows])]
-    starts = [min(times) for times, _ in columns if times]
-    return min(starts), max(max(map(float.__add__, times, durations)) for times, durations in columns if times)
+    columns = [kept for kept in (recording.spans, recording.calls, recording.activities) if kept.start]
+    return min(min(kept.start) for kept in columns), max(max(map(add, kept.start, kept.dur)) for kept in columns)
 
 
-def _kernel(
-    number: int, activity: Activity, found: Match, owners: Owners, nesting: Nesting, recording: Recording, base: float
-) -> TracedKernel:
-    detail = recording.details[activity.detail]
-    calls = recording.calls
-    outside = None if found.call is None or found.span is not None else nesting.outside.get(found.call)
-    path, frame = outside or (-1, -1)
-    texts = recording.names.texts
-    return TracedKernel(
-        id=number, name=texts[activity.name], category=activity.category,
-        device=activity.device, stream=activity.stream, start_us=activity.start - base, dur_us=activity.dur,
-        op=None if found.span is None else owners.ids[found.span], module=owners.module_of(path),
-        source=texts[frame] if frame >= 0 else "",
-        launch="" if found.call is None else texts[calls.name[found.call]],
-        launch_us=None if found.call is None else calls.start[found.call] - base,
-        grid=detail.grid, block=detail.block, bytes=detail.bytes, attributes=detail.attributes,
-    )  # fmt: skip
+def _kernels(recording: Recording, matches: Matches, owners: Owners, nesting: Nesting, base: float) -> Kernels:
+    """The linked kernels, in the order of the activities."""
+    rows, calls, texts = recording.activities, recording.calls, recording.names.texts
+    made, known = Kernels(), dict[tuple[int, ...], int]()
+    for row, (call, span) in enumerate(zip(*matches, strict=True)):
+        launch, outside = calls.name[call] if call >= 0 else -1, call >= 0 and span < 0
+        path, frame = (nesting.outer_module[row], nesting.outer_frame[row]) if outside else (-1, -1)
+        key = (rows.name[row], rows.category[row], rows.lane[row], path, frame, launch, rows.detail[row])
+        kind = known.setdefault(key, len(made.kinds))
+        if kind == len(made.kinds):
+            made.kinds.append(KernelKind(
+                texts[rows.name[row]], CATEGORIES[rows.category[row]], *recording.lanes.values[rows.lane[row]],
+                owners.module_of(path), texts[frame] if frame >= 0 else "", texts[launch] if launch >= 0 else "",
+                recording.details[rows.detail[row]],
+            ))  # fmt: skip
+        made.kind.append(kind)
+        made.op.append(owners.numbers[span] if span >= 0 else -1)
+        made.start_us.append(rows.start[row] - base)
+        made.dur_us.append(rows.dur[row])
+        made.launch_us.append(calls.start[call] - base if call >= 0 else math.nan)
+    return made
 
 
-def _notes(
-    recording: Recording, duplicates: int, kernels: Sequence[TracedKernel], devices: Sequence[Device]
-) -> list[str]:
+def _notes(recording: Recording, duplicates: int, kernels: Kernels, devices: Sequence[Device]) -> list[str]:
     """What was left out or cannot be known, one line each, in a fixed order."""
     notes = [f"{count} events {what} were left out" for what, count in sorted(recording.dropped.items()) if count]
     if duplicates:
@@ -137,7 +150,7 @@ def _notes(
     if not kernels:
         notes.append("no GPU row: the profiler ran without a GPU or without ProfilerActivity.CUDA")
     notes += _launch_notes(kernels)
-    overlap, total = _overlap_us(kernels), sum(kernel.dur_us for kernel in kernels)
+    overlap, total = _overlap_us(kernels), sum(kernels.dur_us)
     if overlap > _OVERLAP * total:
         notes.append(f"GPU rows run {overlap:.0f} us into the next row of their stream: their durations are too long")
     notes += _nameless([device for device in devices if device.kernels])
@@ -155,38 +168,42 @@ def _nameless(ran: Sequence[Device]) -> list[str]:
     return [f"the trace does not name its GPU: {label}" + (f", as {found} has" if found else "")]
 
 
-def _overlap_us(kernels: Sequence[TracedKernel]) -> float:
+def _overlap_us(kernels: Kernels) -> float:
     """Time by which rows overlap the next of their stream; those of one graph launch may run concurrently."""
-    last: dict[tuple[int, int], TracedKernel] = {}
+    last: dict[tuple[int, int], float] = {}
     overlap = 0.0
-    for kernel in kernels:
-        before = last.get((kernel.device, kernel.stream))
-        if before is not None and "Graph" not in kernel.launch:
-            overlap += max(0.0, min(before.end_us, kernel.end_us) - kernel.start_us)
-        if before is None or kernel.end_us > before.end_us:
-            last[kernel.device, kernel.stream] = kernel
+    for number in range(len(kernels)):
+        kind, end = kernels.kind_of(number), kernels.end_us(number)
+        before = last.get((kind.device, kind.stream))
+        if before is not None and "Graph" not in kind.launch:
+            overlap += max(0.0, min(before, end) - kernels.start_us[number])
+        if before is None or end > before:
+            last[kind.device, kind.stream] = end
     return overlap
 
 
-def _launch_notes(kernels: Sequence[TracedKernel]) -> list[str]:
+def _launch_notes(kernels: Kernels) -> list[str]:
     notes = []
-    lost = [kernel for kernel in kernels if not kernel.launch and kernel.op is None]
+    bare = array("i", (number for number, op in enumerate(kernels.op) if op < 0))
+    lost = array("i", (number for number in bare if not kernels.kind_of(number).launch))
     if lost:
         notes.append(
-            f"{len(lost)} GPU rows ({sum(k.dur_us for k in lost):.0f} us) have no launch in the trace: "
+            f"{len(lost)} GPU rows ({kernels.total_us(lost):.0f} us) have no launch in the trace: "
             "they were launched before the recording began, or by a library that it did not see"
         )
-    bare = [kernel for kernel in kernels if kernel.launch and kernel.op is None]
-    if bare:
-        notes.append(f"{len(bare)} GPU rows ({sum(k.dur_us for k in bare):.0f} us) were launched outside any op")
-    graphs = [kernel for kernel in kernels if "GraphLaunch" in kernel.launch]
+    outside = array("i", (number for number in bare if kernels.kind_of(number).launch))
+    if outside:
+        notes.append(f"{len(outside)} GPU rows ({kernels.total_us(outside):.0f} us) were launched outside any op")
+    graphs = array("i", (n for n in range(len(kernels)) if "GraphLaunch" in kernels.kind_of(n).launch))
     if graphs:
-        launches = len({(kernel.launch_us, kernel.op) for kernel in graphs})
+        launches = len({(kernels.launch_us[number], kernels.op[number]) for number in graphs})
         notes.append(
             f"{len(graphs)} GPU rows belong to {launches} CUDA graph launches: a graph keeps no op of its kernels, "
             "so the op around the launch owns them"
         )
-    early = sum(k.launch_us is not None and k.start_us < k.launch_us - _CLOCKS_AGREE_US for k in kernels)
+    # no launch is not a number, and nothing is early of it
+    times = zip(kernels.start_us, kernels.launch_us, strict=True)
+    early = sum(start < launch - _CLOCKS_AGREE_US for start, launch in times)
     if early:
         notes.append(f"{early} GPU rows begin over 1 ms before their launch: CPU and GPU clocks disagree")
     return notes

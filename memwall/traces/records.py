@@ -2,16 +2,26 @@
 
 Times are microseconds since the first event kept (``TracedKernel.start_us`` may precede an op's: the clocks of CPU and
 GPU differ by a few us). Every figure is the trace's own; nothing here is modeled.
+
+Kernels, ops and gaps are tables: what differs from one to the next (times, links) is a number in a column, what many
+share (a kernel's name, grid, stream and module; an op's name, shapes and module) is kept once. A kernel takes 32 bytes
+so, an op 28, a gap 24; the object of a row is built when it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from array import array
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq, index
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from memwall.core.units import size
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 #: sizes of one argument: ``(64, 128)``; of a tensor list: ``((64, 128), (64,))``; ``()`` for a scalar, None or a
 #: 0-dim tensor (distinguished by ``types``: a tensor has its dtype there, a scalar "Scalar", "Int", "Double", "")
@@ -22,6 +32,65 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 def nothing() -> Mapping[str, Any]:
     return NOTHING
+
+
+class Numbered(Generic[Key]):
+    """Distinct values, each kept once, under the number of its first appearance."""
+
+    def __init__(self) -> None:
+        self.values: list[Key] = []
+        self._numbers: dict[Key, int] = {}
+
+    def number(self, value: Key) -> int:
+        """The number of a value, which is added if it is new."""
+        found = self._numbers.get(value)
+        if found is None:
+            found = self._numbers[value] = len(self.values)
+            self.values.append(value)
+        return found
+
+    def find(self, value: Key) -> int:
+        """The number of a value; -1 if it has none."""
+        return self._numbers.get(value, -1)
+
+
+class Table(Sequence[Item]):
+    """Rows kept as columns: :meth:`row` builds the object of one when it is asked for, and does not keep it."""
+
+    def row(self, number: int) -> Item:
+        """The row of a number from 0 to the length."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Item]: ...
+    def __getitem__(self, place: int | slice) -> Item | list[Item]:
+        places = range(len(self))[place if isinstance(place, slice) else index(place)]
+        return self.row(places) if isinstance(places, int) else [self.row(number) for number in places]
+
+    def __iter__(self) -> Iterator[Item]:
+        return map(self.row, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Arguments that many events share: those of an op, or of a kernel."""
+
+    dims: tuple[Dims, ...] = ()
+    types: tuple[str, ...] = ()
+    strides: tuple[Dims, ...] | None = None
+    concrete: tuple[str, ...] = ()
+    source: str = ""
+    grid: tuple[int, ...] | None = None
+    block: tuple[int, ...] | None = None
+    bytes: int | None = None
+    attributes: Mapping[str, Any] = field(default_factory=nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +189,120 @@ class Gap:
     cause: str  # "host: aten::linear", "sync: cudaStreamSynchronize", "graph launch: cudaGraphLaunch", "unknown"
 
 
+class OpKind(NamedTuple):
+    """What ops of one kind share."""
+
+    name: str
+    thread: tuple[str, str]
+    module: str
+    source: str
+    phase: str
+    detail: Detail
+
+
+class Ops(Table[TracedOp]):
+    """The ops of a trace. ``parent`` and ``forward`` are -1 for none."""
+
+    def __init__(self) -> None:
+        self.kinds: list[OpKind] = []
+        self.kind, self.parent, self.forward = array("i"), array("i"), array("i")
+        self.start_us, self.dur_us = array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def kind_of(self, number: int) -> OpKind:
+        return self.kinds[self.kind[number]]
+
+    def around(self, number: int) -> Iterator[int]:
+        """An op and those around it, innermost first."""
+        while number >= 0:
+            yield number
+            number = self.parent[number]
+
+    def row(self, number: int) -> TracedOp:
+        name, thread, module, source, phase, detail = self.kind_of(number)
+        parent, forward = self.parent[number], self.forward[number]
+        return TracedOp(
+            number, name, thread, self.start_us[number], self.dur_us[number], detail.dims, detail.types, detail.strides,
+            detail.concrete, parent if parent >= 0 else None, module, source, phase, forward if forward >= 0 else None,
+            detail.attributes,
+        )  # fmt: skip
+
+
+class KernelKind(NamedTuple):
+    """What kernels of one kind share."""
+
+    name: str
+    category: str
+    device: int
+    stream: int
+    module: str
+    source: str
+    launch: str
+    detail: Detail
+
+
+class Kernels(Table[TracedKernel]):
+    """The kernels of a trace. ``op`` is -1 for none, ``launch_us`` is not a number if no call launched it."""
+
+    def __init__(self) -> None:
+        self.kinds: list[KernelKind] = []
+        self.kind, self.op = array("i"), array("i")
+        self.start_us, self.dur_us, self.launch_us = array("d"), array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def kind_of(self, number: int) -> KernelKind:
+        return self.kinds[self.kind[number]]
+
+    def end_us(self, number: int) -> float:
+        return self.start_us[number] + self.dur_us[number]
+
+    def by_device(self) -> dict[int, array[int]]:
+        """Device -> its kernels, in order."""
+        devices: dict[int, array[int]] = {}
+        for number, kind in enumerate(self.kind):
+            devices.setdefault(self.kinds[kind].device, array("i")).append(number)
+        return dict(sorted(devices.items()))
+
+    def total_us(self, numbers: Iterable[int]) -> float:
+        """The durations of some kernels together."""
+        return sum(map(self.dur_us.__getitem__, numbers))
+
+    def row(self, number: int) -> TracedKernel:
+        name, category, device, stream, module, source, launch, detail = self.kind_of(number)
+        op, launch_us = self.op[number], self.launch_us[number]
+        return TracedKernel(
+            number, name, category, device, stream, self.start_us[number], self.dur_us[number], op if op >= 0 else None,
+            module, source, launch, None if math.isnan(launch_us) else launch_us, detail.grid, detail.block,
+            detail.bytes, detail.attributes,
+        )  # fmt: skip
+
+
+class Gaps(Table[Gap]):
+    """The gaps of a trace."""
+
+    def __init__(self) -> None:
+        self.causes: Numbered[str] = Numbered()
+        self.device, self.cause = array("q"), array("i")
+        self.start_us, self.dur_us = array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self.cause)
+
+    def take(self, order: Sequence[int]) -> None:
+        """Put the gaps in this order."""
+        for name in ("device", "cause", "start_us", "dur_us"):
+            column = getattr(self, name)
+            setattr(self, name, array(column.typecode, map(column.__getitem__, order)))
+
+    def row(self, number: int) -> Gap:
+        cause = self.causes.values[self.cause[number]]
+        return Gap(self.device[number], self.start_us[number], self.dur_us[number], cause)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A ``ProfilerStep#N`` annotation."""
@@ -135,9 +318,9 @@ class Trace:
 
     path_name: str  # the file's name, without folders
     devices: tuple[Device, ...]
-    ops: tuple[TracedOp, ...]
-    kernels: tuple[TracedKernel, ...]
-    gaps: tuple[Gap, ...]
+    ops: Ops
+    kernels: Kernels
+    gaps: Gaps
     steps: tuple[Step, ...]
     span_us: float  # from the first to the last end of everything kept, CPU and GPU
     busy_us: Mapping[int, float]  # device -> time in which at least one of its streams ran something

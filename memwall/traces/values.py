@@ -6,32 +6,15 @@ Profilers write numbers as texts, lists as texts, tensor lists as lists of lists
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from memwall.traces.fields import ATTRIBUTES
-from memwall.traces.records import nothing
+from memwall.traces.records import Detail
 
 #: microseconds since 1970 are 1.8e15 today; a larger number is not a time
 _LATEST_US = 1e17
 _LARGEST = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """Arguments that many events share."""
-
-    dims: tuple[Any, ...] = ()
-    types: tuple[str, ...] = ()
-    strides: tuple[Any, ...] | None = None
-    concrete: tuple[str, ...] = ()
-    source: str = ""
-    grid: tuple[int, ...] | None = None
-    block: tuple[int, ...] | None = None
-    bytes: int | None = None
-    attributes: Mapping[str, Any] = field(default_factory=nothing)
 
 
 def read_detail(found: dict[str, Any]) -> Detail:
