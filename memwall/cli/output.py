@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,7 +57,7 @@ def plan_output(text: str, kinds: Sequence[str], suffixes: Mapping[str, str] = S
     return Output(path, kind)
 
 
-def _write(files: Sequence[tuple[Path, str | bytes]], say: Callable[[str], None]) -> None:
+def _write(files: Sequence[tuple[Path, str | bytes | Iterable[str]]], say: Callable[[str], None]) -> None:
     """Write each file whole; a failure names those that were written before it."""
     done: list[str] = []
     for path, data in files:
@@ -72,9 +72,9 @@ def _write(files: Sequence[tuple[Path, str | bytes]], say: Callable[[str], None]
         say(f"wrote {path}")
 
 
-def print_text(text: str) -> None:
-    """Print a result on standard output, ending in one newline."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+def print_text(text: str | Iterable[str]) -> None:
+    """Print a result on standard output, ending in one newline. The last of several pieces has one."""
+    sys.stdout.writelines((text if text.endswith("\n") else text + "\n",) if isinstance(text, str) else text)
     sys.stdout.flush()
 
 
@@ -146,11 +146,12 @@ class Out:
     ) -> None:  # fmt: skip
         """Render everything, then write the files, then print the result. Raises ``UsageError``: a file cannot be
         written; ``MissingError``: a kind needs a dependency that is not installed."""
-        from memwall.report import render
+        from memwall.report import render_pieces
 
-        files = [(output.path, render(report, output.kind, style=self.style)) for output in self.files]
-        printed = render(report, "json") if self.as_json else render(report, "text", **_terminal())
+        files = [(output.path, render_pieces(report, output.kind, style=self.style)) for output in self.files]
+        printed = render_pieces(report, "json") if self.as_json else render_pieces(report, "text", **_terminal())
         before_files()
         _write(files, self.messages.say)
         before_print()
-        print_text(str(printed))
+        assert not isinstance(printed, bytes)
+        print_text(printed)

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,52 @@ def cache_folder() -> Path:
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwall"
 
 
-def write_whole(path: str | os.PathLike[str], data: str | bytes) -> None:
+def json_pieces(record: Mapping[str, Any]) -> Iterator[str]:
+    """An object as ``json.dumps(..., indent=1)`` writes it, and a newline, piece by piece: a value that is an iterator
+    becomes a list whose items need not be in memory together."""
+    begin = "{"
+    for key, value in record.items():
+        yield f"{begin}\n {json.dumps(key)}: "
+        if isinstance(value, Iterator):
+            yield from _list_pieces(value)
+        else:
+            yield _dumped(value, 1)
+        begin = ","
+    yield "\n}\n"
+
+
+def _list_pieces(items: Iterator[Any]) -> Iterator[str]:
+    begin = "["
+    for item in items:
+        yield f"{begin}\n  {_dumped(item, 2)}"
+        begin = ","
+    yield "[]" if begin == "[" else "\n ]"
+
+
+def _dumped(value: Any, depth: int) -> str:
+    return json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n" + " " * depth)
+
+
+def write_whole(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) -> None:
     """Write a file atomically: to a temporary file next to it, then renamed over it. A link stays: what it leads to is
-    written.
+    written. Text may come in pieces.
 
     Raises:
         UsageError: the folder is missing or not writable, or the disk is full.
     """
     target = Path(path)
     target = Path(os.path.realpath(target)) if target.is_symlink() else target
-    payload = data.encode("utf-8") if isinstance(data, str) else data
+    pieces = (data,) if isinstance(data, (str, bytes)) else data
+    payload = (piece.encode("utf-8") if isinstance(piece, str) else piece for piece in pieces)
     temporary = None
     try:
         if target.exists() and not target.is_file():
-            target.write_bytes(payload)  # a device such as /dev/stdout cannot be renamed over
+            with target.open("wb") as device:  # a device such as /dev/stdout cannot be renamed over
+                device.writelines(payload)
             return
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as handle:
             temporary = Path(handle.name)
-            handle.write(payload)
+            handle.writelines(payload)
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
     except OSError as error:

@@ -7,6 +7,6 @@ of that kind: ``text``, ``markdown``, ``html``, ``tables``, ``figures.picture``.
 ``document.py`` and any page. What a notebook shows is in ``notebook.py``.
 """
 
-from memwall.report.kinds import Report, render
+from memwall.report.kinds import Report, render, render_pieces
 
-__all__ = ["Report", "render"]
+__all__ = ["Report", "render", "render_pieces"]

@@ -41,8 +41,8 @@ class Report:
         """The page for a terminal."""
         return to_text(self.document("text"), width=width, color=color)
 
-    def record(self) -> str:
-        """Its record as JSON."""
+    def record(self) -> str | Iterable[str]:
+        """Its record as JSON, whole or in pieces."""
         raise NotImplementedError
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
@@ -88,7 +88,7 @@ def _parquet(report: Report) -> bytes:
 
 
 #: kind -> its writer, but for ``text``, which has options
-_WRITERS: Mapping[str, Callable[[Report], str | bytes]] = {
+_WRITERS: Mapping[str, Callable[[Report], str | bytes | Iterable[str]]] = {
     "md": lambda report: to_markdown(report.document("md")),
     "html": lambda report: to_html(report.document("html")),
     "json": lambda report: report.record(),
@@ -113,6 +113,14 @@ def render(
         MissingError: the kind needs a dependency that is not installed.
         TypeError: an option that the report does not have.
     """
+    found = render_pieces(result, kind, width=width, color=color, style=style, **options)
+    return found if isinstance(found, (str, bytes)) else "".join(found)
+
+
+def render_pieces(
+    result: Any, kind: str, *, width: int | None = None, color: bool = False, style: str = "screen", **options: Any
+) -> str | bytes | Iterable[str]:
+    """As :func:`render`, but a record that is too large to be in memory comes in pieces of text."""
     report: Report = result
     if not isinstance(result, Report):
         module, name = _REPORTS[type(result).__name__]

@@ -9,102 +9,31 @@ long as it can have been (:attr:`TraceAnalysis.resolution_s` more for each kerne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from memwall.analysis.table import group_by, share
+from memwall.analysis.table import share
 from memwall.core.graph import Pipe
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
 from memwall.perfmodel.roofline import LINK, WALLS
+from memwall.traces.attained import RowKind, TraceRow, TraceRows
 from memwall.traces.calls import Surroundings
-from memwall.traces.costs import Pricing, older_kernels_note, row_cost
+from memwall.traces.costs import Price, Pricing, older_kernels_note, reading, row_cost
 from memwall.traces.reading import ran_elsewhere, vendors_of
-from memwall.traces.records import Trace, TracedKernel, TracedOp
-from memwall.traces.rows import Launches, RowCost, is_call, rows_of
+from memwall.traces.records import Trace, TracedOp
+from memwall.traces.rows import Launches, RowCost, Rows, is_call
 
 SCHEMA = "memwall.trace/1"
 #: the key under which rows without a wall are summed
 UNKNOWN = "unknown"
 _US = 1e-6
 _NOTABLE_PIPE = 0.05
-#: attributes of a row in its record, and those that have another name there
-_WRITTEN = ("id", "name", "op_class", "phase", "module", "source", "shapes", "device", "start_s", "measured_s", "flops",
-            "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall", "assumed",
-            "reason")  # fmt: skip
-_KEYS = {"name": "op", "op_class": "class"}
+#: what rows are grouped by -> the attribute of a kind
+_GROUPED = {"op": "key", "module": "module", "class": "op_class", "phase": "phase"}
 _SHARES = ("matched_share", "shaped_share", "costed_share", "costed_of_shaped")
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """What one op execution launched, or a kernel without a known op. Seconds and bytes; None: not known."""
-
-    id: int
-    name: str
-    op_class: str
-    phase: str
-    module: str
-    source: str
-    shapes: str
-    device: int
-    start_s: float
-    kernels: tuple[TracedKernel, ...]
-    #: some op is linked to the launch, and it (or the copy, the collective) recorded its sizes
-    matched: bool
-    shaped: bool
-    measured_s: float
-    #: the time compared with the roof: ``measured_s`` plus what its kernels' durations may have lost by truncation
-    longest_s: float
-    flops: int | None
-    #: what most of the FLOPs run on
-    pipe: Pipe | None
-    read_bytes: int | None
-    write_bytes: int | None
-    #: bytes that cross the link to the host or to other GPUs
-    link_bytes: int | None
-    bound_s: float | None
-    modeled_s: float | None
-    wall: str
-    #: how the trace was read if the plain reading is impossible (:mod:`memwall.traces.costs`)
-    assumed: str
-    reason: str
-    notes: tuple[str, ...] = ()
-    #: by Nsight Compute, all kernels of the row together
-    dram_bytes: int | None = None
-
-    @property
-    def bytes(self) -> int | None:
-        """Compulsory bytes, read and written."""
-        return None if self.read_bytes is None or self.write_bytes is None else self.read_bytes + self.write_bytes
-
-    @property
-    def moved_bytes(self) -> int | None:
-        """Compulsory bytes, those over the link among them."""
-        return None if self.bytes is None else self.bytes + (self.link_bytes or 0)
-
-    @property
-    def of_roof(self) -> float | None:
-        """Speed of light over measured time."""
-        return self.bound_s / self.longest_s if self.bound_s is not None and self.longest_s > 0 else None
-
-    @property
-    def is_over_roof(self) -> bool:
-        """Whether it exceeds the roofline bound: a model error."""
-        return self.bound_s is not None and self.bound_s > self.longest_s > 0
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The key that rows of one kind share."""
-        return self.name, self.shapes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its part of the record."""
-        record = {_KEYS.get(name, name): getattr(self, name) for name in _WRITTEN}
-        kernels = [{"name": k.name, "stream": k.stream, "time_s": k.dur_us * _US} for k in self.kernels]
-        measured = {} if self.dram_bytes is None else {"measured_dram_bytes": self.dram_bytes}
-        return {**record, "notes": list(self.notes), "kernels": kernels, **measured}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,44 +41,48 @@ class RowGroup:
     """Rows of one kind. A sum is over the rows that have the figure; None if none has."""
 
     key: str
-    rows: tuple[TraceRow, ...]
+    rows: TraceRows
 
     @property
     def first(self) -> TraceRow:
         """The row that represents the group."""
-        return next((row for row in self.rows if row.bound_s is not None), self.rows[0])
+        bounded = self.rows.where(_is_bounded)
+        return (bounded or self.rows)[0]
 
     @property
     def measured_s(self) -> float:
-        return sum(row.measured_s for row in self.rows)
+        return self.rows.measured_s
 
     def known(self, field: str) -> float | None:
         """The sum of a field over the rows that have it; None if none has."""
-        values = [value for row in self.rows if (value := getattr(row, field)) is not None]
+        values = list(self.rows.values(field))
         return sum(values) if values else None
 
     @property
     def of_roof(self) -> float | None:
         """Speed of light over measured time of the rows that have a bound."""
-        bounded = [row for row in self.rows if row.bound_s is not None]
-        longest_s = sum(row.longest_s for row in bounded)
-        return sum(row.bound_s or 0.0 for row in bounded) / longest_s if longest_s else None
+        longest_s = self.rows.where(_is_bounded).longest_s
+        return (self.known("bound_s") or 0.0) / longest_s if longest_s else None
 
     @property
     def modeled_over_measured(self) -> float | None:
         """Predicted over measured seconds of the rows that have a prediction."""
-        modeled = [row for row in self.rows if row.modeled_s is not None]
-        measured_s = sum(row.measured_s for row in modeled)
-        return sum(row.modeled_s or 0.0 for row in modeled) / measured_s if measured_s else None
+        measured_s = self.rows.where(_is_modeled).measured_s
+        return (self.known("modeled_s") or 0.0) / measured_s if measured_s else None
 
     @property
     def wall(self) -> str:
         """The wall that most of the time belongs to."""
-        return max(dict.fromkeys(row.wall for row in self.rows), key=lambda wall: _seconds(self.rows, wall))
+        walls = {wall: rows.measured_s for wall, rows in self.rows.groups(attrgetter("wall")).items()}
+        return max(walls, key=walls.__getitem__)
 
 
-def _seconds(rows: Iterable[TraceRow], wall: str) -> float:
-    return sum(row.measured_s for row in rows if row.wall == wall)
+def _is_bounded(kind: RowKind) -> bool:
+    return kind.bound_s is not None
+
+
+def _is_modeled(kind: RowKind) -> bool:
+    return kind.modeled_s is not None
 
 
 @dataclass(frozen=True)
@@ -158,7 +91,7 @@ class TraceAnalysis:
 
     trace: Trace
     gpu: Gpu
-    rows: tuple[TraceRow, ...]
+    rows: TraceRows
     resolution_s: float
     notes: tuple[str, ...]
 
@@ -181,7 +114,7 @@ class TraceAnalysis:
     @property
     def measured_s(self) -> float:
         """Time of all GPU kernels, copies and collectives, each whole, overlapping or not."""
-        return sum(row.measured_s for row in self.rows)
+        return self.rows.measured_s
 
     @property
     def busy_s(self) -> float:
@@ -191,73 +124,78 @@ class TraceAnalysis:
     @property
     def gap_s(self) -> float:
         """Time between a device's first and last kernel in which it ran nothing."""
-        return sum(gap.dur_us for gap in self.trace.gaps) * _US
+        return sum(self.trace.gaps.dur_us) * _US
 
     @property
-    def over_roof(self) -> tuple[TraceRow, ...]:
+    def over_roof(self) -> TraceRows:
         """Rows faster than the bound, the worst first."""
-        return tuple(sorted((row for row in self.rows if row.is_over_roof), key=lambda row: -(row.of_roof or 0.0)))
+        return self.rows.over_roof()
 
-    def share(self, holds: Callable[[TraceRow], bool]) -> float:
-        """Share of the GPU time of the rows that satisfy a condition."""
-        return share(sum(row.measured_s for row in self.rows if holds(row)), self.measured_s)
+    def share(self, holds: Callable[[RowKind], bool]) -> float:
+        """Share of the GPU time of the rows for whose kind something holds."""
+        return share(self.rows.where(holds).measured_s, self.measured_s)
 
     @property
     def matched_share(self) -> float:
         """Share of GPU time whose launch is linked to an op."""
-        return self.share(lambda row: row.matched)
+        return self.share(attrgetter("matched"))
 
     @property
     def shaped_share(self) -> float:
         """Share of GPU time whose op recorded its sizes."""
-        return self.share(lambda row: row.shaped)
+        return self.share(attrgetter("shaped"))
 
     @property
     def costed_share(self) -> float:
         """Share of GPU time that has FLOPs, bytes and a wall."""
-        return self.share(lambda row: row.bound_s is not None)
+        return self.share(_is_bounded)
 
     @property
     def costed_of_shaped(self) -> float:
         """Share of the GPU time with sizes that has FLOPs, bytes and a wall; 0 if no GPU time has sizes."""
-        return share(self.share(lambda row: row.shaped and row.bound_s is not None), self.shaped_share)
+        return share(self.share(lambda kind: kind.shaped and _is_bounded(kind)), self.shaped_share)
 
     @property
     def modeled_s(self) -> float:
         """The prediction for the rows that have one. Those that cross the link are left out: only their bandwidth is
         modeled, not the wait for the other side."""
-        return sum(row.modeled_s or 0.0 for row in self.rows if row.wall != LINK)
+        return sum(self._modeled.values("modeled_s"), 0.0)
 
     @property
     def modeled_of_s(self) -> float:
         """The measured time of the same rows."""
-        return sum(row.measured_s for row in self.rows if row.modeled_s is not None and row.wall != LINK)
+        return self._modeled.measured_s
+
+    @property
+    def _modeled(self) -> TraceRows:
+        return self.rows.where(lambda kind: _is_modeled(kind) and kind.wall != LINK)
 
     def pipes(self) -> list[Pipe]:
         """What the FLOPs run on, on this GPU, the most used first; those with less than 5 % are left out."""
         flops: Counter[Pipe] = Counter()
-        for row in self.rows:
-            if row.pipe is not None and row.flops:
-                flops[self.gpu.ceiling_pipe(row.pipe)] += row.flops
+        for kind, count in self.rows.counts():
+            if kind.pipe is not None and kind.flops:
+                flops[self.gpu.ceiling_pipe(kind.pipe)] += kind.flops * count
         least = _NOTABLE_PIPE * sum(flops.values())
         return [pipe for pipe in sorted(flops, key=lambda pipe: (-flops[pipe], pipe)) if flops[pipe] >= least]
 
     def by_wall(self) -> dict[str, float]:
         """Measured seconds under each wall, and ``unknown``."""
-        return {wall: _seconds(self.rows, wall) for wall in (*WALLS, LINK, UNKNOWN)}
+        found = self.rows.groups(attrgetter("wall"))
+        return {wall: found[wall].measured_s if wall in found else 0 for wall in (*WALLS, LINK, UNKNOWN)}
 
     def groups(self, by: str = "op") -> list[RowGroup]:
         """Rows summed by ``op`` (its name and shapes), ``module``, ``class`` or ``phase``, the longest first."""
-        keys: Mapping[str, Callable[[TraceRow], Any]] = {
-            "op": lambda row: row.key, "module": lambda row: row.module, "class": lambda row: row.op_class,
-            "phase": lambda row: row.phase,
-        }  # fmt: skip
-        found = group_by(self.rows, map(keys[by], self.rows))
-        groups = [RowGroup(key if isinstance(key, str) else key[0], tuple(rows)) for key, rows in found.items()]
+        found: dict[Any, TraceRows] = self.rows.groups(attrgetter(_GROUPED[by]))
+        groups = [RowGroup(key if isinstance(key, str) else key[0], rows) for key, rows in found.items()]
         return sorted(groups, key=lambda group: (-group.measured_s, group.key))
 
     def to_dict(self) -> dict[str, Any]:
         """``memwall.trace/1``: plain JSON types in a fixed order."""
+        return {key: list(value) if isinstance(value, Iterator) else value for key, value in self.record().items()}
+
+    def record(self) -> dict[str, Any]:
+        """The same, but rows and gaps are iterators: there may be millions."""
         trace = self.trace
         return {
             "schema": SCHEMA, "memwall_version": __version__, "trace": trace.path_name,
@@ -266,10 +204,10 @@ class TraceAnalysis:
             "totals": self.totals(),
             "by_wall_s": self.by_wall(),
             "by_class_s": {group.key: group.measured_s for group in self.groups("class")},
-            "over_roof": [row.id for row in self.over_roof],
-            "rows": [row.to_dict() for row in self.rows],
-            "gaps": [{"device": gap.device, "start_s": gap.start_us * _US, "time_s": gap.dur_us * _US,
-                      "cause": gap.cause} for gap in trace.gaps],
+            "over_roof": list(self.over_roof.numbers),
+            "rows": map(TraceRow.to_dict, self.rows),
+            "gaps": ({"device": gap.device, "start_s": gap.start_us * _US, "time_s": gap.dur_us * _US,
+                      "cause": gap.cause} for gap in trace.gaps),
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -280,9 +218,8 @@ class TraceAnalysis:
             "busy_s": self.busy_s, "gap_s": self.gap_s, "span_s": self.trace.span_us * _US,
             "exposed_communication_s": sum(self.trace.exposed_communication_us.values()) * _US,
             **{what: getattr(self, what) for what in _SHARES},
-            "flops": sum(row.flops or 0 for row in self.rows),
-            "bytes": sum(row.bytes or 0 for row in self.rows),
-            "bound_s": sum(row.bound_s or 0.0 for row in self.rows),
+            "flops": sum(self.rows.values("flops")), "bytes": sum(self.rows.values("bytes")),
+            "bound_s": sum(self.rows.values("bound_s"), 0.0),
             "modeled_s": self.modeled_s, "modeled_rows_measured_s": self.modeled_of_s,
             "over_roof": len(self.over_roof),
         }  # fmt: skip
@@ -300,43 +237,70 @@ def analyse(
         dram_bytes: measured DRAM bytes by kernel id, from Nsight Compute.
         notes: lines that a reader of the result should see, in addition to those of the trace.
     """
+    whole = all(map(float.is_integer, trace.kernels.dur_us))
+    launches = Rows(trace)
+    rows = TraceRows(launches, _US if whole and trace.kernels else 0.0, _by_row(launches, dram_bytes or {}))
     surroundings = Surroundings(trace)
     pricing = Pricing(gpu, measured_here=not ran_elsewhere(trace, gpu))
-    whole = all(float(kernel.dur_us).is_integer() for kernel in trace.kernels)
-    resolution_s = _US if whole and trace.kernels else 0.0
-    rows = tuple(
-        _row(number, launches, row_cost(launches, surroundings), pricing, resolution_s, dram_bytes or {})
-        for number, launches in enumerate(rows_of(trace))
-    )
-    plain = TraceAnalysis(trace, gpu, rows, resolution_s, (*trace.notes, *notes))
+    known: dict[tuple[int, ...], _Priced] = {}
+    for number, op in enumerate(launches.op):
+        kernels = launches.kernels(number)
+        signature = surroundings.signature(op, kernels)
+        priced = known.get(signature)
+        if priced is None:
+            cost = row_cost(launches[number], surroundings)
+            priced = _Priced(launches[number], cost, pricing.prices(cost), {})
+            if not cost.one_off:
+                known[signature] = priced
+        measured_s = trace.kernels.total_us(kernels) * _US
+        rows.add(priced.kind(rows, rows.longest_of(number, measured_s)), measured_s)
+    plain = TraceAnalysis(trace, gpu, rows, rows.resolution_s, (*trace.notes, *notes))
     return replace(plain, notes=(*plain.notes, *_notes(plain)))
 
 
-def _row(
-    number: int, launches: Launches, found: RowCost, pricing: Pricing, resolution_s: float, measured: Mapping[int, int]
-) -> TraceRow:
-    """``measured`` are DRAM bytes by kernel id."""
+def _by_row(launches: Rows, measured: Mapping[int, int]) -> dict[int, int]:
+    """The DRAM bytes of each row all of whose kernels were measured; ``measured`` is by kernel."""
+    found = {}
+    for number in range(len(launches)) if measured else ():
+        kernels = launches.kernels(number)
+        if all(kernel in measured for kernel in kernels):
+            found[number] = sum(measured[kernel] for kernel in kernels)
+    return found
+
+
+class _Priced(NamedTuple):
+    """Launches that are all alike: their cost, its prices, and by reading the number of their kind of row."""
+
+    launches: Launches
+    cost: RowCost
+    prices: tuple[Price, ...]
+    numbers: dict[int, int]
+
+    def kind(self, rows: TraceRows, longest_s: float) -> int:
+        """The number of the kind of a row that took so long."""
+        which = reading(self.prices, longest_s)
+        if which not in self.numbers:
+            price = self.prices[which] if self.prices else None
+            self.numbers[which] = rows.kind_number(_row_kind(self.launches, self.cost, price))
+        return self.numbers[which]
+
+
+def _row_kind(launches: Launches, found: RowCost, price: Price | None) -> RowKind:
     op, cost, kernels = launches.op, found.cost, launches.kernels
-    measured_s = sum(kernel.dur_us for kernel in kernels) * _US
-    longest_s = measured_s + resolution_s * len(kernels)
-    priced = pricing.price(found, longest_s)
-    seen = [measured[kernel.id] for kernel in kernels if kernel.id in measured]
     call = op if op is not None and is_call(op) else None
     named = op if op is not None and (call or launches.kind == "communication") else kernels[0]
     shaped = call is not None and bool(call.dims) if launches.kind == "kernel" else cost is not None
-    return TraceRow(
-        id=number, name=named.name, op_class=found.op_class,
+    return RowKind(
+        name=named.name, op_class=found.op_class,
         phase=op.phase if op else "", module=op.module if op else "", source=op.source if op else "",
-        shapes=shapes_text(call) if call else "", device=kernels[0].device, start_s=kernels[0].start_us * _US,
-        kernels=tuple(kernels), matched=op is not None, shaped=shaped, measured_s=measured_s, longest_s=longest_s,
+        shapes=shapes_text(call) if call else "", device=kernels[0].device, matched=op is not None, shaped=shaped,
         flops=cost.total_flops if cost else None,
         pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost else None,
         read_bytes=cost.read_bytes if cost else None, write_bytes=cost.write_bytes if cost else None,
         link_bytes=round(cost.link_bytes) if cost else None,
-        bound_s=priced.bound_s if priced else None, modeled_s=priced.modeled_s if priced else None,
-        wall=priced.wall if priced else UNKNOWN, assumed=priced.assumed if priced else "",
+        bound_s=price.bound_s if price else None, modeled_s=price.modeled_s if price else None,
+        wall=price.wall if price else UNKNOWN, assumed=price.assumed if price else "",
         reason=found.reason, notes=found.notes,
-        dram_bytes=sum(seen) if seen and len(seen) == len(kernels) else None,
     )  # fmt: skip
 
 
@@ -365,7 +329,7 @@ _IDLE = 0.25
 
 def _notes(analysis: TraceAnalysis) -> list[str]:
     """How often the trace was read in another way than the plain one, and what was assumed."""
-    rows, busy_s = analysis.rows, analysis.busy_s
+    busy_s = analysis.busy_s
     notes = [analysis.other_vendor] if analysis.other_vendor else []
     if analysis.resolution_s:
         notes.append("durations are whole microseconds: each may be up to 1 us longer, and is held so against the roof")
@@ -375,10 +339,13 @@ def _notes(analysis: TraceAnalysis) -> list[str]:
             f"between its first and last kernel the GPU ran {100 * share:.1f} % of the time: the model takes kernels "
             "back to back, with clocks and caches that have had no pause"
         )
-    products = (kernel for row in rows if row.op_class == "contraction" for kernel in row.kernels)
-    if older := older_kernels_note(products, analysis.gpu):
+    products = analysis.rows.where(lambda kind: kind.op_class == "contraction")
+    if older := older_kernels_note(analysis.trace.kernels, products.kernels(), analysis.gpu):
         notes.append(older)
-    counts = Counter(text for row in rows for text in row.notes)
-    counts.update(f"{row.assumed}: otherwise it exceeds the roofline bound" for row in rows if row.assumed)
+    counts: Counter[str] = Counter()
+    for kind, count in analysis.rows.counts():
+        assumed = [f"{kind.assumed}: otherwise it exceeds the roofline bound"] if kind.assumed else []
+        for text in (*kind.notes, *assumed):
+            counts[text] += count
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return notes + [f"{count:,} row{'s' if count > 1 else ''}: {text}" for text, count in order]

@@ -16,10 +16,10 @@ from __future__ import annotations
 import bisect
 import math
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from memwall.core.errors import Unsupported
@@ -28,7 +28,7 @@ from memwall.ops import Call
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import find_row
 from memwall.ops.results import attributes_of, results_of, unrecorded_inputs
-from memwall.traces.records import Trace, TracedKernel, TracedOp
+from memwall.traces.records import Numbered, Trace, TracedKernel, TracedOp
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Schema, bind, parse_value, schemas_of
 
 #: arguments of other libraries' ops that only receive the result
@@ -228,44 +228,58 @@ class Surroundings:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.known: dict[tuple[Any, ...], Any] = {}
-        self._gradients: dict[int, TracedOp] = {}
-        for op in trace.ops:  # an autograd node comes before the ops inside it
-            if op.forward is not None and op.dims:
-                self._gradients.setdefault(op.forward, op)
-        self._by_thread: dict[tuple[str, str], list[TracedOp]] = {}
+        ops = trace.ops
+        self._gradients = array("i", [-1]) * len(ops)
+        chains: Numbered[tuple[int, int]] = Numbered()
+        #: of each op the number of its kind and those of all around it
+        self._chain = array("i")
+        self._by_thread: dict[tuple[str, str], array[int]] = {}
+        for op, (kind, parent, forward) in enumerate(zip(ops.kind, ops.parent, ops.forward, strict=True)):
+            self._chain.append(chains.number((kind, self._chain[parent] if parent >= 0 else -1)))
+            if not ops.kinds[kind].detail.dims:
+                continue
+            self._by_thread.setdefault(ops.kinds[kind].thread, array("i")).append(op)
+            if forward >= 0 > self._gradients[forward]:  # an autograd node comes before the ops inside it
+                self._gradients[forward] = op
+
+    def signature(self, op: int, kernels: Iterable[int]) -> tuple[int, ...]:
+        """Equal for launches that memwall can tell apart by nothing but their time and the ops that follow: the kinds
+        of the op (-1 for none) and of all around it, of its forward op, its gradient and its kernels."""
+        ops, kind = self.trace.ops, self.trace.kernels.kind.__getitem__
+        if op < 0:
+            return (-1, *map(kind, kernels))
+        forward, gradient = ops.forward[op], self._gradient(op)
+        near = (ops.kind[other] if other >= 0 else -1 for other in (forward, gradient))
+        return self._chain[op], *near, *map(kind, kernels)
 
     def hints(self, op: TracedOp, kernels: Sequence[TracedKernel]) -> Hints:
         """What is known without looking at the ops after it."""
         names = [kernel.name for kernel in kernels]
+        gradient = self._gradient(op.id)
         return Hints(
             list_dtype=list_dtype(names),
             allow_tf32=not any(map(_FULL_FLOAT32.search, names)),
-            gradient=self._gradient(op),
+            gradient=_specs(self.trace.ops[gradient]) if gradient >= 0 else (),
             forward=self.trace.ops[op.forward] if op.forward is not None else None,
             parent=self.trace.ops[op.parent] if op.parent is not None else None,
             elements=next(filter(None, map(_covered, kernels)), 0),
             slices=next((k.grid[0] for k in kernels if "vectorized_gather_kernel" in k.name and k.grid), 0),
         )
 
-    def _gradient(self, op: TracedOp) -> Specs:
-        """The gradients of the op's results, as its autograd node took them."""
-        for outer in self.trace.around(op):
-            node = self._gradients.get(outer.id)
-            if node is not None:
-                return _specs(node)
-            if "::" not in outer.name:
+    def _gradient(self, op: int) -> int:
+        """The autograd node that took the gradients of the op's results; -1 if none is known."""
+        for outer in self.trace.ops.around(op):
+            if self._gradients[outer] >= 0:
+                return self._gradients[outer]
+            if "::" not in self.trace.ops.kind_of(outer).name:
                 break
-        return ()
+        return -1
 
     def consumers(self, op: TracedOp) -> Specs:
         """What the next ops of the thread that launch something read, in order."""
-        if not self._by_thread:
-            for other in self.trace.ops:
-                if other.dims:
-                    self._by_thread.setdefault(other.thread, []).append(other)
-        own = self._by_thread.get(op.thread, [])
-        after = bisect.bisect_left(own, op.end_us, key=attrgetter("start_us"))
-        return tuple(spec for other in own[after : after + _NEXT] for spec in _specs(other))
+        own = self._by_thread.get(op.thread, array("i"))
+        after = bisect.bisect_left(own, op.end_us, key=self.trace.ops.start_us.__getitem__)
+        return tuple(spec for other in own[after : after + _NEXT] for spec in _specs(self.trace.ops[other]))
 
 
 def _specs(op: TracedOp) -> Specs:

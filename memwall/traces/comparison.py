@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from memwall.analysis.table import group_by
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
 from memwall.perfmodel.roofline import LINK
-from memwall.traces.analysis import TraceAnalysis, TraceRow, analyse
+from memwall.traces.analysis import TraceAnalysis, analyse
+from memwall.traces.attained import RowKind, TraceRows
 
 SCHEMA = "memwall.trace_comparison/1"
 NOT_MODELED = "not modeled"
@@ -105,7 +107,7 @@ def compare_with_model(analysis: TraceAnalysis, gpus: Sequence[Gpu]) -> TraceCom
     others = [analysis if gpu.name == analysis.gpu.name else analyse(analysis.trace, gpu) for gpu in gpus]
     sides = [_Side(analysis, "measured", steps), *(_Side(other, "modeled", steps) for other in others)]
     note = "of what crosses a link only the bandwidth is modeled, not the wait: not compared"
-    crosses = any(row.wall == LINK for row in analysis.rows)
+    crosses = bool(analysis.rows.where(_crosses))
     return _compared(sides, bool(analysis.trace.steps), (note,) * crosses)
 
 
@@ -115,13 +117,13 @@ class _Side:
     what: str
     steps: int
 
-    def seconds(self, rows: Sequence[TraceRow]) -> float | None:
+    def seconds(self, rows: TraceRows) -> float | None:
         """The time of some rows of one op per step; None if the model does not know it."""
         if self.what == "measured":
-            return sum(row.measured_s for row in rows) / self.steps
-        if any(row.modeled_s is None or row.wall == LINK for row in rows):
+            return rows.measured_s / self.steps
+        if rows.where(lambda kind: kind.modeled_s is None or _crosses(kind)):
             return None
-        return sum(row.modeled_s or 0.0 for row in rows) / self.steps
+        return sum(rows.values("modeled_s"), 0.0) / self.steps
 
     def column(self, label: str, time_s: float) -> Column:
         trace = self.analysis.trace
@@ -129,11 +131,15 @@ class _Side:
         return Column(label, trace.path_name, self.analysis.gpu.name, self.what, self.steps, kernels, time_s)
 
 
+def _crosses(kind: RowKind) -> bool:
+    return kind.wall == LINK
+
+
 def _compared(sides: Sequence[_Side], per_step: bool, notes: tuple[str, ...]) -> TraceComparison:
-    groups = [group_by(side.analysis.rows, [row.key for row in side.analysis.rows]) for side in sides]
+    groups = [side.analysis.rows.groups(attrgetter("key")) for side in sides]
     keys = list(dict.fromkeys(key for rows in groups for key in rows))
-    whole = max(sum(row.measured_s for row in side.analysis.rows) / side.steps for side in sides)
-    ops = [_change(key, sides, [rows.get(key, []) for rows in groups], whole) for key in keys]
+    whole = max(side.analysis.measured_s / side.steps for side in sides)
+    ops = [_change(key, sides, [rows.get(key) for rows in groups], whole) for key in keys]
     ops.sort(key=lambda op: (-abs(op.difference_s), -max(t or 0.0 for t in op.times_s), op.name, op.shapes))
     classes: dict[str, tuple[float, ...]] = {}
     kinds = [NOT_MODELED if op.change == NOT_MODELED else op.op_class for op in ops]
@@ -145,15 +151,15 @@ def _compared(sides: Sequence[_Side], per_step: bool, notes: tuple[str, ...]) ->
     return TraceComparison(columns, tuple(ops), {name: classes[name] for name in order}, per_step, notes)
 
 
-def _change(key: Key, sides: Sequence[_Side], rows: Sequence[Sequence[TraceRow]], whole: float) -> OpChange:
+def _change(key: Key, sides: Sequence[_Side], rows: Sequence[TraceRows | None], whole: float) -> OpChange:
     times = tuple(side.seconds(own) if own else None for side, own in zip(sides, rows, strict=True))
     counts = tuple(len(own) / side.steps if own else None for side, own in zip(sides, rows, strict=True))
-    first = next(own[0] for own in rows if own)
+    op_class = next(own[0].op_class for own in rows if own)
     kernels = tuple(_longest_kernel(own) if own and side.what == "measured" else ""
                     for side, own in zip(sides, rows, strict=True))  # fmt: skip
     is_unknown = any(own and time is None for own, time in zip(rows, times, strict=True))
     change = NOT_MODELED if is_unknown else _word(times[0], times[-1], whole)
-    return OpChange(key[0], key[1], first.op_class, counts, times, kernels, change)
+    return OpChange(key[0], key[1], op_class, counts, times, kernels, change)
 
 
 def _word(before: float | None, after: float | None, whole: float) -> str:
@@ -166,10 +172,11 @@ def _word(before: float | None, after: float | None, whole: float) -> str:
     return "slower" if difference > 0 else "faster"
 
 
-def _longest_kernel(rows: Sequence[TraceRow]) -> str:
+def _longest_kernel(rows: TraceRows) -> str:
     """The name of the kernel that took most of the time of an op."""
     times: dict[str, float] = {}
-    for row in rows:
-        for kernel in row.kernels:
-            times[kernel.name] = times.get(kernel.name, 0.0) + kernel.dur_us
+    kernels = rows.launches.trace.kernels
+    for number in rows.kernels():
+        name = kernels.kind_of(number).name
+        times[name] = times.get(name, 0.0) + kernels.dur_us[number]
     return max(times, key=times.__getitem__)

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any
 
 from memwall.core.errors import Unsupported
@@ -35,7 +35,7 @@ from memwall.perfmodel.collectives import least_share
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, Surroundings, read_call, record_of
 from memwall.traces.library_ops import library_rule, not_recorded
-from memwall.traces.records import TracedKernel, TracedOp
+from memwall.traces.records import Kernels, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES
 from memwall.traces.triton import is_triton, triton_cost
@@ -96,7 +96,7 @@ def _costed(op: TracedOp, hints: Hints, surroundings: Surroundings) -> RowCost:
     if found.cost is None and (consumers := surroundings.consumers(op)):
         later = _read(op, replace(hints, consumers=consumers))
         if later.cost is not None:
-            return later  # other ops may follow another call of this kind
+            return replace(later, one_off=True)
     surroundings.known[key] = found
     return found
 
@@ -207,26 +207,30 @@ def _op_message_bytes(op: TracedOp) -> int:
 
 
 class Pricing:
-    """Prices on one GPU, on which the rows were measured or not; equal costs are priced once."""
+    """Prices on one GPU, on which the rows were measured or not."""
 
     def __init__(self, gpu: Gpu, *, measured_here: bool = True) -> None:
         self.gpu, self._measured_here = gpu, measured_here
-        self._known: dict[int, tuple[RowCost, tuple[tuple[float, str], ...], float, str]] = {}
 
-    def price(self, row: RowCost, measured_s: float) -> Price | None:
-        """Speed of light, prediction and wall of a row that took ``measured_s``; None if its cost is not known."""
+    def prices(self, row: RowCost) -> tuple[Price, ...]:
+        """Speed of light, prediction and wall by each reading of the trace, the plain one first; none if the cost is
+        not known."""
         if row.cost is None:
-            return None
-        if id(row) not in self._known:  # as a profiler times a kernel: without the gap between two
-            predicted = predict_cost(row.cost, self.gpu, launch="kernel")
-            # times of another GPU say nothing of how a row is to be read
-            readings = tuple(_readings(row, self.gpu))[: None if self._measured_here else 1]
-            self._known[id(row)] = row, readings, predicted.time_s, predicted.limited_by
-        _, readings, modeled_s, wall = self._known[id(row)]
-        bound, assumed = next((one for one in readings if one[0] <= measured_s), readings[0])
-        if row.cost.link_bytes and not row.cost.bytes:  # of a transfer only the bytes on the link are known
-            modeled_s, wall = bound, LINK
-        return Price(bound, max(modeled_s, bound), wall, assumed)
+            return ()
+        predicted = predict_cost(row.cost, self.gpu, launch="kernel")  # as a profiler times: without the gap between
+        crosses = row.cost.link_bytes and not row.cost.bytes  # of a transfer only the bytes on the link are known
+        # times of another GPU say nothing of how a row is to be read
+        readings = tuple(_readings(row, self.gpu))[: None if self._measured_here else 1]
+        return tuple(
+            Price(bound, bound if crosses else max(predicted.time_s, bound), LINK if crosses else predicted.limited_by,
+                  assumed)
+            for bound, assumed in readings
+        )  # fmt: skip
+
+
+def reading(prices: Sequence[Price], measured_s: float) -> int:
+    """Which reading a measured time does not contradict: the first, or the plain one if it contradicts all."""
+    return next((place for place, price in enumerate(prices) if price.bound_s <= measured_s), 0)
 
 
 def _readings(row: RowCost, gpu: Gpu) -> Iterator[tuple[float, str]]:
@@ -259,8 +263,9 @@ _STATED = re.compile(
 )
 
 
-def older_kernels_note(kernels: Iterable[TracedKernel], gpu: Gpu) -> str:
-    """How long products ran in kernels of an earlier generation than the GPU's; empty if none did.
+def older_kernels_note(kernels: Kernels, numbers: Iterable[int], gpu: Gpu) -> str:
+    """How long products, the kernels of some numbers, ran in kernels of an earlier generation than the GPU's; empty if
+    none did.
 
     The model assumes a GPU's own library kernels. Kernels of an earlier generation run on a later GPU (an older
     library, operands that the later kernels do not support) at the earlier instructions' rate.
@@ -268,13 +273,17 @@ def older_kernels_note(kernels: Iterable[TracedKernel], gpu: Gpu) -> str:
     capability = (gpu.compute_capability or "").partition(".")[0]
     if not capability.isdecimal():
         return ""
-    stated = [(kernel.dur_us, match) for kernel in kernels if (match := _STATED.search(kernel.name))]
-    older = [(dur_us, match) for dur_us, match in stated if 0 < _generation(match) < int(capability)]
-    if not older:
+    older: dict[int, re.Match[str]] = {}
+    for number, kind in enumerate(kernels.kinds):
+        match = _STATED.search(kind.name)
+        if match is not None and 0 < _generation(match) < int(capability):
+            older[number] = match
+    ran = array("i", (number for number in numbers if kernels.kind[number] in older))
+    if not ran:
         return ""
-    count = "1 kernel" if len(older) == 1 else f"{len(older):,} kernels"
-    taken = f"{sum(dur_us for dur_us, _ in older):,.0f} us of products ran in {count}"
-    _, longest = max(older, key=itemgetter(0))
+    count = "1 kernel" if len(ran) == 1 else f"{len(ran):,} kernels"
+    taken = f"{kernels.total_us(ran):,.0f} us of products ran in {count}"
+    longest = older[kernels.kind[max(ran, key=kernels.dur_us.__getitem__)]]
     return f"{taken} of an earlier GPU generation ({longest[0]}): the model takes {gpu.name}'s own"
 
 

@@ -167,6 +167,7 @@ class Recording:
         self, event: dict[str, Any], kind: int, name: str, start: float, dur: float, found: dict[str, Any]
     ) -> None:
         spans = self.spans
+        found.pop("correlation", None)  # its own in each event: nothing to share
         spans.kind.append(kind)
         spans.start.append(start)
         spans.dur.append(dur)

@@ -73,7 +73,7 @@ class Table(Sequence[Item]):
         return map(self.row, range(len(self)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Table) and len(self) == len(other) and all(map(eq, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -331,7 +331,5 @@ class Trace:
 
     def around(self, op: TracedOp | int | None) -> Iterator[TracedOp]:
         """An op and those around it, innermost first."""
-        while op is not None:
-            found = self.ops[op] if isinstance(op, int) else op
-            yield found
-            op = found.parent
+        if op is not None:
+            yield from map(self.ops.row, self.ops.around(op if isinstance(op, int) else op.id))

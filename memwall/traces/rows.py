@@ -7,15 +7,19 @@ that made its operand dense, an embedding's gradient with the zeros that it is a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from memwall.ops import Cost
-from memwall.traces.records import Trace, TracedKernel, TracedOp
+from memwall.traces.records import Ops, Table, Trace, TracedKernel, TracedOp
 from memwall.traces.schemas import schemas_of
 from memwall.traces.triton import is_triton
 
 #: records of the dispatcher's own that compute nothing
 _WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "nccl:", "torch::distributed::", "torch::jit::", "profiler::")
+
+_UNKNOWN = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class Launches:
     """The kernels of one row. ``op`` is the op that they count for; None if unknown."""
 
     op: TracedOp | None
-    kernels: list[TracedKernel] = field(default_factory=list)
+    kernels: tuple[TracedKernel, ...]
 
     @property
     def kind(self) -> str:
@@ -45,6 +49,8 @@ class RowCost:
     may_read_less: bool = False
     twin_bytes: int = 0
     notes: tuple[str, ...] = ()
+    #: read with the ops that follow, which are others after the next call of this kind
+    one_off: bool = False
 
 
 def is_call(op: TracedOp) -> bool:
@@ -60,31 +66,98 @@ def can_be_costed(op: TracedOp) -> bool:
     return bool(op.dims) and (is_triton(op) or bool(schemas_of(op.name)))
 
 
-def rows_of(trace: Trace) -> list[Launches]:
+class Rows(Table[Launches]):
     """All kernels of a trace as rows, in the order of their first kernels."""
-    owners = {kernel.id: _owner(trace, kernel) for kernel in trace.kernels}
-    direct = {op for op in owners.values() if op is not None and can_be_costed(trace.ops[op])}
-    outermost = {op: [outer.id for outer in trace.around(op) if outer.id in direct][-1] for op in direct}
-    #: by its op; by the kernel for a collective, and where no call owns it
-    groups: dict[tuple[bool, int], Launches] = {}
-    for kernel in trace.kernels:
-        owner = owners[kernel.id]
-        op = None if owner is None else trace.ops[outermost.get(owner, owner)]
-        shared = op is not None and is_call(op) and kernel.category != "communication"
-        groups.setdefault((shared, op.id if op and shared else kernel.id), Launches(op)).kernels.append(kernel)
-    return list(groups.values())
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        #: of each row the number of the op that its kernels count for, or -1
+        self.op = array("i")
+        row_of = self._assigned()
+        #: where the kernels of each row begin in ``_kernels``, and the end of the last
+        self._begin = array("i", [0]) * (len(self.op) + 1)
+        for row in row_of:
+            self._begin[row + 1] += 1
+        for row in range(len(self.op)):
+            self._begin[row + 1] += self._begin[row]
+        self._kernels, free = array("i", [0]) * len(row_of), self._begin[:]
+        for kernel, row in enumerate(row_of):
+            self._kernels[free[row]] = kernel
+            free[row] += 1
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def kernels(self, row: int) -> array[int]:
+        """The numbers of a row's kernels, in order."""
+        return self._kernels[self._begin[row] : self._begin[row + 1]]
+
+    def count(self, row: int) -> int:
+        """How many kernels a row has."""
+        return self._begin[row + 1] - self._begin[row]
+
+    def row(self, number: int) -> Launches:
+        op = self.op[number]
+        return Launches(
+            self.trace.ops[op] if op >= 0 else None, tuple(map(self.trace.kernels.row, self.kernels(number)))
+        )
+
+    def _assigned(self) -> array[int]:
+        """The row of each kernel; adds the rows."""
+        ops, kernels, row_of = self.trace.ops, self.trace.kernels, array("i")
+        kinds = _one_of_each_kind(ops)
+        calls, costed = [is_call(op) for op in kinds], [can_be_costed(op) for op in kinds]
+        apart = [kind.category == "communication" for kind in kernels.kinds]
+        own = array("i", [-1]) * len(ops)  # op -> the row that its kernels share
+        for op, kind in zip(_owners(self.trace, calls, costed), kernels.kind, strict=True):
+            shared = op >= 0 and calls[ops.kind[op]] and not apart[kind]
+            row = own[op] if shared else -1
+            if row < 0:
+                row = len(self.op)
+                self.op.append(op)
+                if shared:
+                    own[op] = row
+            row_of.append(row)
+        return row_of
 
 
-def _owner(trace: Trace, kernel: TracedKernel) -> int | None:
+def _one_of_each_kind(ops: Ops) -> list[TracedOp]:
+    first: dict[int, int] = {}
+    for number, kind in enumerate(ops.kind):
+        first.setdefault(kind, number)
+    return [ops.row(first[kind]) for kind in range(len(ops.kinds))]
+
+
+def _owners(trace: Trace, calls: Sequence[bool], costed: Sequence[bool]) -> array[int]:
+    """Of each kernel the op that it counts for, or -1: the outermost around its owner that owns kernels and can be
+    costed, else the owner. ``calls`` and ``costed`` are of kinds of ops."""
+    ops, kernels = trace.ops, trace.kernels
+    innermost = [kind.category == "communication" or "GraphLaunch" in kind.launch for kind in kernels.kinds]
+    known = array("i", [_UNKNOWN]) * len(ops)
+    owners, direct = array("i"), bytearray(len(ops))
+    for op, kind in zip(kernels.op, kernels.kind, strict=True):
+        owner = op
+        if op >= 0 and not innermost[kind]:
+            if known[op] == _UNKNOWN:
+                known[op] = _owner(ops, op, calls, costed)
+            owner = known[op]
+        if owner >= 0 and costed[ops.kind[owner]]:
+            direct[owner] = True
+        owners.append(owner)
+    outermost = array("i", [_UNKNOWN]) * len(ops)
+    for kernel, owner in enumerate(owners):
+        if owner >= 0 and direct[owner]:
+            if outermost[owner] == _UNKNOWN:
+                outermost[owner] = [outer for outer in ops.around(owner) if direct[outer]][-1]
+            owners[kernel] = outermost[owner]
+    return owners
+
+
+def _owner(ops: Ops, op: int, calls: Sequence[bool], costed: Sequence[bool]) -> int:
     """The nearest op around a launch that can be costed, else the innermost call, else the innermost op."""
-    if kernel.op is None:
-        return None
-    if kernel.category == "communication" or "GraphLaunch" in kernel.launch:
-        return kernel.op
-    around = list(trace.around(kernel.op))
-    for op in around:
-        if can_be_costed(op):
-            return op.id
-        if op.name.startswith(("autograd::", "torch::autograd::", "CompiledFunction")):
+    for outer in ops.around(op):
+        if costed[ops.kind[outer]]:
+            return outer
+        if ops.kind_of(outer).name.startswith(("autograd::", "torch::autograd::", "CompiledFunction")):
             break  # anything outside is another call
-    return next((op.id for op in around if is_call(op)), kernel.op)
+    return next((outer for outer in ops.around(op) if calls[ops.kind[outer]]), op)

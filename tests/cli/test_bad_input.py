@@ -173,7 +173,7 @@ def test_a_bug_of_ours_says_so(run, record, monkeypatch):
     def broken(*_, **__):
         raise AssertionError("first\nsecond")
 
-    monkeypatch.setattr("memwall.report.render", broken)
+    monkeypatch.setattr("memwall.report.render_pieces", broken)
     result = run("report", record)
     assert result.code == 70
     assert result.error == "internal error: AssertionError: first (a bug of memwall; --debug shows where)"
@@ -190,7 +190,7 @@ def test_a_missing_extra(run, folder, monkeypatch):
 def test_a_renderer_that_fails_leaves_no_file(run, folder, record, monkeypatch):
     import memwall.report
 
-    render = memwall.report.render
+    render = memwall.report.render_pieces
 
     def fails_on_csv(thing, kind, **options):
         from memwall.core.errors import MissingError
@@ -199,7 +199,7 @@ def test_a_renderer_that_fails_leaves_no_file(run, folder, record, monkeypatch):
             raise MissingError("no csv today")
         return render(thing, kind, **options)
 
-    monkeypatch.setattr(memwall.report, "render", fails_on_csv)
+    monkeypatch.setattr(memwall.report, "render_pieces", fails_on_csv)
     result = run("report", record, "-o", "a.json", "-o", "a.csv")
     assert (result.code, result.error) == (3, "no csv today")
     assert left_behind(folder) == {"net.py", "saved.json"}

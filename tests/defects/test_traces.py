@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.defects.conftest import ROOT
 
 #: a file of this kind is read in about a second
 _LIMIT_S = 20
@@ -142,3 +147,31 @@ def test_c30_ops_of_libraries_have_figures_or_a_reason(folder, run) -> None:
     first, second = json.loads(found.out)["rows"]
     assert (first["read_bytes"], first["write_bytes"]) == (2 * 48, 24)
     assert second["flops"] is None and "weights of the experts" in second["reason"]
+
+
+#: runs the command line, and says at last what its memory was at most, in KiB
+_PEAK = """
+import sys
+from memwall.cli import main
+code = main(sys.argv[1:])
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(peak, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc/self/status")
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_c28_a_trace_takes_some_bytes_for_each_event(folder, options: tuple[str, ...]) -> None:
+    """An object, or several, was kept for each event, and the whole record was one text in memory."""
+    peaks = []
+    for launches in (2_000, 27_000):
+        events = [{**event, "ts": 100 * number + event["ts"], "args": {**event["args"], "correlation": number}}
+                  for number in range(1, launches + 1) for event in _launch()]  # fmt: skip
+        _write(folder, events)
+        done = subprocess.run(
+            [sys.executable, "-c", _PEAK, "profile", "t.json", "--gpu", "h100", *options], cwd=folder, text=True,
+            capture_output=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
+        )  # fmt: skip
+        peaks.append(1024 * int(done.stderr.split()[-1]))
+    assert (peaks[1] - peaks[0]) / (3 * 25_000) < 200

@@ -73,10 +73,9 @@ def trace_roofline(analysis: TraceAnalysis, points: Sequence[RowGroup]) -> Roofl
 
 def _spot(group: RowGroup, whole: float) -> Spot:
     """Intensity and measured FLOP/s of a kind of op."""
-    known = [row for row in group.rows if row.flops and row.bytes and row.measured_s > 0]
-    flops, moved = sum(row.flops or 0 for row in known), sum(row.bytes or 0 for row in known)
-    seconds = sum(row.measured_s for row in known)
-    x, y = (flops / moved, flops / seconds) if known else (1.0, 1.0)
+    known = group.rows.timed().where(lambda kind: bool(kind.flops and kind.bytes))
+    flops, moved = sum(known.values("flops")), sum(known.values("bytes"))
+    x, y = (flops / moved, flops / known.measured_s) if known else (1.0, 1.0)
     name = clean(short_name(group.key))
     title = f"{name} x{len(group.rows)}: {duration(group.measured_s)}, {percent(group.measured_s / whole)}"
     return Spot(x, y, group.measured_s / whole, class_color(group.first.op_class), name, title, name)

@@ -6,7 +6,7 @@ next to their speed of light and the prediction, the gaps, and the ops without f
 
 from __future__ import annotations
 
-import json
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,6 +14,7 @@ from typing import Any
 
 import memwall.report.columns as col
 from memwall.core.errors import UsageError
+from memwall.core.files import json_pieces
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
 from memwall.perfmodel.roofline import LINK
@@ -23,7 +24,8 @@ from memwall.report.figures.scene import Chart
 from memwall.report.figures.trace import trace_chart
 from memwall.report.kinds import Report
 from memwall.report.pages.trace_names import short_name
-from memwall.traces.analysis import RowGroup, TraceAnalysis, TraceRow
+from memwall.traces.analysis import RowGroup, TraceAnalysis
+from memwall.traces.attained import TraceRow
 
 #: rows of the tables of gaps, of ops farthest from the model, of ops without figures and of what is over the roof
 _GAPS, _FARTHEST, _UNKNOWN, _OVER = 8, 8, 12, 20
@@ -89,12 +91,12 @@ class TraceReport(Report):
         ]
         return Document(analysis.trace.path_name, sections)
 
-    def record(self) -> str:
-        return json.dumps(self.analysis.to_dict(), indent=1, allow_nan=False) + "\n"
+    def record(self) -> Iterable[str]:
+        return json_pieces(self.analysis.record())
 
-    def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         of = (self.analysis.trace.path_name, self.analysis.gpu.name)
-        rows = [(*of, *(read(row) for read in _CELLS.values())) for row in self.analysis.rows]
+        rows = ((*of, *(read(row) for read in _CELLS.values())) for row in self.analysis.rows)
         return ("trace", "gpu", *_CELLS), rows
 
     def figure(self) -> Chart:
@@ -148,7 +150,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     if analysis.modeled_of_s:
         ratio = analysis.modeled_s / analysis.modeled_of_s
         text = f"{duration(analysis.modeled_s)} for what took {duration(analysis.modeled_of_s)} ({ratio:.2f}x)"
-        crosses = any(row.wall == LINK for row in analysis.rows)
+        crosses = analysis.rows.where(lambda kind: kind.wall == LINK)
         facts.append(("modeled", f"{text}, without what crosses a link" if crosses else text))
     if trace.steps:
         facts.append(("steps", f"{len(trace.steps):,}, {trace.steps[0].name} first"))
@@ -214,7 +216,7 @@ def _figures(
 
 def _module(group: RowGroup) -> str:
     """The module of a group's ops, or the number of modules."""
-    modules = list(dict.fromkeys(row.module for row in group.rows if row.module))
+    modules = [module for module in group.rows.groups(attrgetter("module")) if module]
     if not modules:
         return ""
     return _tail(modules[0]) + (f" and {len(modules) - 1} more" if len(modules) > 1 else "")
@@ -227,12 +229,12 @@ def _tail(module: str) -> str:
 
 
 def _gap_section(analysis: TraceAnalysis) -> list[Section]:
-    gaps = sorted(analysis.trace.gaps, key=lambda gap: (-gap.dur_us, gap.start_us))
+    gaps = analysis.trace.gaps
     if not gaps:
         return []
-    causes: dict[str, list[float]] = {}
-    for gap in gaps:
-        causes.setdefault(gap.cause, []).append(gap.dur_us * _US)
+    causes: dict[str, array[float]] = {}
+    for cause, dur_us in zip(gaps.cause, gaps.dur_us, strict=True):
+        causes.setdefault(gaps.causes.values[cause], array("d")).append(dur_us * _US)
     shown = sorted(causes.items(), key=lambda item: (-sum(item[1]), item[0]))[:_GAPS]
     rows = [(cause, len(times), sum(times), max(times)) for cause, times in shown]
     specs = "what the CPU did when it ended: 0 name, gaps: 1 count, in all: 2 s, longest: 3 s"
@@ -263,19 +265,16 @@ def _farthest(analysis: TraceAnalysis) -> list[Section]:
 
 def _without(analysis: TraceAnalysis) -> list[Section]:
     """What has no figures, by name and reason, what no op is linked to among it."""
-    found: dict[tuple[str, str], list[TraceRow]] = {}
-    for row in analysis.rows:
-        if row.bound_s is None:
-            found.setdefault((row.name, row.reason), []).append(row)
+    found = analysis.rows.where(lambda kind: kind.bound_s is None).groups(lambda kind: (kind.name, kind.reason))
     if not found:
         return []
-    order = sorted(found.items(), key=lambda item: (-sum(row.measured_s for row in item[1]), item[0]))
+    order = sorted(found.items(), key=lambda item: (-item[1].measured_s, item[0]))
     shown = order[:_UNKNOWN]
     whole = analysis.measured_s or 1.0
-    table = [(short_name(name), len(rows), time_s := sum(row.measured_s for row in rows), time_s / whole, reason)
+    table = [(short_name(name), len(rows), time_s := rows.measured_s, time_s / whole, reason)
              for (name, reason), rows in shown]  # fmt: skip
     specs = "op or kernel: 0 name, count: 1 count, measured: 2 s, time: 3 %, why: 4 name"
-    unmatched = sum(len(row.kernels) for row in analysis.rows if not row.matched)
+    unmatched = sum(1 for _ in analysis.rows.where(lambda kind: not kind.matched).kernels())
     note = f"linked to no op: {_counted(unmatched, 'kernel')}"
     if len(order) > len(shown):
         note += f"; {len(order) - len(shown):,} more kinds are in the JSON and CSV"
