@@ -108,6 +108,10 @@ def test_e38_fuse_is_brief_by_default(run, encoder, monkeypatch, columns):
     assert shown.code == 0
     assert len(shown.out.splitlines()) <= 60
     assert "TENSOR_MATCH" not in shown.out
+    gpus = ("a10", "a100-80gb-sxm", "h100-sxm", "l4", "mi300x", "t4")
+    several = run("fuse", encoder, "--gpu", *gpus, "--policy", "eager", "memwall", "ideal").out
+    assert len(several.splitlines()) <= 60
+    assert all(gpu in several for gpu in gpus)
     whole = run("fuse", encoder, "--gpu", "h100", "--policy", "eager", "memwall", "--all").out
     assert "TENSOR_MATCH" in whole
     assert "Ops by IR level" in whole

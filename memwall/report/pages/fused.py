@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_KEPT = 15, 8, 8, 8, 8
 #: lines of a brief text; rows of its tables of groups, of refusals and of breaks, tried in this order until it fits
 BRIEF_LINES, BRIEF_ROWS = 60, ((8, 8, 8), (5, 5, 5), (5, 3, 3), (3, 2, 2), (3, 0, 2), (2, 0, 1), (0, 0, 1), (0, 0, 0))
+#: rows of its one table of GPUs, where even the policies of each do not fit
+BRIEF_GPUS = 30
 
 AGAIN_NOTE = "ops that other kernels run once more instead of reading their result; not stored: bytes never written"
 
@@ -57,17 +59,25 @@ class FusedReport(Report):
         for rows in BRIEF_ROWS:
             text = to_text(self._brief(*rows), width=width, color=color)
             if text.count("\n") <= BRIEF_LINES:
-                break
-        return text
+                return text
+        if len(sets := policy_sets(self.found.profile)) < 2 or self.top:
+            return text
+        short = self._around([Section("", (fusion.gpus_table(sets, BRIEF_GPUS),))], 0)
+        return to_text(short, width=width, color=color)
 
     def _brief(self, groups: int, refusals: int, breaks: int) -> Document:
         """The policies, and tables of so many rows."""
         found, top = self.found, self.top or groups
-        sections = [Section("", (_header(found),))]
+        sections = []
         for policies in policy_sets(found.profile):
             tables = _brief_tables(found, policies, self.by, top, refusals)
             sections.append(Section(policies.gpu.name, (*fusion.policy_blocks(policies), *tables)))
-        sections += self._asked(self.top or DEFAULT_TOP)
+        return self._around(sections, breaks)
+
+    def _around(self, policies: Sequence[Section], breaks: int) -> Document:
+        """The brief page of what is said about the policies."""
+        found = self.found
+        sections = [Section("", (_header(found),)), *policies, *self._asked(self.top or DEFAULT_TOP)]
         if found.capture is not None:
             sections.append(capture_section(found, found.capture, breaks, guards=False))
         more = "--all adds every policy's groups, what is computed again, missed fusions, guards and ops by IR level."

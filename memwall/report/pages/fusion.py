@@ -119,6 +119,20 @@ def policy_blocks(policies: PolicySet) -> tuple[Block, ...]:
     return (policy_table(policies), *said)
 
 
+def gpus_table(sets: Sequence[PolicySet], top: int) -> Table:
+    """The time of each policy on each GPU, the first GPUs alone."""
+    shown = sets[:top]
+    eager_s = [policies.eager.totals.time_s for policies in shown]
+    columns = [col.text("GPU", [policies.gpu.name for policies in shown]), col.seconds("eager", eager_s)]
+    for name in dict.fromkeys(s.policy for policies in shown for s in policies.schedules if s.policy != "eager"):
+        found = [next((p.row(s) for s in p.schedules if s.policy == name), None) for p in shown]
+        columns.append(col.seconds(name, [row.time_s if row else None for row in found], like=eager_s))
+        columns.append(col.ratio("speed-up", [row.speedup if row else None for row in found]))
+    columns += col.of([policies.eager for policies in shown], "fits fits")
+    note = "modeled time of a step; speed-up: over eager; one GPU alone has its groups and refusals listed"
+    return col.table("Policies", columns, note, left=len(sets) - len(shown))
+
+
 def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     """``memwall saves 9.06 ms of 54.60 ms (1.20x) and 14.05 GB ..., the most of it in the optimizer``."""
     row, eager = policies.row(schedule), policies.eager.totals

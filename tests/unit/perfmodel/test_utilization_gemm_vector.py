@@ -15,7 +15,7 @@ from memwall.analysis.accuracy.samples import held_out_gpu
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu, load_gpu
-from memwall.ops.launches import VectorGemm
+from memwall.ops.launches import Gemm, VectorGemm
 from memwall.perfmodel.families import Terms, constants, explain, predict
 from memwall.perfmodel.gemm_vector import sustained
 from memwall.perfmodel.roofline import call_s
@@ -199,3 +199,15 @@ def test_rows_of_a_board_left_out_are_met(label: str, board: str, op: str) -> No
     """With the constants of the most similar other GPU."""
     pairs = list(_held_out("neusight_ops_train_subsample.csv", label, op, held_out_gpu(load_gpu(board))))
     assert fmean(abs(modeled / measured - 1) for modeled, measured in pairs) < 0.15
+
+
+def test_bfloat16_on_a_v100_is_slower_than_float32():
+    """Measured with cuBLAS on a Tesla V100, 2048 rows: 9.6 TFLOP/s of bfloat16, 14.0 of float32 (lablup/mlxcel, pull
+    request 1656)."""
+    gpu, rows, size = load_gpu("v100-sxm2-32gb"), 2048, 4096
+    shape = {"batch": 1, "m": rows, "n": size, "k": size}
+    for pipe, itemsize, measured in ((Pipe("vector", "float32"), 4, 14.0e12), (Pipe("tensor", "bfloat16"), 2, 9.6e12)):
+        moved = {"read_bytes": itemsize * (rows + size) * size, "write_bytes": itemsize * rows * size}
+        kind = VectorGemm if itemsize == 4 else Gemm
+        terms = predict(kind(pipe=pipe, itemsize=itemsize, **shape, **moved), gpu)
+        assert 2 * rows * size * size / terms.time_s == pytest.approx(measured, rel=0.1)
