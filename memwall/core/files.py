@@ -59,15 +59,16 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes | Iterable[str])
         UsageError: the folder is missing or not writable, or the disk is full.
     """
     target = Path(path)
-    target = Path(os.path.realpath(target)) if target.is_symlink() else target
     pieces = (data,) if isinstance(data, (str, bytes)) else data
     payload = (piece.encode("utf-8") if isinstance(piece, str) else piece for piece in pieces)
     temporary = None
     try:
         if target.exists() and not target.is_file():
-            with target.open("wb") as device:  # a device such as /dev/stdout cannot be renamed over
+            with target.open("wb") as device:  # or a link to one, such as /dev/stdout
                 device.writelines(payload)
             return
+        if target.is_symlink():
+            target = Path(os.path.realpath(target))
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as handle:
             temporary = Path(handle.name)
             handle.writelines(payload)

@@ -137,7 +137,7 @@ class Child:
 
     def stop(self) -> None:
         """Kill the process and its children."""
-        if self._apart:  # first the fork, which only this process can take leave of
+        if self._apart:  # first the fork, whose parent then waits for it: no zombie is left
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
             self._pipe.close()
@@ -229,6 +229,8 @@ def _forked(answer: Callable[..., Any], question: tuple[Any, ...], lifeline: int
             except BaseException:
                 traceback.print_exc()
             finally:  # no handler at exit of what was called, and no thread of it, delays or changes the answer
+                with contextlib.suppress(Exception):
+                    sys.stdout.flush()
                 os._exit(code)
         _, status = os.waitpid(process, 0)
         code = os.waitstatus_to_exitcode(status)

@@ -22,6 +22,8 @@ def answer(word, *arguments):
         os.kill(os.getpid(), arguments[0])
     if word == "sleep":
         time.sleep(arguments[0])
+    if word == "print":
+        print(*arguments)
     if word == "stdin":
         return input("")
     return word, arguments
@@ -115,3 +117,10 @@ def test_a_request_apart_that_ends_its_fork_ends_nothing_else(start, question, c
         child.ask(60.0, *question)
     assert lost.value.code == code
     assert child.ask(60.0, "still", "there") == ("still", ("there",))
+
+
+@pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
+def test_what_a_request_apart_prints_is_shown(start, monkeypatch, capfd):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    start(apart=True, shown=True).ask(60.0, "print", "from the model")
+    assert "from the model" in capfd.readouterr().err
