@@ -251,7 +251,9 @@ class _Lowered:
         self.forms = [kind.forms[name] for kind, name in zip(attention.kinds, backends, strict=True)]
         self.parts = {(i, n): _part(form, n) for i, form in enumerate(self.forms) for n in (FORWARD, BACKWARD)}
         self.values, self.storages = list(self.traced.values), list(self.traced.storages)
-        self.numbers = {(v.storage, v.offset, v.spec): v.id for v in self.values}
+        calls = [self.traced.ops[number] for number in attention.calls]
+        touched = {self.values[i].storage for op in calls for i in (*op.inputs, *op.outputs)}
+        self.numbers = {(v.storage, v.offset, v.spec): v.id for v in self.values if v.storage in touched}
         self.ops: list[Op] = []
         #: forward op → storage of its form → (storage, elements from there to here)
         self.bound: dict[int, dict[int, tuple[int, int]]] = {}

@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from memwall.core.errors import UsageError, message_of
@@ -220,14 +219,18 @@ def settle(optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad(set_to_none=True)
 
 
-class AnyScalar(TorchFunctionMode):
-    """Function mode for an optimizer's step: a number that it reads from the device (``.item()``, a norm perhaps) is 1.
-    It scales the update and changes no shape."""
+@contextlib.contextmanager
+def any_scalar() -> Iterator[None]:
+    """During an optimizer's step: a number that it reads from the device (``.item()``, a norm perhaps) is 1. It scales
+    the update and changes no shape."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.Tensor.item, torch.Tensor.__float__) and args[0].is_meta and args[0].numel() == 1:
-            return 1.0
-        return func(*args, **(kwargs or {}))
+    def reading(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        return lambda tensor: 1.0 if tensor.is_meta and tensor.numel() == 1 else original(tensor)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("item", "__float__"):
+            stack.enter_context(patch.object(torch.Tensor, name, reading(getattr(torch.Tensor, name))))
+        yield
 
 
 @contextlib.contextmanager

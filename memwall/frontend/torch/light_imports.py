@@ -36,6 +36,8 @@ class _StandIn(ModuleType):
             self.__dict__["__path__"] = spec.submodule_search_locations
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # asked by each import of a member
+            raise AttributeError(name)
         if name.startswith("__") and name != "__version__":  # asked of every module, by inspect for one
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self.load(), name)
@@ -71,6 +73,8 @@ def _of_numbers(function: _Function) -> Callable[[_StandIn, str], _Function]:
 
     def make(module: _StandIn, name: str) -> _Function:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and type(args[0]) in _NUMBERS and not kwargs:  # nearly always
+                return function(args[0])
             if not kwargs and all(map(_is_plain, args)):
                 return function(*args)
             return getattr(module.load(), name)(*args, **kwargs)
@@ -80,11 +84,18 @@ def _of_numbers(function: _Function) -> Callable[[_StandIn, str], _Function]:
     return make
 
 
+_NUMBERS = frozenset((bool, int))
+
+
 def _is_plain(value: Any) -> bool:
-    return type(value) in (bool, int) or (isinstance(value, (list, tuple)) and all(map(_is_plain, value)))
+    if isinstance(value, (list, tuple)):
+        return _NUMBERS.issuperset(map(type, value)) or all(map(_is_plain, value))
+    return type(value) in _NUMBERS
 
 
 def _equal(x: Any, y: Any) -> bool:
+    if type(x) is type(y) and x == y:
+        return True
     if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
         return len(x) == len(y) and all(map(_equal, x, y))
     return bool(x == y)

@@ -22,7 +22,7 @@ from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.build import (
-    AnyScalar,
+    any_scalar,
     build_inputs,
     build_module,
     cast,
@@ -297,7 +297,7 @@ class _Step:
         if optimizer is not None:
             recorder.phase = "optimizer"
             recorder.modules.path = "optimizer"
-            with blaming("the optimizer step"), recorder, AnyScalar():
+            with blaming("the optimizer step"), recorder, any_scalar():
                 optimizer.step()
         return result
 
@@ -331,7 +331,7 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
         optimizer = make_optimizer(workload.optimizer, trainable)
         if optimizer is None:
             return None
-        with recorder, recorder.unrecorded(), AnyScalar():
+        with recorder, recorder.unrecorded(), any_scalar():
             settle(optimizer)
     names = {id(p): recorder.storages[recorder.storage(p)].name for p in parameters}
     for parameter, state in optimizer.state.items():
