@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from memwall.report.document import Block, Choice, Document, Facts, Markup, Panel, Picture, Section, Sentence, Table
+from memwall.report.figures.colors import variables
 from memwall.report.figures.scene import drawn
 from memwall.report.figures.svg import escape as escape
 from memwall.report.figures.svg import to_svg
@@ -33,8 +34,9 @@ def to_html(document: Document) -> str:
         hidden = "" if node is panels[0] else " hidden"
         inside = "\n".join(map(section_html, node.sections))
         parts.append(f'<div class="panel" data-sim="{panels.index(node)}"{hidden}>\n{inside}</div>\n')
+    css = resource("report.css").replace("/*light*/", variables(dark=False)).replace("/*dark*/", variables(dark=True))
     return resource("page.html").rstrip("\n").format(
-        title=escape(document.title), css=resource("report.css"), js=resource("report.js") + resource("tables.js"),
+        title=escape(document.title), css=css, js=resource("report.js") + resource("tables.js"),
         body="\n".join(parts), data=_DATA.format(data=document.data) if document.data else "")  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def test_d35_a_colour_means_one_thing(run, folder):
     assert run("profile", "heavy.py", "--gpu", "h100", "--dtype", "fp16", "-q", "-o", "heavy.html").code == 0
     page = (folder / "heavy.html").read_text(encoding="utf-8")
     named = re.findall(r'background:(#\w{6})" title="(\w+)', page)
-    named += re.findall(r'fill="(#\w{6})"[^>]*><title>(\w+)', page)
+    named += re.findall(r'fill="(?:var\(--\w+,)?(#\w{6})\)?"[^>]*><title>(\w+)', page)
     meanings: dict[str, set[str]] = {}
     for color, name in named:
         meanings.setdefault(color, set()).add(name)

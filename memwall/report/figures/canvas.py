@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memwall.report.document import clean
-from memwall.report.figures.colors import NEUTRAL
+from memwall.report.figures.colors import hexed
 from memwall.report.figures.scene import Area, Dot, Dust, Frame, Rect, Scene, Stroke, Text
 
 if TYPE_CHECKING:
@@ -69,16 +69,12 @@ def _add_axes(figure: Figure, scene: Scene, frame: Frame) -> None:
                     xlabel=frame.x_label, ylabel=frame.y_label, autoscale_on=False).set_axis_off()  # fmt: skip
 
 
-def _paint(color: str) -> str:
-    return NEUTRAL.get(color, color)
-
-
 def _text(axes: Any, mark: Text, order: int) -> None:
     from matplotlib.patheffects import withStroke
 
     effects = [withStroke(linewidth=3 * _POINT, foreground="white")] if mark.halo else []
     axes.text(
-        mark.x, mark.y, clean(mark.text), fontsize=mark.size * _POINT, color=_paint(mark.color),
+        mark.x, mark.y, clean(mark.text), fontsize=mark.size * _POINT, color=hexed(mark.color),
         ha={"start": "left", "middle": "center", "end": "right"}[mark.anchor], va="baseline", rotation=mark.angle,
         rotation_mode="anchor", fontweight="bold" if mark.bold else "normal", path_effects=effects, zorder=order,
     )  # fmt: skip
@@ -87,21 +83,21 @@ def _text(axes: Any, mark: Text, order: int) -> None:
 def _stroke(axes: Any, mark: Stroke, order: int) -> None:
     xs, ys = zip(*mark.places, strict=True)
     dash = {"linestyle": (0, [part / mark.width for part in mark.dash])} if mark.dash else {}
-    axes.plot(xs, ys, color=_paint(mark.color), linewidth=mark.width * _POINT, zorder=order, clip_on=False, **dash)
+    axes.plot(xs, ys, color=hexed(mark.color), linewidth=mark.width * _POINT, zorder=order, clip_on=False, **dash)
 
 
 def _area(axes: Any, mark: Area, order: int) -> None:
     from matplotlib.patches import Polygon
 
-    axes.add_patch(Polygon(list(mark.places), facecolor=_paint(mark.color), edgecolor="none", alpha=mark.opacity,
+    axes.add_patch(Polygon(list(mark.places), facecolor=hexed(mark.color), edgecolor="none", alpha=mark.opacity,
                            zorder=order))  # fmt: skip
 
 
 def _rect(axes: Any, mark: Rect, order: int) -> None:
     from matplotlib.patches import Rectangle
 
-    axes.add_patch(Rectangle((mark.x, mark.y), mark.width, mark.height, facecolor=_paint(mark.color), zorder=order,
-                             linewidth=0.8 * _POINT if mark.edge else 0, edgecolor=_paint("card")))  # fmt: skip
+    axes.add_patch(Rectangle((mark.x, mark.y), mark.width, mark.height, facecolor=hexed(mark.color), zorder=order,
+                             linewidth=0.8 * _POINT if mark.edge else 0, edgecolor=hexed("card")))  # fmt: skip
     if mark.text is not None:
         _text(axes, mark.text, order)
 
@@ -109,8 +105,8 @@ def _rect(axes: Any, mark: Rect, order: int) -> None:
 def _dot(axes: Any, mark: Dot, order: int) -> None:
     from matplotlib.patches import Circle, Polygon
 
-    fill = "none" if mark.hollow else _paint(mark.color)
-    edge = _paint(mark.color if mark.hollow else mark.edge)
+    fill = "none" if mark.hollow else hexed(mark.color)
+    edge = hexed(mark.color if mark.hollow else mark.edge)
     look: dict[str, Any] = {
         "facecolor": fill,
         "edgecolor": edge,
@@ -123,7 +119,7 @@ def _dot(axes: Any, mark: Dot, order: int) -> None:
 
 def _dust(axes: Any, mark: Dust, order: int) -> None:
     xs, ys = zip(*mark.places, strict=True)
-    axes.scatter(xs, ys, s=(2 * mark.r * _POINT) ** 2, color=_paint(mark.color), alpha=0.45, linewidths=0,
+    axes.scatter(xs, ys, s=(2 * mark.r * _POINT) ** 2, color=hexed(mark.color), alpha=0.45, linewidths=0,
                  zorder=order, rasterized=True)  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memwall.report.figures.colors import CLASS_SHAPES, text_on
+from memwall.report.figures.colors import CLASS_SHAPES
 from memwall.report.figures.labels import Box
 
 Place = tuple[float, float]
@@ -134,7 +134,7 @@ class Rect:
         if not shown:
             return None
         middle = self.y + (self.head or self.height) / 2 + self.size * 0.36
-        return Text(self.x + 4, middle, shown, self.size, color=text_on(self.color))
+        return Text(self.x + 4, middle, shown, self.size, color=f"on {self.color}")
 
 
 @dataclass(frozen=True, slots=True)

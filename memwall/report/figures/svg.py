@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from memwall.report.document import clean
-from memwall.report.figures.colors import NEUTRAL
+from memwall.report.figures.colors import css, hexed
 from memwall.report.figures.scene import FONT, Area, Dot, Dust, Place, Rect, Scene, Stroke, Text
 
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "'": "&#39;", '"': "&#34;"})
@@ -19,10 +19,9 @@ Paint = Callable[[str], str]
 
 
 def to_svg(scene: Scene, *, label: str = "", themed: bool = False, look: str = "") -> str:
-    """The scene. ``themed``: neutral colours are CSS variables of the page that it is put into, and its class ``look``
+    """The scene. ``themed``: colours are CSS variables of the page that it is put into, and its class ``look``
     is too; else it is a file of its own on white."""
-    paint: Paint = (lambda color: f"var(--{color},{NEUTRAL[color]})" if color in NEUTRAL else color) if themed else (
-        lambda color: NEUTRAL.get(color, color))  # fmt: skip
+    paint = css if themed else hexed
     width, height = _number(scene.width), _number(scene.height)
     own = f'class="{look}"' if themed else f'xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
     family = f"{scene.style.font},DejaVu Sans,Verdana,sans-serif"
@@ -84,7 +83,7 @@ def _rect(mark: Rect, paint: Paint) -> str:
     label = mark.text
     if label is None:
         return drawn
-    return f'{drawn}<text x="{_number(label.x)}" y="{_number(label.y)}" fill="{label.color}"' \
+    return f'{drawn}<text x="{_number(label.x)}" y="{_number(label.y)}" fill="{paint(label.color)}"' \
            f' font-size="{_number(label.size)}" pointer-events="none">{escape(clean(label.text))}</text>'  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from memwall.perfmodel.roofline import TERMS
 from memwall.record.kernels import schedule_label
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Choice, Document, Markup, Panel, Picture, Section, Sentence, clean
-from memwall.report.figures.colors import CLASS_COLORS
+from memwall.report.figures.colors import CLASS_COLORS, css
 from memwall.report.figures.memory import memory_chart
 from memwall.report.figures.modules import METRICS, flame_chart, treemap_chart
 from memwall.report.figures.profile import (
@@ -131,7 +131,12 @@ def _data(profile: Profile, tables: Sequence[Sequence[KernelRow]]) -> tuple[dict
         }
         for schedule, table in zip(profile.simulations, tables, strict=True)
     ]
-    data = {"kernels": [list(key) for key in number], "sims": sims, "walls": [*TERMS], "colors": CLASS_COLORS}
+    data = {
+        "kernels": [list(key) for key in number],
+        "sims": sims,
+        "walls": [*TERMS],
+        "colors": {name: css(color) for name, color in CLASS_COLORS.items()},
+    }
     return data, len(keys) - len(number)
 
 

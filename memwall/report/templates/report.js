@@ -66,8 +66,8 @@
   };
   for (const rect of all('svg.chart rect[data-key^="zoom:"]')) {
     const label = rect.nextSibling;
-    const [r, g, b] = [1, 3, 5].map((i) => parseInt((rect.getAttribute("fill") || "").slice(i, i + 2), 16) || 170);
-    rect.dataset.ink = label && label.nodeName === "text" ? label.getAttribute("fill") : 0.3 * r + 0.6 * g + 0.1 * b < 115 ? "#fff" : "#000";
+    const fill = /^var\(--([\w-]+),#/.exec(rect.getAttribute("fill"));
+    rect.dataset.ink = label && label.nodeName === "text" ? label.getAttribute("fill") : fill ? `var(--on-${fill[1]})` : "#000";
   }
   for (const choice of all(".choice")) {
     const pick = (number) => {

@@ -10,19 +10,26 @@ from memwall.ops.registry import OP_CLASSES
 from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.report.figures.colors import (
     CLASS_COLORS,
+    DARK,
     MEMORY_COLORS,
+    NEUTRAL,
     SERIES_COLORS,
     SIGN_COLORS,
     WALL_COLORS,
+    css,
+    hexed,
     luminance,
     text_on,
+    variables,
 )
 from memwall.simulate.memory import KINDS
 
-GROUPS = {
+WHITE = {
     "classes": [*CLASS_COLORS.values()], "walls": [*WALL_COLORS.values()], "memory": [*MEMORY_COLORS.values()],
     "series and signs": [*SERIES_COLORS, *SIGN_COLORS.values()],
 }  # fmt: skip
+#: the ground that marks stand on, and the groups of colours there
+PAGES = {"light": ("#ffffff", WHITE), "dark": ("#1d2126", {name: [*map(DARK.get, own)] for name, own in WHITE.items()})}
 #: linear RGB of normal sight and as a dichromat sees it (Machado, Oliveira, Fernandes 2009, severity 1)
 SIGHT = {
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
@@ -56,30 +63,56 @@ def test_the_distance_of_white_and_black_is_a_hundred():
     assert distance("#ffffff", "#000000") == pytest.approx(100, abs=0.01)
 
 
+def contrast(one, other):
+    """WCAG 2: 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.fixture(params=PAGES)
+def page(request):
+    return PAGES[request.param]
+
+
 @pytest.mark.parametrize("sight", SIGHT)
-@pytest.mark.parametrize("group", GROUPS)
-def test_colours_of_a_group_are_apart_for_every_kind_of_sight(group, sight):
-    least = min(((distance(a, b, sight), a, b) for a, b in combinations(GROUPS[group], 2)))
+@pytest.mark.parametrize("group", WHITE)
+def test_colours_of_a_group_are_apart_for_every_kind_of_sight(page, group, sight):
+    least = min(((distance(a, b, sight), a, b) for a, b in combinations(page[1][group], 2)))
     assert least[0] >= 13.5, least
 
 
-def test_no_colour_means_two_things():
-    pairs = [(distance(a, b), a, b) for one, other in combinations(GROUPS.values(), 2) for a in one for b in other]
+def test_no_colour_means_two_things(page):
+    pairs = [(distance(a, b), a, b) for one, other in combinations(page[1].values(), 2) for a in one for b in other]
     assert min(pairs)[0] >= 10, min(pairs)
 
 
 @pytest.mark.parametrize(("group", "least"), [("walls", 8), ("memory", 3.5)])
-def test_what_stacks_differs_in_grey(group, least):
-    light = sorted(lab(color)[0] for color in GROUPS[group])
+def test_what_stacks_differs_in_grey(page, group, least):
+    light = sorted(lab(color)[0] for color in page[1][group])
     assert min(b - a for a, b in pairwise(light)) >= least
 
 
-def test_all_are_seen_on_white_and_on_the_dark_page():
-    for color in (color for group in GROUPS.values() for color in group):
-        light = luminance(color)
-        assert 1.05 / (light + 0.05) >= 1.7 and (light + 0.05) / (luminance("#1d2126") + 0.05) >= 1.7, color
-        letters = luminance(text_on(color))
-        assert (max(light, letters) + 0.05) / (min(light, letters) + 0.05) >= 4.5, color
+def test_marks_stand_out_from_the_page_and_letters_from_marks(page):
+    """WCAG 2: graphical objects 3 to 1, text 4.5 to 1."""
+    ground, groups = page
+    for color in (color for group in groups.values() for color in group):
+        assert contrast(color, ground) >= 3, color
+        assert contrast(color, text_on(color)) >= 4.5, color
+
+
+@pytest.mark.parametrize(("name", "least"), [("ink", 4.5), ("dim", 4.5), ("pale", 3), ("line", 1.2)])
+def test_neutral_colours_stand_out_as_they_need(name, least):
+    """Text is ink or dim, pale is frames, dashed roofs and marks without a colour; line, gridlines, steps back."""
+    assert contrast(NEUTRAL[name], NEUTRAL["card"]) >= least and contrast(DARK[name], DARK["card"]) >= least
+
+
+def test_the_page_sets_every_colour_and_its_letters():
+    """A mark's variable falls back to its shade on white; the style sheet of a dark page sets another."""
+    set_dark = dict(pair.split(":") for pair in variables(dark=True).split(";"))
+    for color in (*DARK, "on ink", f"on {CLASS_COLORS['attention']}"):
+        name, fallback = css(color)[len("var(--") : -1].split(",")
+        assert fallback == hexed(color) and set_dark[f"--{name}"].startswith("#")
+    assert css("#123456") == "#123456"
 
 
 def test_the_table_is_whole():
