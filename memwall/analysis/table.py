@@ -21,7 +21,7 @@ from memwall.analysis.problems import Problems
 from memwall.analysis.quantities import SORT_KEYS
 from memwall.core.errors import UsageError
 from memwall.core.graph import PHASES
-from memwall.ops.registry import OP_CLASSES
+from memwall.ops.registry import class_order
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import WALLS, collapse, common_module, kernel_module, kernel_phase, shapes_text
 from memwall.record.profile import Profile
@@ -185,11 +185,6 @@ def class_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
         if computes and matrix_rate:
             rows[i] = dataclasses.replace(row, times_fewer=matrix_rate / row.attained_flop_per_s)
     return tuple(sorted(rows, key=lambda row: class_order(row.key)))
-
-
-def class_order(op_class: str) -> tuple[int, str]:
-    """The sort key that puts op classes in the order of the registry."""
-    return OP_CLASSES.index(op_class) if op_class in OP_CLASSES else len(OP_CLASSES), op_class
 
 
 def phase_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, Check, check_of, checks_of, one_of, read, shown, write
+from memwall.hardware.constants import CONSTANTS
 
 ENGINES = ("tensor", "vector")
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
@@ -105,6 +106,28 @@ def _fractions(value: Any) -> Mapping[str, float]:
     return {"dram": DEFAULT_DRAM_FRACTION, **_FRACTIONS(value)}
 
 
+def _constants(value: Any) -> Mapping[str, float]:
+    """Each within its range; those that this version does not know are left out."""
+    found: dict[str, float] = {}
+    for key, number in _NUMBERS(value).items():
+        try:
+            if key in CONSTANT_CHECKS:
+                found[key] = CONSTANT_CHECKS[key](number)
+        except BadRecord as error:
+            raise error.inside(f".{key}") from None
+    return found
+
+
+def _within(low: float, high: float) -> Check:
+    return numbers(f"a number from {low:g} to {high:g}", lambda number: low <= number <= high)
+
+
+#: "gemm.bfloat16.plateau" -> the check of its range
+CONSTANT_CHECKS: Mapping[str, Check] = {
+    f"{family}.{variant}.{item.name}": _within(item.metadata["low"], item.metadata["high"])
+    for family, kind in CONSTANTS.items() for variant in kind.VARIANTS for item in fields(kind)
+}  # fmt: skip
+_NUMBERS = check_of(Mapping[str, NotNegative])
 _PEAKS, _FRACTIONS = check_of(Mapping[str, Positive]), check_of(Mapping[str, Annotated[float, fraction]])
 
 
@@ -212,7 +235,7 @@ class Gpu:
     #: dotted key of the file -> the comment next to the number
     sources: Mapping[str, Line]
     #: "gemm.bfloat16.plateau" -> value: constants of kernel families, some from a similar GPU
-    utilization: Mapping[str, NotNegative] = field(default_factory=dict)
+    utilization: Annotated[Mapping[str, float], _constants] = field(default_factory=dict)
     #: "gemm.bfloat16" -> the GPU on whose rows the table was scored: its file states an interval
     fitted_on: Mapping[str, Line] = field(default_factory=dict)
     #: what a CPU's kernels reach; None on a GPU

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from memwall.core.errors import UsageError, nearest
 from memwall.core.files import read_text
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, Check, checks_of, one_line, shown
-from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.gpu import (
     CACHES,
+    CONSTANT_CHECKS,
     DEFAULT_DRAM_FRACTION,
     FIELDS,
     KERNELS,
@@ -32,7 +32,6 @@ from memwall.hardware.gpu import (
     Gpu,
     fraction,
     line,
-    numbers,
     positive,
     whole,
 )  # fmt: skip
@@ -53,10 +52,6 @@ _CPU_TABLES = {
 }  # fmt: skip
 
 
-def _within(low: float, high: float) -> Check:
-    return numbers(f"a number from {low:g} to {high:g}", lambda number: low <= number <= high)
-
-
 #: Every key that a file may have: how its value is checked, and its default.
 _KEYS: Mapping[str, tuple[Check, Any]] = {
     "schema": (line, REQUIRED),
@@ -72,8 +67,7 @@ _KEYS: Mapping[str, tuple[Check, Any]] = {
     **{f"cpu.{name}": (checks_of(Cpu)[name], None) for name in _CPU_NUMBERS},
     **{f"cpu.{table}.{name}": (whole if table == "cache_bytes" else positive, None)
        for table, names in _CPU_TABLES.items() for name in names},
-    **{f"utilization.{family}.{variant}.{item.name}": (_within(item.metadata["low"], item.metadata["high"]), None)
-       for family, kind in CONSTANTS.items() for variant in kind.VARIANTS for item in fields(kind)},
+    **{f"utilization.{name}": (check, None) for name, check in CONSTANT_CHECKS.items()},
 }  # fmt: skip
 
 

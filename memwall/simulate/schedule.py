@@ -22,7 +22,7 @@ from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.registry import OP_CLASSES
+from memwall.ops.registry import class_order
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
 from memwall.simulate.launch_queue import HOST_RANGE_S, host_is_assumed, issue_s, queue
@@ -292,5 +292,5 @@ def _label(graph: Graph, group: Group) -> tuple[str, str]:
     ops = [graph.ops[i] for i in group.op_ids]
     if len(ops) == 1:
         return ops[0].name, ops[0].op_class
-    op_class = min((op.op_class for op in ops), key=OP_CLASSES.index)
+    op_class = min((op.op_class for op in ops), key=class_order)
     return "+".join(op.name.removeprefix("aten.") for op in ops), op_class

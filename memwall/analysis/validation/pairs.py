@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from memwall.analysis.table import class_order, group_by
+from memwall.analysis.table import group_by
+from memwall.ops.registry import class_order
 from memwall.record.measurement import MeasuredKernel, Measurement, Timing
 from memwall.simulate.schedule import MODEL_CLASSES
 

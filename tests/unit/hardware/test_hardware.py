@@ -339,10 +339,18 @@ def test_round_trips_through_json(name: str) -> None:
     ({"peak_flop_per_s": {}}, "saved GPU.peak_flop_per_s must name pipes"),
     ({"achievable": 3}, "saved GPU.achievable is not an object"),
     ({"achievable": {"dram": 1.5}}, "saved GPU.achievable.dram must be a fraction"),
+    ({"utilization": {"stream.elementwise.triad": 0}},
+     "saved GPU.utilization.stream.elementwise.triad must be a number from 0.3 to 0.98"),
 ])  # fmt: skip
 def test_broken_record(change: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         Gpu.from_dict(load_gpu("t4").to_dict() | change)
+
+
+def test_a_constant_of_a_later_version_is_ignored() -> None:
+    record = load_gpu("t4").to_dict()
+    record["utilization"] |= {"stream.elementwise.wings": 2.0, "teleport.float16.plateau": 0.5}
+    assert Gpu.from_dict(record) == load_gpu("t4")
 
 
 # ---- a user's own file

@@ -160,6 +160,15 @@ def test_it_names_the_key(path, value, says):
     assert says in str(caught.value)
 
 
+def test_an_op_class_of_a_later_version_is_no_bug():
+    """Reports put it last; planning again, which asks for the class of a fused kernel, does so too."""
+    record = copy.deepcopy(RECORD)
+    for op in record["graph"]["ops"]:
+        op["class"] = "telepathy"
+    profile = Profile.from_dict(json.loads(json.dumps(record)))
+    assert profile.schedule("h100", "memwall").kernels
+
+
 @pytest.mark.slow
 def test_a_hundred_megabytes_of_nesting(tmp_path):
     path = tmp_path / "deep.json"
