@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from memwall.core.errors import UsageError
+from memwall.hardware.lookup import load_gpu
 from memwall.record.profile import Profile
 from tests.unit.report_fixture import make_profile
 
@@ -166,7 +167,7 @@ def test_an_op_class_of_a_later_version_is_no_bug():
     for op in record["graph"]["ops"]:
         op["class"] = "telepathy"
     profile = Profile.from_dict(json.loads(json.dumps(record)))
-    assert profile.schedule("h100", "memwall").kernels
+    assert profile.schedule(load_gpu("h100"), "memwall").kernels
 
 
 @pytest.mark.slow
