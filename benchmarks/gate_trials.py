@@ -136,7 +136,8 @@ def regressions() -> dict[str, Any]:
 def _outcome(record: dict[str, Any], name: str, row: Any) -> dict[str, Any]:
     checks = [check for check in record["checks"] if check["workload"] == name]
     failed = [check for check in checks if check["verdict"] == "fail"]
-    problems = [problem["message"] for problem in record["problems"] if problem["workload"] == name]
+    unjudged = [check for check in checks if check["verdict"] == "inconclusive"]
+    problems = [row["message"] for row in (*record["problems"], *unjudged) if row["workload"] == name]
     causes = [cause for check in failed for cause in check["causes"]]
     text = row.model.replace(row.old, row.new).splitlines()
     changed = {f"net_{name}.py:{i}" for i, line in enumerate(text, 1) if line not in row.model.splitlines()}

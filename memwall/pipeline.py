@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
+from memwall.core.structure import BadRecord, read
 from memwall.frontend.workload.seeds import seeded
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
@@ -87,15 +88,26 @@ def profile(
         return _simulated(result, gpus, _names(policy), cuda_graph)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a record says of the GPU that answered for torch.cuda, and of which names in it were asked for."""
+
+    gpu: str
+    asked: tuple[str, ...]
+
+
 def of_another_gpu(made: Profile, gpus: Sequence[Gpu]) -> str:
-    """What to say where a graph depends on the answers of a GPU that is not among these alone; else empty."""
-    asked = made.capture.get("asked_gpu")
-    if not asked or all(gpu.name == asked["gpu"] for gpu in gpus):
+    """What to say where a graph depends on the answers of a GPU that is not among these alone; else empty. Raises
+    ``UsageError``: the record is damaged there."""
+    saved = made.capture.get("asked_gpu")
+    try:
+        known = None if saved is None else read(_Asked, saved, "asked_gpu")
+    except BadRecord as error:
+        raise UsageError(f"the profile's capture is damaged: {error}") from None
+    if known is None or all(gpu.name == known.gpu for gpu in gpus):
         return ""
-    names = ", ".join(asked["asked"])
-    return (
-        f"the model asks what depends on the GPU ({names}), and {asked['gpu']} answered: profile each other GPU alone"
-    )
+    names = ", ".join(known.asked)
+    return f"the model asks what depends on the GPU ({names}), and {known.gpu} answered: profile each other GPU alone"
 
 
 def _preferred(attention: str, gpu: Gpu) -> str:

@@ -14,8 +14,8 @@ from memwall.core.graph import Graph, Op
 from memwall.ops import Cost
 from memwall.ops.launches import Attention, Convolution, Gemm
 
-#: ops that keep a tensor, in another dtype or as another's sum
-_SAME = ("aten._to_copy", "aten.copy_", "aten.clone", "aten.add", "aten.add_")
+#: ops that keep a tensor, perhaps in another dtype; those that add to a gradient
+_COPIES, _SUMS = ("aten._to_copy", "aten.copy_", "aten.clone"), ("aten.add", "aten.add_")
 #: a call that writes more tensors than these has them counted
 _MANY = 8
 _CONVOLVED = {"input": "dX", "weight": "dW"}
@@ -28,11 +28,10 @@ class Problems:
         self._graph, self._costs = graph, costs
         self._weights = {s.id for s in graph.storages if s.role == "parameter"}
         self._gradients = {s.id for s in graph.storages if s.role == "gradient"}
-        kept = [op for op in graph.ops if op.name.rpartition(".")[0] in _SAME or op.name in _SAME]
-        for op in kept:
+        for op in _named(graph, _COPIES):
             if not self._weights.isdisjoint(self._storages(op.inputs)):
                 self._weights.update(self._storages(op.outputs))
-        for op in reversed(kept):
+        for op in reversed(_named(graph, _COPIES + _SUMS)):
             if not self._gradients.isdisjoint(self._storages(op.outputs)):
                 self._gradients.update(self._storages(op.inputs))
 
@@ -61,6 +60,10 @@ class Problems:
             return f"{len(ops[0].outputs):,} tensors"
         specs = self._graph.specs(i for op in ops for i in (*op.outputs, *op.inputs))
         return _times(max(specs, key=lambda spec: spec.numel).shape) if specs else ""
+
+
+def _named(graph: Graph, names: Sequence[str]) -> list[Op]:
+    return [op for op in graph.ops if op.name in names or op.name.rpartition(".")[0] in names]
 
 
 def _text(launch: object) -> str:

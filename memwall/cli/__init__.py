@@ -14,7 +14,7 @@ from types import FrameType
 
 import click
 
-from memwall.cli.parsing import CommandLineError, LazyGroup
+from memwall.cli.parsing import COMPLETION, CommandLineError, LazyGroup
 from memwall.cli.supervisor import SUPERVISES, supervised
 from memwall.core.errors import MemwallError, MissingError, UsageError, message_of
 from memwall.core.version import __version__
@@ -88,7 +88,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
     try:
-        code = _complete() if _ASKED in os.environ else _run(arguments)
+        code = _complete() if COMPLETION in os.environ else _run(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as error:
@@ -120,14 +120,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail_of_model(error)
 
 
-#: the variable by which a shell asks for completions
-_ASKED = "_MEMWALL_COMPLETE"
-
-
 def _complete() -> int:
     from memwall.cli.completion import answer
 
-    return answer(os.environ[_ASKED], group)
+    return answer(os.environ[COMPLETION], group)
 
 
 def _run(arguments: list[str]) -> int:

@@ -9,12 +9,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-from memwall.cli.parsing import SeveralOption
+from memwall.cli.parsing import COMPLETION, SeveralOption
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import write_whole
-
-#: the variable by which a shell asks for completions: ``bash_complete``
-VARIABLE = "_MEMWALL_COMPLETE"
 
 #: shell -> the file that it loads, from the folder of data or settings, and what else it needs
 PLACES = {
@@ -27,7 +24,7 @@ PLACES = {
 
 def script(shell: str, group: click.Command) -> str:
     """What a shell runs to complete memwall's commands. Raises ``UsageError``: no such shell."""
-    return _completer(shell)(group, {}, "memwall", VARIABLE).source()
+    return _completer(shell)(group, {}, "memwall", COMPLETION).source()
 
 
 def place(shell: str) -> tuple[Path, str]:
@@ -64,7 +61,7 @@ def this_shell() -> str:
 def answer(instruction: str, group: click.Command) -> int:
     """Answer a shell's question, ``bash_complete``, from the variables that it sets."""
     shell, _, kind = instruction.partition("_")
-    completer = _completer(shell)(group, {}, "memwall", VARIABLE)
+    completer = _completer(shell)(group, {}, "memwall", COMPLETION)
     click.echo(completer.source() if kind == "source" else completer.complete())
     return 0
 

@@ -10,6 +10,9 @@ import click
 
 from memwall.core.errors import UsageError, unknown
 
+#: the variable by which a shell asks for completions: ``bash_complete``
+COMPLETION = "_MEMWALL_COMPLETE"
+
 
 class CommandLineError(UsageError):
     """A command line that click refused, with the way to its help."""

@@ -52,3 +52,21 @@ def test_calls_of_many_tensors_count_them():
     profile = memwall.profile(linears, (torch.randn(2, 4),), mode="training")
     rows = kernel_rows(profile, profile.simulations[0])
     assert {row.problem for row in rows if row.phase == "optimizer"} == {"20 tensors"}
+
+
+def test_an_activation_that_a_weight_was_added_to_is_no_weight():
+    """As a vision transformer adds positions: products of what follows have neither dX nor dW."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions = torch.nn.Parameter(torch.zeros(8, 4))
+
+        def forward(self, x):
+            rows = x + self.positions
+            return rows @ rows.transpose(1, 2)
+
+    profile = memwall.profile(Net(), (torch.randn(2, 8, 4),), mode="training")
+    rows = kernel_rows(profile, profile.simulations[0])
+    products = {(row.phase, row.problem) for row in rows if row.op_class == "contraction"}
+    assert products == {("forward", "2x8x8x4"), ("backward", "2x8x4x8"), ("backward", "2x4x8x8")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.hardware.chips import CHIPS, chip_of
 from memwall.ops.sdpa import Call
-from memwall.pipeline import resimulate
+from memwall.pipeline import of_another_gpu, resimulate
 from tests.unit.places import ROOT
 
 GPUS = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x")
@@ -158,3 +159,15 @@ def test_every_chip_takes_one_of_the_forms_of_a_call():
     call = Call.of(made.attention.traced, made.attention.traced.ops[kind.op])
     assert {call.backend(chip) for chip in CHIPS.values()} == set(kind.forms)
     assert call.backend(chip_of(memwall.load_gpu("b200-sxm"))) == "flash"
+
+
+@pytest.mark.parametrize(("asked", "says"), [
+    ({}, "has no 'gpu'"),
+    ({"gpu": 1, "asked": []}, "gpu is not text"),
+    ({"gpu": "t4", "asked": 3}, "asked is not a list"),
+    ("t4", "is not an object"),
+])  # fmt: skip
+def test_a_damaged_note_of_the_gpu_that_answered_is_the_users_error(asked, says):
+    made = memwall.profile(nn.Linear(2, 2), (torch.randn(1, 2),))
+    with pytest.raises(UsageError, match=says):
+        of_another_gpu(replace(made, capture={"asked_gpu": asked}), made.gpus)
