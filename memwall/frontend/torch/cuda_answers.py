@@ -254,7 +254,6 @@ def cuda_answers(gpu: Gpu) -> Iterator[dict[str, None]]:
             return _OF_THE_GPU[name](gpu, *args, **kwargs)
 
         table = {**_FIXED, **{name: partial(answer, name) for name in _OF_THE_GPU}}
-        default = torch.get_default_dtype()
         with contextlib.ExitStack() as stack:
             for home, values in (*((home, table) for home in _HOMES), *_ELSEWHERE):
                 for name, value in values.items():
@@ -263,7 +262,6 @@ def cuda_answers(gpu: Gpu) -> Iterator[dict[str, None]]:
             original = torch.set_default_tensor_type
             default_type = partial(_set_default_tensor_type, original)
             stack.enter_context(patch.object(torch, "set_default_tensor_type", default_type))
-            stack.callback(torch.set_default_dtype, default)
             _forget_cached()
             stack.callback(_forget_cached)
             stack.callback(_OPEN.clear)
