@@ -27,6 +27,8 @@ from memwall.simulate.schedule import Schedule, Totals
 #: Policies that plan again on a GPU with other numbers, and around hand-fused modules. The others keep their groups:
 #: eager has none, and Inductor hardly depends on the numbers.
 REPLANNED = frozenset(("memwall",))
+#: numbers of a GPU that no planner looks at, or that hold products back whatever they are fused with
+UNPLANNED = ("dispatch_s", "tdp_w")
 #: Policies that no hand-fused kernel changes: a lower bound.
 FLOORS = frozenset(("ideal",))
 
@@ -204,7 +206,8 @@ def outcome(
     notes: tuple[str, ...] = ()
     if patterns:
         regions = _regions(graph, patterns, regions)
-    if plan.policy in REPLANNED and (changed != before.gpu or patterns):
+    planned = replace(changed, **{name: getattr(before.gpu, name) for name in UNPLANNED})
+    if plan.policy in REPLANNED and (planned != before.gpu or patterns):
         plan = profile.schedule(changed, plan.policy, graph=before.graph, regions=regions).plan
         assert plan is not None
     if patterns and plan.policy in FLOORS:

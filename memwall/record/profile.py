@@ -215,8 +215,10 @@ class Profile:
         return step_bound_s(self.graphs[schedule.graph], plan, schedule.gpu) if plan else None
 
     def with_simulations(self, simulations: tuple[Schedule, ...]) -> Profile:
-        """A copy with other simulations."""
-        return replace(self, simulations=simulations)
+        """A copy with other simulations; what was planned and simulated of either serves both."""
+        made = replace(self, simulations=simulations)
+        made.__dict__["_schedules"] = self._schedules
+        return made
 
     def to_pandas(self, by: str = "kernel") -> DataFrame:
         """The simulations as a data frame; seconds and bytes in base units.

@@ -31,6 +31,9 @@ class Schedules:
     #: by the plan's id, with the plan itself so that the id stays its own
     _contexts: dict[tuple[int, int], tuple[Plan, PlanContext]] = field(default_factory=dict, repr=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schedules, (self.graphs, self.costs)  # what was made can be made again
+
     def schedule(
         self, gpu: Gpu, policy: str = "eager", *, graph: int = 0, launch: str = "eager",
         regions: Sequence[int] | None = None, plan: Plan | None = None,
