@@ -267,3 +267,18 @@ def test_each_gpu_has_totals_of_its_own():
     gpus = [GPU, make_gpu("new", dram_bytes_per_s=2e12)]
     found = what_if(chain(), [parse_change("launch_overhead_s=0")], gpus, ["eager"])
     assert [(o.gpu, round(o.after.time_s / US, 6)) for o in found] == [("old", 8.0), ("new", 4.0)]
+
+
+def test_a_profile_shares_its_plans_with_its_copies(monkeypatch):
+    """The verdict on a fused step plans it for twice the bandwidth and twice the FLOP/s, not for the GPU as it is."""
+    import memwall.record.schedules as schedules
+    from memwall.analysis.verdict import verdict
+
+    planned = []
+    original = schedules.plan_graph
+    monkeypatch.setattr(schedules, "plan_graph", lambda *args: planned.append(args[3]) or original(*args))
+    made = chain()
+    copy = made.with_simulations((made.schedule(GPU, "memwall"),))
+    verdict(copy, copy.simulations[0])
+    verdict(copy.with_simulations(copy.simulations), copy.simulations[0])
+    assert len(planned) == len({repr(gpu.to_dict()) for gpu in planned}) <= 3
