@@ -59,9 +59,14 @@ def this_shell() -> str:
 
 
 def answer(instruction: str, group: click.Command) -> int:
-    """Answer a shell's question, ``bash_complete``, from the variables that it sets."""
+    """Answer a shell's question, ``bash_complete``, from the variables that it sets. Raises ``UsageError``: it is no
+    such question, or the variables are not set."""
     shell, _, kind = instruction.partition("_")
     completer = _completer(shell)(group, {}, "memwall", COMPLETION)
+    if kind not in ("source", "complete"):
+        raise unknown("question of a shell", instruction, (f"{shell}_source", f"{shell}_complete"))
+    if kind == "complete" and not {"COMP_WORDS", "COMP_CWORD"} <= os.environ.keys():
+        raise UsageError(f"{COMPLETION}={instruction} needs $COMP_WORDS and $COMP_CWORD, which a shell sets")
     click.echo(completer.source() if kind == "source" else completer.complete())
     return 0
 

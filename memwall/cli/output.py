@@ -78,13 +78,17 @@ def print_text(text: str | Iterable[str]) -> None:
     sys.stdout.flush()
 
 
+#: columns of the narrowest text: in fewer, names are nothing but dots
+NARROWEST = 40
+
+
 def _terminal() -> dict[str, Any]:
-    """How wide a text may be, and whether in colour. A pipe is plain, and as wide as the text needs unless ``COLUMNS``
-    is set."""
+    """How wide a text may be, at least ``NARROWEST``, and whether in colour. A pipe is plain, and as wide as the text
+    needs unless ``COLUMNS`` is set."""
     if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
         return {}
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return {"width": shutil.get_terminal_size().columns, "color": not plain}
+    return {"width": max(shutil.get_terminal_size().columns, NARROWEST), "color": not plain}
 
 
 class Messages:

@@ -220,6 +220,28 @@ def test_e41_words_are_completed(run, monkeypatch, line, completed):
     assert {row.partition(",")[2] for row in asked.out.split()} == completed
 
 
+@pytest.mark.parametrize(("question", "says"), [
+    ("bash_complete", "which a shell sets"), ("bash_foo", "did you mean"), ("csh_source", "no shell 'csh'"),
+])  # fmt: skip
+def test_e41_a_question_that_no_shell_asks_is_one_line(run, monkeypatch, question, says):
+    """A question that no shell asks was answered with the help of memwall."""
+    for name in ("COMP_WORDS", "COMP_CWORD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("_MEMWALL_COMPLETE", question)
+    asked = run()
+    assert asked.code == 2
+    assert len(asked.err.splitlines()) == 1
+    assert says in asked.err
+
+
+def test_e37_a_page_of_no_columns_can_be_read(run, monkeypatch):
+    """A width of 5 columns left nothing but dots; a narrow page is 40 columns wide."""
+    monkeypatch.setenv("COLUMNS", "5")
+    shown = run("profile", "net.py", "-q").out
+    assert "parameters" in shown
+    assert max(map(len, shown.splitlines())) <= 40
+
+
 def test_e41_pyproject_has_defaults(run, folder):
     """Options could be given on the command line alone."""
     (folder / "pyproject.toml").write_text('[tool.memwall]\ngpu = ["a100", "t4"]\nmode = "training"\nbatch = 3\n')

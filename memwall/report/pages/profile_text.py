@@ -14,7 +14,7 @@ from memwall.analysis.verdict import verdict
 from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, duration, few, flop_rate, flops, intensity, percent, si, size
+from memwall.core.units import bandwidth, counted, duration, few, flop_rate, flops, intensity, percent, si, size
 from memwall.hardware.lookup import Gpu
 from memwall.record.format import WorkloadInfo
 from memwall.record.kernels import fit_text, peak_place, rates, schedule_label, wall_shares
@@ -178,9 +178,9 @@ def _graphs_fact(profile: Profile) -> str:
 def _coverage_fact(profile: Profile) -> str:
     cover = profile.coverage
     if not cover.unmodeled:
-        return f"100 % of {len(profile.graph.ops):,} ops"
+        return f"100 % of {counted(len(profile.graph.ops), 'op')}"
     return (
-        f"{percent(cover.ops)} of {len(profile.graph.ops):,} ops, {percent(cover.bytes)} of bytes; "
+        f"{percent(cover.ops)} of {counted(len(profile.graph.ops), 'op')}, {percent(cover.bytes)} of bytes; "
         f"no formula for {few(cover.unmodeled, MAX_UNMODELED)} (charged bytes only)"
     )
 
