@@ -271,7 +271,7 @@ def test_b17_ignored_files_next_to_a_submodule(gate, folder):
 
 
 def test_b17_lfs_given_up(gate, folder):
-    """A base of Git LFS pointers was not compared with a head that has the contents themselves."""
+    """A base whose Git LFS contents only the head's files hold was compared as a pointer."""
     import hashlib
 
     contents = bytes(range(128, 192))  # no text
@@ -281,8 +281,9 @@ def test_b17_lfs_given_up(gate, folder):
     commit(folder, {**sizes, "net.py": sized("len((HERE / 'width.bin').read_bytes())")})
     (folder / "width.bin").write_bytes(contents)
     commit(folder, {".gitattributes": "\n"})
-    result, _ = gate("net.py")
+    result, record = gate("net.py")
     assert result.code == 0, result
+    assert {c["value"] / c["baseline"] for c in record["checks"] if c["quantity"] == "flops"} == {1}
 
 
 def test_b17_an_untracked_helper_is_named_once(shell, folder):
