@@ -146,11 +146,10 @@ peak grows with each event after the first turn, in which all that is distinct h
 and by the clock of a machine that others use too.
 
 What is kept of an event is its time, its duration and numbers (its links, the number of its name, of its arguments):
-20 to 53 bytes in columns, and as much again for a while where events are sorted. Names, shapes and other arguments are
-kept once for all events that share them; a row of the result is 12 bytes and the number of its kind, and JSON is
-written row by row. So memory is a number of bytes for each event, and some kilobytes for each distinct kernel, op and
-combination of shapes. It is not bounded by distinct kernels alone: what links a kernel to its op may stand anywhere in
-the file.
+20 to 53 bytes in columns, and some 70 more for the events of one thread while they are sorted. Names, shapes and other
+arguments are kept once for all events that share them; a row of the result is 12 bytes and the number of its kind, and
+JSON is written row by row. So memory is a number of bytes for each event, and what is distinct once. It is not bounded
+by distinct kernels alone: what links a kernel to its op may stand anywhere in the file.
 
 | trace | events | output | state | peak, MiB | each event, B | CPU, s | clock, s |
 |:---|---:|:---|:---|---:|---:|---:|---:|
@@ -168,8 +167,10 @@ def main() -> None:
     lines = []
     for trace in options.traces:
         lines += table(trace, options.events, [*options.against, ROOT], options.runs)
-    shown = [Path(word).name if "/" in word else word for word in sys.argv[1:] if not word.startswith("-o")]
-    command = f"python benchmarks/trace_memory.py {' '.join(shown)}"
+    names = " ".join(trace.name for trace in options.traces)
+    against = "".join(f" {root.name}" for root in options.against)
+    command = f"python benchmarks/trace_memory.py {names} --events {' '.join(map(str, options.events))}"
+    command += f" --against{against}" if against else ""
     text = HEAD.format(command=command) + "\n".join(lines) + "\n"
     if options.output:
         options.output.write_text(text, encoding="utf-8")

@@ -9,22 +9,32 @@ import json
 import sys
 from pathlib import Path
 
-from memwall.analysis import compare, fused
+from memwall.analysis import compare, fused, history
+from memwall.analysis.accuracy import Cell
+from memwall.codegen import emit
 from memwall.core.schema import json_schema
 from memwall.record import profile
 from memwall.record.format import SavedProfile
 from memwall.record.measurement import Measurement
 from memwall.report.pages.fusion_record import SavedFusion
+from memwall.traces import analysis, comparison
+from memwall.traces.saved import SavedTrace
 
 FOLDER = Path(__file__).resolve().parents[1] / "memwall" / "report" / "schemas"
 
-#: dataclass, what it is, the schema's name
+#: dataclass (or a list of one), what it is, the schema's name
 RECORDS = (
     (SavedProfile, "a traced workload, its costs and its time on each GPU", profile.SCHEMA),
     (Measurement, "one run of one executor, kernel by kernel: an item of a profile's measurements",
      "measurement/1"),
     (compare.Comparison, "one workload on several GPUs, or several profiles", compare.SCHEMA),
     (SavedFusion, "what fusion wins: policies, groups, refusals, missed fusions, capture", fused.SCHEMA),
+    (SavedTrace, "a profiler's trace compared with a GPU", analysis.SCHEMA),
+    (comparison.SavedComparison, "traces compared with each other, or with the model", comparison.SCHEMA),
+    (tuple[Cell, ...], "how far the model is from measured kernels: what memwall accuracy --json prints",
+     "accuracy/1"),
+    (history.Row, "one workload's figures at one commit: a line of a history", history.SCHEMA),
+    (emit.EmitIndex, "generated kernels in a folder: index.json of memwall fuse --emit", emit.SCHEMA),
 )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
 
 #: records with a schema
-SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate")
+SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "history",
+           "emit")  # fmt: skip
 
 
 def _print_schema(context: click.Context, _: click.Parameter, name: str | None) -> None:

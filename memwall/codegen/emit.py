@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memwall.codegen import NotGenerated, generate
 from memwall.core.errors import Unsupported, UsageError
 from memwall.core.files import read_json
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
+from memwall.core.structure import write
 from memwall.core.units import duration, flops, size
 from memwall.core.version import __version__
 from memwall.fusion import Group, Plan
@@ -65,6 +66,52 @@ class _Written:
     outputs: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class EmittedKernel:
+    """A distinct kernel: bytes, FLOPs and bound of one launch, the modeled time of all."""
+
+    file: str
+    source: str
+    repeats: int
+    launches: int
+    read_bytes: int
+    write_bytes: int
+    flops: int
+    time_s: float
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedLaunch:
+    """A launch of a step: which of the kernels, the ops that it runs, the values that it reads and writes."""
+
+    kernel: int
+    op_ids: tuple[int, ...]
+    recomputes: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedSet:
+    """The kernels of a policy on a GPU, and the order of their launches."""
+
+    gpu: str
+    policy: str
+    kernels: tuple[EmittedKernel, ...]
+    order: tuple[EmittedLaunch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmitIndex:
+    """``memwall.emit/1``: what ``index.json`` says of a folder."""
+
+    workload: str
+    mode: str
+    sets: tuple[EmittedSet, ...]
+    files: tuple[str, ...]
+
+
 #: the launches of one distinct kernel
 _Launches = list[tuple[Group, Estimate, _Written]]
 
@@ -89,9 +136,9 @@ def kernel_files(profile: Profile, simulated: Sequence[tuple[Plan, Schedule]]) -
             files[name] = f"{head}\n{launches[0][2].body}"
         sets.append(_set(schedule, kernels, names))
     files[README] = _readme(profile, sets)
-    index = {"schema": SCHEMA, "memwall_version": __version__, "workload": profile.workload.name,
-             "mode": profile.workload.mode, "sets": sets, "files": sorted([*files, INDEX])}  # fmt: skip
-    files[INDEX] = json.dumps(index, indent=1) + "\n"
+    index = EmitIndex(profile.workload.name, profile.workload.mode, tuple(sets), tuple(sorted([*files, INDEX])))
+    record = {"schema": SCHEMA, "memwall_version": __version__, **write(index)}
+    files[INDEX] = json.dumps(record, indent=1) + "\n"
     return files
 
 
@@ -189,25 +236,20 @@ def _one_line(text: str) -> str:
 # -- the index ---------------------------------------------------------------------------------------------------------
 
 
-def _set(schedule: Schedule, kernels: Sequence[_Launches], names: Sequence[str]) -> dict[str, Any]:
+def _set(schedule: Schedule, kernels: Sequence[_Launches], names: Sequence[str]) -> EmittedSet:
     rows, order = [], {}
     for number, (name, launches) in enumerate(zip(names, kernels, strict=True)):
         _, first, written = launches[0]
-        rows.append({
-            "file": name, "source": written.how, "repeats": len(launches), "launches": first.launches,
-            "read_bytes": first.read_bytes, "write_bytes": first.write_bytes, "flops": first.flops,
-            "time_s": sum(e.time_s for _, e, _ in launches), "bound_s": first.bound_s,
-        })  # fmt: skip
+        rows.append(EmittedKernel(
+            name, written.how, len(launches), first.launches, first.read_bytes, first.write_bytes, first.flops,
+            sum(e.time_s for _, e, _ in launches), first.bound_s,
+        ))  # fmt: skip
         for group, estimate, own in launches:
-            order[estimate.id] = {
-                "kernel": number, "op_ids": list(group.op_ids), "recomputes": list(group.recomputes),
-                "inputs": list(own.inputs), "outputs": list(own.outputs),
-            }  # fmt: skip
-    launched = [order[launch] for launch in sorted(order)]
-    return {"gpu": schedule.gpu.name, "policy": schedule.policy, "kernels": rows, "order": launched}
+            order[estimate.id] = EmittedLaunch(number, group.op_ids, group.recomputes, own.inputs, own.outputs)
+    return EmittedSet(schedule.gpu.name, schedule.policy, tuple(rows), tuple(order[launch] for launch in sorted(order)))
 
 
-def _readme(profile: Profile, sets: Sequence[Mapping[str, Any]]) -> str:
+def _readme(profile: Profile, sets: Sequence[EmittedSet]) -> str:
     lines = [
         f"# Kernels of {_cell(profile.workload.name)}, {profile.workload.mode}", "",
         "One file for each distinct kernel, in launch order. `index.json` has every launch of a step: its file, its ops"
@@ -215,14 +257,14 @@ def _readme(profile: Profile, sets: Sequence[Mapping[str, Any]]) -> str:
     ]  # fmt: skip
     for entry in sets:
         lines += [
-            f"## {entry['policy']} on {entry['gpu']}", "",
-            f"{len(entry['order']):,} groups, {len(entry['kernels']):,} distinct.", "",
+            f"## {entry.policy} on {entry.gpu}", "",
+            f"{len(entry.order):,} groups, {len(entry.kernels):,} distinct.", "",
             "| file | repeats | launches | read | written | time |", "|:---|---:|---:|---:|---:|---:|",
         ]  # fmt: skip
-        for row in entry["kernels"]:
+        for row in entry.kernels:
             lines.append(
-                f"| [{row['file']}]({row['file']}) | {row['repeats']} | {row['launches']} | {size(row['read_bytes'])}"
-                f" | {size(row['write_bytes'])} | {duration(row['time_s'] / row['repeats'])} |"
+                f"| [{row.file}]({row.file}) | {row.repeats} | {row.launches} | {size(row.read_bytes)}"
+                f" | {size(row.write_bytes)} | {duration(row.time_s / row.repeats)} |"
             )
         lines.append("")
     return "\n".join(lines)

@@ -14,11 +14,12 @@ _PLAIN: dict[Any, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def json_schema(cls: type, title: str, name: str) -> dict[str, Any]:
+def json_schema(cls: Any, title: str, name: str) -> dict[str, Any]:
     """The schema of a record of ``name`` (``memwall.profile/1``), or of a part of one (``measurement/1``), whose fields
-    are those of a dataclass. Further keys are allowed: readers ignore them."""
+    are those of a dataclass, or whose items are (``tuple[Cell, ...]``). Further keys are allowed: readers ignore
+    them."""
     parts: dict[str, Any] = {}
-    root = _object(cls, parts)
+    root = _object(cls, parts) if isinstance(cls, type) else _schema(cls, parts)
     if name.startswith("memwall."):
         own = {"schema": {"const": name}, "memwall_version": {"type": "string"}}
         root["properties"] = {**own, **root["properties"], **own}

@@ -8,11 +8,12 @@ If every trace has ``ProfilerStep`` annotations, times and counts are per step, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 from memwall.analysis.table import group_by
+from memwall.core.structure import one_of, write
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
 from memwall.perfmodel.roofline import LINK
@@ -33,7 +34,7 @@ class Column:
     """A trace as measured on a GPU, or what the model says for it; its figures are divided by ``steps``."""
 
     label: str
-    path_name: str
+    path_name: str = field(metadata={"key": "trace"})
     gpu: str
     what: str  # "measured" or "modeled"
     steps: int
@@ -46,14 +47,14 @@ class OpChange:
     """One op (name and shapes) in each column: executions, seconds and the kernel that took most of them; None where
     the column does not have it."""
 
-    name: str
+    name: str = field(metadata={"key": "op"})
     shapes: str
-    op_class: str
+    op_class: str = field(metadata={"key": "class"})
+    #: "slower", "faster", "new", "gone", "equal" or "not modeled", the last column compared with the first
+    change: Annotated[str, one_of(CHANGES)]
     counts: tuple[float | None, ...]
     times_s: tuple[float | None, ...]
     kernels: tuple[str, ...]
-    #: "slower", "faster", "new", "gone", "equal" or "not modeled", the last column compared with the first
-    change: str
 
     @property
     def difference_s(self) -> float:
@@ -80,17 +81,21 @@ class TraceComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """``memwall.trace_comparison/1``: plain JSON types in a fixed order."""
-        return {
-            "schema": SCHEMA, "memwall_version": __version__, "per_step": self.per_step,
-            "columns": [{"label": c.label, "trace": c.path_name, "gpu": c.gpu, "what": c.what, "steps": c.steps,
-                         "kernels": c.kernels, "time_s": c.time_s} for c in self.columns],
-            "compared_s": list(self.compared_s),
-            "by_class_s": {name: list(times) for name, times in self.classes.items()},
-            "ops": [{"op": op.name, "shapes": op.shapes, "class": op.op_class, "change": op.change,
-                     "counts": list(op.counts), "times_s": list(op.times_s), "kernels": list(op.kernels)}
-                    for op in self.ops],
-            "notes": list(self.notes),
-        }  # fmt: skip
+        record = SavedComparison(self.per_step, self.columns, self.compared_s, self.classes, self.ops, self.notes)
+        return {"schema": SCHEMA, "memwall_version": __version__, **write(record)}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedComparison:
+    """The comparison as it is saved."""
+
+    per_step: bool
+    columns: tuple[Column, ...]
+    #: seconds of each column in the ops that are compared
+    compared_s: tuple[float, ...]
+    by_class_s: Mapping[str, tuple[float, ...]]
+    ops: tuple[OpChange, ...]
+    notes: tuple[str, ...]
 
 
 def compare_traces(analyses: Sequence[TraceAnalysis]) -> TraceComparison:
@@ -159,7 +164,7 @@ def _change(key: Key, sides: Sequence[_Side], rows: Sequence[TraceRows | None], 
                     for side, own in zip(sides, rows, strict=True))  # fmt: skip
     is_unknown = any(own and time is None for own, time in zip(rows, times, strict=True))
     change = NOT_MODELED if is_unknown else _word(times[0], times[-1], whole)
-    return OpChange(key[0], key[1], op_class, counts, times, kernels, change)
+    return OpChange(key[0], key[1], op_class, change, counts, times, kernels)
 
 
 def _word(before: float | None, after: float | None, whole: float) -> str:

@@ -38,7 +38,7 @@ _CLOCKS_AGREE_US = 1000.0
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, and link its kernels to ops.
 
-    The file is streamed; memory grows with the ops and kernels in it, not with its size.
+    The file is streamed; what is kept is some 70 bytes for each event that counts, and what is distinct among them.
 
     Raises:
         UsageError: no such file, truncated, damaged, not JSON, or not a profiler trace; says where.

@@ -175,3 +175,16 @@ def test_c28_a_trace_takes_some_bytes_for_each_event(folder, options: tuple[str,
         )  # fmt: skip
         peaks.append(1024 * int(done.stderr.split()[-1]))
     assert (peaks[1] - peaks[0]) / (3 * 25_000) < 200
+
+
+@pytest.mark.parametrize("name", ["trace", "trace_comparison"])
+def test_e41_a_record_of_a_trace_has_a_schema(folder, run, name: str) -> None:
+    """Records were written with the name of a schema that could be had nowhere."""
+    jsonschema = pytest.importorskip("jsonschema")
+    _write(folder, _launch())
+    lines = {"trace": ("profile", "t.json", "--gpu", "h100"), "trace_comparison": ("compare", "t.json", "t.json",
+             "--gpu", "h100")}  # fmt: skip
+    found, schema = run(*lines[name], "--json"), run("report", "--schema", name)
+    assert (found.code, schema.code) == (0, 0), found.err + schema.err
+    jsonschema.validate(json.loads(found.out), json.loads(schema.out))
+    assert json.loads(schema.out)["properties"]["schema"] == {"const": json.loads(found.out)["schema"]}

@@ -28,6 +28,20 @@ def test_the_kernels_compute_what_the_model_computes(name):
     assert done.stdout.endswith("equal\n"), done.stderr[-3000:]
 
 
+def test_the_index_keeps_its_schema():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "memwall/report/schemas/emit-1.schema.json").read_text(encoding="utf-8"))
+    profile = memwall.profile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.ones(2, 8),), gpu=GPU)
+    index = json.loads(written_out(profile)[1]["index.json"])
+    jsonschema.validate(index, schema)
+    assert index["sets"][0]["kernels"] and index["sets"][0]["order"]
+    parts = {"EmittedSet": index["sets"], "EmittedKernel": index["sets"][0]["kernels"],
+             "EmittedLaunch": index["sets"][0]["order"]}  # fmt: skip
+    assert {part: {*row} for part, (row, *_) in parts.items()} == {
+        part: {*schema["$defs"][part]["properties"]} for part in parts
+    }
+
+
 def test_repeated_kernels_are_one_file_that_says_how_often():
     module, inputs = Tokens(), (torch.randint(0, 11, (2, 6)),)
     profile = memwall.profile(module, inputs, gpu=GPU, mode="inference")

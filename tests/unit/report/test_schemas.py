@@ -8,13 +8,24 @@ import sys
 
 import pytest
 
+from memwall.analysis.accuracy import score_files
 from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.analysis.fused import fuse
+from memwall.analysis.history import entry_of
+from memwall.cli.report import SCHEMAS
+from memwall.hardware.lookup import load_gpu
 from memwall.report import render
+from memwall.report.pages.accuracy import AccuracyReport
 from memwall.report.pages.fused import FusedReport
+from memwall.report.pages.trace import TraceReport
+from memwall.report.pages.trace_comparison import TraceComparisonReport
+from memwall.traces import read_trace
+from memwall.traces.analysis import analyse
+from memwall.traces.comparison import compare_traces, compare_with_model
 from tests.unit.measured_fixture import make_measured
 from tests.unit.places import ROOT
 from tests.unit.report_fixture import NEW, OLD, make_profile
+from tests.unit.traces_fixture import call, kernel, op, write
 
 jsonschema = pytest.importorskip("jsonschema")
 FOLDER = ROOT / "memwall/report/schemas"
@@ -24,6 +35,10 @@ def test_the_schemas_are_those_of_the_dataclasses():
     done = subprocess.run([sys.executable, "tools/schemas.py", "--check"], cwd=ROOT, check=False, text=True,
                           capture_output=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_each_is_printed():
+    assert {f"{name}-1.schema.json" for name in SCHEMAS} == {path.name for path in FOLDER.iterdir()}
 
 
 def validator(name: str):
@@ -44,6 +59,42 @@ def test_records_keep_their_schemas():
         validator(name).validate(json.loads(text))
     for measurement in make_measured().measurements:
         validator("measurement").validate(json.loads(json.dumps(measurement)))
+
+
+def keys(schema, part) -> set[str]:
+    """The keys of an object of a schema, or of a part of it."""
+    return set((schema["$defs"][part] if part else schema)["properties"])
+
+
+def test_a_trace_keeps_its_schema(tmp_path):
+    """Every key of the record is in the schema, which has no other: its dataclasses do not write it."""
+    events = [op("aten::mm", 0, 20, Input__Dims=[[64, 64]] * 2, Input__type=["float"] * 2),
+              call("cudaLaunchKernel", 5, 1, 1), kernel("gemm", 30, 9, 1), kernel("lonely", 50, 9, 2)]  # fmt: skip
+    trace = read_trace(write(tmp_path, events))
+    record = json.loads(render(TraceReport(analyse(trace, load_gpu("h100"), dram_bytes={0: 7, 1: 9})), "json"))
+    known = validator("trace")
+    known.validate(record)
+    places = {"": record, "SavedDevice": record["devices"][0], "SavedTotals": record["totals"],
+              "SavedRow": record["rows"][0], "SavedKernel": record["rows"][0]["kernels"][0],
+              "SavedGap": record["gaps"][0]}  # fmt: skip
+    assert set(known.schema["$defs"]) == places.keys() - {""}
+    assert {part: keys(known.schema, part) for part in places} == {part: {*own} for part, own in places.items()}
+    assert [row["measured_dram_bytes"] for row in record["rows"]] == [7, 9] and len(record["gaps"]) == 1
+    analysis = analyse(trace, load_gpu("h100"))
+    for comparison in (compare_traces([analysis, analysis]), compare_with_model(analysis, [load_gpu("a100")])):
+        validator("trace_comparison").validate(json.loads(render(TraceComparisonReport(comparison), "json")))
+
+
+def test_scores_and_a_history_keep_their_schemas(tmp_path):
+    make_measured().save(tmp_path / "measured.json")
+    cells = json.loads(render(AccuracyReport(score_files([tmp_path / "measured.json"])), "json"))
+    validator("accuracy").validate(cells)
+    assert cells and not validator("accuracy").is_valid([{**cells[0], "mape": "small"}])
+    rows = entry_of({"net": make_profile()}, "0" * 40, "2026-11-22T05:24:55Z")
+    lines = [json.loads(row.to_line()) for row in rows]
+    for line in lines:
+        validator("history").validate(line)
+    assert lines and not validator("history").is_valid({**lines[0], "figures": 3})
 
 
 def test_a_schema_refuses_what_is_none():
