@@ -8,8 +8,8 @@
 :func:`memwall.profile`. Each profile that the fixture's ``profile`` makes is checked against each limit, on each of
 its GPUs under each of its policies. Markers of the module and the class count too; the closest wins. A test that has
 limits and profiles nothing so fails. A test that takes the fixture begins with PyTorch's settings of the process (TF32,
-SDPA backends, default dtype) as they were after collection, whatever tests before it have set. In it, ``memwall`` has
-all public names of the package too.
+SDPA backends, default dtype) as they were after collection, whatever tests before it have set, and with the seeds of
+a gate (``random``, numpy, torch). In it, ``memwall`` has all public names of the package too.
 
 pytest loads this file in every session of an environment that has memwall: it imports nothing that pytest has not.
 """
@@ -70,12 +70,14 @@ def _profiles(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Set PyTorch as it was, before any fixture of the test; read the markers: what is wrong in them is an error of the
-    test."""
+    """Set PyTorch as it was and the seeds of a gate, before any fixture of the test; read the markers: what is wrong in
+    them is an error of the test."""
     if _profiles(item) and _SETTINGS in item.config.stash:
         from memwall.frontend.torch.settings import restore
+        from memwall.frontend.workload.seeds import seed_all
 
         restore(item.config.stash[_SETTINGS])
+        seed_all()
     markers = list(item.iter_markers("memwall"))
     if markers:
         item.stash[_EXPECTED] = _read(reversed(markers))

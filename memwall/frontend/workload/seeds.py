@@ -37,10 +37,15 @@ def seeded() -> Iterator[None]:
 def seed() -> None:
     """Seed the block that runs, where one does and was not seeded yet."""
     if _BLOCKS == [False]:
-        import numpy
-        import torch
-
-        random.seed(0)
-        numpy.random.seed(0)
-        torch.default_generator.manual_seed(0)
+        seed_all()
         _BLOCKS[0] = True
+
+
+def seed_all() -> None:
+    """Seed what a model's structure may depend on."""
+    import numpy
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.default_generator.manual_seed(0)

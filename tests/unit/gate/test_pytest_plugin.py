@@ -316,6 +316,25 @@ def test_net(memwall):
 """).assert_outcomes(passed=2)
 
 
+def test_random_structure_is_the_same_in_every_session(run):
+    run("""
+import random
+import numpy
+
+def draw():
+    return random.random(), numpy.random.rand(), torch.rand(()).item()
+
+def test_draws():
+    draw()
+
+@pytest.mark.parametrize("i", range(2))
+def test_net(memwall, i):
+    found = draw()
+    random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
+    assert found == draw()
+""").assert_outcomes(passed=3)
+
+
 def test_without_the_plugin_the_marker_is_unknown(entry_point, pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.memwall(max_kernels=1)\ndef test_net(): pass\n")
     result = pytester.runpytest_subprocess("-p", "no:memwall", "-p", "no:cacheprovider", "--strict-markers")

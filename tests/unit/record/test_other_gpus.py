@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -171,3 +172,36 @@ def test_a_damaged_note_of_the_gpu_that_answered_is_the_users_error(asked, says)
     made = memwall.profile(nn.Linear(2, 2), (torch.randn(1, 2),))
     with pytest.raises(UsageError, match=says):
         of_another_gpu(replace(made, capture={"asked_gpu": asked}), made.gpus)
+
+
+class Restless(nn.Module):
+    """Attention whose work depends on random numbers and on how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend, self.calls = Net(), 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen += 1
+        for _ in range(self.calls + random.randrange(1, 9)):
+            x = x + 1
+        return self.attend(x).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_random_numbers_and_state_are_the_same_on_every_gpu(mode):
+    gpus = (*GPUS, "h100-sxm")
+
+    def profile(gpu):
+        random.seed(7)
+        module = nn.Sequential(*[nn.Sequential(Restless(), nn.Linear(256, 64)) for _ in range(2)])
+        made = memwall.profile(module, (torch.zeros(2, 96, 64),), gpu=gpu, mode=mode)
+        assert [(block[0].calls, block[0].seen.item()) for block in module] == [(0, 0)] * 2
+        return made
+
+    several, one = profile(list(gpus)), profile("h100-sxm")
+    for gpu, simulated in zip(gpus, several.simulations, strict=True):
+        direct = profile(gpu).simulations[0]
+        assert simulated.totals == direct.totals == resimulate(one, gpu).simulations[0].totals, gpu
