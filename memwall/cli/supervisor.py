@@ -10,6 +10,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+from memwall.core.errors import signal_name
+
 #: signals that are passed on to the fork where somebody sent them to this process; a terminal sends them to both
 _PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 #: those that end this process like the fork
@@ -69,5 +71,5 @@ def _death(code: int, fail: Callable[[str], int]) -> int:
         os.kill(os.getpid(), -code)
     if -code == signal.SIGKILL:
         return fail("the process was killed, as the system does when memory runs out")
-    name = signal.Signals(-code).name
+    name = signal_name(-code)
     return fail(f"the process crashed ({name}), in the model or in a library that it calls; --debug runs it unguarded")

@@ -42,6 +42,13 @@ def message_of(error: BaseException) -> str:
         return "(its message cannot be shown)"
 
 
+def signal_name(number: int) -> str:
+    """``SIGSEGV``; ``signal 40`` for one of those that have no name."""
+    import signal
+
+    return next((known.name for known in signal.Signals if known == number), f"signal {number}")
+
+
 def nearest(name: object, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
     """The known names similar to one, the best first; case does not matter."""
     import difflib

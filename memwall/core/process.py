@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from memwall.core.errors import MemwallError, MissingError, UsageError
+from memwall.core.errors import MemwallError, MissingError, UsageError, signal_name
 
 #: the folder that holds this package
 HOME = str(Path(__file__).resolve().parents[2])
@@ -159,7 +159,7 @@ def _lost(code: int | None, last: str) -> Lost:
     if code == -signal.SIGKILL:
         return Lost("out of memory", "the process was killed by signal 9 (out of memory?)", code)
     if code is not None and code < 0:
-        return Lost("failed", f"the process was killed by signal {-code} ({signal.Signals(-code).name})", code)
+        return Lost("failed", f"the process was killed by signal {-code} ({signal_name(-code)})", code)
     message = f"the process ended with exit code {code}" + (f": {last[:200]}" if last else "")
     return Lost("failed", message, code, last)
 

@@ -115,6 +115,7 @@ ENDS = {
     "own": "    class Stop(BaseException): pass\n    raise Stop('now')\n",
     "leaves": "    import os\n    os._exit(0)\n",
     "crashes": "    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
+    "signalled": "    import os, signal\n    os.kill(os.getpid(), signal.SIGRTMIN + 6)\n",  # one without a name
     "killed": "    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n",
     "recurses": "    return model()\n",
 }
@@ -132,7 +133,7 @@ def test_b19_a_model_that_ends_its_process(gate, folder):
     assert all("\n" not in p["message"] and len(p["message"]) > 30 for p in record["problems"])
 
 
-@pytest.mark.parametrize("name", ["interrupts", "own", "leaves", "crashes", "killed"])
+@pytest.mark.parametrize("name", ["interrupts", "own", "leaves", "crashes", "signalled", "killed"])
 def test_b19_a_model_that_ends_a_command(shell, folder, name):
     """A model that exits, crashes or is killed ended a command with any exit code, and without a word."""
     (folder / "net.py").write_text(NET.replace("def model():\n", "def model():\n" + ENDS[name]))
