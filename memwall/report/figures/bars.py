@@ -55,7 +55,7 @@ def bars_chart(
     """
 
     def draw(scene: Scene) -> float:
-        y = scene.title(title) + (16 if marks else 0)
+        y = scene.title(title) + (20 if marks else 0)
         above = scene.is_narrow
         labels = max((text_width(row.label, FONT) for row in rows), default=0.0)
         smalls = max((text_width(row.where, _SMALL) for row in rows), default=0.0)

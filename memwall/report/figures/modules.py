@@ -16,7 +16,7 @@ from memwall.core.units import duration, percent, size
 from memwall.report.document import clean
 from memwall.report.figures.colors import WALL_COLORS
 from memwall.report.figures.labels import Box
-from memwall.report.figures.scene import Chart, Scene
+from memwall.report.figures.scene import Chart, Rect, Scene
 
 #: pixels of a row of a flame graph, of the head of a treemap's module, and the least that a module must have
 _ROW, _HEAD, _LEAST = 19.0, 15.0, 1.0
@@ -48,7 +48,7 @@ def flame_chart(title: str, trees: Trees, metric: str) -> Chart:
 
     def draw(scene: Scene) -> float:
         chosen = METRICS[metric]
-        y = scene.title(f"{title}: modules by {chosen.title}")
+        y, start = scene.title(f"{title}: modules by {chosen.title}"), len(scene.marks)
         whole = max((chosen.of(tree) for _, tree in trees), default=0.0)
         for number, (label, tree) in enumerate(trees):
             value = chosen.of(tree)
@@ -57,7 +57,7 @@ def flame_chart(title: str, trees: Trees, metric: str) -> Chart:
             width = scene.width * share(value, whole)
             painter = _Painter(scene, chosen, number, value, metric != "memory")
             y = painter.flame(tree, 0.0, y, width, "") + 12
-        return _legend(scene, y - 4, metric, trees)
+        return _legend(scene, y - 4, metric, start)
 
     return draw
 
@@ -67,7 +67,7 @@ def treemap_chart(title: str, trees: Trees, metric: str) -> Chart:
 
     def draw(scene: Scene) -> float:
         chosen = METRICS[metric]
-        top = scene.title(f"{title}: modules by {chosen.title}")
+        top, start = scene.title(f"{title}: modules by {chosen.title}"), len(scene.marks)
         across = max(1, min(len(trees), int((scene.width + _BETWEEN) // (_SMALLEST + _BETWEEN))))
         wide = (scene.width - _BETWEEN * (across - 1)) / across
         high = min(0.62 * wide, 440.0)
@@ -81,17 +81,17 @@ def treemap_chart(title: str, trees: Trees, metric: str) -> Chart:
             painter = _Painter(scene, chosen, number, chosen.of(tree), metric != "memory")
             painter.treemap(tree, Box(x, y + 17, x + wide * part, y + 17 + high * part), "")
             bottom = max(bottom, y + 17 + high * part + 12)
-        return _legend(scene, bottom - 4, metric, trees)
+        return _legend(scene, bottom - 4, metric, start)
 
     return draw
 
 
-def _legend(scene: Scene, y: float, metric: str, trees: Trees) -> float:
-    """The walls that are drawn; memory has no colours."""
+def _legend(scene: Scene, y: float, metric: str, start: int) -> float:
+    """The walls of the marks since some number; memory has no colours."""
     if metric == "memory":
         return y
-    walls = {row.limited_by for _, tree in trees for _, row in tree.walk(99)}
-    entries = [(wall, color, "square") for wall, color in WALL_COLORS.items() if wall in walls]
+    colors = {mark.color for mark in scene.marks[start:] if isinstance(mark, Rect)}
+    entries = [(wall, color, "square") for wall, color in WALL_COLORS.items() if color in colors]
     return y + scene.legend(y, entries, "most of its time under")
 
 

@@ -15,7 +15,7 @@ from memwall.analysis.table import KernelRow, kernel_rows, phase_rows
 from memwall.analysis.verdict import verdict
 from memwall.analysis.whatif import Outcome
 from memwall.perfmodel.roofline import TERMS
-from memwall.record.kernels import schedule_label
+from memwall.record.kernels import schedule_label, short_name
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Choice, Document, Markup, Panel, Picture, Section, Sentence, clean
 from memwall.report.figures.colors import CLASS_COLORS, css
@@ -141,10 +141,12 @@ def _data(profile: Profile, tables: Sequence[Sequence[KernelRow]]) -> tuple[dict
 
 
 def _identity(row: KernelRow) -> tuple:
-    """Columns of ``kernels`` in the page: name, class, phase, module, shapes, count, FLOPs, bytes read, written."""
+    """Columns of ``kernels`` in the page: name, class, phase, module, shapes, count, FLOPs, bytes read, written,
+    short name."""
     return (
         clean(row.name), clean(row.op_class), row.phase, clean(row.module), clean(row.shapes)[:160], row.count,
-        row.flops if row.modeled else -1, row.read_bytes, row.write_bytes)  # fmt: skip
+        row.flops if row.modeled else -1, row.read_bytes, row.write_bytes,
+        short_name(clean(row.name)))  # fmt: skip
 
 
 _NUMBERS = {wall: number for number, wall in enumerate(TERMS)}

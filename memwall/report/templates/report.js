@@ -96,7 +96,7 @@
   const FEW = 200;
 
   // A row: what the kernel is, from data.kernels, and what it takes on this GPU, from sims[].rows.
-  const [NAME, CLASS, PHASE, MODULE, SHAPES, COUNT, FLOPS, READ, WRITE] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+  const [NAME, CLASS, PHASE, MODULE, SHAPES, COUNT, FLOPS, READ, WRITE, SHORT] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
   const rowsOf = (sim) => {
     const total = sim.rows.reduce((sum, r) => sum + r[2], 0);
     return sim.rows.map((r) => {
@@ -104,7 +104,7 @@
       const bytes = k[READ] + k[WRITE];
       const flops = Math.max(0, k[FLOPS]);
       return {
-        kernel: k[NAME], class: k[CLASS], phase: k[PHASE], module: k[MODULE] || "(top)", shapes: k[SHAPES],
+        kernel: k[SHORT], name: k[NAME], class: k[CLASS], phase: k[PHASE], module: k[MODULE] || "(top)", shapes: k[SHAPES],
         count: k[COUNT], flops, unmodeled: k[FLOPS] < 0, bytes, intensity: bytes ? flops / bytes : 0,
         bound: r[1], time: r[2], compute: r[3], memory: r[4], latency: r[5],
         overhead: r[6], wall: data.walls[r[7]],
@@ -165,7 +165,7 @@
   let showAll = false;
   const select = () => {
     const words = state.filter.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = (r) => `${r.kernel} ${r.module} ${r.class} ${r.phase} ${r.wall} ${r.shapes}`.toLowerCase();
+    const text = (r) => `${r.name} ${r.kernel} ${r.module} ${r.class} ${r.phase} ${r.wall} ${r.shapes}`.toLowerCase();
     const rows = tables[state.sim].filter((r) => { const t = text(r); return words.every((w) => t.includes(w)); });
     const sign = state.dir === "asc" ? 1 : -1;
     const key = state.sort;
@@ -178,7 +178,7 @@
       const line = element("tr");
       for (const c of COLUMNS) {
         const cell = element("td", c.num ? c.num(r) : r[c.key], c.num ? "n" : c.wide ? "t wide" : "t");
-        if (c.wide) cell.title = c.key === "kernel" ? `${r.kernel}\n${r.shapes}` : r.module;
+        if (c.wide) cell.title = c.key === "kernel" ? `${r.name}\n${r.shapes}` : r.module;
         if (c.key === "kernel") {
           const dot = element("span", undefined, "dot");
           dot.style.background = data.colors[r.class] || data.colors.other;

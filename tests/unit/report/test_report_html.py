@@ -135,17 +135,24 @@ def kernels_of(dom):
 def test_it_sorts_by_time_first(browse):
     rows = kernels_of(browse())
     assert len(rows) == 8
-    assert rows[0][0] == "aten.mm"
+    assert rows[0][0] == "mm"
     assert rows[0][1] == "2"
 
 
 @pytest.mark.browser
 def test_the_address_sorts_filters_and_picks_the_gpu(browse):
     rows = kernels_of(browse("#gpu=new&sort=bytes&dir=asc&filter=blocks%20forward"))
-    assert [row[0] for row in rows] == ["aten.native_layer_norm", "aten.gelu", "aten.mm"] or [
-        row[0] for row in rows
-    ] == ["aten.gelu", "aten.native_layer_norm", "aten.mm"]
+    assert [row[0] for row in rows] == ["native_layer_norm", "gelu", "mm"] or [row[0] for row in rows] == [
+        "gelu",
+        "native_layer_norm",
+        "mm",
+    ]
     assert rows[-1][9] == "8.29 us"  # two products at 3.15 us of traffic and 1 us of launch each, on the new GPU
+
+
+@pytest.mark.browser
+def test_a_kernel_is_found_by_its_whole_name_too(browse):
+    assert {row[0] for row in kernels_of(browse("#filter=aten.mm"))} == {"mm"}
 
 
 @pytest.mark.browser
