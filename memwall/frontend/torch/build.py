@@ -64,15 +64,14 @@ def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[
         with TracedDevice(device, building=True):
             return make()
     except Exception as error:
-        may_need_data = isinstance(error, (RuntimeError, NotImplementedError, TypeError)) and "meta" in message_of(
-            error
-        )
+        may_need_data = isinstance(error, (RuntimeError, TypeError)) and "meta" in message_of(error)
         if device == "cpu" or not may_need_data:
             raise blame(error, doing) from error
         reason = first_line(error) or type(error).__name__
     try:
         warn(f"{doing} needs data ({reason[:80]}): building on the host, weights in memory")
-        return make()
+        with TracedDevice("cpu", building=True):
+            return make()
     except Exception as error:
         raise blame(error, doing) from error
 
@@ -196,7 +195,8 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
     kind = type(optimizer)
-    if inspect.signature(kind.step).parameters.get("closure", inspect.Parameter).default is inspect.Parameter.empty:
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
         raise UsageError(
             f"{kind.__name__} runs the model itself, as often as its search asks (by a closure): profile one"
             " evaluation with --optimizer none (optimizer=None) and multiply"

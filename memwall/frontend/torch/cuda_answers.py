@@ -109,6 +109,15 @@ _TENSOR_TYPES = {
 }  # fmt: skip
 
 
+def is_cuda(device: Any) -> bool:
+    """Whether a device is named ``cuda``, ``cuda:0`` or 0."""
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return type(device) is int
+
+
 def tensor_dtype(kind: Any) -> torch.dtype | None:
     """The dtype of ``torch.cuda.FloatTensor`` or ``"torch.cuda.FloatTensor"``; None for anything else."""
     if isinstance(kind, str) and kind.startswith("torch.cuda."):
@@ -122,6 +131,20 @@ def _set_default_tensor_type(original: Callable[[Any], None], kind: Any) -> None
         original(kind)
     else:
         torch.set_default_dtype(dtype)  # tensors without a device are the GPU's already
+
+
+class _Generator(torch.Generator):
+    """A generator of the host, whatever device is asked for: nothing is drawn without data."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        make: Any = super().__new__  # whose stub has no device
+        made: _Generator = make(cls, "cpu" if is_cuda(device) else device)
+        return made
+
+
+def _load(original: Callable[..., Any], file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """``torch.load`` that reads onto the host what is to be on CUDA."""
+    return original(file, "cpu" if map_location is None or is_cuda(map_location) else map_location, *args, **kwargs)
 
 
 def _refuse() -> Any:
@@ -180,6 +203,10 @@ _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
         "set_device_index": _always(), "synchronize": _always(),
     }),
     (torch.Tensor, {"record_stream": _always()}),
+    (torch, {
+        "Generator": _Generator, "load": partial(_load, torch.load),
+        "set_default_tensor_type": partial(_set_default_tensor_type, torch.set_default_tensor_type),
+    }),
 )  # fmt: skip
 
 
@@ -259,9 +286,6 @@ def cuda_answers(gpu: Gpu) -> Iterator[dict[str, None]]:
                 for name, value in values.items():
                     if hasattr(home, name):
                         stack.enter_context(patch.object(home, name, value))
-            original = torch.set_default_tensor_type
-            default_type = partial(_set_default_tensor_type, original)
-            stack.enter_context(patch.object(torch, "set_default_tensor_type", default_type))
             _forget_cached()
             stack.callback(_forget_cached)
             stack.callback(_OPEN.clear)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from memwall.frontend.torch.cuda_answers import tensor_dtype
+from memwall.frontend.torch.cuda_answers import is_cuda, tensor_dtype
 
 _FACTORIES = frozenset(
     getattr(torch, name)
@@ -76,7 +76,7 @@ class TracedDevice(TorchFunctionMode):
             return self._answers[func](*args, **(kwargs or {}))
         elif kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._map(kwargs["device"])}
-        elif func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+        elif func is torch.Tensor.to and len(args) > 1 and is_cuda(args[1]):
             args = (args[0], self.device, *args[2:])
         return func(*args, **(kwargs or {}))
 
@@ -93,18 +93,10 @@ class TracedDevice(TorchFunctionMode):
         return tensor.type(dtype) if of_cuda is None else tensor.to(self.device, of_cuda)
 
     def _map(self, device: Any) -> Any:
-        return self.device if _is_cuda(device) else device
+        return self.device if is_cuda(device) else device
 
 
 def _has_tensors(index: Any) -> bool:
     """Whether an index gathers (tensors, lists, arrays) rather than slices."""
     items = index if isinstance(index, tuple) else (index,)
     return not all(item is None or item is Ellipsis or type(item) in (int, slice) for item in items)
-
-
-def _is_cuda(device: Any) -> bool:
-    if isinstance(device, str):
-        return device.partition(":")[0] == "cuda"
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    return type(device) is int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +64,8 @@ def resolve(
 
     ``batch`` and ``seq`` are passed to the file's functions that take them; ``input_specs`` are strings such as
     ``f32[8,3,224,224]`` and replace the file's inputs. ``mode`` matters only to ``hf:``: training passes labels. While
-    the file is loaded, ``torch.cuda`` answers as with ``gpu``; None: as this machine does.
+    the file is loaded, ``torch.cuda`` answers as with ``gpu``, and what is put on CUDA stays on the host; None: as this
+    machine does.
 
     Raises:
         UsageError: there is no such target, it breaks the contract, or running it raised.
@@ -90,9 +90,11 @@ def resolve(
     import torch  # noqa: F401  before the user's file, so that the import is not run without .pyc
 
     from memwall.frontend.torch.cuda_answers import cuda_answers
+    from memwall.frontend.torch.device import TracedDevice
 
-    answers: AbstractContextManager[dict[str, None]] = nullcontext({}) if gpu is None else cuda_answers(load_gpu(gpu))
-    with answers as asked:
+    if gpu is None:
+        return _loaded(kind, place, name, target, sizes, input_specs)
+    with cuda_answers(load_gpu(gpu)) as asked, TracedDevice("cpu", building=True):
         made = _loaded(kind, place, name, target, sizes, input_specs)
     return replace(made, asked=tuple(asked))
 

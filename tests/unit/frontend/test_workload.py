@@ -9,6 +9,7 @@ from textwrap import dedent
 import pytest
 import torch
 
+import memwall
 from memwall.core.errors import UsageError
 from memwall.frontend.workload import Workload, is_target, resolve
 from memwall.frontend.workload.target import Parts, split_target
@@ -309,3 +310,37 @@ def test_a_message_whose_first_line_promises_a_second():
         "not valid for 'x': ValueError: 255 is odd"
     )
     assert first_line(ValueError("plain\nmore")) == "plain"
+
+
+# -- files that ask for a GPU ------------------------------------------------------------------------------------------
+
+ON_DEVICE = {
+    "tensor": "t = torch.ones(8, device=device)",
+    "module": "t = torch.nn.Linear(8, 8).to(device).cuda()",
+    "generator": "t = torch.randn(8, generator=torch.Generator(device=device).manual_seed(0), device=device)",
+    "load": "torch.save([torch.ones(8)], 'w.pt'); t = torch.load('w.pt', map_location=device)",
+    "default device": "torch.set_default_device(device); t = torch.ones(8)",
+    "tensor type": "t = torch.cuda.FloatTensor(8).type(torch.cuda.HalfTensor)",
+}
+
+
+@pytest.mark.parametrize("line", ON_DEVICE.values(), ids=ON_DEVICE.keys())
+@pytest.mark.parametrize("place", ["the file", "model()", "model() on the host"])
+def test_what_a_file_puts_on_cuda_stays_on_the_host_or_meta(write, line, place):
+    in_file, in_model = (line, "pass") if place == "the file" else ("pass", line)
+    data = "torch.ones(1, device=device).item()" if place == "model() on the host" else "pass"  # meta has none
+    name = write("net.py", f"""
+        import torch
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        {in_file}
+        def model():
+            {in_model}
+            {data}
+            return torch.nn.Linear(8, 8)
+        def inputs():
+            return (torch.zeros(4, 8, device=device),)
+    """)  # fmt: skip
+    try:
+        assert memwall.profile(name).graph.ops[0].name == "aten.addmm"
+    finally:
+        torch.set_default_device(None)
