@@ -81,7 +81,8 @@ def _window(call: Call, name: str) -> int | None:
 
 
 def _diagonal(call: Call, queries: int, keys: int) -> tuple[int, int | None, int | None]:
-    """The key that query 0 stands on, and how many before and behind it a query meets; None: all."""
+    """The key on whose diagonal query 0 stands, and how many keys before and after its own a query attends to; None:
+    all."""
     mask_type = call.attributes.get("custom_mask_type", 0)
     causal = bool(call.attributes.get("is_causal")) or mask_type in (1, 2)
     bottom_right = mask_type == 2 or "._flash_attention_" in call.name
@@ -102,7 +103,7 @@ def _pairs(call: Call, queries: int, keys: int) -> int:
 
 
 def _unseen_bytes(call: Call, shape: _Shape) -> int:
-    """Bytes of keys and values that no query meets: behind the diagonal of the last one, before the window of the
+    """Bytes of keys and values that no query attends to: after the diagonal of the last one, before the window of the
     first."""
     diagonal, left, right = _diagonal(call, shape.queries, shape.keys)
     first = 0 if left is None else min(max(diagonal - left, 0), shape.keys)

@@ -49,7 +49,7 @@ def predict(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byt
 def explain(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     if not terms.facts:
-        return "No key is met, only bytes are moved."
+        return "No query attends to a key; only bytes are moved."
     return (_explain_decode if launch.is_decode else _explain_tiled)(launch, gpu, known, terms)
 
 

@@ -16,7 +16,7 @@ from torch.nn.attention import flex_attention
 @contextlib.contextmanager
 def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
     """While open, ``torch.cond`` calls a branch and ``flex_attention`` computes whole scores, as it does without
-    ``torch.compile``; ``warn`` is told once what either assumes."""
+    ``torch.compile``; ``warn`` is called once with what either assumes."""
     say = cache(warn)
 
     def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:

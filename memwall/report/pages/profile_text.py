@@ -107,10 +107,9 @@ def _step_bound_text(profile: Profile, schedule: Schedule) -> str:
     bound_s = profile.step_bound_s(schedule)
     if not bound_s or len(schedule.kernels) < 2:
         return ""
-    return (
-        f"{duration(bound_s)}: no run of the step is faster, even where {size(schedule.gpu.l2_bytes)} of L2 keep all"
-        " they can from one kernel to the next"
-    )
+    l2_bytes = schedule.gpu.l2_bytes
+    kept = f", even where {size(l2_bytes)} of L2 keep all they can from one kernel to the next" if l2_bytes else ""
+    return f"{duration(bound_s)}: no run of the step is faster{kept}"
 
 
 def _host_text(schedule: Schedule) -> str:
