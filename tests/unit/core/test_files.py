@@ -1,25 +1,30 @@
-"""Files are written whole, or where that cannot be, as a stream."""
+"""Records written piece by piece."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
+from pathlib import Path
 
 import pytest
 
-from memwall.core.files import write_whole
-from tests.unit.places import ROOT
+from memwall.core.errors import UsageError
+from memwall.core.files import json_pieces, write_whole
+
+ROWS = [{"name": "two\nlines", "kernels": [], "sizes": [1, {"a": None}]}, 7, "\u00e9", {}]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/dev/stdout is a link to /proc")
-def test_a_link_to_a_pipe_is_written_to():
-    code = "from memwall.core.files import write_whole; write_whole('/dev/stdout', 'a line')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("a line", "")
+@pytest.mark.parametrize("rows", [[], ROWS[:1], ROWS])
+def test_the_pieces_are_what_json_writes(rows: list) -> None:
+    record = {"schema": "a/1", "rows": rows, "totals": {"time_s": 1.5, "none": []}, "empty": {}}
+    lazy = {**record, "rows": iter(rows)}
+    assert "".join(json_pieces(lazy)) == json.dumps(record, indent=1) + "\n"
 
 
-def test_a_link_to_a_file_stays_a_link(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    for text in ("first", "second"):  # there is no file yet, then there is one
-        write_whole(tmp_path / "link", text)
-        assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text(encoding="utf-8") == text
+def test_a_file_of_pieces_is_whole_or_absent(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a.json", json_pieces({"rows": iter([1])}))
+    assert json.loads((tmp_path / "a.json").read_text()) == {"rows": [1]}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_whole(tmp_path / "b.json", json_pieces({"rows": iter([1, float("nan")])}))
+    with pytest.raises(UsageError):
+        write_whole(tmp_path / "no" / "c.json", json_pieces({"rows": iter([1])}))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
