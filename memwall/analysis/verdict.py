@@ -31,6 +31,8 @@ WHAT_IFS: Mapping[str, str] = {
 }  # fmt: skip
 #: of the time, the least that twice the power must save for the limit to be named
 _HELD = 0.01
+#: of the bytes, the least that must be read from L2 for that to be said
+_FROM_L2 = 0.25
 
 
 def gains(profile: Profile, schedule: Schedule, names: Sequence[str] = tuple(WHAT_IFS)) -> dict[str, float]:
@@ -139,7 +141,7 @@ def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]
     matrix = [kernel for kernel in kernels if kernel.op_class in MODEL_CLASSES]
     all_of_them, own = sums(kernels, ("flops", "time_s")), sums(matrix, ("flops", "bytes", "time_s"))
     flop_share = share(all_of_them["flops"], schedule.totals.flops)
-    text = f"that wait for memory, which do {percent(flop_share)} of the FLOPs"
+    text = f"that wait for memory, which do {percent(flop_share)} of the FLOPs{_from_l2(schedule)}"
     if own["time_s"] <= 0.5 * all_of_them["time_s"]:
         return text + _fusing(profile, schedule)
     pipe = main_pipe(profile, schedule)
@@ -149,6 +151,14 @@ def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]
     if 2 * _weight_bytes(profile, schedule, matrix) > own["bytes"]:
         return f"{text}, so a larger batch or weights of fewer bytes would pay"
     return f"{text} and most bytes activations, so fewer bytes per element would pay{_fusing(profile, schedule)}"
+
+
+def _from_l2(schedule: Schedule) -> str:
+    """Why more DRAM bandwidth helps little where much of the traffic is L2's; empty where it is not."""
+    part = share(schedule.totals.resident_bytes, schedule.totals.dram_bytes)
+    if part < _FROM_L2:
+        return ""
+    return f"; {percent(part, 0)} of the step's bytes are read from L2, which more DRAM bandwidth does not speed up"
 
 
 def _weight_bytes(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> int:
