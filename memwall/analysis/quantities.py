@@ -150,7 +150,7 @@ _ROWS = (
     Quantity(name="bound_s", title="speed of light", unit="s", per="schedule", read=_total("bound_s"),
              attribute="bound_s", adds=True, sort="bound", tables="share kernel? csv", heading="bound", place=50,
              like="time_s"),
-    Quantity(name="time_s", title="predicted time", unit="s", per="schedule", read=_total("time_s"),
+    Quantity(name="time_s", title="modeled time", unit="s", per="schedule", read=_total("time_s"),
              attribute="time_s", adds=True, sort="time", tables="module class share kernel csv", heading="time",
              place=60),
     Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes"),

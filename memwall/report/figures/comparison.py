@@ -77,8 +77,8 @@ def _speedup_interval(entry: Entry) -> tuple[float, float] | None:
 
 _FIGURES = (
     _Figure("speed-up", "times as fast as {}", lambda e: e.speedup, col.times, _speedup_interval),
-    _Figure("MFU", "% of the peak", lambda e: 100 * e.mfu, lambda v: f"{v:.0f} %"),
-    _Figure("MBU", "% of the DRAM bandwidth", lambda e: 100 * e.mbu, lambda v: f"{v:.0f} %"),
+    _Figure("MFU", "% of the peak", lambda e: 100 * e.mfu, lambda v: f"{v:.1f} %"),
+    _Figure("MBU", "% of the DRAM bandwidth", lambda e: 100 * e.mbu, lambda v: f"{v:.1f} %"),
     _Figure("cost of a million steps", "USD", lambda e: _times(e.usd_per_step, 1e6), lambda v: f"{v:,.3g} USD"),
     _Figure("cost of a million samples", "USD", lambda e: e.usd_per_million_samples, lambda v: f"{v:,.3g} USD"),
     _Figure("cost of a million tokens", "USD", lambda e: e.usd_per_million_tokens, lambda v: f"{v:,.3g} USD"),

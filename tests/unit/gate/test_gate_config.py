@@ -186,7 +186,7 @@ def test_a_broken_file_on_the_way_is_said(tmp_path):
 
 MISTAKES = {
     "[gate]\nkernles = 3": r"toml: \[tool.memwall.gate\]: no setting or quantity 'kernles'; did you mean kernels",
-    "[gate]\ntime_s = '3 mz'": "time_s: no unit 'mz' for predicted time; did you mean ms",
+    "[gate]\ntime_s = '3 mz'": "time_s: no unit 'mz' for modeled time; did you mean ms",
     "[gate]\ngpu = 'h10'": r"memwall.toml: \[tool.memwall.gate\]: gpu: no GPU named 'h10'; did you mean h100-sxm",
     "[gate]\ngpu = [3]": "gpu is a list of texts",
     "[gate]\npolicy = 'eagr'": "no policy named 'eagr'; did you mean eager",

@@ -53,7 +53,7 @@ def test_a_sign_makes_a_limit_relative(name, text, baseline, allowed):
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("time_s", "3 mz", "no unit 'mz' for predicted time; did you mean ms"),
+    ("time_s", "3 mz", "no unit 'mz' for modeled time; did you mean ms"),
     ("time_s", "3 MS", "did you mean ms"),
     ("dram_bytes", "70 gb", "did you mean GB"),
     ("dram_bytes", "2%", "has a sign, as in '\\+2%'"),
