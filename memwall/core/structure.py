@@ -19,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from memwall.core.errors import UsageError
+from memwall.core.units import few
 
 T = TypeVar("T")
 Check = Callable[[Any], Any]
@@ -101,13 +102,17 @@ def finite(value: Any) -> float:
     return known
 
 
+#: so many choices are listed in a message
+_MOST_LISTED = 24
+
+
 def one_of(choices: Iterable[str]) -> Check:
     """The check of a text from a fixed set."""
     known = tuple(choices)
 
     def check(value: Any) -> str:
         if value not in known:
-            raise BadRecord(f"is {shown(value)}; want one of {', '.join(known)}")
+            raise BadRecord(f"is {shown(value)}; want one of {few(known, _MOST_LISTED)}")
         return str(value)
 
     check.choices = known  # type: ignore[attr-defined]  # for a schema
