@@ -138,6 +138,12 @@ def markdown(head: str, rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def without_regime(rows: Sequence[Row]) -> float:
+    """Percent of the rows with a datasheet's term that the model says latency limits."""
+    known = [row for row in rows if row.datasheet_limit]
+    return 100 * sum(not row.limited_by for row in known) / len(known)
+
+
 def labels(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Agreement of regimes by data set and class: all of a GPU's ops together would hide the small ones."""
     floors = floors_s(rows)
@@ -235,8 +241,10 @@ of the bandwidth with 3 us on top, on the same rows. ![modeled against measured]
 ## Regimes
 
 Cohen's kappa of what the model says limits a kernel and what the data say: overhead where the shortest row of that op,
-data set and GPU takes more than half as long, else the larger term of the datasheet. Rows of which the rounding of the
-data (Vidur: 1 us) does not tell are left out; where all rows that remain have one regime kappa says nothing (Vidur's add).
+data set and GPU takes more than half as long (in the model: a launch with nothing to compute or move), else the larger
+term of the datasheet. Left out are rows that the model says latency limits, of which times say nothing
+({without_regime(scored.rows):.0f} % of all), and those where the rounding of the data (Vidur: 1 us) does not tell; where all rows
+that remain have one regime kappa says nothing (Vidur's add).
 
 {markdown("data | class | rows | kappa", labels(scored.rows))}
 

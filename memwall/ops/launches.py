@@ -77,8 +77,9 @@ class VectorGemm(Gemm):
     """``batch`` products of [m, k] with [k, n] by multiply-adds of single threads, or on AMD's matrix cores."""
 
     FAMILY: ClassVar[str] = "gemm_vector"
-    #: a bias is added in the same launch
+    #: a bias is added in the same launch; operands are bfloat16 and become float32 in the inner loop
     bias: bool = False
+    converts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,8 +75,10 @@ def as_run(launch: Launch, gpu: Gpu) -> Launch:
         return launch
     if gpu.has_multiprocessors and not (isinstance(launch, MATRIX) and not any(launch.pipe_flops.values())):
         if type(launch) is Gemm and (pipe := gpu.ceiling_pipe(launch.pipe)).engine == "vector":
-            shape = {name: getattr(launch, name) for name in ("batch", "m", "n", "k", "itemsize")}
-            return VectorGemm(pipe=pipe, read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, **shape)
+            names = ("batch", "m", "n", "k", "itemsize", "read_bytes", "write_bytes")
+            shape: dict[str, Any] = {name: getattr(launch, name) for name in names}
+            converts = launch.pipe.dtype == "bfloat16" and pipe.dtype == "float32"
+            return VectorGemm(pipe=pipe, converts=converts, **shape)
         return launch
     return Plain(read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, flops=launch.pipe_flops)
 

@@ -29,9 +29,9 @@ _SPLITS, _LEAST_PART, _MOST_WAVES = (1, 2, 4, 8, 16, 32, 64), 64, 2
 #: below this many large tiles of result, rocBLAS runs deep batched products with other kernels: an MI210 does
 #: 12 TFLOP/s of 96x384 by 384x384, and 22 of 384x96 by 96x384, which is as many multiply-adds (NeuSight bmm)
 _FEW_TILES = 8
-#: rate of products of narrower operands that are converted to float32 in the inner loop, relative to float32's: cuBLAS
-#: does 9.6 TFLOP/s of bfloat16 and 14.0 of float32 on a V100 (2048 rows, lablup/mlxcel pull request 1656). XLA does
-#: half on a T4 (JAX issue 21212)
+#: rate of products of bfloat16 that becomes float32 in the inner loop, relative to float32's: cuBLAS does 9.6 TFLOP/s
+#: of bfloat16 and 14.0 of float32 on a V100 (2048 rows, lablup/mlxcel pull request 1656), XLA half on a T4 (JAX issue
+#: 21212). float16 takes no longer than float32 on a P100 (DeepBench, pseudo_fp16)
 _CONVERTED = 9.6 / 14.0
 #: rows of the operands that the blocks of a wave step along together, and the distance at which channels repeat
 _ROWS_IN_FLIGHT, _CHANNEL_TURN_BYTES = 2048, 128 * 1024
@@ -100,7 +100,7 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
     limit = f", held by its power limit of {gpu.tdp_w:.0f} W" if reached < known.plateau else ""
     if known.deep < 1 and _deep(launch):
         limit += f", {percent(known.deep, 0)} of the usual for so deep a product"
-    if _converts(launch):
+    if launch.converts:
         limit += f", {percent(_CONVERTED, 0)} of the usual for operands that are converted to float32"
     return (
         f"{times}{launch.m}x{launch.n}x{launch.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}:"
@@ -121,16 +121,11 @@ def sustained(gpu: Gpu, pipe: Pipe, known: VectorGemmConstants) -> float:
 def _kernel(launch: VectorGemm, known: VectorGemmConstants) -> float:
     """Rate of the kernel for this kind of product over that for a plain one."""
     rate = known.biased if launch.bias else 1.0
-    if _converts(launch):
+    if launch.converts:
         rate *= _CONVERTED
     if launch.batch > 1:
         rate *= known.batched * (known.deep if _deep(launch) else 1.0)
     return rate
-
-
-def _converts(launch: VectorGemm) -> bool:
-    """Whether its operands are narrower than what the lanes compute in: bfloat16 where no tensor core takes it."""
-    return launch.pipe.dtype == "float32" and launch.itemsize < 4
 
 
 def _deep(launch: VectorGemm) -> bool:

@@ -17,7 +17,7 @@ from memwall.hardware.constants import LaunchConstants
 from memwall.hardware.lookup import Gpu, stated, with_nearest_constants
 from memwall.ops import Cost
 from memwall.perfmodel.families import interval
-from memwall.perfmodel.roofline import Prediction, call_s, launch_floor_s, peak_compute_s, predict_cost
+from memwall.perfmodel.roofline import Prediction, call_s, launch_floor_s, launches_of, peak_compute_s, predict_cost
 
 _R1_PEAK, _R1_DRAM, _R1_S = 0.75, 0.85, 3e-6
 
@@ -122,10 +122,13 @@ def _row(sample: Sample, predicted: Prediction) -> Row:
 
 
 def _limited_by(sample: Sample, predicted: Prediction) -> str:
-    """The largest term, latency apart: times alone do not tell it from the others. An eager call is overhead if an
-    empty one takes more than half as long: a long kernel hides the return to the host."""
-    known = replace(predicted, latency_s=0.0)
-    if sample.launch != "call":
-        return known.limited_by
-    empty_s = _eager_call_s(sample.gpu, sample.cost, 0.0)
-    return "overhead" if 2 * empty_s > predicted.time_s else replace(known, overhead_s=0.0).limited_by
+    """The model's own regime: overhead if the shortest such launch or call (nothing to compute, nothing to move) takes
+    more than half as long, else the larger of arithmetic and traffic. Empty where latency is larger than both: measured
+    times do not tell it from them."""
+    gpu, cost = sample.gpu, sample.cost
+    if sample.launch == "call":
+        least_s = _eager_call_s(gpu, cost, 0.0)  # a long kernel hides the return to the host
+    else:
+        least_s = predicted.overhead_s + sum(terms.ends_s for _, terms in launches_of(cost, gpu))
+    wall = "overhead" if 2 * least_s > predicted.time_s else replace(predicted, overhead_s=0.0).limited_by
+    return "" if wall == "latency" else wall

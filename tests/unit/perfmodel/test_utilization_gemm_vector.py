@@ -211,3 +211,12 @@ def test_bfloat16_on_a_v100_is_slower_than_float32():
         kind = VectorGemm if itemsize == 4 else Gemm
         terms = predict(kind(pipe=pipe, itemsize=itemsize, **shape, **moved), gpu)
         assert 2 * rows * size * size / terms.time_s == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(("size", "rows", "measured_s"), [(2048, 7000, 6.621e-3), (2560, 7000, 10.33e-3)])
+def test_float16_on_float32_lanes_is_as_fast_as_float32(size, rows, measured_s):
+    """DeepBench on a P100, half precision in memory and float32 arithmetic (fp32: 6.627 and 10.345 ms)."""
+    shape = {"batch": 1, "m": size, "n": rows, "k": size}
+    moved = {"read_bytes": 2 * (rows + size) * size, "write_bytes": 2 * rows * size}
+    launch = VectorGemm(pipe=Pipe("vector", "float32"), itemsize=2, **shape, **moved)
+    assert predict(launch, load_gpu("p100-pcie-16gb")).time_s == pytest.approx(measured_s, rel=0.15)
