@@ -33,7 +33,8 @@ class Defect(NamedTuple):
 
 def defects() -> list[Defect]:
     """Every test of a defect, by number."""
-    return sorted(found for path in (ROOT / "tests/defects").glob("test_*.py") for found in _in(path))
+    found = [defect for path in (ROOT / "tests/defects").glob("test_*.py") for defect in _in(path)]
+    return sorted(found, key=lambda defect: (defect.number[0], int(defect.number[2:]), defect))
 
 
 def _in(path: Path) -> Iterator[Defect]:

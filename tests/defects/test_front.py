@@ -336,3 +336,13 @@ def test_c31_a_measurement_that_is_terminated_shows_what_it_has(folder):
         out, err = ran.communicate(timeout=60)
     assert ran.returncode == 130, err
     assert "CUT SHORT" in out
+
+
+def test_e40_the_readme_is_for_a_newcomer():
+    """README held what belongs into the docs: 473 lines, in sentences that only their authors could read."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 180
+    assert "png" in text.partition("\n## ")[0]  # a picture comes first
+    pages = [text, *(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))]
+    for phrase in ("torch's decision and our price", "loses itself", "of what the tiles compute is asked for"):
+        assert not [page for page in pages if phrase in page], phrase
