@@ -94,7 +94,7 @@ Measured by `python benchmarks/speed_report.py` on {platform.machine()}, {os.cpu
 
 Next to torch's FlopCounterMode, forward and backward, same model and meta tensors, one run, one thread
 (`python benchmarks/trace_speed.py`); memwall's side includes costs, the simulation of two GPUs of different
-generations (two traces where attention differs) and the memory peak:
+generations and the memory peak:
 
 {run("benchmarks/trace_speed.py").strip()}
 
