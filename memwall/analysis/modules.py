@@ -53,7 +53,7 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict)
 
     def at(self, path: str) -> _Node:
-        """The node of a module, made where there is none."""
+        """The node of a module; creates it and its parents if they are missing."""
         node, parts = self, path.split(".") if path else []
         for i, part in enumerate(parts):
             node = node.children.setdefault(collapse(part), _Node())

@@ -51,7 +51,7 @@ def install(shell: str, group: click.Command) -> str:
 
 
 def this_shell() -> str:
-    """The user's shell by ``$SHELL``. Raises ``UsageError``: it is none that completion is there for."""
+    """The user's shell, from ``$SHELL``. Raises ``UsageError`` if completion does not support it."""
     name = Path(os.environ.get("SHELL", "")).name
     if name not in PLACES:
         raise UsageError(f"cannot tell the shell from $SHELL; name it: {', '.join(PLACES)}")

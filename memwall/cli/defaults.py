@@ -70,7 +70,7 @@ def _find(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _value(ctx: click.Context, param: click.Parameter, value: Any, where: str) -> Any:
-    """A value as the option takes it from the command line. Raises ``UsageError``: it is none."""
+    """A value converted as the command line converts it. Raises ``UsageError`` if the option does not accept it."""
     flag = isinstance(param, click.Option) and param.is_flag
     items = value if param.multiple and isinstance(value, list) else [value]
     if any(isinstance(item, bool) is not flag or not isinstance(item, (str, int, float)) for item in items):

@@ -179,7 +179,7 @@ class Op:
     that overwrites its target without reading it (``copy_``, ``zero_``, ``out=``) only in ``outputs``.
     ``arguments`` names, for each input, the schema argument that it was passed as; ``attributes`` holds the
     other arguments by name. ``source`` is the line of the user's code that made the call, or the forward op's line in
-    backward, as ``path:line``; empty where there is none, such as in the optimizer's own step.
+    backward, as ``path:line``; empty if no such line exists, as in the optimizer's own step.
     """
 
     id: int

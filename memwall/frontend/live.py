@@ -114,7 +114,7 @@ class LiveRecorder(Recorder):
         return replace(graph, ops=tuple(ops))
 
     def _outputs(self) -> list[int]:
-        """The last value written into each live storage; if there is none, into each storage that nothing reads."""
+        """The last value written into each live storage; if none is live, into each storage that nothing reads."""
         read = {self.values[i].storage for op in self.ops for i in op.inputs}
         written = {self.values[i].storage: i for op in self.ops for i in op.outputs}
         results = {storage: value for storage, value in written.items() if self.storages[storage].role == "activation"}

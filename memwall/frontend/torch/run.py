@@ -52,9 +52,9 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 @dataclass(frozen=True)
 class TraceOptions:
     """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend that the GPU
-    prefers, for the graph of the trace; others can be had from it. ``gpu`` answers for ``torch.cuda``, the default GPU
-    where there is none. Inference runs under ``torch.no_grad()`` unless ``gradients`` are on, as they are after a plain
-    ``eval()``."""
+    prefers, for the graph of the trace; graphs for other backends are derived from it. ``torch.cuda`` answers as
+    ``gpu`` does, or as the default GPU if ``gpu`` is None. Inference runs under ``torch.no_grad()`` unless
+    ``gradients`` is set, as after a plain ``eval()``."""
 
     mode: str = "inference"
     dtype: str | None = None
