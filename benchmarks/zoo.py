@@ -1,0 +1,259 @@
+"""The zoo: memwall on every model of transformers, timm, diffusers, torchvision, torchaudio and torch_geometric.
+
+    python benchmarks/zoo.py [--suite transformers ...] [--name 'qwen*'] [--mode inference training] [--resume]
+    python benchmarks/zoo.py --report
+
+Models are built from configurations at default shapes, with their layers cut; no weights, no network. It makes its own
+environment in build/zoo (``--python`` takes one that exists). Each model is profiled in a process of its own, within a
+limit, and its FLOPs are compared with those of torch's FlopCounterMode, where that counts the same ops. Rows go to
+build/zoo/rows.jsonl as they come; ``--resume`` keeps those that are there. A whole run writes reports/zoo.md and
+reports/zoo.csv, and says what has changed since the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "zoo"
+#: suite, name and mode
+Case = tuple[str, str, str]
+MODES = ("inference", "training")
+LIMIT_S = 180.0
+#: bytes that one model may take: a trace needs no weights
+MEMORY_BYTES = 6 << 30
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one model. ``status``: works, refused, crash, timeout, out of memory, or not buildable (by its
+    library). ``flops`` are those of the ops that the counter knows; ``counter_flops`` what it counts, None where it
+    cannot run."""
+
+    suite: str
+    name: str
+    mode: str
+    status: str
+    message: str = ""
+    ops: int = 0
+    parameters: int = 0
+    flops: int = 0
+    counter_flops: int | None = None
+    seconds: float = 0.0
+    assumed: str = ""
+
+    @property
+    def key(self) -> Case:
+        return self.suite, self.name, self.mode
+
+
+# -- in the environment of the zoo -------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Answers with the row of a model; its libraries are imported once, and each model is run in a fork."""
+
+    def __init__(self) -> None:
+        import warnings
+
+        warnings.simplefilter("ignore")
+        from zoo_models.compiled_ops import import_compiled
+
+        import_compiled()
+        import transformers
+
+        import memwall.frontend.torch
+        import memwall.pipeline  # noqa: F401
+
+        transformers.logging.set_verbosity_error()
+
+    def __call__(self, suite: str, name: str, mode: str) -> dict[str, Any]:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        with tempfile.TemporaryDirectory() as folder:
+            return asdict(self._row(suite, name, mode, Path(folder)))
+
+    def _row(self, suite: str, name: str, mode: str, folder: Path) -> Row:
+        from zoo_models.suites import SUITES, NotBuildable
+
+        import memwall
+
+        try:
+            target = SUITES[suite]().workload(name, mode, folder)
+        except NotBuildable as error:
+            return Row(suite, name, mode, "not buildable", _line(error))
+        start_s = time.process_time()
+        try:
+            profile = memwall.profile(target, gpu="h100", mode=mode)
+        except memwall.MemwallError as error:
+            return Row(suite, name, mode, "refused", _line(error).replace(str(folder), name))
+        except MemoryError:
+            return Row(suite, name, mode, "out of memory")
+        except Exception as error:
+            return Row(suite, name, mode, "crash", f"{type(error).__name__}: {_line(error)}")
+        seconds = time.process_time() - start_s
+        flops, counted = _counts(target, mode)
+        return Row(
+            suite, name, mode, "works", ", ".join(profile.coverage.unmodeled), len(profile.graph.ops),
+            profile.workload.parameters, flops, counted, round(seconds, 2),
+            json.dumps(profile.capture.get("assumptions", {})),
+        )  # fmt: skip
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+#: ops of a graph whose FLOPs torch's counter knows
+_COUNTED = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward")
+
+
+def _counts(target: Any, mode: str) -> tuple[int, int | None]:
+    """FLOPs of one step by our formulas and by torch's counter: of the ops that the counter knows, attention as
+    products. None where the step cannot run under the counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from memwall.frontend.torch import TraceOptions
+    from memwall.frontend.torch.run import trace
+    from memwall.frontend.workload import Workload, resolve
+    from memwall.ops import graph_costs
+
+    workload = target if isinstance(target, Workload) else resolve(target, mode=mode)
+    counter = FlopCounterMode(display=False)
+    try:
+        with counter:
+            traced = trace(workload, TraceOptions(mode, attention="math"), execute=_execute)
+    except Exception:
+        return 0, None
+    costs = zip(traced.graph.ops, graph_costs(traced.graph), strict=True)
+    return sum(cost.total_flops for op, cost in costs if op.name in _COUNTED), int(counter.get_total_flops())
+
+
+def _execute(step: Any, recorder: Any, args: Any, kwargs: Any) -> Any:
+    return step(*args, **kwargs)
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def environment_python() -> Path:
+    """The Python of the zoo's environment, which is made where it is missing."""
+    folder = BUILD / "venv"
+    python = folder / "bin" / "python"
+    stamp = folder / ".installed"
+    wanted = Path(__file__).parent / "zoo_models" / "requirements.txt"
+    if not stamp.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", "-r", wanted]
+        subprocess.run([*install, "-e", f"{ROOT}[hf,triton]"], check=True)
+        stamp.touch()
+    return python
+
+
+def listed(suites: Sequence[str], patterns: Sequence[str], modes: Sequence[str]) -> list[Case]:
+    """Suite, name and mode of what is to run."""
+    from zoo_models.suites import SUITES
+
+    names = [(suite, name) for suite in suites or SUITES for name in SUITES[suite]().names()]
+    wanted = [(s, n) for s, n in names if not patterns or any(fnmatch.fnmatch(n, p) for p in patterns)]
+    return [(suite, name, mode) for suite, name in wanted for mode in modes]
+
+
+def run(cases: Sequence[Case], workers: int, rows: Path) -> None:
+    """Run the cases, and add a row for each to the file as it comes."""
+    from memwall.core.process import Child, environment
+
+    variables = environment()
+    variables["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), variables["PYTHONPATH"]))
+    variables |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    waiting = list(reversed(cases))
+    busy: dict[Any, tuple[Case, float]] = {}
+    idle: list[Any] = []
+    done = 0
+    with rows.open("a", encoding="utf-8") as file:
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                child = idle.pop() if idle else Child("zoo:Worker", variables, apart=True)
+                busy[child] = waiting.pop(), time.monotonic() + LIMIT_S
+                child.send(*busy[child][0])
+            ready = wait(list(busy), timeout=1.0)
+            for child in [c for c, (_, until_s) in busy.items() if c in ready or time.monotonic() > until_s]:
+                row = answer(child, busy.pop(child)[0])
+                if row["status"] != "timeout" and child.alive:
+                    idle.append(child)
+                else:
+                    child.stop()
+                done += 1
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                shown = (f"{done}/{len(cases)}", row["suite"], row["name"], row["mode"], row["status"], row["message"])
+                print(" ".join(shown)[:200], flush=True)
+    for child in idle:
+        child.stop()
+
+
+def answer(child: Any, case: Case) -> dict[str, Any]:
+    """The row of a case that has ended, or is out of time."""
+    from memwall.core.process import Lost
+
+    try:
+        row: dict[str, Any] = child.receive(0.0)
+        return row
+    except Lost as lost:
+        status = lost.status if lost.status in ("timeout", "out of memory") else "crash"
+        return asdict(Row(*case, status, str(lost)))
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file, the last of each case."""
+    if not path.exists():
+        return []
+    rows = [Row(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return list({row.key: row for row in rows}.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", nargs="+", default=[])
+    parser.add_argument("--name", nargs="+", default=[], help="patterns of names")
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--python", type=Path, help="the Python of an environment with the libraries")
+    parser.add_argument("--rows", type=Path, default=BUILD / "rows.jsonl")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the last run")
+    parser.add_argument("--report", action="store_true", help="write the report of the rows that are there")
+    options = parser.parse_args()
+    if os.environ.get("MEMWALL_ZOO") != "1":
+        BUILD.mkdir(parents=True, exist_ok=True)
+        python = options.python or environment_python()
+        path = os.pathsep.join((str(ROOT), str(Path(__file__).parent)))
+        os.execve(python, [str(python), *sys.argv], {**os.environ, "MEMWALL_ZOO": "1", "PYTHONPATH": path})
+    if not options.report:
+        from zoo_models.compiled_ops import import_compiled
+
+        import_compiled()
+        known = {row.key for row in read(options.rows)} if options.resume else set()
+        if not options.resume:
+            options.rows.unlink(missing_ok=True)
+        cases = [case for case in listed(options.suite, options.name, options.mode) if case not in known]
+        run(cases, options.workers, options.rows)
+    from zoo_models.report import summary
+
+    print(summary(read(options.rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The models of the zoo: which names there are in each library, and the workload of each, its layers cut.
+
+A suite is a module-level class with ``names()`` and ``workload(name, mode, folder)``, which returns what
+:func:`memwall.profile` takes. It raises :class:`NotBuildable` where the library itself cannot make the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from memwall import Workload
+
+
+class NotBuildable(Exception):
+    """The library cannot make the model from what it ships."""
+
+
+class Suite(Protocol):
+    """A library's models."""
+
+    def names(self) -> list[str]: ...
+
+    def workload(self, name: str, mode: str, folder: Path) -> Any: ...
+
+
+# -- transformers ------------------------------------------------------------------------------------------------------
+
+#: what a configuration calls its number of layers
+_LAYERS = frozenset((
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "encoder_layers", "decoder_layers", "num_blocks",
+    "num_encoder_layers", "num_decoder_layers", "num_decoder_hidden_layers", "num_conv_layers",
+    "num_transformer_layers", "num_attention_layers", "encoder_num_layers",
+    "decoder_num_layers", "num_stack_layers", "prenet_num_layers",
+))  # fmt: skip
+_KEPT_LAYERS = 2
+
+
+def cut(config: Any) -> Any:
+    """A configuration's dictionary with at most two layers, in all of its parts; lists with an entry for each layer
+    shrink with it."""
+    if isinstance(config, list):
+        return [cut(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    counts = {value for key, value in config.items() if key in _LAYERS and type(value) is int and value > _KEPT_LAYERS}
+    made = {}
+    for key, value in config.items():
+        if key in _LAYERS and type(value) is int:
+            made[key] = min(value, _KEPT_LAYERS)
+        elif isinstance(value, list) and len(value) in counts and key != "architectures":
+            made[key] = value[:_KEPT_LAYERS]
+        else:
+            made[key] = cut(value)
+    return made
+
+
+class Transformers:
+    """Every model type that transformers has a base model for, from its default configuration."""
+
+    def names(self) -> list[str]:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+        return sorted(set(CONFIG_MAPPING) & set(MODEL_MAPPING_NAMES))
+
+    def workload(self, name: str, mode: str, folder: Path) -> str:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                whole = CONFIG_MAPPING[name]()
+                config = self._buildable(CONFIG_MAPPING[name], whole)
+            except NotBuildable:
+                raise
+            except Exception as error:
+                raise NotBuildable(f"{type(error).__name__}: {error}") from error
+        config.save_pretrained(folder)
+        return f"hf:{folder}"
+
+    def _buildable(self, kind: Any, whole: Any) -> Any:
+        """The cut configuration, or the whole one where a model needs all of its layers."""
+        failed: Exception | None = None
+        for made in (cut(json.loads(whole.to_json_string(use_diff=False))), None):
+            try:
+                config = whole if made is None else kind.from_dict(made)
+                self._build(config)
+                return config
+            except Exception as error:
+                failed = error
+        raise NotBuildable(f"{type(failed).__name__}: {failed}")
+
+    def _build(self, config: Any) -> None:
+        from transformers import AutoModel
+
+        try:
+            with torch.device("meta"):
+                AutoModel.from_config(config)
+        except Exception as error:
+            if "meta" not in str(error):
+                raise
+            AutoModel.from_config(config)  # its building needs data
+
+
+# -- timm, torchvision -------------------------------------------------------------------------------------------------
+
+
+class Timm:
+    """The smallest-named model of each module of timm, at its own image size."""
+
+    def names(self) -> list[str]:
+        import timm
+
+        return [name for module in timm.list_modules() for name in timm.list_models(module=module)[:1]]
+
+    def workload(self, name: str, mode: str, folder: Path) -> Workload:
+        import timm
+
+        size = (
+            timm.get_pretrained_cfg(name, allow_unregistered=True).input_size
+            if timm.is_model_pretrained(name)
+            else None
+        )
+        shape = size or (3, 224, 224)
+        return Workload(lambda: timm.create_model(name), lambda: (torch.randn(2, *shape),), name=name)
+
+
+class Torchvision:
+    """All models of torchvision: one image of 224 (two in training), 16 frames of video, targets for detectors."""
+
+    def names(self) -> list[str]:
+        import torchvision
+
+        return torchvision.models.list_models()
+
+    def workload(self, name: str, mode: str, folder: Path) -> Workload:
+        import torchvision
+
+        def model() -> nn.Module:
+            options: dict[str, Any] = {"weights": None}
+            if "weights_backbone" in inspect.signature(torchvision.models.get_model_builder(name)).parameters:
+                options["weights_backbone"] = None
+            return torchvision.models.get_model(name, **options)
+
+        return Workload(model, lambda: self._inputs(name, mode), name=name)
+
+    def _inputs(self, name: str, mode: str) -> tuple[Any, ...]:
+        import torchvision
+
+        home = torchvision.models.get_model_builder(name).__module__
+        if ".detection" in home:
+            images = [torch.randn(3, 480, 640) for _ in range(2)]
+            return (images, [self._target(name) for _ in images]) if mode == "training" else (images,)
+        if ".optical_flow" in home:
+            return (torch.randn(1, 3, 256, 256), torch.randn(1, 3, 256, 256))
+        if ".video" in home:
+            return (torch.randn(1, 3, 16, 224, 224),)
+        return (torch.randn(2, 3, *((299, 299) if "inception" in name else (224, 224))),)
+
+    def _target(self, name: str) -> dict[str, torch.Tensor]:
+        target = {"boxes": torch.tensor([[20.0, 30.0, 200.0, 220.0], [100.0, 50.0, 400.0, 300.0]]),
+                  "labels": torch.tensor([1, 1])}  # fmt: skip
+        if "mask" in name:
+            target["masks"] = torch.ones(2, 480, 640, dtype=torch.uint8)
+        if "keypoint" in name:
+            target["keypoints"] = torch.tensor([[[50.0, 60.0, 1.0]] * 17, [[200.0, 100.0, 1.0]] * 17])
+        return target
+
+
+# -- models of which each needs its own inputs -------------------------------------------------------------------------
+
+Made = tuple[nn.Module, Any]
+
+
+class Listed:
+    """Models listed with their inputs: name → a function that makes both."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        self._table = table
+
+    def names(self) -> list[str]:
+        return list(self._table)
+
+    def workload(self, name: str, mode: str, folder: Path) -> Workload:
+        model, inputs = self._table[name]
+        return Workload(model, inputs, name=name)
+
+
+def _diffusers() -> Listed:
+    from zoo_models.diffusers_models import MODELS
+
+    return Listed(MODELS)
+
+
+def _torchaudio() -> Listed:
+    from zoo_models.torchaudio_models import MODELS
+
+    return Listed(MODELS)
+
+
+def _pyg() -> Listed:
+    from zoo_models.pyg_models import MODELS
+
+    return Listed(MODELS)
+
+
+SUITES: Mapping[str, Any] = {
+    "transformers": Transformers, "timm": Timm, "torchvision": Torchvision, "diffusers": _diffusers,
+    "torchaudio": _torchaudio, "torch_geometric": _pyg,
+}  # fmt: skip
