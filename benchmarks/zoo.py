@@ -109,7 +109,7 @@ class Worker:
         return Row(
             suite, name, mode, "works", ", ".join(profile.coverage.unmodeled), len(profile.graph.ops),
             profile.workload.parameters, flops, counted, round(seconds, 2),
-            json.dumps(profile.capture.get("assumptions", {})),
+            "; ".join(map(str, profile.capture.get("assumptions", ()))),
         )  # fmt: skip
 
 
@@ -250,9 +250,15 @@ def main() -> None:
             options.rows.unlink(missing_ok=True)
         cases = [case for case in listed(options.suite, options.name, options.mode) if case not in known]
         run(cases, options.workers, options.rows)
-    from zoo_models.report import summary
+    from zoo_models.report import read_csv, report, summary, write_csv
 
-    print(summary(read(options.rows)))
+    rows = read(options.rows)
+    print(summary(rows))
+    if options.report or not (options.suite or options.name):
+        known = ROOT / "reports" / "zoo.csv"
+        text = report(rows, read_csv(known, Row))
+        (ROOT / "reports" / "zoo.md").write_text(text, encoding="utf-8")
+        write_csv(known, rows)
 
 
 if __name__ == "__main__":

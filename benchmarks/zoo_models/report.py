@@ -2,38 +2,146 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import statistics
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
+
+_LIBRARIES = ("torch", "transformers", "timm", "diffusers", "torchvision", "torchaudio", "torch_geometric")
+_INTRODUCTION = """# The zoo: every model of seven libraries, as it comes
+
+`python benchmarks/zoo.py` builds each model from its default configuration, layers cut to two, and profiles it on an
+H100. A model that its own library cannot build from what it ships is counted apart. The FLOPs are those of matrix
+products and convolutions by memwall's formulas, compared with torch's FlopCounterMode over the same step, attention run
+as products; where the counter cannot run the step, nothing is compared. Seconds are CPU seconds of `memwall.profile`
+after imports.
+"""
 
 
 def summary(rows: Sequence[Any]) -> str:
-    """Markdown: a table by suite and mode, then the causes of what does not work."""
-    lines = [
-        "| suite | mode | buildable | works | refused | crash | time-out | FLOPs equal | median s |",
-        "|---|---|" + "---:|" * 7,
-    ]
+    """Markdown: a table by suite and mode."""
+    titles = (
+        "buildable",
+        "works",
+        "of these under assumptions",
+        "refused",
+        "crash",
+        "time-out",
+        "FLOPs equal",
+        "median s",
+    )
+    lines = [f"| suite | mode | {' | '.join(titles)} |", "|---|---|" + "---:|" * len(titles)]
     for suite, mode in dict.fromkeys((row.suite, row.mode) for row in rows):
         own = [row for row in rows if (row.suite, row.mode) == (suite, mode) and row.status != "not buildable"]
         count = Counter(row.status for row in own)
         works = [row for row in own if row.status == "works"]
         compared = [row for row in works if row.counter_flops is not None]
         equal = sum(row.flops == row.counter_flops for row in compared)
-        seconds = statistics.median(row.seconds for row in works) if works else 0.0
-        crashes = count["crash"] + count["out of memory"]
-        share = f"{count['works']} ({100 * count['works'] / max(len(own), 1):.1f} %)"
-        lines.append(
-            f"| {suite} | {mode} | {len(own)} | {share} | {count['refused']} | {crashes}"
-            f" | {count['timeout']} | {equal} of {len(compared)} | {seconds:.2f} |"
-        )
-    causes = Counter((row.status, _cause(row.message)) for row in rows if row.status not in ("works", "not buildable"))
-    lines += ["", "| models | status | cause |", "|---:|---|---|"]
-    lines += [f"| {number} | {status} | {cause} |" for (status, cause), number in causes.most_common()]
+        share = f"{len(works)} ({100 * len(works) / max(len(own), 1):.1f} %)"
+        cells = (
+            len(own), share, sum(bool(row.assumed) for row in works),
+            count["refused"], count["crash"] + count["out of memory"], count["timeout"], f"{equal} of {len(compared)}",
+            f"{statistics.median([row.seconds for row in works] or [0.0]):.2f}",
+        )  # fmt: skip
+        lines.append(f"| {suite} | {mode} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def report(rows: Sequence[Any], before: Sequence[Any]) -> str:
+    """The whole report; ``before``: the rows of the last one."""
+    versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+    parts = [_INTRODUCTION, f"{versions}.\n", summary(rows), ""]
+    parts += ["## What has changed since the last run", "", *_changes(rows, before), ""]
+    parts += ["## What does not work, and why", "", *_causes(rows), ""]
+    parts += ["## FLOPs that differ from the counter's", "", *_differences(rows), ""]
+    parts += ["## Assumptions", "", *_assumed(rows), ""]
+    parts += ["## Not buildable by their library", "", *_not_buildable(rows)]
+    return "\n".join(parts) + "\n"
 
 
 def _cause(message: str) -> str:
     """A message without what differs from model to model."""
-    return re.sub(r"\b\w*\d[\w.]*\b", "N", message.partition(" (at ")[0])[:160]
+    return re.sub(r"\b\w*\d[\w.]*\b", "N", message.partition(" (at ")[0])[:160].replace("|", "\\|")
+
+
+def _causes(rows: Iterable[Any]) -> list[str]:
+    found = defaultdict(list)
+    for row in rows:
+        if row.status not in ("works", "not buildable"):
+            found[row.status, _cause(row.message)].append(f"{row.name} ({row.mode[0]})")
+    if not found:
+        return ["Nothing."]
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
+    lines = ["i: inference, t: training.", "", "| status | cause | models |", "|---|---|---|"]
+    return lines + [f"| {status} | {cause} | {', '.join(names)} |" for (status, cause), names in ranked]
+
+
+def _differences(rows: Iterable[Any]) -> list[str]:
+    lines = ["| suite | model | mode | memwall | counter | ratio |", "|---|---|---|---:|---:|---:|"]
+    for row in rows:
+        if row.status == "works" and row.counter_flops is not None and row.flops != row.counter_flops:
+            ratio = row.flops / row.counter_flops if row.counter_flops else float("inf")
+            lines.append(
+                f"| {row.suite} | {row.name} | {row.mode} | {row.flops:,} | {row.counter_flops:,} | {ratio:.4f} |"
+            )
+    return lines if len(lines) > 2 else ["None."]
+
+
+def _assumed(rows: Iterable[Any]) -> list[str]:
+    found = defaultdict(list)
+    for row in rows:
+        if row.status == "works" and row.assumed:
+            found[row.assumed].append(f"{row.name} ({row.mode[0]})")
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
+    return [f"- {said}: {', '.join(names)}" for said, names in ranked] or ["None."]
+
+
+def _not_buildable(rows: Iterable[Any]) -> list[str]:
+    once = {(row.suite, row.name): row.message for row in rows if row.status == "not buildable"}
+    return [f"- {suite} {name}: {message[:160]}" for (suite, name), message in once.items()] or ["None."]
+
+
+def _changes(rows: Iterable[Any], before: Iterable[Any]) -> list[str]:
+    """What a model became that was something else, or has other FLOPs."""
+    known = {row.key: row for row in before}
+    lines = []
+    for row in rows:
+        old = known.get(row.key)
+        if old is None or row.status == "not buildable":
+            continue
+        if old.status != row.status:
+            lines.append(f"- {' '.join(row.key)}: {old.status} → {row.status} {row.message[:120]}")
+        elif old.flops != row.flops and row.status == "works":
+            lines.append(f"- {' '.join(row.key)}: {old.flops:,} → {row.flops:,} FLOPs")
+    if not known:
+        return ["There was no last run."]
+    return lines or ["Nothing."]
+
+
+def write_csv(path: Path, rows: Sequence[Any]) -> None:
+    """The rows, sorted, a line each."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        names = list(rows[0].__dataclass_fields__)
+        writer.writerow(names)
+        for row in sorted(rows, key=lambda row: row.key):
+            writer.writerow(["" if (value := getattr(row, name)) is None else value for name in names])
+
+
+def read_csv(path: Path, kind: Any) -> list[Any]:
+    """The rows that :func:`write_csv` wrote; none where there is no file."""
+    if not path.exists():
+        return []
+    counts = ("ops", "parameters", "flops")
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            kind(**{
+                **row, **{name: int(row[name]) for name in counts}, "seconds": float(row["seconds"]),
+                "counter_flops": int(row["counter_flops"]) if row["counter_flops"] else None,
+            })
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
