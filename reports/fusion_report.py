@@ -336,17 +336,14 @@ def _transformer(name: str, attention: str) -> Any:
     """transformers' model, fp32, without weights; ``attention`` is ``eager`` (written out) or ``sdpa``."""
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-    from memwall.frontend.workload.hf import _without_padding
-
     bert = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     gpt2 = {"n_embd": 1280, "n_layer": 36, "n_head": 20, "use_cache": False}
     base, config = {
         "BERT-large": (BertForMaskedLM, BertConfig(**bert, attn_implementation=attention)),
         "GPT2-large": (GPT2LMHeadModel, GPT2Config(**gpt2, attn_implementation=attention)),
     }[name]
-    unpadded: Any = type(base.__name__, (base,), {"forward": _without_padding(base.forward)})
     with torch.device("meta"):
-        return unpadded(config).eval()
+        return base(config).eval()
 
 
 def compiler_claims() -> Section:

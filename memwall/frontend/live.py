@@ -28,9 +28,10 @@ from memwall.core.graph import Graph
 from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.build import fused_everywhere
 from memwall.frontend.torch.cuda_forms import CudaForms, RealForms
+from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.origin import ModuleTimeline, module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder
-from memwall.frontend.torch.run import Traced, exclusive, inference_mode_as_no_grad
+from memwall.frontend.torch.run import Traced, exclusive, inference_mode_as_no_grad, noted
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.ops.sdpa import GENERATIONS
@@ -147,6 +148,7 @@ class LiveTrace:
         self.recorders = {device: LiveRecorder(device, max_ops) for device in devices}
         self.timeline = ModuleTimeline()
         self.optimizers: dict[str, None] = {}
+        self.assumed: dict[str, None] = {}
         self.roots: Counter[str] = Counter()
         self.is_used = False
         self._names: dict[int, str] = {}
@@ -170,6 +172,9 @@ class LiveTrace:
                 stack.enter_context(forms(self.recorders[device], self.attention))
             if "cuda" not in self.recorders:  # on a real GPU its kernels are launched, not just recorded
                 stack.enter_context(triton_calls(self.recorders["meta"]))
+            stack.enter_context(
+                library_answers(contextlib.nullcontext, lambda assumed: self.assumed.setdefault(assumed))
+            )
             stack.enter_context(module_calls(self.timeline, self._path))
             for name in ("backward", "grad"):
                 original = getattr(torch.autograd, name)
@@ -277,5 +282,6 @@ class LiveTrace:
         with exclusive(), torch.inference_mode(False):
             graph, attention = lowered(recorder.finished(self.attention, self.roots), self.attention)
         optimizer = ", ".join(self.optimizers) or None
-        found = Traced.of(graph, recorder.parameters.values(), optimizer, {"device": recorder.device})
+        capture = {"device": recorder.device, **noted(assumed=self.assumed)}
+        found = Traced.of(graph, recorder.parameters.values(), optimizer, capture)
         return replace(found, attention=attention)

@@ -172,6 +172,12 @@ class Profile:
             " those of this GPU; profile the model again for it",
         )
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the trace assumed, left out or counts as something else, a line each."""
+        said = self.capture.get("notes")
+        return tuple(map(str, said)) if isinstance(said, (list, tuple)) else ()
+
     @cached_property
     def _schedules(self) -> Schedules:
         return Schedules(self.graphs, self.costs)

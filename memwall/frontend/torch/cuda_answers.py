@@ -147,11 +147,14 @@ def _load(original: Callable[..., Any], file: Any, map_location: Any = None, *ar
     return original(file, "cpu" if map_location is None or is_cuda(map_location) else map_location, *args, **kwargs)
 
 
-def _refuse() -> Any:
-    raise UsageError(
-        "the model captures a CUDA graph itself, which needs a GPU; profile the module that it captures, with"
-        " --cuda-graph (cuda_graph=True) for its replay"
-    )
+class _Graph:
+    """A CUDA graph, which libraries name in annotations and a model cannot make."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> _Graph:
+        raise UsageError(
+            "the model captures a CUDA graph itself, which needs a GPU; profile the module that it captures, with"
+            " --cuda-graph (cuda_graph=True) for its replay"
+        )
 
 
 def _always(value: Any = None) -> Callable[..., Any]:
@@ -186,7 +189,7 @@ _FIXED: Mapping[str, Any] = {
     "Event": _Event,
     **{name: type(name, (_Stream,), {}) for name in ("Stream", "ExternalStream", "StreamContext")},
     **{name: lambda *args, **kwargs: _Stream() for name in ("stream", "current_stream", "default_stream")},
-    **{name: lambda *args, **kwargs: _refuse() for name in ("CUDAGraph", "graph", "graph_pool_handle")},
+    **{name: type(name, (_Graph,), {}) for name in ("CUDAGraph", "graph", "graph_pool_handle")},
     "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device="cpu"),
     "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device="cpu")],
     "make_graphed_callables": lambda callables, *args, **kwargs: callables,

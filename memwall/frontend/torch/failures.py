@@ -36,6 +36,12 @@ _NEEDS_DATA = (
 )
 
 
+def wanted_data(error: BaseException) -> str | None:
+    """What of a tensor without data an exception of torch's says was asked for; None where it says nothing of it."""
+    said = message_of(error)
+    return next((text for part, text in _NEEDS_DATA if part in said), None)
+
+
 @contextlib.contextmanager
 def blaming(doing: str, gradients: bool = True) -> Any:
     """Turn an exception of the user's code into one line that names the user's line; without ``gradients``, one that
@@ -48,7 +54,7 @@ def blaming(doing: str, gradients: bool = True) -> Any:
         said = message_of(error)
         if _NO_GRADIENT in said and not gradients:
             raise NeedsGradients from error
-        wanted = next((text for part, text in _NEEDS_DATA if part in said), None)
+        wanted = wanted_data(error)
         at = user_frame(error)
         where = f" (at {at})" if at else ""
         if type(error).__module__.startswith("torch._dynamo"):

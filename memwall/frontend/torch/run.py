@@ -35,6 +35,7 @@ from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.higher_order import plain_forms
+from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.light_imports import light_imports
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
@@ -44,6 +45,9 @@ from memwall.frontend.workload import Workload
 from memwall.frontend.workload.inputs import SHORT_DTYPES
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.ops.sdpa import Attention
+
+#: Key of ``capture``: lines that every page of the profile states, such as assumptions.
+NOTES_KEY = "notes"
 
 #: dtypes that a model can be cast to
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -100,6 +104,12 @@ class Traced:
                 break
         inputs = tuple({"shape": list(spec.shape), "dtype": spec.dtype} for spec in specs)
         return cls(graph, sum(count for _, count in sizes), inputs, dtype, optimizer, capture)
+
+
+def noted(notes: Iterable[str] = (), assumed: Iterable[str] = ()) -> dict[str, Any]:
+    """The part of ``capture`` that holds notes and, once each, assumptions; empty where there are none."""
+    lines = [*notes, *(f"assumed: {text}" for text in dict.fromkeys(assumed))]
+    return {NOTES_KEY: lines} if lines else {}
 
 
 #: (step, recorder, args, kwargs) -> what ``step(*args, **kwargs)`` returns: forward and the workload's own loss
@@ -245,18 +255,30 @@ class _Step:
         self.autocast = CudaAutocast()
         replays = options.replay and not options.real and execute is None
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
+        self.assumed: list[str] = []
 
     def traced(self) -> Traced:
         """Run the step; what was recorded."""
         with fused_everywhere("meta"):
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
             forms = CudaForms(self.recorder, self.options.attention, decomposes=self.execute is not None)
-            with forms, plain_forms(self.warn), triton_calls(self.recorder), torch.set_grad_enabled(self.gradients):
+            answers = library_answers(self.recorder.unrecorded, self.assumed.append)
+            with (
+                answers,
+                forms,
+                plain_forms(self.warn),
+                triton_calls(self.recorder),
+                torch.set_grad_enabled(self.gradients),
+            ):
                 result = self._run(optimizer)
                 tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
                 graph = self._graph(tensors, result)
                 graph, attention = lowered(graph, self.options.attention, forms_open=self.device == "meta")
-        capture = {"replayed_blocks": len(self.replayer.instances) if self.replayer else 0, "real": self.options.real}
+        capture: dict[str, Any] = {
+            "replayed_blocks": len(self.replayer.instances) if self.replayer else 0,
+            "real": self.options.real,
+        }
+        capture |= noted(self.workload.notes, self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(tensors)
         return replace(found, samples=samples, tokens=tokens, attention=attention)

@@ -54,6 +54,7 @@ class Workload:
         name: a short name for reports.
         target: what the user wrote to name it.
         asked: what its file asked of ``torch.cuda`` while it was loaded that depends on the GPU.
+        notes: lines that every page of its profile states: what was left out, or is counted as something else.
     """
 
     model: nn.Module | Callable[..., nn.Module]
@@ -63,6 +64,7 @@ class Workload:
     name: str = "model"
     target: str = ""
     asked: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,15 @@
 The class is the configuration's ``architectures[0]``, else the first of transformers' auto classes that knows the model
 type. A vision-language model runs on text only: the number of image tokens depends on its processor.
 
-No input is padded and none holds several packed sequences. transformers checks the mask's values for that, which a
-tensor without data does not have; memwall supplies the answer, and the few tiny kernels that compute it are left out.
+No input is padded and none holds several packed sequences.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from memwall.core.errors import UsageError, message_of, need
 from memwall.core.files import read_json
@@ -101,35 +97,14 @@ def _model_class(transformers: Any, config: Any, source: Path) -> Any:
 
 
 def _build(model_class: Any, config: Any) -> Any:
-    """The module, with SDPA where the model supports it, in a form that knows that nothing is padded."""
-    body = {"forward": _without_padding(model_class.forward), "__module__": model_class.__module__}
-    unpadded: Any = type(model_class.__name__, (model_class,), body)
+    """The module, with SDPA where the model supports it."""
     try:
-        return unpadded._from_config(config, attn_implementation="sdpa")
+        return model_class._from_config(config, attn_implementation="sdpa")
     except (ValueError, ImportError) as error:
         said = message_of(error)
         if "attention" not in said and "sdpa" not in said:
             raise
-        return unpadded._from_config(config, attn_implementation="eager")
-
-
-#: Questions of transformers.masking_utils about the values of a mask, and the answer when nothing is padded or packed.
-_MASK_ANSWERS: Mapping[str, Any] = {"find_packed_sequence_indices": None, "fast_all": True}
-
-
-def _without_padding(forward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        from transformers import masking_utils
-
-        with ExitStack() as stack:
-            for name, answer in _MASK_ANSWERS.items():
-                if hasattr(masking_utils, name):
-                    replaced = mock.patch.object(masking_utils, name, lambda *_, answer=answer, **__: answer)
-                    stack.enter_context(replaced)
-            return forward(*args, **kwargs)
-
-    return call
+        return model_class._from_config(config, attn_implementation="eager")
 
 
 def _input_specs(config: Any, model_class: Any, sizes: Mapping[str, int], target: str) -> tuple[InputSpec, ...]:

@@ -156,6 +156,7 @@ def header_facts(profile: Profile) -> Facts:
         ("intensity", f"{intensity(profile.flops / moved if moved else 0.0)} FLOP/byte"),
         ("coverage", _coverage_fact(profile)),
         ("kernels", _graphs_fact(profile)),
+        *(("note", line) for line in profile.notes),
     )
 
 
