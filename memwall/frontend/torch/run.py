@@ -278,7 +278,8 @@ class _Step:
             "replayed_blocks": len(self.replayer.instances) if self.replayer else 0,
             "real": self.options.real,
         }
-        capture |= noted(self.workload.notes, self.assumed)
+        notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
+        capture |= noted(filter(None, notes), self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(tensors)
         return replace(found, samples=samples, tokens=tokens, attention=attention)

@@ -54,7 +54,8 @@ class Workload:
         name: a short name for reports.
         target: what the user wrote to name it.
         asked: what its file asked of ``torch.cuda`` while it was loaded that depends on the GPU.
-        notes: lines that every page of its profile states: what was left out, or is counted as something else.
+        notes: lines that every page of its profile states: what was left out, or is counted as something else; or
+            functions of the traced module that return one, or nothing.
     """
 
     model: nn.Module | Callable[..., nn.Module]
@@ -64,7 +65,7 @@ class Workload:
     name: str = "model"
     target: str = ""
     asked: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str | Callable[[Any], str], ...] = ()
 
 
 @dataclass(frozen=True)

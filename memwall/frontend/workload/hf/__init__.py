@@ -1,0 +1,69 @@
+"""``hf:FOLDER_OR_CONFIG_JSON``: any transformers model from its configuration; no weights, no network, no remote code.
+
+``config`` reads the configuration, ``classes`` finds its model class (``architectures``, else transformers' tables) and
+builds it, ``inputs`` makes what its processor would hand it (``asked``: the sizes, ``images``: their layouts),
+``labels`` what its head wants in training, ``quantized`` says what is not modeled. No input is padded and none holds
+several packed sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memwall.core.errors import UsageError, need
+from memwall.frontend.workload.contract import Workload
+from memwall.frontend.workload.hf.asked import Asked
+from memwall.frontend.workload.hf.classes import build, model_class
+from memwall.frontend.workload.hf.config import read_config
+from memwall.frontend.workload.hf.inputs import make_inputs
+from memwall.frontend.workload.hf.labels import with_labels
+from memwall.frontend.workload.hf.quantized import quantization_note
+from memwall.frontend.workload.inputs import input_builder
+
+
+def from_config(
+    path: Path, target: str, *, mode: str, sizes: Mapping[str, Any], input_specs: Sequence[str]
+) -> Workload:
+    """The workload of a configuration file or of the folder that holds one; a UsageError where transformers does not
+    know it."""
+    transformers: Any = need("transformers", "hf")
+    read = read_config(transformers, path)
+    kind = model_class(transformers, read, path)
+    folder = path if path.is_dir() else path.parent
+    built = _Built(kind, read.config)
+    said: list[str] = []
+    notes: list[str | Callable[[Any], str]] = [*read.notes, lambda module: "; ".join(dict.fromkeys(said))]
+    if (quantized := quantization_note(read.raw, folder)) is not None:
+        notes.append(quantized)
+    if input_specs:
+        if sizes:
+            raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")
+        inputs: Callable[[], Any] = input_builder(input_specs)
+    else:
+        asked = Asked(read.config, kind, sizes)
+        asked.check()
+
+        def inputs() -> Any:
+            made = make_inputs(asked, built.again, said.append)
+            return with_labels(asked, made) if mode == "training" else made
+
+    name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
+    return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes))
+
+
+class _Built:
+    """Builds the model; what is built without data is kept, as its inputs ask it."""
+
+    def __init__(self, kind: Any, config: Any) -> None:
+        self._kind, self._config, self._kept = kind, config, None
+
+    def __call__(self) -> Any:
+        made = build(self._kind, self._config)
+        self._kept = made if next((p.is_meta for p in made.parameters()), False) else None
+        return made
+
+    def again(self) -> Any:
+        """The model that was built, or another one."""
+        return self._kept if self._kept is not None else build(self._kind, self._config)

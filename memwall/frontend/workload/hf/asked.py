@@ -1,0 +1,208 @@
+"""What is asked for: the sizes that the user gave, and the numbers that a configuration has under many names."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from memwall.core.errors import UsageError
+from memwall.frontend.workload.hf.config import all_parts, text_config
+
+SEQ, IMAGE, FRAMES = 512, 224, 8
+#: seconds of sound: of a waveform, and of a spectrogram
+SECONDS, SPECTROGRAM_SECONDS = 1.0, 10.0
+#: samples of a waveform in a second, and columns of a spectrogram (steps of 10 ms)
+SAMPLE_RATE, COLUMN_RATE = 16_000, 100
+
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
+_VISION = (
+    "vision_config", "vision_tower_config", "vit_config", "vision_encoder_config", "image_config", "backbone_config",
+    "encoder",
+)  # fmt: skip
+_AUDIO = (
+    "audio_config", "audio_encoder_config", "encoder_config", "speech_config", "acoustic_tokenizer_encoder_config",
+)  # fmt: skip
+
+_PIXELS = ("pixel_values", "pixel_values_images", "flattened_patches", "pixel_values_videos", "inputs")
+#: Size → what has it, and the inputs of a forward that takes such.
+_TAKEN_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "seq": ("token ids", ("input_ids", "decoder_input_ids", "inputs_embeds", "inputs")),
+    "image": ("images", _PIXELS),
+    "images": ("images", _PIXELS),
+    "video": ("videos", ("pixel_values_videos", "pixel_values")),
+    "seconds": ("sound", ("input_values", "input_features", "audio_input_features", "input_audio_embeds")),
+}
+
+
+def number(config: Any, *names: str) -> int | None:
+    """The first of some fields that is a whole number above 0, or a pair of equal ones."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, (list, tuple)) and value and len({*value}) == 1:
+            value = value[0]
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def pair(value: Any) -> tuple[int, int] | None:
+    """Height and width of a number, a pair or ``{"height": .., "width": ..}``; the last two of more."""
+    if isinstance(value, Mapping):
+        value = (value.get("height", value.get("shortest_edge")), value.get("width", value.get("shortest_edge")))
+    if isinstance(value, int):
+        value = (value, value)
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = (value[0], value[0])
+    if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(item, int) for item in value):
+        return value[-2], value[-1]
+    return None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model class, its configuration, and the sizes that the user gave."""
+
+    config: Any
+    model: Any
+    sizes: Mapping[str, Any]
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters of forward, but ``self``."""
+        found = dict(inspect.signature(self.model.forward).parameters)
+        found.pop("self", None)
+        return found
+
+    def check(self) -> None:
+        """Refuse sizes of what the model does not take, by a UsageError."""
+        for size, (what, inputs) in _TAKEN_BY.items():
+            if size in self.sizes and not any(name in self.parameters for name in inputs):
+                raise UsageError(f"--{size} {self.sizes[size]} was given, but {self.model.__name__} takes no {what}")
+
+    @cached_property
+    def required(self) -> list[str]:
+        """The parameters of forward without a default."""
+        many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return [n for n, p in self.parameters.items() if p.default is p.empty and p.kind not in many]
+
+    def takes(self, *names: str) -> bool:
+        return all(name in self.parameters for name in names)
+
+    @cached_property
+    def text(self) -> Any:
+        return text_config(self.config)
+
+    @cached_property
+    def vision(self) -> Any:
+        """The part that describes images; the whole where there is none."""
+        return self._part(_VISION, ("patch_size", "image_size", "num_channels", "in_channels"))
+
+    @cached_property
+    def audio(self) -> Any:
+        """The part that describes sound; the whole where there is none."""
+        return self._part(_AUDIO, ("num_mel_bins", "feature_size", "max_source_positions", "input_dim", "mel_bins"))
+
+    def _part(self, names: tuple[str, ...], fields: tuple[str, ...]) -> Any:
+        config = self.config
+        thinker = getattr(config, "thinker_config", None)
+        for home in (config, thinker):
+            for name in names:
+                part = getattr(home, name, None)
+                if part is not None and any(getattr(part, field, None) is not None for field in fields):
+                    return part
+        return config
+
+    @property
+    def dtype(self) -> Any:
+        import torch
+
+        return getattr(self.config, "dtype", None) or torch.float32
+
+    @property
+    def batch(self) -> int:
+        return int(self.sizes.get("batch", 1))
+
+    @cached_property
+    def seq(self) -> int:
+        """Tokens of text in a sample."""
+        longest = [n for key in _POSITIONS if (n := number(self.text, key)) is not None]
+        return int(self.sizes.get("seq") or min([SEQ, *longest]))
+
+    @property
+    def images(self) -> int:
+        return int(self.sizes.get("images", 1))
+
+    @cached_property
+    def patch(self) -> int:
+        return number(self.vision, "patch_size", "spatial_patch_size") or 14
+
+    @cached_property
+    def merge(self) -> int:
+        """Patches along each axis that become one token."""
+        return number(self.vision, "spatial_merge_size") or number(self.config, "spatial_merge_size") or 1
+
+    @cached_property
+    def image(self) -> tuple[int, int]:
+        """Height and width of an image: those asked for, else those of the configuration."""
+        given = self.sizes.get("image")
+        height, width = given or self._trained_image
+        step = self.patch * self.merge if self.takes("image_grid_thw") or "grid_thw" in self.parameters else 1
+        return max(height // step, 1) * step, max(width // step, 1) * step
+
+    @cached_property
+    def _trained_image(self) -> tuple[int, int]:
+        for home in (self.vision, self.config):
+            found = pair(getattr(home, "image_size", None)) or pair(getattr(home, "input_size", None))
+            if found:
+                return found
+        return IMAGE, IMAGE
+
+    @cached_property
+    def channels(self) -> int:
+        return (
+            number(self.vision, "num_channels", "in_channels", "in_chans") or number(self.config, "num_channels") or 3
+        )
+
+    @cached_property
+    def frames(self) -> int:
+        """Frames of a video."""
+        return int(
+            self.sizes.get("video") or number(self.vision, "num_frames", "frames_per_clip")
+            or number(self.config, "num_frames", "frames_per_clip") or FRAMES
+        )  # fmt: skip
+
+    @cached_property
+    def mels(self) -> int:
+        """Rows of a spectrogram."""
+        names = ("num_mel_bins", "mel_bins", "feature_size", "input_feat_per_channel", "num_mel_channels", "n_mels",
+                 "input_feat_size", "input_dim", "feature_projection_input_dim", "spec_num_mel_bins")  # fmt: skip
+        return number(self.audio, *names) or number(self.config, *names) or 80
+
+    def columns(self, default_s: float = SPECTROGRAM_SECONDS) -> int:
+        """Columns of a spectrogram."""
+        return max(1, math.ceil(float(self.sizes.get("seconds", default_s)) * COLUMN_RATE))
+
+    @property
+    def samples(self) -> int:
+        """Samples of a waveform."""
+        return max(1, math.ceil(float(self.sizes.get("seconds", SECONDS)) * self.sample_rate))
+
+    @property
+    def sample_rate(self) -> int:
+        return number(self.audio, "sampling_rate", "sample_rate") or number(self.config, "sampling_rate") or SAMPLE_RATE
+
+    @property
+    def vocabulary(self) -> int:
+        return number(self.text, "vocab_size") or number(self.config, "vocab_size") or 2
+
+    @cached_property
+    def special(self) -> set[int]:
+        """Ids of tokens with a meaning of their own."""
+        fields = [field for part in all_parts(self.config) for field in vars(part).items()]
+        named = [value for name, value in fields if name.endswith(("_token_id", "_token_index"))]
+        flat = [one for value in named for one in (value if isinstance(value, (list, tuple)) else (value,))]
+        return {one for one in flat if isinstance(one, int)}

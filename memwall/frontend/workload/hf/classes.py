@@ -1,0 +1,67 @@
+"""The model class of a configuration, and the model that is built of it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from memwall.core.errors import UsageError, message_of
+from memwall.frontend.workload.hf.config import Read, architectures
+
+#: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
+_AUTO_MAPPINGS = (
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
+)  # fmt: skip
+
+
+def model_class(transformers: Any, read: Read, source: object) -> Any:
+    """The class that a configuration is of: its architecture's, else of transformers' tables the first that takes this
+    configuration, else a class of its modeling file. A UsageError where there is none."""
+    config = read.config
+    candidates = [*architectures(transformers, read.raw), *_listed(transformers, config), *_written(config)]
+    for found in candidates:
+        if found.config_class is not None and isinstance(config, found.config_class):
+            return found
+    named = ", ".join(map(str, config.architectures or ()))
+    wanted = f" (architectures: {named[:80]})" if named else ""
+    raise UsageError(f"{source}: transformers has no model class for {config.model_type!r}{wanted}")
+
+
+def _listed(transformers: Any, config: Any) -> list[Any]:
+    from transformers.models.auto import modeling_auto
+
+    found = []
+    for mapping in _AUTO_MAPPINGS:
+        names = getattr(modeling_auto, mapping, {}).get(config.model_type)
+        for name in names if isinstance(names, (list, tuple)) else (names,):
+            each = getattr(transformers, name, None) if name else None
+            if getattr(each, "config_class", None) is not None:
+                found.append(each)
+    return found
+
+
+def _written(config: Any) -> list[Any]:
+    """The model classes next to the configuration class that take exactly it and have a forward of their own, the last
+    one written first: it holds the others."""
+    home = type(config).__module__.replace(".configuration_", ".modeling_")
+    try:
+        classes = [c for c in vars(importlib.import_module(home)).values() if inspect.isclass(c)]
+    except ImportError:
+        return []
+    own = [c for c in classes if c.__module__ == home and getattr(c, "config_class", None) is type(config)]
+    return [c for c in reversed(own) if "forward" in vars(c)]
+
+
+def build(model: Any, config: Any) -> Any:
+    """The module, with SDPA where the model supports it."""
+    try:
+        return model._from_config(config, attn_implementation="sdpa")
+    except (ValueError, ImportError) as error:
+        said = message_of(error)
+        if "attention" not in said and "sdpa" not in said:
+            raise
+        return model._from_config(config, attn_implementation="eager")

@@ -1,0 +1,138 @@
+"""A folder that ``save_pretrained`` wrote, or its config.json → transformers' configuration, and what is to be said.
+
+A ``model_type`` that transformers lacks is read by the configuration class of its ``architectures``, where it has that;
+remote code is never run. What the weights would be quantised to is stated by :mod:`.quantized`, never applied.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memwall.core.errors import UsageError
+from memwall.core.files import read_json
+from memwall.frontend.workload.blame import blame
+
+_SPECIAL_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+#: Sizes that a flat configuration states and a composite one keeps in its text part.
+_CHECKED = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
+
+
+class Read(NamedTuple):
+    """A configuration, the dictionary that it was read from, and lines that the profile's pages state."""
+
+    config: Any
+    raw: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def read_config(transformers: Any, path: Path) -> Read:
+    """The configuration in a file or a folder.
+
+    Raises:
+        UsageError: it is none, transformers knows neither its type nor its architecture, or cannot read it.
+    """
+    source = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not source.exists() and (path / "adapter_config.json").exists():
+        base = read_json(path / "adapter_config.json").get("base_model_name_or_path", "its base model")
+        raise UsageError(
+            f"{path} holds an adapter alone; memwall needs the config.json of {base} next to it, or profile the model"
+            " that peft builds from a model file"
+        )
+    raw = _plain(read_json(source))
+    if not isinstance(raw, dict) or not isinstance(raw.get("model_type", ""), str):
+        raise UsageError(f'{source} is not a transformers configuration: it has no "model_type"')
+    kind, notes = _kind(transformers, raw, source)
+    try:
+        config = kind.from_dict(
+            {k: v for k, v in raw.items() if k != "model_type" and not k.startswith("quantization")}
+        )
+    except Exception as error:
+        raise blame(error, f"reading {source}") from error
+    _check_read(config, raw, source)
+    _settle(config)
+    if path.is_dir() and (path / "adapter_config.json").exists():
+        notes = (*notes, "adapter_config.json is not applied: the base model alone is profiled")
+    return Read(config, raw, notes)
+
+
+def _plain(value: Any) -> Any:
+    """A JSON value with transformers' tagged floats as floats."""
+    if isinstance(value, dict):
+        if set(value) == {"__float__"} and value["__float__"] in _SPECIAL_FLOATS:
+            return _SPECIAL_FLOATS[value["__float__"]]
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _kind(transformers: Any, raw: dict[str, Any], source: Path) -> tuple[Any, tuple[str, ...]]:
+    """The configuration class, by the model type, else by the architecture."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = raw.get("model_type")
+    if model_type in CONFIG_MAPPING:
+        return CONFIG_MAPPING[model_type], ()
+    version = f"transformers {transformers.__version__}"
+    for model_class in architectures(transformers, raw):
+        kind = model_class.config_class
+        told = f"{version} has no model type {model_type!r}: it is built as {model_class.__name__} ({kind.model_type})"
+        return kind, (told,)
+    if model_type is None:
+        raise UsageError(f'{source} is not a transformers configuration: it has no "model_type"')
+    custom = " (its own code is not run)" if "auto_map" in raw else ""
+    named = ", ".join(map(str, raw.get("architectures") or ()))
+    lacking = f" nor an architecture {named[:60]}" if named else ""
+    raise UsageError(f"{source}: {version} has no model type {model_type[:40]!r}{lacking}{custom}")
+
+
+def architectures(transformers: Any, raw: dict[str, Any]) -> list[Any]:
+    """The model classes of transformers that a configuration names."""
+    named = raw.get("architectures")
+    found = [getattr(transformers, str(name), None) for name in (named if isinstance(named, list) else ())]
+    return [each for each in found if inspect.isclass(each) and getattr(each, "config_class", None) is not None]
+
+
+def _check_read(config: Any, raw: dict[str, Any], source: Path) -> None:
+    """Refuse a configuration whose sizes its class did not take: it would be profiled with default sizes."""
+    text = text_config(config)
+    for key in _CHECKED:
+        if key in raw and text is not config and getattr(text, key, raw[key]) != raw[key]:
+            raise UsageError(
+                f"{source}: {key} is {raw[key]}, but {type(config).__name__} reads it from its text_config, which has"
+                f" {getattr(text, key)}: this file is of another version of the model"
+            )
+
+
+def _settle(config: Any) -> None:
+    """No cache, no random masks; the dtype of the part that has one where the whole has none."""
+    parts = all_parts(config)
+    for part in parts:
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
+        if hasattr(part, "apply_spec_augment"):
+            part.apply_spec_augment = False  # draws its mask on the CPU, from the data
+    if getattr(config, "dtype", None) is None:
+        text = text_config(config)
+        config.dtype = next((p.dtype for p in (text, *parts) if getattr(p, "dtype", None) is not None), None)
+
+
+def all_parts(config: Any) -> list[Any]:
+    """A configuration and all configurations in it, outermost first."""
+    from transformers import PretrainedConfig
+
+    found, left = [], [config]
+    while left:
+        part = left.pop(0)
+        found.append(part)
+        left += [value for value in vars(part).values() if isinstance(value, PretrainedConfig)]
+    return found
+
+
+def text_config(config: Any) -> Any:
+    """The part that describes the text, the decoder's of an encoder-decoder; else the whole."""
+    try:
+        return config.get_text_config(decoder=True)
+    except (ValueError, AttributeError):  # several, or a composite without any
+        return config

@@ -1,0 +1,182 @@
+"""Images and videos as each family's processor hands them to the model, by what the model's forward takes.
+
+Sources: ``image_processing_*.py`` and ``processing_*.py`` of transformers 5.23. The number of tokens that an image
+becomes is asked of the model (:mod:`.inputs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from memwall.frontend.workload.hf.asked import Asked, number, pair
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors = dict[str, "Tensor"]
+
+
+def _plain(asked: Asked) -> Tensors:
+    """(images, channels, height, width)."""
+    import torch
+
+    shape = (asked.batch * asked.images, asked.channels, *asked.image)
+    return {"pixel_values": torch.randn(shape, dtype=asked.dtype)}
+
+
+def _clip(asked: Asked) -> Tensors:
+    """(batch, frames, channels, height, width)."""
+    import torch
+
+    shape = (asked.batch, asked.frames, asked.channels, *asked.image)
+    return {"pixel_values": torch.randn(shape, dtype=asked.dtype)}
+
+
+def _patches(asked: Asked) -> Tensors:
+    """Qwen2-VL and what follows it: all patches of all images in a row, each with two frames, and the grid of each
+    image in time, height and width (image_processing_qwen2_vl.py)."""
+    import torch
+
+    height, width = (size // asked.patch for size in asked.image)
+    count = asked.batch * asked.images
+    depth = number(asked.vision, "temporal_patch_size") or 1
+    values = asked.channels * depth * asked.patch * asked.patch
+    pixels = torch.randn((count * height * width, values), dtype=asked.dtype)
+    grid = torch.tensor([[1, height, width]] * count, dtype=torch.int64)
+    return {"pixel_values": pixels, "image_grid_thw": grid}
+
+
+def _flat_patches(asked: Asked) -> Tensors:
+    """SigLIP 2 and LFM2-VL: the patches of each image in a row, a mask of those that are there, and the grid
+    (image_processing_siglip2.py)."""
+    import torch
+
+    most = number(asked.vision, "num_patches") or number(asked.config, "max_num_patches") or 256
+    side = int(most**0.5)
+    height, width = (size // asked.patch for size in asked.sizes.get("image", (side * asked.patch,) * 2))
+    count = asked.batch * asked.images
+    values = asked.channels * asked.patch * asked.patch
+    return {
+        "pixel_values": torch.randn((count, height * width, values), dtype=asked.dtype),
+        "pixel_attention_mask": torch.ones((count, height * width), dtype=torch.int64),
+        "spatial_shapes": torch.tensor([[height, width]] * count, dtype=torch.int64),
+    }
+
+
+def _positioned_patches(asked: Asked) -> Tensors:
+    """Gemma 4: patches in a row with the column and row of each (image_processing_gemma4.py)."""
+    import torch
+
+    pool = number(asked.vision, "pooling_kernel_size") or 1
+    step = asked.patch * pool
+    height, width = (max(size // step, 1) * pool for size in asked.image)
+    count = asked.batch * asked.images
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    places = torch.stack((columns, rows), -1).reshape(1, height * width, 2).repeat(count, 1, 1)
+    values = asked.channels * asked.patch * asked.patch
+    pixels = torch.randn((count, height * width, values), dtype=asked.dtype)
+    return {"pixel_values": pixels, "image_position_ids": places, "pixel_position_ids": places}
+
+
+def _aspect_tiles(asked: Asked) -> Tensors:
+    """Llama 3.2 Vision: (batch, images, tiles, channels, height, width), one tile of four filled
+    (image_processing_mllama.py)."""
+    import torch
+
+    tiles = number(asked.vision, "max_num_tiles") or 4
+    lead = (asked.batch, asked.images)
+    mask = torch.zeros((*lead, tiles), dtype=torch.int64)
+    mask[..., 0] = 1
+    cross = torch.zeros((asked.batch, asked.seq, asked.images, tiles), dtype=torch.int64)
+    cross[..., 0] = 1
+    return {
+        "pixel_values": torch.randn((*lead, tiles, asked.channels, *asked.image), dtype=asked.dtype),
+        "aspect_ratio_ids": torch.ones(lead, dtype=torch.int64),
+        "aspect_ratio_mask": mask,
+        "cross_attention_mask": cross,
+    }
+
+
+def _any_resolution(asked: Asked) -> Tensors:
+    """LLaVA-NeXT: the image scaled down, and tiles of it: (images, 1 + tiles, channels, height, width), with the size
+    before; the grid with the least tiles (image_processing_llava_next.py)."""
+    import torch
+
+    side = asked._trained_image
+    grids = [found for each in asked.config.image_grid_pinpoints if (found := pair(each)) is not None]
+    height, width = asked.sizes.get("image") or min(grids, key=lambda grid: grid[0] * grid[1])
+    best = min(grids, key=lambda grid: _misfit(grid, (height, width)))
+    tiles = 1 + (best[0] // side[0]) * (best[1] // side[1])
+    count = asked.batch * asked.images
+    return {
+        "pixel_values": torch.randn((count, tiles, asked.channels, *side), dtype=asked.dtype),
+        "image_sizes": torch.tensor([[height, width]] * count, dtype=torch.int64),
+    }
+
+
+def _misfit(grid: tuple[int, int], image: tuple[int, int]) -> tuple[float, float]:
+    """Less is better: resolution lost, then resolution wasted (select_best_resolution of image_processing_utils.py)."""
+    scale = min(grid[0] / image[0], grid[1] / image[1])
+    kept = min(int(image[0] * scale) * int(image[1] * scale), image[0] * image[1])
+    return -kept, grid[0] * grid[1] - kept
+
+
+def _sized(asked: Asked) -> Tensors:
+    """Pixtral: (images, channels, height, width) and the size of each."""
+    import torch
+
+    made = _plain(asked)
+    count = asked.batch * asked.images
+    return {**made, "image_sizes": torch.tensor([list(asked.image)] * count, dtype=torch.int64)}
+
+
+def _masked(asked: Asked) -> Tensors:
+    """Idefics: (batch, images, channels, height, width) and a mask of the pixels that are there."""
+    import torch
+
+    lead = (asked.batch, asked.images)
+    return {
+        "pixel_values": torch.randn((*lead, asked.channels, *asked.image), dtype=asked.dtype),
+        "pixel_attention_mask": torch.ones((*lead, *asked.image), dtype=torch.int64),
+    }
+
+
+#: What a forward takes → how its images come; the first that fits.
+_LAYOUTS: tuple[tuple[Callable[[Asked], bool], Callable[[Asked], Tensors]], ...] = (
+    (lambda a: a.takes("image_grid_thw") or a.takes("grid_thw"), _patches),
+    (lambda a: a.takes("aspect_ratio_ids"), _aspect_tiles),
+    (lambda a: a.takes("image_position_ids") or a.takes("pixel_position_ids"), _positioned_patches),
+    (lambda a: a.takes("pixel_attention_mask", "spatial_shapes"), _flat_patches),
+    (lambda a: bool(getattr(a.config, "image_grid_pinpoints", None)), _any_resolution),
+    (lambda a: a.takes("image_sizes"), _sized),
+    (lambda a: a.takes("pixel_attention_mask"), _masked),
+    (lambda a: number(a.vision, "num_frames", "frames_per_clip") is not None, _clip),
+    (lambda a: True, _plain),
+)
+
+
+def images(asked: Asked) -> Tensors:
+    """The images of a batch, with what goes with them; forward may take fewer of these."""
+    layout = _BY_TYPE.get(asked.config.model_type) or next(made for fits, made in _LAYOUTS if fits(asked))
+    return layout(asked)
+
+
+#: Model types whose forward does not tell.
+_BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {}
+
+
+def videos(asked: Asked) -> Tensors:
+    """(batch, frames, channels, height, width)."""
+    import torch
+
+    shape = (asked.batch, asked.frames, asked.channels, *asked.image)
+    return {"pixel_values_videos": torch.randn(shape, dtype=asked.dtype)}
+
+
+def tokens_of(features: Any, width: int) -> int:
+    """Tokens that image features are: rows of ``width`` numbers in all of their tensors."""
+    from torch.utils._pytree import tree_leaves
+
+    found = getattr(features, "pooler_output", features)
+    return sum(tensor.numel() for tensor in tree_leaves(found) if hasattr(tensor, "numel")) // width

@@ -1,0 +1,104 @@
+"""What a configuration says of quantised weights: stated, and not modeled. Weights are counted as the dtype has them.
+
+Formats: transformers' ``quantization_config`` (fp8, mxfp4, awq, gptq, bitsandbytes, compressed-tensors, modelopt) and
+modelopt's ``hf_quant_config.json`` next to it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from memwall.core.files import read_json
+from memwall.core.units import size
+
+#: Bits of a weight with its share of the scales: FP8 in blocks of 128x128; NVFP4 has an FP8 scale for 16 numbers, MXFP4
+#: an 8-bit one for 32 (OCP Microscaling Formats 1.0).
+_BITS: Mapping[str, float] = {
+    "fp8": 8.0, "fbgemm_fp8": 8.0, "nvfp4": 4.0 + 8 / 16, "mxfp4": 4.0 + 8 / 32, "mxfp8": 8.0 + 8 / 32, "int8": 8.0,
+    "w4a8_awq": 4.0, "w4a16_awq": 4.0, "w8a8_sq": 8.0, "int4_awq": 4.0, "awq": 4.0, "gptq": 4.0,
+}  # fmt: skip
+
+#: Keys under which formats list the modules that stay as they are, as names or patterns.
+_KEPT = ("modules_to_not_convert", "exclude_modules", "ignore", "ignored_layers")
+
+
+def quantization_note(raw: Mapping[str, Any], folder: Path) -> Callable[[Any], str] | None:
+    """A function of the module that says how its weights are quantised, and that they are counted as they are built;
+    None where nothing is said of quantisation."""
+    found = _stated(raw, folder)
+    if found is None:
+        return None
+    method = _method(found)
+    bits = _bits(found, method)
+    kept = tuple(str(name) for key in _KEPT for name in found.get(key) or ())
+
+    def note(module: Any) -> str:
+        weights = list(_weights(module, kept))
+        if not weights or bits is None:
+            return f"weights quantised as {method} are not modeled: they are counted as {_dtypes(module)}"
+        built = sum(weight.numel() * weight.element_size() for weight in weights)
+        packed = sum(weight.numel() for weight in weights) * bits / 8
+        return (
+            f"weights quantised as {method} are not modeled: they are counted as {_dtypes(module)}, {size(built)}"
+            f" instead of about {size(packed)}"
+        )
+
+    return note
+
+
+def _stated(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
+    parts = [raw, *(value for value in raw.values() if isinstance(value, Mapping))]
+    for key in ("quantization_config", "compression_config"):
+        found = next((part[key] for part in parts if isinstance(part.get(key), Mapping)), None)
+        if found is not None:
+            return found
+    path = folder / "hf_quant_config.json"
+    return read_json(path).get("quantization") if path.is_file() else None
+
+
+def _method(found: Mapping[str, Any]) -> str:
+    named = found.get("quant_algo") or found.get("quant_method") or found.get("format") or "an unnamed format"
+    if named == "bitsandbytes":
+        return "bitsandbytes 4-bit" if found.get("load_in_4bit") else "bitsandbytes 8-bit"
+    return str(named)[:40]
+
+
+def _bits(found: Mapping[str, Any], method: str) -> float | None:
+    """Bits of a quantised weight; None where the format does not say."""
+    known = _BITS.get(method.lower())
+    if known is not None and "bits" not in found:
+        return known
+    if isinstance(found.get("bits"), int):
+        return float(found["bits"])
+    if method.startswith("bitsandbytes"):
+        return 4.0 if found.get("load_in_4bit") else 8.0
+    groups = found.get("config_groups")
+    weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
+    told = [w["num_bits"] for w in weights if isinstance(w, Mapping) and isinstance(w.get("num_bits"), int)]
+    return float(told[0]) if told else None
+
+
+def _weights(module: Any, kept: tuple[str, ...]) -> Iterator[Any]:
+    """The weights that are quantised: those of linear layers and experts, but the head and what is listed."""
+    from torch import nn
+
+    embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    for path, part in module.named_modules():
+        if isinstance(part, (nn.Embedding, nn.modules.conv._ConvNd)) or path.endswith(("lm_head", "router", "gate")):
+            continue
+        for name, weight in part.named_parameters(recurse=False):
+            matrix = weight.dim() > 1 and weight.is_floating_point() and id(weight) not in embeddings
+            if matrix and not any(_listed(f"{path}.{name}", pattern) for pattern in kept):
+                yield weight
+
+
+def _listed(path: str, pattern: str) -> bool:
+    plain = pattern.removeprefix("re:").replace(".*", "*")
+    return fnmatch.fnmatch(path, f"{plain}*") or fnmatch.fnmatch(path, f"*.{plain}.*") or path.startswith(f"{plain}.")
+
+
+def _dtypes(module: Any) -> str:
+    return str(next((p.dtype for p in module.parameters() if p.is_floating_point()), "float32")).removeprefix("torch.")
