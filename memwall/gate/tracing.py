@@ -331,7 +331,7 @@ def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[
     except NeedsData as error:
         from memwall.frontend.torch.build import build_module
 
-        module = build_module(workload.model, "meta", lambda message: None)
+        module = build_module(workload.model, "meta", lambda message: None).module
         if sum(p.numel() * p.element_size() for p in module.parameters()) > REAL_BYTES:
             raise
         options["real"] = True

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from memwall.frontend.dynamo import text
 from memwall.frontend.dynamo.alone import alone, no_function_modes, pause_while_compiling
 from memwall.frontend.dynamo.capture import Guard, Recompile
-from memwall.frontend.torch.build import build_inputs, cast
+from memwall.frontend.torch.build import build_inputs
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.tensors import dtype_name
@@ -136,9 +135,7 @@ class DynamoRun:
             return output
 
     def _call_again(self, compiled: Callable[..., Any], recorder: Recorder, inputs: Any) -> None:
-        args, kwargs = build_inputs(inputs, recorder.device, self.notes.append)
-        if self.dtype is not None:
-            _, args, kwargs = cast(nn.Module(), args, kwargs, self.dtype)
+        args, kwargs, _ = build_inputs(inputs, recorder.device, self.notes.append, self.dtype)
         self._failed_guards.clear()
         before = len(self.graphs)
         failed = ""

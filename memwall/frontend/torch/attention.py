@@ -32,6 +32,9 @@ def call_of(
     """The call that these arguments are, with the model's choice of backends."""
     given = {"query": query, "key": key, "value": value, "attn_bias": mask}
     tensors = {name: t for name, t in given.items() if t is not None}
+    elsewhere = next((t.device for t in tensors.values() if t.device != query.device), None)
+    if elsewhere is not None:
+        raise RuntimeError(f"Tensor on device {elsewhere} is not on the expected device {query.device}!")
     wanted = tuple(name for name, t in tensors.items() if t.requires_grad) if torch.is_grad_enabled() else ()
     order = allowed_order()
     attributes = {

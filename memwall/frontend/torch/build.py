@@ -5,25 +5,39 @@ The caller's module and tensors are not changed: an existing module is copied wi
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copy
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten
 
 from memwall.core.errors import UsageError, message_of
+from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.workload.blame import blame, first_line
 
 
-def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> nn.Module:
+class Built(NamedTuple):
+    """A module on the traced device, and the tensors that it holds besides parameters and buffers, by path."""
+
+    module: nn.Module
+    hidden: dict[str, torch.Tensor]
+
+
+class Inputs(NamedTuple):
+    """Arguments of the forward call, and all tensors among them and inside them, by name."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+
+def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> Built:
     """The module on ``device``, sharing nothing with the caller's; a UsageError where the caller's function raises, or
     returns no module."""
     if isinstance(source, nn.Module):
@@ -35,27 +49,27 @@ def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn:
     return _copy_module(module, device)
 
 
-def build_inputs(source: Any, device: str, warn: Callable[[str], None]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the forward call, their tensors on ``device``; a UsageError where the
-    caller's function raises, or returns neither tensors, a tuple, a list nor a dict."""
+def build_inputs(source: Any, device: str, warn: Callable[[str], None], dtype: torch.dtype | None = None) -> Inputs:
+    """Copies of the arguments whose tensors are on ``device``, caches inside any object among them, floating ones in
+    ``dtype`` if given; a UsageError where the caller's function raises, or returns neither tensors, a tuple, a list nor
+    a mapping."""
     inputs = _construct(source, device, "making the inputs", warn) if callable(source) else source
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
-    if not isinstance(inputs, (tuple, list, dict)):
+    if not isinstance(inputs, (tuple, list, Mapping)):
         raise UsageError(f"inputs are a {type(inputs).__name__}; want a tuple, a list or a dict of tensors")
-    moved = tree_map(lambda item: _place(item, device) if isinstance(item, torch.Tensor) else item, inputs)
-    return ((), dict(moved)) if isinstance(moved, dict) else (tuple(moved), {})
 
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        placed = _place(tensor, device)
+        if dtype is not None and tensor.is_floating_point():
+            placed = placed.detach().to(dtype).requires_grad_(tensor.requires_grad)
+        return placed
 
-def cast(module: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[nn.Module, Any, Any]:
-    """Module and inputs with their floating tensors in ``dtype``."""
-
-    def change(item: Any) -> Any:
-        if isinstance(item, torch.Tensor) and item.is_floating_point():
-            return item.detach().to(dtype).requires_grad_(item.requires_grad)
-        return item
-
-    return module.to(dtype), tree_map(change, args), tree_map(change, kwargs)
+    copies = Copies(place)
+    copied = copies.of(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs), "input")
+    plain = {id(item): f"input{i}" for i, item in enumerate(tree_flatten(copied)[0])}
+    tensors = {plain.get(id(tensor), name): tensor for name, tensor in copies.found}
+    return Inputs((), copied, tensors) if isinstance(copied, dict) else Inputs(copied, {}, tensors)
 
 
 def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[[str], None]) -> Any:
@@ -92,73 +106,17 @@ def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return empty.requires_grad_(tensor.requires_grad)
 
 
-def _copy_module(module: nn.Module, device: str) -> nn.Module:
+def _copy_module(module: nn.Module, device: str) -> Built:
     """A deep copy whose tensors are on ``device``: on ``meta`` no data is copied, ties between weights are kept."""
     if isinstance(module, torch.jit.ScriptModule):
         raise UsageError("a TorchScript module hides its ops; give memwall the nn.Module that it was made from")
-    module = getattr(module, "_orig_mod", module)  # torch.compile(m): eager execution is what is traced
-    memo: dict[int, Any] = {}
+    copies = Copies(lambda tensor: _place(tensor, device))
     try:
-        for part in module.modules():
-            for holder in (part._parameters, part._buffers, part.__dict__):
-                for tensor in _tensors_among(holder.values()):
-                    if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-                        raise UsageError(
-                            f"{type(part).__name__} has lazy parameters: call the module once before it is profiled"
-                        )
-                    if id(tensor) not in memo:
-                        placed, is_parameter = _place(tensor, device), isinstance(tensor, nn.Parameter)
-                        memo[id(tensor)] = (
-                            nn.Parameter(placed.detach(), tensor.requires_grad) if is_parameter else placed
-                        )
-        copied = _copy_part(module, memo)
+        copied = copies.of(module)
     except Exception as error:
         raise blame(error, "copying the module") from error
-    for part in copied.modules():
-        part._compiled_call_impl = None
-    return copied
-
-
-def _tensors_among(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among some values and in the lists, tuples and dicts among them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif type(value) in (list, tuple):
-            yield from _tensors_among(value)
-        elif type(value) is dict:
-            yield from _tensors_among(value.values())
-
-
-_PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
-_CONTAINERS = frozenset((dict, set, list, collections.OrderedDict))
-_HELD = frozenset(("_parameters", "_buffers"))
-
-
-def _copy_part(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
-    if id(module) in memo:
-        known: nn.Module = memo[id(module)]
-        return known
-    kind = type(module)
-    if hasattr(kind, "__deepcopy__") or kind.__reduce_ex__ is not object.__reduce_ex__:
-        return copy.deepcopy(module, memo)
-    result = memo[id(module)] = kind.__new__(kind)
-    fields = result.__dict__
-    for name, value in module.__dict__.items():
-        if type(value) in _PLAIN:
-            fields[name] = value
-        elif name in _HELD:
-            fields[name] = type(value)((key, memo.get(id(tensor))) for key, tensor in value.items())
-        elif name == "_modules":
-            fields[name] = type(value)(
-                (key, None if part is None else _copy_part(part, memo)) for key, part in value.items()
-            )
-        elif type(value) in _CONTAINERS and not value:
-            fields[name] = type(value)()
-        else:
-            fields[name] = copy.deepcopy(value, memo)
-    return result
+    own = {id(tensor) for tensor in (*copied.parameters(), *copied.buffers())}
+    return Built(copied, {name: tensor for name, tensor in copies.found if id(tensor) not in own})
 
 
 # -- optimizers, as a CUDA device would run them, in their steady state ------------------------------

@@ -147,6 +147,11 @@ def _load(original: Callable[..., Any], file: Any, map_location: Any = None, *ar
     return original(file, "cpu" if map_location is None or is_cuda(map_location) else map_location, *args, **kwargs)
 
 
+def _compile(model: Any = None, **options: Any) -> Any:
+    """``torch.compile`` as the eager execution that is traced: the module or function itself."""
+    return model if model is not None else lambda function: function
+
+
 class _Graph:
     """A CUDA graph, which libraries name in annotations and a model cannot make."""
 
@@ -207,7 +212,7 @@ _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
     }),
     (torch.Tensor, {"record_stream": _always()}),
     (torch, {
-        "Generator": _Generator, "load": partial(_load, torch.load),
+        "Generator": _Generator, "compile": _compile, "load": partial(_load, torch.load),
         "set_default_tensor_type": partial(_set_default_tensor_type, torch.set_default_tensor_type),
     }),
 )  # fmt: skip

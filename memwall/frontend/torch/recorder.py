@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -136,6 +137,14 @@ class Recorder(TorchDispatchMode):
         """Set the role of a recorded storage."""
         known = self.storage(tensor, role, name)
         self.storages[known] = Storage(known, self.storages[known].nbytes, role, name)
+
+    def forget_unused(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count those tensors as no memory of the device that no op touches: they may be the host's."""
+        touched = {self.values[i].storage for op in self.ops for i in (*op.inputs, *op.outputs)}
+        for tensor in tensors:
+            known = self.storage(tensor)
+            if known not in touched:
+                self.storages[known] = replace(self.storages[known], role="activation")
 
     def own(self, tensor: torch.Tensor, path: str) -> None:
         """Remember which module a parameter belongs to, for the accumulation of its gradient."""

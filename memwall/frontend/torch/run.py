@@ -25,7 +25,6 @@ from memwall.frontend.torch.build import (
     any_scalar,
     build_inputs,
     build_module,
-    cast,
     fused_everywhere,
     make_optimizer,
     settle,
@@ -243,15 +242,14 @@ class _Step:
         self.training = options.mode == "training"
         self.gradients = self.training or options.gradients
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
-        self.module = build_module(workload.model, self.device, warn)
-        self.args, self.kwargs = build_inputs(workload.inputs, self.device, warn)
-        if options.dtype is not None:
-            dtype = parse_dtype(options.dtype)
-            self.module, self.args, self.kwargs = cast(self.module, self.args, self.kwargs, dtype)
+        dtype = None if options.dtype is None else parse_dtype(options.dtype)
+        self.module, self.hidden = build_module(workload.model, self.device, warn)
+        self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype)
+        if dtype is not None:
+            self.module.to(dtype)
         self.module.train(self.training)
-        self.inputs = tree_flatten((self.args, self.kwargs))[0]
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn)
-        self.parameters = _register(self.recorder, self.module, self.inputs)
+        self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
         self.autocast = CudaAutocast()
         replays = options.replay and not options.real and execute is None
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
@@ -271,8 +269,7 @@ class _Step:
                 torch.set_grad_enabled(self.gradients),
             ):
                 result = self._run(optimizer)
-                tensors = [t for t in self.inputs if isinstance(t, torch.Tensor)]
-                graph = self._graph(tensors, result)
+                graph = self._graph(result)
                 graph, attention = lowered(graph, self.options.attention, forms_open=self.device == "meta")
         capture: dict[str, Any] = {
             "replayed_blocks": len(self.replayer.instances) if self.replayer else 0,
@@ -281,18 +278,19 @@ class _Step:
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
         capture |= noted(filter(None, notes), self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
-        samples, tokens = _counts(tensors)
+        samples, tokens = _counts(self.inputs.values())
         return replace(found, samples=samples, tokens=tokens, attention=attention)
 
-    def _graph(self, inputs: list[torch.Tensor], result: Any) -> Graph:
+    def _graph(self, result: Any) -> Graph:
         """What was recorded."""
         recorder = self.recorder
+        recorder.forget_unused(self.hidden.values())
         outputs = [t for t in _tensors_in(result) if t.device.type == self.device]
         if any(recorder.knows(t) is None for t in outputs):
             self.warn(
                 "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
             )
-        ids = [recorder.value(t) for t in inputs], [recorder.value(t) for t in self.parameters]
+        ids = [recorder.value(t) for t in self.inputs.values()], [recorder.value(t) for t in self.parameters]
         return recorder.graph(*ids, dict.fromkeys(recorder.value(t) for t in outputs), self.options.attention)
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
@@ -326,25 +324,25 @@ class _Step:
 
     def _mark_gradients(self) -> None:
         """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""
-        inputs = ((f"input{i}", item) for i, item in enumerate(self.inputs))
-        for name, tensor in (*self.module.named_parameters(), *inputs):
-            if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
+        for name, tensor in (*self.module.named_parameters(), *self.inputs.items()):
+            if tensor.is_leaf:
                 for part in flat_tensors(tensor.grad):
                     self.recorder.set_role(part, "gradient", name)
 
 
-def _register(recorder: Recorder, module: nn.Module, inputs: Iterable[Any]) -> list[torch.Tensor]:
+def _register(
+    recorder: Recorder, module: nn.Module, hidden: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
+) -> list[torch.Tensor]:
     """Number the storages that exist before the step, by role; returns the parameters."""
     parameters: list[torch.Tensor] = []
     for name, parameter in module.named_parameters():
         recorder.storage(parameter, "parameter", name)
         recorder.own(parameter, name.rpartition(".")[0])
         parameters.append(parameter)
-    for name, buffer in module.named_buffers():
+    for name, buffer in (*module.named_buffers(), *hidden.items()):
         recorder.storage(buffer, "buffer", name)
-    for index, item in enumerate(inputs):
-        if isinstance(item, torch.Tensor):
-            recorder.storage(item, "input", f"input{index}")
+    for name, item in inputs.items():
+        recorder.storage(item, "input", name)
     return parameters
 
 
@@ -408,7 +406,7 @@ def _tensors_in(output: Any) -> list[torch.Tensor]:
     return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor)]
 
 
-def _counts(inputs: list[torch.Tensor]) -> tuple[int | None, int | None]:
+def _counts(inputs: Iterable[torch.Tensor]) -> tuple[int | None, int | None]:
     """Samples and tokens per step: the first axis of the first input, and its size where it holds ids."""
     for tensor in inputs:
         if tensor.dim():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import memwall.report.columns as col
 from memwall.analysis.explanation import calibration_text
@@ -162,7 +163,9 @@ def header_facts(profile: Profile) -> Facts:
 
 def inputs_text(workload: WorkloadInfo) -> str:
     """``int64[8,128], float16[8,16]``."""
-    return ", ".join(f"{i['dtype']}{list(i['shape'])}".replace(" ", "") for i in workload.inputs)
+    runs = groupby(f"{i['dtype']}{list(i['shape'])}".replace(" ", "") for i in workload.inputs)
+    alike = [(kind, len(list(run))) for kind, run in runs]  # a cache of keys and values is two tensors per layer
+    return ", ".join(", ".join([kind] * count) if count < 4 else f"{count} × {kind}" for kind, count in alike)
 
 
 def _graphs_fact(profile: Profile) -> str:

@@ -1,0 +1,202 @@
+"""Deep copies of a caller's objects whose tensors lie on the traced device, wherever they hide.
+
+A cache of keys and values may be any object, and a module may hold one. What ``copy.deepcopy`` would reach is copied;
+besides, functions whose closures hold tensors or modules. What cannot be copied (locks, files, process groups) is
+shared with the caller. A module that ``torch.compile`` wrapped becomes the module, a compiled function the function.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from memwall.core.errors import UsageError
+
+#: Moves a tensor to the traced device, as a new leaf; it may be a buffer, an input or the data of a parameter.
+Place = Callable[[torch.Tensor], torch.Tensor]
+
+_PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+_CONTAINERS = frozenset((dict, set, list, collections.OrderedDict))
+_HELD = ("_parameters", "_buffers", "_modules")
+
+
+class Copies:
+    """Copies objects, each once: what two of them share, their copies share. ``found`` is every tensor's copy with the
+    path of keys and attributes on which it was met first."""
+
+    def __init__(self, place: Place) -> None:
+        self.found: list[tuple[str, torch.Tensor]] = []
+        self._place = place
+        self._memo: dict[int, Any] = {}
+        self._path: list[str] = []
+
+    def of(self, thing: Any, name: str = "") -> Any:
+        """The copy of an object, named ``name`` in the paths."""
+        tensor_copier = lambda tensor, memo: self._copied(tensor)  # noqa: E731
+        kinds = (torch.Tensor, nn.Parameter)
+        with (
+            patch.object(kinds[0], "__deepcopy__", tensor_copier),
+            patch.object(kinds[1], "__deepcopy__", tensor_copier),
+        ):
+            return self._at(name, thing)
+
+    def _at(self, name: str, thing: Any) -> Any:
+        if type(thing) in _PLAIN:
+            return thing
+        self._path.append(name)
+        try:
+            return self._copied(thing)
+        finally:
+            self._path.pop()
+
+    def _copied(self, thing: Any, memo: Any = None) -> Any:
+        kind = type(thing)
+        if kind in _PLAIN:
+            return thing
+        if id(thing) in self._memo:
+            return self._memo[id(thing)]
+        made = self._made(thing, kind)
+        if made is not thing:
+            self._memo[id(thing)] = made
+            self._memo.setdefault(id(self._memo), []).append(thing)  # as deepcopy does, so that ids stay theirs
+        return made
+
+    def _made(self, thing: Any, kind: type) -> Any:
+        if isinstance(thing, torch.Tensor):
+            return self._tensor(thing)
+        if isinstance(thing, nn.Module):
+            return self._module(thing, kind)
+        if kind is list:
+            made = self._memo[id(thing)] = []
+            made.extend(self._at(str(i), item) for i, item in enumerate(thing))
+            return made
+        if kind is tuple:
+            items = [self._at(str(i), item) for i, item in enumerate(thing)]
+            return thing if all(a is b for a, b in zip(items, thing, strict=True)) else tuple(items)
+        if kind is dict:
+            table = self._memo[id(thing)] = {}
+            table.update((self._copied(key), self._at(str(key), item)) for key, item in thing.items())
+            return table
+        if isinstance(thing, weakref.ref) and isinstance(thing(), nn.Module):
+            return weakref.ref(self._copied(thing()))
+        if isinstance(thing, (FunctionType, MethodType, functools.partial)):
+            return self._function(thing)
+        return self._object(thing, kind)
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+            raise UsageError(
+                f"{'.'.join(filter(None, self._path))} is a lazy parameter: call the module once before it is profiled"
+            )
+        made = self._place(tensor)
+        if isinstance(tensor, nn.Parameter):
+            made = nn.Parameter(made.detach(), tensor.requires_grad)
+        self._memo[id(tensor)] = made
+        self.found.append((".".join(filter(None, self._path)), made))
+        made.__dict__.update((name, self._at(name, value)) for name, value in tensor.__dict__.items())
+        for hook in (tensor._backward_hooks or {}).values() if tensor.is_leaf else ():
+            made.register_hook(self._copied(hook))
+        for hook in (tensor._post_accumulate_grad_hooks or {}).values() if tensor.is_leaf else ():
+            made.register_post_accumulate_grad_hook(self._copied(hook))
+        return made
+
+    def _module(self, module: nn.Module, kind: Any) -> Any:
+        """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
+        if kind.__module__ == "torch._dynamo.eval_frame":  # torch.compile(m): eager execution is what is traced
+            return self._copied(module._orig_mod)
+        if hasattr(kind, "__deepcopy__") or getattr(kind, "__reduce_ex__", None) is not object.__reduce_ex__:
+            return self._object(module, kind)
+        made = self._memo[id(module)] = kind.__new__(kind)
+        fields = made.__dict__
+        for name, value in module.__dict__.items():
+            if type(value) in _PLAIN:
+                fields[name] = value
+            elif name in _HELD:
+                fields[name] = type(value)((key, self._at(key, item)) for key, item in value.items())
+            elif type(value) in _CONTAINERS and not value:
+                fields[name] = type(value)()
+            else:
+                fields[name] = self._at(name, value)
+        made._compiled_call_impl = None
+        return made
+
+    def _function(self, function: Any) -> Any:
+        """A function, bound method or partial whose tensors and modules are copies; itself where it holds none."""
+        inner = getattr(function, "_torchdynamo_orig_callable", None)
+        if inner is not None:
+            return self._copied(inner)
+        if isinstance(function, MethodType):
+            return MethodType(self._copied(function.__func__), self._copied(function.__self__))
+        if not _holds(function, set()):
+            return function
+        if isinstance(function, functools.partial):
+            return self._object(function, type(function))
+        cells = [type(cell)() for cell in function.__closure__ or ()]
+        made = self._memo[id(function)] = FunctionType(
+            function.__code__, function.__globals__, function.__name__, None, tuple(cells)
+        )
+        made.__kwdefaults__ = function.__kwdefaults__
+        made.__defaults__ = self._copied(function.__defaults__)
+        functools.update_wrapper(made, function, updated=())
+        made.__dict__.update({name: self._copied(value) for name, value in vars(function).items()})
+        for name, cell, old in zip(function.__code__.co_freevars, cells, function.__closure__ or (), strict=True):
+            for value in _content(old):
+                cell.cell_contents = self._at(name, value)
+        return made
+
+    def _object(self, thing: Any, kind: type) -> Any:
+        """Any other object, copied as its class says; itself where its class says that it cannot be."""
+        atomic = copy._deepcopy_dispatch.get(kind) or issubclass(kind, type)  # type: ignore[attr-defined]
+        if atomic:
+            return thing
+        try:
+            if hasattr(kind, "__deepcopy__"):
+                return thing.__deepcopy__(self._memo)
+            recipe = copy.dispatch_table.get(kind, kind.__reduce_ex__)  # type: ignore[attr-defined]
+            parts = recipe(thing) if kind in copy.dispatch_table else recipe(thing, 4)  # type: ignore[attr-defined]
+        except Exception:
+            if isinstance(thing, nn.Module):
+                raise
+            return thing
+        if isinstance(parts, str):
+            return thing
+        return copy._reconstruct(thing, self._memo, *parts, deepcopy=self._copied)  # type: ignore[attr-defined]
+
+
+def _content(cell: Any) -> Iterator[Any]:
+    try:
+        yield cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return
+
+
+def _holds(thing: Any, seen: set[int]) -> bool:
+    """Whether a tensor or a module hides in a value: in a container, or in what a function was given or closes over."""
+    if isinstance(thing, (torch.Tensor, nn.Module)):
+        return True
+    if id(thing) in seen:
+        return False
+    seen.add(id(thing))
+    inner: Iterable[Any] = ()
+    if isinstance(thing, FunctionType):
+        cells = itertools.chain.from_iterable(map(_content, thing.__closure__ or ()))
+        inner = itertools.chain(cells, thing.__defaults__ or (), vars(thing).values())
+    elif isinstance(thing, MethodType):
+        inner = (thing.__self__, thing.__func__, *getattr(thing.__self__, "__dict__", {}).values())
+    elif isinstance(thing, functools.partial):
+        inner = (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, (list, tuple)):
+        inner = thing
+    elif isinstance(thing, dict):
+        inner = thing.values()
+    return any(_holds(item, seen) for item in inner)

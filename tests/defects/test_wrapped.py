@@ -1,0 +1,124 @@
+"""State that a step is given or keeps, and models inside other things: compiled, scripted, sharded, quantised."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import memwall
+
+#: 2 sequences, 4 heads of 64 numbers, 1,024 cached tokens, float32
+CACHE_BYTES = 2 * 4 * 1024 * 64 * 4
+
+
+class Layer:
+    """A cache as people write them: no dict, no list, no dataclass."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, tokens: int = 1024) -> None:
+        self.keys, self.values = torch.zeros(2, 4, tokens, 64), torch.zeros(2, 4, tokens, 64)
+
+    def update(self, new):
+        self.keys, self.values = torch.cat([self.keys, new], 2), torch.cat([self.values, new], 2)
+
+
+@dataclasses.dataclass
+class Cache:
+    layers: list[Layer]
+
+
+class Decoder(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.projections = nn.ModuleList(nn.Linear(64, 64) for _ in range(layers))
+
+    def forward(self, x, cache):
+        for projection, layer in zip(self.projections, cache.layers, strict=True):
+            layer.update(x)
+            x = nn.functional.scaled_dot_product_attention(projection(x), layer.keys, layer.values)
+        return x
+
+
+def peak(made: memwall.Profile) -> int:
+    return made.simulations[0].totals.peak_memory_bytes
+
+
+def test_f42_a_cache_in_any_object_is_in_the_peak():
+    """Tensors inside objects that torch's pytrees do not know were left on the host and in no memory peak."""
+    made = memwall.profile(Decoder(3), (torch.zeros(2, 4, 1, 64), Cache([Layer() for _ in range(3)])))
+    weights = 3 * (64 * 64 + 64) * 4
+    # each layer's grown keys and values stay referenced by the cache
+    assert peak(made) >= weights + 3 * 2 * CACHE_BYTES
+    assert sum(storage.role == "input" for storage in made.graph.storages) == 1 + 3 * 2
+
+
+def test_f42_llama_8b_with_8k_cached_tokens_fits_no_l4():
+    """transformers' caches are such objects: Llama-3-8B at batch 64 seemed to need 19 GB."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, vocab_size=128256, dtype=torch.bfloat16,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+        layer = torch.zeros(64, 8, 8192, 128, dtype=torch.bfloat16)
+        cache = transformers.DynamicCache()
+        for number in range(32):
+            cache.update(layer.clone(), layer.clone(), number)
+        inputs = {"input_ids": torch.zeros(64, 1, dtype=torch.int64), "past_key_values": cache}
+    made = memwall.profile(model, inputs, gpu="l4")
+    by_hand = 8_030_261_248 * 2 + 2 * 32 * 64 * 8 * 8192 * 128 * 2  # 84.78 GB: weights, keys and values
+    assert by_hand == pytest.approx(84.78e9, rel=1e-4)
+    assert peak(made) >= by_hand
+
+
+def test_f43_a_step_leaves_its_inputs_as_they_were():
+    """The caller's own cache was updated by the trace, so that the next one saw another workload."""
+    cache = Cache([Layer(), Layer()])
+    inputs = (torch.zeros(2, 4, 1, 64, device="meta"), cache)
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys.to("meta"), layer.values.to("meta")
+    first = memwall.profile(Decoder(2), inputs)
+    second = memwall.profile(Decoder(2), inputs)
+    assert [layer.keys.shape[2] for layer in cache.layers] == [1024, 1024]
+    assert peak(first) == peak(second)
+
+
+def test_f43_the_state_of_a_module_is_its_own_in_each_trace():
+    """What a module keeps in plain attributes was not in memory before the step, and objects in them were shared."""
+
+    class Stateful(Decoder):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.cache = Cache([Layer()])
+
+        def forward(self, x):
+            return super().forward(x, self.cache)
+
+    module = Stateful()
+    for layer in module.cache.layers:
+        layer.keys, layer.values = layer.keys.to("meta"), layer.values.to("meta")
+    made = memwall.profile(module, (torch.zeros(2, 4, 1, 64),))
+    assert module.cache.layers[0].keys.shape[2] == 1024
+    # the cache, the longer keys and values that are made of it, the projection
+    assert peak(made) >= 2 * CACHE_BYTES + 2 * CACHE_BYTES + (64 * 64 + 64) * 4
+
+
+def test_f52_an_inner_compiled_module_is_traced():
+    """The copy of a module that torch.compile wrapped called the caller's original, whose tensors are the host's."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.compile(nn.Linear(64, 64))
+            self.last = nn.Linear(64, 8)
+
+        def forward(self, x):
+            return self.last(self.inner(x))
+
+    made = memwall.profile(Net(), (torch.zeros(4, 64),))
+    assert made.simulations[0].totals.flops == 2 * 4 * 64 * 64 + 2 * 4 * 64 * 8
