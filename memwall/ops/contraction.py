@@ -174,6 +174,28 @@ def addr(call: Call) -> Cost:
     )
 
 
+@op("_trilinear")
+def trilinear(call: Call) -> Cost:
+    """Three tensors multiplied over the axes of all and summed over some (``nn.Bilinear``: x1 W x2): for each slice of
+    ``unroll_dim`` a product of the first two, summed over what the third lacks, and one with the third (Linear.cpp)."""
+    tensors = [call.need(name) for name in ("i1", "i2", "i3")]
+    expands = [set(call.attributes.get(f"expand{i}", ())) for i in (1, 2, 3)]
+    rank = len(tensors[0].shape) + len(expands[0])
+    sizes, present = [1] * rank, []
+    for tensor, missing in zip(tensors, expands, strict=True):
+        axes = sorted(set(range(rank)) - missing)
+        present.append(axes)
+        for axis, size in zip(axes, tensor.shape, strict=True):
+            sizes[axis] = max(sizes[axis], size)
+    first = {*present[0], *present[1]}
+    summed = [axis for axis in call.attributes.get("sumdim", ()) if axis not in present[2]]
+    one = math.prod(sizes[axis] for axis in first)
+    two = math.prod(size for axis, size in enumerate(sizes) if axis not in summed)
+    return call.cost(
+        _flops(tensors[0], one + two, call.attributes), kernels=2 * max(sizes[call.attributes["unroll_dim"]], 1)
+    )
+
+
 @op("linear_backward", results=results.linear_backward)
 def linear_backward(call: Call) -> Cost:
     """One product each for the gradients of input and weight; the bias sum is not counted."""

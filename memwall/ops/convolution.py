@@ -18,7 +18,7 @@ from functools import partial
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.launches import Convolution, Launch, Stream
+from memwall.ops.launches import Convolution, Gemm, Launch, Stream
 from memwall.ops.registry import define, formula, full_name
 from memwall.ops.results import windows
 
@@ -126,6 +126,21 @@ def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch
         Stream(read_bytes=grad.nbytes, write_bytes=grad.shape[1] * grad.itemsize, elements=grad.numel),
     )
     return tuple(launch for launch, wanted in zip(launches, [*mask, False, False], strict=False) if wanted)
+
+
+@op("conv_tbc")
+def time_major(call: Call) -> Cost:
+    """``self`` [T, B, Cin], ``weight`` [kernel, Cin, Cout] -> [T', B, Cout]: a product for each tap
+    (ConvolutionTBC.cpp)."""
+    data, weight, output = call.need("self"), call.need("weight"), call.outputs[0]
+    pipe = product_pipe(weight.dtype, call.attributes)
+    flops = {pipe: product_flops(output.numel * math.prod(weight.shape[:2]), weight.dtype)}
+    rows, (taps, depth, channels) = output.numel // max(output.shape[-1], 1), weight.shape
+    one = Gemm(
+        pipe=pipe, batch=1, m=rows, n=channels, k=depth, itemsize=weight.itemsize,
+        read_bytes=data.nbytes + weight.nbytes // max(taps, 1), write_bytes=output.nbytes,
+    )  # fmt: skip
+    return call.cost(flops, launches=(one,) * taps)
 
 
 @op("_slow_conv2d_backward.output_mask")

@@ -212,6 +212,14 @@ CELLS = {"lstm": (19, 27), "gru": (14, 20), "rnn_tanh": (2, 4), "rnn_relu": (1, 
 CELLS_BACKWARD = {"lstm": (23, 27), "gru": (16, 20), "rnn_tanh": (4, 5), "rnn_relu": (1, 2)}
 
 
+@op("_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward", loop=loops.opaque)
+def recurrent_cell_backward(call: Call) -> Cost:
+    """The gates' gradients, before the two products that take them further."""
+    is_lstm, state = "lstm" in call.name, call.arg("cx") or call.need("grad_hy")
+    per_element = CELLS_BACKWARD["lstm" if is_lstm else "gru"][bool(call.attributes.get("has_bias"))]
+    return streamed(call.cost(vector_flops(state, state.numel * per_element)), state.numel)
+
+
 @op("_thnn_fused_lstm_cell _thnn_fused_gru_cell", loop=loops.opaque, results=products.gates)
 def recurrent_cell(call: Call) -> Cost:
     """The gates of an LSTM (4) or GRU (3) cell after its two products."""
@@ -229,6 +237,9 @@ def recurrent_cell(call: Call) -> Cost:
 @op("uniform_ exponential_ random_", is_random=True, overwrites=True)
 @op("cauchy geometric log_normal")
 @op("cauchy_ geometric_ log_normal_", overwrites=True)
+@op("normal_functional _philox_normal _philox_uniform", is_random=True, results=same)
+@op("_philox_normal_ _philox_uniform_", is_random=True, overwrites=True)
+@op("_standard_gamma _sample_dirichlet binomial", is_random=True, loop=loops.opaque)
 @op("randperm", loop=loops.opaque, results=moved.permuted)
 @op("multinomial poisson", loop=loops.opaque)
 def random_fill(call: Call) -> Cost:
@@ -306,6 +317,12 @@ pointwise("softshrink", 1, in_place=False, is_module=True)
 pointwise("subtract multiply", 1, integers="integers")
 pointwise("divide tan asin acos atan atan2 sinh cosh asinh acosh atanh erfinv float_power lgamma digamma polygamma i0"
           " frac deg2rad rad2deg ldexp", 1)  # fmt: skip
+pointwise("special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_zeta"
+          " special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1"
+          " special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0"
+          " rrelu_with_noise_backward _standard_gamma_grad _dirichlet_grad", 1, in_place=False)  # fmt: skip
+pointwise("igamma igammac mvlgamma", 1)
+pointwise("frexp", 0, in_place=False, loop=loops.opaque, results=None)
 pointwise("special_erfcx special_i0e special_i1 special_i1e special_ndtri _masked_scale leaky_relu_backward"
           " hardsigmoid_backward angle", 1, in_place=False)  # fmt: skip
 pointwise("_prelu_kernel rrelu_with_noise_functional", 1, in_place=False, results=same)
@@ -342,5 +359,10 @@ pointwise("log_sigmoid_backward soft_margin_loss_backward", 6, in_place=False)
 pointwise("silu_backward", 8, write.SILU_BACKWARD, in_place=False)
 pointwise("gelu_backward", 11, write.gelu_backward, in_place=False, cpu_rate="gelu_backward")
 pointwise("mish_backward", 12, in_place=False)
+
+#: two terms of a recurrence are at least a multiply, a multiply and a difference; which term is asked is often data
+pointwise("special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v"
+          " special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he"
+          " special_laguerre_polynomial_l special_legendre_polynomial_p", 3, in_place=False)  # fmt: skip
 
 define("upsample_bilinear2d upsample_bicubic2d upsample_linear1d", loop=loops.gather)

@@ -71,7 +71,10 @@ def embedding(call: Call) -> Cost:
     return _gather_cost(call, "weight", _SELECT_INSTRUCTIONS, select_steps(call.need("indices").numel))
 
 
-@op("masked_select nonzero argwhere unique_consecutive _unique2 unique_dim", results=results.unknown_count)
+@op(
+    "masked_select nonzero argwhere unique_consecutive _unique2 _unique unique_dim unique_dim_consecutive",
+    results=results.unknown_count,
+)
 @op("nonzero_static")
 def compact(call: Call) -> Cost:
     """Counts, then writes: about four kernels, one pass of compulsory bytes (Nonzero.cu)."""
@@ -241,6 +244,65 @@ def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
     rank = max(map(len, shapes))
     aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return math.prod(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
+
+
+@op("index_reduce index_reduce_", results=same)
+def index_reduce(call: Call) -> Cost:
+    """Slices of ``source`` combined with those of ``self``: an add or a multiply each, none for the extrema."""
+    values, how = call.need("source"), call.attributes.get("reduce")
+    return _scatter_cost(
+        call, values.numel, call.bytes_except("self"), reads=True, adds=how not in ("amax", "amin", "max", "min")
+    )
+
+
+@op("put", results=same)
+def put(call: Call) -> Cost:
+    """Numbered elements of a copy."""
+    adds = bool(call.attributes.get("accumulate"))
+    return _scatter_cost(call, call.need("index").numel, call.bytes_except("self"), reads=adds, adds=adds)
+
+
+@op("max_unpool2d max_unpool3d")
+def max_unpool(call: Call) -> Cost:
+    """Zeros, and each element at the place of its maximum."""
+    data = call.need("self")
+    placed = pass_over(call.read_bytes, fetched_bytes(call.outputs[0], data.numel), data.numel)
+    return call.cost(launches=(pass_over(0, call.write_bytes), placed))
+
+
+@op("_unsafe_masked_index", results=pointwise)
+def masked_index(call: Call) -> Cost:
+    """Elements at some places, and a number where the mask says so."""
+    return _gather_cost(call, "self")
+
+
+@op("_unsafe_masked_index_put_accumulate masked_scatter_backward")
+def masked_index_put(call: Call) -> Cost:
+    """One add per element into a copy of ``self``; masked_scatter's gradient only picks."""
+    values, adds = call.arg("values") or call.inputs[0], "accumulate" in call.name
+    if not adds:
+        return one_pass(call.cost(), call)
+    return _scatter_cost(call, values.numel, call.bytes_except("self"), reads=True, adds=True)
+
+
+@op("_embedding_bag_per_sample_weights_backward")
+def embedding_bag_weights(call: Call) -> Cost:
+    """Each sample's row times its bag's gradient: a dot product."""
+    weight, count = call.need("weight"), call.need("indices").numel
+    read = call.bytes_except("weight") + fetched_bytes(weight, count * weight.shape[-1])
+    return streamed(call.cost(vector_flops(weight, 2 * count * weight.shape[-1]), read_bytes=read), count)
+
+
+@op("embedding_renorm_")
+def embedding_renorm(call: Call) -> Cost:
+    """The norm of each row that is looked up (2 per element), and those rows scaled in place."""
+    weight, count = call.need("self"), call.need("indices").numel
+    rows = fetched_bytes(weight, count * weight.shape[-1])
+    cost = call.cost(
+        vector_flops(weight, 3 * min(count * weight.shape[-1], weight.numel)),
+        read_bytes=call.need("indices").nbytes + rows, write_bytes=rows,
+    )  # fmt: skip
+    return streamed(cost, count * weight.shape[-1])
 
 
 @op("masked_scatter", results=pointwise)

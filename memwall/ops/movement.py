@@ -36,6 +36,9 @@ def convert(call: Call) -> Cost:
     return streamed(call.cost(), output.numel, instructions=loop_instructions(call.inputs[-1:], output))
 
 
+@op("_cudnn_rnn_flatten_weight _conj_copy _neg_view_copy _stack"
+    " indices_copy values_copy _indices_copy _values_copy crow_indices_copy col_indices_copy _reshape_alias_copy"
+    " range _fw_primal_copy _assert_async _functional_assert_async resize_as resize_as_")  # fmt: skip
 @op("detach_copy diagonal_copy as_strided_copy unfold_copy _reshape_copy narrow_copy split_copy split_with_sizes_copy"
     " unbind_copy repeat_interleave diag_embed block_diag _pack_padded_sequence zero tril_indices triu_indices"
     " fill_diagonal_")  # fmt: skip
@@ -131,6 +134,18 @@ def view_scatter(call: Call) -> Cost:
     part, whole = call.need("src"), call.need("self").nbytes
     copied = pass_over(part.nbytes, part.nbytes, part.numel)
     return call.cost(read_bytes=whole, launches=(pass_over(whole, call.write_bytes), copied))
+
+
+#: kernels and FLOPs per element of a window: a range, scaled; one or two cosines, scaled, and their sum
+_WINDOWS = {"bartlett_window": 3, "hann_window": 4, "hamming_window": 4, "blackman_window": 8, "kaiser_window": 8}
+
+
+@op(" ".join(_WINDOWS), results=results.counted)
+def window(call: Call) -> Cost:
+    """A window function in pointwise kernels, of an FLOP each (TensorFactories.cpp)."""
+    output, steps = call.outputs[0], _WINDOWS[call.name.split(".")[1]]
+    cost = call.cost(vector_flops(output, steps * output.numel))
+    return launched(cost, pass_over(0, output.nbytes), *[pass_over(output.nbytes, output.nbytes)] * steps)
 
 
 # Order.

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from memwall.core.graph import TensorSpec
+from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes, per_axis, touched_bytes
 from memwall.ops.domains import pooled_places
@@ -146,6 +146,84 @@ def loss(call: Call) -> Cost:
     if not reduced:
         return streamed(cost, data.numel)
     return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
+
+
+@op("segment_reduce")
+def segment_reduce(call: Call) -> Cost:
+    """One add per element (sum, mean, prod), none for the largest or smallest."""
+    data, how = call.need("data"), call.attributes.get("reduce", "sum")
+    return streamed(call.cost(vector_flops(data, data.numel * (how not in ("max", "min")))), data.numel)
+
+
+@op("_segment_reduce_backward")
+def segment_reduce_backward(call: Call) -> Cost:
+    """The gradient of a segment for each of its elements; a mean divides it."""
+    data = call.outputs[0]
+    divides = call.attributes.get("reduce") in ("mean", "prod")
+    return streamed(call.cost(vector_flops(data, data.numel * divides)), data.numel)
+
+
+@op("renorm renorm_")
+def renorm(call: Call) -> Cost:
+    """A norm (2 per element) and the product with its quotient."""
+    data = call.need("self")
+    norms = pass_over(data.nbytes, 0, data.numel)
+    return launched(call.cost(vector_flops(data, 3 * data.numel)), norms, pass_over(call.read_bytes, call.write_bytes))
+
+
+@op("linalg__powsum", results=results.reduced)
+def power_sum(call: Call) -> Cost:
+    """A power and an add per element."""
+    data = call.need("self")
+    return _reduced(call, call.cost(vector_flops(data, 2 * data.numel)))
+
+
+def _pair_flops(order: float) -> int:
+    """FLOPs of one coordinate of a distance: a difference, a power (none for the orders 1 and infinity), an add."""
+    return 1 if order in (math.inf, "inf") else 2 if order in (0, 1) else 3
+
+
+@op("_cdist_forward")
+def pair_distances(call: Call) -> Cost:
+    """3 FLOP for each coordinate of each pair of rows (order 2), fewer for the orders 0, 1 and infinity."""
+    left, out = call.need("x1"), call.outputs[0]
+    flops = _pair_flops(call.attributes.get("p", 2)) * out.numel * left.shape[-1]
+    return streamed(call.cost(vector_flops(out, flops)), out.numel)
+
+
+@op("_cdist_backward")
+def pair_distances_backward(call: Call) -> Cost:
+    """4 FLOP for each coordinate of each pair: the difference, its share of the gradient (2), the sum. They are written
+    for all pairs before they are summed (DistanceKernel.cu)."""
+    pairs, size = call.need("cdist").numel, call.need("x1").shape[-1]
+    cost = call.cost(vector_flops(call.outputs[0], 4 * pairs * size))
+    moved = pairs * size * call.outputs[0].itemsize
+    first = replace(stream_of(cost, pairs * size), write_bytes=moved)
+    return launched(cost, first, pass_over(moved, cost.write_bytes, pairs * size))
+
+
+@op("_euclidean_dist")
+def euclidean_distances(call: Call) -> Cost:
+    """Squares and their sums, then one product of [n, d + 2] with [d + 2, m], clamp and root (Distance.cpp)."""
+    left, right, out = call.need("x1"), call.need("x2"), call.outputs[0]
+    depth = left.shape[-1] + 2
+    norms = 2 * (left.numel + right.numel)
+    pipe = {Pipe("tensor", "float64" if out.dtype == "float64" else "float32"): 2 * out.numel * depth}
+    widened = (left.nbytes + right.nbytes) * depth // max(left.shape[-1], 1)
+    squares = pass_over(2 * call.read_bytes, widened, left.numel + right.numel)
+    product = stream_of(Cost(pipe, widened, out.nbytes), out.numel)
+    root = pass_over(out.nbytes, out.nbytes, out.numel)
+    return call.cost({**pipe, **vector_flops(out, norms + out.numel)}, launches=(squares, squares, product, root, root))
+
+
+@op("_pdist_forward _pdist_backward")
+def own_distances(call: Call) -> Cost:
+    """As ``cdist`` of each pair of different rows; the gradient 4 per coordinate."""
+    data, backward = call.need("self"), "backward" in call.name
+    rows = data.shape[0]
+    each = 4 if backward else _pair_flops(call.attributes.get("p", 2))
+    flops = each * rows * (rows - 1) // 2 * data.shape[-1]
+    return streamed(call.cost(vector_flops(data, flops)), rows * (rows - 1) // 2)
 
 
 @op("max_pool2d_with_indices max_pool2d", loop=loops.gather, results=windows.pool, cpu_rate="max_pool")

@@ -86,7 +86,8 @@ class Row:
 _ROWS: dict[str, Row] = {}
 _found: dict[str, Row | None] = {}
 _FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "sampling", "reduction",
-             "movement", "indexing", "optimizer")  # fmt: skip
+             "movement", "indexing", "optimizer", "linalg", "losses", "detection", "quantization",
+             "sparse")  # fmt: skip
 _EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
 _loaded = False
 

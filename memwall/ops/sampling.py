@@ -5,6 +5,7 @@ FLOPs as in :mod:`memwall.ops.elementwise`. No more is read than the places that
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from memwall.ops import loops
@@ -51,6 +52,59 @@ def resampling(call: Call) -> Cost:
     taps = _TAPS.get(name.strip("_"), 1)
     cost = call.cost(flops, read_bytes=min(call.read_bytes, taps * fine.numel * fine.itemsize))
     return streamed(cost, fine.numel)
+
+
+#: antialiased interpolation → input pixels under the kernel where nothing is made smaller
+_KERNEL_WIDTH = {"bilinear": 2, "bicubic": 4, "lanczos": 6}
+
+
+def _covered(size: int, target: int, width: int, scale: float | None, corners: bool) -> int:
+    """Input pixels of all windows along one axis, which are wider where an axis shrinks (UpSample.cuh,
+    ``compute_weights_span``)."""
+    if corners:
+        step = (size - 1) / (target - 1) if target > 1 else 0.0
+    else:
+        step = 1 / scale if scale else size / target
+    support = width / 2 * max(step, 1.0)
+    total = 0
+    for place in range(target):
+        center = step * (place + 0.5)
+        total += min(int(center + support + 0.5), size) - max(int(center - support + 0.5), 0)
+    return total
+
+
+@op(" ".join(f"_upsample_{kind}2d_aa" for kind in _KERNEL_WIDTH), loop=loops.opaque, results=windows.resized)
+@op(" ".join(f"_upsample_{kind}2d_aa_backward" for kind in _KERNEL_WIDTH), loop=loops.opaque,
+    results=windows.like_input)  # fmt: skip
+def antialiased(call: Call) -> Cost:
+    """2 FLOP per pixel of an element's window, and 2 per row of it (UpSampleBilinear2d.cu); of the gradient 3 per pixel
+    (the product of two weights, a multiply, an add), added into zeros."""
+    kind = call.name.split("_upsample_")[1].partition("2d")[0]
+    backward = "backward" in call.name
+    fine, coarse = (call.need("grad_output"), call.outputs[0]) if backward else (call.outputs[0], call.need("self"))
+    corners = bool(call.attributes.get("align_corners"))
+    scales = call.attributes.get("scale_factors") or [call.attributes.get(f"scales_{axis}") for axis in "hw"]
+    rows, columns = (
+        _covered(size, target, _KERNEL_WIDTH[kind], scale, corners)
+        for size, target, scale in zip(coarse.shape[-2:], fine.shape[-2:], scales, strict=True)
+    )
+    images, width = fine.numel // max(fine.shape[-1] * fine.shape[-2], 1), fine.shape[-1]
+    flops = images * (3 * rows * columns if backward else 2 * rows * columns + 2 * rows * width)
+    if backward:
+        cost = call.cost(vector_flops(fine, flops))
+        return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, fine.numel))
+    read = min(call.read_bytes, images * rows * columns * fine.itemsize)
+    return streamed(call.cost(vector_flops(fine, flops), read_bytes=read), fine.numel)
+
+
+@formula("contraction", "affine_grid_generator")
+def affine_grid(call: Call) -> Cost:
+    """A grid of coordinates (filled axis by axis) times each image's matrix: [places, axes + 1] x [axes + 1, axes]."""
+    grid, axes = call.outputs[0], call.outputs[0].shape[-1]
+    base = grid.nbytes // max(axes, 1) * (axes + 1)
+    fills = (pass_over(0, base // (axes + 1)),) * (axes + 1)
+    cost = call.cost(vector_flops(grid, 2 * (axes + 1) * grid.numel))
+    return launched(cost, *fills, replace(stream_of(cost, grid.numel), read_bytes=call.read_bytes + base))
 
 
 @op("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler", loop=loops.opaque, results=windows.sampled)

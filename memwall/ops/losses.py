@@ -1,0 +1,100 @@
+"""Losses over sequences and margins: CTC, RNN transducers, multi-class margins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+from memwall.core.graph import TensorSpec
+from memwall.ops.base import Call, Cost
+from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, vector_flops
+from memwall.ops.registry import formula
+
+op = partial(formula, "reduction")
+
+#: of a state of a lattice: its three predecessors added in log space (three differences, three exponentials, two adds,
+#: a logarithm, an add) and the symbol's log probability (LossCTC.cu, ctc_loss_log_alpha_gpu_kernel)
+_CTC_STATE = 11
+#: the same with two predecessors, each with a log probability of its own (Graves 2012, equation 16)
+_TRANSDUCER_STATE = 8
+#: memory round trips of a time step, which waits for the one before: the states, then the barrier
+_STEP_TRIPS = 2
+_THREADS = 512
+
+
+def _lattice(call: Call) -> tuple[TensorSpec, TensorSpec]:
+    """Log probabilities [T, B, classes] and the states' [B, T, 2 L + 1]."""
+    states = call.arg("log_alpha") or call.outputs[1]
+    return call.need("log_probs"), states
+
+
+@op("_ctc_loss")
+def ctc_loss(call: Call) -> Cost:
+    """11 per state of the lattice; time steps wait for each other. Of the log probabilities those of the targets are
+    read, one for each state."""
+    scores, states = _lattice(call)
+    read = call.bytes_except("log_probs") + min(scores.nbytes, states.numel * scores.itemsize)
+    cost = call.cost(vector_flops(states, _CTC_STATE * states.numel), read_bytes=read)
+    return _stepwise(cost, states)
+
+
+def _stepwise(cost: Cost, states: TensorSpec) -> Cost:
+    """The cost as one launch of which a block goes through the time steps of a sequence."""
+    batch, steps = states.shape[0], states.shape[1]
+    blocks = math.ceil(batch * min(states.shape[2], _THREADS) / _THREADS)
+    return streamed(cost, states.numel, steps=_STEP_TRIPS * steps, blocks=blocks)
+
+
+@op("_ctc_loss_backward")
+def ctc_loss_backward(call: Call) -> Cost:
+    """The lattice from its end (11 per state), its product with the forward one summed for each class (3 more), and 3
+    per log probability: exp, a difference, the product with the loss's gradient."""
+    scores, states = _lattice(call)
+    lattice, classes = (_CTC_STATE + 3) * states.numel, 3 * scores.numel
+    cost = call.cost(vector_flops(scores, lattice + classes))
+    beta = _stepwise(Cost(vector_flops(states, lattice), states.nbytes, states.nbytes), states)
+    rest = stream_of(call.cost(vector_flops(scores, classes)), scores.numel)
+    return launched(cost, *beta.launches, rest)
+
+
+@op("_cudnn_ctc_loss")
+def cudnn_ctc_loss(call: Call) -> Cost:
+    """The loss and its gradient at once, of scores [T, B, classes] whose softmax cuDNN takes itself: 5 per score, and 3
+    for the gradient. The states of the lattice are few next to the classes, and not counted."""
+    scores = call.need("log_probs")
+    return streamed(call.cost(vector_flops(scores, 8 * scores.numel)), scores.numel, steps=scores.shape[0], blocks=1)
+
+
+@op("torchaudio::rnnt_loss_forward")
+def transducer_loss(call: Call) -> Cost:
+    """Logits [B, T, U, classes]: a log softmax (4 per logit: max, subtract, exp, sum), the lattice both ways (8 per
+    state each), and the gradient (3 per logit; rnnt/gpu/gpu_kernels.cuh). T + U steps wait for each other."""
+    logits = call.need("logits")
+    states = logits.numel // max(logits.shape[-1], 1)
+    flops = 7 * logits.numel + 2 * _TRANSDUCER_STATE * states
+    cost = call.cost(vector_flops(logits, flops))
+    diagonals = sum(logits.shape[1:3])
+    denominators = pass_over(logits.nbytes, states * logits.itemsize, logits.numel)
+    both = 2 * states * logits.itemsize
+    lattice = replace(pass_over(both, both, states), steps=_STEP_TRIPS * diagonals, blocks=logits.shape[0])
+    return launched(cost, denominators, lattice, stream_of(cost, logits.numel))
+
+
+#: a difference, a sum with the margin, its use (with ``p`` 2 a square) and the reduction's add
+op("multi_margin_loss")(per_element("self", 3))
+op("multi_margin_loss_backward")(per_element("self", 2))
+
+
+@op("multilabel_margin_loss_forward")
+def multilabel_margin(call: Call) -> Cost:
+    """Each class against each target of a row: 3 FLOP a pair. How many targets a row has is in data: one, the least."""
+    data = call.need("self")
+    return streamed(call.cost(vector_flops(data, 3 * data.numel)), data.numel)
+
+
+@op("multilabel_margin_loss_backward")
+def multilabel_margin_backward(call: Call) -> Cost:
+    """As the loss: 3 for each class and target, of which at least one."""
+    data = call.need("self")
+    return streamed(call.cost(vector_flops(data, 3 * data.numel)), data.numel)
