@@ -4,7 +4,7 @@
 
 Left out are ``out=`` overloads, which take what the functional ones take and the result's tensors last, and overloads
 for scalars and named dimensions. Ops of older versions of torch and of other libraries are in
-memwall/traces/library_schemas.txt.
+memwall/ops/library_schemas.txt.
 """
 
 from __future__ import annotations

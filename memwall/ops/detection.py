@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from memwall.core.graph import TensorSpec
+from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
 from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.launches import Gemm, Launch, Stream
+from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import formula
+from memwall.ops.results.movement import unknown_count
 
 op = partial(formula, "elementwise", loop=loops.opaque)
 
@@ -28,7 +30,7 @@ _IOU_FLOPS = 12
 _BOXES = 64
 
 
-@formula("other", "torchvision::nms")
+@formula("other", "torchvision::nms", results=unknown_count)
 def nms(call: Call) -> Cost:
     """Boxes sorted by score; each is compared with all after it, and the bits of who overlaps are scanned by one block,
     box after box (nms_kernel.cu). All pairs in blocks of 64 x 64 on or above the diagonal are compared."""
@@ -52,6 +54,23 @@ def rotated_overlaps(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(pairs, _IOU_FLOPS * pairs.numel)), pairs.numel)
 
 
+def _pooled(call: Recorded) -> Specs:
+    """A region's bins of each channel; of position-sensitive regions (``ps_``) as many channels as a bin has."""
+    data, regions = call.need("input"), call.need("rois").shape[0]
+    bins = (call.value("pooled_height", 1), call.value("pooled_width", 1))
+    sensitive = call.packet.startswith("ps_")
+    channels = data.shape[1] // math.prod(bins) if sensitive else data.shape[1]
+    shape = (regions, channels, *bins)
+    made = contiguous(shape, data.dtype)
+    return (made,) if call.packet == "roi_align" else (made, contiguous(shape, "int32"))
+
+
+def _filtered(call: Recorded) -> Specs:
+    """The image with a channel for each filter, at the places of the offsets."""
+    data, weight, offset = (call.need(name) for name in ("input", "weight", "offset"))
+    return (contiguous((data.shape[0], weight.shape[0], *offset.shape[-2:]), data.dtype),)
+
+
 def _samples(call: Call) -> int:
     """Samples of a bin."""
     return max(call.attributes.get("sampling_ratio", 0), 1) ** 2
@@ -61,7 +80,8 @@ def _samples(call: Call) -> int:
 _TAPS = 4
 
 
-@op("torchvision::roi_align torchvision::ps_roi_align torchvision::qroi_align")
+@op("torchvision::qroi_align")
+@op("torchvision::roi_align torchvision::ps_roi_align", results=_pooled)
 def roi_align(call: Call) -> Cost:
     """[K, C, height, width] bins: 2 FLOP per tap of each sample, and the mean."""
     output, samples = call.outputs[0], _samples(call)
@@ -70,7 +90,7 @@ def roi_align(call: Call) -> Cost:
     return streamed(call.cost(flops, read_bytes=read), output.numel)
 
 
-@op("torchvision::roi_pool")
+@op("torchvision::roi_pool", results=_pooled)
 def roi_pool(call: Call) -> Cost:
     """The maximum of each bin's pixels: no FLOP; at least one pixel of each is read."""
     output = call.outputs[0]
@@ -78,7 +98,7 @@ def roi_pool(call: Call) -> Cost:
     return streamed(call.cost(read_bytes=read), output.numel)
 
 
-@op("torchvision::ps_roi_pool")
+@op("torchvision::ps_roi_pool", results=_pooled)
 def ps_roi_pool(call: Call) -> Cost:
     """The mean of each bin's pixels, at least one: an add and the division."""
     output = call.outputs[0]
@@ -97,7 +117,7 @@ def roi_backward(call: Call) -> Cost:
     return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
-# Deformable convolution: an image of columns whose taps are sampled, then a product per group (deform_conv2d_kernel.cu).
+# Deformable convolution: columns whose taps are sampled, then a product per group (deform_conv2d_kernel.cu).
 
 #: of an element of the columns: its bilinear sample (four weights of a product each, four multiply-adds) and its mask
 _SAMPLE_FLOPS = 4 + 2 * _TAPS
@@ -137,7 +157,7 @@ def _read(call: Call) -> int:
     return call.read_bytes - (mask.nbytes if mask is not None and not _masked(call) else 0)
 
 
-@formula("convolution", "torchvision::deform_conv2d", tf32_switch="matmul")
+@formula("convolution", "torchvision::deform_conv2d", tf32_switch="matmul", results=_filtered)
 def deform_conv2d(call: Call) -> Cost:
     """The product of a convolution, 2 * output elements * (Cin / groups) * kernel size, of columns that are sampled
     first: written, and read by the product."""

@@ -162,7 +162,8 @@ def _reflected(m: int, n: int, k: int) -> float:
 def householder_product(call: Call) -> Cost:
     """The matrix that so many reflections make (orgqr)."""
     data, count = call.need("input"), call.need("tau").shape[-1]
-    return _cost(call, data, _reflected(*data.shape[-2:], count), _blocks(count))
+    m, n = data.shape[-2:]
+    return _cost(call, data, _reflected(m, n, count), _blocks(count))
 
 
 @op("ormqr", results=shaped("input3"))

@@ -55,7 +55,8 @@ class Row:
     expression: Expression | None = None
     #: dtype to which tensors are cast before: ``result``, ``common`` (of them all) or ``none``
     casts: str = "result"
-    #: ``mylib::swish(Tensor self) -> Tensor``; those of aten are in ``traces/schemas.txt``
+    #: ``mylib::swish(Tensor self) -> Tensor``; those of aten are in ``traces/schemas.txt``, those of
+    #: libraries that memwall knows in ``ops/library_schemas.txt``
     schema: str = ""
     #: specs of the results of a recorded call
     results: ResultRule | None = None
@@ -87,7 +88,7 @@ _ROWS: dict[str, Row] = {}
 _found: dict[str, Row | None] = {}
 _FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "sampling", "reduction",
              "movement", "indexing", "optimizer", "linalg", "losses", "detection", "quantization",
-             "sparse")  # fmt: skip
+             "sparse", "libraries")  # fmt: skip
 _EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
 _loaded = False
 

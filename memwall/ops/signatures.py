@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from memwall.ops.registry import find_row
+from memwall.ops.schemas import library_schemas
 
 #: Calls that launch nothing: allocations, metadata, aliases that ``func.is_view`` does not know.
 FREE = frozenset(
@@ -58,6 +59,7 @@ def signature_of(func: Any) -> Signature:
     name = str(func).removesuffix(".default")
     packet = ".".join(name.split(".")[:2])
     row = find_row(name)
+    renamed = _known_names(schema)
     overwrites, shape_only = (row.overwrites, row.shape_only) if row else (False, False)
     arguments = []
     for argument in schema.arguments:
@@ -65,7 +67,22 @@ def signature_of(func: Any) -> Signature:
         unread = (written and (argument.is_out or overwrites)) or (argument.name == "self" and shape_only)
         default = argument.default_value if argument.has_default_value() else None
         kind = str(argument.real_type)
-        arguments.append(Argument(argument.name, kind, argument.kwarg_only, default, written, unread))
+        stated = renamed.get(argument.name, argument.name)
+        arguments.append(Argument(stated, kind, argument.kwarg_only, default, written, unread))
     free = func.is_view or packet in FREE
     updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
     return Signature(func, name, free, func.namespace in _SKIPPED_NAMESPACES, updates, tuple(arguments))
+
+
+def _known_names(schema: Any) -> dict[str, str]:
+    """The arguments of another library's op → the names that its rule asks for: those of the version whose tensors
+    stand in the same places."""
+    versions = library_schemas().get(schema.name, ()) if not schema.name.startswith("aten::") else ()
+    own = ["Tensor" in str(argument.real_type) for argument in schema.arguments]
+    fitting = [
+        [argument.name for argument in version.arguments]
+        for version in versions
+        if all(a == (b.kind != "value") for a, b in zip(own, version.arguments, strict=False))
+    ]
+    best = min(fitting, key=lambda names: abs(len(names) - len(own)), default=[])
+    return {argument.name: name for argument, name in zip(schema.arguments, best, strict=False)}

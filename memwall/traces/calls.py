@@ -25,14 +25,13 @@ from typing import Any, NamedTuple
 from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Call
+from memwall.ops.libraries import RESULTS_ONLY
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import find_row
 from memwall.ops.results import attributes_of, results_of, unrecorded_inputs
+from memwall.ops.schemas import Schema, parse_value
 from memwall.traces.records import Numbered, Trace, TracedKernel, TracedOp
-from memwall.traces.schemas import DTYPES, SCALAR_TYPES, Schema, bind, parse_value, schemas_of
-
-#: arguments of other libraries' ops that only receive the result
-_RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
+from memwall.traces.schemas import DTYPES, SCALAR_TYPES, bind, schemas_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ def _unread(recorded: Recorded, argument: str) -> bool:
     row = find_row(recorded.name)
     if argument == "self" and row and (row.overwrites or row.shape_only):
         return True
-    if recorded.name.startswith("aten.") or argument not in _RESULTS_ONLY:
+    if recorded.name.startswith("aten.") or argument not in RESULTS_ONLY:
         return False
     return argument != "out" or not recorded.name.endswith(("backward.default", "bwd.default"))
 

@@ -31,10 +31,10 @@ from memwall.hardware.chips import CHIPS
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
 from memwall.ops.launches import Plain
+from memwall.ops.libraries import library_rule, not_recorded
 from memwall.perfmodel.collectives import least_share
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, Surroundings, read_call, record_of
-from memwall.traces.library_ops import library_rule, not_recorded
 from memwall.traces.records import Kernels, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES
@@ -107,7 +107,8 @@ def _read(op: TracedOp, hints: Hints) -> RowCost:
         if (rule := library_rule(op.name)) is not None:
             if (recorded := record_of(op, hints)) is None:
                 raise Unsupported("its arguments are not those of a version that is known")
-            return replace(rule(recorded), may_read_less=op.strides is None)
+            cost, op_class, notes = rule(recorded)
+            return RowCost(cost, op_class, may_read_less=op.strides is None, notes=notes)
         read = read_call(op, hints)
     except Unsupported as error:
         return RowCost(None, op_class, str(error))

@@ -1,23 +1,22 @@
 """Which argument each recorded value of an op is: schemas as text, so that reading a trace needs no torch.
 
 A trace gives an op's name without its overload, and a list of values without names. ``schemas.txt`` holds the schemas
-of the ops that have a cost formula (``tools/op_schemas.py`` writes it), ``library_schemas.txt`` those of older versions
-of torch and of other libraries, with the names of arguments that the formulas use and, after ``=``, what counts them.
+of the ops of torch that have a cost formula (``tools/op_schemas.py`` writes it); those of other libraries are in
+:mod:`memwall.ops.schemas`.
 """
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from memwall.core.graph import ITEMSIZE
 from memwall.ops.registry import find_row
+from memwall.ops.schemas import Schema, by_name, library_schemas, parse
 from memwall.traces.records import TracedOp
 
 #: C++ name of a recorded type -> dtype; other types are not tensors
@@ -37,35 +36,6 @@ SCALAR_TYPES: Mapping[str, str] = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
     "Int": "int32", "Short": "int16", "Byte": "uint8", "Char": "int8", "Bool": "bool",
 }  # fmt: skip
-
-_ARGUMENT = re.compile(
-    r"(?P<type>[A-Za-z_]+)(?:\((?P<alias>[^)]*)\))?(?P<rest>\S*) (?P<name>\w+)(?:=(?P<default>.*))?$"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of a schema. ``kind`` is ``tensor``, ``list`` (of tensors) or ``value`` (``several``: numbers)."""
-
-    name: str
-    kind: str
-    several: bool
-    written: bool
-    default: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """A schema: ``name`` with its overload, as in the formulas (``aten.add.Tensor``), and the number of results.
-
-    ``counted_as`` is what counts an op that has no formula: another op (``aten.silu.default``), or a rule of
-    :mod:`memwall.traces.library_ops`.
-    """
-
-    name: str
-    arguments: tuple[Argument, ...]
-    results: int
-    counted_as: str = ""
 
 
 class Bound(NamedTuple):
@@ -138,66 +108,10 @@ def schemas_of(name: str) -> tuple[Schema, ...]:
     key = name if "::" in name else f"autograd_function::{name}"
     row = find_row(key.replace("::", "."))
     own = (row.schema,) if row and row.schema else ()
-    return tuple(_parse(line) for line in (*_lines().get(key, ()), *own))
+    return (*(parse(line) for line in (*_lines().get(key, ()), *own)), *library_schemas().get(key, ()))
 
 
 @cache
 def _lines() -> Mapping[str, tuple[str, ...]]:
-    own, library = ((files("memwall.traces") / name).read_text(encoding="utf-8").splitlines()
-                    for name in ("schemas.txt", "library_schemas.txt"))  # fmt: skip
-    found: dict[str, tuple[str, ...]] = {}
-    for line in [*(f"aten::{line}" for line in own), *library]:
-        space, _, rest = line[: line.index("(")].partition("::")
-        key = f"{space}::{rest.partition('.')[0]}"
-        found[key] = (*found.get(key, ()), line)
-    return found
-
-
-def _parse(line: str) -> Schema:
-    line, _, counted_as = line.partition(" = ")
-    head, _, results = line.rpartition(" -> ")
-    name, _, inside = head.partition("(")
-    arguments = [_argument(part) for part in _split(inside[:-1]) if part != "*"]
-    made = 0 if results == "()" else results.count(",") + 1
-    space, _, rest = name.partition("::")
-    full = f"{space}.{rest}" if "." in rest else f"{space}.{rest}.default"
-    return Schema(full, tuple(arguments), made, counted_as)
-
-
-def _split(text: str) -> list[str]:
-    """Parts between the commas outside brackets."""
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        depth += (char in "([") - (char in ")]")
-        if char == "," and not depth:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    last = text[start:].strip()
-    return [*parts, last] if last else parts
-
-
-def _argument(text: str) -> Argument:
-    match = _ARGUMENT.match(text)
-    if match is None:
-        raise ValueError(f"not an argument of a schema: {text!r}")
-    is_list = "[" in match["rest"]
-    kind = ("list" if is_list else "tensor") if match["type"] == "Tensor" else "value"
-    default = parse_value(match["default"] or "")
-    return Argument(match["name"], kind, is_list and kind == "value", "!" in (match["alias"] or ""), default)
-
-
-#: a recorded value longer than this is neither a number nor a short list
-_LONGEST_VALUE = 400
-
-
-def parse_value(text: str) -> Any:
-    """A value as the profiler writes it: a number, a boolean, a list, None if empty, else the text."""
-    text = text.strip()
-    if text in ("", "None", "nan") or len(text) > _LONGEST_VALUE:
-        return None
-    if text in ("inf", "-inf"):
-        return float(text)
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
+    own = (files("memwall.traces") / "schemas.txt").read_text(encoding="utf-8").splitlines()
+    return by_name([f"aten::{line}" for line in own])

@@ -18,9 +18,9 @@ from memwall.core.errors import Unsupported
 from memwall.core.graph import Pipe, TensorSpec, contiguous
 from memwall.ops import Call, Cost, cost_of
 from memwall.ops.elementwise import flops_by_name, streamed
+from memwall.ops.schemas import parse_value
 from memwall.traces.calls import spec_of
 from memwall.traces.records import TracedOp
-from memwall.traces.schemas import parse_value
 
 _NAME = re.compile(r"triton_(poi|red|per|tem)_fused_(\w+?)(?:_\d+)?$")
 #: ops other than pointwise ones that have their own name in a fused kernel

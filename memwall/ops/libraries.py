@@ -1,35 +1,49 @@
-"""Ops of inference and attention libraries without a counterpart in torch: what each must do.
+"""Ops of inference and attention libraries without a counterpart in torch: what each must do, met as custom ops in
+modules and in the traces of profilers.
 
 ``library_schemas.txt`` says which rule counts which op, and its arguments' names. If contexts are in a paged cache, a
-trace does not contain their lengths: the least is counted, each query with one key and no cached byte.
+call does not contain their lengths: the least is counted, each query with one key and no cached byte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec
-from memwall.ops import Cost, table_calls
+from memwall.ops import table_calls
+from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
 from memwall.ops.launches import Gemm, Plain
 from memwall.ops.recorded import Recorded, Specs
+from memwall.ops.registry import Formula, classify, cost_of, define
 from memwall.ops.results import attributes_of
 from memwall.ops.results.products import attention, attention_backward
-from memwall.traces.rows import RowCost
-from memwall.traces.schemas import schemas_of
+from memwall.ops.schemas import library_schemas
 
 _PAGED = "the lengths of cached contexts were not recorded: each query counted with one key"
 
-Rule = Callable[[Recorded], RowCost]
+
+class Counted(NamedTuple):
+    """What a rule says of a call: its cost, its class, and what was not recorded and is counted instead."""
+
+    cost: Cost
+    op_class: str
+    notes: tuple[str, ...] = ()
+
+
+Rule = Callable[[Recorded], Counted]
 
 
 @cache
 def library_rule(name: str) -> Rule | None:
     """The rule of an op, as a trace names it; None if it has no rule."""
-    counted_as = next((schema.counted_as for schema in schemas_of(name)), "")
+    key = name if "::" in name else f"autograd_function::{name}"
+    counted_as = next((schema.counted_as for schema in library_schemas().get(key, ())), "")
     verb, _, rest = counted_as.partition(" ")
     if verb in ("moves", "converts"):
         tensors, _, kind = rest.partition(", ")
@@ -49,14 +63,14 @@ def not_recorded(name: str) -> str:
 def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_element: int) -> Rule:
     """An op that reads and writes the given tensors whole, with these FLOPs for each element written."""
 
-    def rule(call: Recorded) -> RowCost:
+    def rule(call: Recorded) -> Counted:
         read, written = ([spec for name in names if (spec := call.tensor(name))] for names in (reads, writes))
         if not written:
             raise Unsupported("the shape of the result was not recorded")
         first = written[0]
         flops = vector_flops(first, per_element * sum(spec.numel for spec in written))
         cost = Cost(flops, sum(s.nbytes for s in read), sum(s.nbytes for s in written))
-        return RowCost(streamed(cost, first.numel), op_class)
+        return Counted(streamed(cost, first.numel), op_class)
 
     return rule
 
@@ -64,24 +78,24 @@ def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_eleme
 def _converts(reads: Sequence[str], width: float, op_class: str, per_element: int) -> Rule:
     """An op that reads the given tensors whole and writes ``width`` bytes for each element of the first."""
 
-    def rule(call: Recorded) -> RowCost:
+    def rule(call: Recorded) -> Counted:
         count = call.need(reads[0]).numel
         read = sum(spec.nbytes for name in reads if (spec := call.tensor(name)))
         cost = Cost(vector_flops(call.need(reads[0]), per_element * count), read, int(width * count))
-        return RowCost(streamed(cost, count), op_class)
+        return Counted(streamed(cost, count), op_class)
 
     return rule
 
 
-def _unpacks(call: Recorded) -> RowCost:
+def _unpacks(call: Recorded) -> Counted:
     """Two numbers of 4 bits in each byte, written as half floats at least."""
     packed, scales = call.need("input"), call.need("absmax")
     count = 2 * packed.nbytes
     cost = Cost(vector_flops(scales, count), packed.nbytes + scales.nbytes, 2 * count)
-    return RowCost(streamed(cost, count), "elementwise")
+    return Counted(streamed(cost, count), "elementwise")
 
 
-def _half_byte_product(call: Recorded) -> RowCost:
+def _half_byte_product(call: Recorded) -> Counted:
     """A product with weights of 4 bits, two in each byte; the arithmetic is in the dtype of the activations."""
     left, packed = call.need("left"), call.need("packed")
     if not left.shape or not left.shape[-1]:
@@ -91,25 +105,25 @@ def _half_byte_product(call: Recorded) -> RowCost:
     more = sum(spec.nbytes for name in ("absmax", "code", "w_scale", "w_zp", "bias") if (spec := call.tensor(name)))
     read = left.nbytes + packed.nbytes + more
     cost = Cost({product_pipe(left.dtype, {}): 2 * m * n * depth}, read, m * n * left.itemsize)
-    return RowCost(cost, "contraction")
+    return Counted(cost, "contraction")
 
 
-def _cache_write(call: Recorded) -> RowCost:
+def _cache_write(call: Recorded) -> Counted:
     """Keys and values written to the cache, in its dtype."""
     tensors = [(call.need(name), call.need(f"{name}_cache")) for name in ("key", "value")]
     write = sum(tensor.distinct_elements * store.itemsize for tensor, store in tensors)
-    return RowCost(streamed(Cost({}, sum(tensor.nbytes for tensor, _ in tensors), write), write), "movement")
+    return Counted(streamed(Cost({}, sum(tensor.nbytes for tensor, _ in tensors), write), write), "movement")
 
 
-def _cache_write_latent(call: Recorded) -> RowCost:
+def _cache_write_latent(call: Recorded) -> Counted:
     """The latent of keys and values, followed by the rotated part of the keys."""
     parts, cache = (call.need("kv_c"), call.need("k_pe")), call.need("kv_cache")
     read = sum(part.nbytes for part in parts)
     write = min(sum(part.distinct_elements for part in parts) * cache.itemsize, read)
-    return RowCost(streamed(Cost({}, read, write), write), "movement")
+    return Counted(streamed(Cost({}, read, write), write), "movement")
 
 
-def _attention(call: Recorded) -> RowCost:
+def _attention(call: Recorded) -> Counted:
     """Attention on contexts of unknown length."""
     query = call.need("query")
     key = call.tensor("key")
@@ -119,10 +133,10 @@ def _attention(call: Recorded) -> RowCost:
     out = call.tensor("out") or query
     pipe = product_pipe(query.dtype, {}, allow_tf32=True)
     cost = Cost({pipe: 2 * (query.numel + out.numel)}, query.nbytes, out.nbytes)
-    return RowCost(streamed(cost, query.numel), "attention", notes=(_PAGED,))
+    return Counted(streamed(cost, query.numel), "attention", notes=(_PAGED,))
 
 
-def _flash_backward(call: Recorded) -> RowCost:
+def _flash_backward(call: Recorded) -> Counted:
     """The gradient of attention; its autograd node recorded only the result's gradient, the rest is its forward's."""
     before = call.forward
     if before is None:
@@ -137,12 +151,12 @@ def _operands(call: Recorded) -> list[tuple[str, TensorSpec]]:
     return [(name, spec) for name in names if (spec := call.tensor(name)) is not None]
 
 
-def _counted(call: Recorded, name: str, inputs: list[tuple[str, TensorSpec]], outputs: Specs) -> RowCost:
+def _counted(call: Recorded, name: str, inputs: list[tuple[str, TensorSpec]], outputs: Specs) -> Counted:
     found = table_calls.cost(name, inputs, outputs, **attributes_of(call))
-    return RowCost(found, "attention", notes=("; ".join(call.notes),) if call.notes else ())
+    return Counted(found, "attention", notes=("; ".join(call.notes),) if call.notes else ())
 
 
-def _experts(call: Recorded) -> RowCost:
+def _experts(call: Recorded) -> Counted:
     """A mixture's two products for each token and expert it was routed to; the weights of at least one token's experts
     are read. If a map says that some experts are on other GPUs, those take their share."""
     hidden, first, second = (call.need(name) for name in ("hidden", "w1", "w2"))
@@ -162,10 +176,10 @@ def _experts(call: Recorded) -> RowCost:
     note = "which experts were chosen was not recorded: the fewest are read"
     if everywhere > count:
         note += f", and {count} of {everywhere} are taken to have had their share of the tokens"
-    return RowCost(cost, "contraction", notes=(note,))
+    return Counted(cost, "contraction", notes=(note,))
 
 
-def _product(call: Recorded) -> RowCost:
+def _product(call: Recorded) -> Counted:
     """``[m, k] x [n, k]`` or ``[m, k] x [k, n]``, by the shapes."""
     left, right = call.need("left"), call.need("right")
     if len(right.shape) != 2 or not left.shape:
@@ -178,10 +192,10 @@ def _product(call: Recorded) -> RowCost:
     pipe = product_pipe(left.dtype, {})
     read, write = left.nbytes + right.nbytes, m * n * itemsize
     work = Gemm(pipe=pipe, batch=1, m=m, n=n, k=depth, itemsize=left.itemsize, read_bytes=read, write_bytes=write)
-    return RowCost(Cost({pipe: 2 * m * n * depth}, read, write, launches=(work,)), "contraction")
+    return Counted(Cost({pipe: 2 * m * n * depth}, read, write, launches=(work,)), "contraction")
 
 
-def _packed_product(call: Recorded) -> RowCost:
+def _packed_product(call: Recorded) -> Counted:
     """A product with weights of 4 or 8 bits, packed in a library's own layout: the scales have a column for each column
     of the result, and the arithmetic is in the dtype of the activations."""
     left, packed, scales = (call.need(name) for name in ("left", "packed", "scales"))
@@ -191,7 +205,7 @@ def _packed_product(call: Recorded) -> RowCost:
     m = left.numel // max(depth, 1)
     read = left.nbytes + packed.nbytes + scales.nbytes
     cost = Cost({product_pipe(left.dtype, {}): 2 * m * n * depth}, read, m * n * left.itemsize)
-    return RowCost(cost, "contraction")
+    return Counted(cost, "contraction")
 
 
 #: rules by their names in ``library_schemas.txt``; ``moves`` takes what is read and written
@@ -214,3 +228,72 @@ _NOT_RECORDED: Mapping[str, str] = {
                     "a Transformer Engine module records neither its arithmetic (FP8 or not) nor all its tensors"),
     "FusedAttnFunc": "a Transformer Engine module records neither its mask nor the layout of its tensors",
 }  # fmt: skip
+
+
+# -- the same ops, met in modules --------------------------------------------------------------------------------------
+
+#: arguments of other libraries' ops that only receive the result
+RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
+#: the classes of rules that have one
+_CLASSES: Mapping[str, str] = {
+    "attention": "attention", "flash_backward": "attention", "unpacks": "elementwise", "cache_write": "movement",
+    "cache_write_latent": "movement",
+}  # fmt: skip
+
+
+def recorded_of(call: Call) -> Recorded:
+    """A module's call as a trace would have it; its arguments have the names of ``library_schemas.txt``."""
+    space, _, rest = call.name.partition(".")
+    given = {name: call.args(name) for name in dict.fromkeys(call.arguments)}
+    return Recorded(
+        name=call.name if "." in rest else f"{call.name}.default", recorded_name=f"{space}::{rest.partition('.')[0]}",
+        given=given, arguments=(*given, *call.attributes), values=call.attributes,
+        defaults=dict.fromkeys(call.attributes), results=len(call.outputs),
+    )  # fmt: skip
+
+
+def counted(call: Call) -> Counted | None:
+    """What the rule of a module's call says; None if it has none.
+
+    Raises:
+        Unsupported: the call's arguments do not say what the op must do.
+    """
+    space, _, rest = call.name.partition(".")
+    rule = library_rule(f"{space}::{rest.partition('.')[0]}")
+    return None if rule is None else rule(recorded_of(call))
+
+
+def _by_rule(call: Call) -> Cost:
+    """The cost of a module's call by its rule."""
+    try:
+        found = counted(call)
+    except Unsupported as error:
+        raise LookupError(str(error)) from error
+    if found is None:
+        raise LookupError(f"{call.name} has no rule")
+    return found.cost
+
+
+def _like(other: str) -> Formula:
+    """The cost of an op that another one's formula counts."""
+
+    def cost(call: Call) -> Cost:
+        kept = [
+            (name, spec) for name, spec in zip(call.arguments, call.inputs, strict=True) if name not in RESULTS_ONLY
+        ]
+        names, specs = tuple(name for name, _ in kept), tuple(spec for _, spec in kept)
+        unread = sum(spec.nbytes for spec in call.inputs) - sum(spec.nbytes for spec in specs)
+        return cost_of(replace(call, name=other, arguments=names, inputs=specs, read_bytes=call.read_bytes - unread))
+
+    return cost
+
+
+for _name, (_version, *_) in library_schemas().items():
+    _counted_as = _version.counted_as
+    if not _counted_as or _name.startswith(("aten::", "autograd_function::")):
+        continue
+    if _counted_as.startswith("aten."):
+        define(_name, op_class=classify(_counted_as), cost=_like(_counted_as))
+    elif library_rule(_name) is not None:
+        _stated = _counted_as.rpartition(", ")[2].partition(" ")[0] if ", " in _counted_as else ""
+        define(_name, op_class=_stated or _CLASSES.get(_counted_as, "contraction"), cost=_by_rule)
