@@ -34,7 +34,9 @@ def profile(
     module_or_target: nn.Module | Workload | str | Path, inputs: Any = None, *, gpu: Names = "h100-sxm",
     mode: str = "inference", policy: str | Iterable[str] = "eager", optimizer: Any = "adamw",
     loss: Callable[[Any], Any] | None = None, dtype: str | None = None, autocast: str | None = None,
-    batch: int | None = None, seq: int | None = None, input_specs: Sequence[str] = (), attention: str = "auto",
+    batch: int | None = None, seq: int | None = None, image: str | tuple[int, int] | None = None,
+    images: int | None = None, video: int | None = None, seconds: float | None = None,
+    input_specs: Sequence[str] = (), attention: str = "auto",
     cuda_graph: bool = False, real: bool = False, strict: bool = False, max_ops: int = 200_000, replay: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:  # fmt: skip
@@ -54,7 +56,11 @@ def profile(
         loss: output → scalar; None takes the target's own, else the output's ``.loss``, else the sum of its floats.
         dtype: cast parameters and floating inputs to this first.
         autocast: run forward under CUDA's autocast to this dtype.
-        batch, seq: passed to the target's functions that take them.
+        batch, seq: passed to the target's functions that take them; so are the following four.
+        image: height and width in pixels, as in ``"1024x1024"``.
+        images: images of a sample.
+        video: frames of a video.
+        seconds: length of a sound.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
         attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
         cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
@@ -75,7 +81,8 @@ def profile(
     with uncollected(), seeded():
         from memwall.frontend.torch import TraceOptions, trace
 
-        workload = _workload(module_or_target, inputs, loss, optimizer, batch, seq, input_specs, mode, gpus[0])
+        sizes = {"batch": batch, "seq": seq, "image": image, "images": images, "video": video, "seconds": seconds}
+        workload = _workload(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
         options = TraceOptions(mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0])
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
@@ -304,13 +311,13 @@ def _names(policy: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _workload(
-    target: Any, inputs: Any, loss: Any, optimizer: Any, batch: int | None, seq: int | None,
-    input_specs: Sequence[str], mode: str, gpu: Gpu,
+    target: Any, inputs: Any, loss: Any, optimizer: Any, sizes: Mapping[str, Any], input_specs: Sequence[str],
+    mode: str, gpu: Gpu,
 ) -> Workload:  # fmt: skip
     from memwall.frontend.workload import Workload, resolve
 
     if isinstance(target, (str, Path)):
-        workload = resolve(str(target), batch=batch, seq=seq, input_specs=input_specs, mode=mode, gpu=gpu)
+        workload = resolve(str(target), **sizes, input_specs=input_specs, mode=mode, gpu=gpu)
         if inputs is not None:
             workload = replace(workload, inputs=inputs)
     elif isinstance(target, Workload):

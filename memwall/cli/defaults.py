@@ -10,9 +10,10 @@ from click.core import ParameterSource
 
 from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError, unknown
+from memwall.frontend.workload.sizes import SIZES
 
 #: options that may have a default; the gate has a table of its own
-KEYS = ("gpu", "mode", "policy", "dtype", "autocast", "batch", "seq", "optimizer", "attention", "cuda_graph", "real",
+KEYS = ("gpu", "mode", "policy", "dtype", "autocast", *SIZES, "optimizer", "attention", "cuda_graph", "real",
         "input", "max_ops", "top", "sort", "by")  # fmt: skip
 _SAID = "memwall.defaults"
 

@@ -108,6 +108,10 @@ workload = _decorator(
     click.option("--mode", type=click.Choice(("inference", "training")), help="[default: inference]"),
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),
     click.option("--seq", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(seq=...)."),
+    click.option("--image", metavar="HxW", help="Pixels of an image, such as 1024x1024: inputs(image=(1024, 1024))."),
+    click.option("--images", type=click.IntRange(1), metavar="N", help="Images of a sample: inputs(images=...)."),
+    click.option("--video", type=click.IntRange(1), metavar="N", help="Frames of a video: inputs(video=...)."),
+    click.option("--seconds", type=float, metavar="S", help="Length of a sound: inputs(seconds=...)."),
     click.option(
         "--dtype", metavar="DTYPE", shell_complete=completing("dtypes"),
         help="Cast the model and its floating inputs: bf16, fp16, fp32.",

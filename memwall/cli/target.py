@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.cli import options
 from memwall.cli.output import Messages
 from memwall.core.errors import UsageError
+from memwall.frontend.workload.sizes import split_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus, match_device
 
 if TYPE_CHECKING:
@@ -84,19 +85,20 @@ class Model:
     gpus: Sequence[Gpu]
     messages: Messages
 
-    def workload(self, **sizes: int) -> Workload:
-        """The workload that the target names, with another ``batch`` or ``seq`` where given."""
+    def workload(self, **changes: Any) -> Workload:
+        """The workload that the target names, with other sizes where ``changes`` has them."""
         from memwall.frontend.workload import resolve
 
-        given = {**self.given, **sizes}
-        inputs = {key: given[key] for key in ("batch", "seq", "input_specs")}
-        return resolve(self.target, **inputs, mode=given["mode"] or "inference", gpu=self.gpus[0])
+        sizes, others = split_sizes({**self.given, **changes})
+        mode = others["mode"] or "inference"
+        return resolve(self.target, **sizes, input_specs=others["input_specs"], mode=mode, gpu=self.gpus[0])
 
     def profile(self, workload: Workload, **changes: Any) -> Profile:
         """The workload traced, with other options where ``changes`` has them."""
         from memwall.pipeline import profile
 
-        given = {key: value for key, value in self.given.items() if key not in ("batch", "seq", "input_specs")}
+        _, given = split_sizes(self.given)
+        given.pop("input_specs", None)
         with running(workload.target, self.messages):
             keywords = options.profile_options({**given, **changes})
             return profile(workload, gpu=self.gpus, progress=self.messages.progress, **keywords)

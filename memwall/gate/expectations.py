@@ -18,6 +18,7 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.units import percent, size
 from memwall.frontend.dynamo.capture import capture_of
 from memwall.frontend.workload import Workload, resolve
+from memwall.frontend.workload.sizes import SIZES
 from memwall.gate.config import Limit, parse_limit
 from memwall.gate.evaluate import kernels_in
 from memwall.perfmodel.roofline import Estimate
@@ -70,7 +71,7 @@ def _side(quantity: Quantity) -> str:
 def workload_of(target: Any, inputs: Any, options: Mapping[str, Any]) -> Workload:
     """The workload that :func:`memwall.profile` makes of the same arguments."""
     if isinstance(target, (str, Path)):
-        sizes = {name: options[name] for name in ("batch", "seq", "input_specs", "mode") if name in options}
+        sizes = {name: options[name] for name in (*SIZES, "input_specs", "mode") if name in options}
         target = resolve(str(target), **sizes)
     elif not isinstance(target, Workload):
         target = Workload(target, inputs)

@@ -28,7 +28,8 @@ OWN_FILE = "memwall.toml"
 Types = Mapping[str, tuple[type, ...]]
 #: settings of a workload -> the types they may have; the keywords of ``memwall.profile`` aside from gpu and policy
 OPTIONS: Types = {
-    "mode": (str,), "batch": (int,), "seq": (int,), "dtype": (str,), "autocast": (str,), "optimizer": (str,),
+    "mode": (str,), "batch": (int,), "seq": (int,), "image": (str, int), "images": (int,),
+    "video": (int,), "seconds": (int, float), "dtype": (str,), "autocast": (str,), "optimizer": (str,),
     "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "max_ops": (int,),
 }  # fmt: skip
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}

@@ -29,6 +29,7 @@ from memwall.frontend.dynamo.capture import REAL_BYTES, capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.seeds import seeded
+from memwall.frontend.workload.sizes import split_sizes
 from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
 from memwall.pipeline import profile, with_capture
@@ -299,10 +300,10 @@ def _top(folder: Path) -> Path:
 def _trace(job: Job) -> Traced:
     """One workload profiled, with its graph breaks where they are asked for or where it reads its own data."""
     notes: list[str] = []
-    options = dict(job.options)
-    sizes = {key: options.pop(key) for key in ("batch", "seq", "input_specs") if key in options}
+    sizes, options = split_sizes(job.options)
+    specs = options.pop("input_specs", ())
     try:
-        workload = resolve(job.target, **sizes, mode=options.get("mode", "inference"))
+        workload = resolve(job.target, **sizes, input_specs=specs, mode=options.get("mode", "inference"))
     except MemwallError as error:  # one that the user's code raised has a cause
         return Traced(job.name, None, str(error), absent=error.__cause__ is None)
     except BaseException as error:

@@ -32,8 +32,8 @@ PATIENCE, LEAST_LIMIT_S = 20.0, 60.0
 
 @dataclass(frozen=True)
 class Side:
-    """One version of a model: a checkout, and the target in it as seen from there. ``options``: ``mode``, ``batch``,
-    ``seq``, ``input_specs``, ``dtype``, ``autocast``, ``optimizer``, as for :func:`memwall.profile`."""
+    """One version of a model: a checkout, and the target in it as seen from there. ``options``: some of
+    :data:`memwall.bench.device.RUN_OPTIONS`, as for :func:`memwall.profile`."""
 
     folder: Path
     target: str

@@ -23,6 +23,7 @@ from memwall.core.graph import Graph, TensorSpec, Value
 from memwall.frontend.torch.build import make_optimizer
 from memwall.frontend.torch.run import backward, forward_step, parse_dtype, scalar_loss
 from memwall.frontend.workload import Workload, resolve
+from memwall.frontend.workload.sizes import SIZES
 from memwall.fusion import Group, Plan
 from memwall.ops.evaluate import dtype_of
 from memwall.simulate.memory import memory_peak
@@ -150,7 +151,7 @@ def module_step(target: str, options: Mapping[str, Any], device: str, compiled: 
     :data:`memwall.bench.device.RUN_OPTIONS`. Raises ``UsageError``: the target is wrong, or gives no loss to train
     on."""
     mode = options.get("mode", "inference")
-    sizes = {key: options[key] for key in ("batch", "seq", "input_specs") if key in options}
+    sizes = {key: options[key] for key in (*SIZES, "input_specs") if key in options}
     workload = resolve(target, **sizes, mode=mode, gpu=None)
     module, args, kwargs = _built(workload, options.get("dtype"), device)
     training = mode == "training"

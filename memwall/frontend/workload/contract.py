@@ -76,7 +76,7 @@ class Source:
     shown: str
     target: str
     name: str
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Any]
     input_specs: Sequence[str] = ()
 
     @property
@@ -189,7 +189,7 @@ def _override(source: Source, workload: Workload) -> Workload:
     return replace(workload, name=name, target=source.target, inputs=inputs)
 
 
-def _with_sizes(function: Any, sizes: Mapping[str, int], takers: dict[str, set[str]]) -> Callable[[], Any]:
+def _with_sizes(function: Any, sizes: Mapping[str, Any], takers: dict[str, set[str]]) -> Callable[[], Any]:
     """The function with batch and seq bound where it takes them; notes in ``takers`` which function takes which."""
     takes = takers.setdefault(maker_name(function), set())
     parameters = _parameters(function)

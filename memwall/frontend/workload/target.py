@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError, nearest
 from memwall.frontend.workload.contract import Source, Workload, by_contract, by_name
 from memwall.frontend.workload.loading import importable, load_file, load_module
+from memwall.frontend.workload.sizes import read_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 
 KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON or a saved profile (.json)"
@@ -54,15 +55,15 @@ def split_target(target: str) -> Parts:
 def resolve(
     target: str,
     *,
-    batch: int | None = None,
-    seq: int | None = None,
     input_specs: Sequence[str] = (),
     mode: str = "inference",
     gpu: Gpu | str | None = DEFAULT_GPU,
+    **given: Any,
 ) -> Workload:
     """The workload that a target names. Runs the user's file, but calls none of its functions except ``workload()``.
 
-    ``batch`` and ``seq`` are passed to the file's functions that take them; ``input_specs`` are strings such as
+    ``given`` are some of :data:`memwall.frontend.workload.sizes.SIZES`, such as ``batch`` and ``seq``; they are passed
+    to the file's functions that take them; ``input_specs`` are strings such as
     ``f32[8,3,224,224]`` and replace the file's inputs. ``mode`` matters only to ``hf:``: training passes labels. While
     the file is loaded, ``torch.cuda`` answers as with ``gpu``, and what is put on CUDA stays on the host; None: as this
     machine does.
@@ -74,10 +75,7 @@ def resolve(
     kind, place, name = split_target(target)
     if not place:
         raise UsageError(f"{target!r} names nothing; want {KINDS}")
-    sizes = {key: value for key, value in (("batch", batch), ("seq", seq)) if value is not None}
-    for key, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"--{key} must be a whole number above 0, not {value!r}")
+    sizes = read_sizes(given)
     if kind == "hf":
         from memwall.frontend.workload.hf import from_config
 
@@ -100,7 +98,7 @@ def resolve(
 
 
 def _loaded(
-    kind: str, place: str, name: str, target: str, sizes: Mapping[str, int], input_specs: Sequence[str]
+    kind: str, place: str, name: str, target: str, sizes: Mapping[str, Any], input_specs: Sequence[str]
 ) -> Workload:
     if kind == "file":
         path = Path(place)

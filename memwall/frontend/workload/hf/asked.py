@@ -133,6 +133,11 @@ class Asked:
         return int(self.sizes.get("seq") or min([SEQ, *longest]))
 
     @property
+    def sees(self) -> bool:
+        """Whether the model has a part for images."""
+        return getattr(self.config, "vision_config", self) is not None
+
+    @property
     def images(self) -> int:
         return int(self.sizes.get("images", 1))
 
@@ -150,6 +155,8 @@ class Asked:
         """Height and width of an image: those asked for, else those of the configuration."""
         given = self.sizes.get("image")
         height, width = given or self._trained_image
+        if given is None and self.takes("prompt_pixel_values"):  # seen below its prompt
+            height //= 2
         step = self.patch * self.merge if self.takes("image_grid_thw") or "grid_thw" in self.parameters else 1
         return max(height // step, 1) * step, max(width // step, 1) * step
 

@@ -97,8 +97,9 @@ def architectures(transformers: Any, raw: dict[str, Any]) -> list[Any]:
 def _check_read(config: Any, raw: dict[str, Any], source: Path) -> None:
     """Refuse a configuration whose sizes its class did not take: it would be profiled with default sizes."""
     text = text_config(config)
-    for key in _CHECKED:
-        if key in raw and text is not config and getattr(text, key, raw[key]) != raw[key]:
+    nested = any(isinstance(value, dict) and "num_hidden_layers" in value for value in raw.values())
+    for key in () if nested or text is config else _CHECKED:
+        if key in raw and getattr(text, key, raw[key]) != raw[key]:
             raise UsageError(
                 f"{source}: {key} is {raw[key]}, but {type(config).__name__} reads it from its text_config, which has"
                 f" {getattr(text, key)}: this file is of another version of the model"

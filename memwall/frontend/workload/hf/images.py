@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memwall.core.errors import UsageError
 from memwall.frontend.workload.hf.asked import Asked, number, pair
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _patches(asked: Asked) -> Tensors:
     values = asked.channels * depth * asked.patch * asked.patch
     pixels = torch.randn((count * height * width, values), dtype=asked.dtype)
     grid = torch.tensor([[1, height, width]] * count, dtype=torch.int64)
-    return {"pixel_values": pixels, "image_grid_thw": grid}
+    return {"pixel_values": pixels, "hidden_states": pixels, "image_grid_thw": grid, "grid_thw": grid}
 
 
 def _flat_patches(asked: Asked) -> Tensors:
@@ -149,7 +150,7 @@ _LAYOUTS: tuple[tuple[Callable[[Asked], bool], Callable[[Asked], Tensors]], ...]
     (lambda a: a.takes("image_position_ids") or a.takes("pixel_position_ids"), _positioned_patches),
     (lambda a: a.takes("pixel_attention_mask", "spatial_shapes"), _flat_patches),
     (lambda a: bool(getattr(a.config, "image_grid_pinpoints", None)), _any_resolution),
-    (lambda a: a.takes("image_sizes"), _sized),
+    (lambda a: a.takes("image_sizes") and a.vision.model_type == "pixtral", _sized),
     (lambda a: a.takes("pixel_attention_mask"), _masked),
     (lambda a: number(a.vision, "num_frames", "frames_per_clip") is not None, _clip),
     (lambda a: True, _plain),
@@ -175,8 +176,11 @@ def videos(asked: Asked) -> Tensors:
 
 
 def tokens_of(features: Any, width: int) -> int:
-    """Tokens that image features are: rows of ``width`` numbers in all of their tensors."""
+    """Tokens that image features are: rows as wide as the text's; a UsageError where they are not."""
     from torch.utils._pytree import tree_leaves
 
     found = getattr(features, "pooler_output", features)
-    return sum(tensor.numel() for tensor in tree_leaves(found) if hasattr(tensor, "numel")) // width
+    tensors = [tensor for tensor in tree_leaves(found) if hasattr(tensor, "numel")]
+    if any(tensor.shape[-1] != width for tensor in tensors):
+        raise UsageError(f"its features are {tensors[0].shape[-1]} wide, tokens of text are {width}")
+    return sum(tensor.numel() for tensor in tensors) // width

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
 from memwall.frontend.workload.blame import first_line
-from memwall.frontend.workload.hf.asked import Asked, number
+from memwall.frontend.workload.hf.asked import SEQ, Asked, number
 from memwall.frontend.workload.hf.images import images, tokens_of, videos
 
 if TYPE_CHECKING:
@@ -69,42 +69,178 @@ def _constant(value: int) -> Callable[[Asked], int]:
     return lambda asked: value
 
 
+def _fixed_columns(asked: Asked) -> int | None:
+    """Columns of a spectrogram of which each has a position, as in Whisper's encoder, whose second layer takes two."""
+    if number(asked.audio, "input_feat_per_channel"):
+        return None
+    positions = number(asked.audio, "max_source_positions", "n_window_infer")
+    return 2 * positions if positions and number(asked.audio, "max_source_positions") else None
+
+
 def _spectrogram(asked: Asked) -> Tensor:
     """Whisper's is (batch, mels, columns), 30 s by its encoder's positions; others' are (batch, columns, mels)."""
     import torch
 
-    positions = number(asked.audio, "max_source_positions")
-    if (
-        positions is not None
-        and number(asked.audio, "num_mel_bins")
-        and not number(asked.audio, "input_feat_per_channel")
-    ):
-        return torch.randn((asked.batch, asked.mels, 2 * positions), dtype=asked.dtype)
-    return torch.randn((asked.batch, asked.columns(), asked.mels), dtype=asked.dtype)
+    columns = _fixed_columns(asked)
+    shape = (asked.columns(), asked.mels) if columns is None else (asked.mels, columns)
+    return torch.randn((asked.batch, *shape), dtype=asked.dtype)
 
 
-def _lags(asked: Asked) -> int:
+def _spectrogram_mask(asked: Asked) -> Tensor:
+    import torch
+
+    return torch.ones((asked.batch, _fixed_columns(asked) or asked.columns()), dtype=torch.int64)
+
+
+def _sound(asked: Asked) -> Tensor:
+    """A waveform: (batch, samples), (batch, channels, samples) for codecs; or a spectrogram of fixed length."""
+    import torch
+
+    longest = number(asked.config, "max_length")
+    if longest and number(asked.config, "num_mel_bins"):
+        return torch.randn((asked.batch, longest, asked.mels), dtype=asked.dtype)
+    codec = number(asked.config, "codebook_size", "codebook_dim", "audio_channels") is not None
+    lead = (asked.batch, number(asked.config, "audio_channels") or 1) if codec else (asked.batch,)
+    return torch.randn((*lead, asked.samples), dtype=asked.dtype)
+
+
+def _context(asked: Asked) -> int:
     """Steps of the past that a time-series model is given."""
-    context = number(asked.config, "context_length", "prediction_length") or 1
     lags = getattr(asked.config, "lags_sequence", None) or [0]
-    return context + max(lags)
+    return (number(asked.config, "context_length", "prediction_length") or SEQ) + max(lags)
 
+
+def _horizon(asked: Asked) -> int:
+    return number(asked.config, "prediction_length", "horizon_length") or 1
+
+
+def _series(steps: Callable[[Asked], int]) -> Make:
+    """(batch, steps), with a third axis where there are several variables."""
+
+    def make(asked: Asked) -> Tensor:
+        import torch
+
+        several = number(asked.config, "num_input_channels")
+        width = several or number(asked.config, "input_size") or 1
+        last = (width,) if several or width > 1 else ()
+        return torch.randn((asked.batch, steps(asked), *last), dtype=asked.dtype)
+
+    return make
+
+
+def _observed(steps: Callable[[Asked], int]) -> Make:
+    def make(asked: Asked) -> Tensor:
+        import torch
+
+        return torch.ones_like(_series(steps)(asked), dtype=torch.bool)
+
+    return make
+
+
+def _codes(asked: Asked) -> Tensor:
+    """Ids of the decoder: those of text, or for several codebooks a row for each."""
+    import torch
+
+    decoder = getattr(asked.config, "decoder", None)
+    books = number(decoder, "num_codebooks") or 1
+    vocabulary = number(decoder, "vocab_size") or asked.vocabulary
+    return torch.randint(0, vocabulary, (asked.batch * books, asked.seq)) if books > 1 else _ids(asked)
+
+
+def _steps(asked: Asked) -> Tensor:
+    import torch
+
+    return torch.arange(asked.seq).expand(asked.batch, -1)
+
+
+def _flattened(asked: Asked) -> Tensor:
+    """Pix2Struct: patches with row and column in front (image_processing_pix2struct.py)."""
+    import torch
+
+    patches = asked.seq if "seq" in asked.sizes else 2048
+    values = number(asked.vision, "patch_embed_hidden_size") or asked.patch**2 * asked.channels
+    made = torch.randn((asked.batch, patches, values + 2), dtype=asked.dtype)
+    made[..., 0] = torch.arange(patches) // 64 + 1
+    made[..., 1] = torch.arange(patches) % 64 + 1
+    return made
+
+
+def _pixel_mask(asked: Asked) -> Tensor:
+    import torch
+
+    return torch.ones((asked.batch, *asked.image), dtype=torch.int64)
+
+
+def _height(asked: Asked) -> int:
+    return asked.image[0]
+
+
+def _width(asked: Asked) -> int:
+    return asked.image[1]
+
+
+def _channels(asked: Asked) -> int:
+    return asked.channels
+
+
+_ONE = _constant(1)
+_CLASSES = _constant(8)
+_hidden = _of("hidden_size", "d_model", "n_embd")
+_image = _floats(_batch, _channels, _height, _width)
 
 #: Parameter of forward → its tensor.
 _MAKERS: Mapping[str, Make] = {
+    # text
     "input_ids": _ids,
-    "decoder_input_ids": _ids,
-    "input_values": _floats(_batch, lambda a: a.samples),
-    "input_features": _spectrogram,
+    "decoder_input_ids": _codes,
+    "inputs_embeds": _floats(_batch, _seq, _hidden),
     "bbox": _whole(0, _batch, _seq, _constant(4)),
     "qformer_input_ids": _whole(1, _batch, _constant(32)),
-    "query_embeds": _floats(_batch, _of("num_query_tokens", default=32), _of("hidden_size")),
-    "inputs_embeds": _floats(_batch, _seq, _of("hidden_size", "d_model")),
-    "past_values": _floats(_batch, _lags, _of("input_size", "num_input_channels")),
+    "query_embeds": _floats(_ONE, _of("num_query_tokens", default=32), _hidden),
+    "inputs": _floats(_batch, _seq, _hidden),
+    # sound
+    "input_values": _sound,
+    "input_features": _spectrogram,
+    "input_features_mask": _spectrogram_mask,
+    "feature_attention_mask": _spectrogram_mask,
+    "spectrogram": _floats(_batch, lambda a: a.columns(), _of("model_in_dim", "num_mel_bins", default=80)),
+    # images
+    "flattened_patches": _flattened,
+    "image": _image,
+    "prompt_pixel_values": _image,
+    "prompt_masks": _image,
+    "pixel_mask": _pixel_mask,
+    "input_points": _floats(_batch, _ONE, _ONE, _constant(2)),
+    "task_inputs": _whole(1, _batch, _of("task_seq_len", default=77)),
+    "visual_feats": _floats(_batch, _constant(36), _of("visual_feat_dim", default=2048)),
+    "visual_pos": _floats(_batch, _constant(36), _of("visual_pos_dim", default=4)),
+    "classes_input_ids": _whole(1, _CLASSES, _constant(16)),
+    "classes_attention_mask": _whole(1, _CLASSES, _constant(16)),
+    "tasks_input_ids": _whole(1, _batch, _constant(16)),
+    "tasks_attention_mask": _whole(1, _batch, _constant(16)),
+    "classes_structure": _whole(8, _batch),
+    # time series and decisions
+    "past_values": _series(_context),
+    "past_observed_mask": _observed(_context),
+    "past_time_features": _floats(_batch, _context, _of("num_time_features", "num_dynamic_real_features")),
+    "future_time_features": _floats(_batch, _horizon, _of("num_time_features", "num_dynamic_real_features")),
+    "future_values": _series(_horizon),
+    "states": _floats(_batch, _seq, _of("state_dim")),
+    "actions": _floats(_batch, _seq, _of("act_dim")),
+    "rewards": _floats(_batch, _seq, _ONE),
+    "returns_to_go": _floats(_batch, _seq, _ONE),
+    "timesteps": _steps,
 }
 
 #: What goes with other inputs where forward takes it, though it has a default.
-_WITH: Mapping[str, tuple[str, ...]] = {"input_ids": ("bbox", "qformer_input_ids")}
+_WITH: Mapping[str, tuple[str, ...]] = {
+    "input_ids": ("bbox", "qformer_input_ids", "visual_feats", "visual_pos"),
+    "input_features": ("input_features_mask", "feature_attention_mask"),
+    "pixel_values": ("input_points",),
+    "past_values": ("past_time_features", "past_observed_mask", "future_time_features"),
+    "future_time_features": ("future_values",),  # decoded with the past
+    "states": ("actions", "rewards", "returns_to_go", "timesteps"),
+}
 
 
 def make_inputs(asked: Asked, model: Callable[[], Any], note: Callable[[str], None]) -> dict[str, Tensor]:
@@ -128,22 +264,26 @@ def make_inputs(asked: Asked, model: Callable[[], Any], note: Callable[[str], No
         return {name: made[name] for name in ("input_ids", "decoder_input_ids") if name in made}
 
 
+#: Main inputs that come with others.
+_VISUAL: Mapping[str, Callable[[Asked], dict[str, Tensor]]] = {"pixel_values": images, "pixel_values_videos": videos}
+
+
 def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
     """Each input that is passed, before image tokens are put into the ids."""
     main = getattr(asked.model, "main_input_name", "input_ids")
     names = [*([main] if isinstance(main, str) else main), *asked.required]
     if asked.config.is_encoder_decoder:
         names.append("decoder_input_ids")
-    if "input_ids" in names and asked.takes("pixel_values"):
+    if "input_ids" in names and asked.takes("pixel_values") and asked.sees:
         names.append("pixel_values")
-    names += [more for name in names for more in _WITH.get(name, ())]
+    for name in names:  # grows as it goes
+        names += [more for more in _WITH.get(name, ()) if more not in names and asked.takes(more)]
     for name in dict.fromkeys(names):
         if name not in asked.parameters:
             continue
-        if name in ("pixel_values", "pixel_values_videos"):
-            yield from (
-                (k, v) for k, v in (images if name == "pixel_values" else videos)(asked).items() if asked.takes(k)
-            )
+        if name in _VISUAL or (name == "hidden_states" and asked.takes("grid_thw")):
+            made = _VISUAL.get(name, images)(asked)
+            yield from ((key, tensor) for key, tensor in made.items() if asked.takes(key))
         elif name in _MAKERS:
             yield name, _MAKERS[name](asked)
 
@@ -159,7 +299,10 @@ def _with_image_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[]
     token = next((n for name in _IMAGE_TOKENS if (n := number(asked.config, name)) is not None), None)
     if token is None or not {"input_ids", "pixel_values"} <= made.keys():
         return made
-    count = _image_tokens(asked, made, model()) // asked.batch
+    ask = _asks_features(model())
+    if ask is None:  # images are attended to, and are no tokens
+        return made
+    count = _image_tokens(asked, made, ask) // asked.batch
     parts = [_special(asked, "vision_start_token_id"), [token] * count, _special(asked, "vision_end_token_id")]
     front = torch.tensor([each for part in parts for each in part], dtype=torch.int64).expand(asked.batch, -1)
     made["input_ids"] = torch.cat((front, made["input_ids"]), 1)
@@ -173,16 +316,17 @@ def _special(asked: Asked, name: str) -> list[int]:
     return [] if found is None else [found]
 
 
-def _image_tokens(asked: Asked, made: Mapping[str, Tensor], module: Any) -> int:
+def _asks_features(module: Any) -> Any:
+    """The module's function from pixels to features; None where it has none."""
+    homes: tuple[Any, ...] = (module, getattr(module, "model", None))
+    return next((home.get_image_features for home in homes if hasattr(home, "get_image_features")), None)
+
+
+def _image_tokens(asked: Asked, made: Mapping[str, Tensor], ask: Callable[..., Any]) -> int:
     """Tokens that the model makes of the images of a batch."""
     import torch
 
-    ask = next(
-        (f for home in (module, getattr(module, "model", None)) if (f := getattr(home, "get_image_features", None))),
-        None,
-    )
-    if ask is None:
-        raise UsageError("it does not say how many tokens an image becomes")
     taken = inspect.signature(ask).parameters
     with torch.no_grad():
-        return tokens_of(ask(**{k: v for k, v in made.items() if k in taken}), number(asked.text, "hidden_size") or 1)
+        features = ask(**{name: tensor for name, tensor in made.items() if name in taken})
+    return tokens_of(features, number(asked.text, "hidden_size", "n_embd", "d_model") or 1)

@@ -1,0 +1,47 @@
+"""The sizes of a workload that a user may choose: handed to a model file's functions that take them, and to ``hf:``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memwall.core.errors import UsageError
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"--{name} must be a whole number above 0, not {value!r}")
+    return value
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise UsageError(f"--{name} must be a number above 0, not {value!r}")
+    return float(value)
+
+
+def _image(name: str, value: Any) -> tuple[int, int]:
+    """Height and width of ``1024x768``, ``1024`` or ``(1024, 768)``."""
+    said = str(value) if isinstance(value, (str, int)) else "x".join(map(str, value))
+    match = re.fullmatch(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?", said.strip().lower())
+    if match is None:
+        raise UsageError(f"--{name} must be HEIGHTxWIDTH in pixels, such as 1024x1024, not {value!r}")
+    return int(match[1]), int(match[2] or match[1])
+
+
+#: Size → (name, what the user gave) → what functions are given.
+SIZES: Mapping[str, Callable[[str, Any], Any]] = {
+    "batch": _whole, "seq": _whole, "image": _image, "images": _whole, "video": _whole, "seconds": _seconds,
+}  # fmt: skip
+
+
+def split_sizes(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sizes among some options, and the others."""
+    sizes = {name: value for name, value in options.items() if name in SIZES}
+    return sizes, {name: value for name, value in options.items() if name not in SIZES}
+
+
+def read_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that are given, each as functions are given it; a UsageError where one is wrong."""
+    return {name: read(name, given[name]) for name, read in SIZES.items() if given.get(name) is not None}
