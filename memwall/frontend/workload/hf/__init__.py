@@ -47,7 +47,7 @@ def from_config(
 
         def inputs() -> Any:
             made = make_inputs(asked, built.again, said.append)
-            return with_labels(asked, made) if mode == "training" else made
+            return with_labels(asked, made, said.append) if mode == "training" else made
 
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
     return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes))

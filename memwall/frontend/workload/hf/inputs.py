@@ -189,7 +189,7 @@ _hidden = _of("hidden_size", "d_model", "n_embd")
 _image = _floats(_batch, _channels, _height, _width)
 
 #: Parameter of forward → its tensor.
-_MAKERS: Mapping[str, Make] = {
+MAKERS: Mapping[str, Make] = {
     # text
     "input_ids": _ids,
     "decoder_input_ids": _codes,
@@ -284,8 +284,8 @@ def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
         if name in _VISUAL or (name == "hidden_states" and asked.takes("grid_thw")):
             made = _VISUAL.get(name, images)(asked)
             yield from ((key, tensor) for key, tensor in made.items() if asked.takes(key))
-        elif name in _MAKERS:
-            yield name, _MAKERS[name](asked)
+        elif name in MAKERS:
+            yield name, MAKERS[name](asked)
 
 
 #: What a configuration calls the token that stands for a piece of an image.

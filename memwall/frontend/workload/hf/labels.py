@@ -1,28 +1,91 @@
-"""Labels for heads that compute their own loss."""
+"""Labels in training, as each head wants them; a head that memwall has none for trains on the sum of its outputs.
+
+Detection and mask heads match their outputs to the objects of an image on the host, which needs data: they get none.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from memwall.frontend.workload.hf.asked import Asked
 
-#: Ends of the names of classes that take labels, one for each token or one for each sample.
-_TOKEN_LABELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
-_SAMPLE_LABELS = ("ForSequenceClassification", "ForImageClassification", "ForVideoClassification",
-                  "ForAudioClassification", "ForQuestionAnswering")  # fmt: skip
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Inputs = Mapping[str, "Tensor"]
+#: characters that a second of speech is written with
+_CHARACTERS_PER_S = 15
 
 
-def with_labels(asked: Asked, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs with labels: of class 0, which exists whatever the number of classes; without any where the head takes
-    none."""
+def _zeros(*shape: int) -> Tensor:
+    """Class 0, which exists whatever the number of classes."""
     import torch
 
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def _tokens(asked: Asked, inputs: Inputs) -> Tensor | None:
+    ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    return None if ids is None else _zeros(*ids.shape)
+
+
+def _sample(asked: Asked, inputs: Inputs) -> Tensor:
+    return _zeros(asked.batch)
+
+
+def _transcript(asked: Asked, inputs: Inputs) -> Tensor:
+    """Letters of a second of speech, none of them the blank."""
+    seconds = float(asked.sizes.get("seconds", 1.0))
+    return _zeros(asked.batch, max(1, int(seconds * _CHARACTERS_PER_S))) + 1
+
+
+def _pixel(asked: Asked, inputs: Inputs) -> Tensor:
+    return _zeros(asked.batch, *asked.image)
+
+
+def _hidden_patches(asked: Asked, inputs: Inputs) -> Tensor:
+    import torch
+
+    height, width = (size // asked.patch for size in asked.image)
+    hidden = torch.arange(height * width) % 2 == 0
+    return hidden.expand(asked.batch, -1)
+
+
+def _future(asked: Asked, inputs: Inputs) -> Tensor:
+    from memwall.frontend.workload.hf.inputs import MAKERS
+
+    return MAKERS["future_values"](asked)
+
+
+def _yes(asked: Asked, inputs: Inputs) -> Any:
+    return True
+
+
+Make = Callable[[Asked, Inputs], Any]
+
+#: End of a class's name → its labels by parameter of forward; the first that fits, and only what forward takes.
+_HEADS: tuple[tuple[tuple[str, ...], Mapping[str, Make]], ...] = (
+    (("ForPreTraining",), {"labels": _tokens, "next_sentence_label": _sample, "sentence_order_label": _sample}),
+    (("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"),
+     {"labels": _tokens}),
+    (("ForQuestionAnswering",), {"start_positions": _sample, "end_positions": _sample}),
+    (("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification",
+      "ForNextSentencePrediction"), {"labels": _sample}),
+    (("ForCTC",), {"labels": _transcript}),
+    (("ForSemanticSegmentation",), {"labels": _pixel}),
+    (("ForMaskedImageModeling", "ForPreTraining"), {"bool_masked_pos": _hidden_patches}),
+    (("ForPrediction",), {"future_values": _future}),
+    (("Model",), {"return_loss": _yes}),
+)  # fmt: skip
+
+
+def with_labels(asked: Asked, inputs: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """The inputs with the labels of the model's head; ``note`` is told where it has none."""
     name = asked.model.__name__
-    if name.endswith(_TOKEN_LABELS) and asked.takes("labels"):
-        ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
-        return inputs if ids is None else {**inputs, "labels": torch.zeros(ids.shape, dtype=torch.int64)}
-    if not name.endswith(_SAMPLE_LABELS):
-        return inputs
-    taken = ("start_positions", "end_positions") if name.endswith("ForQuestionAnswering") else ("labels",)
-    made = {label: torch.zeros(asked.batch, dtype=torch.int64) for label in taken if asked.takes(label)}
-    return {**inputs, **made}
+    wanted = next((made for ends, made in _HEADS if name.endswith(ends)), {})
+    labels = {key: make(asked, inputs) for key, make in wanted.items() if asked.takes(key)}
+    labels = {key: label for key, label in labels.items() if label is not None}
+    if not labels:
+        note(f"the loss is the sum of the outputs: memwall has no labels for {name}")
+    return {**inputs, **labels}
