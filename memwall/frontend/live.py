@@ -32,7 +32,7 @@ from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.origin import ModuleTimeline, module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.run import Traced, exclusive, inference_mode_as_no_grad, noted
-from memwall.frontend.torch.tensors import flat_tensors
+from memwall.frontend.torch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.ops.sdpa import GENERATIONS
 
@@ -60,7 +60,9 @@ class LiveRecorder(Recorder):
         self._storage_ids[raw._cdata] = storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if args and isinstance(args[0], torch.Tensor):  # a view of a leaf is not a leaf
+        if (
+            args and isinstance(args[0], torch.Tensor) and not is_wrapper(type(args[0]))
+        ):  # a view of a leaf is not a leaf
             self._meet(args[0])
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -212,11 +214,12 @@ class LiveTrace:
         self._names |= {id(module): root, **paths}
         for recorder in self.recorders.values():
             for name, parameter in plain.named_parameters():
-                recorder.take(plain_tensor(parameter), name, f"{root}.{name}".rpartition(".")[0])
+                for part in plain_parts(plain_tensor(parameter)):
+                    recorder.take(part, name, f"{root}.{name}".rpartition(".")[0])
             for name, buffer in plain.named_buffers():
-                buffer = plain_tensor(buffer)
-                if buffer.device.type == recorder.device:
-                    recorder.set_role(buffer, "buffer", name)
+                for part in plain_parts(plain_tensor(buffer)):
+                    if part.device.type == recorder.device:
+                        recorder.set_role(part, "buffer", name)
         return root
 
     def _as_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:

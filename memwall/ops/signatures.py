@@ -43,13 +43,14 @@ class Argument(NamedTuple):
 
 class Signature(NamedTuple):
     """What is known of an operator, looked up once. ``updates`` marks multi-tensor ops that only write their arguments:
-    they need not be run to know their result."""
+    they need not be run to know their result, ``composite`` those that autograd splits into others before they run."""
 
     function: Any
     name: str
     free: bool
     skipped: bool
     updates: bool
+    composite: bool
     arguments: tuple[Argument, ...]
 
 
@@ -71,7 +72,8 @@ def signature_of(func: Any) -> Signature:
         arguments.append(Argument(stated, kind, argument.kwarg_only, default, written, unread))
     free = func.is_view or packet in FREE
     updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
-    return Signature(func, name, free, func.namespace in _SKIPPED_NAMESPACES, updates, tuple(arguments))
+    skipped, composite = func.namespace in _SKIPPED_NAMESPACES, func._can_decompose()
+    return Signature(func, name, free, skipped, updates, composite, tuple(arguments))
 
 
 def _known_names(schema: Any) -> dict[str, str]:

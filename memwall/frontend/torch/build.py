@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 from memwall.core.errors import UsageError, message_of
 from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.tensors import plain_parts
 from memwall.frontend.workload.blame import blame, first_line
 
 
@@ -67,7 +68,8 @@ def build_inputs(source: Any, device: str, warn: Callable[[str], None], dtype: t
 
     copies = Copies(place)
     copied = copies.of(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs), "input")
-    plain = {id(item): f"input{i}" for i, item in enumerate(tree_flatten(copied)[0])}
+    given = enumerate(tree_flatten(copied)[0])
+    plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
     tensors = {plain.get(id(tensor), name): tensor for name, tensor in copies.found}
     return Inputs((), copied, tensors) if isinstance(copied, dict) else Inputs(copied, {}, tensors)
 
@@ -115,7 +117,7 @@ def _copy_module(module: nn.Module, device: str) -> Built:
         copied = copies.of(module)
     except Exception as error:
         raise blame(error, "copying the module") from error
-    own = {id(tensor) for tensor in (*copied.parameters(), *copied.buffers())}
+    own = {id(part) for tensor in (*copied.parameters(), *copied.buffers()) for part in plain_parts(tensor)}
     return Built(copied, {name: tensor for name, tensor in copies.found if id(tensor) not in own})
 
 

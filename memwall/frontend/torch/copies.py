@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from memwall.core.errors import UsageError
+from memwall.frontend.torch.tensors import is_wrapper, plain_parts
 
 #: Moves a tensor to the traced device, as a new leaf; it may be a buffer, an input or the data of a parameter.
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -98,16 +99,28 @@ class Copies:
             raise UsageError(
                 f"{'.'.join(filter(None, self._path))} is a lazy parameter: call the module once before it is profiled"
             )
+        made = self._memo[id(tensor)] = self._like(tensor)
+        for name, value in tensor.__dict__.items():
+            made.__dict__.setdefault(name, self._at(name, value))
+        if tensor.is_leaf:
+            for hook in (tensor._backward_hooks or {}).values():
+                made.register_hook(self._copied(hook))
+            for hook in (tensor._post_accumulate_grad_hooks or {}).values():
+                made.register_post_accumulate_grad_hook(self._copied(hook))
+        return made
+
+    def _like(self, tensor: Any) -> torch.Tensor:
+        """A tensor of the same class on the traced device; what a wrapper holds is placed in its stead."""
+        kind: Any = type(tensor)
+        if is_wrapper(kind) and plain_parts(tensor):
+            names, context = tensor.__tensor_flatten__()
+            parts = {name: self._at(name, getattr(tensor, name)) for name in names}
+            wrapper = kind.__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
+            return nn.Parameter(wrapper, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else wrapper
         made = self._place(tensor)
-        if isinstance(tensor, nn.Parameter):
-            made = nn.Parameter(made.detach(), tensor.requires_grad)
-        self._memo[id(tensor)] = made
+        if kind is not torch.Tensor:
+            made = torch.Tensor._make_subclass(kind, made.detach(), tensor.requires_grad)
         self.found.append((".".join(filter(None, self._path)), made))
-        made.__dict__.update((name, self._at(name, value)) for name, value in tensor.__dict__.items())
-        for hook in (tensor._backward_hooks or {}).values() if tensor.is_leaf else ():
-            made.register_hook(self._copied(hook))
-        for hook in (tensor._post_accumulate_grad_hooks or {}).values() if tensor.is_leaf else ():
-            made.register_post_accumulate_grad_hook(self._copied(hook))
         return made
 
     def _module(self, module: nn.Module, kind: Any) -> Any:

@@ -147,6 +147,11 @@ def _load(original: Callable[..., Any], file: Any, map_location: Any = None, *ar
     return original(file, "cpu" if map_location is None or is_cuda(map_location) else map_location, *args, **kwargs)
 
 
+def _of_cuda(original: Callable[..., Any], *device: str) -> Any:
+    """What torch says of CUDA's autocast, also where code asks for the device of a tensor without data."""
+    return original(*("cuda" if kind == "meta" else kind for kind in device))
+
+
 def _compile(model: Any = None, **options: Any) -> Any:
     """``torch.compile`` as the eager execution that is traced: the module or function itself."""
     return model if model is not None else lambda function: function
@@ -212,6 +217,8 @@ _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
     }),
     (torch.Tensor, {"record_stream": _always()}),
     (torch, {
+        "is_autocast_enabled": partial(_of_cuda, torch.is_autocast_enabled),
+        "get_autocast_dtype": partial(_of_cuda, torch.get_autocast_dtype),
         "Generator": _Generator, "compile": _compile, "load": partial(_load, torch.load),
         "set_default_tensor_type": partial(_set_default_tensor_type, torch.set_default_tensor_type),
     }),

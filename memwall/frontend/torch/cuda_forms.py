@@ -15,6 +15,7 @@ import torch
 
 from memwall.frontend.torch.attention import attend, call_of, choose
 from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.tensors import is_wrapper
 from memwall.ops.sdpa import FORWARD, Call
 
 _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
@@ -76,7 +77,8 @@ class CudaForms:
         tensors = (query, key, value, attn_mask)
         options = (dropout_p, is_causal, scale, enable_gqa)
         made = call_of(*tensors, *options)
-        as_usual = self._decomposes or torch._C._are_functorch_transforms_active()  # they refuse a Function like Real
+        # transforms refuse a Function like Real, and wrappers choose the shapes of what runs
+        as_usual = self._decomposes or torch._C._are_functorch_transforms_active() or _is_wrapper(query)
         if as_usual or made.backends in ((), ("math",)):
             return self._called(made, tensors, options)
         call = OpaqueCall(
@@ -135,10 +137,8 @@ class CudaForms:
         results: tuple[torch.Tensor, ...] = Opaque.apply(self.recorder, call, *inputs)
         return results
 
-    def _rms_norm(
-        self, x: torch.Tensor, shape: Sequence[int], weight: Any = None, eps: float | None = None
-    ) -> torch.Tensor:
-        if weight is not None and weight.dtype != x.dtype:
+    def _rms_norm(self, x: Any, shape: Sequence[int], weight: Any = None, eps: float | None = None) -> torch.Tensor:
+        if (weight is not None and weight.dtype != x.dtype) or _is_wrapper(x):
             return _rms_norm_composite(x, shape, weight, eps)
         given = () if eps is None else (("eps", float(eps)),)
         attributes = (("normalized_shape", tuple(map(int, shape))), *given)
@@ -190,6 +190,11 @@ class CudaForms:
 #: cuDNN's number of a recurrent layer -> ATen's name, and gates
 RECURRENT = {2: "lstm.input", 3: "gru.input", 1: "rnn_tanh.input", 0: "rnn_relu.input"}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    kind: Any = type(tensor)
+    return is_wrapper(kind)
 
 
 def _like(tensor: torch.Tensor) -> tuple[list[int], torch.dtype]:

@@ -26,6 +26,7 @@ from memwall.frontend.torch.tensors import (
     flat_tensors,
     freeze,
     in_cudnn_layout,
+    is_wrapper,
     same_view,
     sparse_parts,
     stolen_gradient,
@@ -157,6 +158,8 @@ class Recorder(TorchDispatchMode):
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(map(is_wrapper, types)):
+            return NotImplemented  # a wrapper first runs the calls that it stands for, which come here again
         if isinstance(func, HigherOrderOperator):
             raise UsageError(
                 f"a trace cannot record {func.name()}, an operator that takes Python functions (in"
@@ -167,6 +170,9 @@ class Recorder(TorchDispatchMode):
         if signature is None:
             signature = self._signatures[func] = signature_of(func)
         kwargs = kwargs or {}
+        if signature.composite:  # called by a wrapper, below autograd, which would have split it
+            with self:
+                return func.decompose(*args, **kwargs)
         if signature.skipped:
             return func(*args, **kwargs)
         if signature.name == "aten.clone" and args[0].layout is torch.sparse_coo and args[0].is_meta:

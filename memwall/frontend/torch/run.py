@@ -38,7 +38,7 @@ from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.light_imports import light_imports
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
-from memwall.frontend.torch.tensors import dtype_name, flat_tensors
+from memwall.frontend.torch.tensors import dtype_name, flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.workload import Workload
 from memwall.frontend.workload.inputs import SHORT_DTYPES
@@ -285,12 +285,14 @@ class _Step:
         """What was recorded."""
         recorder = self.recorder
         recorder.forget_unused(self.hidden.values())
-        outputs = [t for t in _tensors_in(result) if t.device.type == self.device]
+        made = [part for tensor in _tensors_in(result) for part in plain_parts(tensor)]
+        outputs = [t for t in made if t.device.type == self.device]
         if any(recorder.knows(t) is None for t in outputs):
             self.warn(
                 "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
             )
-        ids = [recorder.value(t) for t in self.inputs.values()], [recorder.value(t) for t in self.parameters]
+        held = [part for parameter in self.parameters for part in plain_parts(parameter)]
+        ids = [recorder.value(t) for t in self.inputs.values()], [recorder.value(t) for t in held]
         return recorder.graph(*ids, dict.fromkeys(recorder.value(t) for t in outputs), self.options.attention)
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
@@ -326,7 +328,7 @@ class _Step:
         """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""
         for name, tensor in (*self.module.named_parameters(), *self.inputs.items()):
             if tensor.is_leaf:
-                for part in flat_tensors(tensor.grad):
+                for part in flat_tensors([] if tensor.grad is None else plain_parts(tensor.grad)):
                     self.recorder.set_role(part, "gradient", name)
 
 
@@ -336,11 +338,13 @@ def _register(
     """Number the storages that exist before the step, by role; returns the parameters."""
     parameters: list[torch.Tensor] = []
     for name, parameter in module.named_parameters():
-        recorder.storage(parameter, "parameter", name)
+        for part in plain_parts(parameter):
+            recorder.storage(part, "parameter", name)
         recorder.own(parameter, name.rpartition(".")[0])
         parameters.append(parameter)
     for name, buffer in (*module.named_buffers(), *hidden.items()):
-        recorder.storage(buffer, "buffer", name)
+        for part in plain_parts(buffer):
+            recorder.storage(part, "buffer", name)
     for name, item in inputs.items():
         recorder.storage(item, "input", name)
     return parameters
@@ -354,11 +358,12 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
             return None
         with recorder, recorder.unrecorded(), any_scalar():
             settle(optimizer)
-    names = {id(p): recorder.storages[recorder.storage(p)].name for p in parameters}
+    names = {id(p): recorder.storages[recorder.storage(plain_parts(p)[0])].name for p in parameters}
     for parameter, state in optimizer.state.items():
         for key, item in state.items():
-            if isinstance(item, torch.Tensor) and item.device.type == recorder.device:
-                recorder.storage(item, "optimizer_state", f"{names.get(id(parameter), '')}.{key}")
+            for part in plain_parts(item) if isinstance(item, torch.Tensor) else ():
+                if part.device.type == recorder.device:
+                    recorder.storage(part, "optimizer_state", f"{names.get(id(parameter), '')}.{key}")
     return optimizer
 
 

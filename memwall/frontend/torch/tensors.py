@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import is_channels_last
+
+#: what ``__torch_dispatch__`` is of a class whose tensors stand for themselves
+_PLAIN_DISPATCH = (torch._C._disabled_torch_dispatch_impl, torch.Tensor.__torch_dispatch__)
 
 
 def flat_tensors(tree: Any) -> list[torch.Tensor]:
@@ -19,6 +24,29 @@ def flat_tensors(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, (list, tuple)):
         return [t for item in tree for t in flat_tensors(item)]
     return []
+
+
+@cache
+def is_wrapper(kind: Any) -> bool:
+    """Whether tensors of a class stand for others: quantised, distributed or nested ones; a compiler's fake tensors are
+    themselves."""
+    dispatch: Any = getattr(kind, "__torch_dispatch__", None)
+    return dispatch not in _PLAIN_DISPATCH and not issubclass(kind, FakeTensor)
+
+
+def plain_parts(tensor: Any) -> list[torch.Tensor]:
+    """The tensors that hold the data of a wrapper; a plain tensor itself. A UsageError for a wrapper that does not say
+    what it holds."""
+    kind: Any = type(tensor)
+    if not is_wrapper(kind):
+        return [tensor]
+    if not hasattr(kind, "__tensor_flatten__"):
+        name = kind.__name__
+        raise UsageError(
+            f"a {name} is a tensor subclass that does not say what it holds: give {name} __tensor_flatten__ and"
+            " __tensor_unflatten__"
+        )
+    return [part for name in tensor.__tensor_flatten__()[0] for part in plain_parts(getattr(tensor, name))]
 
 
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,0 +1,169 @@
+"""Models inside other things: quantised, nested, compiled, sharded; checked by hand or against the plain module."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import memwall
+from memwall.core.errors import UsageError
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def inputs() -> tuple[torch.Tensor]:
+    return (torch.zeros(8, 64),)
+
+
+def names(made: memwall.Profile) -> list[str]:
+    return [op.name.removeprefix("aten.") for op in made.graph.ops]
+
+
+def profiled(module, given=None, **options) -> memwall.Profile:
+    return memwall.profile(module, given or inputs(), **options)
+
+
+def flops(made: memwall.Profile) -> int:
+    return made.simulations[0].totals.flops
+
+
+#: 8 rows: two products, a ReLU and an addition
+MLP_FLOPS = 2 * 2 * 8 * 64 * 256
+PLAIN = ["addmm", "relu", "addmm", "add.Tensor"]
+
+
+class Int8(torch.Tensor):
+    """A weight in 8 bits with a scale per row, as quantisation libraries write them."""
+
+    @staticmethod
+    def __new__(cls, numbers, scales):
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32, device=numbers.device)
+
+    def __init__(self, numbers, scales) -> None:
+        self.numbers, self.scales = numbers, scales
+
+    def __tensor_flatten__(self):
+        return ["numbers", "scales"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, context, size, stride):
+        return cls(parts["numbers"], parts["scales"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scales)
+        whole = lambda t: t.numbers.float() * t.scales  # noqa: E731
+        return func(*torch.utils._pytree.tree_map_only(cls, whole, args), **(kwargs or {}))
+
+
+def test_a_wrapper_is_what_it_holds_and_runs():
+    """An int8 weight takes a quarter of the memory, and is widened and scaled before the product."""
+    module = Mlp()
+    whole = module.up.weight.detach()
+    module.up.weight = nn.Parameter(Int8(whole.to(torch.int8), torch.ones(256, 1)), requires_grad=False)
+    made = profiled(module)
+    assert Counter(names(made)) == Counter(["_to_copy", "mul.Tensor", *PLAIN])
+    held = made.graph.role_bytes["parameter"]
+    assert held == 256 * 64 + 256 * 4 + (256 + 64 * 256 + 64) * 4
+    assert made.workload.parameters == 2 * 64 * 256 + 256 + 64
+
+
+def test_a_wrapper_that_hides_its_parts_is_refused_with_the_remedy():
+    class Hiding(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape)
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return NotImplemented
+
+    with pytest.raises(UsageError, match="give Hiding __tensor_flatten__"):
+        profiled(nn.ReLU(), (Hiding(torch.zeros(2)),))
+
+
+def test_a_jagged_batch_costs_its_rows():
+    """Three and five tokens are eight rows."""
+    batch = torch.nested.nested_tensor([torch.zeros(3, 64), torch.zeros(5, 64)], layout=torch.jagged)
+    made = profiled(Mlp(), (batch,))
+    assert names(made) == PLAIN
+    assert flops(made) == flops(profiled(Mlp()))
+
+
+def test_a_subclass_that_only_renames_calls_is_kept():
+    class Image(torch.Tensor):
+        pass
+
+    class Net(Mlp):
+        def forward(self, x):
+            assert isinstance(x, Image)
+            return super().forward(x)
+
+    assert names(profiled(Net(), (torch.zeros(8, 64).as_subclass(Image),))) == PLAIN
+
+
+class Compiled(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.compile(self.up)
+        self.go = torch.compile(self.plain)
+
+    def plain(self, x):
+        return super().forward(x)
+
+    def forward(self, x):
+        return self.go(x)
+
+
+class Closing(Mlp):
+    """A module whose forward is a function that closes over the module's own, as hooks of libraries write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = self.forward
+        self.forward = lambda x: own(x)
+
+
+class Partial(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = functools.partial(Mlp.forward, self)
+
+
+class Unpicklable(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.lines = threading.Lock(), (line for line in "ab")
+        self.owner = weakref.ref(self.up)
+
+    def forward(self, x):
+        with self.lock:
+            return x + self.down(torch.relu(self.owner()(x)))
+
+
+@pytest.mark.parametrize("kind", [Compiled, Closing, Partial, Unpicklable])
+def test_a_copy_runs_on_its_own_tensors(kind):
+    made = profiled(kind())
+    assert names(made) == PLAIN
+    assert made.workload.parameters == 2 * 64 * 256 + 256 + 64
+
+
+def test_hooks_on_gradients_are_kept():
+    module = Mlp()
+    module.up.weight.register_hook(lambda gradient: gradient * 2)
+    made = profiled(module, mode="training", optimizer=None)
+    assert Counter(names(made)) - Counter(names(profiled(Mlp(), mode="training", optimizer=None))) == {"mul.Tensor": 1}
