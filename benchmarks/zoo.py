@@ -133,17 +133,18 @@ def _counts(target: Any, mode: str) -> tuple[int, int | None]:
 
     workload = target if isinstance(target, Workload) else resolve(target, mode=mode)
     counter = FlopCounterMode(display=False)
+
+    def execute(step: Any, recorder: Any, args: Any, kwargs: Any) -> Any:
+        counter.flop_counts.clear()  # some models run a part of themselves while they are built
+        return step(*args, **kwargs)
+
     try:
         with counter:
-            traced = trace(workload, TraceOptions(mode, attention="math"), execute=_execute)
+            traced = trace(workload, TraceOptions(mode, attention="math"), execute=execute)
     except Exception:
         return 0, None
     costs = zip(traced.graph.ops, graph_costs(traced.graph), strict=True)
     return sum(cost.total_flops for op, cost in costs if op.name in _COUNTED), int(counter.get_total_flops())
-
-
-def _execute(step: Any, recorder: Any, args: Any, kwargs: Any) -> Any:
-    return step(*args, **kwargs)
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------

@@ -42,6 +42,18 @@ _LAYERS = frozenset((
 ))  # fmt: skip
 _KEPT_LAYERS = 2
 
+_HEAD: Mapping[str, Any] = {"head_dim": 128}
+_HORIZON: Mapping[str, Any] = {"prediction_length": 24}
+#: model type → what its configuration has no default for, as its published models have it
+_NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "autoformer": _HORIZON, "informer": _HORIZON, "time_series_transformer": _HORIZON,
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "hunyuan_v1_dense": _HEAD, "hunyuan_v1_moe": _HEAD, "ministral": _HEAD,
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    "dots1": {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 10 + ["conv"] * 2},
+}  # fmt: skip
+
 
 def cut(config: Any) -> Any:
     """A configuration's dictionary with at most two layers, in all of its parts; lists with an entry for each layer
@@ -77,7 +89,7 @@ class Transformers:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                whole = CONFIG_MAPPING[name]()
+                whole = CONFIG_MAPPING[name](**_NEEDED.get(name, {}))
                 config = self._buildable(CONFIG_MAPPING[name], whole)
             except NotBuildable:
                 raise
