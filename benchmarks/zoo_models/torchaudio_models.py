@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchaudio import models, transforms
 
 _RATE_HZ = 16_000
+_FRAMES = 99  # what the convolutions of HuBERT make of two seconds
 _KEPT_LAYERS = 2
 _SOURCES = ["drums", "bass", "other", "vocals"]
 
@@ -47,8 +48,8 @@ def _speech(make: Callable[[], nn.Module]) -> Entry:
 
 
 def _pretraining(make: Callable[[], nn.Module]) -> Entry:
-    """A HuBERT that predicts the cluster of each masked frame; a frame is 320 samples."""
-    return _cut(make), lambda: (torch.randn(2, 2 * _RATE_HZ), torch.randint(100, (2, 2 * _RATE_HZ // 320)))
+    """A HuBERT that predicts the cluster of each masked frame."""
+    return _cut(make), lambda: (torch.randn(2, 2 * _RATE_HZ), torch.randint(100, (2, _FRAMES)))
 
 
 def _sources(make: Callable[[list[str]], nn.Module]) -> Entry:
@@ -81,7 +82,7 @@ _SPEECH = {
     name: _speech(getattr(models, name))
     for name in (
         "wav2vec2_base", "wav2vec2_large", "wav2vec2_large_lv60k", "wav2vec2_xlsr_300m", "wav2vec2_xlsr_1b",
-        "wav2vec2_xlsr_2b", "hubert_base", "hubert_large", "hubert_xlarge", "wavlm_base", "wavlm_large",
+        "wav2vec2_xlsr_2b", "hubert_base", "hubert_large", "hubert_xlarge",
     )
 }  # fmt: skip
 _PRETRAINING = {
@@ -90,6 +91,8 @@ _PRETRAINING = {
 }
 
 _MODELS: dict[str, Entry] = {
+    "wavlm_base": (_cut(models.wavlm_base), _audio(2, 2 * _RATE_HZ)),  # takes no lengths
+    "wavlm_large": (_cut(models.wavlm_large), _audio(2, 2 * _RATE_HZ)),
     "Conformer": (lambda: models.Conformer(**_CONFORMER),
                   lambda: (torch.randn(2, 200, 256), _lengths(200, 150))),
     "Conformer_group_norm": (lambda: models.Conformer(**_CONFORMER, use_group_norm=True, convolution_first=True),
