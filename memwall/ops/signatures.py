@@ -22,7 +22,7 @@ FREE = frozenset(
         "_has_compatible_shallow_copy_type", "_version", "result_type", "is_nonzero",
         "_has_same_storage_numel",
     )
-)  # fmt: skip
+) | {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"}  # fmt: skip
 
 #: Libraries whose calls are no kernels.
 _SKIPPED_NAMESPACES = frozenset(("prim", "profiler"))

@@ -122,3 +122,62 @@ def test_f52_an_inner_compiled_module_is_traced():
 
     made = memwall.profile(Net(), (torch.zeros(4, 64),))
     assert made.simulations[0].totals.flops == 2 * 4 * 64 * 64 + 2 * 4 * 64 * 8
+
+
+def test_f52_ddp_is_one_ranks_view():
+    """The copy of a DistributedDataParallel could not be made: its reducer and logger cannot be pickled."""
+
+    def model():
+        torch.distributed.init_process_group("nccl", rank=0, world_size=4)
+        return nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda(), device_ids=[0])
+
+    workload = memwall.Workload(model, (torch.zeros(4, 64),))
+    made = memwall.profile(workload, mode="training", optimizer=None)
+    assert [op.name for op in made.graph.ops if op.name.startswith("c10d")] == ["c10d.allreduce_"]
+    assert "rank 0 of 4" in made.capture["notes"][0]
+
+
+def test_c30_a_model_that_needs_data_may_make_its_process_group():
+    """The model is built again on the host where building needs data, and its process group was there already."""
+
+    def model():
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+        net = nn.Linear(64, 64)
+        net.scale = net.weight.sum().tolist()
+        return net
+
+    made = memwall.profile(memwall.Workload(model, (torch.zeros(4, 64),)))
+    assert made.simulations[0].totals.flops == 2 * 4 * 64 * 64
+
+
+def test_f52_an_int8_weight_is_int8():
+    """A tensor subclass that holds a quantised weight was traced as the dense tensor that it stands for."""
+
+    class Int8(torch.Tensor):
+        @staticmethod
+        def __new__(cls, numbers, scale):
+            return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=torch.float32, device=numbers.device)
+
+        def __init__(self, numbers, scale) -> None:
+            self.numbers, self.scale = numbers, scale
+
+        def __tensor_flatten__(self):
+            return ["numbers", "scale"], None
+
+        @classmethod
+        def __tensor_unflatten__(cls, parts, context, size, stride):
+            return cls(parts["numbers"], parts["scale"])
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.detach.default:
+                return cls(args[0].numbers, args[0].scale)
+            whole = [arg.numbers.float() * arg.scale if isinstance(arg, cls) else arg for arg in args]
+            return func(*whole, **(kwargs or {}))
+
+    net = nn.Linear(1024, 1024, bias=False)
+    net.weight = nn.Parameter(Int8(torch.zeros(1024, 1024, dtype=torch.int8), torch.ones(1024, 1)), requires_grad=False)
+    made = memwall.profile(net, (torch.zeros(1, 1024),))
+    assert made.graph.role_bytes["parameter"] == 1024 * 1024 + 1024 * 4

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 from memwall.core.errors import UsageError, message_of
 from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.torch.tensors import plain_parts
 from memwall.frontend.workload.blame import blame, first_line
 
@@ -84,6 +85,7 @@ def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[
         if device == "cpu" or not may_need_data:
             raise blame(error, doing) from error
         reason = first_line(error) or type(error).__name__
+    end_group()  # the function makes its process group again
     try:
         warn(f"{doing} needs data ({reason[:80]}): building on the host, weights in memory")
         with TracedDevice("cpu", building=True):

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from memwall.core.errors import UsageError
+from memwall.frontend.torch.distributed import is_data_parallel, refuse_sharded, remade
 from memwall.frontend.torch.tensors import is_wrapper, plain_parts
 
 #: Moves a tensor to the traced device, as a new leaf; it may be a buffer, an input or the data of a parameter.
@@ -114,7 +115,8 @@ class Copies:
         kind: Any = type(tensor)
         if is_wrapper(kind) and plain_parts(tensor):
             names, context = tensor.__tensor_flatten__()
-            parts = {name: self._at(name, getattr(tensor, name)) for name in names}
+            held = {name: getattr(tensor, name) for name in names}  # tensors, and a mesh of devices
+            parts = {n: self._at(n, item) if isinstance(item, torch.Tensor) else item for n, item in held.items()}
             wrapper = kind.__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
             return nn.Parameter(wrapper, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else wrapper
         made = self._place(tensor)
@@ -127,6 +129,9 @@ class Copies:
         """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
         if kind.__module__ == "torch._dynamo.eval_frame":  # torch.compile(m): eager execution is what is traced
             return self._copied(module._orig_mod)
+        refuse_sharded(module)
+        if is_data_parallel(module):
+            return remade(module, self._copied(module.module))
         if hasattr(kind, "__deepcopy__") or getattr(kind, "__reduce_ex__", None) is not object.__reduce_ex__:
             return self._object(module, kind)
         made = self._memo[id(module)] = kind.__new__(kind)

@@ -55,6 +55,8 @@ class Recorder(TorchDispatchMode):
         self.warn = warn
         self.phase = "forward"
         self.paused = False
+        #: wrappers have been met
+        self._unwraps = False
         self.rebinding: Iterator[Op] | None = None
         self.closed_nodes: frozenset[str] = frozenset()
         self.guarded: set[int] = set()
@@ -159,6 +161,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(map(is_wrapper, types)):
+            self._unwraps = True
             return NotImplemented  # a wrapper first runs the calls that it stands for, which come here again
         if isinstance(func, HigherOrderOperator):
             raise UsageError(
@@ -170,7 +173,7 @@ class Recorder(TorchDispatchMode):
         if signature is None:
             signature = self._signatures[func] = signature_of(func)
         kwargs = kwargs or {}
-        if signature.composite:  # called by a wrapper, below autograd, which would have split it
+        if signature.composite and self._unwraps:  # called below autograd, which would have split it
             with self:
                 return func.decompose(*args, **kwargs)
         if signature.skipped:

@@ -32,6 +32,7 @@ from memwall.frontend.torch.build import (
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.distributed import fake_groups, is_data_parallel, one_rank, own_group
 from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.higher_order import plain_forms
 from memwall.frontend.torch.library_answers import library_answers
@@ -163,7 +164,7 @@ def _traced(
     """The trace; again without replay where a replay cannot represent it, with gradients where forward takes any."""
     while True:
         try:
-            with _own_process_group():
+            with own_group(), fake_groups():
                 return _Step(workload, options, warn, execute, recorder).traced()
         except (ReplayMismatch, UnexpectedCall):
             if not options.replay:
@@ -171,18 +172,6 @@ def _traced(
             options = replace(options, replay=False)
         except NeedsGradients:
             options = replace(options, gradients=True)
-
-
-@contextlib.contextmanager
-def _own_process_group() -> Iterator[None]:
-    """A process group that the model makes ends with the trace: the model may be built again, and makes it again."""
-    groups = torch.distributed
-    before = groups.is_available() and groups.is_initialized()
-    try:
-        yield
-    finally:
-        if groups.is_available() and groups.is_initialized() and not before:
-            groups.destroy_process_group()
 
 
 _LOCK = threading.RLock()
@@ -251,7 +240,8 @@ class _Step:
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn)
         self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
         self.autocast = CudaAutocast()
-        replays = options.replay and not options.real and execute is None
+        reduces = self.training and any(map(is_data_parallel, self.module.modules()))  # as gradients become ready
+        replays = options.replay and not options.real and execute is None and not reduces
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
         self.assumed: list[str] = []
 
@@ -276,7 +266,7 @@ class _Step:
             "real": self.options.real,
         }
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
-        capture |= noted(filter(None, notes), self.assumed)
+        capture |= noted(filter(None, [*notes, one_rank()]), self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(self.inputs.values())
         return replace(found, samples=samples, tokens=tokens, attention=attention)

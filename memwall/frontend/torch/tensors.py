@@ -46,7 +46,8 @@ def plain_parts(tensor: Any) -> list[torch.Tensor]:
             f"a {name} is a tensor subclass that does not say what it holds: give {name} __tensor_flatten__ and"
             " __tensor_unflatten__"
         )
-    return [part for name in tensor.__tensor_flatten__()[0] for part in plain_parts(getattr(tensor, name))]
+    held = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return [part for item in held if isinstance(item, torch.Tensor) for part in plain_parts(item)]
 
 
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
