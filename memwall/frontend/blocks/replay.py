@@ -111,9 +111,11 @@ class Replayer:
         return tuple(parts)
 
     def _record(self, key: Any, module: nn.Module, args: tuple, kwargs: dict, leaves: Sequence[Any]) -> Any:
+        recorder = self.recorder
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._called.update((id(part), False) for part in module.modules())
         watch = self._watch()
+        values = recorder.known and recorder.known.mark()
         self._busy = True
         try:
             with watch_numbers(module) as asked:
@@ -121,18 +123,30 @@ class Replayer:
         finally:
             self._busy = False
         self._templates[key] = None
-        if asked:
+        if asked or self._follows_values(values, output, tensors):
             return output
         known = self._places("own", self._held(module)) | self._places("argument", tensors)
         bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(tensors)}
-        segment = self._segment(watch, known, self.recorder.modules.path, bases)
+        segment = self._segment(watch, known, recorder.modules.path, bases)
         if segment is not None and self.structures.number(module) == key[0]:
             flat, tree = tree_flatten(output)
             outputs = [self._handed(leaf, segment, tensors) for leaf in flat]
             made = [h.value.storage for h in outputs if h is not None and h.value is not None]
             if all(h is not None for h in outputs) and len(set(made)) == len(made):
-                self._templates[key] = Template(segment, tuple(h for h in outputs if h is not None), tree)
+                stored = {segment.places[recorder.values[i].storage]
+                          for op in recorder.ops[segment.start : segment.stop] for i in op.outputs}  # fmt: skip
+                written = tuple(sorted(place.number for place in stored if place.kind == "own"))
+                self._templates[key] = Template(segment, tuple(h for h in outputs if h is not None), tree, written)
         return output
+
+    def _follows_values(self, mark: Any, output: Any, arguments: list[torch.Tensor]) -> bool:
+        """Whether what a block did since ``mark`` depends on values, or gives some: another block's may differ."""
+        known = self.recorder.known
+        if known is None:
+            return False
+        given = {id(t) for t in arguments}
+        made = [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor) and id(t) not in given]
+        return known.mark() != mark or any(known.has(t) for t in made)
 
     def _replay(self, template: Template, module: nn.Module, leaves: list[Any], tree: TreeSpec) -> Any:
         recorder = self.recorder
@@ -140,6 +154,8 @@ class Replayer:
         stand_ins = self._stand_ins(self._held(module), "own") | self._stand_ins(tensors, "argument")
         start, path = len(recorder.ops), recorder.modules.path
         self._copy(template.forward, stand_ins, path)
+        if recorder.known is not None:
+            recorder.known.forget([self._held(module)[i] for i in template.written])
         self._called[id(module)] = True
         instance = Instance(
             module, path, template, tensors, leaves, tree, self.autocast.state, stand_ins, start, len(recorder.ops)

@@ -61,11 +61,13 @@ class BackwardTemplate:
 
 @dataclass
 class Template:
-    """How a block runs forward, and backward for each kind of incoming gradients."""
+    """How a block runs forward, and backward for each kind of incoming gradients. It writes those of its own tensors
+    that are numbered in ``written``."""
 
     forward: Segment
     outputs: tuple[Handed, ...]
     tree: TreeSpec
+    written: tuple[int, ...] = ()
     backward: dict[Any, BackwardTemplate | None] = field(default_factory=dict)
 
 

@@ -21,6 +21,7 @@ from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.torch.tensors import plain_parts
+from memwall.frontend.torch.values import Carrying, KnownValues
 from memwall.frontend.workload.blame import blame, first_line
 
 
@@ -39,23 +40,29 @@ class Inputs(NamedTuple):
     tensors: dict[str, torch.Tensor]
 
 
-def build_module(source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None]) -> Built:
-    """The module on ``device``, sharing nothing with the caller's; a UsageError where the caller's function raises, or
-    returns no module."""
+def build_module(
+    source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None],
+    known: KnownValues | None = None,
+) -> Built:  # fmt: skip
+    """The module on ``device``, sharing nothing with the caller's; on ``meta`` its small buffers' values are ``known``.
+    A UsageError where the caller's function raises, or returns no module."""
     if isinstance(source, nn.Module):
-        return _copy_module(source, device)
-    module = _construct(source, device, "building the model", warn)
+        return _copy_module(source, device, known)
+    module = _construct(source, device, "building the model", warn, known)
     if not isinstance(module, nn.Module):
         raise UsageError(f"the model function returned {type(module).__name__}, not a torch.nn.Module")
     # what the function returned may be kept by the user's file, a module-level singleton perhaps
-    return _copy_module(module, device)
+    return _copy_module(module, device, known)
 
 
-def build_inputs(source: Any, device: str, warn: Callable[[str], None], dtype: torch.dtype | None = None) -> Inputs:
+def build_inputs(
+    source: Any, device: str, warn: Callable[[str], None], dtype: torch.dtype | None = None,
+    known: KnownValues | None = None,
+) -> Inputs:  # fmt: skip
     """Copies of the arguments whose tensors are on ``device``, caches inside any object among them, floating ones in
-    ``dtype`` if given; a UsageError where the caller's function raises, or returns neither tensors, a tuple, a list nor
-    a mapping."""
-    inputs = _construct(source, device, "making the inputs", warn) if callable(source) else source
+    ``dtype`` if given; on ``meta`` the values of integers, booleans and single numbers are ``known``. A UsageError
+    where the caller's function raises, or returns neither tensors, a tuple, a list nor a mapping."""
+    inputs = _construct(source, device, "making the inputs", warn, known) if callable(source) else source
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     if not isinstance(inputs, (tuple, list, Mapping)):
@@ -65,6 +72,8 @@ def build_inputs(source: Any, device: str, warn: Callable[[str], None], dtype: t
         placed = _place(tensor, device)
         if dtype is not None and tensor.is_floating_point():
             placed = placed.detach().to(dtype).requires_grad_(tensor.requires_grad)
+        if known is not None and (tensor.numel() == 1 or not (tensor.is_floating_point() or tensor.is_complex())):
+            known.keep(placed, tensor)
         return placed
 
     copies = Copies(place)
@@ -75,10 +84,13 @@ def build_inputs(source: Any, device: str, warn: Callable[[str], None], dtype: t
     return Inputs((), copied, tensors) if isinstance(copied, dict) else Inputs(copied, {}, tensors)
 
 
-def _construct(make: Callable[[], Any], device: str, doing: str, warn: Callable[[str], None]) -> Any:
+def _construct(
+    make: Callable[[], Any], device: str, doing: str, warn: Callable[[str], None], known: KnownValues | None
+) -> Any:
     """Call the user's function with tensors on ``device``; where it needs data, build on the host after all."""
+    carried: Any = contextlib.nullcontext() if known is None else Carrying(known)
     try:
-        with TracedDevice(device, building=True):
+        with carried, TracedDevice(device, building=True, known=known):
             return make()
     except Exception as error:
         may_need_data = isinstance(error, (RuntimeError, TypeError)) and "meta" in message_of(error)
@@ -110,11 +122,18 @@ def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return empty.requires_grad_(tensor.requires_grad)
 
 
-def _copy_module(module: nn.Module, device: str) -> Built:
+def _copy_module(module: nn.Module, device: str, known: KnownValues | None) -> Built:
     """A deep copy whose tensors are on ``device``: on ``meta`` no data is copied, ties between weights are kept."""
     if isinstance(module, torch.jit.ScriptModule):
         raise UsageError("a TorchScript module hides its ops; give memwall the nn.Module that it was made from")
-    copies = Copies(lambda tensor: _place(tensor, device))
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        placed = _place(tensor, device)
+        if known is not None and not isinstance(tensor, nn.Parameter):
+            known.keep(placed, tensor)
+        return placed
+
+    copies = Copies(place)
     try:
         copied = copies.of(module)
     except Exception as error:

@@ -6,21 +6,26 @@ A model written for a GPU says ``device="cuda"`` or ``.cuda()``; on a machine wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.cuda_answers import is_cuda, tensor_dtype
+from memwall.frontend.torch.values import KnownValues
 
 _FACTORIES = frozenset(
     getattr(torch, name)
     for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "normal", "eye",
-                 "empty_strided", "tril_indices", "triu_indices", "bartlett_window", "hann_window", "hamming_window")
+                 "empty_strided", "tril_indices", "triu_indices", "bartlett_window", "hann_window", "hamming_window",
+                 "arange", "linspace", "logspace")
 )  # fmt: skip
 
-#: Small tables that Python code reads back while it builds a model (rates per layer, position ids).
-_TABLES = frozenset((torch.arange, torch.linspace, torch.logspace))
+#: What makes tensors of numbers that Python has.
+_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
+_ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 #: What fills new weights: nothing to do where tensors have no data.
 _FILLERS = frozenset(
@@ -36,13 +41,13 @@ _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
 class TracedDevice(TorchFunctionMode):
-    """Function mode that maps CUDA devices to ``device`` (``meta`` or ``cpu``) and creates tensors there by default.
-    While a model is built (``building``), ranges stay on the host with their data, and weights are not filled."""
+    """Function mode that maps CUDA devices to ``device`` (``meta`` or ``cpu``) and creates tensors there by default;
+    on ``meta`` Python finds the ``known`` values. While a model is built (``building``), weights are not filled."""
 
-    def __init__(self, device: str, *, building: bool = False) -> None:
+    def __init__(self, device: str, *, building: bool = False, known: KnownValues | None = None) -> None:
         super().__init__()
         self.device = torch.device(device)
-        self._defaulted = _FACTORIES if building else _FACTORIES | _TABLES
+        self._known = known
         self._unfilled = _FILLERS if building and device == "meta" else frozenset()
         #: methods that only a CUDA tensor answers as the model expects
         self._answers: dict[Any, Callable[..., Any]] = {
@@ -53,13 +58,18 @@ class TracedDevice(TorchFunctionMode):
             torch.Tensor.is_pinned: lambda tensor, *args, **options: False,
             torch.Tensor.type: self._type,
         }
+        if known is not None:
+            self._answers |= {make: partial(self._of_numbers, make) for make in _OF_NUMBERS}
+            self._answers[torch.Tensor.new_tensor] = self._new_tensor
+        if known is not None and building:  # with data the tensor would be on the host
+            self._answers |= {method: partial(self._array, method) for method in _ARRAYS}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self._unfilled:
             target = args[0] if args else (kwargs or {}).get("tensor")
             if isinstance(target, torch.Tensor) and target.is_meta:
                 return target
-        if func in self._defaulted:
+        if func in _FACTORIES:
             kwargs = dict(kwargs or {})
             device = kwargs.get("device")
             kwargs["device"] = self.device if device is None else self._map(device)
@@ -84,6 +94,26 @@ class TracedDevice(TorchFunctionMode):
         self, tensor: torch.Tensor, *args: Any, memory_format: Any = torch.preserve_format, **options: Any
     ) -> torch.Tensor:  # fmt: skip
         return tensor.to(self.device, memory_format=memory_format)
+
+    def _of_numbers(self, make: Callable[..., torch.Tensor], data: Any, *args: Any, **options: Any) -> torch.Tensor:
+        """``torch.tensor(data, device="cuda")``: on ``meta`` with its value known."""
+        device = self._map(options.pop("device", None))
+        if not isinstance(data, torch.Tensor):
+            data = tree_map_only(torch.Tensor, torch.Tensor.item, data)
+            if self._known is not None and torch.device(device or "cpu").type == "meta":
+                wants_gradient = options.pop("requires_grad", False)
+                return self._known.made(make(data, *args, **options, device="cpu")).requires_grad_(wants_gradient)
+        return make(data, *args, **options, device=device)
+
+    def _new_tensor(self, tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
+        """``x.new_tensor(data)``, likewise."""
+        if isinstance(data, torch.Tensor) or not tensor.is_meta:
+            return tensor.new_tensor(data, **options)
+        return self._of_numbers(torch.tensor, data, **{"dtype": tensor.dtype, "device": self.device, **options})
+
+    def _array(self, method: Callable[..., Any], tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        value = self._known.of(tensor) if self._known is not None else None
+        return method(tensor if value is None else value, *args, **options)
 
     def _type(self, tensor: torch.Tensor, dtype: Any = None, *args: Any, **options: Any) -> Any:
         """``x.type(torch.cuda.FloatTensor)`` moves and casts; without a type, what a CUDA tensor says of itself."""

@@ -32,6 +32,7 @@ from memwall.frontend.torch.tensors import (
     stolen_gradient,
     tf32_allowed,
 )
+from memwall.frontend.torch.values import COPIES, INDEXED, MASKS, KnownValues
 from memwall.ops import classify
 from memwall.ops.registry import find_row
 from memwall.ops.signatures import DROPPED_ATTRIBUTES, Signature, signature_of
@@ -43,14 +44,17 @@ class UnexpectedCall(Exception):
 
 class Recorder(TorchDispatchMode):
     """Records ops as they are dispatched; :meth:`graph` is the result. ``device`` is the type of the tensors that
-    represent the GPU's: ``meta``, or ``cpu`` with real data. Beyond ``max_ops`` it stops with an error; ``warn`` is
-    called before."""
+    represent the GPU's: ``meta``, with ``known`` values, or ``cpu`` with real data. Beyond ``max_ops`` it stops with
+    an error; ``warn`` is called before."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, *, device: str, max_ops: int, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, *, device: str, max_ops: int, warn: Callable[[str], None] | None = None, known: KnownValues | None = None
+    ) -> None:
         super().__init__()
         self.device = device
+        self.known = known
         self.max_ops = max_ops
         self.warn = warn
         self.phase = "forward"
@@ -180,10 +184,17 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if signature.name == "aten.clone" and args[0].layout is torch.sparse_coo and args[0].is_meta:
             return stolen_gradient(args[0])
-        if signature.updates and self.device == "meta" and args[0] and args[0][0].is_meta:
-            out = None
-        elif signature.arguments and signature.arguments[0].written and adds_sparse(args):
+        if self.known is not None:
+            if signature.name == "aten.equal":
+                return self._equal(*args)
+            if signature.name in INDEXED:
+                args = self._with_places(self.known, args)
+        if signature.arguments and signature.arguments[0].written and adds_sparse(args):
             out = args[0]
+        elif self.known is not None:
+            out = self.known.call(signature, args, kwargs)
+        elif signature.updates and self.device == "meta" and args[0] and args[0][0].is_meta:
+            out = None
         else:
             out = func(*args, **kwargs)
         if signature.name == "aten.convolution" and isinstance(out, torch.Tensor) and out.is_meta:
@@ -198,6 +209,30 @@ class Recorder(TorchDispatchMode):
             return out
         self._record(signature, args, kwargs, out)
         return out
+
+    def _equal(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        """``torch.equal``, by the calls that it makes on a GPU."""
+        if a.shape != b.shape:
+            return False
+        with self:
+            return bool(torch.ops.aten._local_scalar_dense((a == b).all()))
+
+    def _with_places(self, known: KnownValues, args: tuple) -> tuple:
+        """The arguments of an index with the places that its masks stand for, which ``nonzero`` finds first."""
+        indices = args[1]
+        masks = [index for index in indices if index is not None and index.dtype in MASKS]
+        # x[mask] = 0 is masked_fill (TensorAdvancedIndexing.cpp); into unknown places all may be written
+        writes = len(args) > 2
+        if not masks or (writes and (args[2].numel() == 1 or any(known.of(mask) is None for mask in masks))):
+            return args
+        found: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in MASKS:
+                found.append(index)
+            else:
+                places = self.__torch_dispatch__(torch.ops.aten.nonzero.default, (), (index,))
+                found += [places.select(1, axis) for axis in range(index.dim())]
+        return (args[0], found, *args[2:])
 
     def _record(self, signature: Signature, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         tensors: list[torch.Tensor] = []
@@ -231,6 +266,9 @@ class Recorder(TorchDispatchMode):
             return
         if signature.name == "aten.copy_" and same_view(args[0], args[1]):
             return  # x[:4] += 1 ends so: ATen sees that it would copy a view onto itself and returns
+        if signature.name in COPIES and outputs and outputs[0].device.type != self.device:
+            self.free_calls[signature.name] += 1  # to the host
+            return
         if (row := find_row(signature.name)) and row.operands:
             check_product(row.operands[:2], names, tensors)
         name = f"sparse.{signature.name.removeprefix('aten.')}" if sparse else signature.name

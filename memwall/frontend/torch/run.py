@@ -41,6 +41,7 @@ from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.tensors import dtype_name, flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
+from memwall.frontend.torch.values import Carrying, KnownValues
 from memwall.frontend.workload import Workload
 from memwall.frontend.workload.inputs import SHORT_DTYPES
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
@@ -232,12 +233,14 @@ class _Step:
         self.gradients = self.training or options.gradients
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         dtype = None if options.dtype is None else parse_dtype(options.dtype)
-        self.module, self.hidden = build_module(workload.model, self.device, warn)
-        self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype)
+        self.known = None if options.real else KnownValues()
+        self.module, self.hidden = build_module(workload.model, self.device, warn, self.known)
+        self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
         if dtype is not None:
-            self.module.to(dtype)
+            with contextlib.nullcontext() if self.known is None else Carrying(self.known):
+                self.module.to(dtype)
         self.module.train(self.training)
-        self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn)
+        self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)
         self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
         self.autocast = CudaAutocast()
         reduces = self.training and any(map(is_data_parallel, self.module.modules()))  # as gradients become ready
@@ -293,7 +296,7 @@ class _Step:
         if self.execute is None:
             calls = module_calls(recorder.modules, lambda m: names.get(id(m)), replayer.call if replayer else None)
         doing = blaming("running the model", gradients=self.gradients)
-        with doing, calls, TracedDevice(self.device), recorder, self.autocast:
+        with doing, calls, TracedDevice(self.device, known=self.known), recorder, self.autocast:
             with self.autocast.region(self.autocast_dtype):
                 step = forward_step(self.module, self.workload.loss if self.training else None)
                 args, kwargs = self.args, self.kwargs

@@ -44,11 +44,12 @@ def _record(recorder: Recorder, kernel: Any, given: dict[str, Any]) -> None:
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     reads, writes = pointer_use(kernel.src, frozenset(tensors))
     scalars = [(name, freeze(value)) for name, value in given.items() if name not in tensors]
+    written = [tensor for name, tensor in tensors.items() if name in writes]
+    if recorder.known is not None:
+        recorder.known.forget(written)
     if not recorder.paused:
         read = {name: tensor for name, tensor in tensors.items() if name in reads}
-        recorder.emit(
-            f"triton.{kernel.__name__}", read, read.values(), [t for n, t in tensors.items() if n in writes], scalars
-        )
+        recorder.emit(f"triton.{kernel.__name__}", read, read.values(), written, scalars)
 
 
 def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[str]]:
