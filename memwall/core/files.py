@@ -140,15 +140,15 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 @uncollected()
-def read_json(path: str | os.PathLike[str]) -> Any:
-    """Parse a JSON file; NaN and Infinity are refused.
+def read_json(path: str | os.PathLike[str], *, infinite: bool = False) -> Any:
+    """Parse a JSON file; NaN and Infinity are refused unless ``infinite``.
 
     Raises:
         UsageError: as :func:`read_text`, or not JSON, or nested too deep.
     """
     text = read_text(path)
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=None if infinite else _refuse_constant)
     except json.JSONDecodeError as error:
         cut = " (truncated?)" if error.pos >= len(text.rstrip()) else ""
         raise UsageError(f"{path} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}") from None

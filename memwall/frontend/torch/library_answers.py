@@ -22,6 +22,7 @@ from memwall.frontend.torch.failures import wanted_data
 #: (question, its arguments) → the answer where no input is padded, and what it assumes; empty if that changes no op.
 Answer = tuple[Callable[..., Any], str]
 
+_CHECKED = "the model's checks of its inputs' values hold"
 _UNPADDED, _UNPACKED = "no input is padded", "no input holds several packed sequences"
 
 
@@ -42,6 +43,7 @@ _ANSWERS: Mapping[str, Mapping[str, Answer]] = {
         "_ignore_bidirectional_mask_sdpa": (_without_mask, _UNPADDED),
         "create_recurrent_attention_mask": (_always(None), _UNPADDED),
     },
+    "transformers.utils.import_utils": {"torch_compilable_check": (_always(None), _CHECKED)},
     "transformers.modeling_utils": {"PreTrainedModel.warn_if_padding_and_no_attention_mask": (_always(None), "")},
 }
 

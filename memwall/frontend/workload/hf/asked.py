@@ -132,10 +132,9 @@ class Asked:
         longest = [n for key in _POSITIONS if (n := number(self.text, key)) is not None]
         return int(self.sizes.get("seq") or min([SEQ, *longest]))
 
-    @property
-    def sees(self) -> bool:
-        """Whether the model has a part for images."""
-        return getattr(self.config, "vision_config", self) is not None
+    def has(self, part: str) -> bool:
+        """Whether the model has a part, as far as its configuration says."""
+        return getattr(self.config, part, self) is not None
 
     @property
     def images(self) -> int:
@@ -162,6 +161,9 @@ class Asked:
 
     @cached_property
     def _trained_image(self) -> tuple[int, int]:
+        ratios = getattr(self.config, "scaled_images_ratios", None)
+        if ratios:  # Depth Pro: the smallest scale is one patch
+            return (int(self.patch / min(ratios)),) * 2
         for home in (self.vision, self.config):
             found = pair(getattr(home, "image_size", None)) or pair(getattr(home, "input_size", None))
             if found:

@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 from memwall.core.errors import UsageError, message_of
-from memwall.frontend.workload.hf.config import Read, architectures
+from memwall.frontend.workload.hf.config import Read, all_parts, architectures
 
 #: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
 _AUTO_MAPPINGS = (
@@ -21,11 +21,20 @@ _AUTO_MAPPINGS = (
 def model_class(transformers: Any, read: Read, source: object) -> Any:
     """The class that a configuration is of: its architecture's, else of transformers' tables the first that takes this
     configuration, else a class of its modeling file. A UsageError where there is none."""
+    from torch.nn import Module
+
     config = read.config
     candidates = [*architectures(transformers, read.raw), *_listed(transformers, config), *_written(config)]
-    for found in candidates:
-        if found.config_class is not None and isinstance(config, found.config_class):
+    fitting = [c for c in candidates if c.config_class is not None and isinstance(config, c.config_class)]
+    for found in fitting:
+        if found.forward is not Module.forward:
             return found
+    if fitting:
+        parts = ", ".join(dict.fromkeys(part.model_type for part in all_parts(config)[1:]))
+        raise UsageError(
+            f"{source}: {fitting[0].__name__} has no forward, it runs its parts in generate(); profile the"
+            f" configuration of one: {parts}"
+        )
     named = ", ".join(map(str, config.architectures or ()))
     wanted = f" (architectures: {named[:80]})" if named else ""
     raise UsageError(f"{source}: transformers has no model class for {config.model_type!r}{wanted}")

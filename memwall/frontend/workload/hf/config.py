@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.hf.quantized import is_quantised
 
 _SPECIAL_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
@@ -41,7 +42,7 @@ def read_config(transformers: Any, path: Path) -> Read:
             f"{path} holds an adapter alone; memwall needs the config.json of {base} next to it, or profile the model"
             " that peft builds from a model file"
         )
-    raw = _plain(read_json(source))
+    raw = _plain(read_json(source, infinite=True))  # as Python's json writes what transformers saves
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type", ""), str):
         raise UsageError(f'{source} is not a transformers configuration: it has no "model_type"')
     kind, notes = _kind(transformers, raw, source)
@@ -52,7 +53,7 @@ def read_config(transformers: Any, path: Path) -> Read:
     except Exception as error:
         raise blame(error, f"reading {source}") from error
     _check_read(config, raw, source)
-    _settle(config)
+    _settle(config, quantised=is_quantised(raw, source.parent))
     if path.is_dir() and (path / "adapter_config.json").exists():
         notes = (*notes, "adapter_config.json is not applied: the base model alone is profiled")
     return Read(config, raw, notes)
@@ -106,8 +107,11 @@ def _check_read(config: Any, raw: dict[str, Any], source: Path) -> None:
             )
 
 
-def _settle(config: Any) -> None:
-    """No cache, no random masks; the dtype of the part that has one where the whole has none."""
+def _settle(config: Any, quantised: bool) -> None:
+    """No cache, no random masks; the dtype of the part that has one where the whole has none, and bfloat16 where none
+    has any and the weights are quantised: what is left of them is of that dtype."""
+    import torch
+
     parts = all_parts(config)
     for part in parts:
         if hasattr(part, "use_cache"):
@@ -116,7 +120,8 @@ def _settle(config: Any) -> None:
             part.apply_spec_augment = False  # draws its mask on the CPU, from the data
     if getattr(config, "dtype", None) is None:
         text = text_config(config)
-        config.dtype = next((p.dtype for p in (text, *parts) if getattr(p, "dtype", None) is not None), None)
+        stated = [part.dtype for part in (text, *parts) if getattr(part, "dtype", None) is not None]
+        config.dtype = stated[0] if stated else torch.bfloat16 if quantised else None
 
 
 def all_parts(config: Any) -> list[Any]:

@@ -163,8 +163,25 @@ def images(asked: Asked) -> Tensors:
     return layout(asked)
 
 
+def _pairs(asked: Asked) -> Tensors:
+    """Two images to find the same points in: (batch, 2, channels, height, width)."""
+    import torch
+
+    return {"pixel_values": torch.randn((asked.batch, 2, asked.channels, *asked.image), dtype=asked.dtype)}
+
+
+def _square_patches(asked: Asked) -> Tensors:
+    """Kimi K2.5: as Qwen2-VL, each patch (channels, height, width) of one frame (image_processing_kimi_k25.py)."""
+    made = _patches(asked)
+    shape = (-1, asked.channels, asked.patch, asked.patch)
+    return {**made, "pixel_values": made["pixel_values"].reshape(shape)}
+
+
 #: Model types whose forward does not tell.
-_BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {}
+_BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {
+    "efficientloftr": _pairs, "lightglue": _pairs, "superglue": _pairs,
+    "kimi_k25": _square_patches, "kimi_k25_vision": _square_patches,
+}  # fmt: skip
 
 
 def videos(asked: Asked) -> Tensors:

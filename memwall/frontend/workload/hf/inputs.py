@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.frontend.workload.blame import first_line
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Make = Callable[[Asked], "Tensor"]
+Note = Callable[[str], None]
 
 
 def _ids(asked: Asked) -> Tensor:
@@ -82,6 +83,10 @@ def _spectrogram(asked: Asked) -> Tensor:
     import torch
 
     columns = _fixed_columns(asked)
+    if asked.takes("is_longer"):  # CLAP: (batch, 1, columns, mels) of 10 s in steps of 10 ms
+        return torch.randn((asked.batch, 1, asked.columns() + 1, asked.mels), dtype=asked.dtype)
+    if asked.takes("conditioning_encoder_inputs_embeds"):  # CLVP
+        return torch.randn((asked.batch, asked.mels, asked.columns()), dtype=asked.dtype)
     shape = (asked.columns(), asked.mels) if columns is None else (asked.mels, columns)
     return torch.randn((asked.batch, *shape), dtype=asked.dtype)
 
@@ -90,6 +95,12 @@ def _spectrogram_mask(asked: Asked) -> Tensor:
     import torch
 
     return torch.ones((asked.batch, _fixed_columns(asked) or asked.columns()), dtype=torch.int64)
+
+
+def _longer(asked: Asked) -> Tensor:
+    import torch
+
+    return torch.zeros((asked.batch, 1), dtype=torch.bool)
 
 
 def _sound(asked: Asked) -> Tensor:
@@ -141,8 +152,8 @@ def _codes(asked: Asked) -> Tensor:
     """Ids of the decoder: those of text, or for several codebooks a row for each."""
     import torch
 
-    decoder = getattr(asked.config, "decoder", None)
-    books = number(decoder, "num_codebooks") or 1
+    decoder = getattr(asked.config, "decoder", getattr(asked.config, "decoder_config", None))
+    books = number(decoder, "num_codebooks", "num_channels") or 1
     vocabulary = number(decoder, "vocab_size") or asked.vocabulary
     return torch.randint(0, vocabulary, (asked.batch * books, asked.seq)) if books > 1 else _ids(asked)
 
@@ -198,7 +209,9 @@ MAKERS: Mapping[str, Make] = {
     "qformer_input_ids": _whole(1, _batch, _constant(32)),
     "query_embeds": _floats(_ONE, _of("num_query_tokens", default=32), _hidden),
     "inputs": _floats(_batch, _seq, _hidden),
+    "encoder_hidden_states": _floats(_batch, _constant(257), _of("encoder_hidden_size", "hidden_size")),
     # sound
+    "is_longer": _longer,
     "input_values": _sound,
     "input_features": _spectrogram,
     "input_features_mask": _spectrogram_mask,
@@ -235,7 +248,8 @@ MAKERS: Mapping[str, Make] = {
 #: What goes with other inputs where forward takes it, though it has a default.
 _WITH: Mapping[str, tuple[str, ...]] = {
     "input_ids": ("bbox", "qformer_input_ids", "visual_feats", "visual_pos"),
-    "input_features": ("input_features_mask", "feature_attention_mask"),
+    "input_features": ("input_features_mask", "feature_attention_mask", "is_longer"),
+    "query_embeds": ("encoder_hidden_states",),
     "pixel_values": ("input_points",),
     "past_values": ("past_time_features", "past_observed_mask", "future_time_features"),
     "future_time_features": ("future_values",),  # decoded with the past
@@ -243,7 +257,7 @@ _WITH: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def make_inputs(asked: Asked, model: Callable[[], Any], note: Callable[[str], None]) -> dict[str, Tensor]:
+def make_inputs(asked: Asked, model: Callable[[], Any], note: Note) -> dict[str, Tensor]:
     """The inputs of forward by name. ``model`` builds the module, which is asked how many tokens an image becomes;
     ``note`` is told what is left out.
 
@@ -257,11 +271,7 @@ def make_inputs(asked: Asked, model: Callable[[], Any], note: Callable[[str], No
             f"memwall does not know the input {unknown[0]!r} of {asked.model.__name__}; "
             f"give all inputs by --input, as in --input '{unknown[0]}=f32[...]'"
         )
-    try:
-        return _with_image_tokens(asked, made, model)
-    except Exception as error:  # whatever transformers raises where the images are not as this model wants them
-        note(f"image tower not run: {first_line(error)}")
-        return {name: made[name] for name in ("input_ids", "decoder_input_ids") if name in made}
+    return _with_tokens(asked, made, model, note)
 
 
 #: Main inputs that come with others.
@@ -274,8 +284,10 @@ def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
     names = [*([main] if isinstance(main, str) else main), *asked.required]
     if asked.config.is_encoder_decoder:
         names.append("decoder_input_ids")
-    if "input_ids" in names and asked.takes("pixel_values") and asked.sees:
-        names.append("pixel_values")
+    if asked.takes("input_ids", "pixel_values") and asked.has("vision_config"):
+        names += ["input_ids", "pixel_values"]
+    if asked.takes("input_ids", "input_features") and asked.has("audio_config"):
+        names += ["input_ids", "input_features"]
     for name in names:  # grows as it goes
         names += [more for more in _WITH.get(name, ()) if more not in names and asked.takes(more)]
     for name in dict.fromkeys(names):
@@ -288,45 +300,63 @@ def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
             yield name, MAKERS[name](asked)
 
 
-#: What a configuration calls the token that stands for a piece of an image.
-_IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_pad_token_id")
+class _Tokens(NamedTuple):
+    """A part of a model whose features take the place of tokens: its main input, the function that makes the features,
+    the fields of a configuration with the id of the token, its part of the configuration, and its mark among types."""
+
+    name: str
+    input: str
+    ask: str
+    ids: tuple[str, ...]
+    part: str
+    mark: int
 
 
-def _with_image_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any]) -> dict[str, Tensor]:
-    """The inputs with the image's tokens in front of the text: the model takes them out of the ids again."""
-    import torch
+_TOKENS = (
+    _Tokens(
+        "image", "pixel_values", "get_image_features",
+        ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_pad_token_id"), "vision_config", 1,
+    ),
+    _Tokens(
+        "audio", "input_features", "get_audio_features", ("audio_token_id", "audio_token_index"), "audio_config", 3,
+    ),
+)  # fmt: skip
 
-    token = next((n for name in _IMAGE_TOKENS if (n := number(asked.config, name)) is not None), None)
-    if token is None or not {"input_ids", "pixel_values"} <= made.keys():
-        return made
-    ask = _asks_features(model())
-    if ask is None:  # images are attended to, and are no tokens
-        return made
-    count = _image_tokens(asked, made, ask) // asked.batch
-    parts = [_special(asked, "vision_start_token_id"), [token] * count, _special(asked, "vision_end_token_id")]
-    front = torch.tensor([each for part in parts for each in part], dtype=torch.int64).expand(asked.batch, -1)
-    made["input_ids"] = torch.cat((front, made["input_ids"]), 1)
-    if asked.takes("mm_token_type_ids"):
-        made["mm_token_type_ids"] = (made["input_ids"] == token).to(torch.int64)
+
+def _with_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any], note: Note) -> dict[str, Tensor]:
+    """The inputs with each part's tokens in front of the text; ``note`` is told which parts are left out."""
+    for part in _TOKENS:
+        token = number(asked.config, *part.ids)
+        if token is None or not {"input_ids", part.input} <= made.keys():
+            continue
+        try:
+            made = _with_part(asked, made, part, token, model())
+        except Exception as error:  # whatever transformers raises where the input is not as this model wants it
+            note(f"{part.name} tower not run: {first_line(error)[:120]}")
+            made = {name: tensor for name, tensor in made.items() if name not in _inputs_of(asked, part)}
     return made
 
 
-def _special(asked: Asked, name: str) -> list[int]:
-    found = number(asked.config, name)
-    return [] if found is None else [found]
-
-
-def _asks_features(module: Any) -> Any:
-    """The module's function from pixels to features; None where it has none."""
-    homes: tuple[Any, ...] = (module, getattr(module, "model", None))
-    return next((home.get_image_features for home in homes if hasattr(home, "get_image_features")), None)
-
-
-def _image_tokens(asked: Asked, made: Mapping[str, Tensor], ask: Callable[..., Any]) -> int:
-    """Tokens that the model makes of the images of a batch."""
+def _with_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, token: int, module: Any) -> dict[str, Tensor]:
     import torch
 
+    homes: tuple[Any, ...] = (module, getattr(module, "model", None))
+    ask = next((getattr(home, part.ask) for home in homes if hasattr(home, part.ask)), None)
+    if ask is None:  # attended to, and no tokens
+        return made
     taken = inspect.signature(ask).parameters
     with torch.no_grad():
         features = ask(**{name: tensor for name, tensor in made.items() if name in taken})
-    return tokens_of(features, number(asked.text, "hidden_size", "n_embd", "d_model") or 1)
+    width = number(asked.text, "hidden_size", "n_embd", "d_model") or 1
+    count = tokens_of(features, width) // asked.batch
+    edges = [[end] if (end := number(asked.config, f"vision_{side}_token_id")) else [] for side in ("start", "end")]
+    ids = [*edges[0], *[token] * count, *edges[1]] if part.name == "image" else [token] * count
+    front = torch.tensor(ids, dtype=torch.int64).expand(asked.batch, -1)
+    types = torch.cat(((front == token) * part.mark, made.get("mm_token_type_ids", made["input_ids"] * 0)), 1)
+    made = {**made, "input_ids": torch.cat((front, made["input_ids"]), 1)}
+    return {**made, "mm_token_type_ids": types} if asked.takes("mm_token_type_ids") else made
+
+
+def _inputs_of(asked: Asked, part: _Tokens) -> set[str]:
+    """The inputs that go with the main input of a part."""
+    return {part.input, *(images(asked) if part.input in _VISUAL else _WITH[part.input])}

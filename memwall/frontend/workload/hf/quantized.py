@@ -33,6 +33,9 @@ def quantization_note(raw: Mapping[str, Any], folder: Path) -> Callable[[Any], s
         return None
     method = _method(found)
     bits = _bits(found, method)
+    experts = str(raw.get("expert_dtype", ""))  # DeepSeek V4: MXFP4, whatever the other weights are
+    if experts and experts != method:
+        method, bits = f"{method} (experts {experts})", None
     kept = tuple(str(name) for key in _KEPT for name in found.get(key) or ())
 
     def note(module: Any) -> str:
@@ -47,6 +50,11 @@ def quantization_note(raw: Mapping[str, Any], folder: Path) -> Callable[[Any], s
         )
 
     return note
+
+
+def is_quantised(raw: Mapping[str, Any], folder: Path) -> bool:
+    """Whether a configuration or the file next to it says that weights are quantised."""
+    return _stated(raw, folder) is not None
 
 
 def _stated(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
@@ -77,8 +85,8 @@ def _bits(found: Mapping[str, Any], method: str) -> float | None:
         return 4.0 if found.get("load_in_4bit") else 8.0
     groups = found.get("config_groups")
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
-    told = [w["num_bits"] for w in weights if isinstance(w, Mapping) and isinstance(w.get("num_bits"), int)]
-    return float(told[0]) if told else None
+    told = {w["num_bits"] for w in weights if isinstance(w, Mapping) and isinstance(w.get("num_bits"), int)}
+    return float(told.pop()) if len(told) == 1 else None
 
 
 def _weights(module: Any, kept: tuple[str, ...]) -> Iterator[Any]:
