@@ -73,7 +73,7 @@ SIZES = {
     "nvidia--Kimi-K2": ("1026", "likewise"),
     "nvidia--NVIDIA-Nemotron-3-Nano": ("31.6", "technical report"),
     "nvidia--NVIDIA-Nemotron-3.5-Lightning": ("31.6", "as Nemotron 3 Nano"),
-    "nvidia--NVIDIA-Nemotron-3-Super": ("120", "technical report"),
+    "nvidia--NVIDIA-Nemotron-3-Super": ("120.6", "technical report"),
     "nvidia--NVIDIA-Nemotron-3-Ultra": ("550", "name"),
     "nvidia--Nemotron-H-56B": ("56", "name"),
     "nvidia--GLM-5": ("744", "technical report"),
