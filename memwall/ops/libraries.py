@@ -208,11 +208,50 @@ def _packed_product(call: Recorded) -> Counted:
     return Counted(cost, "contraction")
 
 
+#: FLOPs of a state of a selective scan: the step times A, its exponential, the step's input times B, the state's
+#: multiply-add, C's (Gu and Dao 2023; selective_scan_fwd_kernel.cuh); of a token and channel: the step times the input,
+#: and where given softplus (4), D (2), the gate (silu 4, product 1)
+_SCAN_STATE, _SCAN_TOKEN, _SOFTPLUS, _SKIP, _GATE = 7, 1, 4, 2, 5
+
+
+def _selective_scan(call: Recorded) -> Counted:
+    """``u`` and ``delta`` of one shape, ``A`` [channels, states]; the result takes the place of ``delta``."""
+    tokens, states = call.need("u"), call.need("A").shape[-1]
+    each = _SCAN_STATE * states + _SCAN_TOKEN + _SOFTPLUS * bool(call.value("delta_softplus", False))
+    each += _SKIP * (call.tensor("D") is not None) + _GATE * (call.tensor("z") is not None)
+    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "x")
+    read = sum(spec.nbytes for name in names if (spec := call.tensor(name)))
+    return Counted(
+        streamed(Cost(vector_flops(tokens, each * tokens.numel), read, tokens.nbytes), tokens.numel), "other"
+    )
+
+
+def _causal_convolution(call: Recorded) -> Counted:
+    """Each channel by itself: 2 FLOP for each of the window's taps, and silu's 4. A step of a decoder reads its state
+    too."""
+    data, weight, state = call.need("input"), call.need("weight"), call.tensor("conv_state")
+    activated = 4 * bool(call.value("silu_activation", False))
+    bias, channels = call.tensor("bias"), weight.shape[0]
+    kept = 0 if state is None else data.shape[0] * channels * (weight.shape[-1] - 1) * state.itemsize
+    flops = vector_flops(data, (2 * weight.shape[-1] + activated) * data.numel)
+    cost = Cost(flops, data.nbytes + weight.nbytes + (bias.nbytes if bias else 0) + kept, data.nbytes + kept)
+    return Counted(streamed(cost, data.numel), "convolution")
+
+
+def _causal_convolution_backward(call: Recorded) -> Counted:
+    """2 FLOP a tap for the input's gradient and 2 for the weight's, silu's gradient 8; the input is read again."""
+    data, grad, weight = call.need("input"), call.need("grad"), call.need("weight")
+    each = 4 * weight.shape[-1] + 8 * bool(call.value("silu_activation", False))
+    read, write = data.nbytes + grad.nbytes + weight.nbytes, data.nbytes + weight.nbytes
+    return Counted(streamed(Cost(vector_flops(data, each * data.numel), read, write), data.numel), "convolution")
+
+
 #: rules by their names in ``library_schemas.txt``; ``moves`` takes what is read and written
 _RULES: Mapping[str, Rule] = {
     "attention": _attention, "flash_backward": _flash_backward, "experts": _experts, "product": _product,
     "packed_product": _packed_product, "half_byte_product": _half_byte_product, "unpacks": _unpacks,
-    "cache_write": _cache_write, "cache_write_latent": _cache_write_latent,
+    "cache_write": _cache_write, "cache_write_latent": _cache_write_latent, "selective_scan": _selective_scan,
+    "causal_convolution": _causal_convolution, "causal_convolution_backward": _causal_convolution_backward,
 }  # fmt: skip
 
 _OF_LAYER = "the layer's weights and state are not among its arguments"
@@ -237,7 +276,8 @@ RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
 #: the classes of rules that have one
 _CLASSES: Mapping[str, str] = {
     "attention": "attention", "flash_backward": "attention", "unpacks": "elementwise", "cache_write": "movement",
-    "cache_write_latent": "movement",
+    "cache_write_latent": "movement", "selective_scan": "other", "causal_convolution": "convolution",
+    "causal_convolution_backward": "convolution",
 }  # fmt: skip
 
 

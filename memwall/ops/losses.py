@@ -81,6 +81,15 @@ def transducer_loss(call: Call) -> Cost:
     return launched(cost, denominators, lattice, stream_of(cost, logits.numel))
 
 
+@op("torchaudio::forced_align")
+def forced_alignment(call: Call) -> Cost:
+    """The best path through CTC's lattice: comparisons and an add per state, time steps after each other."""
+    scores, targets = call.need("log_probs"), call.need("targets")
+    states = math.prod(scores.shape[:2]) * (2 * targets.shape[-1] + 1)
+    cost = call.cost(vector_flops(scores, states))
+    return streamed(cost, states, steps=_STEP_TRIPS * scores.shape[1], blocks=scores.shape[0])
+
+
 #: a difference, a sum with the margin, its use (with ``p`` 2 a square) and the reduction's add
 op("multi_margin_loss")(per_element("self", 3))
 op("multi_margin_loss_backward")(per_element("self", 2))

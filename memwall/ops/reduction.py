@@ -57,7 +57,7 @@ def reduction(call: Call) -> Cost:
     """FLOPs of the table for each element of the input."""
     name = call.name.split(".")[1]
     per_element = _REDUCTIONS[name] if name in _REDUCTIONS else _SCANS[name]
-    computed_in = call.outputs[0] if call.outputs[0].dtype != "bool" else _source(call)
+    computed_in = call.outputs[0] if call.outputs and call.outputs[0].dtype != "bool" else _source(call)
     elements, read = _source(call).numel, None
     if name == "trace":  # the diagonal alone
         elements = min(_source(call).shape)

@@ -31,8 +31,8 @@ def _is_sparse(call: Call, argument: str) -> bool:
     return len(call.args(argument)) > 1
 
 
-@op("sparse::mm sparse::_sparse_mm sparse::addmm sparse::_sparse_addmm sparse::mv sparse::addmv sparse::bmm"
-    " sparse::matmul sparse::hspmm sparse::_sparse_mm_reduce_impl")  # fmt: skip
+@op("sparse::mm sparse::_sparse_mm sparse::addmm sparse::_sparse_addmm sparse::mv sparse::addmv sparse::addmv_"
+    " sparse::bmm sparse::matmul sparse::hspmm sparse::_sparse_mm_reduce_impl")  # fmt: skip
 def sparse_product(call: Call) -> Cost:
     """Stored elements x columns of the dense operand, 2 FLOP each; a row of the dense operand for each element."""
     values, out = stored_values(call), call.outputs[0]
@@ -94,7 +94,15 @@ def to_dense(call: Call) -> Cost:
 _COALESCE_KERNELS = 8
 
 
-@formula("movement", "sparse::_coalesce sparse::_to_sparse sparse::_to_sparse_csr sparse::sparse_mask"
+@formula("movement", "sparse::sparse_mask")
+def masked(call: Call) -> Cost:
+    """The elements of a dense tensor that a sparse one stores."""
+    values, data = stored_values(call), call.need("self")
+    read = call.bytes_except("self") - values.nbytes + min(values.nbytes, data.nbytes)
+    return streamed(call.cost(read_bytes=read), values.numel)
+
+
+@formula("movement", "sparse::_coalesce sparse::_to_sparse sparse::_to_sparse_csr"
          " sparse::_convert_indices_from_coo_to_csr sparse::_convert_indices_from_csr_to_coo")  # fmt: skip
 def rearranged(call: Call) -> Cost:
     """Indices sorted and equal ones' values added, or converted: a pass over what is stored in several kernels."""

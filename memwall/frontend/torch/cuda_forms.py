@@ -15,6 +15,7 @@ import torch
 
 from memwall.frontend.torch.attention import attend, call_of, choose
 from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.shapes import ShapeFunctions
 from memwall.frontend.torch.tensors import is_wrapper
 from memwall.ops.sdpa import FORWARD, Call
 
@@ -36,6 +37,7 @@ class CudaForms:
         self._library: torch.library.Library | None = None
         self._cpu_attention: Any = None
         self._fastpath = True
+        self._shapes = ShapeFunctions()
 
     def __enter__(self) -> CudaForms:
         if self.recorder.device == "cpu":  # before it is overridden
@@ -49,13 +51,14 @@ class CudaForms:
             "softmax.int": self._softmax("_softmax"),
             "log_softmax.int": self._softmax("_log_softmax"),
             "one_hot": _one_hot,
+            "ctc_loss.Tensor": _ctc_loss,
         }
         for name, kernel in table.items():
             for key in _KEYS[self.recorder.device]:
                 # Library.impl refuses Meta kernels for composite ops; here that is the point.
                 library.m.impl(name, key, kernel, False)
-        if self.recorder.device == "meta" and hasattr(torch.ops.aten, "_grouped_mm"):
-            library.m.impl("_grouped_mm", "Meta", _grouped_mm, False)
+        if self.recorder.device == "meta":
+            self._shapes.__enter__()
         self._library = library
         # The inference fast path of nn.TransformerEncoderLayer hides its ops from the trace.
         self._fastpath = torch.backends.mha.get_fastpath_enabled()
@@ -64,6 +67,7 @@ class CudaForms:
 
     def __exit__(self, *exc: object) -> None:
         torch.backends.mha.set_fastpath_enabled(self._fastpath)
+        self._shapes.close()
         if self._library is not None:
             self._library._destroy()
             self._library = None
@@ -284,24 +288,22 @@ def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return index.new_zeros((*index.shape, num_classes)).scatter_(-1, index.unsqueeze(-1), 1)
 
 
-def _grouped_mm(
-    mat_a: torch.Tensor, mat_b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
-) -> torch.Tensor:
-    """The shape of a grouped product: torch's own shape function refuses all but bfloat16, CUDA takes float16 and
-    float32 too (GroupedBlas.cpp, there one product per group)."""
-    if mat_a.dtype is torch.bfloat16 and mat_b.dtype is torch.bfloat16:
-        from torch._meta_registrations import meta_grouped_mm
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor,
+    blank: int = 0, reduction: int = 1, zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """With lengths as lists, which a GPU's run copies to the host; those that are not known are the padded ones."""
+    longest = targets.shape[1] if targets.dim() == 2 else targets.numel() // max(target_lengths.numel(), 1)
+    lists = [_numbers(input_lengths, log_probs.shape[0]), _numbers(target_lengths, longest)]
+    return torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lists, blank, reduction, zero_infinity)
 
-        known: torch.Tensor = meta_grouped_mm(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
-        return known
-    if mat_a.dtype is not mat_b.dtype or mat_a.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise RuntimeError(f"_grouped_mm: operands of {mat_a.dtype} and {mat_b.dtype} do not go together")
-    if mat_a.shape[-1] != mat_b.shape[-2]:
-        raise RuntimeError(f"_grouped_mm: contraction of {tuple(mat_a.shape)} and {tuple(mat_b.shape)}")
-    shape = [mat_a.shape[-2], mat_b.shape[-1]]
-    if mat_a.dim() == mat_b.dim():
-        shape.insert(0, mat_a.shape[0] if mat_a.dim() == 3 else offs.shape[0])
-    return torch.empty(shape, dtype=out_dtype or mat_a.dtype, device=mat_a.device)
+
+def _numbers(lengths: torch.Tensor, otherwise: int) -> list[int]:
+    """The numbers in a tensor, of one whose values are not known as many others."""
+    try:
+        return [int(n) for n in lengths.tolist()]
+    except (RuntimeError, NotImplementedError):
+        return [otherwise] * lengths.numel()
 
 
 def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps: float | None) -> torch.Tensor:

@@ -269,7 +269,7 @@ class Recorder(TorchDispatchMode):
         if signature.name in COPIES and outputs and outputs[0].device.type != self.device:
             self.free_calls[signature.name] += 1  # to the host
             return
-        if (row := find_row(signature.name)) and row.operands:
+        if not sparse and (row := find_row(signature.name)) and row.operands:
             check_product(row.operands[:2], names, tensors)
         name = f"sparse.{signature.name.removeprefix('aten.')}" if sparse else signature.name
         self.emit(name, names, tensors, outputs, scalars)

@@ -1,0 +1,120 @@
+"""Ops whose shapes torch does not know without data: those of the CPU's kernels, and what is recorded of them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import memwall
+from memwall.frontend.torch.shapes import ShapeFunctions
+from memwall.ops import graph_costs
+from tests.unit.one_call import Call
+
+COO = torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
+CSR = COO.to_sparse_csr()
+CALLS = {
+    "lstsq": lambda a, b: torch.linalg.lstsq(a, b).solution,
+    "geqrf": lambda a, b: torch.geqrf(a),
+    "ctc_list": lambda x, t: F.ctc_loss(x, t, (9, 8), (4, 3), reduction="none"),
+    "gru_cell": lambda g, h, s: torch.ops.aten._thnn_fused_gru_cell(g, h, s),
+    "fake_quantize": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+    "fake_quantize_channel": lambda x, s, z: torch.fake_quantize_per_channel_affine(x, s, z, 1, -128, 127),
+    "istft": lambda x, w: torch.istft(x, 16, window=w),
+    "cov": torch.cov,
+    "dirichlet": torch._sample_dirichlet,
+    "multi_margin": lambda x, t: F.multi_margin_loss(x, t),
+}
+
+
+def _meta(tensor):
+    return torch.empty_like(tensor, device="meta")
+
+
+def _specs(results):
+    flat = results if isinstance(results, (tuple, list)) else [results]
+    return [(tuple(t.shape), t.dtype) for t in flat]
+
+
+@pytest.mark.parametrize(("name", "tensors"), [
+    ("lstsq", (torch.randn(3, 7, 4), torch.randn(3, 7, 2))), ("lstsq", (torch.randn(7, 4), torch.randn(7))),
+    ("geqrf", (torch.randn(2, 7, 4), torch.randn(1))),
+    ("ctc_list", (torch.randn(9, 2, 5).log_softmax(-1), torch.ones(2, 4, dtype=torch.long))),
+    ("fake_quantize", (torch.randn(3, 4),)),
+    ("fake_quantize_channel", (torch.randn(3, 4), torch.ones(4), torch.zeros(4, dtype=torch.int32))),
+    ("istft", (torch.randn(2, 9, 12, dtype=torch.complex64), torch.hann_window(16))), ("cov", (torch.randn(4, 9),)),
+    ("dirichlet", (torch.rand(3, 4),)), ("multi_margin", (torch.randn(3, 4), torch.zeros(3, dtype=torch.long))),
+])  # fmt: skip
+def test_shapes_are_those_of_the_kernels(name, tensors):
+    expected = _specs(CALLS[name](*tensors))
+    with ShapeFunctions():
+        assert _specs(CALLS[name](*map(_meta, tensors))) == expected
+
+
+def test_a_gru_cell_has_a_state_and_what_its_gradient_needs():
+    with ShapeFunctions():
+        found = CALLS["gru_cell"](*(torch.empty(2, n, device="meta") for n in (48, 48, 16)))
+    assert _specs(found) == [((2, 16), torch.float32), ((2, 80), torch.float32)]
+
+
+@pytest.mark.parametrize("sparse", [COO, CSR], ids=["coo", "csr"])
+def test_products_with_sparse_matrices_are_dense(sparse):
+    dense = torch.randn(3, 4)
+    with ShapeFunctions():
+        found = torch.sparse.mm(_sparse_meta(sparse), _meta(dense))
+    assert _specs(found) == _specs(torch.sparse.mm(sparse, dense))
+
+
+def _sparse_meta(sparse):
+    if sparse.layout is torch.sparse_coo:
+        parts = _meta(sparse._indices()), _meta(sparse._values())
+        return torch.sparse_coo_tensor(*parts, sparse.shape, device="meta")
+    parts = map(_meta, (sparse.crow_indices(), sparse.col_indices(), sparse.values()))
+    return torch.sparse_csr_tensor(*parts, sparse.shape, device="meta")
+
+
+def test_two_sparse_matrices_have_no_product_without_data():
+    with ShapeFunctions(), pytest.raises(RuntimeError, match="as many elements as its data says"):
+        torch.sparse.mm(_sparse_meta(CSR), _sparse_meta(COO.t().to_sparse_csr()))
+
+
+def test_they_are_gone_after_a_trace():
+    with pytest.raises(NotImplementedError):
+        CALLS["fake_quantize"](torch.empty(3, device="meta"))
+
+
+def test_lengths_of_ctc_are_read_by_the_host():
+    """By the list form a GPU runs; with tensors of lengths a dispatch mode would take another."""
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 6)
+
+        def forward(self, x, targets, steps, lengths):
+            return F.ctc_loss(self.head(x).log_softmax(-1), targets, steps, lengths)
+
+    inputs = (torch.randn(9, 2, 8), torch.ones(2, 4, dtype=torch.long), torch.tensor([9, 8]), torch.tensor([4, 3]))
+    found = memwall.profile(Loss(), inputs, mode="training")
+    costs = {op.name: cost for op, cost in zip(found.graph.ops, graph_costs(found.graph), strict=True)}
+    states = 2 * 9 * (2 * 4 + 1)
+    assert costs["aten._ctc_loss"].total_flops == 11 * states
+    assert costs["aten._ctc_loss_backward"].total_flops == 14 * states + 3 * 9 * 2 * 6
+
+
+def test_an_op_of_a_library_is_traced_without_its_kernels():
+    library = torch.library.Library("_C", "FRAGMENT")
+    library.define("silu_and_mul(Tensor! result, Tensor input) -> ()")
+
+    def gated(x):
+        out = x.new_empty(x.shape[0], x.shape[1] // 2)
+        torch.ops._C.silu_and_mul(out, x)
+        return out
+
+    try:
+        found = memwall.profile(Call(gated), (torch.randn(4, 32),))
+    finally:
+        library._destroy()
+    (op,) = found.graph.ops
+    (cost,) = graph_costs(found.graph)
+    assert (op.name, op.op_class) == ("_C.silu_and_mul", "elementwise")
+    assert (cost.total_flops, cost.read_bytes, cost.write_bytes) == (4 * 64, 4 * 128, 4 * 64)
