@@ -14,13 +14,15 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from memwall.core.errors import UsageError, message_of
+from memwall.core.units import size
 from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
-from memwall.frontend.torch.tensors import plain_parts
+from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.values import Carrying, KnownValues
 from memwall.frontend.workload.blame import blame, first_line
 
@@ -100,10 +102,33 @@ def _construct(
     end_group()  # the function makes its process group again
     try:
         warn(f"{doing} needs data ({reason[:80]}): building on the host, weights in memory")
-        with TracedDevice("cpu", building=True):
+        with _HostLimit(f"{doing} needs data ({reason[:80]})"), TracedDevice("cpu", building=True):
             return make()
     except Exception as error:
         raise blame(error, doing) from error
+
+
+#: Bytes of tensors that are made on the host at most, where their values are needed to build a model.
+_MOST_HOST_BYTES = 2_000_000_000
+
+
+class _HostLimit(TorchDispatchMode):
+    """While open, tensors are made on the host up to a limit; beyond it a UsageError says why they are made there."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__()
+        self._why, self._bytes = why, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not flat_tensors((args, kwargs)):
+            self._bytes += sum(tensor.untyped_storage().nbytes() for tensor in flat_tensors(made))
+        if self._bytes > _MOST_HOST_BYTES:
+            raise UsageError(
+                f"{self._why}, and its tensors take more than {size(_MOST_HOST_BYTES)} on the host: keep what is read"
+                " back small and apart from the weights, or profile fewer layers and multiply"
+            )
+        return made
 
 
 def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:

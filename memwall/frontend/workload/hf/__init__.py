@@ -37,6 +37,11 @@ def from_config(
     notes: list[str | Callable[[Any], str]] = [*read.notes, lambda module: "; ".join(dict.fromkeys(said))]
     if (quantized := quantization_note(read.raw, folder)) is not None:
         notes.append(quantized)
+    if sizes.get("seq") == 1:
+        notes.append(
+            "one token without a cache is no decode step, which also reads the cache of all tokens before: for that,"
+            " profile a model file whose inputs() pass past_key_values"
+        )
     if input_specs:
         if sizes:
             raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")

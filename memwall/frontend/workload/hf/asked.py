@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 from collections.abc import Mapping
@@ -59,6 +60,22 @@ def pair(value: Any) -> tuple[int, int] | None:
         value = (value[0], value[0])
     if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(item, int) for item in value):
         return value[-2], value[-1]
+    return None
+
+
+def _extractor_default(config: Any, *names: str) -> int | None:
+    """What the feature extractor of a model takes one of some settings to be, where nothing else is said."""
+    package = type(config).__module__.rpartition(".")[0]
+    try:
+        module = importlib.import_module(f"{package}.feature_extraction_{package.rpartition('.')[2]}")
+    except ImportError:
+        return None
+    for kind in vars(module).values():
+        if inspect.isclass(kind) and kind.__module__ == module.__name__:
+            defaults = [inspect.signature(kind).parameters.get(name) for name in names]
+            found = [each.default for each in defaults if each is not None and type(each.default) is int]
+            if found:
+                return found[0]
     return None
 
 
@@ -189,7 +206,8 @@ class Asked:
         """Rows of a spectrogram."""
         names = ("num_mel_bins", "mel_bins", "feature_size", "input_feat_per_channel", "num_mel_channels", "n_mels",
                  "input_feat_size", "input_dim", "feature_projection_input_dim", "spec_num_mel_bins")  # fmt: skip
-        return number(self.audio, *names) or number(self.config, *names) or 80
+        stated = number(self.audio, *names) or number(self.config, *names)
+        return stated or _extractor_default(self.config, "feature_size", "num_mel_bins") or 80
 
     def columns(self, default_s: float = SPECTROGRAM_SECONDS) -> int:
         """Columns of a spectrogram."""

@@ -24,8 +24,9 @@ def model_class(transformers: Any, read: Read, source: object) -> Any:
     from torch.nn import Module
 
     config = read.config
-    candidates = [*architectures(transformers, read.raw), *_listed(transformers, config), *_written(config)]
-    fitting = [c for c in candidates if c.config_class is not None and isinstance(config, c.config_class)]
+    listed = _listed(transformers, config)
+    candidates = [*architectures(transformers, read.raw), *listed, *_written(config)]
+    fitting = [c for c in candidates if isinstance(config, c.config_class)] or listed  # a type may borrow its classes
     for found in fitting:
         if found.forward is not Module.forward:
             return found

@@ -41,7 +41,7 @@ def _patches(asked: Asked) -> Tensors:
 
     height, width = (size // asked.patch for size in asked.image)
     count = asked.batch * asked.images
-    depth = number(asked.vision, "temporal_patch_size") or 1
+    depth = number(asked.vision, "temporal_patch_size", "patch_temporal") or 1
     values = asked.channels * depth * asked.patch * asked.patch
     pixels = torch.randn((count * height * width, values), dtype=asked.dtype)
     grid = torch.tensor([[1, height, width]] * count, dtype=torch.int64)
@@ -180,6 +180,7 @@ def _square_patches(asked: Asked) -> Tensors:
 #: Model types whose forward does not tell.
 _BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {
     "efficientloftr": _pairs, "lightglue": _pairs, "superglue": _pairs,
+    "idefics": _masked, "instructblipvideo": _clip,
     "kimi_k25": _square_patches, "kimi_k25_vision": _square_patches,
 }  # fmt: skip
 
