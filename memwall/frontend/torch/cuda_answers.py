@@ -133,6 +133,11 @@ def _set_default_tensor_type(original: Callable[[Any], None], kind: Any) -> None
         torch.set_default_dtype(dtype)  # tensors without a device are the GPU's already
 
 
+def _set_default_device(original: Callable[[Any], None], device: Any) -> None:
+    if device is None or not is_cuda(device):  # tensors without a device are the GPU's already
+        original(device)
+
+
 class _Generator(torch.Generator):
     """A generator of the host, whatever device is asked for: nothing is drawn without data."""
 
@@ -180,7 +185,8 @@ _RETURNED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (0, (
         "current_device", "_exchange_device", "_maybe_exchange_device", "initial_seed", "range_push", "range_pop",
         "range_start", "get_sync_debug_mode", "current_blas_handle", "memory_allocated", "max_memory_allocated",
-        "memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached",
+        "memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached", "utilization", "memory_usage",
+        "temperature", "power_draw", "clock_rate",
     )),
     (None, (
         "init", "_lazy_init", "_lazy_call", "synchronize", "set_device", "set_stream", "ipc_collect",
@@ -189,7 +195,7 @@ _RETURNED: tuple[tuple[Any, tuple[str, ...]], ...] = (
         "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all", "range_end", "mark",
         "_record_memory_history", "_sleep",
     )),
-    ("", ("memory_summary",)),
+    ("", ("memory_summary", "list_gpu_processes", "get_gencode_flags")),
 )  # fmt: skip
 
 #: Name in torch.cuda -> what it is instead, whatever the GPU.
@@ -203,6 +209,7 @@ _FIXED: Mapping[str, Any] = {
     "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device="cpu"),
     "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device="cpu")],
     "make_graphed_callables": lambda callables, *args, **kwargs: callables,
+    "default_generators": (torch.default_generator,),
     "memory_stats": lambda *args: defaultdict(int),
     "memory_stats_as_nested_dict": lambda *args: defaultdict(int),
     "memory_snapshot": lambda *args, **kwargs: [],
@@ -220,6 +227,7 @@ _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
         "is_autocast_enabled": partial(_of_cuda, torch.is_autocast_enabled),
         "get_autocast_dtype": partial(_of_cuda, torch.get_autocast_dtype),
         "Generator": _Generator, "compile": _compile, "load": partial(_load, torch.load),
+        "set_default_device": partial(_set_default_device, torch.set_default_device),
         "set_default_tensor_type": partial(_set_default_tensor_type, torch.set_default_tensor_type),
     }),
 )  # fmt: skip

@@ -5,8 +5,10 @@ A model written for a GPU says ``device="cuda"`` or ``.cuda()``; on a machine wi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.cuda_answers import is_cuda, tensor_dtype
 from memwall.frontend.torch.values import KnownValues
+from memwall.frontend.workload.blame import is_machinery
 
 _FACTORIES = frozenset(
     getattr(torch, name)
@@ -38,6 +41,13 @@ _FILLERS = frozenset(
 
 
 _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
+_DEVICE: Any = vars(torch._C.TensorBase)["device"].__get__
+_CUDA = torch.device("cuda", 0)
+
+
+@cache
+def _is_machinery(filename: str) -> bool:
+    return is_machinery(filename) and "_higher_order_ops" not in filename  # which check that a GPU is asked
 
 
 class TracedDevice(TorchFunctionMode):
@@ -53,6 +63,7 @@ class TracedDevice(TorchFunctionMode):
         self._answers: dict[Any, Callable[..., Any]] = {
             torch.Tensor.cuda: self._cuda,
             _IS_CUDA: lambda tensor: tensor.device.type in (device, "cuda"),
+            _DEVICE: lambda tensor: tensor.device if building else self._device(tensor, sys._getframe(2)),
             torch.Tensor.get_device: lambda tensor: 0 if tensor.device.type == device else -1,
             torch.Tensor.pin_memory: lambda tensor, *args, **options: tensor,
             torch.Tensor.is_pinned: lambda tensor, *args, **options: False,
@@ -89,6 +100,11 @@ class TracedDevice(TorchFunctionMode):
         elif func is torch.Tensor.to and len(args) > 1 and is_cuda(args[1]):
             args = (args[0], self.device, *args[2:])
         return func(*args, **(kwargs or {}))
+
+    def _device(self, tensor: torch.Tensor, caller: FrameType) -> torch.device:
+        """``cuda:0`` to the model's code; torch's own and memwall's need to know where the tensor is."""
+        device = tensor.device
+        return _CUDA if device == self.device and not _is_machinery(caller.f_code.co_filename) else device
 
     def _cuda(
         self, tensor: torch.Tensor, *args: Any, memory_format: Any = torch.preserve_format, **options: Any

@@ -1,4 +1,5 @@
-"""Operators that take Python functions, as the plain PyTorch that eager execution runs in their place."""
+"""Operators that take Python functions, as the plain PyTorch that eager execution runs in their place: ``torch.cond``,
+``while_loop``, ``scan``, ``map``, ``associative_scan`` and ``flex_attention``."""
 
 from __future__ import annotations
 
@@ -9,14 +10,34 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._higher_order_ops.associative_scan import associative_scan_op
 from torch._higher_order_ops.flex_attention import math_attention
+from torch._higher_order_ops.map import map_impl
+from torch._higher_order_ops.scan import generic_scan, scan_op
+from torch._higher_order_ops.while_loop import while_loop_op
 from torch.nn.attention import flex_attention
+
+
+def _dense(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operator as it runs without a compiler."""
+    return operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+
+
+def _scan(operator: Any, combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
+    """As ``_dense``, which checks that no mode watches."""
+    return generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
+
+
+#: operators that repeat a function → the Python loop that they are
+_LOOPS = {type(operator): _dense for operator in (while_loop_op, map_impl, associative_scan_op)} | {
+    type(scan_op): _scan
+}
 
 
 @contextlib.contextmanager
 def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
-    """While open, ``torch.cond`` calls a branch and ``flex_attention`` computes whole scores, as it does without
-    ``torch.compile``; ``warn`` is called once with what either assumes."""
+    """While open, ``torch.cond`` calls a branch, loops are loops and ``flex_attention`` computes whole scores, as
+    without ``torch.compile``; ``warn`` is called once with what either assumes."""
     say = cache(warn)
 
     def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
@@ -32,6 +53,8 @@ def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch, "cond", cond))
+        for kind, plain in _LOOPS.items():
+            stack.enter_context(patch.object(kind, "__call__", plain))
         forms: dict[str, Any] = {"_validate_device": lambda *tensors: None, "flex_attention_hop": flex,
                  "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}  # fmt: skip
         stack.enter_context(patch.multiple(flex_attention, **forms))

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from memwall.frontend.torch.tensors import flat_tensors
+from memwall.frontend.torch.tensors import flat_tensors, is_wrapper
 from memwall.ops.signatures import Signature, signature_of
 
 #: Elements up to which values are kept: integers and booleans, and floating numbers.
@@ -266,6 +266,8 @@ class Carrying(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_wrapper, types)):
+            return NotImplemented
         if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
         signature = signature_of(func)

@@ -218,3 +218,86 @@ def test_a_sharded_module_is_refused_with_what_works():
 
     with pytest.raises(UsageError, match="profile the module before it is wrapped"):
         profiled(memwall.Workload(model, inputs()))
+
+
+# -- operators that take functions, and what models ask of the device ------------------------------------------------
+
+
+class Loops(nn.Module):
+    """Eight rows, one after the other."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.step = kind, nn.Linear(64, 64)
+
+    def forward(self, x):
+        from torch._higher_order_ops import map as map_rows
+        from torch._higher_order_ops.associative_scan import associative_scan
+        from torch._higher_order_ops.scan import scan
+        from torch._higher_order_ops.while_loop import while_loop
+
+        if self.kind == "while":
+            count = torch.zeros((), dtype=torch.int64, device=x.device)
+            return while_loop(lambda i, y: i < 8, lambda i, y: (i + 1, self.step(y)), (count, x[0]))[1]
+        if self.kind == "scan":
+            return scan(lambda carry, row: (self.step(row) + carry, carry * 1), x[0] * 0, x)[1]
+        if self.kind == "map":
+            return map_rows(lambda row: self.step(row), x)
+        return associative_scan(lambda a, b: a * b, self.step(x), dim=0)
+
+
+@pytest.mark.parametrize("kind", ["while", "scan", "map"])
+def test_a_loop_runs_its_body_as_often_as_it_says(kind):
+    made = profiled(Loops(kind))
+    assert names(made).count("addmm") == 8
+    assert flops(made) >= 8 * 2 * 64 * 64
+
+
+def test_a_scan_over_products_needs_no_gpu():
+    made = profiled(Loops("associative"))
+    assert names(made).count("addmm") == 1 and "mul.Tensor" in names(made)
+
+
+@pytest.mark.parametrize("kind", ["scan", "map", "associative"])
+def test_a_loop_is_trained(kind):
+    made = profiled(Loops(kind), mode="training", optimizer=None)
+    assert any(op.phase == "backward" and op.name == "aten.mm" for op in made.graph.ops)
+
+
+class Asking(Mlp):
+    def forward(self, x):
+        assert x.device == torch.device("cuda:0") and str(x.device) == "cuda:0", x.device
+        assert x.device.type == "cuda" and self.up.weight.device.type == "cuda"
+        with torch.cuda.device(x.device), torch.device("cuda"):
+            noise = torch.zeros(8, 64, device=x.device) + torch.zeros(8, 64)
+        generator = torch.cuda.default_generators[0]
+        generator.initial_seed()
+        torch.cuda.utilization()
+        return super().forward(x + noise.normal_(generator=generator))
+
+
+def test_a_tensor_is_on_cuda_to_the_model():
+    assert [name for name in names(profiled(Asking())) if name in PLAIN][-4:] == PLAIN
+
+
+def test_a_default_device_that_the_model_sets_stays_in_the_trace():
+    def model():
+        torch.set_default_device("cuda")
+        return Mlp()
+
+    profiled(memwall.Workload(model, inputs()))
+    assert torch.zeros(1).device.type == "cpu"
+
+
+def test_scripted_functions_are_seen():
+    script = torch.jit.script(_double)
+
+    class Net(Mlp):
+        def forward(self, x):
+            return script(super().forward(x))
+
+    assert names(profiled(Net())) == [*PLAIN, "mul.Scalar"]
+
+
+def _double(x):
+    return x * 2
