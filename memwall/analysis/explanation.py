@@ -56,16 +56,19 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     plan, costs = profile.plan(schedule), profile.costs[schedule.graph]
     times_s, assumed = dict.fromkeys((*CALIBRATED, HOST), 0.0), host_is_assumed(schedule.gpu)
     gpus: dict[str, dict[str, None]] = {}
+    known: dict[int, str] = {}  # repeated kernels share their cost
     for kernel in schedule.kernels:
         if plan is not None:
             cost = plan.groups[kernel.id].cost
         else:  # that of its most expensive op
             cost = max((costs[i] for i in kernel.op_ids), key=lambda cost: cost.total_flops)
-        status, taken = calibration_of(cost, schedule.gpu)
+        if id(cost) not in known:
+            known[id(cost)], taken = calibration_of(cost, schedule.gpu)
+            gpus.setdefault(known[id(cost)], {}).update(dict.fromkeys(taken))
+        status = known[id(cost)]
         waited_s = kernel.wait_s if assumed else 0.0
         times_s[status] += kernel.time_s - waited_s
         times_s[HOST] += waited_s
-        gpus.setdefault(status, {}).update(dict.fromkeys(taken))
     if times_s[HOST]:
         gpus[HOST] = {}
     return tuple(Provenance(status, times_s[status], tuple(gpus[status])) for status in times_s if status in gpus)

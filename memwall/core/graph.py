@@ -7,7 +7,7 @@ in the list; :attr:`Graph.free_calls` counts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,6 +22,9 @@ ITEMSIZE: Mapping[str, int] = {
     "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1, "bits4x2": 1,
     **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
 }  # fmt: skip
+
+#: first and one-past-last byte within a storage, and the distinct bytes between them
+Span = tuple[int, int, int]
 
 PHASES = ("forward", "backward", "optimizer")
 ROLES = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation")
@@ -48,6 +51,9 @@ class Pipe(NamedTuple):
             raise ValueError(f"not a pipe: {text!r} (want tensor.DTYPE or vector.DTYPE)")
         return cls(engine, dtype)
 
+
+#: attributes that a loop changes from step to step, without another cost: where it picks, and a number to compute with
+STEPPING = frozenset(("index", "start", "end", "storage_offset", "other", "fill_value"))
 
 #: region of an op that runs eagerly, between two graphs of a compiler
 EAGER = -1
@@ -150,6 +156,11 @@ class Value:
         span, itemsize = self.spec.span, self.spec.itemsize
         return (self.offset * itemsize, (self.offset + span) * itemsize) if span else (0, 0)
 
+    @property
+    def span(self) -> Span:
+        """Where it begins and ends in its storage, and its bytes."""
+        return *self.byte_range, self.spec.nbytes
+
     def overlaps(self, other: Value) -> bool:
         """Whether two values of one storage may have a byte in common."""
         (low, high), (start, stop) = self.byte_range, other.byte_range
@@ -222,6 +233,18 @@ class Graph:
         """For each op the first one that makes the same call: the same name, arguments and attributes, on tensors of
         the same specs that overlap in the same way. Equal ops have equal costs, loops and kernels.
         """
+        return self._classes(repr)
+
+    @cached_property
+    def alike_in_loops(self) -> Sequence[int]:
+        """As :attr:`alike`, but an op is also equal to one in the same module and phase that differs in
+        :data:`STEPPING` attributes alone: what a loop in Python does in its next step."""
+        first: dict[tuple[Any, ...], int] = {}
+        calls = self._classes(_without_steps)
+        return [first.setdefault((calls[op.id], op.module, op.phase), op.id) for op in self.ops]
+
+    def _classes(self, text_of: Callable[[Mapping[str, Any]], str]) -> Sequence[int]:
+        """For each op the first one with the same call; ``text_of`` says what the attributes are compared by."""
         first: dict[tuple[Any, ...], int] = {}
         texts: dict[int, str] = {}
         kinds: dict[TensorSpec, int] = {}
@@ -236,7 +259,7 @@ class Graph:
         for op in self.ops:
             attributes = texts.get(id(op.attributes))
             if attributes is None:
-                attributes = texts[id(op.attributes)] = repr(op.attributes)
+                attributes = texts[id(op.attributes)] = text_of(op.attributes)
             call = (
                 op.name, op.arguments, attributes, tuple([kind[i] for i in op.inputs]),
                 tuple([kind[i] for i in op.outputs]), self._overlaps(op.inputs), self._overlaps(op.outputs),
@@ -264,21 +287,28 @@ class Graph:
         return total
 
 
+def _without_steps(attributes: Mapping[str, Any]) -> str:
+    stepping = STEPPING.intersection(attributes or ())  # an old record need not have any
+    return repr({**attributes, **dict.fromkeys(stepping)} if stepping else attributes)
+
+
 def distinct_bytes(values: Sequence[Value]) -> int:
     """Bytes at different addresses that the values cover together. Values of one storage are united: exactly where each
     is one dense run, else by the sum of their distinct bytes, never more than the span that they cover."""
     by_storage: dict[int, dict[int, Value]] = {}
     for value in values:
         by_storage.setdefault(value.storage, {})[value.id] = value
-    return sum(_union_bytes(list(group.values())) for group in by_storage.values())
+    return sum(
+        one.spec.nbytes if not more else union_bytes([v.span for v in (one, *more)])
+        for one, *more in (group.values() for group in by_storage.values())
+    )
 
 
-def _union_bytes(values: list[Value]) -> int:
-    if len(values) == 1:
-        return values[0].spec.nbytes
+def union_bytes(spans: Iterable[Span]) -> int:
+    """Bytes that values of one storage cover together, as :func:`distinct_bytes` counts them."""
     total, reach, in_run = 0, 0, 0
     start = 0
-    for low, high, nbytes in sorted((*v.byte_range, v.spec.nbytes) for v in values):
+    for low, high, nbytes in sorted(spans):
         if low >= reach:  # a new run of overlapping spans begins
             total += min(in_run, reach - start)
             start, reach, in_run = low, high, 0

@@ -1,4 +1,5 @@
-"""Finds runs of repeated layers: instances that do the same on their own storages.
+"""Finds runs of repeated layers: instances that do the same on their own storages. :mod:`memwall.core.loops` finds the
+steps of loops in the same way, only cut elsewhere.
 
 The op list is cut at the first op of each instance of a list of layers (module paths ``prefix.N``): in rising order of
 N in forward and in an optimizer that steps through the parameters, in falling order in backward. Two neighbours are
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from memwall.core.graph import Graph, Op
 
@@ -24,6 +26,14 @@ LISTS = ("aten._foreach_", "aten._fused_")
 
 #: phase -> whether later layers come later (1) or earlier (-1) in it
 DIRECTIONS: Mapping[str, int] = {"forward": 1, "backward": -1, "optimizer": 1}
+
+
+class Lane(NamedTuple):
+    """Where the instances of a list begin in one stretch of the op list: ``firsts[n]`` is the first op of instance n,
+    which ends where instance n + ``direction`` begins."""
+
+    firsts: Mapping[int, int]
+    direction: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +66,9 @@ class Track:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of ``count`` equal instances. ``twin``: storage → its counterpart in the next instance. ``level``: storage
-    → the instance that it belongs to. ``touched``: storages of the first and of the last instance. ``whole``: only the
-    first and the last layer of the list may be left out."""
+    """A run of ``count`` equal instances, of which ``kept`` represent all. ``twin``: storage → its counterpart in the
+    next instance. ``level``: storage → the instance that it belongs to. ``touched``: storages of the first and of the
+    last instance. ``whole``: only the first and the last layer of the list may be left out."""
 
     prefix: str
     count: int
@@ -68,10 +78,12 @@ class Run:
     level: dict[int, int]
     touched: tuple[frozenset[int], frozenset[int]]
     whole: bool
+    kept: int
 
-    def saved(self, least: int) -> int:
-        """Ops of the instances beyond the first ``least`` - 1."""
-        return sum(track.length for track in self.tracks) * (self.count - least + 1)
+    @property
+    def saved(self) -> int:
+        """Ops of the instances that are not kept."""
+        return sum(track.length for track in self.tracks) * (self.count - self.kept)
 
     def overlaps(self, other: Run) -> bool:
         """Whether two runs share ops or storages."""
@@ -93,9 +105,9 @@ class Run:
         return place and place[1]
 
     def after_last(self, op_id: int) -> bool:
-        """Whether an op outside follows the last instance: after its forward and before its backward."""
-        passed = sum(op_id >= track.span(0, self.count)[0] for track in self.tracks)
-        return passed % 2 == 1
+        """Whether an op outside follows the last instance: the track before it runs towards higher numbers."""
+        passed = [track for track in self.tracks if op_id >= track.span(0, self.count)[0]]
+        return bool(passed) and max(passed, key=lambda track: track.start).direction > 0
 
     def step(self, storage: int, count: int) -> int | None:
         """The counterpart of a storage ``count`` instances on (back when negative), or None."""
@@ -109,12 +121,17 @@ class Run:
 
 @dataclass
 class Twins:
-    """The twin map while it grows; :meth:`match` undoes what a failed comparison added."""
+    """The twin map while it grows; :meth:`match` undoes what a failed comparison added. ``alike`` says which ops make
+    equal calls. In a ``loop`` each step may also read or write the next part of a shared storage, always as many bytes
+    further on."""
 
     graph: Graph
+    alike: Sequence[int]
+    loop: bool = False
     twin: dict[int, int] = field(default_factory=dict)
     back: dict[int, int] = field(default_factory=dict)
     _steps: dict[tuple[str, str, int], bool] = field(default_factory=dict)
+    _moves: dict[int, int] = field(default_factory=dict)
 
     def match(self, pairs: Sequence[tuple[int, int, int]], period: int) -> bool:
         """Whether ops ``a`` … and ``b`` …, ``length`` each, are equal; if so the map covers them afterwards."""
@@ -141,7 +158,7 @@ class Twins:
         return True
 
     def _alike(self, a: Op, b: Op, period: int, added: list[int]) -> bool:
-        if self.graph.alike[a.id] != self.graph.alike[b.id] or a.phase != b.phase:
+        if self.alike[a.id] != self.alike[b.id] or a.phase != b.phase:
             return False
         key = (a.module, b.module, period)
         if key not in self._steps:
@@ -156,7 +173,10 @@ class Twins:
         values, twin = self.graph.values, self.twin
         for i, j in zip(a, b, strict=True):
             one, other = values[i], values[j]
-            if one.offset != other.offset:
+            moved = (other.offset - one.offset) * one.spec.itemsize
+            if moved and not (self.loop and one.storage == other.storage):
+                return False
+            if self.loop and one.storage == other.storage and self._moves.setdefault(one.storage, moved) != moved:
                 return False
             if twin.get(one.storage) != other.storage and not self.link(one.storage, other.storage, added):
                 return False
@@ -173,8 +193,8 @@ def one_step(a: str, b: str, period: int) -> bool:
     )
 
 
-def find_runs(graph: Graph, least: int, accept: Callable[[Run], bool]) -> list[Run]:
-    """The runs of at least ``least`` instances that ``accept`` takes, none inside or across another: outer lists first,
+def find_runs(graph: Graph, kept: int, accept: Callable[[Run], bool]) -> list[Run]:
+    """The runs of more than ``kept`` layers that ``accept`` takes, none inside or across another: outer lists first,
     and of several ways to group the layers of a list the one that saves the most ops."""
     runs: list[Run] = []
     made = first_writers(graph)
@@ -184,12 +204,18 @@ def find_runs(graph: Graph, least: int, accept: Callable[[Run], bool]) -> list[R
             continue
         best: list[Run] = []
         for period in PERIODS:
+            lanes = [
+                Lane(row, direction)
+                for phase, direction in DIRECTIONS.items()
+                if (row := _cuts(firsts[prefix][phase], period, direction))
+            ]
             found = [
                 run
-                for run in _runs_of(graph, prefix, firsts[prefix], period, least, made)
+                for bare in runs_along(lanes, lambda: Twins(graph, graph.alike), prefix, period, kept, made)
+                for run in (_with_margin(graph, bare, period),)
                 if not any(run.overlaps(other) for other in runs) and accept(run)
             ]
-            best = max(best, found, key=lambda some: sum(run.saved(least) for run in some))
+            best = max(best, found, key=lambda some: sum(run.saved for run in some))
             if len(found) == 1 and found[0].whole:
                 break
         runs += best
@@ -254,22 +280,21 @@ def _cuts(firsts: Mapping[int, int], period: int, direction: int) -> dict[int, i
     return row
 
 
-def _runs_of(
-    graph: Graph, prefix: str, firsts: Mapping[str, Mapping[int, int]], period: int, least: int,
-    made: Mapping[int, int],
+def runs_along(
+    lanes: Sequence[Lane], twins_of: Callable[[], Twins], prefix: str, period: int, kept: int,
+    made: Mapping[int, int], tail: int = 0,
 ) -> Iterator[Run]:  # fmt: skip
-    cuts = {phase: _cuts(firsts[phase], period, direction) for phase, direction in DIRECTIONS.items()}
-    cuts = {phase: row for phase, row in cuts.items() if row}
+    """The runs of more than ``kept`` equal instances along some lanes, without the last ``tail`` instances."""
     # an instance ends where its neighbour begins: the next one in forward, in backward the one before
-    low = max(min(row) for row in cuts.values()) + 1
-    high = min(max(row) + (phase == "backward") for phase, row in cuts.items())
+    low = max(min(lane.firsts) for lane in lanes) + 1
+    high = min(max(lane.firsts) + (lane.direction < 0) for lane in lanes) - tail
 
     def spans(n: int) -> list[tuple[int, int]]:
-        return [(row[n], row[n + DIRECTIONS[phase]] - row[n]) for phase, row in cuts.items()]
+        return [(lane.firsts[n], lane.firsts[n + lane.direction] - lane.firsts[n]) for lane in lanes]
 
     start = low
-    while start + least <= high:
-        twins = Twins(graph)
+    while start + kept < high:
+        twins = twins_of()
         stop, here = start + 1, spans(start)
         while stop < high:
             there = spans(stop)
@@ -277,27 +302,29 @@ def _runs_of(
             if [p[1] for p in here] != [p[1] for p in there] or not twins.match(pairs, period):
                 break
             stop, here = stop + 1, there
-        if stop - start >= least:
+        if stop - start > kept:
             tracks = tuple(
-                Track(op_id, length, DIRECTIONS[phase], stop - start)
-                for (op_id, length), phase in zip(spans(start), cuts, strict=True)
+                Track(op_id, length, lane.direction, stop - start)
+                for (op_id, length), lane in zip(spans(start), lanes, strict=True)
             )
-            run = _run(twins, prefix, tracks, made, (start, stop) == (low, high))
+            run = _run(twins, prefix, tracks, made, (start, stop) == (low, high), kept)
             if run is not None:
-                yield _with_margin(twins, run, period)
+                yield run
         start = stop
 
 
-def _run(twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int, int], whole: bool) -> Run | None:
+def _run(
+    twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int, int], whole: bool, kept: int
+) -> Run | None:
     count = tracks[0].count
     touched = tuple(_touched(twins.graph, tracks, n) for n in (0, count - 1))
-    run = Run(prefix, count, tracks, twins.twin, twins.back, {}, (touched[0], touched[1]), whole)
-    for storage in touched[0]:
-        if storage in twins.back or twins.twin[storage] == storage:
-            continue
+    run = Run(prefix, count, tracks, twins.twin, twins.back, {}, (touched[0], touched[1]), whole, kept)
+    placed: set[int] = set()
+    for storage in sorted(twins.twin.keys() - twins.back.keys()):
         orbit = [storage]
         while orbit[-1] in twins.twin:
             orbit.append(twins.twin[orbit[-1]])
+        placed.update(orbit)
         makers = [run.instance(made[s]) if s in made else None for s in orbit]
         base = 0
         if not twins.graph.storages[storage].is_persistent:
@@ -305,7 +332,8 @@ def _run(twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int
             if any(n is not None and n != base + i for i, n in enumerate(makers)):
                 return None
         run.level.update((s, base + i) for i, s in enumerate(orbit) if 0 <= base + i < count)
-    return run
+    in_turns = any(s not in placed and twins.twin[s] != s for s in touched[0])  # two buffers that change places
+    return None if in_turns else run
 
 
 def _touched(graph: Graph, tracks: Sequence[Track], instance: int) -> frozenset[int]:
@@ -313,12 +341,11 @@ def _touched(graph: Graph, tracks: Sequence[Track], instance: int) -> frozenset[
     return frozenset(graph.values[i].storage for op in ops for i in (*op.inputs, *op.outputs))
 
 
-def _with_margin(twins: Twins, run: Run, period: int) -> Run:
+def _with_margin(graph: Graph, run: Run, period: int) -> Run:
     """The run, its forward track extended by the layer before it if that one is equal in forward."""
     track = run.tracks[0]
     before = track.start - track.length
-    wider = Twins(twins.graph, dict(twins.twin), dict(twins.back))
-    alike = track.direction > 0 and before >= 0 and wider.match([(before, track.start, track.length)], period)
-    if not alike:
+    wider = Twins(graph, graph.alike, twin=dict(run.twin), back=dict(run.back))
+    if track.direction < 0 or before < 0 or not wider.match([(before, track.start, track.length)], period):
         return run
     return replace(run, tracks=(replace(track, margin=1), *run.tracks[1:]))

@@ -8,6 +8,7 @@ values that are cheap to recompute are no longer stored (:mod:`memwall.fusion.re
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,7 +45,7 @@ def memwall_plan(
             graph.
         spills: kernels that spill when compiled, with the reason for refusing them.
     """
-    short = shorten(graph) if regions is None else Shortened(graph, graph, range(len(graph.ops)))
+    short = shorten(graph) if regions is None else Shortened(graph)
     short_costs = costs if short.graph is graph else _short_costs(short, costs)
     parts, refusals = _parts(short.graph, short_costs, gpu, regions, spills)
     whole = short.expand(parts)
@@ -115,8 +116,10 @@ def _cheapest(pricer: Pricer, part: Part, twin: Group | None, spills: Spills) ->
     alone = pricer.alone(ops[0]) if len(ops) == 1 and not again else None
     if alone and (pricer.loops[ops[0]].kind == "opaque" or work_of(pricer.graph, ops) in spills):
         return alone
+    if alone and twin and twin.cost is alone.cost:
+        return alone
     generated = pricer.group(ops, again, twin.cost if twin else None)
-    if not alone or generated.cost is alone.cost:
+    if not alone:
         return generated
     return generated if pricer.time_s(generated) < pricer.time_s(alone) else alone
 
@@ -190,8 +193,9 @@ class _Walk:
             writer = flow.writer[version]
             if writer >= 0:
                 producers[writer] = producers.get(writer, 0) + nbytes
-            earlier = [r for r in flow.readers[version] if r < op_id]
-            for reader in earlier[-MAX_SIBLINGS:]:
+            readers = flow.readers[version]
+            before = bisect_left(readers, op_id)
+            for reader in readers[max(before - MAX_SIBLINGS, 0) : before]:
                 siblings[reader] = siblings.get(reader, 0) + nbytes
         ranked = sorted(producers, key=lambda p: (-producers[p], -p))
         ranked += sorted((s for s in siblings if s not in producers), key=lambda s: (-siblings[s], -s))
@@ -199,8 +203,10 @@ class _Walk:
 
     def _edges(self, first: Candidate, second: Candidate) -> list[Edge]:
         graph, flow = self.graph, self.flow
+        edges: list[Edge] = []
+        if second.members[-1] < first.members[0]:
+            return edges
         inside = set(first.members)
-        edges = []
         for op_id in second.members:
             op, loop = graph.ops[op_id], self.pricer.loops[op_id]
             for position, (value_id, version) in enumerate(flow.reads[op_id]):
@@ -217,7 +223,7 @@ class _Walk:
 
     def _is_only(self, version: int) -> bool:
         """Whether it is not kept and has one reader."""
-        return version not in self.flow.kept and len(set(self.flow.readers[version])) == 1
+        return version not in self.flow.kept and len(self.flow.readers[version]) == 1
 
     def _is_last(self, op_id: int) -> bool:
         ops, loops, flow = self.graph.ops, self.pricer.loops, self.flow

@@ -9,12 +9,12 @@ column sums, one row per thread block.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from memwall.core.flow import Flow
-from memwall.core.graph import EAGER, Graph, Pipe, Value, distinct_bytes
+from memwall.core.graph import EAGER, Graph, Pipe, Span, Value, distinct_bytes, union_bytes
 from memwall.fusion.plan import Group, Grouped
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -81,6 +81,20 @@ def _shared(
     return (first, *shared)
 
 
+def _spans(values: Iterable[Value]) -> list[Span]:
+    """The span of each value; most share the object of their spec, which is measured once."""
+    known: dict[int, tuple[int, int, int]] = {}
+    found = []
+    for value in values:
+        spec = value.spec
+        if id(spec) not in known:
+            known[id(spec)] = spec.itemsize, spec.span * spec.itemsize, spec.nbytes
+        itemsize, reach, nbytes = known[id(spec)]
+        start = value.offset * itemsize if reach else 0
+        found.append((start, start + reach, nbytes))
+    return found
+
+
 class Placement:
     """Where each op runs: ``inside[g]`` are the ops that group ``g`` owns or recomputes; ``runs[op]`` are the groups
     that run it, its owner first."""
@@ -134,6 +148,11 @@ class Pricer:
         ]
         self.carried_by = {old: new for new, old in enumerate(self.flow.carries) if old >= 0}
         self.placement: Placement | None = None
+        self._spans = _spans(graph.values)
+        #: ops that do more than to read and write each element once: they have rows, sums, or places found in data
+        self.nested = frozenset(i for i, loop in enumerate(self.loops) if loop.kind != "point" or loop.columns)
+        self._costs: dict[tuple[object, ...], Cost] = {}
+        self._seconds: dict[int, tuple[float, Cost]] = {}
         self._reads_whole = self._whole("inputs")
         self._writes_whole = self._whole("outputs")
 
@@ -170,10 +189,24 @@ class Pricer:
         writes, write_bytes = self._writes(op_ids, inside)
         if cost is not None:
             return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
+        cost = self._generated(op_ids, recomputes, read_bytes, write_bytes, writes)
+        return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
+
+    def _generated(
+        self, op_ids: Sequence[int], recomputes: Sequence[int], read_bytes: int, write_bytes: int,
+        writes: Collection[int],
+    ) -> Cost:  # fmt: skip
+        """The cost of a generated kernel with these bytes; computed once for equal ops."""
+        nested = [i for i in op_ids if i in self.nested]
+        extra_bytes = self._extra(op_ids, nested, read_bytes, writes) if nested else 0
+        kernels, rows = self._launches(nested), self._rows(nested)
+        ops = tuple([id(self.costs[i]) for i in op_ids]), tuple([id(self.costs[i]) for i in recomputes])
+        key = (*ops, read_bytes, write_bytes, extra_bytes, kernels, rows)
+        cost = self._costs.get(key)
+        if cost is not None:
+            return cost
         whole = replace(self._sum(op_ids), read_bytes=read_bytes, write_bytes=write_bytes)
-        extra_bytes = self._extra(op_ids, read_bytes, writes)
         again = (*(self.costs[i].extra_flops for i in op_ids), *(self.costs[i].total_flops for i in recomputes))
-        kernels, rows = self._launches(op_ids), self._rows(op_ids)
         eager = [launch for i in op_ids for launch in self.costs[i].launches]
         given = partial(with_launches, whole, eager, extra_flops=sum(again))
         cost = given(kernels=kernels, extra_bytes=extra_bytes, thread_blocks=rows)
@@ -181,7 +214,7 @@ class Pricer:
             # each row is split over several blocks: a launch for the sums, one that reads everything again
             split = given(kernels=kernels + 1, extra_bytes=extra_bytes + read_bytes)
             cost = min(cost, split, key=lambda one: predict_cost(one, self.gpu).time_s)
-        return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
+        return self._costs.setdefault(key, cost)
 
     def alone(self, op_id: int) -> Group:
         """The op as its eager kernel: what a library runs regardless of the context."""
@@ -190,41 +223,57 @@ class Pricer:
 
     def time_s(self, group: Group) -> float:
         """Modeled seconds of a group by itself: the longer of arithmetic and traffic, and its launches."""
-        return predict_cost(group.cost, self.gpu).time_s
+        return self.cost_s(group.cost)
+
+    def cost_s(self, cost: Cost) -> float:
+        """Modeled seconds of a cost, predicted once for each."""
+        known = self._seconds.get(id(cost))
+        if known is None:
+            known = self._seconds[id(cost)] = predict_cost(cost, self.gpu).time_s, cost
+        return known[0]
 
     def _reads(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
         values, writer = self.graph.values, self.flow.writer
-        plain: dict[int, Value] = {}
+        plain: dict[int, int] = {}
         every: dict[int, None] = {}
         partial = 0
         for i in op_ids:
             own = 0
             for value_id, version in self.flow.reads[i]:
                 if writer[version] in inside:
-                    own += values[value_id].spec.nbytes
+                    own += self._spans[value_id][2]
                     continue
                 every[value_id] = None
                 if self._reads_whole[i]:
-                    plain[value_id] = values[value_id]
+                    plain[value_id] = values[value_id].storage
             if not self._reads_whole[i]:
                 partial += max(self.costs[i].read_bytes - own, 0)
-        total = sum(v.spec.nbytes for v in plain.values()) if len(plain) < 2 else distinct_bytes(list(plain.values()))
-        return tuple(every), total + partial
+        return tuple(every), self._distinct(plain) + partial
 
     def _writes(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
         values = self.graph.values
-        plain: dict[int, Value] = {}
+        plain: dict[int, int] = {}
         every: dict[int, None] = {}
         partial = 0
         for i in op_ids:
             needed = [v for v, version in self.flow.writes[i] if self.is_needed(version, inside)]
             every.update(dict.fromkeys(needed))
             if self._writes_whole[i]:
-                plain.update((v, values[v]) for v in needed)
+                plain.update([(v, values[v].storage) for v in needed])
             elif needed:
-                spared = sum(values[v].spec.nbytes for v in self.graph.ops[i].outputs if v not in needed)
+                spared = sum(self._spans[v][2] for v in self.graph.ops[i].outputs if v not in needed)
                 partial += max(self.costs[i].write_bytes - spared, 0)
-        return tuple(every), distinct_bytes(list(plain.values())) + partial
+        return tuple(every), self._distinct(plain) + partial
+
+    def _distinct(self, values: Mapping[int, int]) -> int:
+        """The distinct bytes of some values, given by id with their storages."""
+        spans = self._spans
+        if len(set(values.values())) == len(values):
+            return sum([spans[i][2] for i in values])
+        by_storage: dict[int, list[Span]] = {}
+        for i, storage in values.items():
+            by_storage.setdefault(storage, []).append(spans[i])
+        return sum([union_bytes(group) if len(group) > 1 else group[0][2] for group in by_storage.values()])
 
     # -- the rest of the cost ----------------------------------------------------------------------------------------
 
@@ -237,9 +286,9 @@ class Pricer:
             flops.update(cost.flops)
         return Cost(dict(flops), modeled=all(cost.modeled for cost in costs))
 
-    def _extra(self, op_ids: Sequence[int], read_bytes: int, writes: Collection[int]) -> int:
+    def _extra(self, op_ids: Sequence[int], nested: Sequence[int], read_bytes: int, writes: Collection[int]) -> int:
         gpu, extra = self.gpu, 0
-        for i in op_ids:
+        for i in nested:
             loop = self.loops[i]
             again = self.costs[i].extra_bytes
             if loop.kind == "grid" and again:
@@ -255,7 +304,7 @@ class Pricer:
                     spec.numel for spec in self.graph.specs(self.graph.ops[i].outputs) if spec.numel < loop.numel
                 )
                 extra += 2 * blocks * sums * PARTIAL_BYTES
-        rows = self._rows(op_ids)
+        rows = self._rows(nested)
         if rows:
             row_bytes = read_bytes // rows
             in_flight = min(rows, ROWS_PER_SM * gpu.sm_count) * row_bytes

@@ -48,6 +48,16 @@ class _Recompute:
         self.group_of = {op: index for index, group in enumerate(members) for op in group}
         self.placement = pricer.placement = Placement(Part(tuple(group)) for group in members)
         self.refusals: list[Refusal] = []
+        #: ops that other groups run too
+        self.copied: set[int] = set()
+        #: group -> its seconds now: only those of the groups that an attempt concerns change
+        self._seconds: dict[int, float] = {}
+        kinds = [{pricer.loops[op].kind for op in group} for group in members]
+        self._closed = [not some.isdisjoint(("opaque", "multi")) for some in kinds]
+        self._held = [
+            {_rows(pricer.loops[op]) for op in group if pricer.loops[op].kind == "row"} if "row" in some else set()
+            for group, some in zip(members, kinds, strict=True)
+        ]
 
     def parts(self) -> list[Part]:
         """Groups that own at least one op; an op moves to a reader where its own group does not use it."""
@@ -76,14 +86,13 @@ class _Recompute:
     def _live(self, group: int) -> set[int]:
         """The ops that a group has to run itself: others, or its own live ops, read their results."""
         members = self.members[group]
-        if all(len(self.placement.runs[op]) == 1 for op in members):
+        if self.copied.isdisjoint(members):
             return set(members)
         flow, inside = self.pricer.flow, self.placement.inside[group]
         copies = inside.difference(members)
         live: set[int] = set()
         for op in reversed(members):
-            copied = len(self.placement.runs[op]) > 1
-            if not copied or any(
+            if op not in self.copied or any(
                 self.pricer.is_needed(v, inside) or not (live | copies).isdisjoint(flow.readers[v])
                 for _, v in flow.writes[op]
             ):
@@ -117,12 +126,18 @@ class _Recompute:
         if not readers or not self._sources_last(chain, readers):
             return
         concerned = [home, *readers]
-        before = sum(self._time(g) for g in concerned)
+        before = sum([self._time(g) for g in concerned])
         added = placement.add(chain, readers)
-        if sum(self._time(g) for g in concerned) >= before:
-            placement.remove(added)
-        elif spilled := self._spilled(concerned):
-            placement.remove(added)
+        new = {op for op, _ in added} - self.copied
+        self.copied |= new
+        after = [self._predict(g) for g in concerned]
+        spilled = None
+        if sum(after) < before and not (spilled := self._spilled(concerned)):
+            self._seconds.update(zip(concerned, after, strict=True))
+            return
+        placement.remove(added)
+        self.copied -= new
+        if spilled:
             outside = next(r for r in flow.readers[version] if self.group_of[r] in readers)
             self._refuse(REGISTER_SPILL, spilled, op_id, outside, version)
 
@@ -159,17 +174,14 @@ class _Recompute:
         if self.regions is not None and self.regions[op_id] != self.regions[members[0]]:
             return False
         readers = [r for r in pricer.flow.readers[pricer.flow.writes[op_id][0][1]] if self.group_of[r] == group]
-        return not any(pricer.loops[i].kind in ("opaque", "multi") for i in members) and not any(
-            pricer.loops[r].kind in ("gather", "scatter") for r in readers
-        )
+        return not self._closed[group] and not any(pricer.loops[r].kind in ("gather", "scatter") for r in readers)
 
     def _fits(self, group: int, chain: frozenset[int]) -> bool:
         """Whether the kernel has whole rows on chip wherever the chain reduces some, and stays within the limits."""
         loops, inside = self.pricer.loops, self.placement.inside[group]
-        held = {_rows(loops[i]) for i in self.members[group] if loops[i].kind == "row"}
-        if not all(_rows(loops[i]) in held for i in chain if loops[i].kind == "row"):
+        if not all(_rows(loops[i]) in self._held[group] for i in chain if loops[i].kind == "row"):
             return False
-        tensors = sum(len(self.pricer.flow.reads[op]) for op in inside)
+        tensors = sum([len(self.pricer.flow.reads[op]) for op in inside])
         return len(inside | chain) <= MAX_OPS and tensors <= MAX_OPS + MAX_TENSORS
 
     def _chain(self, op_id: int, home: int) -> frozenset[int] | None:
@@ -209,6 +221,12 @@ class _Recompute:
         return next((self.spills[kernel] for kernel in kernels if kernel in self.spills), None)
 
     def _time(self, group: int) -> float:
+        known = self._seconds.get(group)
+        if known is None:
+            known = self._seconds[group] = self._predict(group)
+        return known
+
+    def _predict(self, group: int) -> float:
         live = self._live(group)
         copies = self.placement.inside[group].difference(self.members[group])
         if not live:

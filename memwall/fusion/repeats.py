@@ -1,10 +1,12 @@
-"""Plans each distinct repeated block once: shortens the graph, and expands the plan to all layers.
+"""Plans each distinct repeated block once: shortens the graph, and expands the plan to all layers and steps of loops.
 
-Some instances of each run of equal layers (:mod:`memwall.core.layers`) are kept and the rest cut out, forward and
+Some instances of each run of equal layers (:mod:`memwall.core.layers`), then of equal steps of a loop
+(:mod:`memwall.core.loops`), are kept and the rest cut out, forward and
 backward together, with their parameters and optimizer state; readers of the last removed layer read from the last one
 kept, and in backward the last one kept takes the gradient that the layer after the run makes. A plan of the short graph
 is expanded by moving whole groups: in forward the last kept instance represents all removed ones, in backward the one
-before it, since its predecessor must be a layer of the run.
+before it, since its predecessor must be a layer of the run. An op outside that reads the results of all steps, to
+join them perhaps, still reads them all in the short graph, where nothing makes those of the removed steps.
 """
 
 from __future__ import annotations
@@ -14,28 +16,70 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.core.layers import LISTS, Run, Track, Twins, find_runs, first_writers
+from memwall.core.loops import find_loops
 from memwall.fusion.plan import Part, in_order
 
-#: instances of a run that are kept; with the first and the last layer of the list, four layers are left
+#: layers of a run that are kept; with the first and the last layer of the list, four layers are left
 KEPT = 2
+
+#: Steps of a loop that are kept, so that an op finds as many siblings in the steps before it as in the whole graph
+#: (MAX_SIBLINGS of the planner); and the last ones, which stay outside the run: as many as it has candidates for an op
+#: that reads all of them (MAX_CANDIDATES).
+KEPT_STEPS, LAST_STEPS = 6, 8
 
 _NO_SWAP: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """A graph without most of its repeated layers; ``op_of``: its op id → the op's id in ``whole``."""
+    """A graph without most of its repeated layers and steps; ``op_of``: its op id → the op's id in ``whole``. ``cuts``
+    made it, one after another."""
+
+    whole: Graph
+    cuts: tuple[Cutting, ...] = ()
+
+    @property
+    def graph(self) -> Graph:
+        """The short graph."""
+        return self.cuts[-1].graph if self.cuts else self.whole
+
+    @cached_property
+    def op_of(self) -> Sequence[int]:
+        """For each op of the short graph its id in the whole one."""
+        found: Sequence[int] = range(len(self.graph.ops))
+        for cut in reversed(self.cuts):
+            found = [cut.op_of[i] for i in found]
+        return found
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The data flow of the whole graph."""
+        return self.cuts[0].flow if self.cuts else Flow.of(self.whole)
+
+    def expand(self, parts: Sequence[Part]) -> list[Part] | None:
+        """Expand parts of the short graph to the whole one, as :meth:`Cutting.expand`."""
+        found: list[Part] | None = [part._replace(source=number) for number, part in enumerate(parts)]
+        for cut in reversed(self.cuts):
+            found = found and cut.expand(found)
+        return found
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """One cut: ``op_of`` and ``graph`` as in :class:`Shortened`, the runs that it shortened, and the ops outside that
+    read or write all instances of one."""
 
     whole: Graph
     graph: Graph
     op_of: Sequence[int]
-    runs: tuple[Run, ...] = ()
+    runs: tuple[Run, ...]
+    joins: frozenset[int]
 
     @cached_property
     def flow(self) -> Flow:
@@ -47,25 +91,27 @@ class Shortened:
 
         Returns:
             Parts in dependency order, close to the given one; each op of the whole graph is owned by exactly one.
-            ``source`` is the number of the given part. None when copies of the kept layers' parts do not fit together
+            ``source`` is that of the given part. None when copies of the kept layers' parts do not fit together
             (parts that span three layers, or that treat the last layer differently): plan the whole graph then.
         """
-        moved: list[Part] = []
-        for source, part in enumerate(parts):
-            copies = self._copies(source, part)
+        moved: list[tuple[int, int, Part]] = []
+        for number, part in enumerate(parts):
+            copies = self._copies(part)
             if copies is None:
                 return None
-            moved += copies
-        if sorted(op for part in moved for op in part.op_ids) != list(range(len(self.whole.ops))):
+            moved += [(bisect_right(self._borders, copy.op_ids[-1]), number, copy) for copy in copies]
+        if sorted(op for *_, part in moved for op in part.op_ids) != list(range(len(self.whole.ops))):
             return None
-        moved.sort(key=lambda part: (bisect_right(self._borders, part.op_ids[-1]), part.source))
+        moved.sort()
         try:
-            return in_order(self.flow, moved, rank=lambda number: number)
+            return in_order(self.flow, [part for *_, part in moved], rank=lambda number: number)
         except ValueError:
             return None
 
-    def _copies(self, source: int, part: Part) -> list[Part] | None:
+    def _copies(self, part: Part) -> list[Part] | None:
         own, again = (sorted(self.op_of[i] for i in ids) for ids in part[:2])
+        if not self.joins.isdisjoint(own) and any(run.place(i) for run in self.runs for i in (*own, *again)):
+            return None  # in the whole graph it may hold as much of every instance
         shifts: list[tuple[int, ...]] = [()]
         for run in self.runs:
             choices = _shifts(run, own[-1])
@@ -75,7 +121,7 @@ class Shortened:
             there, computed = ([to for i in ids if (to := self._move(i, shift)) is not None] for ids in (own, again))
             if len(there) < len(own) or len(computed) < len(again):
                 return None
-            copy = Part(tuple(sorted(there)), tuple(sorted(computed)), source)
+            copy = Part(tuple(sorted(there)), tuple(sorted(computed)), part.source)
             if again and not self._needed(copy):
                 return None
             copies.append(copy)
@@ -126,21 +172,27 @@ class Shortened:
 
 
 def shorten(graph: Graph) -> Shortened:
-    """Cut repeated layers out of a graph until four of each list are left: the first, the last and two between."""
-    cut = _Cut(graph)
-    runs = find_runs(graph, KEPT + 1, cut.accept) if graph.ops else []
-    left = cut.graph(runs) if runs else None
-    return Shortened(graph, *left, tuple(runs)) if left else Shortened(graph, graph, range(len(graph.ops)))
+    """Cut repeated layers out of a graph until four of each list are left, the first, the last and two between; then
+    steps of loops."""
+    short = Shortened(graph)
+    for find in (partial(find_runs, kept=KEPT), partial(find_loops, kept=KEPT_STEPS, tail=LAST_STEPS)):
+        cut = _Cut(short.graph)
+        runs = find(short.graph, accept=cut.accept) if graph.ops else []
+        left = cut.graph(runs) if runs else None
+        if left:
+            cutting = Cutting(short.graph, *left, tuple(runs), frozenset(cut.joins))
+            short = Shortened(graph, (*short.cuts, cutting))
+    return short
 
 
 def _shifts(run: Run, anchor: int) -> Iterable[int]:
     """By how many instances each copy of a group of the short graph is moved, given by its last op."""
-    gone = run.count - KEPT
+    gone = run.count - run.kept
     place = run.place(anchor)
     if place is None:
         return (gone,) if run.after_last(anchor) else (0,)
     direction, instance = place
-    model = KEPT - 1 if direction > 0 else (KEPT - 1) // 2
+    model = run.kept - 1 if direction > 0 else (run.kept - 1) // 2
     if instance == model:
         return range(gone + 1)
     return (0,) if instance < model else (gone,)
@@ -168,15 +220,19 @@ class _Cut:
         self.lists = {op.id: found for op in whole.ops if (found := _list_of(whole, op)) is not None}
         #: run → op id → storage that the op touches → its replacement
         self.swaps: dict[tuple[Track, ...], dict[int, dict[int, int]]] = {}
+        #: run → storages of all its steps that an op outside reads
+        self.joined: dict[tuple[Track, ...], set[int]] = {}
+        self.joins: set[int] = set()
 
     def accept(self, run: Run) -> bool:
         """Whether a run can be cut: ops outside touch its layers only as neighbouring layers would."""
         if not self._link_lists(run) or not self._ends_alike(run):
             return False
+        joins = self._joins(run)
         swaps: dict[int, dict[int, int]] = {}
         for storage, level in run.level.items():
             for user in self.users[storage]:
-                if user in self.lists:
+                if user in self.lists or user in joins:
                     continue
                 instance = run.instance(user)
                 shift = self._shift(run, user, instance, storage, level)
@@ -184,19 +240,40 @@ class _Cut:
                     return False
                 if shift:  # the replacement has to exist in the short graph before the op touches it
                     other = run.step(storage, shift)
-                    if other is None or run.level.get(other, 0) >= KEPT:
+                    if other is None or run.level.get(other, 0) >= run.kept:
                         return False
                     if self.made.get(other, -1) >= user and not self.whole.storages[other].is_persistent:
                         return False
                     swaps.setdefault(user, {})[storage] = other
         self.swaps[run.tracks] = swaps
+        self.joins |= joins
+        touched = [value.storage for op in joins for value in self._values(op)]
+        self.joined[run.tracks] = {storage for storage in touched if storage in run.level}
         return True
+
+    def _values(self, op_id: int) -> list[Value]:
+        op = self.whole.ops[op_id]
+        return [self.whole.values[i] for i in (*op.inputs, *op.outputs)]
+
+    def _joins(self, run: Run) -> set[int]:
+        """Ops outside that read or write all instances of a run alike, to join their results or to split their inputs:
+        with each storage its counterpart in the next one, through the same view."""
+        users = {op for storage, level in run.level.items() if level == run.kept for op in self.users[storage]}
+        found = set()
+        for user in (op for op in users if op not in self.lists and run.instance(op) is None):
+            views = {(value.storage, value.offset, value.spec) for value in self._values(user)}
+            inside = [(run.level[view[0]], view) for view in views if view[0] in run.level]
+            last = run.count - 1
+            onward = all((run.twin.get(storage), *view) in views for n, (storage, *view) in inside if n < last)
+            if onward and all((run.back.get(storage), *view) in views for n, (storage, *view) in inside if n > 0):
+                found.add(user)
+        return found
 
     def _shift(self, run: Run, user: int, instance: int | None, storage: int, level: int) -> int | None:
         """By how many instances the storage that an op touches is moved; None when the op may not touch it."""
-        gone = run.count - KEPT
+        gone = run.count - run.kept
         if instance is not None:
-            return 0 if instance >= KEPT or level < KEPT else gone
+            return 0 if instance >= run.kept or level < run.kept else gone
         if run.after_last(user):  # the layer after the last: touches it as the last touches the one before it
             return -gone if level >= gone and run.back.get(storage) in run.touched[1] else None
         return 0 if level == 0 and run.twin[storage] in run.touched[0] else None
@@ -223,7 +300,7 @@ class _Cut:
                 known = any(s in run.level for row in found.rows for s in row)
                 if not known:
                     later.append(found)
-                elif not _link_rows(run, found.rows, Twins(self.whole, run.twin, run.back)):
+                elif not _link_rows(run, found.rows, Twins(self.whole, self.whole.alike, twin=run.twin, back=run.back)):
                     return False
             if len(later) == len(waiting):
                 break
@@ -231,13 +308,14 @@ class _Cut:
         return True
 
     def graph(self, runs: Sequence[Run]) -> tuple[Graph, tuple[int, ...]] | None:
-        """The graph without the instances from number ``KEPT`` on, and the ids of its ops in the whole graph.
+        """The graph without the instances that are not kept, and the ids of its ops in the whole graph.
 
         None when the replacement of a storage in one run is cut out by another run.
         """
         whole = self.whole
-        gone = {s for run in runs for s, level in run.level.items() if level >= KEPT}
-        dropped = [range(*track.span(KEPT, run.count)) for run in runs for track in run.tracks]
+        gone = {s for run in runs for s, level in run.level.items() if level >= run.kept}
+        gone = gone.difference(*(self.joined[run.tracks] for run in runs))
+        dropped = [range(*track.span(run.kept, run.count)) for run in runs for track in run.tracks]
         ops = [op for op in whole.ops if not any(op.id in span for span in dropped)]
         swaps: dict[int, dict[int, int]] = {}
         for run in runs:

@@ -190,7 +190,14 @@ class Attention:
             backends: that of each kind.
             label: what the choice is called, in :attr:`Graph.attention`.
         """
-        return _Lowered(self, backends).graph(label)
+        key = tuple(backends), label
+        if key not in self._lowered:
+            self._lowered[key] = _Lowered(self, backends).graph(label)
+        return self._lowered[key]
+
+    @cached_property
+    def _lowered(self) -> dict[tuple[tuple[str, ...], str], Graph]:
+        return {}
 
     def spans(self, graph: Graph) -> Iterator[tuple[Op, int, int]]:
         """Each attention op, and the ops (from, to) that it is in a lowered graph."""

@@ -163,8 +163,10 @@ class Profile:
 
     def doubts(self, gpu: Gpu) -> tuple[str, ...]:
         """What of the trace may not hold on a GPU, a sentence each: attention kernels that it does not have."""
-        made = self.on([gpu])
-        kept = not_run_by(made.graphs[made.graph_for(gpu)], chip_of(gpu))
+        chip, graph = chip_of(gpu), self.graphs[self.graph_for(gpu)]
+        if self.attention is not None and gpu.name not in {s.gpu.name for s in self.simulations}:
+            graph = self.attention.lower(self.attention.backends(chip), chip.attention)
+        kept = not_run_by(graph, chip)
         if not kept:
             return ()
         return (
