@@ -12,6 +12,7 @@ import torch
 
 from memwall.core.errors import MissingError, UsageError
 from memwall.frontend.torch.library_answers import library_answers
+from memwall.frontend.torch.run import TraceOptions, trace
 from memwall.frontend.workload import resolve
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -131,3 +132,60 @@ def test_without_transformers(save, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingError, match=r"pip install 'memwall\[hf\]'"):
         resolve(save(LLAMA))
+
+
+TEXT = {"model_type": "llama", **TINY, "num_key_value_heads": 1, "vocab_size": 99, "max_position_embeddings": 2048}
+CLIP = {"model_type": "clip_vision_model", **TINY, "image_size": 28, "patch_size": 14, "projection_dim": 32}
+
+
+@pytest.mark.parametrize(("config", "sizes", "inputs"), [
+    (  # LLaVA: (28 / 14)² tokens for each image
+        {"model_type": "llava", "text_config": TEXT, "vision_config": CLIP, "image_token_index": 98},
+        {"seq": 10, "images": 2},
+        {"input_ids": (1, 10 + 2 * 4), "pixel_values": (2, 3, 28, 28)},
+    ),
+    (  # LLaVA-NeXT at 28 x 56: the whole image, then two tiles of 2 x 2 tokens with a new line after each of two rows
+        {"model_type": "llava_next", "text_config": TEXT, "vision_config": CLIP, "image_token_index": 98,
+         "image_grid_pinpoints": [[28, 56], [56, 28]]},
+        {"seq": 10, "image": "28x56"},
+        {"input_ids": (1, 10 + 4 + 2 * 4 + 2), "pixel_values": (1, 3, 3, 28, 28), "image_sizes": (1, 2)},
+    ),
+    (
+        {"model_type": "videomae", "image_size": 32, "patch_size": 16, "num_frames": 4, **TINY},
+        {},
+        {"pixel_values": (1, 4, 3, 32, 32)},
+    ),
+    ({"model_type": "wav2vec2", **TINY}, {"seconds": 2}, {"input_values": (1, 32_000)}),
+], ids=["llava", "llava-next", "video", "sound"])  # fmt: skip
+def test_inputs_are_what_the_processor_makes(save, config, sizes, inputs):
+    traced = trace(resolve(save(config), **sizes), TraceOptions())
+    assert [tuple(given["shape"]) for given in traced.inputs] == list(inputs.values())
+    assert "tower not run" not in str(traced.capture.get("notes"))
+
+
+def test_an_image_that_does_not_fit_is_left_out_and_said(save):
+    config = {"model_type": "llava", "text_config": TEXT, "vision_config": CLIP, "image_token_index": 98}
+    traced = trace(resolve(save(config), image="14x42"), TraceOptions())
+    assert [given["shape"] for given in traced.inputs] == [[1, 512]]
+    assert any(note.startswith("image tower not run: ") for note in traced.capture["notes"])
+
+
+def test_quantised_weights_are_counted_as_built_and_said(save):
+    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    traced = trace(resolve(save({**LLAMA, "quantization_config": quantised})), TraceOptions())
+    assert traced.dtype == "bfloat16"  # what is left of a model whose dtype is not said
+    weights = 3 * 32 * 64  # of the one MLP; attention and the head are not converted
+    built, packed = weights * 2, weights * 4.25 / 8
+    assert traced.capture["notes"][0] == (
+        "weights quantised as mxfp4 are not modeled: they are counted as bfloat16, "
+        f"{built / 1e3:.2f} kB instead of about {packed / 1e3:.2f} kB"
+    )
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"image": "3by3"}, "--image must be HEIGHTxWIDTH"), ({"seconds": 0}, "--seconds must be a number above 0"),
+    ({"images": 2}, "takes no images"), ({"seconds": 1.5}, "takes no sound"),
+])  # fmt: skip
+def test_sizes_that_cannot_be(save, given, says):
+    with pytest.raises(UsageError, match=says):
+        resolve(save(LLAMA), **given)

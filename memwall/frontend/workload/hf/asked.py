@@ -204,8 +204,10 @@ class Asked:
     @cached_property
     def mels(self) -> int:
         """Rows of a spectrogram."""
-        names = ("num_mel_bins", "mel_bins", "feature_size", "input_feat_per_channel", "num_mel_channels", "n_mels",
-                 "input_feat_size", "input_dim", "feature_projection_input_dim", "spec_num_mel_bins")  # fmt: skip
+        names = (
+            "num_mel_bins", "mel_bins", "feature_size", "input_feat_per_channel", "num_mel_channels", "n_mels",
+            "input_feat_size", "input_dim", "input_size", "feature_projection_input_dim", "spec_num_mel_bins",
+        )  # fmt: skip
         stated = number(self.audio, *names) or number(self.config, *names)
         return stated or _extractor_default(self.config, "feature_size", "num_mel_bins") or 80
 

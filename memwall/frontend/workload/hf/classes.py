@@ -32,10 +32,8 @@ def model_class(transformers: Any, read: Read, source: object) -> Any:
             return found
     if fitting:
         parts = ", ".join(dict.fromkeys(part.model_type for part in all_parts(config)[1:]))
-        raise UsageError(
-            f"{source}: {fitting[0].__name__} has no forward, it runs its parts in generate(); profile the"
-            f" configuration of one: {parts}"
-        )
+        way_out = f"; profile the configuration of one of its parts: {parts}" if parts else ""
+        raise UsageError(f"{source}: {fitting[0].__name__} has no forward, it runs its parts one by one{way_out}")
     named = ", ".join(map(str, config.architectures or ()))
     wanted = f" (architectures: {named[:80]})" if named else ""
     raise UsageError(f"{source}: transformers has no model class for {config.model_type!r}{wanted}")

@@ -78,16 +78,25 @@ def _fixed_columns(asked: Asked) -> int | None:
     return 2 * positions if positions and number(asked.audio, "max_source_positions") else None
 
 
+#: Model types whose spectrograms are (batch, mels, columns), though nothing else tells.
+_CHANNELS_FIRST = frozenset(("clvp", "glmasr", "glmasr_encoder"))
+
+
+#: Model types whose columns come several in one.
+_STACKED: Mapping[str, int] = {"granite_speech5_ctc": 4, "granite_speech5_encoder": 4}
+
+
 def _spectrogram(asked: Asked) -> Tensor:
     """Whisper's is (batch, mels, columns), 30 s by its encoder's positions; others' are (batch, columns, mels)."""
     import torch
 
     columns = _fixed_columns(asked)
+    if asked.config.model_type in _CHANNELS_FIRST:
+        return torch.randn((asked.batch, asked.mels, asked.columns()), dtype=asked.dtype)
     if asked.takes("is_longer"):  # CLAP: (batch, 1, columns, mels) of 10 s in steps of 10 ms
         return torch.randn((asked.batch, 1, asked.columns() + 1, asked.mels), dtype=asked.dtype)
-    if asked.takes("conditioning_encoder_inputs_embeds"):  # CLVP
-        return torch.randn((asked.batch, asked.mels, asked.columns()), dtype=asked.dtype)
-    shape = (asked.columns(), asked.mels) if columns is None else (asked.mels, columns)
+    stacked = _STACKED.get(asked.config.model_type, 1)
+    shape = (asked.columns() // stacked, asked.mels * stacked) if columns is None else (asked.mels, columns)
     return torch.randn((asked.batch, *shape), dtype=asked.dtype)
 
 
@@ -153,8 +162,10 @@ def _codes(asked: Asked) -> Tensor:
     import torch
 
     decoder = getattr(asked.config, "decoder", getattr(asked.config, "decoder_config", None))
-    books = number(decoder, "num_codebooks", "num_channels") or 1
+    books, channels = number(decoder, "num_codebooks") or 1, number(decoder, "num_channels")
     vocabulary = number(decoder, "vocab_size") or asked.vocabulary
+    if channels is not None:  # Dia: a channel for each codebook
+        return torch.randint(0, vocabulary, (asked.batch, asked.seq, channels))
     return torch.randint(0, vocabulary, (asked.batch * books, asked.seq)) if books > 1 else _ids(asked)
 
 
@@ -194,6 +205,13 @@ def _channels(asked: Asked) -> int:
     return asked.channels
 
 
+def _nothing_padded(asked: Asked) -> Tensor:
+    """A mask of what is padding."""
+    import torch
+
+    return torch.zeros((asked.batch, asked.columns()), dtype=torch.bool)
+
+
 _ONE = _constant(1)
 _CLASSES = _constant(8)
 _hidden = _of("hidden_size", "d_model", "n_embd")
@@ -212,6 +230,9 @@ MAKERS: Mapping[str, Make] = {
     "encoder_hidden_states": _floats(_batch, _constant(257), _of("encoder_hidden_size", "hidden_size")),
     # sound
     "is_longer": _longer,
+    "audio_mel": _floats(_batch, lambda a: a.columns(), lambda a: a.mels),
+    "audio_mel_mask": _nothing_padded,
+    "latents": _floats(_batch, _hidden, _constant(125)),
     "input_values": _sound,
     "input_features": _spectrogram,
     "input_features_mask": _spectrogram_mask,
@@ -325,6 +346,8 @@ _TOKENS = (
 
 def _with_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any], note: Note) -> dict[str, Tensor]:
     """The inputs with each part's tokens in front of the text; ``note`` is told which parts are left out."""
+    from memwall.frontend.torch.failures import wanted_data
+
     for part in _TOKENS:
         token = number(asked.config, *part.ids)
         if token is None or not {"input_ids", part.input} <= made.keys():
@@ -332,7 +355,9 @@ def _with_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any]
         try:
             made = _with_part(asked, made, part, token, model())
         except Exception as error:  # whatever transformers raises where the input is not as this model wants it
-            note(f"{part.name} tower not run: {first_line(error)[:120]}")
+            wanted = wanted_data(error)
+            why = f"it needs {wanted}, and a trace has no data" if wanted else first_line(error)[:120]
+            note(f"{part.name} tower not run: {why}")
             made = {name: tensor for name, tensor in made.items() if name not in _inputs_of(asked, part)}
     return made
 
