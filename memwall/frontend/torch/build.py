@@ -8,6 +8,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import math
+import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -22,6 +25,7 @@ from memwall.core.units import size
 from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
+from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.values import Carrying, KnownValues
 from memwall.frontend.workload.blame import blame, first_line
@@ -200,11 +204,12 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
         optimizer = source(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"the optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
-    kind = type(optimizer)
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        for group in optimizer.param_groups:  # no number of the device ends the iteration before its update
+            group |= {"max_iter": 1, "line_search_fn": None, "tolerance_grad": -math.inf, "tolerance_change": -math.inf}
+    elif _wants_closure(optimizer):
         raise UsageError(
-            f"{kind.__name__} runs the model itself, as often as its search asks (by a closure): profile one"
+            f"{type(optimizer).__name__} runs the model itself, as often as its search asks (by a closure): profile one"
             " evaluation with --optimizer none (optimizer=None) and multiply"
         )
     for group in optimizer.param_groups:
@@ -213,42 +218,88 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
     return optimizer
 
 
-def settle(optimizer: torch.optim.Optimizer) -> None:
-    """Take one dense dummy step, so that the state exists, as it does from the second step on. A UsageError for
-    ``SparseAdam``: ``meta`` cannot coalesce its gradients."""
+def _wants_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def iterations(optimizer: torch.optim.Optimizer | None) -> str:
+    """What a step of an optimizer that evaluates the model several times is counted as; empty for the others."""
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        return ""
+    return (
+        "LBFGS: one evaluation of the model and one update are counted; a step makes up to max_iter of them"
+        " (20 by default)"
+    )
+
+
+def take_step(optimizer: torch.optim.Optimizer, loss: torch.Tensor, recorder: Recorder) -> None:
+    """Take a step; to an optimizer that asks for the loss it is the one already computed."""
+    closure: list[Any] = [lambda: loss] if _wants_closure(optimizer) else []
+    with recorder, any_number(recorder):
+        optimizer.step(*closure)
+
+
+def settle(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+    """Take dense dummy steps, so that the state exists, as it does later. A UsageError for ``SparseAdam``: ``meta``
+    cannot coalesce its gradients."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise UsageError("SparseAdam cannot be traced: take SGD for the sparse gradients, or dense ones (sparse=False)")
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    take_step(optimizer, torch.zeros((), device=parameters[0].device), recorder)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        take_step(optimizer, torch.zeros((), device=parameters[0].device), recorder)
+        history = optimizer.param_groups[0]["history_size"]
+        for state in optimizer.state.values():
+            for name in ("old_dirs", "old_stps", "ro"):
+                state[name] += [torch.zeros_like(state[name][0]) for _ in range(history - len(state[name]))]
     optimizer.zero_grad(set_to_none=True)
 
 
 @contextlib.contextmanager
-def any_scalar() -> Iterator[None]:
-    """During an optimizer's step: a number that it reads from the device (``.item()``, a norm perhaps) is 1. It scales
-    the update and changes no shape."""
+def any_number(recorder: Recorder) -> Iterator[None]:
+    """During an optimizer's step: a number that it reads from the device (a norm perhaps) is 1, also where it is
+    compared. It scales the update and changes no shape. A ``GradScaler`` finds all gradients finite."""
 
-    def reading(original: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-        return lambda tensor: 1.0 if tensor.is_meta and tensor.numel() == 1 else original(tensor)
+    def comparing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def compare(tensor: torch.Tensor, other: Any) -> Any:
+            result = original(tensor, other)
+            if tensor.is_meta and tensor.numel() == 1 and isinstance(other, (int, float)):
+                result.of_one = getattr(operator, name)(1.0, other)
+            return result
 
+        return compare
+
+    truth = torch.Tensor.__bool__
     with contextlib.ExitStack() as stack:
-        for name in ("item", "__float__"):
-            stack.enter_context(patch.object(torch.Tensor, name, reading(getattr(torch.Tensor, name))))
+        for name in ("lt", "le", "gt", "ge"):
+            method = f"__{name}__"
+            stack.enter_context(patch.object(torch.Tensor, method, comparing(name, getattr(torch.Tensor, method))))
+        known = lambda tensor: tensor.of_one if hasattr(tensor, "of_one") else truth(tensor)  # noqa: E731
+        stack.enter_context(patch.object(torch.Tensor, "__bool__", known))
+        stack.enter_context(patch.object(torch.amp.GradScaler, "_maybe_opt_step", _step_unscaled))
+        stack.enter_context(patch.object(recorder, "reads_one", True))
         yield
+
+
+def _step_unscaled(scaler: Any, optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def fused_everywhere(*devices: str) -> Iterator[None]:
-    """Let ``fused=True`` and ``foreach=True`` accept these types of device, and be the default there, as on CUDA."""
-    import torch.optim.optimizer as base
+    """Let ``fused=True``, ``foreach=True`` and ``capturable=True`` accept these types of device, and the first two be
+    the default there, as on CUDA."""
     import torch.utils._foreach_utils as utils
 
-    names = ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices")
+    kinds = ("_get_fused_kernels_", "_get_foreach_kernels_", "_get_capturable_")
+    places = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")]
     with contextlib.ExitStack() as stack:
-        for place, name in itertools.product((base, utils), names):
-            if original := getattr(place, name, None):
-                replaced = lambda original=original: [*original(), *devices]  # noqa: E731
+        for place, kind in itertools.product((*places, utils), kinds):
+            name = f"{kind}supported_devices"
+            if original := vars(place).get(name):
+                replaced = lambda *args, original=original, **named: [*original(*args, **named), *devices]  # noqa: E731
                 stack.enter_context(patch.object(place, name, replaced))
         yield

@@ -22,12 +22,13 @@ from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.build import (
-    any_scalar,
     build_inputs,
     build_module,
     fused_everywhere,
+    iterations,
     make_optimizer,
     settle,
+    take_step,
 )
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
@@ -269,7 +270,7 @@ class _Step:
             "real": self.options.real,
         }
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
-        capture |= noted(filter(None, [*notes, one_rank()]), self.assumed)
+        capture |= noted(filter(None, [*notes, one_rank(), iterations(optimizer)]), self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(self.inputs.values())
         return replace(found, samples=samples, tokens=tokens, attention=attention)
@@ -313,8 +314,8 @@ class _Step:
         if optimizer is not None:
             recorder.phase = "optimizer"
             recorder.modules.path = "optimizer"
-            with blaming("the optimizer step"), recorder, any_scalar():
-                optimizer.step()
+            with blaming("the optimizer step"):
+                take_step(optimizer, result, recorder)
         return result
 
     def _mark_gradients(self) -> None:
@@ -349,12 +350,12 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
         optimizer = make_optimizer(workload.optimizer, trainable)
         if optimizer is None:
             return None
-        with recorder, recorder.unrecorded(), any_scalar():
-            settle(optimizer)
+        with recorder.unrecorded():
+            settle(optimizer, recorder)
     names = {id(p): recorder.storages[recorder.storage(plain_parts(p)[0])].name for p in parameters}
     for parameter, state in optimizer.state.items():
         for key, item in state.items():
-            for part in plain_parts(item) if isinstance(item, torch.Tensor) else ():
+            for part in (part for tensor in flat_tensors(item) for part in plain_parts(tensor)):
                 if part.device.type == recorder.device:
                     recorder.storage(part, "optimizer_state", f"{names.get(id(parameter), '')}.{key}")
     return optimizer

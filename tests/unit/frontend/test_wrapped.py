@@ -301,3 +301,47 @@ def test_scripted_functions_are_seen():
 
 def _double(x):
     return x * 2
+
+
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+#: parameters of Mlp
+COUNT = 2 * 64 * 256 + 256 + 64
+
+
+def test_lbfgs_counts_one_evaluation_and_holds_its_history():
+    """A hundred directions and as many steps: parameters, gradients and the history are 202 times the parameters."""
+    made = profiled(Mlp(), mode="training", optimizer=lambda p: torch.optim.LBFGS(p))
+    peak = made.simulations[0].totals.peak_memory_bytes
+    assert 202 * COUNT * 4 <= peak <= 212 * COUNT * 4
+    assert names(made).count("addmm") == 2
+    # the two loops over the history: a product of directions with the gradient each, and three of the last step
+    assert 2 * 100 <= names(made).count("dot") <= 2 * 100 + 5
+    assert any("one evaluation" in note for note in made.capture["notes"])
+
+
+@pytest.mark.parametrize("kind", ["Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop"])
+def test_a_capturable_optimizer_is_traced(kind):
+    optimizer = getattr(torch.optim, kind)
+    made = profiled(Mlp(), mode="training", optimizer=lambda p: optimizer(p, capturable=True))
+    assert any(op.phase == "optimizer" for op in made.graph.ops)
+
+
+def test_a_learning_rate_may_be_a_tensor():
+    made = profiled(Mlp(), mode="training", optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-3), fused=True))
+    assert "_fused_adamw_.tensor_lr" in names(made)
+
+
+def test_a_number_that_an_optimizer_reads_is_one_also_where_it_is_compared():
+    class Clipped(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                norm = torch.stack([p.grad.norm() for p in group["params"]]).norm()
+                if norm > 2:
+                    raise ValueError("a norm of 1 is not above 2")
+                if norm > 0.5:
+                    torch._foreach_mul_([p.grad for p in group["params"]], 0.5 / norm.item())
+            return super().step(closure)
+
+    made = profiled(Mlp(), mode="training", optimizer=lambda p: Clipped(p, lr=0.1))
+    assert "_foreach_mul_.Scalar" in names(made)
