@@ -36,6 +36,7 @@ def convert(call: Call) -> Cost:
     return streamed(call.cost(), output.numel, instructions=loop_instructions(call.inputs[-1:], output))
 
 
+@op("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
 @op("_cudnn_rnn_flatten_weight _conj_copy _neg_view_copy _stack"
     " indices_copy values_copy _indices_copy _values_copy crow_indices_copy col_indices_copy _reshape_alias_copy"
     " range _fw_primal_copy _assert_async _functional_assert_async resize_as resize_as_")  # fmt: skip

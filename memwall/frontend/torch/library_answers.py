@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from memwall.core.errors import NeedsData
 from memwall.frontend.torch.failures import wanted_data
 
@@ -63,6 +65,27 @@ def library_answers(unrecorded: Callable[[], Any], note: Callable[[str], None]) 
                     asked = partial(_ask, question, answer, unrecorded, note)
                     replaced = _method(asked) if isinstance(holder, type) else asked
                     stack.enter_context(patch.object(holder, key, replaced))
+        stack.enter_context(_synchronised_norms(note))
+        yield
+
+
+@contextlib.contextmanager
+def _synchronised_norms(note: Callable[[str], None]) -> Iterator[None]:
+    """``nn.SyncBatchNorm`` takes tensors of accelerators alone, and asks which ranks had samples unless a CUDA graph is
+    captured: tensors without data are one, and all had."""
+    forward = torch.nn.SyncBatchNorm.forward
+
+    def run(module: torch.nn.SyncBatchNorm, data: torch.Tensor) -> torch.Tensor:
+        if module.training:
+            note("every rank has samples for its synchronised batch norms")
+        with (
+            patch.object(torch._C, "_get_privateuse1_backend_name", lambda: data.device.type),
+            patch.object(torch.cuda, "is_available", lambda: True),
+            patch.object(torch.cuda, "is_current_stream_capturing", lambda: True),
+        ):
+            return forward(module, data)
+
+    with patch.object(torch.nn.SyncBatchNorm, "forward", run):
         yield
 
 

@@ -219,7 +219,11 @@ class Recorder(TorchDispatchMode):
         if a.shape != b.shape:
             return False
         with self:
-            return bool(torch.ops.aten._local_scalar_dense((a == b).all()))
+            same = (a == b).all()
+            is_check = not a.shape and a.dtype is b.dtype is torch.bool  # ATen's is_scalar_tensor_true asks so:
+            if is_check and self.known is not None and self.known.of(same) is None:
+                return False  # is a window's sum zero, is a weight negative; of a model that runs they are not
+            return bool(torch.ops.aten._local_scalar_dense(same))
 
     def _with_places(self, known: KnownValues, args: tuple) -> tuple:
         """The arguments of an index with the places that its masks stand for, which ``nonzero`` finds first."""

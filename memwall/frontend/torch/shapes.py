@@ -234,6 +234,20 @@ def _masked_by(data: Tensor, mask: Tensor) -> Tensor:
     return _same_places(mask)
 
 
+# -- jagged tensors ----------------------------------------------------------------------------------------------------
+
+
+def _padded(values: Tensor, offsets: Sequence[Tensor], max_lengths: Sequence[int], padding: float = 0.0) -> Tensor:
+    return values.new_empty([offsets[0].shape[0] - 1, *max_lengths, *values.shape[1:]])
+
+
+def _unpadded(dense: Tensor, offsets: Sequence[Tensor], rows: int | None = None, **kwargs: Any) -> Tensor:
+    rows = kwargs.get("total_L", rows)
+    if rows is None:
+        raise RuntimeError("how many rows a padded tensor holds is in its offsets")
+    return dense.new_empty([rows, *dense.shape[1 + len(offsets) :]])
+
+
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +273,7 @@ _ATEN: dict[str, Shape] = {
     "_fake_quantize_learnable_per_channel_affine": _like(0),
     "_fake_quantize_learnable_per_tensor_affine_backward": _like(0, 2, 3),
     "_fake_quantize_learnable_per_channel_affine_backward": _like(0, 2, 3),
+    "_jagged_to_padded_dense_forward": _padded, "_padded_dense_to_jagged_forward": _unpadded,
     "_sample_dirichlet": _like(0), "_dirichlet_grad": _like(0), "binomial": _like(0), "_standard_gamma_grad": _like(0),
     "batch_norm_stats": _per_channel(2), "batch_norm_update_stats": _per_channel(2),
     "batch_norm_gather_stats": _per_channel(2), "batch_norm_gather_stats_with_counts": _per_channel(2),

@@ -103,11 +103,11 @@ def test_lengths_of_ctc_are_read_by_the_host():
 
 def test_an_op_of_a_library_is_traced_without_its_kernels():
     library = torch.library.Library("_C", "FRAGMENT")
-    library.define("silu_and_mul(Tensor! result, Tensor input) -> ()")
+    library.define("mul_and_silu(Tensor! result, Tensor input) -> ()")
 
     def gated(x):
         out = x.new_empty(x.shape[0], x.shape[1] // 2)
-        torch.ops._C.silu_and_mul(out, x)
+        torch.ops._C.mul_and_silu(out, x)
         return out
 
     try:
@@ -116,5 +116,32 @@ def test_an_op_of_a_library_is_traced_without_its_kernels():
         library._destroy()
     (op,) = found.graph.ops
     (cost,) = graph_costs(found.graph)
-    assert (op.name, op.op_class) == ("_C.silu_and_mul", "elementwise")
+    assert (op.name, op.op_class) == ("_C.mul_and_silu", "elementwise")
     assert (cost.total_flops, cost.read_bytes, cost.write_bytes) == (4 * 64, 4 * 128, 4 * 64)
+
+
+def test_checks_of_atens_own_are_passed_and_pythons_are_asked():
+    from memwall.core.errors import NeedsData
+
+    spectrum, window = torch.randn(2, 9, 12, dtype=torch.complex64), torch.rand(16)
+    found = memwall.profile(Call(lambda x, w: torch.istft(x, 16, window=w)), (spectrum, window))
+    assert any(op.name.startswith("aten._fft_c2r") for op in found.graph.ops)
+    with pytest.raises(NeedsData):
+        memwall.profile(Call(lambda x, y: x if torch.equal(x, y) else y), (torch.randn(3), torch.randn(3)))
+
+
+def test_synchronised_batch_norm_has_statistics_a_collective_and_a_result():
+    import torch.distributed as dist
+
+    def model():
+        dist.init_process_group("nccl", rank=0, world_size=4, init_method="tcp://localhost:1")
+        return nn.Sequential(nn.Conv2d(8, 8, 1), nn.SyncBatchNorm(8))
+
+    workload = memwall.Workload(model=model, inputs=lambda: (torch.randn(2, 8, 6, 6),))
+    found = memwall.profile(workload, mode="training", optimizer=None)
+    names = [op.name for op in found.graph.ops]
+    for name in ("batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_elemt",
+                 "batch_norm_backward_reduce", "batch_norm_backward_elemt"):  # fmt: skip
+        assert f"aten.{name}" in names
+    assert "c10d._allgather_base_" in names
+    assert any("synchronised batch norms" in note for note in found.capture["notes"])
