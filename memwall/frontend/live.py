@@ -71,8 +71,6 @@ class LiveRecorder(Recorder):
         attributes: Iterable[tuple[str, Any]] = (),
     ) -> None:  # fmt: skip
         """Record one call; what it reads but nothing has written existed before."""
-        if name.startswith("prims.") and self.device == "meta":
-            return  # forward-mode derivatives: ATen asks for a shape, and nothing runs
         read = list(inputs)
         for tensor in read:
             if not self._meet(tensor) and tensor.device.type == self.device and self.knows(tensor) is None:

@@ -21,7 +21,7 @@ FREE = frozenset(
         "sparse_compressed_tensor", "_sparse_compressed_tensor_with_dims", "sparse_dim", "dense_dim",
         "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "as_strided_", "_conj", "_neg_view",
         "_has_compatible_shallow_copy_type", "_version", "result_type", "is_nonzero",
-        "_has_same_storage_numel",
+        "_has_same_storage_numel", "_efficientzerotensor",
     )
 ) | {"_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"}  # fmt: skip
 

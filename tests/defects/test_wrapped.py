@@ -231,3 +231,11 @@ def test_c24_a_tensor_says_that_it_is_on_cuda():
 
     made = memwall.profile(Net(64, 64), (torch.zeros(4, 64),))
     assert [op.name for op in made.graph.ops] == ["aten.addmm"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_f52_a_torchscript_module_is_traced():
+    """A TorchScript module was refused, though its interpreter runs the same ops."""
+    made = memwall.profile(torch.jit.script(nn.Linear(64, 64)), (torch.zeros(4, 64),))
+    assert [op.name for op in made.graph.ops] == ["aten.addmm"]
+    assert made.workload.parameters == 64 * 64 + 64

@@ -153,8 +153,6 @@ def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 def _copy_module(module: nn.Module, device: str, known: KnownValues | None) -> Built:
     """A deep copy whose tensors are on ``device``: on ``meta`` no data is copied, ties between weights are kept."""
-    if isinstance(module, torch.jit.ScriptModule):
-        raise UsageError("a TorchScript module hides its ops; give memwall the nn.Module that it was made from")
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
         placed = _place(tensor, device)

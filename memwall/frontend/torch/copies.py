@@ -129,6 +129,8 @@ class Copies:
         """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
         if kind.__module__ == "torch._dynamo.eval_frame":  # torch.compile(m): eager execution is what is traced
             return self._copied(module._orig_mod)
+        if isinstance(module, torch.jit.ScriptModule):
+            return self._scripted(module)
         refuse_sharded(module)
         if is_data_parallel(module):
             return remade(module, self._copied(module.module))
@@ -146,6 +148,15 @@ class Copies:
             else:
                 fields[name] = self._at(name, value)
         made._compiled_call_impl = None
+        return made
+
+    def _scripted(self, module: torch.jit.ScriptModule) -> Any:
+        """A copy of compiled code, whose tensors alone can be set."""
+        made: Any = copy.deepcopy(module)
+        for old, new in zip(module.modules(), made.modules(), strict=True):
+            for held in (old.named_parameters(recurse=False), old.named_buffers(recurse=False)):
+                for name, tensor in held:
+                    setattr(new, name, self._at(name, tensor))
         return made
 
     def _function(self, function: Any) -> Any:

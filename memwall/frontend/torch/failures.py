@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
@@ -19,6 +20,14 @@ _NO_GRADIENT = "does not require grad and does not have a grad_fn"
 class NeedsGradients(Exception):
     """The model takes a gradient in forward."""
 
+
+#: An op of a library that torch cannot run without data, in torch's messages.
+_NO_SHAPES = re.compile(
+    r"Could not run '(?!aten::)([\w:.]+)' with arguments from the 'Meta' backend"
+    r"|(?<![\w:])(?!aten::)([\w:.]+): attempted to run this operator with Meta tensors"
+    r"|no fake impl registered for <CustomOpDef\(([\w:.]+)\)>"
+    r"|could not find the fake impl[^:]*?operator (?!aten::)([\w:.]+)"
+)
 
 #: What a tensor without data cannot do: part of torch's message → what the model asked for.
 _NEEDS_DATA = (
@@ -54,9 +63,15 @@ def blaming(doing: str, gradients: bool = True) -> Any:
         said = message_of(error)
         if _NO_GRADIENT in said and not gradients:
             raise NeedsGradients from error
+        unshaped = next((name for found in _NO_SHAPES.finditer(said) for name in found.groups() if name), None)
         wanted = wanted_data(error)
         at = user_frame(error)
         where = f" (at {at})" if at else ""
+        if unshaped is not None:
+            raise UsageError(
+                f"{doing}: {unshaped} does not say what shapes it returns{where}; give it a function that does, with"
+                f' @torch.library.register_fake("{unshaped}")'
+            ) from error
         if type(error).__module__.startswith("torch._dynamo"):
             raise UsageError(
                 f"{doing}: a compiler cannot start inside a trace{where}; leave torch.compile out, and write"

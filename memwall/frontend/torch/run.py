@@ -38,6 +38,7 @@ from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.higher_order import plain_forms
 from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.light_imports import light_imports
+from memwall.frontend.torch.offload import offloading
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.tensors import dtype_name, flat_tensors, plain_parts
@@ -260,6 +261,7 @@ class _Step:
                 forms,
                 plain_forms(self.warn),
                 triton_calls(self.recorder),
+                offloading(self.recorder, self.assumed.append),
                 torch.set_grad_enabled(self.gradients),
             ):
                 result = self._run(optimizer)

@@ -345,3 +345,65 @@ def test_a_number_that_an_optimizer_reads_is_one_also_where_it_is_compared():
 
     made = profiled(Mlp(), mode="training", optimizer=lambda p: Clipped(p, lr=0.1))
     assert "_foreach_mul_.Scalar" in names(made)
+
+
+# -- compiled code, ops of libraries, activations on the host --------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, inputs())])
+def test_torchscript_is_traced(make):
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    made, plain = (profiled(module, mode="training") for module in (make(net), net))
+    assert names(made) == names(plain) and flops(made) == flops(plain)
+    assert made.graph.role_bytes == plain.graph.role_bytes
+    assert net[0].weight.device.type == "cpu" and net[0].weight.grad is None
+
+
+def test_an_op_without_shapes_is_refused_with_the_remedy():
+    @torch.library.custom_op("memwall_tests::shapeless", mutates_args=())
+    def shapeless(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    class Net(Mlp):
+        def forward(self, x):
+            return shapeless(super().forward(x))
+
+    with pytest.raises(UsageError, match=r'@torch.library.register_fake\("memwall_tests::shapeless"\)'):
+        profiled(Net())
+    shapeless.register_fake(torch.empty_like)
+    made = profiled(Net())
+    assert names(made) == [*PLAIN, "memwall_tests.shapeless"]
+    assert made.coverage.unmodeled == ("memwall_tests.shapeless",)
+
+
+def test_saving_on_the_host_empties_the_device():
+    class Net(nn.Module):
+        def __init__(self, saves: bool) -> None:
+            super().__init__()
+            self.saves, self.layers = saves, nn.ModuleList(Mlp() for _ in range(4))
+
+        def forward(self, x):
+            with torch.autograd.graph.save_on_cpu(pin_memory=True) if self.saves else torch.enable_grad():
+                for layer in self.layers:
+                    x = layer(x)
+            return x
+
+    given = (torch.zeros(4096, 64),)
+    kept, saved = (profiled(Net(saves), given, mode="training", optimizer=None) for saves in (False, True))
+    # a layer keeps its input, what goes into the ReLU or comes out of it: 64 and 256 columns
+    row = (64 + 256) * 4096 * 4
+    peaks = [made.simulations[0].totals.peak_memory_bytes for made in (kept, saved)]
+    assert peaks[0] - peaks[1] > 2 * row
+    assert flops(kept) == flops(saved)
+    assert any("save_on_cpu" in note for note in saved.capture["notes"])
+
+
+def test_a_forward_mode_derivative_has_no_ops_that_only_ask_for_shapes():
+    class Net(Mlp):
+        def forward(self, x):
+            return torch.func.jvp(super().forward, (x,), (x,))[1]
+
+    made = profiled(Net())
+    assert not made.coverage.unmodeled
+    assert names(made).count("addmm") == 2
