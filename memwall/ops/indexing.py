@@ -246,6 +246,12 @@ def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
     return math.prod(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
 
 
+@op("_convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo")
+def row_bounds(call: Call) -> Cost:
+    """Where each row of sorted places begins, or the rows of such bounds."""
+    return one_pass(call.cost(), call)
+
+
 @op("index_reduce index_reduce_", results=same)
 def index_reduce(call: Call) -> Cost:
     """Slices of ``source`` combined with those of ``self``: an add or a multiply each, none for the extrema."""

@@ -13,14 +13,14 @@ from functools import cache
 from typing import NamedTuple
 
 from memwall.core.errors import Unsupported
-from memwall.core.graph import TensorSpec
+from memwall.core.graph import Graph, TensorSpec
 from memwall.ops import table_calls
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
 from memwall.ops.launches import Gemm, Plain
 from memwall.ops.recorded import Recorded, Specs
-from memwall.ops.registry import Formula, classify, cost_of, define
+from memwall.ops.registry import Formula, call_of, classify, cost_of, define
 from memwall.ops.results import attributes_of
 from memwall.ops.results.products import attention, attention_backward
 from memwall.ops.schemas import library_schemas
@@ -301,6 +301,18 @@ def counted(call: Call) -> Counted | None:
     space, _, rest = call.name.partition(".")
     rule = library_rule(f"{space}::{rest.partition('.')[0]}")
     return None if rule is None else rule(recorded_of(call))
+
+
+def library_notes(graph: Graph) -> list[str]:
+    """What the calls of other libraries' ops do not say, and what is counted instead; once for each op."""
+    found = []
+    for op in {op.name: op for op in graph.ops if not op.name.startswith("aten.")}.values():
+        try:
+            said = counted(call_of(graph, op))
+        except (Unsupported, LookupError):
+            continue
+        found += [f"{op.name}: {note}" for note in said.notes] if said else []
+    return found
 
 
 def _by_rule(call: Call) -> Cost:

@@ -47,6 +47,7 @@ from memwall.frontend.torch.values import Carrying, KnownValues
 from memwall.frontend.workload import Workload
 from memwall.frontend.workload.inputs import SHORT_DTYPES
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
+from memwall.ops.libraries import library_notes
 from memwall.ops.sdpa import Attention
 
 #: Key of ``capture``: lines that every page of the profile states, such as assumptions.
@@ -272,7 +273,7 @@ class _Step:
             "real": self.options.real,
         }
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
-        capture |= noted(filter(None, [*notes, one_rank(), iterations(optimizer)]), self.assumed)
+        capture |= noted(filter(None, [*notes, *library_notes(graph), one_rank(), iterations(optimizer)]), self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(self.inputs.values())
         return replace(found, samples=samples, tokens=tokens, attention=attention)

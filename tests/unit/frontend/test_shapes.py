@@ -120,6 +120,24 @@ def test_an_op_of_a_library_is_traced_without_its_kernels():
     assert (cost.total_flops, cost.read_bytes, cost.write_bytes) == (4 * 64, 4 * 128, 4 * 64)
 
 
+def test_what_a_call_does_not_say_is_noted():
+    library = torch.library.Library("vllm", "FRAGMENT")
+    library.define("unified_attention_with_output(Tensor q, Tensor k, Tensor v, Tensor! output, str layer_name) -> ()")
+
+    def attend(query):
+        out = torch.empty_like(query)
+        torch.ops.vllm.unified_attention_with_output(query, query, query, out, "model.layers.0")
+        return out
+
+    try:
+        found = memwall.profile(Call(attend), (torch.randn(4, 8, 16),))
+    finally:
+        library._destroy()
+    (cost,) = graph_costs(found.graph)
+    assert cost.total_flops == 2 * (512 + 512)  # each query with one key, and that key's value
+    assert any("each query counted with one key" in note for note in found.capture["notes"])
+
+
 def test_checks_of_atens_own_are_passed_and_pythons_are_asked():
     from memwall.core.errors import NeedsData
 
