@@ -144,7 +144,8 @@ def _counts(target: Any, mode: str) -> tuple[int, int | None]:
     except Exception:
         return 0, None
     costs = zip(traced.graph.ops, graph_costs(traced.graph), strict=True)
-    return sum(cost.total_flops for op, cost in costs if op.name in _COUNTED), int(counter.get_total_flops())
+    ours = sum(cost.total_flops for op, cost in costs if ".".join(op.name.split(".")[:2]) in _COUNTED)
+    return ours, int(counter.get_total_flops())
 
 
 # -- the run -----------------------------------------------------------------------------------------------------------
