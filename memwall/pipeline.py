@@ -36,7 +36,7 @@ def profile(
     loss: Callable[[Any], Any] | None = None, dtype: str | None = None, autocast: str | None = None,
     batch: int | None = None, seq: int | None = None, image: str | tuple[int, int] | None = None,
     images: int | None = None, video: int | None = None, seconds: float | None = None,
-    input_specs: Sequence[str] = (), attention: str = "auto",
+    input_specs: Sequence[str] = (), assume: Sequence[str] = (), attention: str = "auto",
     cuda_graph: bool = False, real: bool = False, strict: bool = False, max_ops: int = 200_000, replay: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:  # fmt: skip
@@ -62,6 +62,8 @@ def profile(
         video: frames of a video.
         seconds: length of a sound.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
+        assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``,
+            ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; what was used is stated in ``notes``.
         attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
         cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
         real: trace small real tensors, for models whose Python depends on data.
@@ -84,7 +86,9 @@ def profile(
         sizes = {"batch": batch, "seq": seq, "image": image, "images": images, "video": video, "seconds": seconds}
         workload = _workload(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
-        options = TraceOptions(mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0])
+        options = TraceOptions(
+            mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0], assume=tuple(assume)
+        )
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
         result = result.on(gpus)
         if doubt := of_another_gpu(result, gpus):
@@ -207,7 +211,7 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
     from memwall.frontend.dynamo.run import capture
     from memwall.frontend.torch import TraceOptions
 
-    keys = ("mode", "dtype", "autocast", "real", "max_ops")
+    keys = ("mode", "dtype", "autocast", "real", "max_ops", "assume")
     given = {key: options[key] for key in keys if options.get(key) is not None}
     traced = TraceOptions(attention=made.graph.attention, gpu=made.gpus[0] if made.gpus else None, **given)
     found = capture(workload, traced, made.graph, others)

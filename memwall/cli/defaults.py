@@ -14,7 +14,7 @@ from memwall.frontend.workload.sizes import SIZES
 
 #: options that may have a default; the gate has a table of its own
 KEYS = ("gpu", "mode", "policy", "dtype", "autocast", *SIZES, "optimizer", "attention", "cuda_graph", "real",
-        "input", "max_ops", "top", "sort", "by")  # fmt: skip
+        "input", "assume", "max_ops", "top", "sort", "by")  # fmt: skip
 _SAID = "memwall.defaults"
 
 

@@ -67,7 +67,8 @@ class Command(click.Command):
     """A command that may have :class:`SeveralOption`.
 
     After such a flag, words belong to it until the next option or a word that reads as a target (ends in ``.py`` or
-    ``.json``, or has ``:`` or ``/`` in it, a ``.toml`` file aside). Put any other target before the flag.
+    ``.json``, or has ``:`` or ``/`` in it, a ``.toml`` file and ``MODULES:WHAT=VALUE`` aside). Put any other target
+    before the flag.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -110,7 +111,7 @@ def spread(args: Sequence[str], several: set[str]) -> list[str]:
         elif flag and first:
             result.append(word)
             first = False
-        elif flag and not is_target(word):
+        elif flag and (not is_target(word) or ("=" in word and ":" in word)):
             result += [flag, word]
         else:
             result.append(word)

@@ -30,7 +30,7 @@ Types = Mapping[str, tuple[type, ...]]
 OPTIONS: Types = {
     "mode": (str,), "batch": (int,), "seq": (int,), "image": (str, int), "images": (int,),
     "video": (int,), "seconds": (int, float), "dtype": (str,), "autocast": (str,), "optimizer": (str,),
-    "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "max_ops": (int,),
+    "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "assume": (list,), "max_ops": (int,),
 }  # fmt: skip
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
 _OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}
@@ -177,6 +177,8 @@ def _how(
     options = {key: settings[key] for key in OPTIONS if key in settings}
     if "input" in options:
         options["input_specs"] = _texts(options.pop("input"), f"{where}: input")
+    if "assume" in options:
+        options["assume"] = _texts(options["assume"], f"{where}: assume")
     names = _texts(settings.get("gpu", []), f"{where}: gpu")
     gpus = _gpus([root / name if name.lower().endswith(".toml") else name for name in names], f"{where}: gpu")
     policies = [_policy(name, where) for name in _texts(settings.get("policy", []), f"{where}: policy")]

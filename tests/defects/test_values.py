@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 ASKING = """\
@@ -60,3 +62,82 @@ def test_f51_what_follows_from_inputs_and_constants_is_known(run, folder, line, 
     done = run("profile", "asking.py", "--gpu", "h100", "--mode", mode)
     assert done.code == 0, done.err
     assert run("profile", "asking.py", "--gpu", "h100", "--real", "--mode", mode).code == 0
+
+
+ROUTED = """\
+import torch
+from torch import nn
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(64, 8)
+        self.experts = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2, dim=-1)
+        out = torch.zeros_like(x)
+        for i in range(8):
+            rows, places = torch.where(chosen == i)
+            if rows.numel():
+                out.index_add_(0, rows, self.experts[i](x[rows]) * weights[rows, places, None])
+        return out
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Experts() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+            if torch.isnan(x).any() or not torch.isfinite(x).all():
+                raise ValueError("not finite")
+        return x[x > 0].sum()
+
+def model():
+    return Net()
+
+def inputs():
+    return (torch.randn(32, 64),)
+"""
+
+
+def _flops(record, name):
+    return sum(op["flops"] for op in record["graph"]["ops"] if op["name"].startswith(name))
+
+
+def test_f51_what_depends_on_activations_is_assumed_and_stated(run, folder):
+    """What depended on activations had no assumption: routing, masks and branches were refused."""
+    (folder / "routed.py").write_text(ROUTED, encoding="utf-8")
+    done = run("profile", "routed.py", "--gpu", "h100", "--json")
+    assert done.code == 0, done.err
+    record = json.loads(done.out)
+    # 32 rows choose 2 of 8 experts: 64 rows in all, 64 x 64 each, in three layers; the router is 32 x 64 x 8
+    assert _flops(record, "aten.addmm") == 3 * (2 * 64 * 64 * 64 + 2 * 32 * 64 * 8)
+    stated = " ".join(record["capture"]["notes"])
+    assert "experts=balanced" in stated and "nonzero=0.5" in stated and "routed.py:" in stated
+    fewer = run("profile", "routed.py", "--gpu", "h100", "--assume", "nonzero=0.25", "layers.*:experts=same", "--json")
+    assert fewer.code == 0, fewer.err
+    counts = [op for op in json.loads(fewer.out)["graph"]["ops"] if op["name"] == "aten.addmm"]
+    assert len(counts) == 3 * (1 + 2)  # every row chooses the first two experts
+    assert "nonzero=0.25" in fewer.out and "experts=same" in fewer.out
+
+
+def test_f51_an_assumption_that_cannot_be_read_is_refused(run, folder):
+    """There was no way to state an assumption."""
+    for wrong, said in (("nonzero=2", "a fraction from 0 to 1"), ("nonzer=0.5", "did you mean nonzero?")):
+        done = run("profile", "net.py", "--gpu", "h100", "--assume", wrong)
+        assert done.code == 2 and said in done.err
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_f51_replay_equals_no_replay_where_values_decide(run, folder, mode):
+    """A routed layer was refused, replayed or not."""
+    (folder / "routed.py").write_text(ROUTED, encoding="utf-8")
+    both = [
+        run("profile", "routed.py", "--gpu", "h100", "--mode", mode, "--json", *more) for more in ((), ("--no-replay",))
+    ]
+    assert [done.code for done in both] == [0, 0], both[0].err
+    graphs = [json.loads(done.out)["graph"] for done in both]
+    assert graphs[0]["ops"] == graphs[1]["ops"]

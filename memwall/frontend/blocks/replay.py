@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from memwall.frontend.blocks.known import give_values, marks, values_given, values_of
 from memwall.frontend.blocks.structure import Structures, ties, watch_numbers
 from memwall.frontend.blocks.template import (
     BackwardTemplate,
@@ -26,6 +27,7 @@ from memwall.frontend.blocks.template import (
     Handed,
     Instance,
     Place,
+    ReplayedBlock,
     ReplayMismatch,
     Segment,
     StandIns,
@@ -89,6 +91,10 @@ class Replayer:
         template = self._templates[key]
         if template is None:
             return original(module, *args, **kwargs)
+        if template.given is not None:
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            if template.given != values_given(self.recorder, [*tensors, *self._held(module)]):
+                return original(module, *args, **kwargs)
         return self._replay(template, module, leaves, tree)
 
     def _signature(self, leaves: Sequence[Any]) -> Any:
@@ -115,7 +121,7 @@ class Replayer:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._called.update((id(part), False) for part in module.modules())
         watch = self._watch()
-        values = recorder.known and recorder.known.mark()
+        before = values_given(recorder, [*tensors, *self._held(module)]), marks(recorder)
         self._busy = True
         try:
             with watch_numbers(module) as asked:
@@ -123,7 +129,7 @@ class Replayer:
         finally:
             self._busy = False
         self._templates[key] = None
-        if asked or self._follows_values(values, output, tensors):
+        if asked or marks(recorder)[1:] != before[1][1:]:
             return output
         known = self._places("own", self._held(module)) | self._places("argument", tensors)
         bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(tensors)}
@@ -133,20 +139,21 @@ class Replayer:
             outputs = [self._handed(leaf, segment, tensors) for leaf in flat]
             made = [h.value.storage for h in outputs if h is not None and h.value is not None]
             if all(h is not None for h in outputs) and len(set(made)) == len(made):
-                stored = {segment.places[recorder.values[i].storage]
-                          for op in recorder.ops[segment.start : segment.stop] for i in op.outputs}  # fmt: skip
-                written = tuple(sorted(place.number for place in stored if place.kind == "own"))
-                self._templates[key] = Template(segment, tuple(h for h in outputs if h is not None), tree, written)
+                handed = tuple(h for h in outputs if h is not None)
+                kept = [leaf for leaf, h in zip(flat, handed, strict=True) if h.place is not None]
+                values = values_of(recorder, kept)
+                depends = marks(recorder) != before[1] or any(value is not None for value in values)
+                if not (depends and recorder.known is not None and recorder.known.by_module):
+                    written, given = self._written(segment), before[0] if depends else None
+                    self._templates[key] = Template(segment, handed, tree, written, values, given)
         return output
 
-    def _follows_values(self, mark: Any, output: Any, arguments: list[torch.Tensor]) -> bool:
-        """Whether what a block did since ``mark`` depends on values, or gives some: another block's may differ."""
-        known = self.recorder.known
-        if known is None:
-            return False
-        given = {id(t) for t in arguments}
-        made = [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor) and id(t) not in given]
-        return known.mark() != mark or any(known.has(t) for t in made)
+    def _written(self, segment: Segment) -> tuple[int, ...]:
+        """The numbers of a block's own tensors that it writes."""
+        recorder = self.recorder
+        written = {i for op in recorder.ops[segment.start : segment.stop] for i in op.outputs}
+        places = {segment.places[recorder.values[i].storage] for i in written}
+        return tuple(sorted(place.number for place in places if place.kind == "own"))
 
     def _replay(self, template: Template, module: nn.Module, leaves: list[Any], tree: TreeSpec) -> Any:
         recorder = self.recorder
@@ -167,9 +174,11 @@ class Replayer:
         if any(handed.requires_grad for handed in made):
             with self.recorder.unrecorded():
                 anchor = torch.empty((), device=recorder.device, requires_grad=True)
-            results = iter(ReplayedBlock.apply(self, instance, anchor, *tensors))
+            given: Sequence[torch.Tensor] = ReplayedBlock.apply(self, instance, anchor, *tensors)
         else:
-            results = iter([self._tensor(handed, stand_ins, tensors) for handed in made])
+            given = [self._tensor(handed, stand_ins, tensors) for handed in made]
+        give_values(recorder, given, template.values)
+        results = iter(given)
         flat = [
             tensors[handed.passed] if handed.passed is not None
             else next(results) if handed.place is not None
@@ -375,26 +384,3 @@ class Replayer:
             tensor.set_(raw.untyped_storage(), handed.value.offset + base, spec.shape, spec.strides)
             recorder.bind(tensor, storage)
         return tensor
-
-
-class ReplayedBlock(torch.autograd.Function):
-    """The autograd node of a replayed block."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, replayer: Replayer, instance: Instance, anchor: Any, *tensors: Any
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.replayer, ctx.instance = replayer, instance
-        ctx.set_materialize_grads(False)
-        made = [handed for handed in instance.template.outputs if handed.place is not None]
-        results = tuple(replayer._tensor(handed, instance.stand_ins, tensors) for handed in made)
-        ctx.mark_non_differentiable(*[r for r, h in zip(results, made, strict=True) if not h.requires_grad])
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        if torch.is_grad_enabled() or ctx.replayer.recorder.phase != "backward":
-            raise ReplayMismatch("a gradient is taken inside the model, or is itself differentiated")
-        given = ctx.replayer.backward(ctx.instance, gradients)
-        needed = ctx.needs_input_grad[3:]
-        return (None, None, None, *[g if n else None for g, n in zip(given, needed, strict=True)])

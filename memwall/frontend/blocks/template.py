@@ -62,12 +62,15 @@ class BackwardTemplate:
 @dataclass
 class Template:
     """How a block runs forward, and backward for each kind of incoming gradients. It writes those of its own tensors
-    that are numbered in ``written``."""
+    that are numbered in ``written``. ``values`` are what is known of the tensors that it makes; where it depends on
+    values, those of its arguments and buffers must be ``given``."""
 
     forward: Segment
     outputs: tuple[Handed, ...]
     tree: TreeSpec
     written: tuple[int, ...] = ()
+    values: tuple[torch.Tensor | None, ...] = ()
+    given: Any = None
     backward: dict[Any, BackwardTemplate | None] = field(default_factory=dict)
 
 
@@ -103,3 +106,24 @@ class Capture(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         ctx.captured[ctx.index] = gradient
         return None, None, None
+
+
+class ReplayedBlock(torch.autograd.Function):
+    """The autograd node of a replayed block."""
+
+    @staticmethod
+    def forward(ctx: Any, replayer: Any, instance: Instance, anchor: Any, *tensors: Any) -> tuple[torch.Tensor, ...]:
+        ctx.replayer, ctx.instance = replayer, instance
+        ctx.set_materialize_grads(False)
+        made = [handed for handed in instance.template.outputs if handed.place is not None]
+        results = tuple(replayer._tensor(handed, instance.stand_ins, tensors) for handed in made)
+        ctx.mark_non_differentiable(*[r for r, h in zip(results, made, strict=True) if not h.requires_grad])
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled() or ctx.replayer.recorder.phase != "backward":
+            raise ReplayMismatch("a gradient is taken inside the model, or is itself differentiated")
+        given = ctx.replayer.backward(ctx.instance, gradients)
+        needed = ctx.needs_input_grad[3:]
+        return (None, None, None, *[g if n else None for g, n in zip(given, needed, strict=True)])

@@ -9,7 +9,7 @@ from typing import Any
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.recorder import UnexpectedCall
-from memwall.frontend.workload.blame import blame, user_frame
+from memwall.frontend.workload.blame import blame, library_frame, user_frame
 
 _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
 
@@ -82,7 +82,10 @@ def blaming(doing: str, gradients: bool = True) -> Any:
         if wanted is _HOST:
             raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
         who = "the model's Python" if doing == "running the model" else doing
+        library = library_frame(error)
+        inside = f", asked at {library}" if library else ""
+        advice = "" if library else "rewrite it without (torch.where, a mask multiplied in), or "
         raise NeedsData(
-            f"{who} needs {wanted}, and a trace has no data{where}; "
-            "rewrite it without (torch.where, a mask multiplied in), or trace real tensors with --real"
+            f"{who} needs {wanted} that follows from activations, and a trace has no data{where}{inside}; {advice}"
+            "trace real tensors with --real"
         ) from error

@@ -32,7 +32,8 @@ from memwall.frontend.torch.tensors import (
     stolen_gradient,
     tf32_allowed,
 )
-from memwall.frontend.torch.values import COPIES, INDEXED, MASKS, KnownValues
+from memwall.frontend.torch.value_rules import COPIES, INDEXED, MASKS
+from memwall.frontend.torch.values import KnownValues
 from memwall.ops import classify
 from memwall.ops.registry import find_row
 from memwall.ops.signatures import DROPPED_ATTRIBUTES, Signature, signature_of
@@ -88,6 +89,10 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self.paused = before
+
+    def place(self) -> tuple[str, str]:
+        """The module and the user's line of the call that is made."""
+        return self.modules.path, self.lines.here()
 
     # -- tensors ---------------------------------------------------------------------------------------------------
 
@@ -197,7 +202,7 @@ class Recorder(TorchDispatchMode):
         if signature.arguments and signature.arguments[0].written and adds_sparse(args):
             out = args[0]
         elif self.known is not None:
-            out = self.known.call(signature, args, kwargs)
+            out = self.known.call(signature, args, kwargs, guess=not self.paused)
         elif signature.updates and self.device == "meta" and args[0] and args[0][0].is_meta:
             out = None
         else:

@@ -19,6 +19,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
+from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
 from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.build import (
@@ -62,7 +63,8 @@ class TraceOptions:
     """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend that the GPU
     prefers, for the graph of the trace; graphs for other backends are derived from it. ``torch.cuda`` answers as
     ``gpu`` does, or as the default GPU if ``gpu`` is None. Inference runs under ``torch.no_grad()`` unless
-    ``gradients`` is set, as after a plain ``eval()``."""
+    ``gradients`` is set, as after a plain ``eval()``. ``assume`` says what holds where activations decide
+    (:mod:`memwall.frontend.torch.assumptions`)."""
 
     mode: str = "inference"
     dtype: str | None = None
@@ -73,6 +75,7 @@ class TraceOptions:
     replay: bool = True
     gpu: Gpu | None = None
     gradients: bool = False
+    assume: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,8 @@ class _Step:
         self.module.train(self.training)
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)
         self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
+        if self.known is not None:
+            self.known.assumptions = Assumptions(read_assumptions(options.assume), self.recorder.place)
         self.autocast = CudaAutocast()
         reduces = self.training and any(map(is_data_parallel, self.module.modules()))  # as gradients become ready
         replays = options.replay and not options.real and execute is None and not reduces
@@ -273,6 +278,8 @@ class _Step:
             "real": self.options.real,
         }
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
+        if self.known is not None and self.known.assumptions is not None:
+            self.assumed += self.known.assumptions.lines()
         capture |= noted(filter(None, [*notes, *library_notes(graph), one_rank(), iterations(optimizer)]), self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(self.inputs.values())

@@ -10,17 +10,17 @@ parameters or floating inputs, so that activations stay unknown.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from memwall.frontend.torch.assumptions import Assumptions, assumed_result
 from memwall.frontend.torch.tensors import flat_tensors, is_wrapper
+from memwall.frontend.torch.value_rules import CHOICES, COPIES, FILLS, FINITE, SAME_OF_ONE, Kind
 from memwall.ops.signatures import Signature, signature_of
 
 #: Elements up to which values are kept: integers and booleans, and floating numbers.
@@ -30,60 +30,33 @@ MOST_FLOATS = 1 << 14
 _SWEPT_BYTES = 1 << 28
 
 _HOST = torch.device("cpu")
-_TAGS = torch.Tag
-#: Ops that take tensors on the host and the device alike.
-COPIES = frozenset(("aten.copy_", "aten._to_copy"))
-#: Ops that take masks as indices, which the recorder turns into places first; and the dtypes of masks.
-INDEXED = frozenset(
-    ("aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_put", "aten.index_put_", "aten._index_put_impl_",
-     "aten._unsafe_index_put")
-)  # fmt: skip
-MASKS = (torch.bool, torch.uint8)
 
 
-class _Kind(NamedTuple):
-    """How values pass through an operator: the arguments (by position and name) that it reads and those that it writes;
-    whether it moves no data, whether its result or its result's shape depends on values, whether it draws random
-    numbers."""
+class _Shadow(NamedTuple):
+    """The bytes of a storage on ``meta``, which is kept so that its address stays its own; or, where it is ``uniform``,
+    one element that all of them equal. ``assumed`` is what its values rest on, as ``experts=balanced``."""
 
-    reads: tuple[tuple[int, str], ...]
-    writes: tuple[tuple[int, str], ...]
-    free: bool
-    asks: bool
-    random: bool
-
-    @classmethod
-    def of(cls, signature: Signature) -> _Kind:
-        tags = signature.function.tags
-        asks = (_TAGS.dynamic_output_shape in tags or _TAGS.data_dependent_output in tags) and (
-            signature.name not in INDEXED
-        )
-        numbered = [(place, argument.name, argument) for place, argument in enumerate(signature.arguments)]
-        return cls(
-            tuple((place, name) for place, name, a in numbered if not a.unread and "Tensor" in a.kind),
-            tuple((place, name) for place, name, a in numbered if a.written),
-            signature.free and not asks, asks, _TAGS.nondeterministic_seeded in tags,
-        )  # fmt: skip
+    raw: torch.UntypedStorage
+    shadow: torch.UntypedStorage
+    uniform: bool = False
+    assumed: str = ""
 
 
 class KnownValues:
-    """The values of one trace.
+    """The values of one trace. Where there are ``assumptions``, they answer what depends on activations.
 
     ``asked`` counts the calls whose result left the tensors or gave one its shape: what the model's Python, or the
     kernels that run, may depend on.
     """
 
     def __init__(self) -> None:
-        self.asked = self._drawn = 0
-        self._shadows: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.asked = self.drawn = 0
+        self.assumptions: Assumptions | None = None
+        self._shadows: dict[int, _Shadow] = {}
         self._bytes = 0
         self._swept_at = _SWEPT_BYTES
-        self._kinds: dict[Any, _Kind] = {}
+        self._kinds: dict[Any, Kind] = {}
         self._random_state = torch.Generator().manual_seed(0).get_state()
-
-    def mark(self) -> tuple[Any, ...]:
-        """Equal to an earlier mark if no value was asked for in between, and no random number drawn."""
-        return self.asked, self._drawn, hash(random.getstate()), str(numpy.random.get_state(legacy=False))
 
     # -- shadows ---------------------------------------------------------------------------------------------------
 
@@ -95,7 +68,25 @@ class KnownValues:
         if found is None or tensor.is_conj() or tensor.is_neg():
             return None
         empty = torch.empty(0, dtype=tensor.dtype, device=_HOST)
-        return empty.set_(found[1], tensor.storage_offset(), tensor.shape, tensor.stride())
+        if found.uniform:
+            return empty.set_(found.shadow, 0, (), ()).expand(tensor.shape)
+        return empty.set_(found.shadow, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    @property
+    def by_module(self) -> bool:
+        """Whether some modules have assumptions of their own."""
+        return self.assumptions is not None and self.assumptions.by_module
+
+    def digest(self, tensors: Iterable[torch.Tensor]) -> tuple[Any, ...]:
+        """Equal for tensors whose values are equal, or equally unknown."""
+        parts: list[Any] = []
+        for tensor in tensors:
+            found = self._shadows.get(_address(tensor)) if self.has(tensor) else None
+            if found is None or found.uniform:
+                parts.append(found and bytes(found.shadow.tolist()))
+            else:
+                parts.append(hash(self._shadow(tensor).flatten().view(torch.uint8).numpy().tobytes()))
+        return tuple(parts)
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor on ``meta`` has a known value."""
@@ -107,10 +98,13 @@ class KnownValues:
 
     def keep(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """Give ``tensor`` the value of ``source``, whose copy it is, where that is known and small enough."""
-        if tensor.is_meta and source.layout is torch.strided and is_small(source):
-            value = self.of(source)
-            if value is not None:
-                self.give(tensor, value.detach())
+        if not tensor.is_meta or source.layout is not torch.strided:
+            return
+        value = self.of(source)
+        if value is not None and is_small(source):
+            self.give(tensor, value.detach())
+        elif value is not None and _is_uniform(value):
+            self._give_uniform(tensor, value.flatten()[0])
 
     def made(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor on ``meta`` with the layout of a host tensor, and its value where that is small enough."""
@@ -122,7 +116,13 @@ class KnownValues:
         """The values of some tensors are no longer known."""
         for tensor in tensors:
             if self._shadows and (found := self._shadows.pop(_address(tensor), None)):
-                self._bytes -= found[1].nbytes()
+                self._bytes -= found.shadow.nbytes()
+
+    def _give_uniform(self, tensor: torch.Tensor, value: torch.Tensor, assumed: str = "") -> None:
+        """All elements of a tensor equal one number."""
+        element = value.detach().to(tensor.dtype).clone()
+        raw = tensor.untyped_storage()
+        self._shadows[raw._cdata] = _Shadow(raw, element.untyped_storage(), uniform=True, assumed=assumed)
 
     def _shadow(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's view of its shadow, which is made where there is none."""
@@ -131,7 +131,7 @@ class KnownValues:
             return found
         raw = tensor.untyped_storage()
         shadow = torch.empty(raw.nbytes(), dtype=torch.uint8, device=_HOST).untyped_storage()
-        self._shadows[raw._cdata] = raw, shadow
+        self._shadows[raw._cdata] = _Shadow(raw, shadow)
         self._bytes += shadow.nbytes()
         if self._bytes > self._swept_at:
             self._sweep()
@@ -141,27 +141,28 @@ class KnownValues:
 
     def _sweep(self) -> None:
         """Let go of the shadows whose tensors are gone."""
-        for address, (raw, shadow) in list(self._shadows.items()):
-            if torch._C._storage_Use_Count(raw._cdata) <= 1:
+        for address, found in list(self._shadows.items()):
+            if torch._C._storage_Use_Count(found.raw._cdata) <= 1:
                 del self._shadows[address]
-                self._bytes -= shadow.nbytes()
+                self._bytes -= found.shadow.nbytes()
         self._swept_at = max(_SWEPT_BYTES, 2 * self._bytes)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def call(self, signature: Signature, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What a call returns; its value is carried along where all that the call reads is known."""
+    def call(self, signature: Signature, args: tuple, kwargs: dict[str, Any], guess: bool = False) -> Any:
+        """What a call returns; its value is carried along where all that the call reads is known. Assumptions answer
+        what depends on activations where it may ``guess``."""
         func = signature.function
         kind = self._kinds.get(func)
         if kind is None:
-            kind = self._kinds[func] = _Kind.of(signature)
+            kind = self._kinds[func] = Kind.of(signature)
         if kind.free:
             return func(*args, **kwargs)
         count = len(args)
         for place, name in kind.reads:
             value = args[place] if place < count else kwargs.get(name)
             if value is not None and self._is_unknown(value):
-                return self._called_unknown(signature, kind, args, kwargs)
+                return self._called_unknown(signature, kind, args, kwargs, guess)
         tensors = [*flat_tensors(args), *flat_tensors(tuple(kwargs.values()))]
         if any(t.is_meta for t in tensors) or _is_meta(kwargs.get("device")):
             return self._called_known(signature, kind, args, kwargs, tensors)
@@ -171,12 +172,17 @@ class KnownValues:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided:
                 return True
-            return value.is_meta and (_address(value) not in self._shadows or value.numel() > MOST_INTEGERS)
+            if not value.is_meta:
+                return False
+            found = self._shadows.get(_address(value))
+            return found is None or (value.numel() > MOST_INTEGERS and not found.uniform)
         return isinstance(value, (list, tuple)) and any(
             self._is_unknown(item) for item in value if isinstance(item, torch.Tensor)
         )
 
-    def _called_unknown(self, signature: Signature, kind: _Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _called_unknown(
+        self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], guess: bool
+    ) -> Any:
         """The result where something that is read is unknown: so is what is written."""
         if kind.writes:
             self.forget(_at(kind.writes, args, kwargs))
@@ -186,7 +192,29 @@ class KnownValues:
             mask = self.of(args[1])
             if mask is not None and not mask.is_meta:
                 return self._selected(args[0], mask)
-        return signature.function(*args, **kwargs)
+        if self.assumptions is None or not guess:
+            return signature.function(*args, **kwargs)
+        if kind.asks:
+            self.asked += 1
+            result = assumed_result(self.assumptions, signature.name, args)
+            return signature.function(*args, **kwargs) if result is NotImplemented else result
+        out = signature.function(*args, **kwargs)
+        if signature.name in FINITE:
+            self._give_uniform(out, torch.tensor(FINITE[signature.name], device=_HOST))
+        elif signature.name in CHOICES:
+            self._choose(self.assumptions, signature.name, out, args, kwargs)
+        return out
+
+    def _choose(self, assumptions: Assumptions, name: str, out: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Give the places that a top-k of activations returns the values that are assumed."""
+        places, dim = out if name == "aten.argmax" else out[1], CHOICES[name](args, kwargs)
+        scores = args[0].shape
+        if dim is None or not scores or not is_small(places):
+            return
+        keeps = places.dim() == len(scores)
+        found, assumed = assumptions.chosen(scores, dim, places.shape[dim] if keeps else 1)
+        self.give(places, found if keeps else found.squeeze(dim))
+        self._shadows[_address(places)] = self._shadows[_address(places)]._replace(assumed=assumed)
 
     def _selected(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """``masked_select`` of a tensor without data by a known mask."""
@@ -196,19 +224,26 @@ class KnownValues:
         return torch.empty(count, dtype=tensor.dtype, device="meta")
 
     def _called_known(
-        self, signature: Signature, kind: _Kind, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]
+        self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Any:
         func, written = signature.function, _at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
+        assumed = next((text for t in tensors if t.is_meta and (text := self._assumed(t))), "")
         if kind.asks or leaves:
             self.asked += 1
+            if assumed and self.assumptions is not None:
+                self.assumptions.note(assumed)
             result = self._on_host(func, kind, args, kwargs)
             if written:
                 return written[0]
             return result if leaves else tree_map_only(torch.Tensor, self.made, result)
         out = None if signature.updates else func(*args, **kwargs)
         results = [t for t in flat_tensors(out) if t.is_meta]
-        if not all(map(is_small, results)) or not all(map(self._is_overwritable, written)):
+        if not all(map(is_small, results)):
+            self.forget(written)
+            self._fill(signature, kind, args, kwargs, results, assumed)
+            return out
+        if not all(map(self._is_overwritable, written)):
             self.forget(written)
             return out
         for tensor in written:
@@ -222,15 +257,47 @@ class KnownValues:
         for tensor, value in zip(results, flat_tensors(values), strict=False):
             if _address(tensor) not in given and tensor.shape == value.shape:
                 self.give(tensor, value)
+                if assumed:
+                    self._shadows[_address(tensor)] = self._shadows[_address(tensor)]._replace(assumed=assumed)
         return out
+
+    def _assumed(self, tensor: torch.Tensor) -> str:
+        found = self._shadows.get(_address(tensor))
+        return found.assumed if found else ""
+
+    def _fill(
+        self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], results: list[torch.Tensor],
+        assumed: str,
+    ) -> None:  # fmt: skip
+        """Large integers and booleans of one value: masks of ones, and what is computed of them element by element."""
+        if kind.writes or len(results) != 1 or results[0].is_floating_point() or results[0].is_complex():
+            return
+        name = signature.name.removeprefix("aten.").removeprefix("new_").removesuffix("_like")
+        if name in FILLS:
+            value = FILLS[name](args)
+            self._give_uniform(results[0], torch.tensor(value, dtype=results[0].dtype, device=_HOST))
+        elif kind.pointwise:
+            tensors = [self.of(t) for t in flat_tensors([*args, *kwargs.values()])]
+            if all(t is not None and _is_uniform(t) for t in tensors):
+                one = tree_map_only(torch.Tensor, lambda t: self._first(t), (args, kwargs))
+                value = self._on_host(signature.function, kind, *one)
+                self._give_uniform(results[0], value, assumed)
+
+    def _first(self, tensor: torch.Tensor) -> torch.Tensor:
+        value = self.of(tensor)
+        assert value is not None
+        return value[(0,) * value.dim()]
 
     def _is_overwritable(self, tensor: torch.Tensor) -> bool:
         """Whether what is written into a tensor leaves all of its storage known."""
         raw = tensor.untyped_storage()
+        found = self._shadows.get(raw._cdata)
+        if found is not None and found.uniform:
+            return False
         whole = tensor.numel() * tensor.itemsize == raw.nbytes() and is_small(tensor)
-        return raw._cdata in self._shadows or (whole and 0 not in tensor.stride())
+        return found is not None or (whole and 0 not in tensor.stride())
 
-    def _on_host(self, func: Any, kind: _Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _on_host(self, func: Any, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The call on the values of its tensors."""
 
         def value(item: Any) -> Any:
@@ -241,10 +308,12 @@ class KnownValues:
                 return [value(each) for each in item]
             return _HOST if _is_meta(item) else item
 
+        if func in SAME_OF_ONE and (first := self.of(args[0])) is not None and first.numel() > MOST_INTEGERS:
+            return func(first[(0,) * first.dim()])
         given = [value(item) for item in args], {name: value(item) for name, item in kwargs.items()}
         if not kind.random:
             return func(*given[0], **given[1])
-        self._drawn += 1
+        self.drawn += 1
         before = torch.get_rng_state()
         torch.set_rng_state(self._random_state)
         try:
@@ -282,6 +351,13 @@ def is_small(tensor: torch.Tensor) -> bool:
     """Whether a tensor is small enough for its value to be kept."""
     floats = tensor.is_floating_point() or tensor.is_complex()
     return tensor.numel() <= (MOST_FLOATS if floats else MOST_INTEGERS)
+
+
+def _is_uniform(value: torch.Tensor) -> bool:
+    """Whether all elements of a host tensor of integers or booleans are equal."""
+    if value.is_floating_point() or value.is_complex() or not value.numel():
+        return False
+    return not any(value.stride()) or bool((value == value[(0,) * value.dim()]).all())
 
 
 def _at(places: tuple[tuple[int, str], ...], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -59,6 +59,16 @@ def user_frame(error: BaseException) -> str:
     return ""
 
 
+def library_frame(error: BaseException) -> str:
+    """``file:line in function`` of the innermost frame outside torch and memwall where that is of an installed package,
+    which the user does not rewrite; empty where it is the user's own."""
+    frames = [(f, line) for f, line in traceback.walk_tb(error.__traceback__) if not is_machinery(f.f_code.co_filename)]
+    if not frames or not _is_installed(frames[-1][0].f_code.co_filename):
+        return ""
+    code, line = frames[-1][0].f_code, frames[-1][1]
+    return f"{portable(code.co_filename)}:{line} in {code.co_name}"
+
+
 def is_user_file(filename: str) -> bool:
     """Whether a source file is the user's own: not torch, memwall, an installed package or the standard library."""
     return not is_machinery(filename) and not _is_installed(filename)

@@ -1,0 +1,47 @@
+"""What a replay must know of values: whether a block depends on any, and those that it was given and gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from memwall.frontend.torch.recorder import Recorder
+
+
+def marks(recorder: Recorder) -> tuple[Any, ...]:
+    """Equal to earlier marks where no value was asked for in between (the first), and no random number drawn on the
+    host (the others)."""
+    known = recorder.known
+    if known is None:
+        return (0,)
+    return known.asked, known.drawn, hash(random.getstate()), str(numpy.random.get_state(legacy=False))
+
+
+def values_given(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> Any:
+    """The known values of a block's arguments and buffers, as one key."""
+    if recorder.known is None:
+        return None
+    with recorder.unrecorded():
+        return recorder.known.digest([t for t in tensors if not isinstance(t, nn.Parameter)])
+
+
+def values_of(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """Copies of the known values of a block's results."""
+    known = recorder.known
+    with recorder.unrecorded():
+        found = [None if known is None or not known.has(t) else known.of(t) for t in tensors]
+        return tuple(None if value is None else value.clone() for value in found)
+
+
+def give_values(recorder: Recorder, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor | None]) -> None:
+    """The results of a replayed block have the values of those of the block that it copies."""
+    if recorder.known is not None and any(value is not None for value in values):
+        with recorder.unrecorded():
+            for tensor, value in zip(tensors, values, strict=True):
+                if value is not None:
+                    recorder.known.give(tensor, value)

@@ -1,0 +1,170 @@
+"""What a trace assumes where the model's shapes or branches depend on activations, which have no values.
+
+``nonzero=0.5 experts=balanced condition=true`` holds unless the user says otherwise, for the whole model or for the
+modules that a pattern names. Every assumption that was used is stated, with the module and the line that needed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+
+from memwall.core.errors import UsageError, unknown
+
+Read = Callable[[str], Any]
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+def _one_of(**choices: Any) -> Read:
+    return choices.__getitem__
+
+
+class Kind(NamedTuple):
+    """One thing to assume: how its value is read, what is wanted, its default, and what it says."""
+
+    read: Read
+    wants: str
+    default: str
+    says: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "nonzero": Kind(
+        _fraction, "a fraction from 0 to 1", "0.5", "how much of a mask that depends on activations is true"
+    ),
+    "experts": Kind(
+        _one_of(balanced=True, same=False), "balanced, or same for the first k in every row", "balanced",
+        "how the choices of a top-k of activations spread",
+    ),
+    "condition": Kind(
+        _one_of(true=True, false=False), "true or false", "true", "what a branch on activations finds"
+    ),
+}  # fmt: skip
+
+
+class _Rule(NamedTuple):
+    pattern: str
+    kind: str
+    text: str
+
+
+def read_assumptions(texts: Iterable[str]) -> tuple[_Rule, ...]:
+    """The rules of ``KIND=VALUE`` and ``MODULES:KIND=VALUE``; a UsageError names what is wrong with one."""
+    return tuple(map(_read, texts))
+
+
+def _read(text: str) -> _Rule:
+    pattern, _, said = text.rpartition(":")
+    kind, _, value = (part.strip() for part in said.partition("="))
+    if kind not in KINDS:
+        raise unknown("assumption", kind, KINDS, where=f"--assume {text!r}")
+    try:
+        KINDS[kind].read(value)
+    except (ValueError, KeyError):
+        raise UsageError(f"--assume {text!r}: {kind} wants {KINDS[kind].wants}, not {value!r}") from None
+    return _Rule(pattern.strip() or "*", kind, value)
+
+
+class Assumptions:
+    """The rules of one trace, and which were used where. ``where`` gives the module and the line that ask now."""
+
+    def __init__(self, rules: Iterable[_Rule], where: Callable[[], tuple[str, str]]) -> None:
+        self._rules = tuple(rules)
+        self._where = where
+        self._used: dict[str, dict[str, None]] = {}
+
+    @property
+    def by_module(self) -> bool:
+        """Whether a rule holds for some modules alone."""
+        return any(rule.pattern != "*" for rule in self._rules)
+
+    def value(self, kind: str) -> Any:
+        """What is assumed here; it is noted."""
+        text = self._text(kind)
+        self.note(f"{kind}={text}")
+        return KINDS[kind].read(text)
+
+    def note(self, used: str) -> None:
+        """An assumption, as ``nonzero=0.5``, decides what runs here."""
+        module, line = self._where()
+        self._used.setdefault(used, {})[f"{module or 'the model'}{f' at {line}' if line else ''}"] = None
+
+    def _text(self, kind: str) -> str:
+        module = self._where()[0]
+        for rule in reversed(self._rules):
+            if rule.kind == kind and fnmatchcase(module, rule.pattern):
+                return rule.text
+        return KINDS[kind].default
+
+    def chosen(self, scores: torch.Size, dim: int, count: int) -> tuple[torch.Tensor, str]:
+        """Places that a top-k along ``dim`` of scores of a shape chooses, ``count`` along that axis, and what that
+        assumes. It is not noted: only what is done with the places may matter."""
+        text = self._text("experts")
+        rows = math.prod(scores) // max(scores[dim], 1)
+        choices = torch.arange(rows * count, device="cpu").view(rows, count)
+        if not KINDS["experts"].read(text):
+            choices = choices % max(count, 1)
+        others = [size for axis, size in enumerate(scores) if axis != dim % len(scores)]
+        found = (choices % max(scores[dim], 1)).view(*others, count).movedim(-1, dim)
+        return found, f"experts={text}"
+
+    def lines(self) -> list[str]:
+        """What was assumed, a line each."""
+        lines = []
+        for used, places in self._used.items():
+            first, *others = places
+            more = f" and {len(others)} more" if others else ""
+            lines.append(f"{used}, {KINDS[used.partition('=')[0]].says} (asked by {first}{more})")
+        return lines
+
+
+def assumed_result(assumptions: Assumptions, name: str, args: tuple) -> Any:
+    """The result on ``meta`` of an op whose shape, or result, depends on activations; NotImplemented for one that no
+    assumption answers."""
+    tensor = args[0]
+    if name == "aten._local_scalar_dense" and tensor.dtype is torch.bool:
+        return assumptions.value("condition")
+    make = _COUNTED.get(name)
+    if make is None:
+        return NotImplemented
+    return make(assumptions.value("nonzero"), *args)
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _selected(fraction: float, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    return _meta(round(fraction * math.prod(shape)), dtype=tensor.dtype)
+
+
+def _unique(fraction: float, tensor: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
+    count = round(fraction * tensor.numel())
+    return _meta(count, dtype=tensor.dtype), _meta(*tensor.shape), _meta(count)
+
+
+def _unique_slices(fraction: float, tensor: torch.Tensor, dim: int, *options: Any) -> tuple[torch.Tensor, ...]:
+    count = round(fraction * tensor.shape[dim])
+    shape = [count if axis == dim % tensor.dim() else size for axis, size in enumerate(tensor.shape)]
+    return _meta(*shape, dtype=tensor.dtype), _meta(tensor.shape[dim]), _meta(count)
+
+
+#: op → its result where a fraction of its elements counts
+_COUNTED: Mapping[str, Callable[..., Any]] = {
+    "aten.nonzero": lambda fraction, x: _meta(round(fraction * x.numel()), x.dim()),
+    "aten.masked_select": _selected,
+    "aten._unique2": _unique,
+    "aten.unique_consecutive": _unique,
+    "aten.unique_dim": _unique_slices,
+}
