@@ -119,7 +119,9 @@ def _sound(asked: Asked) -> Tensor:
     longest = number(asked.config, "max_length")
     if longest and number(asked.config, "num_mel_bins"):
         return torch.randn((asked.batch, longest, asked.mels), dtype=asked.dtype)
-    codec = number(asked.config, "codebook_size", "codebook_dim", "audio_channels") is not None
+    codec = asked.config.model_type.startswith("pe_audio") or (
+        number(asked.config, "codebook_size", "codebook_dim", "audio_channels") is not None
+    )
     lead = (asked.batch, number(asked.config, "audio_channels") or 1) if codec else (asked.batch,)
     return torch.randn((*lead, asked.samples), dtype=asked.dtype)
 
@@ -212,6 +214,18 @@ def _nothing_padded(asked: Asked) -> Tensor:
     return torch.zeros((asked.batch, asked.columns()), dtype=torch.bool)
 
 
+def _perceived(asked: Asked) -> Tensor:
+    """Perceiver: ids of bytes for its heads on text, pixels for those on images, else what is attended to."""
+    import torch
+
+    name = asked.model.__name__
+    if name.endswith(("ForMaskedLM", "ForSequenceClassification")):
+        return torch.randint(
+            0, asked.vocabulary, (asked.batch, number(asked.config, "max_position_embeddings") or 2048)
+        )
+    return _image(asked) if "Image" in name else _floats(_batch, _seq, _hidden)(asked)
+
+
 _ONE = _constant(1)
 _CLASSES = _constant(8)
 _hidden = _of("hidden_size", "d_model", "n_embd")
@@ -226,7 +240,7 @@ MAKERS: Mapping[str, Make] = {
     "bbox": _whole(0, _batch, _seq, _constant(4)),
     "qformer_input_ids": _whole(1, _batch, _constant(32)),
     "query_embeds": _floats(_ONE, _of("num_query_tokens", default=32), _hidden),
-    "inputs": _floats(_batch, _seq, _hidden),
+    "inputs": _perceived,
     "encoder_hidden_states": _floats(_batch, _constant(257), _of("encoder_hidden_size", "hidden_size")),
     # sound
     "is_longer": _longer,
@@ -367,8 +381,10 @@ def _with_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, token: int,
 
     homes: tuple[Any, ...] = (module, getattr(module, "model", None))
     ask = next((getattr(home, part.ask) for home in homes if hasattr(home, part.ask)), None)
-    if ask is None:  # attended to, and no tokens
+    if ask is None and part.name == "image":  # attended to, and no tokens
         return made
+    if ask is None:
+        raise UsageError(f"{asked.model.__name__} does not say how many tokens a sound becomes")
     taken = inspect.signature(ask).parameters
     with torch.no_grad():
         features = ask(**{name: tensor for name, tensor in made.items() if name in taken})
@@ -379,6 +395,8 @@ def _with_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, token: int,
     front = torch.tensor(ids, dtype=torch.int64).expand(asked.batch, -1)
     types = torch.cat(((front == token) * part.mark, made.get("mm_token_type_ids", made["input_ids"] * 0)), 1)
     made = {**made, "input_ids": torch.cat((front, made["input_ids"]), 1)}
+    if part.name == "audio" and asked.takes("attention_mask"):
+        made["attention_mask"] = torch.ones_like(made["input_ids"])
     return {**made, "mm_token_type_ids": types} if asked.takes("mm_token_type_ids") else made
 
 

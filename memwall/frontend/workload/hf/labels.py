@@ -40,6 +40,14 @@ def _transcript(asked: Asked, inputs: Inputs) -> Tensor:
     return _zeros(asked.batch, max(1, int(seconds * _CHARACTERS_PER_S))) + 1
 
 
+def _heard(asked: Asked, inputs: Inputs) -> Tensor | None:
+    """A mask of a spectrogram's columns, from which CTC takes its lengths."""
+    import torch
+
+    features = inputs.get("input_features")
+    return None if features is None else torch.ones(features.shape[:2], dtype=torch.int64)
+
+
 def _pixel(asked: Asked, inputs: Inputs) -> Tensor:
     return _zeros(asked.batch, *asked.image)
 
@@ -72,7 +80,7 @@ _HEADS: tuple[tuple[tuple[str, ...], Mapping[str, Make]], ...] = (
     (("ForQuestionAnswering",), {"start_positions": _sample, "end_positions": _sample}),
     (("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification",
       "ForNextSentencePrediction"), {"labels": _sample}),
-    (("ForCTC",), {"labels": _transcript}),
+    (("ForCTC",), {"labels": _transcript, "attention_mask": _heard}),
     (("ForSemanticSegmentation",), {"labels": _pixel}),
     (("ForMaskedImageModeling", "ForPreTraining"), {"bool_masked_pos": _hidden_patches}),
     (("ForPrediction",), {"future_values": _future}),
