@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memwall.core.errors import UsageError, unknown
+from memwall.frontend.torch.value_rules import UNTAGGED
 
 Read = Callable[[str], Any]
 
@@ -167,4 +168,5 @@ _COUNTED: Mapping[str, Callable[..., Any]] = {
     "aten._unique2": _unique,
     "aten.unique_consecutive": _unique,
     "aten.unique_dim": _unique_slices,
+    **dict.fromkeys(UNTAGGED, lambda fraction, boxes, *others: _meta(round(fraction * boxes.shape[0]))),
 }

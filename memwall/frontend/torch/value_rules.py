@@ -11,6 +11,8 @@ from memwall.ops.signatures import Signature
 
 #: Ops that take tensors on the host and the device alike.
 COPIES = frozenset(("aten.copy_", "aten._to_copy"))
+#: Ops that keep some of their rows, and whose schemas do not say so.
+UNTAGGED = ("torchvision.nms", "torchvision.qnms")
 #: Ops that take masks as indices, which the recorder turns into places first; and the dtypes of masks.
 INDEXED = frozenset(
     ("aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_put", "aten.index_put_", "aten._index_put_impl_",
@@ -50,9 +52,8 @@ class Kind(NamedTuple):
     @classmethod
     def of(cls, signature: Signature) -> Kind:
         tags = signature.function.tags
-        asks = (torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags) and (
-            signature.name not in INDEXED
-        )
+        tagged = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        asks = (tagged and signature.name not in INDEXED) or signature.name in UNTAGGED
         numbered = [(place, argument.name, argument) for place, argument in enumerate(signature.arguments)]
         return cls(
             tuple((place, name) for place, name, a in numbered if not a.unread and "Tensor" in a.kind),

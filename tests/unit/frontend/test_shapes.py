@@ -138,14 +138,13 @@ def test_what_a_call_does_not_say_is_noted():
     assert any("each query counted with one key" in note for note in found.capture["notes"])
 
 
-def test_checks_of_atens_own_are_passed_and_pythons_are_asked():
-    from memwall.core.errors import NeedsData
-
+def test_checks_of_atens_own_are_passed_and_pythons_are_assumed():
     spectrum, window = torch.randn(2, 9, 12, dtype=torch.complex64), torch.rand(16)
     found = memwall.profile(Call(lambda x, w: torch.istft(x, 16, window=w)), (spectrum, window))
     assert any(op.name.startswith("aten._fft_c2r") for op in found.graph.ops)
-    with pytest.raises(NeedsData):
-        memwall.profile(Call(lambda x, y: x if torch.equal(x, y) else y), (torch.randn(3), torch.randn(3)))
+    assert not found.capture.get("notes")
+    asked = memwall.profile(Call(lambda x, y: x if torch.equal(x, y) else y), (torch.randn(3), torch.randn(3)))
+    assert any("condition=true" in note for note in asked.capture["notes"])
 
 
 def test_synchronised_batch_norm_has_statistics_a_collective_and_a_result():
@@ -163,3 +162,21 @@ def test_synchronised_batch_norm_has_statistics_a_collective_and_a_result():
         assert f"aten.{name}" in names
     assert "c10d._allgather_base_" in names
     assert any("synchronised batch norms" in note for note in found.capture["notes"])
+
+
+def test_the_boxes_that_are_kept_are_a_stated_share():
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        found = memwall.profile(
+            Call(lambda boxes, scores: boxes[torch.ops.torchvision.nms(boxes, scores, 0.5)]),
+            (torch.rand(200, 4), torch.rand(200)), assume=["nonzero=0.25"],
+        )  # fmt: skip
+    finally:
+        library._destroy()
+    suppression, gather = found.graph.ops
+    (kept,) = found.graph.specs(suppression.outputs)
+    assert (suppression.name, kept.shape, kept.dtype) == ("torchvision.nms", (50,), "int64")
+    assert found.graph.specs(gather.outputs)[0].shape == (50, 4)
+    assert graph_costs(found.graph)[0].total_flops == 12 * 200 * 201 // 2
+    assert any("nonzero=0.25" in note for note in found.capture["notes"])
