@@ -181,7 +181,7 @@ class Asked:
         ratios = getattr(self.config, "scaled_images_ratios", None)
         if ratios:  # Depth Pro: the smallest scale is one patch
             return (int(self.patch / min(ratios)),) * 2
-        for home in (self.vision, self.config):
+        for home in (self.vision, self.config, *all_parts(self.config)):
             found = pair(getattr(home, "image_size", None)) or pair(getattr(home, "input_size", None))
             if found:
                 return found

@@ -79,7 +79,7 @@ def _fixed_columns(asked: Asked) -> int | None:
 
 
 #: Model types whose spectrograms are (batch, mels, columns), though nothing else tells.
-_CHANNELS_FIRST = frozenset(("clvp", "glmasr", "glmasr_encoder"))
+_CHANNELS_FIRST = frozenset(("clvp", "glmasr", "glmasr_encoder", "qwen3_asr_encoder"))
 
 
 #: Model types whose columns come several in one.
@@ -134,6 +134,10 @@ def _context(asked: Asked) -> int:
 
 def _horizon(asked: Asked) -> int:
     return number(asked.config, "prediction_length", "horizon_length") or 1
+
+
+def _time_features(asked: Asked) -> int:
+    return int(getattr(asked.config, "num_time_features", 0) or 0)
 
 
 def _series(steps: Callable[[Asked], int]) -> Make:
@@ -193,6 +197,13 @@ def _pixel_mask(asked: Asked) -> Tensor:
     import torch
 
     return torch.ones((asked.batch, *asked.image), dtype=torch.int64)
+
+
+def _image_places(asked: Asked) -> Tensor:
+    """Kosmos-2: which tokens the image takes the place of."""
+    import torch
+
+    return (torch.arange(asked.seq) < (number(asked.config, "latent_query_num") or 64)).expand(asked.batch, -1)
 
 
 def _height(asked: Asked) -> int:
@@ -258,6 +269,8 @@ MAKERS: Mapping[str, Make] = {
     "prompt_pixel_values": _image,
     "prompt_masks": _image,
     "pixel_mask": _pixel_mask,
+    "image_attention_mask": _whole(1, _batch, _seq, lambda a: a.images),
+    "image_embeds_position_mask": _image_places,
     "input_points": _floats(_batch, _ONE, _ONE, _constant(2)),
     "task_inputs": _whole(1, _batch, _of("task_seq_len", default=77)),
     "visual_feats": _floats(_batch, _constant(36), _of("visual_feat_dim", default=2048)),
@@ -270,8 +283,8 @@ MAKERS: Mapping[str, Make] = {
     # time series and decisions
     "past_values": _series(_context),
     "past_observed_mask": _observed(_context),
-    "past_time_features": _floats(_batch, _context, _of("num_time_features", "num_dynamic_real_features")),
-    "future_time_features": _floats(_batch, _horizon, _of("num_time_features", "num_dynamic_real_features")),
+    "past_time_features": _floats(_batch, _context, _time_features),
+    "future_time_features": _floats(_batch, _horizon, _time_features),
     "future_values": _series(_horizon),
     "states": _floats(_batch, _seq, _of("state_dim")),
     "actions": _floats(_batch, _seq, _of("act_dim")),
@@ -285,7 +298,7 @@ _WITH: Mapping[str, tuple[str, ...]] = {
     "input_ids": ("bbox", "qformer_input_ids", "visual_feats", "visual_pos"),
     "input_features": ("input_features_mask", "feature_attention_mask", "is_longer"),
     "query_embeds": ("encoder_hidden_states",),
-    "pixel_values": ("input_points",),
+    "pixel_values": ("input_points", "image_attention_mask", "image_embeds_position_mask"),
     "past_values": ("past_time_features", "past_observed_mask", "future_time_features"),
     "future_time_features": ("future_values",),  # decoded with the past
     "states": ("actions", "rewards", "returns_to_go", "timesteps"),
@@ -317,6 +330,8 @@ def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
     """Each input that is passed, before image tokens are put into the ids."""
     main = getattr(asked.model, "main_input_name", "input_ids")
     names = [*([main] if isinstance(main, str) else main), *asked.required]
+    if not any(name in asked.parameters for name in names) and asked.takes("input_ids"):
+        names.append("input_ids")  # the text part of a model of images
     if asked.config.is_encoder_decoder:
         names.append("decoder_input_ids")
     if asked.takes("input_ids", "pixel_values") and asked.has("vision_config"):
