@@ -7,6 +7,7 @@ call does not contain their lengths: the least is counted, each query with one k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -246,11 +247,24 @@ def _causal_convolution_backward(call: Recorded) -> Counted:
     return Counted(streamed(Cost(vector_flops(data, each * data.numel), read, write), data.numel), "convolution")
 
 
+def _recursive_filter(call: Recorded) -> Counted:
+    """``data`` [batch, channels, samples], ``coefficients`` [channels, order]: 2 FLOP a coefficient and sample. A
+    thread goes through the samples of its channel, each of which waits for the one before (torchaudio, iir_cuda.cu)."""
+    data, order = call.need("data"), call.need("coefficients").shape[-1]
+    samples = data.shape[-1] if data.shape else 1
+    blocks = math.ceil(data.numel / max(samples, 1) / _BLOCK_THREADS)
+    cost = Cost(vector_flops(data, 2 * order * data.numel), data.nbytes + call.need("coefficients").nbytes, data.nbytes)
+    return Counted(streamed(cost, data.numel, steps=samples, blocks=blocks), "other")
+
+
+#: threads of a block as streams count them
+_BLOCK_THREADS = 512
 #: rules by their names in ``library_schemas.txt``; ``moves`` takes what is read and written
 _RULES: Mapping[str, Rule] = {
     "attention": _attention, "flash_backward": _flash_backward, "experts": _experts, "product": _product,
     "packed_product": _packed_product, "half_byte_product": _half_byte_product, "unpacks": _unpacks,
     "cache_write": _cache_write, "cache_write_latent": _cache_write_latent, "selective_scan": _selective_scan,
+    "recursive_filter": _recursive_filter,
     "causal_convolution": _causal_convolution, "causal_convolution_backward": _causal_convolution_backward,
 }  # fmt: skip
 
@@ -276,7 +290,8 @@ RESULTS_ONLY = frozenset(("out", "dq", "dk", "dv"))
 #: the classes of rules that have one
 _CLASSES: Mapping[str, str] = {
     "attention": "attention", "flash_backward": "attention", "unpacks": "elementwise", "cache_write": "movement",
-    "cache_write_latent": "movement", "selective_scan": "other", "causal_convolution": "convolution",
+    "cache_write_latent": "movement", "selective_scan": "other", "recursive_filter": "other",
+    "causal_convolution": "convolution",
     "causal_convolution_backward": "convolution",
 }  # fmt: skip
 

@@ -50,6 +50,14 @@ def test_a_selective_scan_goes_through_its_states():
     assert (found.read_bytes, found.write_bytes) == (4 * (2 * 8192 + 1024 + 2 * 2048), 4 * 8192)
 
 
+def test_a_recursive_filter_goes_through_its_samples():
+    data = f32(2, 3, 1000)
+    inputs = [("data", data), ("coefficients", f32(3, 3)), ("out", f32(2, 3, 1002))]
+    found = cost("torchaudio._lfilter_core_loop", inputs, f32(2, 3, 1002))
+    assert found.flops == {VECTOR: 2 * 3 * 6000}
+    assert (found.launches[0].steps, found.launches[0].blocks) == (1000, 1)
+
+
 def test_a_causal_convolution_is_two_flops_a_tap():
     data = spec(2, 64, 128)
     found = cost("DaoAILab._causal_conv1d_fwd_cpp", [("input", data), ("weight", spec(64, 4)), ("out", data)], data,
