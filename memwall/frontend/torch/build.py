@@ -82,7 +82,7 @@ def build_inputs(
             known.keep(placed, tensor)
         return placed
 
-    copies = Copies(place)
+    copies = Copies(place, device)
     copied = copies.of(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs), "input")
     given = enumerate(tree_flatten(copied)[0])
     plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
@@ -160,7 +160,7 @@ def _copy_module(module: nn.Module, device: str, known: KnownValues | None) -> B
             known.keep(placed, tensor)
         return placed
 
-    copies = Copies(place)
+    copies = Copies(place, device)
     try:
         copied = copies.of(module)
     except Exception as error:

@@ -36,9 +36,10 @@ class Copies:
     """Copies objects, each once: what two of them share, their copies share. ``found`` is every tensor's copy with the
     path of keys and attributes on which it was met first."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, device: str) -> None:
         self.found: list[tuple[str, torch.Tensor]] = []
         self._place = place
+        self._device = torch.device(device)
         self._memo: dict[int, Any] = {}
         self._path: list[str] = []
 
@@ -87,7 +88,10 @@ class Copies:
             return thing if all(a is b for a, b in zip(items, thing, strict=True)) else tuple(items)
         if kind is dict:
             table = self._memo[id(thing)] = {}
-            table.update((self._copied(key), self._at(str(key), item)) for key, item in thing.items())
+            for key, item in thing.items():
+                # a cache notes where its tensors are
+                moved = key == "device" and isinstance(item, torch.device)
+                table[self._copied(key)] = self._device if moved else self._at(str(key), item)
             return table
         if isinstance(thing, weakref.ref) and isinstance(thing(), nn.Module):
             return weakref.ref(self._copied(thing()))

@@ -407,3 +407,50 @@ def test_a_forward_mode_derivative_has_no_ops_that_only_ask_for_shapes():
     made = profiled(Net())
     assert not made.coverage.unmodeled
     assert names(made).count("addmm") == 2
+
+
+# -- transformers ----------------------------------------------------------------------------------------------------
+
+
+def llama(**changes):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 1000}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, **changes)
+    return transformers, config, transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_cache_that_has_been_used_is_in_memory(kind):
+    """Two layers of keys and values: 2 sequences, 2 heads of 32 numbers; 256 places, or the 16 that were written."""
+    transformers, config, model = llama()
+    cache = transformers.StaticCache(config=config, max_cache_len=256) if kind == "static" else None
+    prompt = torch.ones(2, 16, dtype=torch.int64)
+    cache = model(prompt, past_key_values=cache, use_cache=True).past_key_values
+    made = profiled(model, {"input_ids": prompt[:, :1], "past_key_values": cache})
+    held = 2 * 2 * (2 * 2 * (256 if kind == "static" else 16) * 32) * 4
+    weights = made.graph.role_bytes["parameter"]
+    assert made.simulations[0].totals.peak_memory_bytes >= weights + held
+    assert held <= made.graph.role_bytes["input"] <= held + 200
+    assert cache.get_seq_length() == 16
+
+
+def test_what_a_tokenizer_returns_is_taken():
+    transformers, _, model = llama()
+    ids = torch.ones(2, 16, dtype=torch.int64)
+    given = transformers.BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert flops(profiled(model, given)) >= 2 * 32 * 128 * 1000
+
+
+def test_generate_says_what_to_profile():
+    _, _, model = llama()
+
+    class Generating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids):
+            return self.model.generate(ids, max_new_tokens=3, do_sample=False)
+
+    with pytest.raises(UsageError, match="past_key_values"):
+        profiled(Generating(), (torch.ones(2, 16, dtype=torch.int64),))
