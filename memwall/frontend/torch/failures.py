@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import traceback
-from pathlib import Path
 from typing import Any
 
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
@@ -53,12 +51,6 @@ def wanted_data(error: BaseException) -> str | None:
     return next((text for part, text in _NEEDS_DATA if part in said), None)
 
 
-def _generates(error: BaseException) -> bool:
-    """Whether an exception came out of transformers' ``generate()``."""
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(Path(name).as_posix().endswith("transformers/generation/utils.py") for name in files)
-
-
 @contextlib.contextmanager
 def blaming(doing: str, gradients: bool = True) -> Any:
     """Turn an exception of the user's code into one line that names the user's line; without ``gradients``, one that
@@ -89,12 +81,6 @@ def blaming(doing: str, gradients: bool = True) -> Any:
             raise blame(error, doing) from error
         if wanted is _HOST:
             raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
-        if _generates(error):
-            raise NeedsData(
-                f"{doing}: generate() asks each new token whether to stop, and a trace has no data{where}; profile one"
-                " call of the model (the prefill), and one with a single token and past_key_values (a step of decoding);"
-                " or trace real tensors with --real"
-            ) from error
         who = "the model's Python" if doing == "running the model" else doing
         library = library_frame(error)
         inside = f", asked at {library}" if library else ""

@@ -66,6 +66,7 @@ def library_answers(unrecorded: Callable[[], Any], note: Callable[[str], None]) 
                     replaced = _method(asked) if isinstance(holder, type) else asked
                     stack.enter_context(patch.object(holder, key, replaced))
         stack.enter_context(_synchronised_norms(note))
+        stack.enter_context(_whole_generations(note))
         yield
 
 
@@ -86,6 +87,22 @@ def _synchronised_norms(note: Callable[[str], None]) -> Iterator[None]:
             return forward(module, data)
 
     with patch.object(torch.nn.SyncBatchNorm, "forward", run):
+        yield
+
+
+@contextlib.contextmanager
+def _whole_generations(note: Callable[[str], None]) -> Iterator[None]:
+    """``generate()`` stops at its length: which token ends a sequence depends on weights."""
+    criteria: Any = getattr(sys.modules.get("transformers.generation.stopping_criteria"), "EosTokenCriteria", None)
+    if criteria is None:
+        yield
+        return
+
+    def call(self: Any, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        note("generate() makes as many tokens as it may: no sequence ends before")
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+    with patch.object(criteria, "__call__", call):
         yield
 
 

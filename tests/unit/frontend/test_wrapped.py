@@ -441,7 +441,8 @@ def test_what_a_tokenizer_returns_is_taken():
     assert flops(profiled(model, given)) >= 2 * 32 * 128 * 1000
 
 
-def test_generate_says_what_to_profile():
+def test_generate_makes_the_tokens_that_it_may():
+    """One pass over the prompt and two over a token each; each ends in 1,000 logits per sequence."""
     _, _, model = llama()
 
     class Generating(nn.Module):
@@ -452,5 +453,7 @@ def test_generate_says_what_to_profile():
         def forward(self, ids):
             return self.model.generate(ids, max_new_tokens=3, do_sample=False)
 
-    with pytest.raises(UsageError, match="past_key_values"):
-        profiled(Generating(), (torch.ones(2, 16, dtype=torch.int64),))
+    made = profiled(Generating(), (torch.ones(2, 16, dtype=torch.int64),))
+    shapes = [made.graph.values[op.outputs[0]].spec.shape for op in made.graph.ops if op.name == "aten.mm"]
+    assert sum(shape == (2, 1000) for shape in shapes) == 3
+    assert any("generate()" in note for note in made.capture["notes"])
