@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 from memwall.ops.registry import find_row
@@ -55,6 +56,7 @@ class Signature(NamedTuple):
     arguments: tuple[Argument, ...]
 
 
+@cache
 def signature_of(func: Any) -> Signature:
     """Read an operator's schema."""
     schema = func._schema

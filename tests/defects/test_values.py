@@ -141,3 +141,53 @@ def test_f51_replay_equals_no_replay_where_values_decide(run, folder, mode):
     assert [done.code for done in both] == [0, 0], both[0].err
     graphs = [json.loads(done.out)["graph"] for done in both]
     assert graphs[0]["ops"] == graphs[1]["ops"]
+
+
+DRAWN = """\
+import random
+import numpy
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(8))
+
+    def forward(self, x):
+        for layer in self.layers:
+            {line}
+                x = layer(x)
+        return x.sum()
+
+def model():
+    return Net()
+
+def inputs():
+    return (torch.randn(8, 64),)
+"""
+
+#: how a layer is drawn that is kept
+DRAWS = {
+    "torch.rand([])": "if torch.rand([]) > 0.5:",
+    "torch.rand(1).item()": "if torch.rand(1).item() > 0.5:",
+    "uniform_": "if torch.empty(1).uniform_(0, 1).item() > 0.5:",
+    "random": "if random.random() > 0.5:",
+    "numpy": "if numpy.random.uniform() > 0.5:",
+}
+
+
+@pytest.mark.parametrize("line", DRAWS.values(), ids=DRAWS.keys())
+def test_f49_random_numbers_of_the_host(run, folder, line):
+    """torch.rand without a device made a number on meta, and numbers of the host were drawn from any seed."""
+    (folder / "drawn.py").write_text(DRAWN.format(line=line), encoding="utf-8")
+    command = ("profile", "drawn.py", "--gpu", "h100", "--mode", "training", "--json")
+    both = [run(*command), run(*command, "--no-replay")]
+    assert [done.code for done in both] == [0, 0], both[0].err
+    ops = [json.loads(done.out)["graph"]["ops"] for done in both]
+    assert [(op["name"], op["inputs"], op["module"]) for op in ops[0]] == [
+        (op["name"], op["inputs"], op["module"]) for op in ops[1]
+    ]
+    kept = sum(op["name"] == "aten.addmm" for op in ops[0])
+    assert 0 < kept < 8
+    assert not any(op["name"] in ("aten.rand", "aten.gt.Scalar") for op in ops[0])  # a CUDA run has them on the host

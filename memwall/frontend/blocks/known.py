@@ -19,7 +19,8 @@ def marks(recorder: Recorder) -> tuple[Any, ...]:
     known = recorder.known
     if known is None:
         return (0,)
-    return known.asked, known.drawn, hash(random.getstate()), str(numpy.random.get_state(legacy=False))
+    state: Any = numpy.random.get_state()
+    return known.asked, known.drawn, hash(random.getstate()), state[1].tobytes(), state[2]
 
 
 def values_given(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> Any:

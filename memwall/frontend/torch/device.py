@@ -6,7 +6,7 @@ A model written for a GPU says ``device="cuda"`` or ``.cuda()``; on a machine wi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from types import FrameType
 from typing import Any
@@ -25,6 +25,9 @@ _FACTORIES = frozenset(
                  "empty_strided", "tril_indices", "triu_indices", "bartlett_window", "hann_window", "hamming_window",
                  "arange", "linspace", "logspace")
 )  # fmt: skip
+
+#: Random numbers; a single one, without a device, is a number of the host to the model's Python (LayerDrop).
+_RANDOM = frozenset((torch.rand, torch.randn))
 
 #: What makes tensors of numbers that Python has.
 _OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
@@ -58,6 +61,7 @@ class TracedDevice(TorchFunctionMode):
         super().__init__()
         self.device = torch.device(device)
         self._known = known
+        self._building = building
         self._unfilled = _FILLERS if building and device == "meta" else frozenset()
         #: methods that only a CUDA tensor answers as the model expects
         self._answers: dict[Any, Callable[..., Any]] = {
@@ -80,6 +84,8 @@ class TracedDevice(TorchFunctionMode):
             target = args[0] if args else (kwargs or {}).get("tensor")
             if isinstance(target, torch.Tensor) and target.is_meta:
                 return target
+        if func in _RANDOM and self._known is not None and not self._building and _is_number(args, kwargs or {}):
+            return self._known.drawn_on_host(func, *args, **(kwargs or {}))
         if func in _FACTORIES:
             kwargs = dict(kwargs or {})
             device = kwargs.get("device")
@@ -140,6 +146,13 @@ class TracedDevice(TorchFunctionMode):
 
     def _map(self, device: Any) -> Any:
         return self.device if is_cuda(device) else device
+
+
+def _is_number(size: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether a factory call without a device makes one number."""
+    shape = options.get("size", size)
+    shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    return options.get("device") is None and "generator" not in options and all(n == 1 for n in shape)
 
 
 def _has_tensors(index: Any) -> bool:

@@ -47,6 +47,7 @@ from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.torch.values import Carrying, KnownValues
 from memwall.frontend.workload import Workload
 from memwall.frontend.workload.inputs import SHORT_DTYPES
+from memwall.frontend.workload.seeds import seed_all, undrawn
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.ops.libraries import library_notes
 from memwall.ops.sdpa import Attention
@@ -151,8 +152,14 @@ def trace(
     Raises:
         UsageError: the model or its inputs are at fault; says where.
     """
-    seeded = torch.random.fork_rng(devices=[], enabled=options.real)
-    with exclusive(), light_imports(), deep_calls(), torch.inference_mode(False), inference_mode_as_no_grad(), seeded:
+    with (
+        exclusive(),
+        light_imports(),
+        deep_calls(),
+        torch.inference_mode(False),
+        inference_mode_as_no_grad(),
+        undrawn(),
+    ):
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
         gpu = options.gpu or load_gpu(DEFAULT_GPU)
@@ -302,6 +309,7 @@ class _Step:
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
         """Forward, backward and the optimizer's step under the recorder; the loss, or in inference the output."""
         recorder, replayer = self.recorder, self.replayer
+        seed_all()  # what forward draws on the host, as layers to drop, is the same in every trace
         names = module_names(self.module)
         calls: Any = contextlib.nullcontext()  # naming them would hide them from another execution
         if self.execute is None:
@@ -360,8 +368,10 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
         optimizer = make_optimizer(workload.optimizer, trainable)
         if optimizer is None:
             return None
+        known, recorder.known = recorder.known, None  # no value of a state matters
         with recorder.unrecorded():
             settle(optimizer, recorder)
+        recorder.known = known
     names = {id(p): recorder.storages[recorder.storage(plain_parts(p)[0])].name for p in parameters}
     for parameter, state in optimizer.state.items():
         for key, item in state.items():

@@ -10,7 +10,7 @@ parameters or floating inputs, so that activations stay unknown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -53,9 +53,11 @@ class KnownValues:
         self.asked = self.drawn = 0
         self.assumptions: Assumptions | None = None
         self._shadows: dict[int, _Shadow] = {}
+        #: random numbers that were drawn on the host
+        self._numbers: dict[int, torch.UntypedStorage] = {}
         self._bytes = 0
         self._swept_at = _SWEPT_BYTES
-        self._kinds: dict[Any, Kind] = {}
+        self._kinds: dict[str, Kind] = {}
         self._random_state = torch.Generator().manual_seed(0).get_state()
 
     # -- shadows ---------------------------------------------------------------------------------------------------
@@ -147,17 +149,39 @@ class KnownValues:
                 self._bytes -= found.shadow.nbytes()
         self._swept_at = max(_SWEPT_BYTES, 2 * self._bytes)
 
+    def drawn_on_host(self, draw: Callable[..., torch.Tensor], *args: Any, **options: Any) -> torch.Tensor:
+        """A random number on the host, where a CUDA run has it; ``draw`` is torch.rand or the like."""
+        self.drawn += 1
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._random_state)
+            number = draw(*args, **options, device=_HOST)
+            self._random_state = torch.get_rng_state()
+        self._numbers[number.untyped_storage()._cdata] = number.untyped_storage()
+        return number
+
+    def _with_numbers(self, args: tuple) -> tuple:
+        """The arguments with random numbers of the host on ``meta`` where other tensors are: a model that is written
+        for one device has them where its tensors are."""
+        if not any(t.is_meta for t in flat_tensors(args)):
+            return args
+        return tuple(
+            self.made(a) if isinstance(a, torch.Tensor) and not a.is_meta and _address(a) in self._numbers else a
+            for a in args
+        )
+
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def call(self, signature: Signature, args: tuple, kwargs: dict[str, Any], guess: bool = False) -> Any:
         """What a call returns; its value is carried along where all that the call reads is known. Assumptions answer
         what depends on activations where it may ``guess``."""
         func = signature.function
-        kind = self._kinds.get(func)
+        kind = self._kinds.get(signature.name)
         if kind is None:
-            kind = self._kinds[func] = Kind.of(signature)
+            kind = self._kinds[signature.name] = Kind.of(signature)
         if kind.free:
             return func(*args, **kwargs)
+        if self._numbers:
+            args = self._with_numbers(args)
         count = len(args)
         for place, name in kind.reads:
             value = args[place] if place < count else kwargs.get(name)

@@ -19,14 +19,23 @@ def seeded() -> Iterator[None]:
     if _BLOCKS:
         yield
         return
+    _BLOCKS.append(False)
+    with undrawn():
+        try:
+            yield
+        finally:
+            _BLOCKS.clear()
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """After the block ``random``, numpy and torch go on as if nothing had been drawn in it."""
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")
     before = random.getstate(), torch and torch.get_rng_state(), numpy and numpy.random.get_state()
-    _BLOCKS.append(False)
     try:
         yield
     finally:
-        _BLOCKS.clear()
         random.setstate(before[0])
         if torch:
             torch.set_rng_state(before[1])
