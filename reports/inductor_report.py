@@ -1,6 +1,7 @@
 """reports/inductor.md: our planner beside Inductor's own decisions, on every reference workload.
 
     python reports/inductor_report.py
+    python reports/inductor_report.py --peak    (the section on memory alone, on standard output)
 
 Needs Triton; compiles for a GPU that is not there, which takes some minutes (the U-Net most of them), so the report is
 written by this command and not again by every run of the tests, which compare a few workloads live instead.
@@ -17,11 +18,13 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
 import memwall  # noqa: E402
 from memwall.analysis.plan_diff import Difference, PlanDiff, plan_diff  # noqa: E402
 from memwall.fusion import plan_graph  # noqa: E402
 from memwall.fusion.compiled import inductor_plan  # noqa: E402
+from memwall.simulate.memory import memory_peak  # noqa: E402
 
 GPU = "a100-80gb-sxm"
 WORKLOADS = (
@@ -30,6 +33,46 @@ WORKLOADS = (
 MODES = ("inference", "training")
 #: share of Inductor's bytes above which a difference is listed
 LISTED = 0.01
+
+
+class DenseBlock(nn.Module):
+    """A block of densenet121: each layer reads the concatenation of the block's input and of all layers before it."""
+
+    def __init__(self, layers: int = 16, width: int = 64, growth: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(before), nn.ReLU(), nn.Conv2d(before, 128, 1, bias=False),
+                nn.BatchNorm2d(128), nn.ReLU(), nn.Conv2d(128, growth, 3, padding=1, bias=False),
+            )
+            for before in range(width, width + layers * growth, growth)
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [x]
+        for layer in self.layers:
+            found.append(layer(torch.cat(found, 1)))
+        return torch.cat(found, 1)
+
+
+def peaks() -> str:
+    """The section on peak memory: the activations of a dense block in inference, under each policy."""
+    gpu = memwall.load_gpu(GPU)
+    record = memwall.profile(DenseBlock(), (torch.randn(8, 64, 28, 28),), gpu=gpu)
+    graph, costs = record.graph, record.costs[0]
+    plans = {name: plan_graph(name, graph, costs, gpu) for name in ("eager", "memwall", "inductor")}
+    held = {name: memory_peak(graph, plan).activations / 1e6 for name, plan in plans.items()}
+    names = [[graph.ops[i].name.split(".")[1] for i in group.op_ids] for group in plans["inductor"].groups]
+    together = max(group.count("cat") for group in names)
+    return f"""## Peak memory of concatenations
+
+Inductor's plan can hold more than eager execution. A dense block as in densenet121 ({len(record.graph.ops)} ops: 16 layers, batch 8,
+64 channels of 28 x 28, inference) shows it: activations of {held["eager"]:.1f} MB at the peak in eager execution, {held["memwall"]:.1f} MB in our
+plan, {held["inductor"]:.1f} MB in Inductor's, {held["inductor"] / held["eager"]:.2f} times eager's. All layers concatenate the same block input. Inductor
+copies an input of a concatenation straight to its place in the result, and fuses copies that read the same tensor: here
+{together} concatenations begin in one kernel, long before the last of their other inputs is made, and all of them are in memory
+from then on. Eager execution makes a concatenation where it is used and frees it after that.
+"""
 
 
 class Row(NamedTuple):
@@ -136,7 +179,8 @@ ours apart; that is most of what separates the two in inference.
 Bytes and time: Inductor's less ours, modeled.
 
 {_differences(rows)}
-"""
+
+{peaks()}"""
 
 
 def _differences(rows: list[Row]) -> str:
@@ -162,6 +206,8 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--peak"]:
+        sys.exit(print(peaks(), end=""))
     found = []
     for name in WORKLOADS:
         for mode in MODES:
