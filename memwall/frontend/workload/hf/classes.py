@@ -44,6 +44,8 @@ def _listed(transformers: Any, config: Any) -> list[Any]:
 
     found = []
     for mapping in _AUTO_MAPPINGS:
+        if "CTC" in mapping and getattr(config, "vocab_size", None) is None:
+            continue  # its head has no size
         names = getattr(modeling_auto, mapping, {}).get(config.model_type)
         for name in names if isinstance(names, (list, tuple)) else (names,):
             each = getattr(transformers, name, None) if name else None

@@ -72,10 +72,10 @@ def _constant(value: int) -> Callable[[Asked], int]:
 
 def _fixed_columns(asked: Asked) -> int | None:
     """Columns of a spectrogram of which each has a position, as in Whisper's encoder, whose second layer takes two."""
-    if number(asked.audio, "input_feat_per_channel"):
+    if number(asked.audio, "input_feat_per_channel") or not number(asked.audio, "num_mel_bins"):
         return None
-    positions = number(asked.audio, "max_source_positions", "n_window_infer")
-    return 2 * positions if positions and number(asked.audio, "max_source_positions") else None
+    positions = number(asked.audio, "max_source_positions")
+    return 2 * positions if positions else None
 
 
 #: Model types whose spectrograms are (batch, mels, columns), though nothing else tells.
@@ -379,7 +379,12 @@ def _with_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any]
 
     for part in _TOKENS:
         token = number(asked.config, *part.ids)
-        if token is None or not {"input_ids", part.input} <= made.keys():
+        if not {"input_ids", part.input} <= made.keys():
+            continue
+        if token is None:
+            if part.name == "audio" and any(hasattr(asked.config, name) for name in part.ids):
+                note("audio tower not run: the configuration names no audio token")
+                made = {name: tensor for name, tensor in made.items() if name not in _inputs_of(asked, part)}
             continue
         try:
             made = _with_part(asked, made, part, token, model())
