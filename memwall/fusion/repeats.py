@@ -11,19 +11,18 @@ join them perhaps, still reads them all in the short graph, where nothing makes 
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
 
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
+from memwall.core.graph import Graph, Op, TensorSpec, Value
 from memwall.core.layers import LISTS, Run, Track, Twins, find_runs, first_writers
 from memwall.core.loops import find_loops
 from memwall.fusion.plan import Part, in_order
+from memwall.fusion.short_graph import Builder, Entries
 
 #: layers of a run that are kept; with the first and the last layer of the list, four layers are left
 KEPT = 2
@@ -32,8 +31,6 @@ KEPT = 2
 #: (MAX_SIBLINGS of the planner); and the last ones, which stay outside the run: as many as it has candidates for an op
 #: that reads all of them (MAX_CANDIDATES).
 KEPT_STEPS, LAST_STEPS = 6, 8
-
-_NO_SWAP: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True)
@@ -198,14 +195,6 @@ def _shifts(run: Run, anchor: int) -> Iterable[int]:
     return (0,) if instance < model else (gone,)
 
 
-class _List(NamedTuple):
-    """An op over lists of ``length`` entries each. ``rows``: the storages of each entry."""
-
-    op: Op
-    length: int
-    rows: tuple[tuple[int, ...], ...]
-
-
 class _Cut:
     """A cut through a graph: checks each run against the surrounding ops, then builds the short graph."""
 
@@ -323,12 +312,12 @@ class _Cut:
                 swaps.setdefault(op_id, {}).update(swap)
         if any(target in gone for swap in swaps.values() for target in swap.values()):
             return None
-        builder = _Builder(whole, gone, swaps)
+        builder = Builder(whole, gone, swaps)
         short = [builder.op(op, self.lists.get(op.id)) for op in ops]
         return builder.graph(short), tuple([op.id for op in ops])
 
 
-def _list_of(graph: Graph, op: Op) -> _List | None:
+def _list_of(graph: Graph, op: Op) -> Entries | None:
     if not op.name.startswith(LISTS):
         return None
     counts = Counter(op.arguments)
@@ -340,7 +329,7 @@ def _list_of(graph: Graph, op: Op) -> _List | None:
                for which, count in counts.items() if count == length]  # fmt: skip
     columns += [list(op.outputs[i : i + length]) for i in range(0, len(op.outputs), length)]
     rows = zip(*([values[i].storage for i in column] for column in columns), strict=True)
-    return _List(op, length, tuple(rows))
+    return Entries(op, length, tuple(rows))
 
 
 def _link_rows(run: Run, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
@@ -361,90 +350,3 @@ def _link_rows(run: Run, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
         if other is None or not all(twins.link(a, b) for a, b in zip(row, other, strict=True)):
             return False
     return True
-
-
-class _Builder:
-    """Copies ops into a new graph, with new numbers for values and storages."""
-
-    def __init__(self, whole: Graph, gone: Set[int], swaps: Mapping[int, Mapping[int, int]]) -> None:
-        self.whole = whole
-        self.gone = gone
-        self.swaps = swaps
-        self.storages: list[Storage] = []
-        self.renamed: dict[int, int] = {}
-        for storage in whole.storages:
-            if storage.id not in gone:
-                self.renamed[storage.id] = len(self.storages)
-                self.storages.append(replace(storage, id=len(self.storages)))
-        self.values: list[Value] = []
-        self._new_ids: dict[int, int] = {}
-        self._by_look: dict[tuple[int, int, TensorSpec], int] = {}
-        self._ops = 0
-        self._targets = {s for swap in swaps.values() for s in swap.values()}
-
-    def value(self, number: int, swap: Mapping[int, int] = _NO_SWAP) -> int:
-        """The new id of a value, with its storage swapped for the replacement."""
-        old = self.whole.values[number]
-        if old.storage in swap:
-            return self._look(swap[old.storage], old)
-        if old.storage in self._targets:
-            return self._look(old.storage, old)
-        if number not in self._new_ids:
-            self._new_ids[number] = len(self.values)
-            self.values.append(Value(len(self.values), old.spec, self.renamed[old.storage], old.offset))
-        return self._new_ids[number]
-
-    def _look(self, storage: int, like: Value) -> int:
-        key = (storage, like.offset, like.spec)
-        if key not in self._by_look:
-            self._by_look[key] = len(self.values)
-            self.values.append(Value(len(self.values), like.spec, self.renamed[storage], like.offset))
-        return self._by_look[key]
-
-    def op(self, op: Op, rows: _List | None) -> Op:
-        """A copy of an op, without the removed entries if it is over lists."""
-        if rows is not None:
-            op = self._without_rows(op, rows)
-        swap = self.swaps.get(op.id, _NO_SWAP)
-        self._ops += 1
-        return Op(
-            self._ops - 1, op.name, op.op_class, op.phase, op.module,
-            tuple([self.value(i, swap) for i in op.inputs]), tuple([self.value(i, swap) for i in op.outputs]),
-            op.arguments, op.attributes, op.source,
-        )  # fmt: skip
-
-    def _without_rows(self, op: Op, found: _List) -> Op:
-        stays = [self.gone.isdisjoint(row) for row in found.rows]
-        if all(stays):
-            return op
-        length = found.length
-        counts = Counter(op.arguments)
-        seen: Counter[str] = Counter()
-        inputs, arguments = [], []
-        for i, name in zip(op.inputs, op.arguments, strict=True):
-            if counts[name] < length or stays[seen[name]]:
-                inputs.append(i)
-                arguments.append(name)
-            seen[name] += 1
-        outputs = [i for number, i in enumerate(op.outputs) if stays[number % length]]
-        attributes = {
-            name: type(value)(itertools.compress(value, stays))
-            if isinstance(value, (list, tuple)) and len(value) == length
-            else value
-            for name, value in op.attributes.items()
-        }
-        return replace(
-            op, inputs=tuple(inputs), outputs=tuple(outputs), arguments=tuple(arguments), attributes=attributes
-        )
-
-    def graph(self, ops: Sequence[Op]) -> Graph:
-        """The graph of some copied ops."""
-        whole = self.whole
-        inputs, parameters, outputs = (
-            tuple([self.value(i) for i in ids if whole.values[i].storage not in self.gone])
-            for ids in (whole.inputs, whole.parameters, whole.outputs)
-        )
-        return Graph(
-            tuple(self.values), tuple(self.storages), tuple(ops), inputs, parameters, outputs,
-            whole.free_calls, whole.attention,
-        )  # fmt: skip
