@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.assumptions import Assumptions, assumed_result
 from memwall.frontend.torch.tensors import flat_tensors, is_wrapper
-from memwall.frontend.torch.value_rules import CHOICES, COPIES, FILLS, FINITE, SAME_OF_ONE, Kind
+from memwall.frontend.torch.value_rules import CHOICES, COPIES, FILLS, FINITE, INDEXED, MASKS, SAME_OF_ONE, Kind
 from memwall.ops.signatures import Signature, signature_of
 
 #: Elements up to which values are kept: integers and booleans, and floating numbers.
@@ -253,7 +253,8 @@ class KnownValues:
         func, written = signature.function, _at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
         assumed = next((text for t in tensors if t.is_meta and (text := self._assumed(t))), "")
-        if kind.asks or leaves:
+        masked = signature.name in INDEXED and not written and any(i is not None and i.dtype in MASKS for i in args[1])
+        if kind.asks or leaves or masked:
             self.asked += 1
             if assumed and self.assumptions is not None:
                 self.assumptions.note(assumed)

@@ -1,0 +1,107 @@
+"""Known values: 300 random index programs on meta next to the same programs on the host."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
+from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.values import MOST_INTEGERS, Carrying, KnownValues
+
+#: a step of a program: integers of some shape, a source of choices → integers; each answers on any device
+STEPS: tuple[Callable[[torch.Tensor, random.Random], torch.Tensor], ...] = (
+    lambda x, r: x + r.randint(-3, 3),
+    lambda x, r: x * r.randint(-2, 2) % 7,
+    lambda x, r: x.flatten().cumsum(0),
+    lambda x, r: torch.where(x > r.randint(0, 5), x, -x),
+    lambda x, r: x[x > r.randint(-2, 4)],
+    lambda x, r: (x % 3 == 0).nonzero(),
+    lambda x, r: torch.unique(x),
+    lambda x, r: x.flatten().sort(descending=r.random() < 0.5, stable=True)[1],
+    lambda x, r: x.flatten().argsort(stable=True),
+    lambda x, r: x.flatten()[:: r.randint(1, 3)],
+    lambda x, r: x.flatten().repeat_interleave(x.flatten().abs() % 3),
+    lambda x, r: torch.bincount(x.flatten().abs() % 11),
+    lambda x, r: torch.nn.functional.one_hot(x.flatten().abs() % 5, -1 if x.numel() else 5),
+    lambda x, r: x.flatten().gather(0, x.flatten().abs() % max(x.numel(), 1)) if x.numel() else x,
+    lambda x, r: torch.zeros(9, dtype=torch.long, device=x.device).index_add_(0, x.flatten().abs() % 9, x.flatten()),
+    lambda x, r: torch.arange(x.numel() % 50, device=x.device) + x.sum(),
+    lambda x, r: x.masked_fill(x > r.randint(0, 4), r.randint(0, 9)),
+    lambda x, r: torch.cat([x.flatten(), torch.full((r.randint(1, 4),), r.randint(0, 9), device=x.device)]),
+    lambda x, r: torch.tensor([*x.flatten().tolist()[:20], 1], device=x.device),
+    lambda x, r: x.flatten()[: int(x.flatten()[:5].abs().sum()) % 40 + 1],
+    lambda x, r: x.masked_select(x.remainder(2) == 0) if (x > 0).any() else x,
+    lambda x, r: x.flatten().unsqueeze(0).expand(3, -1).t(),
+)  # fmt: skip
+
+
+def _written(x: torch.Tensor, r: random.Random) -> torch.Tensor:
+    """Writes into views of a copy, which its other views see."""
+    copied = x.flatten().clone()
+    view = copied[r.randint(0, 3) :: 2]
+    view.add_(r.randint(1, 5))
+    copied[copied % 2 == 0] = r.randint(0, 9)
+    copied[:1].fill_(r.randint(0, 9))
+    return view if r.random() < 0.5 else copied
+
+
+def _program(device: str, seed: int) -> list[torch.Tensor]:
+    r = random.Random(seed)
+    x = torch.arange(r.randint(1, 40), device=device).view(-1, 1) - r.randint(0, 20) + torch.arange(3, device=device)
+    made = [x]
+    for _ in range(r.randint(2, 9)):
+        x = r.choice((*STEPS, _written))(x, r)
+        x = x.flatten()[:200] if x.numel() > 200 else x
+        made.append(x)
+    return made
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_index_programs_equal_those_on_the_host(block):
+    for seed in range(30 * block, 30 * block + 30):
+        known = KnownValues()
+        with Carrying(known), TracedDevice("meta", known=known):
+            traced = _program("meta", seed)
+        for step, (mine, real) in enumerate(zip(traced, _program("cpu", seed), strict=True)):
+            value = known.of(mine)
+            assert mine.is_meta and value is not None, (seed, step)
+            assert torch.equal(value, real) and mine.shape == real.shape, (seed, step)
+
+
+def test_what_an_unknown_tensor_writes_is_unknown():
+    known = KnownValues()
+    with Carrying(known):
+        x, activation = torch.zeros(4, device="meta"), torch.empty(4, device="meta")
+        view = x[1:]
+        assert known.has(view)
+        x.add_(activation)
+    assert not known.has(view)
+
+
+def test_large_masks_of_one_value_are_known():
+    known = KnownValues()
+    with Carrying(known):
+        mask = torch.ones(64, MOST_INTEGERS, dtype=torch.long, device="meta")
+        assert (mask == 1).all().item() and not (~(mask == 1)).any().item()
+        mask[0, 0] = 0
+    assert not known.has(mask)
+
+
+def test_assumptions_of_modules_go_before_those_of_the_model():
+    at = ["encoder.layers.0", "x.py:1"]
+    rules = read_assumptions(["nonzero=0.2", "encoder.*:nonzero=0.1"])
+    assumptions = Assumptions(rules, lambda: (at[0], at[1]))
+    assert assumptions.value("nonzero") == 0.1
+    at[0] = "decoder"
+    assert assumptions.value("nonzero") == 0.2 and assumptions.value("condition") is True
+    assert [line.partition(",")[0] for line in assumptions.lines()] == ["nonzero=0.1", "nonzero=0.2", "condition=true"]
+
+
+def test_choices_are_balanced():
+    found, assumed = Assumptions((), lambda: ("", "")).chosen(torch.Size((16, 8)), -1, 2)
+    assert assumed == "experts=balanced" and torch.bincount(found.flatten()).tolist() == [4] * 8
+    assert all(len(set(row)) == 2 for row in found.tolist())
