@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-_NAME = re.compile(r"test_([a-e])(\d\d)_\w+")
+_NAME = re.compile(r"test_([a-f])(\d\d)_\w+")
 
 
 class Defect(NamedTuple):

@@ -29,9 +29,10 @@ from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.build import fused_everywhere
 from memwall.frontend.torch.cuda_forms import CudaForms, RealForms
 from memwall.frontend.torch.library_answers import library_answers
+from memwall.frontend.torch.options import Traced, noted
 from memwall.frontend.torch.origin import ModuleTimeline, module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder
-from memwall.frontend.torch.run import Traced, exclusive, inference_mode_as_no_grad, noted
+from memwall.frontend.torch.run import exclusive, inference_mode_as_no_grad
 from memwall.frontend.torch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.ops.sdpa import GENERATIONS

@@ -30,8 +30,9 @@ def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequen
 def kernels_of(graph: Graph, gpu: Gpu, regions: Sequence[int] | None = None, *, source: bool = False) -> Lowered:
     """Inductor's kernels for a whole graph, as :func:`memwall.fusion.inductor.lower`; of repeated layers, four are
     compiled and represent the others. Inductor recomputes residual sums over several layers before it writes one, so
-    four layers do not always show the same period as all of them."""
-    short = shorten(graph) if regions is None else None
+    four layers do not always show the same period as all of them. Loops over steps are compiled whole: how far
+    Inductor fuses across steps, a few of them do not show."""
+    short = shorten(graph, loops=False) if regions is None else None
     if short is None or short.graph is graph:
         return lower(graph, gpu, source=source, regions=regions)
     lowered = lower(short.graph, gpu, source=source)

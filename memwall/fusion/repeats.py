@@ -168,11 +168,12 @@ class Cutting:
         )
 
 
-def shorten(graph: Graph) -> Shortened:
+def shorten(graph: Graph, *, loops: bool = True) -> Shortened:
     """Cut repeated layers out of a graph until four of each list are left, the first, the last and two between; then
-    steps of loops."""
+    steps of ``loops``."""
     short = Shortened(graph)
-    for find in (partial(find_runs, kept=KEPT), partial(find_loops, kept=KEPT_STEPS, tail=LAST_STEPS)):
+    finders = (partial(find_runs, kept=KEPT), partial(find_loops, kept=KEPT_STEPS, tail=LAST_STEPS))
+    for find in finders if loops else finders[:1]:
         cut = _Cut(short.graph)
         runs = find(short.graph, accept=cut.accept) if graph.ops else []
         left = cut.graph(runs) if runs else None

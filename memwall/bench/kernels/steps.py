@@ -21,7 +21,8 @@ from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import NotGenerated
 from memwall.core.graph import Graph, TensorSpec, Value
 from memwall.frontend.torch.build import make_optimizer
-from memwall.frontend.torch.run import backward, forward_step, parse_dtype, scalar_loss
+from memwall.frontend.torch.options import parse_dtype
+from memwall.frontend.torch.run import backward, forward_step, scalar_loss
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.sizes import SIZES
 from memwall.fusion import Group, Plan

@@ -12,7 +12,8 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import EAGER, Graph, Op
 from memwall.frontend.dynamo.capture import REAL_BYTES, Break, Capture, Guard, PartialGraph, carry, place_before
 from memwall.frontend.dynamo.record import DynamoRun, RegionRecorder
-from memwall.frontend.torch.run import TraceOptions, parse_dtype, trace
+from memwall.frontend.torch.options import TraceOptions, parse_dtype
+from memwall.frontend.torch.run import trace
 from memwall.frontend.workload import Workload
 
 #: Guards that are listed; the rest is counted.

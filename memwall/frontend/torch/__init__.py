@@ -5,6 +5,7 @@
 ``triton_calls`` give what CUDA would run where ``meta`` or the CPU would not.
 """
 
-from memwall.frontend.torch.run import Traced, TraceOptions, trace
+from memwall.frontend.torch.options import Traced, TraceOptions
+from memwall.frontend.torch.run import trace
 
 __all__ = ["TraceOptions", "Traced", "trace"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -40,102 +39,19 @@ from memwall.frontend.torch.higher_order import plain_forms
 from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.light_imports import light_imports
 from memwall.frontend.torch.offload import offloading
+from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dtype
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
-from memwall.frontend.torch.tensors import dtype_name, flat_tensors, plain_parts
+from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.torch.values import Carrying, KnownValues
 from memwall.frontend.workload import Workload
-from memwall.frontend.workload.inputs import SHORT_DTYPES
 from memwall.frontend.workload.seeds import seed_all, undrawn
-from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
+from memwall.hardware.lookup import DEFAULT_GPU, load_gpu
 from memwall.ops.libraries import library_notes
-from memwall.ops.sdpa import Attention
-
-#: Key of ``capture``: lines that every page of the profile states, such as assumptions.
-NOTES_KEY = "notes"
-
-#: dtypes that a model can be cast to
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-@dataclass(frozen=True)
-class TraceOptions:
-    """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend that the GPU
-    prefers, for the graph of the trace; graphs for other backends are derived from it. ``torch.cuda`` answers as
-    ``gpu`` does, or as the default GPU if ``gpu`` is None. Inference runs under ``torch.no_grad()`` unless
-    ``gradients`` is set, as after a plain ``eval()``. ``assume`` says what holds where activations decide
-    (:mod:`memwall.frontend.torch.assumptions`)."""
-
-    mode: str = "inference"
-    dtype: str | None = None
-    autocast: str | None = None
-    attention: str = "flash"
-    real: bool = False
-    max_ops: int = 200_000
-    replay: bool = True
-    gpu: Gpu | None = None
-    gradients: bool = False
-    assume: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A graph, and the facts about the workload that the trace found. ``attention`` is what other GPUs need whose
-    attention kernels may differ."""
-
-    graph: Graph
-    parameters: int
-    inputs: tuple[Mapping[str, Any], ...]
-    dtype: str
-    optimizer: str | None
-    capture: Mapping[str, Any] = field(default_factory=dict)
-    samples: int | None = None
-    tokens: int | None = None
-    attention: Attention | None = None
-
-    @classmethod
-    def of(
-        cls, graph: Graph, parameters: Iterable[torch.Tensor], optimizer: str | None, capture: Mapping[str, Any]
-    ) -> Traced:
-        """``dtype`` is the floating dtype of most parameters, else of the inputs."""
-        specs = graph.specs(graph.inputs)
-        sizes = [(dtype_name(p.dtype), p.numel()) for p in parameters]
-        dtype = "float32"
-        for some in (sizes, [(spec.dtype, spec.numel) for spec in specs]):
-            total: Counter[str] = Counter()
-            for name, count in some:
-                if "float" in name:
-                    total[name] += count
-            if total:
-                dtype = max(total, key=total.__getitem__)
-                break
-        inputs = tuple({"shape": list(spec.shape), "dtype": spec.dtype} for spec in specs)
-        return cls(graph, sum(count for _, count in sizes), inputs, dtype, optimizer, capture)
-
-
-def noted(notes: Iterable[str] = (), assumed: Iterable[str] = ()) -> dict[str, Any]:
-    """The part of ``capture`` that holds notes and, once each, assumptions; empty where there are none."""
-    lines = [*notes, *(f"assumed: {text}" for text in dict.fromkeys(assumed))]
-    return {NOTES_KEY: lines} if lines else {}
-
 
 #: (step, recorder, args, kwargs) -> what ``step(*args, **kwargs)`` returns: forward and the workload's own loss
 Execute = Callable[[Callable[..., Any], Recorder, tuple[Any, ...], dict[str, Any]], Any]
-
-
-def parse_dtype(name: str) -> torch.dtype:
-    """The dtype of a name such as ``bf16``.
-
-    Raises:
-        UsageError: no such dtype.
-    """
-    key = name.lower().removeprefix("torch.")
-    key = SHORT_DTYPES.get(key, key)
-    if key not in DTYPES:
-        raise UsageError(f"no floating dtype named {name!r}; want float32, bfloat16, float16 or float64")
-    dtype: torch.dtype = getattr(torch, key)
-    return dtype
 
 
 def trace(

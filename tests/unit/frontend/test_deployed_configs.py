@@ -13,7 +13,8 @@ pytest.importorskip("transformers")
 import torch
 
 from memwall.core.errors import UsageError
-from memwall.frontend.torch.run import TraceOptions, trace
+from memwall.frontend.torch.options import TraceOptions
+from memwall.frontend.torch.run import trace
 from memwall.frontend.workload import resolve
 from tests.unit.places import shared
 

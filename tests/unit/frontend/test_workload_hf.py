@@ -12,7 +12,8 @@ import torch
 
 from memwall.core.errors import MissingError, UsageError
 from memwall.frontend.torch.library_answers import library_answers
-from memwall.frontend.torch.run import TraceOptions, trace
+from memwall.frontend.torch.options import TraceOptions
+from memwall.frontend.torch.run import trace
 from memwall.frontend.workload import resolve
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
