@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memwall.core.errors import MemwallError
     from memwall.core.graph import Pipe
     from memwall.frontend.workload import Workload
+    from memwall.frontend.workload.inputs import on_host
     from memwall.hardware.lookup import Gpu, load_gpu
     from memwall.ops import Call, Cost, register_cost
     from memwall.pipeline import compare, profile, trace
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "compare",
     "load_gpu",
+    "on_host",
     "profile",
     "register_cost",
     "trace",
@@ -49,6 +51,7 @@ _HOMES = {
     "Workload": "memwall.frontend.workload",
     "compare": "memwall.pipeline",
     "load_gpu": "memwall.hardware.lookup",
+    "on_host": "memwall.frontend.workload.inputs",
     "profile": "memwall.pipeline",
     "register_cost": "memwall.ops",
     "trace": "memwall.pipeline",

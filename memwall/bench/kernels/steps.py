@@ -24,6 +24,7 @@ from memwall.frontend.torch.build import make_optimizer
 from memwall.frontend.torch.options import parse_dtype
 from memwall.frontend.torch.run import backward, forward_step, scalar_loss
 from memwall.frontend.workload import Workload, resolve
+from memwall.frontend.workload.inputs import stays_on_host
 from memwall.frontend.workload.sizes import SIZES
 from memwall.fusion import Group, Plan
 from memwall.ops.evaluate import dtype_of
@@ -191,7 +192,7 @@ def _built(workload: Workload, name: str | None, device: str) -> tuple[nn.Module
     dtype = None if name is None else parse_dtype(name)
 
     def place(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor):
+        if not isinstance(item, torch.Tensor) or stays_on_host(item):
             return item
         return item.to(device, dtype if item.is_floating_point() else None)
 

@@ -19,6 +19,7 @@ _LOWER_PRECISION = (
     "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear",
     "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "lstm_cell", "gru_cell", "rnn_tanh_cell",
     "rnn_relu_cell", "scaled_dot_product_attention", "lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input",
+    "lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data",
 )  # fmt: skip
 
 _FP32 = (

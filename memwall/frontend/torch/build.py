@@ -29,6 +29,7 @@ from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.values import Carrying, KnownValues
 from memwall.frontend.workload.blame import blame, first_line
+from memwall.frontend.workload.inputs import stays_on_host
 
 
 class Built(NamedTuple):
@@ -75,7 +76,7 @@ def build_inputs(
         raise UsageError(f"inputs are a {type(inputs).__name__}; want a tuple, a list or a dict of tensors")
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
-        placed = _place(tensor, device)
+        placed = _place(tensor, "cpu" if stays_on_host(tensor) else device)
         if dtype is not None and tensor.is_floating_point():
             placed = placed.detach().to(dtype).requires_grad_(tensor.requires_grad)
         if known is not None and (tensor.numel() == 1 or not (tensor.is_floating_point() or tensor.is_complex())):
@@ -86,7 +87,8 @@ def build_inputs(
     copied = copies.of(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs), "input")
     given = enumerate(tree_flatten(copied)[0])
     plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
-    tensors = {plain.get(id(tensor), name): tensor for name, tensor in copies.found}
+    placed = [(name, tensor) for name, tensor in copies.found if tensor.device.type == device]
+    tensors = {plain.get(id(tensor), name): tensor for name, tensor in placed}
     return Inputs((), copied, tensors) if isinstance(copied, dict) else Inputs(copied, {}, tensors)
 
 

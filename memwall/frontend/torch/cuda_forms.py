@@ -47,7 +47,7 @@ class CudaForms:
             "scaled_dot_product_attention": self._attention,
             "dropout": _dropout,
             "rms_norm": self._rms_norm,
-            **{name: self._recurrent(mode) for mode, name in RECURRENT.items()},
+            **{name: self._recurrent(name) for name in RECURRENT},
             "softmax.int": self._softmax("_softmax"),
             "log_softmax.int": self._softmax("_log_softmax"),
             "one_hot": _one_hot,
@@ -153,17 +153,20 @@ class CudaForms:
         )  # fmt: skip
         return self._opaque(lambda run, x, weight: run(x, shape, weight, eps), "rms_norm", call, (x, weight))[0]
 
-    def _recurrent(self, mode: int) -> Callable[..., Any]:
-        def run(
-            x: torch.Tensor, hx: Any, params: Sequence[torch.Tensor], has_biases: bool, num_layers: int,
-            dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-        ) -> Any:  # fmt: skip
+    def _recurrent(self, name: str) -> Callable[..., Any]:
+        mode, packed = RECURRENT[name], name.endswith(".data")
+
+        def run(x: torch.Tensor, *given: Any) -> Any:
+            """Arguments as in the schema: a packed sequence has the batch of each step, another may be batch first."""
+            steps, (hx, params, has_biases, num_layers, *rest) = given[:packed], given[packed:]
+            dropout, train, bidirectional, *first = rest
             states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
             hidden = int(params[0].shape[0]) // _GATES[mode]
             directions = 2 if bidirectional else 1
             attributes = (
-                ("mode", mode), ("hidden_size", hidden), ("num_layers", num_layers), ("batch_first", batch_first),
+                ("mode", mode), ("hidden_size", hidden), ("num_layers", num_layers), ("batch_first", any(first)),
                 ("bidirectional", bidirectional), ("has_biases", has_biases), ("dropout", dropout if train else 0.0),
+                *(("batch_sizes", tuple(sizes.tolist())) for sizes in steps),
             )  # fmt: skip
             output = ([*x.shape[:-1], int(states[0].shape[-1]) * directions], x.dtype)
             names = ("input", *(("hx", "cx")[: len(states)]), *(["weight"] * len(params)))
@@ -177,22 +180,22 @@ class CudaForms:
 
             def compute(run: Callable[..., Any], x: torch.Tensor, *others: torch.Tensor) -> Any:
                 """The call of torch's own kernel; an LSTM takes a list of states, the others one tensor."""
-                given, weights = others[: len(states)], others[len(states) :]
-                state = given if mode == 2 else given[0]
-                return run(x, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+                state, weights = others[: len(states)], others[len(states) :]
+                return run(x, *steps, state if mode == 2 else state[0], weights, has_biases, num_layers, *rest)
 
             call = OpaqueCall(
                 "aten._cudnn_rnn", attributes, names, outputs, saved=tuple(range(len(inputs))),
                 saved_outputs=((0, "output"), *(reserve_name if keep_reserve else ())),
             )  # fmt: skip
-            result = self._opaque(compute, RECURRENT[mode], call, inputs)
+            result = self._opaque(compute, name, call, inputs)
             return tuple(result[: 1 + len(states)])
 
         return run
 
 
-#: cuDNN's number of a recurrent layer -> ATen's name, and gates
-RECURRENT = {2: "lstm.input", 3: "gru.input", 1: "rnn_tanh.input", 0: "rnn_relu.input"}
+#: ATen's name of a recurrent layer, of padded and of packed sequences -> cuDNN's number; and its gates
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+RECURRENT = {f"{name}.{form}": mode for name, mode in _MODES.items() for form in ("input", "data")}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 
 
@@ -315,8 +318,6 @@ def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps:
     return (result * weight).type_as(x)
 
 
-# -- the CPU's tensors with true values ------------------------------
-
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
@@ -325,7 +326,7 @@ class RealForms(CudaForms):
     is recorded under the CUDA kernel's name, unrecorded, forward and backward."""
 
     def __enter__(self) -> RealForms:
-        names = ("rms_norm", *RECURRENT.values())  # before they are overridden
+        names = ("rms_norm", *RECURRENT)  # before they are overridden
         self._kernels: dict[str, Any] = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in names}
         super().__enter__()
         return self

@@ -41,9 +41,6 @@ def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
     say = cache(warn)
 
     def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
-        if isinstance(pred, torch.Tensor) and pred.is_meta:
-            say("torch.cond: its condition depends on data: the true branch is counted; --real takes what it is")
-            pred = True
         return true_fn(*operands) if pred else false_fn(*operands)
 
     def flex(query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float, options: Any) -> Any:

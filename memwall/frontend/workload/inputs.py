@@ -1,4 +1,4 @@
-"""``--input 'f32[8,3,224,224]'``: input tensors by dtype and shape, positional or by name."""
+"""``--input 'f32[8,3,224,224]'``: input tensors by dtype and shape, positional or by name; and inputs on the host."""
 
 from __future__ import annotations
 
@@ -22,23 +22,28 @@ SHORT_DTYPES = {
 }  # fmt: skip
 
 GRAMMAR = (
-    "want [NAME=]DTYPE[D0,D1,...] as in f32[8,3,224,224] or ids=i64[8,512]; "
+    "want [NAME=]DTYPE[D0,D1,...][@host] as in f32[8,3,224,224], ids=i64[8,512] or lengths=i64[8]@host; "
     "DTYPE is one of f64 f32 f16 bf16 i64 i32 i8 u8 bool or a torch name"
 )
 
-_PATTERN = re.compile(r"(?:(?P<name>[^\W\d]\w*)\s*=\s*)?(?P<dtype>[A-Za-z][\w.]*)\s*\[(?P<dims>[\d\s,_]*)\]")
+_PATTERN = re.compile(
+    r"(?:(?P<name>[^\W\d]\w*)\s*=\s*)?(?P<dtype>[A-Za-z][\w.]*)\s*\[(?P<dims>[\d\s,_]*)\](?P<host>@host)?"
+)
 _MAX_BYTES = 1 << 60
+_ON_HOST = "memwall_on_host"
 #: Integer inputs are drawn below this: small enough to index any table that a model is likely to have.
 _INTEGERS_BELOW = 8
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input tensor to make: torch dtype name, shape, and the keyword that it is passed as, if any."""
+    """One input tensor to make: torch dtype name, shape, the keyword that it is passed as, if any, and whether it stays
+    on the host."""
 
     dtype: str
     shape: tuple[int, ...]
     name: str | None = None
+    host: bool = False
 
 
 def parse_input(text: str) -> InputSpec:
@@ -60,7 +65,20 @@ def parse_input(text: str) -> InputSpec:
         count *= max(size, 1)
     if count * ITEMSIZE[dtype] > _MAX_BYTES:
         raise UsageError(f"the input {text[:80]!r} has more elements than any machine addresses")
-    return InputSpec(dtype, shape, match["name"])
+    return InputSpec(dtype, shape, match["name"], match["host"] is not None)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """An input that a CUDA run leaves on the host, such as the lengths of ``pack_padded_sequence``: it takes no memory
+    of the GPU, and what is computed from it on the host launches no kernel."""
+    made = tensor.cpu()
+    vars(made)[_ON_HOST] = True
+    return made
+
+
+def stays_on_host(tensor: Tensor) -> bool:
+    """Whether :func:`on_host` made a tensor."""
+    return _ON_HOST in vars(tensor)
 
 
 def input_builder(texts: Sequence[str]) -> Callable[[], tuple[Any, ...] | dict[str, Any]]:
@@ -84,6 +102,8 @@ def make_tensor(spec: InputSpec) -> Tensor:
     dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point or dtype.is_complex:
         drawn = dtype if dtype.itemsize > 1 and dtype != torch.complex32 else torch.float32
-        return torch.randn(spec.shape, dtype=drawn).to(dtype)
-    high = 2 if dtype == torch.bool else _INTEGERS_BELOW
-    return torch.randint(0, high, spec.shape, dtype=torch.int64).to(dtype)
+        made = torch.randn(spec.shape, dtype=drawn).to(dtype)
+    else:
+        high = 2 if dtype == torch.bool else _INTEGERS_BELOW
+        made = torch.randint(0, high, spec.shape, dtype=torch.int64).to(dtype)
+    return on_host(made) if spec.host else made

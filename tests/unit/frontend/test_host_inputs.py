@@ -1,0 +1,52 @@
+"""Inputs that a CUDA run leaves on the host, and the packed sequences that need them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import memwall
+from memwall.core.errors import UsageError
+from memwall.frontend.workload.inputs import parse_input
+
+FEATURES, HIDDEN = 32, 64
+
+
+class Packed(nn.Module):
+    def __init__(self, kind: str = "LSTM") -> None:
+        super().__init__()
+        self.rnn = getattr(nn, kind)(FEATURES, HIDDEN, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.rnn(packed)[0].data
+
+
+def profiled(kind: str, lengths: torch.Tensor, **options):
+    x = torch.randn(3, 5, FEATURES)
+    return memwall.profile(Packed(kind), (x, lengths), gpu="h100", **options)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("real", [False, True])
+def test_a_packed_sequence_is_one_call_over_its_rows(kind, gates, real):
+    profile = profiled(kind, memwall.on_host(torch.tensor([5, 3, 2])), real=real)
+    calls = [(op, cost) for op, cost in zip(profile.graph.ops, profile.costs[0], strict=True) if "rnn" in op.name]
+    (op, cost), *others = calls
+    assert not others and op.attributes["batch_sizes"] == (3, 3, 2, 1, 1)
+    products = sum(count for pipe, count in cost.flops.items() if pipe.engine != "vector")
+    assert products == 2 * (5 + 3 + 2) * gates * HIDDEN * (FEATURES + HIDDEN)
+
+
+def test_an_input_on_the_host_takes_no_memory_of_the_gpu():
+    profile = profiled("LSTM", memwall.on_host(torch.tensor([5, 3, 2])))
+    inputs = [storage for storage in profile.graph.storages if storage.role == "input"]
+    assert [storage.nbytes for storage in inputs] == [3 * 5 * FEATURES * 4]
+
+
+def test_the_command_line_says_host(tmp_path):
+    assert parse_input("lengths=i64[8]@host").host and not parse_input("i64[8]").host
+    with pytest.raises(UsageError, match="@host"):
+        parse_input("i64[8]@gpu")
