@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -105,6 +106,9 @@ class TracedDevice(TorchFunctionMode):
             kwargs = {**kwargs, "device": self._map(kwargs["device"])}
         elif func is torch.Tensor.to and len(args) > 1 and is_cuda(args[1]):
             args = (args[0], self.device, *args[2:])
+        if self._unfilled and _makes_weights(func, args, kwargs or {}):
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _device(self, tensor: torch.Tensor, caller: FrameType) -> torch.device:
@@ -153,6 +157,18 @@ def _is_number(size: Sequence[Any], options: Mapping[str, Any]) -> bool:
     shape = options.get("size", size)
     shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     return options.get("device") is None and "generator" not in options and all(n == 1 for n in shape)
+
+
+def _makes_weights(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call while a model is built makes weights, whose values are not carried along: most such calls do."""
+    if func is torch.empty:
+        return True
+    if func is torch.Tensor.to:
+        return isinstance(args[0], nn.Parameter) and args[0].is_meta
+    if func is torch.ones or func is torch.zeros:
+        dtype = kwargs.get("dtype")
+        return (dtype is None or dtype.is_floating_point) and type(args[0] if args else None) is int and args[0] > 64
+    return False
 
 
 def _has_tensors(index: Any) -> bool:

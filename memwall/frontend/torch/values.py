@@ -348,6 +348,10 @@ class KnownValues:
             torch.set_rng_state(before)
 
 
+#: what makes tensors without values, or keeps the storage: most calls while a module is built
+_VALUELESS = frozenset((torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default))
+
+
 class Carrying(TorchDispatchMode):
     """While open, values are carried along and nothing is recorded: a module is built so. What is on the host meets
     what is on ``meta`` as if it were there too, as both would be on the host where weights are built with data."""
@@ -360,6 +364,8 @@ class Carrying(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _VALUELESS and not types:
+            return func(*args, **kwargs)
         if any(map(is_wrapper, types)):
             return NotImplemented
         if not isinstance(func, OpOverload):
