@@ -61,7 +61,7 @@ class Shortened:
 
     def expand(self, parts: Sequence[Part]) -> list[Part] | None:
         """Expand parts of the short graph to the whole one, as :meth:`Cutting.expand`."""
-        found: list[Part] | None = [part._replace(source=number) for number, part in enumerate(parts)]
+        found: list[Part] | None = [Part(*part[:2], number) for number, part in enumerate(parts)]
         for cut in reversed(self.cuts):
             found = found and cut.expand(found)
         return found

@@ -39,7 +39,7 @@ def convert(call: Call) -> Cost:
 @op("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
 @op("_cudnn_rnn_flatten_weight _conj_copy _neg_view_copy _stack"
     " indices_copy values_copy _indices_copy _values_copy crow_indices_copy col_indices_copy _reshape_alias_copy"
-    " range _fw_primal_copy _assert_async _functional_assert_async resize_as resize_as_")  # fmt: skip
+    " range _fw_primal_copy resize_as resize_as_")  # fmt: skip
 @op("detach_copy diagonal_copy as_strided_copy unfold_copy _reshape_copy narrow_copy split_copy split_with_sizes_copy"
     " unbind_copy repeat_interleave diag_embed block_diag _pack_padded_sequence zero tril_indices triu_indices"
     " fill_diagonal_")  # fmt: skip
@@ -66,6 +66,12 @@ def copy(call: Call) -> Cost:
     """Reads what it is given, no more of it than it returns (a copy of a part reads that part), and writes that."""
     returned = sum(output.numel * output.itemsize for output in call.outputs)
     return one_pass(call.cost(read_bytes=min(call.read_bytes, returned)), call)
+
+
+@op("_assert_async _functional_assert_async")
+def check(call: Call) -> Cost:
+    """A thread reads the condition (TensorCompare.cu)."""
+    return streamed(call.cost(write_bytes=0), 1)
 
 
 @op("tril tril_ triu triu_", loop=loops.point, results=same)

@@ -1,4 +1,4 @@
-"""Data-dependent shape: x[x > 0] has as many elements as the values decide; needs real values."""
+"""Data-dependent shape: x[x > 0] has as many elements as the values decide; half is assumed."""
 
 import torch
 from torch import nn

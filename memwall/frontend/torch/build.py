@@ -22,12 +22,13 @@ from torch.utils._pytree import tree_flatten
 
 from memwall.core.errors import UsageError, message_of
 from memwall.core.units import size
+from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
-from memwall.frontend.torch.values import Carrying, KnownValues
+from memwall.frontend.torch.values import KnownValues
 from memwall.frontend.workload.blame import blame, first_line
 from memwall.frontend.workload.inputs import stays_on_host
 

@@ -289,8 +289,7 @@ class Recorder(TorchDispatchMode):
         self.emit(name, names, tensors, outputs, scalars)
 
     def _is_host_call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-        device = self.device
-        return all(t.device.type != device for t in outputs) and all(t.device.type != device for t in inputs)
+        return all(t.device.type != self.device for t in (*outputs, *inputs))
 
     def emit(
         self, name: str, names: Iterable[str], inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor],
@@ -370,8 +369,7 @@ class Recorder(TorchDispatchMode):
 
     def _mark_line(self) -> str:
         """The user's line of the call that is being recorded, which the newest autograd node remembers."""
-        line = self.lines.here()
-        self.lines.mark(torch._C._autograd._get_sequence_nr() - 1, line)
+        self.lines.mark(torch._C._autograd._get_sequence_nr() - 1, line := self.lines.here())
         return line
 
     def _line(self, node: Any) -> str:

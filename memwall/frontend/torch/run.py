@@ -30,6 +30,7 @@ from memwall.frontend.torch.build import (
     settle,
     take_step,
 )
+from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
@@ -44,7 +45,7 @@ from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
-from memwall.frontend.torch.values import Carrying, KnownValues
+from memwall.frontend.torch.values import KnownValues
 from memwall.frontend.workload import Workload
 from memwall.frontend.workload.seeds import seed_all, undrawn
 from memwall.hardware.lookup import DEFAULT_GPU, load_gpu

@@ -453,7 +453,10 @@ def test_encoder_and_decoder_are_two_runs():
     whole = both(7)
     short = shorten(whole)
     assert_valid(short.graph)
-    assert {run.prefix: run.count for run in short.runs} == {"encoder.layers": 5, "decoder.layers": 5}
+    assert {run.prefix: run.count for cut in short.cuts for run in cut.runs} == {
+        "encoder.layers": 5,
+        "decoder.layers": 5,
+    }
     encoder, decoder = last_is(7, "encoder.layers"), last_is(7, "decoder.layers")
     assert canonical(short.graph, lambda path: encoder(decoder(path))) == canonical(both(4))
     assert round_trip(whole)
@@ -465,7 +468,7 @@ def test_only_the_long_stage_of_a_convolutional_network_is_cut():
         model, inputs = file.model(), file.inputs()
     short = shorten(traced(model, inputs))
     assert_valid(short.graph)
-    assert [run.prefix for run in short.runs] == ["stage3"]  # 3, 4, 6 and 3 blocks
+    assert [run.prefix for cut in short.cuts for run in cut.runs] == ["stage3"]  # 3, 4, 6 and 3 blocks
     assert layers_left(short.graph, prefix="stage3") == [0, 1, 2, 5]
 
 
@@ -474,7 +477,7 @@ def test_lists_in_lists_are_cut_inside():
     whole = small(nested)
     short = shorten(whole)
     assert_valid(short.graph)
-    assert [run.prefix for run in short.runs] == ["0.layers", "1.layers"]
+    assert [run.prefix for cut in short.cuts for run in cut.runs] == ["0.layers", "1.layers"]
     assert round_trip(whole)
 
 

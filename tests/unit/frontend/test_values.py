@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
+from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.values import MOST_INTEGERS, Carrying, KnownValues
+from memwall.frontend.torch.values import MOST_INTEGERS, KnownValues
 
 #: a step of a program: integers of some shape, a source of choices → integers; each answers on any device
 STEPS: tuple[Callable[[torch.Tensor, random.Random], torch.Tensor], ...] = (

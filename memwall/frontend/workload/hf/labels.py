@@ -61,7 +61,7 @@ def _hidden_patches(asked: Asked, inputs: Inputs) -> Tensor:
 
 
 def _future(asked: Asked, inputs: Inputs) -> Tensor:
-    from memwall.frontend.workload.hf.inputs import MAKERS
+    from memwall.frontend.workload.hf.makers import MAKERS
 
     return MAKERS["future_values"](asked)
 

@@ -1,0 +1,44 @@
+"""Values carried along while a module is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from memwall.frontend.torch.tensors import flat_tensors, is_wrapper
+from memwall.frontend.torch.value_rules import COPIES
+from memwall.frontend.torch.values import KnownValues
+from memwall.ops.signatures import signature_of
+
+#: what makes tensors without values, or keeps the storage: most calls while a module is built
+_VALUELESS = frozenset((torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default))
+
+
+class Carrying(TorchDispatchMode):
+    """While open, values are carried along and nothing is recorded: a module is built so. What is on the host meets
+    what is on ``meta`` as if it were there too, as both would be on the host where weights are built with data."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, values: KnownValues) -> None:
+        super().__init__()
+        self._values = values
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _VALUELESS and not types:
+            return func(*args, **kwargs)
+        if any(map(is_wrapper, types)):
+            return NotImplemented
+        if not isinstance(func, OpOverload):
+            return func(*args, **kwargs)
+        signature = signature_of(func)
+        if signature.name not in COPIES:
+            tensors = flat_tensors(args)
+            if any(t.is_meta for t in tensors) and not all(t.is_meta for t in tensors):
+                args = tree_map_only(torch.Tensor, lambda t: t if t.is_meta else self._values.made(t), args)
+        return self._values.call(signature, args, kwargs)
