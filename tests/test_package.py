@@ -22,8 +22,8 @@ from tests.unit.places import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 PUBLIC = {
-    "profile", "compare", "Workload", "Profile", "Comparison", "load_gpu", "Gpu", "register_cost", "Cost", "Call",
-    "Pipe", "MemwallError", "trace", "__version__",
+    "profile", "compare", "Workload", "Profile", "Comparison", "load_gpu", "on_host", "Gpu", "register_cost", "Cost",
+    "Call", "Pipe", "MemwallError", "trace", "__version__",
 }  # fmt: skip
 
 

@@ -70,7 +70,11 @@ def parse_input(text: str) -> InputSpec:
 
 def on_host(tensor: Tensor) -> Tensor:
     """An input that a CUDA run leaves on the host, such as the lengths of ``pack_padded_sequence``: it takes no memory
-    of the GPU, and what is computed from it on the host launches no kernel."""
+    of the GPU, and what is computed from it on the host launches no kernel.
+
+    Args:
+        tensor: the input as ``inputs()`` makes it, of any shape and dtype.
+    """
     made = tensor.cpu()
     vars(made)[_ON_HOST] = True
     return made
