@@ -166,8 +166,8 @@ def _makes_weights(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     if func is torch.Tensor.to:
         return isinstance(args[0], nn.Parameter) and args[0].is_meta
     if func is torch.ones or func is torch.zeros:
-        dtype = kwargs.get("dtype")
-        return (dtype is None or dtype.is_floating_point) and type(args[0] if args else None) is int and args[0] > 64
+        floats = kwargs.get("dtype") in (None, float, torch.float32, torch.bfloat16, torch.float16, torch.float64)
+        return floats and type(args[0] if args else None) is int and args[0] > 64
     return False
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import memwall
 from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
 from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.device import TracedDevice
@@ -106,3 +107,18 @@ def test_choices_are_balanced():
     found, assumed = Assumptions((), lambda: ("", "")).chosen(torch.Size((16, 8)), -1, 2)
     assert assumed == "experts=balanced" and torch.bincount(found.flatten()).tolist() == [4] * 8
     assert all(len(set(row)) == 2 for row in found.tolist())
+
+
+def test_python_types_as_dtypes_while_building():
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+            mask = torch.tril(torch.ones(128, 128, dtype=bool))
+            self.rows = int(mask.sum())
+
+        def forward(self, x):
+            return self.linear(x)[: self.rows]
+
+    profile = memwall.profile(memwall.Workload(Masked, lambda: (torch.randn(9000, 8),)), gpu="h100")
+    assert profile.graph.values[profile.graph.outputs[0]].spec.shape == (128 * 129 // 2, 8)
