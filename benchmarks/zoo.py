@@ -16,6 +16,7 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,6 @@ class Row:
     flops: int = 0
     counter_flops: int | None = None
     seconds: float = 0.0
-    assumed: str = ""
 
     @property
     def key(self) -> Case:
@@ -109,12 +109,11 @@ class Worker:
         return Row(
             suite, name, mode, "works", ", ".join(profile.coverage.unmodeled), len(profile.graph.ops),
             profile.workload.parameters, flops, counted, round(seconds, 2),
-            "; ".join(map(str, profile.capture.get("assumptions", ()))),
         )  # fmt: skip
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+    return re.sub(r"/\S*-packages/", "", " ".join(str(error).split()))[:300]
 
 
 #: ops of a graph whose FLOPs torch's counter knows

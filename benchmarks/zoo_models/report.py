@@ -43,7 +43,7 @@ def summary(rows: Sequence[Any]) -> str:
         equal = sum(row.flops == row.counter_flops for row in compared)
         share = f"{len(works)} ({100 * len(works) / max(len(own), 1):.1f} %)"
         cells = (
-            len(own), share, sum(bool(row.assumed) for row in works),
+            len(own), share,
             count["refused"], count["crash"] + count["out of memory"], count["timeout"], f"{equal} of {len(compared)}",
             f"{statistics.median([row.seconds for row in works] or [0.0]):.2f}",
         )  # fmt: skip
@@ -58,7 +58,6 @@ def report(rows: Sequence[Any], before: Sequence[Any]) -> str:
     parts += ["## What has changed since the last run", "", *_changes(rows, before), ""]
     parts += ["## What does not work, and why", "", *_causes(rows), ""]
     parts += ["## FLOPs that differ from the counter's", "", *_differences(rows), ""]
-    parts += ["## Assumptions", "", *_assumed(rows), ""]
     parts += ["## Not buildable by their library", "", *_not_buildable(rows)]
     return "\n".join(parts) + "\n"
 
@@ -89,15 +88,6 @@ def _differences(rows: Iterable[Any]) -> list[str]:
                 f"| {row.suite} | {row.name} | {row.mode} | {row.flops:,} | {row.counter_flops:,} | {ratio:.4f} |"
             )
     return lines if len(lines) > 2 else ["None."]
-
-
-def _assumed(rows: Iterable[Any]) -> list[str]:
-    found = defaultdict(list)
-    for row in rows:
-        if row.status == "works" and row.assumed:
-            found[row.assumed].append(f"{row.name} ({row.mode[0]})")
-    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
-    return [f"- {said}: {', '.join(names)}" for said, names in ranked] or ["None."]
 
 
 def _not_buildable(rows: Iterable[Any]) -> list[str]:
