@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _LIBRARIES = ("torch", "transformers", "timm", "diffusers", "torchvision", "torchaudio", "torch_geometric")
-_INTRODUCTION = """# The zoo: every model of seven libraries, as it comes
+_INTRODUCTION = """# The zoo: the models of six libraries, as it comes
 
 `python benchmarks/zoo.py` builds each model from its default configuration, layers cut to two, and profiles it on an
 H100. A model that its own library cannot build from what it ships is counted apart. The FLOPs are those of matrix

@@ -95,15 +95,8 @@ op("multi_margin_loss")(per_element("self", 3))
 op("multi_margin_loss_backward")(per_element("self", 2))
 
 
-@op("multilabel_margin_loss_forward")
+@op("multilabel_margin_loss_forward multilabel_margin_loss_backward")
 def multilabel_margin(call: Call) -> Cost:
     """Each class against each target of a row: 3 FLOP a pair. How many targets a row has is in data: one, the least."""
-    data = call.need("self")
-    return streamed(call.cost(vector_flops(data, 3 * data.numel)), data.numel)
-
-
-@op("multilabel_margin_loss_backward")
-def multilabel_margin_backward(call: Call) -> Cost:
-    """As the loss: 3 for each class and target, of which at least one."""
     data = call.need("self")
     return streamed(call.cost(vector_flops(data, 3 * data.numel)), data.numel)

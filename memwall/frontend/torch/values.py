@@ -125,7 +125,7 @@ class KnownValues:
         self._shadows[raw._cdata] = _Shadow(raw, element.untyped_storage(), uniform=True, assumed=assumed)
 
     def _shadow(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor's view of its shadow, which is made where there is none."""
+        """A tensor's view of its shadow, which is made if it does not exist."""
         found = self.of(tensor)
         if found is not None:
             return found

@@ -115,12 +115,12 @@ class Asked:
 
     @cached_property
     def vision(self) -> Any:
-        """The part that describes images; the whole where there is none."""
+        """The part that describes images, or the whole configuration if it has no such part."""
         return self._part(_VISION, ("patch_size", "image_size", "num_channels", "in_channels"))
 
     @cached_property
     def audio(self) -> Any:
-        """The part that describes sound; the whole where there is none."""
+        """The part that describes sound, or the whole configuration if it has no such part."""
         return self._part(_AUDIO, ("num_mel_bins", "feature_size", "max_source_positions", "input_dim", "mel_bins"))
 
     def _part(self, names: tuple[str, ...], fields: tuple[str, ...]) -> Any:

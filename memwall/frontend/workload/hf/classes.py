@@ -20,7 +20,7 @@ _AUTO_MAPPINGS = (
 
 def model_class(transformers: Any, read: Read, source: object) -> Any:
     """The class that a configuration is of: its architecture's, else of transformers' tables the first that takes this
-    configuration, else a class of its modeling file. A UsageError where there is none."""
+    configuration, else a class of its modeling file. A UsageError if no class is found."""
     from torch.nn import Module
 
     config = read.config
