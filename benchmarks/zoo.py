@@ -35,13 +35,16 @@ MODES = ("inference", "training")
 LIMIT_S = 180.0
 #: bytes that one model may take: a trace needs no weights
 MEMORY_BYTES = 6 << 30
+#: and on real tensors
+REAL_MEMORY_BYTES = 14 << 30
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one model. ``status``: works, refused, crash, timeout, out of memory, or not buildable (by its
-    library). ``flops`` are those of the ops that the counter knows; ``counter_flops`` what it counts, None where it
-    cannot run."""
+    """What became of one model. ``status``: works, refused, crash, timeout, out of memory, not buildable (by its
+    library), or not runnable (its library fails on real tensors too). ``assumed``: what the trace assumed where it
+    follows from activations. ``flops`` are those of the ops that the counter knows; ``counter_flops`` what it counts,
+    None where it cannot run."""
 
     suite: str
     name: str
@@ -53,6 +56,7 @@ class Row:
     flops: int = 0
     counter_flops: int | None = None
     seconds: float = 0.0
+    assumed: str = ""
 
     @property
     def key(self) -> Case:
@@ -82,7 +86,7 @@ class Worker:
     def __call__(self, suite: str, name: str, mode: str) -> dict[str, Any]:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, REAL_MEMORY_BYTES))
         with tempfile.TemporaryDirectory() as folder:
             return asdict(self._row(suite, name, mode, Path(folder)))
 
@@ -91,25 +95,52 @@ class Worker:
 
         import memwall
 
+        library = SUITES[suite]()
         try:
-            target = SUITES[suite]().workload(name, mode, folder)
+            target = library.workload(name, mode, folder)
         except NotBuildable as error:
             return Row(suite, name, mode, "not buildable", _line(error))
         start_s = time.process_time()
         try:
             profile = memwall.profile(target, gpu="h100", mode=mode)
         except memwall.MemwallError as error:
-            return Row(suite, name, mode, "refused", _line(error).replace(str(folder), name))
+            said = _line(error).replace(str(folder), name)
+            failure = _real_failure(target, mode, said) if library.gives_inputs(name) else ""
+            return Row(suite, name, mode, "not runnable" if failure else "refused", failure or said)
         except MemoryError:
             return Row(suite, name, mode, "out of memory")
         except Exception as error:
             return Row(suite, name, mode, "crash", f"{type(error).__name__}: {_line(error)}")
         seconds = time.process_time() - start_s
         flops, counted = _counts(target, mode)
+        assumed = "; ".join(note for note in profile.notes if note.startswith("assumed"))
         return Row(
             suite, name, mode, "works", ", ".join(profile.coverage.unmodeled), len(profile.graph.ops),
-            profile.workload.parameters, flops, counted, round(seconds, 2),
+            profile.workload.parameters, flops, counted, round(seconds, 2), assumed,
         )  # fmt: skip
+
+
+def _real_failure(target: Any, mode: str, refusal: str) -> str:
+    """What forward alone raises on real tensors, without memwall's trace, where it is what the trace was refused for;
+    else nothing."""
+    import resource
+
+    import torch
+
+    from memwall.frontend.workload import Workload, resolve
+
+    workload = target if isinstance(target, Workload) else resolve(target, mode=mode)
+    resource.setrlimit(resource.RLIMIT_DATA, (REAL_MEMORY_BYTES, REAL_MEMORY_BYTES))
+    try:
+        module = workload.model() if callable(workload.model) else workload.model
+        inputs = workload.inputs() if callable(workload.inputs) else workload.inputs
+        module.train(mode == "training")
+        with torch.no_grad():
+            module(**inputs) if isinstance(inputs, dict) else module(*inputs)
+    except Exception as error:
+        own = type(error).__name__ in refusal and "allocate memory" not in str(error)
+        return f"{type(error).__name__}: {_line(error)}" if own else ""
+    return ""
 
 
 def _line(error: BaseException) -> str:
@@ -214,8 +245,9 @@ def answer(child: Any, case: Case) -> dict[str, Any]:
         row: dict[str, Any] = child.receive(0.0)
         return row
     except Lost as lost:
-        status = lost.status if lost.status in ("timeout", "out of memory") else "crash"
-        return asdict(Row(*case, status, str(lost)))
+        if lost.status == "timeout":
+            return asdict(Row(*case, "timeout", f"took longer than {LIMIT_S:.0f} s"))
+        return asdict(Row(*case, "out of memory" if lost.status == "out of memory" else "crash", str(lost)))
 
 
 def read(path: Path) -> list[Row]:

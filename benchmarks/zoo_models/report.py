@@ -12,30 +12,34 @@ from pathlib import Path
 from typing import Any
 
 _LIBRARIES = ("torch", "transformers", "timm", "diffusers", "torchvision", "torchaudio", "torch_geometric")
+#: what says nothing about memwall
+_APART = ("not buildable", "not runnable")
 _INTRODUCTION = """# The zoo: the models of six libraries, as it comes
 
 `python benchmarks/zoo.py` builds each model from its default configuration, layers cut to two, and profiles it on an
-H100. A model that its own library cannot build from what it ships is counted apart. The FLOPs are those of matrix
-products and convolutions by memwall's formulas, compared with torch's FlopCounterMode over the same step, attention run
-as products; where the counter cannot run the step, nothing is compared. Seconds are CPU seconds of `memwall.profile`
-after imports.
+H100. A model that its own library cannot build from what it ships, or cannot run on real tensors with the same inputs,
+is counted apart. The FLOPs are those of matrix products and convolutions by memwall's formulas, compared with torch's
+FlopCounterMode over the same step, attention run as products; where the counter cannot run the step, nothing is
+compared. Seconds are CPU seconds of `memwall.profile` after imports.
 """
 
 
 def summary(rows: Sequence[Any]) -> str:
     """Markdown: a table by suite and mode."""
-    titles = ("buildable", "works", "refused", "crash", "time-out", "FLOPs equal", "median s")
+    titles = ("buildable", "runnable", "works", "refused", "crash", "time-out", "with assumptions", "FLOPs equal",
+              "median s")  # fmt: skip
     lines = [f"| suite | mode | {' | '.join(titles)} |", "|---|---|" + "---:|" * len(titles)]
     for suite, mode in dict.fromkeys((row.suite, row.mode) for row in rows):
-        own = [row for row in rows if (row.suite, row.mode) == (suite, mode) and row.status != "not buildable"]
+        built = [row for row in rows if (row.suite, row.mode) == (suite, mode) and row.status != "not buildable"]
+        own = [row for row in built if row.status != "not runnable"]
         count = Counter(row.status for row in own)
         works = [row for row in own if row.status == "works"]
         compared = [row for row in works if row.counter_flops is not None]
         equal = sum(row.flops == row.counter_flops for row in compared)
         share = f"{len(works)} ({100 * len(works) / max(len(own), 1):.1f} %)"
         cells = (
-            len(own), share,
-            count["refused"], count["crash"] + count["out of memory"], count["timeout"], f"{equal} of {len(compared)}",
+            len(built), len(own), share, count["refused"], count["crash"] + count["out of memory"], count["timeout"],
+            sum(bool(row.assumed) for row in works), f"{equal} of {len(compared)}",
             f"{statistics.median([row.seconds for row in works] or [0.0]):.2f}",
         )  # fmt: skip
         lines.append(f"| {suite} | {mode} | {' | '.join(map(str, cells))} |")
@@ -49,8 +53,10 @@ def report(rows: Sequence[Any], before: Sequence[Any]) -> str:
     parts += ["## What has changed since the last run", "", *_changes(rows, before), ""]
     parts += ["## What does not work, and why", "", *_causes(rows), ""]
     parts += ["## FLOPs that differ from the counter's", "", *_differences(rows), ""]
-    parts += ["## Not buildable by their library", "", *_not_buildable(rows)]
-    return "\n".join(parts) + "\n"
+    parts += ["## What was assumed", "", *_assumed(rows), ""]
+    for status in _APART:
+        parts += [f"## {status.capitalize()} by their library", "", *_apart(rows, status), ""]
+    return "\n".join(parts)
 
 
 def _cause(message: str) -> str:
@@ -61,7 +67,7 @@ def _cause(message: str) -> str:
 def _causes(rows: Iterable[Any]) -> list[str]:
     found = defaultdict(list)
     for row in rows:
-        if row.status not in ("works", "not buildable"):
+        if row.status not in ("works", *_APART):
             found[row.status, _cause(row.message)].append(f"{row.name} ({row.mode[0]})")
     if not found:
         return ["Nothing."]
@@ -81,8 +87,18 @@ def _differences(rows: Iterable[Any]) -> list[str]:
     return lines if len(lines) > 2 else ["None."]
 
 
-def _not_buildable(rows: Iterable[Any]) -> list[str]:
-    once = {(row.suite, row.name): row.message for row in rows if row.status == "not buildable"}
+def _assumed(rows: Iterable[Any]) -> list[str]:
+    """Each assumption with the models that it was made for."""
+    found = defaultdict(list)
+    for row in rows:
+        for text in {re.sub(r" \(.*", "", part) for part in row.assumed.split("; ") if row.assumed}:
+            found[text].append(f"{row.name} ({row.mode[0]})")
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
+    return [f"- {text}: {', '.join(names)}" for text, names in ranked] or ["Nothing."]
+
+
+def _apart(rows: Iterable[Any], status: str) -> list[str]:
+    once = {(row.suite, row.name): row.message for row in rows if row.status == status}
     return [f"- {suite} {name}: {message[:160]}" for (suite, name), message in once.items()] or ["None."]
 
 
@@ -92,7 +108,7 @@ def _changes(rows: Iterable[Any], before: Iterable[Any]) -> list[str]:
     lines = []
     for row in rows:
         old = known.get(row.key)
-        if old is None or row.status == "not buildable":
+        if old is None or row.status in _APART:
             continue
         if old.status != row.status:
             lines.append(f"- {' '.join(row.key)}: {old.status} → {row.status} {row.message[:120]}")
