@@ -19,7 +19,7 @@ from memwall.ops import table_calls
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import streamed, vector_flops
-from memwall.ops.launches import Gemm, Plain
+from memwall.ops.launches import Gemm, Plain, Stream
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import Formula, call_of, classify, cost_of, define
 from memwall.ops.results import attributes_of
@@ -46,10 +46,12 @@ def library_rule(name: str) -> Rule | None:
     key = name if "::" in name else f"autograd_function::{name}"
     counted_as = next((schema.counted_as for schema in library_schemas().get(key, ())), "")
     verb, _, rest = counted_as.partition(" ")
-    if verb in ("moves", "converts"):
+    if verb in ("moves", "converts", "activation"):
         tensors, _, kind = rest.partition(", ")
         reads, _, writes = tensors.partition(" -> ")
         op_class, _, flops = kind.partition(" ")
+        if verb == "activation":
+            return _activation(tensors, int(flops))
         if verb == "converts":
             return _converts(reads.split(), float(writes), op_class, int(flops or 0))
         return _moves(reads.split(), writes.split(), op_class, int(flops or 0))
@@ -72,6 +74,22 @@ def _moves(reads: Sequence[str], writes: Sequence[str], op_class: str, per_eleme
         flops = vector_flops(first, per_element * sum(spec.numel for spec in written))
         cost = Cost(flops, sum(s.nbytes for s in read), sum(s.nbytes for s in written))
         return Counted(streamed(cost, first.numel), op_class)
+
+    return rule
+
+
+def _activation(like: str, per_element: int) -> Rule:
+    """A function of each element of ``input``, or of a pair of its halves, into ``out``: so many FLOPs for each result,
+    in the kernel of the torch op ``like``. Gates count their product: silu's 4 and 1, gelu's 5 (erf) or 9 (tanh) and 1.
+    """
+
+    def rule(call: Recorded) -> Counted:
+        data, made = call.need("input"), call.need("out")
+        flops = vector_flops(made, per_element * made.numel)
+        kernel = cost_of(Call(like, (data,), ("self",), (made,), {}, data.nbytes, made.nbytes))
+        total = sum(flops.values())
+        launches = tuple(replace(one, flops=total) if isinstance(one, Stream) else one for one in kernel.launches)
+        return Counted(replace(kernel, flops=flops, launches=launches), "elementwise")
 
     return rule
 

@@ -114,8 +114,8 @@ def by_contract(source: Source) -> Workload:
 
 
 def by_name(source: Source, name: str) -> Workload:
-    """The workload made of one class, function, module or Workload of a file; a UsageError where the name is none of
-    these."""
+    """The workload made of one class, function, module or Workload of a file; a UsageError where the name belongs to
+    something else, or to nothing."""
     found: Any = source.module
     for part in name.split("."):
         found = getattr(found, part, None)

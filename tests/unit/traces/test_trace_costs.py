@@ -132,7 +132,22 @@ COUNTED = {
         "_C::rms_norm", [[6, 8], [6, 8], [8], []], [BF16, BF16, BF16, "Scalar"], ["", "", "", "1e-06"], ["k"],
         4 * 48, 2 * (48 + 8), 2 * 48,
     ),
-    "vLLM's gate": ("_C::silu_and_mul", [[6, 8], [6, 16]], [BF16, BF16], ["", ""], ["k"], 4 * 48, 2 * 96, 2 * 48),
+    "vLLM's gate: exp, add, divide, multiply; and the product": (
+        "_C::silu_and_mul", [[6, 8], [6, 16]], [BF16, BF16], ["", ""], ["k"], (4 + 1) * 48, 2 * 96, 2 * 48,
+    ),
+    "the same by gelu's tanh: 9, and the product": (
+        "_C::gelu_tanh_and_mul", [[6, 8], [6, 16]], [BF16, BF16], ["", ""], ["k"], (9 + 1) * 48, 2 * 96, 2 * 48,
+    ),
+    "gelu by erf: 5, and the product": (
+        "sgl_kernel::gelu_and_mul", [[6, 8], [6, 16]], [BF16, BF16], ["", ""], ["k"], (5 + 1) * 48, 2 * 96, 2 * 48,
+    ),
+    "the gate of gpt-oss: alpha x, sigmoid 3, x by it, up + 1, the product": (
+        "_C::swigluoai_and_mul", [[6, 8], [6, 16], [], []], [BF16, BF16, "Scalar", "Scalar"],
+        ["", "", "1.702", "7.0"], ["k"], (1 + 3 + 1 + 1 + 1) * 48, 2 * 96, 2 * 48,
+    ),
+    "an activation by itself: 1.702 x, sigmoid 3, the product": (
+        "_C::gelu_quick", [[6, 8], [6, 8]], [BF16, BF16], ["", ""], ["k"], (1 + 3 + 1) * 48, 2 * 48, 2 * 48,
+    ),
     "rotary embedding, in place": (
         "_C::rotary_embedding", [[6], [6, 32], [6, 8], [], [100, 8], []], [I64, BF16, BF16, "Scalar", BF16, "Scalar"],
         ["", "", "", "8", "", "True"], ["k"], 3 * 6 * 40, 8 * 6 + 2 * 6 * 40, 2 * 6 * 40,
