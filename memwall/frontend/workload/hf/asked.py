@@ -19,14 +19,18 @@ SECONDS, SPECTROGRAM_SECONDS = 1.0, 10.0
 #: samples of a waveform in a second, and columns of a spectrogram (steps of 10 ms)
 SAMPLE_RATE, COLUMN_RATE = 16_000, 100
 
-_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
+#: What a configuration calls the most positions that it has.
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "seq_length")
 _VISION = (
     "vision_config", "vision_tower_config", "vit_config", "vision_encoder_config", "image_config", "backbone_config",
     "encoder",
 )  # fmt: skip
 _AUDIO = (
     "audio_config", "audio_encoder_config", "encoder_config", "speech_config", "acoustic_tokenizer_encoder_config",
+    "asr_config", "semantic_model_config",
 )  # fmt: skip
+#: Bins of a column of Wav2Vec2-BERT's spectrogram, of which its model is given several at once.
+_BINS = 80
 
 _PIXELS = ("pixel_values", "pixel_values_images", "flattened_patches", "pixel_values_videos", "inputs")
 #: Size → what has it, and the inputs of a forward that takes such.
@@ -64,7 +68,8 @@ def pair(value: Any) -> tuple[int, int] | None:
 
 
 def _extractor_default(config: Any, *names: str) -> int | None:
-    """What the feature extractor of a model takes one of some settings to be, where nothing else is said."""
+    """What the feature extractor of a model takes one of some settings to be, where nothing else is said, or has as a
+    constant."""
     package = type(config).__module__.rpartition(".")[0]
     try:
         module = importlib.import_module(f"{package}.feature_extraction_{package.rpartition('.')[2]}")
@@ -73,7 +78,8 @@ def _extractor_default(config: Any, *names: str) -> int | None:
     for kind in vars(module).values():
         if inspect.isclass(kind) and kind.__module__ == module.__name__:
             defaults = [inspect.signature(kind).parameters.get(name) for name in names]
-            found = [each.default for each in defaults if each is not None and type(each.default) is int]
+            stated = [each.default for each in defaults if each is not None]
+            found = [each for each in (*stated, *(getattr(kind, name, None) for name in names)) if type(each) is int]
             if found:
                 return found[0]
     return None
@@ -86,6 +92,8 @@ class Asked:
     config: Any
     model: Any
     sizes: Mapping[str, Any]
+    #: positions of tokens, where they are fewer than the configuration says
+    positions: int | None = None
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -121,7 +129,11 @@ class Asked:
     @cached_property
     def audio(self) -> Any:
         """The part that describes sound, or the whole configuration if it has no such part."""
-        return self._part(_AUDIO, ("num_mel_bins", "feature_size", "max_source_positions", "input_dim", "mel_bins"))
+        fields = (
+            "num_mel_bins", "feature_size", "max_source_positions", "input_dim", "mel_bins",
+            "feature_projection_input_dim",
+        )  # fmt: skip
+        return self._part(_AUDIO, fields)
 
     def _part(self, names: tuple[str, ...], fields: tuple[str, ...]) -> Any:
         config = self.config
@@ -146,8 +158,10 @@ class Asked:
     @cached_property
     def seq(self) -> int:
         """Tokens of text in a sample."""
-        longest = [n for key in _POSITIONS if (n := number(self.text, key)) is not None]
-        return int(self.sizes.get("seq") or min([SEQ, *longest]))
+        if (step := number(self.config, "audio_length_per_tok")) and self.takes("input_features"):
+            return self.columns() // step  # a token is added to what is heard at its time
+        longest = [n for key in POSITIONS if (n := number(self.text, key)) is not None]
+        return int(self.sizes.get("seq") or self.positions or min([SEQ, *longest]))
 
     def has(self, part: str) -> bool:
         """Whether the model has a part, as far as its configuration says."""
@@ -209,20 +223,31 @@ class Asked:
             "input_feat_size", "input_dim", "input_size", "feature_projection_input_dim", "spec_num_mel_bins",
         )  # fmt: skip
         stated = number(self.audio, *names) or number(self.config, *names)
-        return stated or _extractor_default(self.config, "feature_size", "num_mel_bins") or 80
+        stated = stated or _extractor_default(self.config, "feature_size", "num_mel_bins") or _BINS
+        stacked = number(self.audio, "num_stacked_frames") or _extractor_default(self.config, "frame_stacking") or 1
+        return stated * stacked * (_extractor_default(self.config, "delta_expansion") or 1)
 
-    def columns(self, default_s: float = SPECTROGRAM_SECONDS) -> int:
-        """Columns of a spectrogram."""
-        return max(1, math.ceil(float(self.sizes.get("seconds", default_s)) * COLUMN_RATE))
+    @cached_property
+    def stride(self) -> int:
+        """Columns of 10 ms from one that the model is given to the next: several may come as one."""
+        several = number(self.audio, "feature_projection_input_dim")
+        return several // _BINS if several else _extractor_default(self.config, "stride_lfr", "frame_stacking") or 1
+
+    def columns(self) -> int:
+        """Columns of a spectrogram; where the waveform is given too, of as many seconds."""
+        seconds = SECONDS if self.takes("input_values", "input_features") else SPECTROGRAM_SECONDS
+        return max(1, math.ceil(float(self.sizes.get("seconds", seconds)) * COLUMN_RATE / self.stride))
 
     @property
     def samples(self) -> int:
-        """Samples of a waveform."""
-        return max(1, math.ceil(float(self.sizes.get("seconds", SECONDS)) * self.sample_rate))
+        """Samples of a waveform, a multiple of those that become a token."""
+        step = number(self.audio, "samples_per_token") or 1
+        return max(1, math.ceil(float(self.sizes.get("seconds", SECONDS)) * self.sample_rate / step)) * step
 
     @property
     def sample_rate(self) -> int:
-        return number(self.audio, "sampling_rate", "sample_rate") or number(self.config, "sampling_rate") or SAMPLE_RATE
+        stated = number(self.audio, "sampling_rate", "sample_rate") or number(self.config, "sampling_rate")
+        return stated or _extractor_default(self.config, "sampling_rate") or SAMPLE_RATE
 
     @property
     def vocabulary(self) -> int:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.frontend.workload.blame import first_line
-from memwall.frontend.workload.hf.asked import Asked, number
+from memwall.frontend.workload.hf.asked import POSITIONS, Asked, number
 from memwall.frontend.workload.hf.images import images, tokens_of, videos
 from memwall.frontend.workload.hf.makers import MAKERS
 
@@ -40,6 +41,7 @@ def make_inputs(asked: Asked, model: Callable[[], Any], note: Note) -> dict[str,
     Raises:
         UsageError: forward needs an input that memwall cannot make.
     """
+    asked = _with_positions(asked, model)
     made = dict(_made(asked))
     unknown = [name for name in asked.required if name not in made]
     if unknown:
@@ -48,6 +50,23 @@ def make_inputs(asked: Asked, model: Callable[[], Any], note: Note) -> dict[str,
             f"give all inputs by --input, as in --input '{unknown[0]}=f32[...]'"
         )
     return _with_tokens(asked, made, model, note)
+
+
+def _with_positions(asked: Asked, model: Callable[[], Any]) -> Asked:
+    """What is asked for, with the positions that are left where the first are those of padding, as in RoBERTa: a
+    multiple of 8, as batches are padded to."""
+    from torch.nn import Embedding
+
+    most = number(asked.text, *POSITIONS)
+    padding = getattr(asked.text, "pad_token_id", None)
+    if most is None or type(padding) is not int or not asked.takes("input_ids"):
+        return asked
+    left = (most - padding - 1) // 8 * 8
+    if left < 8 or left >= asked.seq:
+        return asked
+    tables = [each for each in model().modules() if isinstance(each, Embedding)]
+    offset = any(each.num_embeddings == most and each.padding_idx == padding for each in tables)
+    return replace(asked, positions=left) if offset else asked
 
 
 #: Main inputs that come with others.
@@ -60,6 +79,8 @@ def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
     names = [*([main] if isinstance(main, str) else main), *asked.required]
     if not any(name in asked.parameters for name in names) and asked.takes("input_ids"):
         names.append("input_ids")  # the text part of a model of images
+    if asked.takes("lang_ids") and getattr(asked.config, "default_language", None) is None:
+        names.append("lang_ids")
     if asked.config.is_encoder_decoder:
         names.append("decoder_input_ids")
     if asked.takes("input_ids", "pixel_values") and asked.has("vision_config"):

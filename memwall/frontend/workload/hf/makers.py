@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,17 @@ if TYPE_CHECKING:
 
 Make = Callable[[Asked], "Tensor"]
 
+#: Model types whose tokens are one of text with one of each codebook.
+_TEXT_AND_CODES = frozenset(("kyutai_speech_to_text",))
+
 
 def _ids(asked: Asked) -> Tensor:
     """Tokens of text, none of them with a meaning of its own."""
     import torch
 
+    books = number(asked.config, "num_codebooks") if asked.config.model_type in _TEXT_AND_CODES else None
+    if books:
+        return torch.randint(0, asked.vocabulary, (asked.batch, asked.seq, 1 + books))
     drawn = torch.randint(0, asked.vocabulary, (asked.batch, asked.seq))
     plain = next(n for n in range(asked.vocabulary) if n not in asked.special or n == asked.vocabulary - 1)
     return torch.where(torch.isin(drawn, torch.tensor(sorted(asked.special))), plain, drawn)
@@ -70,11 +77,9 @@ def _fixed_columns(asked: Asked) -> int | None:
 
 
 #: Model types whose spectrograms are (batch, mels, columns), though nothing else tells.
-_CHANNELS_FIRST = frozenset(("clvp", "glmasr", "glmasr_encoder", "qwen3_asr_encoder"))
-
-
-#: Model types whose columns come several in one.
-_STACKED: Mapping[str, int] = {"granite_speech5_ctc": 4, "granite_speech5_encoder": 4}
+_CHANNELS_FIRST = frozenset(
+    ("clvp", "glmasr", "glmasr_encoder", "qwen3_asr_encoder", "voxtral_realtime", "voxtral_realtime_encoder")
+)
 
 
 def _spectrogram(asked: Asked) -> Tensor:
@@ -86,8 +91,7 @@ def _spectrogram(asked: Asked) -> Tensor:
         return torch.randn((asked.batch, asked.mels, asked.columns()), dtype=asked.dtype)
     if asked.takes("is_longer"):  # CLAP: (batch, 1, columns, mels) of 10 s in steps of 10 ms
         return torch.randn((asked.batch, 1, asked.columns() + 1, asked.mels), dtype=asked.dtype)
-    stacked = _STACKED.get(asked.config.model_type, 1)
-    shape = (asked.columns() // stacked, asked.mels * stacked) if columns is None else (asked.mels, columns)
+    shape = (asked.columns(), asked.mels) if columns is None else (asked.mels, columns)
     return torch.randn((asked.batch, *shape), dtype=asked.dtype)
 
 
@@ -110,11 +114,23 @@ def _sound(asked: Asked) -> Tensor:
     longest = number(asked.config, "max_length")
     if longest and number(asked.config, "num_mel_bins"):
         return torch.randn((asked.batch, longest, asked.mels), dtype=asked.dtype)
-    codec = asked.config.model_type.startswith("pe_audio") or (
-        number(asked.config, "codebook_size", "codebook_dim", "audio_channels") is not None
-    )
-    lead = (asked.batch, number(asked.config, "audio_channels") or 1) if codec else (asked.batch,)
+    fields = ("codebook_size", "codebook_dim", "quantization_dim", "audio_channels", "channels")
+    codec = asked.config.model_type.startswith("pe_audio") or number(asked.config, *fields) is not None
+    lead = (asked.batch, number(asked.config, "audio_channels", "channels") or 1) if codec else (asked.batch,)
     return torch.randn((*lead, asked.samples), dtype=asked.dtype)
+
+
+def _coded(asked: Asked) -> Tensor:
+    """What a half of a codec takes: a waveform, (batch, channels, samples), or its decoder (batch, width, frames)."""
+    import torch
+
+    ratios = getattr(asked.config, "upsampling_ratios", None)
+    if not asked.takes("padding_cache"):
+        return _floats(_batch, _seq, _hidden)(asked)
+    if not ratios:
+        return _sound(asked)
+    shape = (asked.batch, _hidden(asked), max(1, asked.samples // math.prod(ratios)))
+    return torch.randn(shape, dtype=asked.dtype)
 
 
 def _context(asked: Asked) -> int:
@@ -152,6 +168,13 @@ def _observed(steps: Callable[[Asked], int]) -> Make:
         return torch.ones_like(_series(steps)(asked), dtype=torch.bool)
 
     return make
+
+
+def _unpadded(asked: Asked) -> Tensor:
+    """TimesFM: where the past is padding, as numbers (modeling_timesfm.py)."""
+    import torch
+
+    return torch.zeros_like(_series(_context)(asked))
 
 
 def _codes(asked: Asked) -> Tensor:
@@ -239,6 +262,7 @@ MAKERS: Mapping[str, Make] = {
     "input_ids": _ids,
     "decoder_input_ids": _codes,
     "inputs_embeds": _floats(_batch, _seq, _hidden),
+    "lang_ids": _whole(0, _batch),
     "bbox": _whole(0, _batch, _seq, _constant(4)),
     "qformer_input_ids": _whole(1, _batch, _constant(32)),
     "query_embeds": _floats(_ONE, _of("num_query_tokens", default=32), _hidden),
@@ -250,6 +274,7 @@ MAKERS: Mapping[str, Make] = {
     "audio_mel_mask": _nothing_padded,
     "latents": _floats(_batch, _hidden, _constant(125)),
     "input_values": _sound,
+    "hidden_states": _coded,
     "input_features": _spectrogram,
     "input_features_mask": _spectrogram_mask,
     "feature_attention_mask": _spectrogram_mask,
@@ -274,6 +299,8 @@ MAKERS: Mapping[str, Make] = {
     # time series and decisions
     "past_values": _series(_context),
     "past_observed_mask": _observed(_context),
+    "past_values_padding": _unpadded,
+    "freq": _whole(0, _batch, _ONE),
     "past_time_features": _floats(_batch, _context, _time_features),
     "future_time_features": _floats(_batch, _horizon, _time_features),
     "future_values": _series(_horizon),
