@@ -53,13 +53,15 @@ class Structures:
 
     def _describe(self, module: nn.Module) -> Any:
         children = tuple([(name, None if m is None else self.number(m)) for name, m in module._modules.items()])
-        if any(module.__dict__.get(name) for name in _HOOKS) or "forward" in module.__dict__:
+        fields = module.__dict__
+        if any(map(fields.get, _HOOKS)) or "forward" in fields:
             return None
         if any(number is None and module._modules[name] is not None for name, number in children):
             return None
         attributes = []
-        for name, value in module.__dict__.items():
-            if name in _OWN_FIELDS or (name in _NUMBERS and type(value) is int):
+        for name in fields.keys() - _OWN_FIELDS:
+            value = fields[name]
+            if name in _NUMBERS and type(value) is int:
                 continue
             key = _attribute(value)
             if key is None:
@@ -69,7 +71,7 @@ class Structures:
             [(n, None if t is None else (t.shape, t.stride(), t.dtype, t.requires_grad))
              for held in (module._parameters, module._buffers) for n, t in held.items()]
         )  # fmt: skip
-        return type(module), tuple(attributes), tensors, children
+        return type(module), frozenset(attributes), tensors, children
 
 
 def _attribute(value: Any) -> Any:

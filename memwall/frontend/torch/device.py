@@ -62,10 +62,12 @@ class TracedDevice(TorchFunctionMode):
         super().__init__()
         self.device = torch.device(device)
         self._known = known
-        self._building = building
-        self._unfilled = _FILLERS if building and device == "meta" else frozenset()
-        #: methods that only a CUDA tensor answers as the model expects
-        self._answers: dict[Any, Callable[..., Any]] = {
+        self._fills_nothing = building and device == "meta"
+        #: what is called in the stead of a function
+        self._instead: dict[Any, Callable[..., Any]] = {
+            **{make: partial(self._made, make) for make in _FACTORIES},
+            torch.Tensor.__setitem__: self._set,
+            torch.Tensor.to: self._to,
             torch.Tensor.cuda: self._cuda,
             _IS_CUDA: lambda tensor: tensor.device.type in (device, "cuda"),
             _DEVICE: lambda tensor: tensor.device if building else self._device(tensor, sys._getframe(2)),
@@ -74,42 +76,62 @@ class TracedDevice(TorchFunctionMode):
             torch.Tensor.is_pinned: lambda tensor, *args, **options: False,
             torch.Tensor.type: self._type,
         }
+        if self._fills_nothing:
+            self._instead |= {fill: partial(self._unfilled, fill) for fill in _FILLERS}
         if known is not None:
-            self._answers |= {make: partial(self._of_numbers, make) for make in _OF_NUMBERS}
-            self._answers[torch.Tensor.new_tensor] = self._new_tensor
+            self._instead |= {make: partial(self._of_numbers, make) for make in _OF_NUMBERS}
+            self._instead[torch.Tensor.new_tensor] = self._new_tensor
         if known is not None and building:  # with data the tensor would be on the host
-            self._answers |= {method: partial(self._array, method) for method in _ARRAYS}
+            self._instead |= {method: partial(self._array, method) for method in _ARRAYS}
+        elif known is not None:
+            self._instead |= {make: partial(self._random, known, make) for make in _RANDOM}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self._unfilled:
-            target = args[0] if args else (kwargs or {}).get("tensor")
-            if isinstance(target, torch.Tensor) and target.is_meta:
-                return target
-        if func in _RANDOM and self._known is not None and not self._building and _is_number(args, kwargs or {}):
-            return self._known.drawn_on_host(func, *args, **(kwargs or {}))
-        if func in _FACTORIES:
-            kwargs = dict(kwargs or {})
-            device = kwargs.get("device")
-            kwargs["device"] = self.device if device is None else self._map(device)
-            if kwargs.get("pin_memory"):
-                del kwargs["pin_memory"]
-        elif (
-            func is torch.Tensor.__setitem__
-            and isinstance(args[2], (bool, int, float, complex))
-            and not _has_tensors(args[1])
-        ):
-            args[0][args[1]].fill_(args[2])  # what a device runs; on meta torch makes a tensor of the number first
-            return None
-        elif func in self._answers:
-            return self._answers[func](*args, **(kwargs or {}))
-        elif kwargs and kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": self._map(kwargs["device"])}
-        elif func is torch.Tensor.to and len(args) > 1 and is_cuda(args[1]):
-            args = (args[0], self.device, *args[2:])
-        if self._unfilled and _makes_weights(func, args, kwargs or {}):
+        instead = self._instead.get(func)
+        if instead is not None:
+            return instead(*args, **(kwargs or {}))
+        return func(*args, **self._mapped(kwargs)) if kwargs else func(*args)
+
+    def _mapped(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keyword arguments with the traced device in place of CUDA's."""
+        device = options.get("device")
+        return options if device is None else {**options, "device": self._map(device)}
+
+    def _unfilled(self, fill: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        target = args[0] if args else options.get("tensor")
+        if isinstance(target, torch.Tensor) and target.is_meta:
+            return target
+        return fill(*args, **self._mapped(options))
+
+    def _random(self, known: KnownValues, make: Callable[..., Any], *size: Any, **options: Any) -> Any:
+        if _is_number(size, options):
+            return known.drawn_on_host(make, *size, **options)
+        return self._made(make, *size, **options)
+
+    def _made(self, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        device = options.get("device")
+        options["device"] = self.device if device is None else self._map(device)
+        if options.get("pin_memory"):
+            del options["pin_memory"]
+        if self._fills_nothing and _is_weight(make, args, options):
             with torch._C._DisableTorchDispatch():
-                return func(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+                return make(*args, **options)
+        return make(*args, **options)
+
+    def _set(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
+        if isinstance(value, (bool, int, float, complex)) and not _has_tensors(index):
+            tensor[index].fill_(value)  # what a device runs; on meta torch makes a tensor of the number first
+        else:
+            torch.Tensor.__setitem__(tensor, index, value)
+
+    def _to(self, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        options = dict(self._mapped(options))
+        if args and is_cuda(args[0]):
+            args = (self.device, *args[1:])
+        if self._fills_nothing and isinstance(tensor, nn.Parameter) and tensor.is_meta:
+            with torch._C._DisableTorchDispatch():
+                return torch.Tensor.to(tensor, *args, **options)
+        return torch.Tensor.to(tensor, *args, **options)
 
     def _device(self, tensor: torch.Tensor, caller: FrameType) -> torch.device:
         """``cuda:0`` to the model's code; torch's own and memwall's need to know where the tensor is."""
@@ -159,16 +181,12 @@ def _is_number(size: Sequence[Any], options: Mapping[str, Any]) -> bool:
     return options.get("device") is None and "generator" not in options and all(n == 1 for n in shape)
 
 
-def _makes_weights(func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call while a model is built makes weights, whose values are not carried along: most such calls do."""
-    if func is torch.empty:
-        return True
-    if func is torch.Tensor.to:
-        return isinstance(args[0], nn.Parameter) and args[0].is_meta
-    if func is torch.ones or func is torch.zeros:
-        floats = kwargs.get("dtype") in (None, float, torch.float32, torch.bfloat16, torch.float16, torch.float64)
+def _is_weight(make: Any, args: tuple, options: Mapping[str, Any]) -> bool:
+    """Whether what a factory makes while a model is built is a weight, whose values are not carried along: most are."""
+    if make is torch.ones or make is torch.zeros:
+        floats = options.get("dtype") in (None, float, torch.float32, torch.bfloat16, torch.float16, torch.float64)
         return floats and type(args[0] if args else None) is int and args[0] > 64
-    return False
+    return make is torch.empty
 
 
 def _has_tensors(index: Any) -> bool:

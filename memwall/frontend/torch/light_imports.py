@@ -24,20 +24,20 @@ _Function = Callable[..., Any]
 
 
 class _StandIn(ModuleType):
-    """A module that has some members by itself and loads the real one for all others."""
+    """A module that has some members by itself and loads the real one for all others.
+
+    torch imports members inside of functions that it calls thousands of times: such an import asks for ``__path__``,
+    which is there (empty but of packages) as an error would take longer, and so would ``__getattr__`` of the class."""
 
     def __init__(self, name: str, members: Mapping[str, Callable[[_StandIn, str], Any]]) -> None:
         super().__init__(name)
         made = {key: make(self, key) for key, make in members.items()}
         spec = find_spec(name)
         assert spec is not None
-        self.__dict__.update(made, __spec__=spec, __file__=spec.origin)
-        if spec.submodule_search_locations is not None:
-            self.__dict__["__path__"] = spec.submodule_search_locations
+        path = spec.submodule_search_locations or []
+        self.__dict__.update(made, __spec__=spec, __file__=spec.origin, __path__=path, __getattr__=self._missing)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "__path__":  # asked by each import of a member
-            raise AttributeError(name)
+    def _missing(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":  # asked of every module, by inspect for one
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(self.load(), name)
@@ -73,8 +73,6 @@ def _of_numbers(function: _Function) -> Callable[[_StandIn, str], _Function]:
 
     def make(module: _StandIn, name: str) -> _Function:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if len(args) == 1 and type(args[0]) in _NUMBERS and not kwargs:  # nearly always
-                return function(args[0])
             if not kwargs and all(map(_is_plain, args)):
                 return function(*args)
             return getattr(module.load(), name)(*args, **kwargs)
@@ -82,6 +80,17 @@ def _of_numbers(function: _Function) -> Callable[[_StandIn, str], _Function]:
         return call
 
     return make
+
+
+def _itself(module: _StandIn, name: str) -> _Function:
+    """A function that returns the number or truth value that it is given, likewise."""
+
+    def call(value: Any, *others: Any, **options: Any) -> Any:
+        if type(value) in _NUMBERS and not others and not options:
+            return value
+        return getattr(module.load(), name)(value, *others, **options)
+
+    return call
 
 
 _NUMBERS = frozenset((bool, int))
@@ -137,15 +146,13 @@ class _Class:
         return (getattr(self.module.load(), self.name),)
 
 
-_itself = _of_numbers(lambda value: value)
-
 #: Module -> its members that a trace needs.
 _MEMBERS: Mapping[str, Mapping[str, Callable[[_StandIn, str], Any]]] = {
     "torch._dynamo": {"disable": _disable, "graph_break": lambda module, name: lambda msg="": None},
     "sympy": {"Basic": _Class},
     "torch.utils._sympy.functions": {"Max": _Class},
     "torch.fx.experimental.symbolic_shapes": {
-        "expect_true": _of_numbers(lambda value, skip=0: value),
+        "expect_true": _itself,
         "free_unbacked_symbols": _of_numbers(lambda value: set()),
         "guard_bool": _itself,
         "guard_int": _itself,

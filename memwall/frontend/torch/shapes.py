@@ -47,11 +47,7 @@ def _lacks(name: str, key: str) -> bool:
 
 def _exists(name: str) -> bool:
     packet, _, overload = name.partition(".")
-    try:
-        torch._C._get_schema(packet, overload)
-    except RuntimeError:
-        return False
-    return True
+    return any(schema.overload_name == overload for schema in torch._C._jit_get_schemas_for_operator(packet))
 
 
 # -- results like an input ---------------------------------------------------------------------------------------------
