@@ -151,9 +151,19 @@ def _line(error: BaseException) -> str:
 _COUNTED = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.convolution_backward")
 
 
+def _convolution_backward(grad: Any, x: Any, weight: Any, *others: Any, out_shape: Any = None) -> int:
+    """FLOPs of the gradients of a convolution, each of them those of its forward; torch's counter multiplies those of
+    a grouped one by more than its groups allow. The first arguments are shapes."""
+    from torch.utils.flop_counter import conv_flop_count
+
+    transposed, mask = others[4], others[7]
+    return conv_flop_count(x, weight, grad, transposed) * sum(mask[:2])
+
+
 def _counts(target: Any, mode: str) -> tuple[int, int | None]:
     """FLOPs of one step by our formulas and by torch's counter: of the ops that the counter knows, attention as
     products. None where the step cannot run under the counter."""
+    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     from memwall.frontend.torch import TraceOptions
@@ -162,7 +172,8 @@ def _counts(target: Any, mode: str) -> tuple[int, int | None]:
     from memwall.ops import graph_costs
 
     workload = target if isinstance(target, Workload) else resolve(target, mode=mode)
-    counter = FlopCounterMode(display=False)
+    corrected = {torch.ops.aten.convolution_backward: _convolution_backward}
+    counter = FlopCounterMode(display=False, custom_mapping=corrected)
 
     def execute(step: Any, recorder: Any, args: Any, kwargs: Any) -> Any:
         counter.flop_counts.clear()  # some models run a part of themselves while they are built

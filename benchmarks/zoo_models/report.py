@@ -19,8 +19,9 @@ _INTRODUCTION = """# The zoo: the models of six libraries, as it comes
 `python benchmarks/zoo.py` builds each model from its default configuration, layers cut to two, and profiles it on an
 H100. A model that its own library cannot build from what it ships, or cannot run on real tensors with the same inputs,
 is counted apart. The FLOPs are those of matrix products and convolutions by memwall's formulas, compared with torch's
-FlopCounterMode over the same step, attention run as products; where the counter cannot run the step, nothing is
-compared. Seconds are CPU seconds of `memwall.profile` after imports.
+FlopCounterMode over the same step, attention run as products, its count of a grouped convolution's gradients corrected
+(each takes the forward's FLOPs); where the counter cannot run the step, nothing is compared. Seconds are CPU seconds of
+`memwall.profile` after imports.
 """
 
 
