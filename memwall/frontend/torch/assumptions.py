@@ -145,28 +145,33 @@ def _meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def _part(fraction: float, count: int) -> int:
+    """A fraction of some elements: at least one of them unless it is 0, as a model may take no care of none."""
+    return max(round(fraction * count), min(1, count)) if fraction else 0
+
+
 def _selected(fraction: float, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-    return _meta(round(fraction * math.prod(shape)), dtype=tensor.dtype)
+    return _meta(_part(fraction, math.prod(shape)), dtype=tensor.dtype)
 
 
 def _unique(fraction: float, tensor: torch.Tensor, *options: Any) -> tuple[torch.Tensor, ...]:
-    count = round(fraction * tensor.numel())
+    count = _part(fraction, tensor.numel())
     return _meta(count, dtype=tensor.dtype), _meta(*tensor.shape), _meta(count)
 
 
 def _unique_slices(fraction: float, tensor: torch.Tensor, dim: int, *options: Any) -> tuple[torch.Tensor, ...]:
-    count = round(fraction * tensor.shape[dim])
+    count = _part(fraction, tensor.shape[dim])
     shape = [count if axis == dim % tensor.dim() else size for axis, size in enumerate(tensor.shape)]
     return _meta(*shape, dtype=tensor.dtype), _meta(tensor.shape[dim]), _meta(count)
 
 
 #: op → its result where a fraction of its elements counts
 _COUNTED: Mapping[str, Callable[..., Any]] = {
-    "aten.nonzero": lambda fraction, x: _meta(round(fraction * x.numel()), x.dim()),
+    "aten.nonzero": lambda fraction, x: _meta(_part(fraction, x.numel()), x.dim()),
     "aten.masked_select": _selected,
     "aten._unique2": _unique,
     "aten.unique_consecutive": _unique,
     "aten.unique_dim": _unique_slices,
-    **dict.fromkeys(UNTAGGED, lambda fraction, boxes, *others: _meta(round(fraction * boxes.shape[0]))),
+    **dict.fromkeys(UNTAGGED, lambda fraction, boxes, *others: _meta(_part(fraction, boxes.shape[0]))),
 }

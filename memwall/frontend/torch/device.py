@@ -81,6 +81,8 @@ class TracedDevice(TorchFunctionMode):
         if known is not None:
             self._instead |= {make: partial(self._of_numbers, make) for make in _OF_NUMBERS}
             self._instead[torch.Tensor.new_tensor] = self._new_tensor
+            self._instead[torch.Tensor.__getitem__] = self._item
+            self._instead[torch.Tensor.__format__] = self._format
         if known is not None and building:  # with data the tensor would be on the host
             self._instead |= {method: partial(self._array, method) for method in _ARRAYS}
         elif known is not None:
@@ -159,6 +161,21 @@ class TracedDevice(TorchFunctionMode):
             return tensor.new_tensor(data, **options)
         return self._of_numbers(torch.tensor, data, **{"dtype": tensor.dtype, "device": self.device, **options})
 
+    def _item(self, tensor: torch.Tensor, index: Any) -> torch.Tensor:
+        """``x[:, [2, 0]]``: on ``meta`` torch would make an index tensor of the list without its numbers."""
+        items = index if isinstance(index, tuple) else (index,)
+        if not tensor.is_meta or not any(map(_is_list_of_numbers, items)):
+            return tensor[index]
+        return tensor[
+            tuple(self._of_numbers(torch.tensor, i, device=self.device) if _is_list_of_numbers(i) else i for i in items)
+        ]
+
+    def _format(self, tensor: torch.Tensor, spec: str) -> str:
+        """``f"expert_{tensor}"``: the number, where it is known."""
+        if self._known is not None and tensor.is_meta and not tensor.dim() and self._known.has(tensor):
+            return format(tensor.item(), spec)
+        return tensor.__format__(spec)
+
     def _array(self, method: Callable[..., Any], tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
         value = self._known.of(tensor) if self._known is not None else None
         return method(tensor if value is None else value, *args, **options)
@@ -187,6 +204,10 @@ def _is_weight(make: Any, args: tuple, options: Mapping[str, Any]) -> bool:
         floats = options.get("dtype") in (None, float, torch.float32, torch.bfloat16, torch.float16, torch.float64)
         return floats and type(args[0] if args else None) is int and args[0] > 64
     return make is torch.empty
+
+
+def _is_list_of_numbers(item: Any) -> bool:
+    return isinstance(item, list) and bool(item) and all(type(number) in (int, bool) for number in item)
 
 
 def _has_tensors(index: Any) -> bool:

@@ -10,6 +10,7 @@ parameters or floating inputs, so that activations stay unknown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -22,12 +23,13 @@ from memwall.frontend.torch.value_rules import CHOICES, FILLS, FINITE, INDEXED, 
 from memwall.ops.signatures import Signature
 
 #: Elements up to which values are kept: integers and booleans, and floating numbers.
-MOST_INTEGERS = 1 << 20
+MOST_INTEGERS = 1 << 23
 MOST_FLOATS = 1 << 14
 #: Bytes of shadows at which those of tensors that are gone are let go.
 _SWEPT_BYTES = 1 << 28
 
 _HOST = torch.device("cpu")
+_NONZERO = torch.ops.aten.nonzero.default
 
 
 class _Shadow(NamedTuple):
@@ -197,7 +199,9 @@ class KnownValues:
             if not value.is_meta:
                 return False
             found = self._shadows.get(_address(value))
-            return found is None or (value.numel() > MOST_INTEGERS and not found.uniform)
+            if found is None:
+                return True
+            return not found.uniform and value.numel() > MOST_INTEGERS and _elements(value) > MOST_INTEGERS
         return isinstance(value, (list, tuple)) and any(
             self._is_unknown(item) for item in value if isinstance(item, torch.Tensor)
         )
@@ -242,8 +246,7 @@ class KnownValues:
         """``masked_select`` of a tensor without data by a known mask."""
         self.asked += 1
         shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-        count = int(mask.expand(shape).count_nonzero())
-        return torch.empty(count, dtype=tensor.dtype, device="meta")
+        return torch.empty(_count(mask.expand(shape)), dtype=tensor.dtype, device="meta")
 
     def _called_known(
         self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]
@@ -332,7 +335,9 @@ class KnownValues:
             return _HOST if _is_meta(item) else item
 
         if func in SAME_OF_ONE and (first := self.of(args[0])) is not None and first.numel() > MOST_INTEGERS:
-            return func(first[(0,) * first.dim()])
+            return func(_once(first))
+        if func is _NONZERO and args[0].numel() > MOST_INTEGERS and (mask := self.of(args[0])) is not None:
+            return torch.empty((_count(mask), mask.dim()), dtype=torch.int64, device="meta")
         given = [value(item) for item in args], {name: value(item) for name, item in kwargs.items()}
         if not kind.random:
             return func(*given[0], **given[1])
@@ -352,10 +357,27 @@ def is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= (MOST_FLOATS if floats else MOST_INTEGERS)
 
 
+def _elements(tensor: torch.Tensor) -> int:
+    """Elements of a tensor, those along expanded axes counted once."""
+    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with one of the equal elements along each axis that was expanded."""
+    return tensor[tuple(slice(None) if stride else slice(1) for stride in tensor.stride())]
+
+
+def _count(mask: torch.Tensor) -> int:
+    """How many elements of a host tensor are not zero."""
+    once = _once(mask)
+    return int(once.count_nonzero()) * (mask.numel() // max(once.numel(), 1))
+
+
 def _is_uniform(value: torch.Tensor) -> bool:
     """Whether all elements of a host tensor of integers or booleans are equal."""
     if value.is_floating_point() or value.is_complex() or not value.numel():
         return False
+    value = _once(value)
     return not any(value.stride()) or bool((value == value[(0,) * value.dim()]).all())
 
 

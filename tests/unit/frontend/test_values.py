@@ -93,6 +93,20 @@ def test_large_masks_of_one_value_are_known():
     assert not known.has(mask)
 
 
+def test_large_masks_that_were_expanded_are_known():
+    """3 of 8 rows are true, each as wide as the limit."""
+    known = KnownValues()
+    with Carrying(known):
+        rows = torch.tensor([0, 1, 1, 0, 0, 0, 1, 0], dtype=torch.bool, device="meta")
+    known.give(rows, torch.tensor([0, 1, 1, 0, 0, 0, 1, 0], dtype=torch.bool))
+    with Carrying(known):
+        mask = rows[:, None].expand(8, MOST_INTEGERS)
+        assert mask.any().item() and not mask.all().item()
+        assert mask.nonzero().shape == (3 * MOST_INTEGERS, 2)
+        assert torch.empty(8, MOST_INTEGERS, device="meta").masked_select(mask).numel() == 3 * MOST_INTEGERS
+        assert not known.has(mask + 1)
+
+
 def test_assumptions_of_modules_go_before_those_of_the_model():
     at = ["encoder.layers.0", "x.py:1"]
     rules = read_assumptions(["nonzero=0.2", "encoder.*:nonzero=0.1"])

@@ -32,10 +32,13 @@ _AUDIO = (
 #: Bins of a column of Wav2Vec2-BERT's spectrogram, of which its model is given several at once.
 _BINS = 80
 
+#: Parts that hold a whole model of images and text.
+_WHOLES = ("thinker_config", "vlm_config")
+
 _PIXELS = ("pixel_values", "pixel_values_images", "flattened_patches", "pixel_values_videos", "inputs")
 #: Size → what has it, and the inputs of a forward that takes such.
 _TAKEN_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "seq": ("token ids", ("input_ids", "decoder_input_ids", "inputs_embeds", "inputs")),
+    "seq": ("token ids", ("input_ids", "decoder_input_ids", "inputs_embeds", "inputs", "context_hidden_states")),
     "image": ("images", _PIXELS),
     "images": ("images", _PIXELS),
     "video": ("videos", ("pixel_values_videos", "pixel_values")),
@@ -65,6 +68,18 @@ def pair(value: Any) -> tuple[int, int] | None:
     if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(item, int) for item in value):
         return value[-2], value[-1]
     return None
+
+
+def _timm_image(config: Any) -> tuple[int, int] | None:
+    """Height and width that a model of timm was trained with, which some take alone."""
+    if getattr(config, "model_type", None) != "timm_wrapper":
+        return None
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError:
+        return None
+    known = timm.get_pretrained_cfg(config.architecture, allow_unregistered=True)
+    return pair(getattr(known, "input_size", None))
 
 
 def _extractor_default(config: Any, *names: str) -> int | None:
@@ -137,8 +152,7 @@ class Asked:
 
     def _part(self, names: tuple[str, ...], fields: tuple[str, ...]) -> Any:
         config = self.config
-        thinker = getattr(config, "thinker_config", None)
-        for home in (config, thinker):
+        for home in (config, *(getattr(config, name, None) for name in _WHOLES)):
             for name in names:
                 part = getattr(home, name, None)
                 if part is not None and any(getattr(part, field, None) is not None for field in fields):
@@ -188,6 +202,8 @@ class Asked:
         if given is None and self.takes("prompt_pixel_values"):  # seen below its prompt
             height //= 2
         step = self.patch * self.merge if self.takes("image_grid_thw") or "grid_thw" in self.parameters else 1
+        if windows := number(self.vision, "num_windows_side", "num_windows"):  # along each axis, as in RF-DETR
+            step = self.patch * windows
         return max(height // step, 1) * step, max(width // step, 1) * step
 
     @cached_property
@@ -196,8 +212,8 @@ class Asked:
         if ratios:  # Depth Pro: the smallest scale is one patch
             return (int(self.patch / min(ratios)),) * 2
         for home in (self.vision, self.config, *all_parts(self.config)):
-            found = pair(getattr(home, "image_size", None)) or pair(getattr(home, "input_size", None))
-            if found:
+            stated = (pair(getattr(home, name, None)) for name in ("image_size", "input_size", "max_img_size"))
+            if found := next(filter(None, stated), None) or _timm_image(home):
                 return found
         return IMAGE, IMAGE
 

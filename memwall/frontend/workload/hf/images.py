@@ -45,7 +45,11 @@ def _patches(asked: Asked) -> Tensors:
     values = asked.channels * depth * asked.patch * asked.patch
     pixels = torch.randn((count * height * width, values), dtype=asked.dtype)
     grid = torch.tensor([[1, height, width]] * count, dtype=torch.int64)
-    return {"pixel_values": pixels, "hidden_states": pixels, "image_grid_thw": grid, "grid_thw": grid}
+    merged = torch.full((count,), asked.merge, dtype=torch.int64)  # VideoLLaMA 3 may merge other patches in videos
+    return {
+        "pixel_values": pixels, "hidden_states": pixels, "image_grid_thw": grid, "grid_thw": grid,
+        "image_merge_sizes": merged, "merge_sizes": merged,
+    }  # fmt: skip
 
 
 def _flat_patches(asked: Asked) -> Tensors:
@@ -133,19 +137,67 @@ def _sized(asked: Asked) -> Tensors:
 
 
 def _masked(asked: Asked) -> Tensors:
-    """Idefics: (batch, images, channels, height, width) and a mask of the pixels that are there."""
+    """Idefics: (batch, images, channels, height, width), a mask of the pixels that are there, and in its first version
+    of the images that each token sees."""
     import torch
 
     lead = (asked.batch, asked.images)
     return {
         "pixel_values": torch.randn((*lead, asked.channels, *asked.image), dtype=asked.dtype),
         "pixel_attention_mask": torch.ones((*lead, *asked.image), dtype=torch.int64),
+        "image_attention_mask": torch.ones((asked.batch, asked.seq, asked.images), dtype=torch.int64),
+    }
+
+
+def _strips(asked: Asked) -> Tensors:
+    """MiniCPM-V: the patches of all images side by side, (1, channels, patch, patches x patch), and the patches of each
+    along its height and width, multiples of 4: the tower merges 2 x 2 twice (image_processing_minicpmv4_6.py)."""
+    import torch
+
+    height, width = (max(size // (4 * asked.patch), 1) * 4 for size in asked.image)
+    count = asked.batch * asked.images
+    strip = (1, asked.channels, asked.patch, count * height * width * asked.patch)
+    return {
+        "pixel_values": torch.randn(strip, dtype=asked.dtype),
+        "target_sizes": torch.tensor([[height, width]] * count, dtype=torch.int32),
+    }
+
+
+def _cameras(asked: Asked) -> Tensors:
+    """pi0: (batch, cameras, channels, height, width), which cameras there are, and a token for each patch in front of
+    the text (processing_pi0.py)."""
+    import torch
+
+    from memwall.frontend.workload.hf.makers import MAKERS
+
+    lead = (asked.batch, asked.images)
+    patches = asked.images * (asked.image[0] // asked.patch) * (asked.image[1] // asked.patch)
+    tokens = torch.full((asked.batch, patches), asked.config.vlm_config.image_token_id)
+    return {
+        "pixel_values": torch.randn((*lead, asked.channels, *asked.image), dtype=asked.dtype),
+        "pixel_attention_mask": torch.ones(lead, dtype=torch.bool),
+        "input_ids": torch.cat((tokens, MAKERS["input_ids"](asked)), 1),
+    }
+
+
+def _token_blocks(asked: Asked) -> Tensors:
+    """Inkling 2: for each token of an image its block of merged patches, (tokens, side, side, channels), and the grid
+    of each image counted in tokens (image_processing_inkling2.py)."""
+    import torch
+
+    side = asked.patch * asked.merge
+    height, width = (max(size // side, 1) for size in asked.image)
+    count = asked.batch * asked.images
+    return {
+        "pixel_values": torch.randn((count * height * width, side, side, asked.channels), dtype=asked.dtype),
+        "image_grid_thw": torch.tensor([[1, height, width]] * count, dtype=torch.int64),
     }
 
 
 #: What a forward takes → how its images come; the first that fits.
 _LAYOUTS: tuple[tuple[Callable[[Asked], bool], Callable[[Asked], Tensors]], ...] = (
     (lambda a: a.takes("image_grid_thw") or a.takes("grid_thw"), _patches),
+    (lambda a: a.takes("target_sizes"), _strips),
     (lambda a: a.takes("aspect_ratio_ids"), _aspect_tiles),
     (lambda a: a.takes("image_position_ids") or a.takes("pixel_position_ids"), _positioned_patches),
     (lambda a: a.takes("pixel_attention_mask", "spatial_shapes"), _flat_patches),
@@ -182,6 +234,7 @@ _BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {
     "efficientloftr": _pairs, "lightglue": _pairs, "superglue": _pairs,
     "idefics": _masked, "instructblipvideo": _clip,
     "kimi_k25": _square_patches, "kimi_k25_vision": _square_patches,
+    "pi0": _cameras, "inkling2": _token_blocks, "inkling2_vision": _token_blocks,
 }  # fmt: skip
 
 

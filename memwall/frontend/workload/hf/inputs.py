@@ -27,7 +27,9 @@ _WITH: Mapping[str, tuple[str, ...]] = {
     "input_ids": ("bbox", "qformer_input_ids", "visual_feats", "visual_pos"),
     "input_features": ("input_features_mask", "feature_attention_mask", "is_longer"),
     "query_embeds": ("encoder_hidden_states",),
-    "pixel_values": ("input_points", "image_attention_mask", "image_embeds_position_mask"),
+    "pixel_values": ("input_points", "image_embeds_position_mask"),
+    "state": ("noise", "timestep"),
+    "inference_session": ("frame_idx",),
     "past_values": ("past_time_features", "past_observed_mask", "future_time_features"),
     "future_time_features": ("future_values",),  # decoded with the past
     "states": ("actions", "rewards", "returns_to_go", "timesteps"),
@@ -45,10 +47,7 @@ def make_inputs(asked: Asked, model: Callable[[], Any], note: Note) -> dict[str,
     made = dict(_made(asked))
     unknown = [name for name in asked.required if name not in made]
     if unknown:
-        raise UsageError(
-            f"memwall does not know the input {unknown[0]!r} of {asked.model.__name__}; "
-            f"give all inputs by --input, as in --input '{unknown[0]}=f32[...]'"
-        )
+        raise UsageError(_unknown_input(asked, unknown[0]))
     return _with_tokens(asked, made, model, note)
 
 
@@ -69,6 +68,20 @@ def _with_positions(asked: Asked, model: Callable[[], Any]) -> Asked:
     return replace(asked, positions=left) if offset else asked
 
 
+def _unknown_input(asked: Asked, name: str) -> str:
+    kind = asked.parameters[name].annotation
+    if inspect.isclass(kind) and kind.__name__.endswith("Session"):
+        parts = ", ".join(dict.fromkeys(p.model_type for p in vars(asked.config).values() if hasattr(p, "model_type")))
+        return (
+            f"{asked.model.__name__} tracks in a {kind.__name__} what it finds, and that needs data;"
+            f" profile the configuration of one of its parts: {parts}"
+        )
+    return (
+        f"memwall does not know the input {name!r} of {asked.model.__name__}; "
+        f"give all inputs by --input, as in --input '{name}=f32[...]'"
+    )
+
+
 #: Main inputs that come with others.
 _VISUAL: Mapping[str, Callable[[Asked], dict[str, Tensor]]] = {"pixel_values": images, "pixel_values_videos": videos}
 
@@ -87,6 +100,8 @@ def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
         names += ["input_ids", "pixel_values"]
     if asked.takes("input_ids", "input_features") and asked.has("audio_config"):
         names += ["input_ids", "input_features"]
+    if asked.takes("pixel_values_videos", "input_values") and not asked.takes("pixel_values"):
+        names += ["pixel_values_videos", "input_values"]
     for name in names:  # grows as it goes
         names += [more for more in _WITH.get(name, ()) if more not in names and asked.takes(more)]
     for name in dict.fromkeys(names):
@@ -95,8 +110,8 @@ def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
         if name in _VISUAL or (name == "hidden_states" and asked.takes("grid_thw")):
             made = _VISUAL.get(name, images)(asked)
             yield from ((key, tensor) for key, tensor in made.items() if asked.takes(key))
-        elif name in MAKERS:
-            yield name, MAKERS[name](asked)
+        elif name in MAKERS and (tensor := MAKERS[name](asked)) is not None:
+            yield name, tensor
 
 
 class _Tokens(NamedTuple):
@@ -131,24 +146,31 @@ def _with_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any]
         if not {"input_ids", part.input} <= made.keys():
             continue
         if token is None:
-            if part.name == "audio" and any(hasattr(asked.config, name) for name in part.ids):
-                note("audio tower not run: the configuration names no audio token")
-                made = {name: tensor for name, tensor in made.items() if name not in _inputs_of(asked, part)}
+            if any(hasattr(asked.config, name) for name in part.ids):
+                made = _without_part(asked, made, part, f"the configuration names no {part.name} token", note)
             continue
         try:
             made = _with_part(asked, made, part, token, model())
         except Exception as error:  # whatever transformers raises where the input is not as this model wants it
             wanted = wanted_data(error)
             why = f"it needs {wanted}, and a trace has no data" if wanted else first_line(error)[:120]
-            note(f"{part.name} tower not run: {why}")
-            made = {name: tensor for name, tensor in made.items() if name not in _inputs_of(asked, part)}
+            made = _without_part(asked, made, part, why, note)
     return made
+
+
+def _without_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, why: str, note: Note) -> dict[str, Tensor]:
+    """The inputs without those of a part that cannot be run; a UsageError where forward needs them."""
+    if part.input in asked.required:
+        raise UsageError(f"{asked.model.__name__} needs its {part.name} tower, which cannot be run: {why}")
+    note(f"{part.name} tower not run: {why}")
+    gone = {part.input, *(images(asked) if part.input in _VISUAL else _WITH[part.input])}
+    return {name: tensor for name, tensor in made.items() if name not in gone}
 
 
 def _with_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, token: int, module: Any) -> dict[str, Tensor]:
     import torch
 
-    homes: tuple[Any, ...] = (module, getattr(module, "model", None))
+    homes: tuple[Any, ...] = (getattr(module, "model", None), module)  # the outer one hands on what it does not name
     ask = next((getattr(home, part.ask) for home in homes if hasattr(home, part.ask)), None)
     if ask is None and part.name == "image":  # attended to, and no tokens
         return made
@@ -167,8 +189,3 @@ def _with_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, token: int,
     if part.name == "audio" and asked.takes("attention_mask"):
         made["attention_mask"] = torch.ones_like(made["input_ids"])
     return {**made, "mm_token_type_ids": types} if asked.takes("mm_token_type_ids") else made
-
-
-def _inputs_of(asked: Asked, part: _Tokens) -> set[str]:
-    """The inputs that go with the main input of a part."""
-    return {part.input, *(images(asked) if part.input in _VISUAL else _WITH[part.input])}

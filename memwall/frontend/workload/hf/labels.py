@@ -66,6 +66,11 @@ def _future(asked: Asked, inputs: Inputs) -> Tensor:
     return MAKERS["future_values"](asked)
 
 
+def _motion(asked: Asked, inputs: Inputs) -> Tensor:
+    """pi0: the actions that follow, of the shape of the noise that they are denoised from."""
+    return _zeros(*inputs["noise"].shape).to(asked.dtype)
+
+
 def _yes(asked: Asked, inputs: Inputs) -> Any:
     return True
 
@@ -76,7 +81,7 @@ Make = Callable[[Asked, Inputs], Any]
 _HEADS: tuple[tuple[tuple[str, ...], Mapping[str, Make]], ...] = (
     (("ForPreTraining",), {"labels": _tokens, "next_sentence_label": _sample, "sentence_order_label": _sample}),
     (("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"),
-     {"labels": _tokens}),
+     {"labels": _tokens, "actions": _motion}),
     (("ForQuestionAnswering",), {"start_positions": _sample, "end_positions": _sample}),
     (("ForSequenceClassification", "ForImageClassification", "ForVideoClassification", "ForAudioClassification",
       "ForNextSentencePrediction"), {"labels": _sample}),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memwall.frontend.workload.hf.asked import SEQ, Asked, number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Make = Callable[[Asked], "Tensor"]
+Make = Callable[[Asked], Any]
 
 #: Model types whose tokens are one of text with one of each codebook.
 _TEXT_AND_CODES = frozenset(("kyutai_speech_to_text",))
@@ -251,6 +251,29 @@ def _perceived(asked: Asked) -> Tensor:
     return _image(asked) if "Image" in name else _floats(_batch, _seq, _hidden)(asked)
 
 
+def _session(asked: Asked) -> Any:
+    """SAM 2: a video of one frame and a point on one object in it, as the processor's init_video_session and
+    add_inputs_to_inference_session make them (processing_sam2_video.py)."""
+    import torch
+
+    kind = asked.parameters["inference_session"].annotation
+    if not hasattr(kind, "add_point_inputs"):  # SAM 3 finds the objects by text
+        return None
+    height, width = asked.image
+    session = kind(
+        video=torch.randn((1, asked.channels, height, width), dtype=asked.dtype), video_height=height,
+        video_width=width, inference_device="cuda", inference_state_device="cuda", video_storage_device="cuda",
+        dtype=asked.dtype,
+    )  # fmt: skip
+    point = {
+        "point_coords": torch.full((1, 1, 1, 2), width / 2),
+        "point_labels": torch.ones((1, 1, 1), dtype=torch.int32),
+    }
+    session.add_point_inputs(session.obj_id_to_idx(1), 0, point)
+    session.obj_with_new_inputs = [1]
+    return session
+
+
 _ONE = _constant(1)
 _CLASSES = _constant(8)
 _hidden = _of("hidden_size", "d_model", "n_embd")
@@ -263,6 +286,8 @@ MAKERS: Mapping[str, Make] = {
     "decoder_input_ids": _codes,
     "inputs_embeds": _floats(_batch, _seq, _hidden),
     "lang_ids": _whole(0, _batch),
+    "noise_embeds": _floats(_batch, _of("block_size", default=16), _hidden),
+    "context_hidden_states": _floats(_batch, _seq, lambda a: len(a.config.target_layer_ids) * _hidden(a)),
     "bbox": _whole(0, _batch, _seq, _constant(4)),
     "qformer_input_ids": _whole(1, _batch, _constant(32)),
     "query_embeds": _floats(_ONE, _of("num_query_tokens", default=32), _hidden),
@@ -285,7 +310,6 @@ MAKERS: Mapping[str, Make] = {
     "prompt_pixel_values": _image,
     "prompt_masks": _image,
     "pixel_mask": _pixel_mask,
-    "image_attention_mask": _whole(1, _batch, _seq, lambda a: a.images),
     "image_embeds_position_mask": _image_places,
     "input_points": _floats(_batch, _ONE, _ONE, _constant(2)),
     "task_inputs": _whole(1, _batch, _of("task_seq_len", default=77)),
@@ -296,6 +320,12 @@ MAKERS: Mapping[str, Make] = {
     "tasks_input_ids": _whole(1, _batch, _constant(16)),
     "tasks_attention_mask": _whole(1, _batch, _constant(16)),
     "classes_structure": _whole(8, _batch),
+    # videos and robots
+    "inference_session": _session,
+    "frame_idx": lambda asked: 0,
+    "state": _floats(_batch, _of("max_state_dim")),
+    "noise": _floats(_batch, _of("chunk_size"), _of("max_action_dim")),
+    "timestep": _floats(_batch),
     # time series and decisions
     "past_values": _series(_context),
     "past_observed_mask": _observed(_context),

@@ -1,0 +1,93 @@
+"""``hf:``: inputs of images, videos and robots from the configuration."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from memwall.core.errors import UsageError
+from memwall.frontend.torch.options import TraceOptions
+from memwall.frontend.torch.run import trace
+from memwall.frontend.workload import resolve
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+GEMMA = {"model_type": "gemma", **TINY, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 99}
+SIGLIP = {"model_type": "siglip_vision_model", **TINY, "image_size": 28, "patch_size": 14, "vision_use_head": False}
+
+
+@pytest.fixture
+def save(tmp_path):
+    """``save({...})``: the target of a folder with that configuration in it."""
+
+    def write(config: dict) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return f"hf:{tmp_path}"
+
+    return write
+
+
+@pytest.mark.parametrize(("config", "sizes", "inputs"), [
+    (  # 3 x 4 patches are cut to none and 4, but at least 4 each way; 2 images of 4 x 4 patches in one strip
+        {"model_type": "minicpmv4_7_vision", **TINY, "image_size": 56, "patch_size": 14},
+        {"image": (42, 56), "images": 2},
+        {"pixel_values": (1, 3, 14, 2 * 16 * 14), "target_sizes": (2, 2)},
+    ),
+    (  # 84 x 56 pixels in tokens of 2 x 2 patches of 14: 3 x 2
+        {"model_type": "inkling2_vision", **TINY, "patch_size": 14, "spatial_merge_size": 2, "text_hidden_size": 32},
+        {"image": (84, 56)},
+        {"pixel_values": (6, 28, 28, 3), "image_grid_thw": (1, 3)},
+    ),
+    (  # 4 x 4 patches of 14 x 14 x 3, merged 2 x 2 in the text, not in the tower
+        {"model_type": "video_llama_3_vision", **TINY, "patch_size": 14},
+        {"image": (56, 56)},
+        {"pixel_values": (16, 588), "grid_thw": (1, 3), "merge_sizes": (1,)},
+    ),
+    (  # 2 windows along each axis of patches of 14: 100 pixels are cut to 3 times 28
+        {"model_type": "rf_detr_dinov2", **TINY, "image_size": 56, "patch_size": 14, "num_windows": 2,
+         "out_features": ["stage1"]},
+        {"image": (100, 100)},
+        {"pixel_values": (1, 3, 84, 84)},
+    ),
+    (  # a block of noise after the target's states of 3 layers
+        {"model_type": "muse_glimmer_assistant", **TINY, "num_key_value_heads": 1, "head_dim": 16, "block_size": 4,
+         "target_layer_ids": [0, 1, 2], "layer_types": ["full_attention"]},
+        {"seq": 8},
+        {"noise_embeds": (1, 4, 32), "context_hidden_states": (1, 8, 96)},
+    ),
+    (  # 2 cameras of 2 x 2 patches are 8 tokens before 10 of text
+        {"model_type": "pi0", "chunk_size": 5, "max_state_dim": 6, "max_action_dim": 7, "dit_config": GEMMA,
+         "vlm_config": {"model_type": "paligemma", "text_config": GEMMA, "vision_config": SIGLIP, "projection_dim": 32,
+                        "image_token_id": 99}},
+        {"seq": 10, "images": 2, "batch": 2},
+        {"state": (2, 6), "noise": (2, 5, 7), "timestep": (2,), "input_ids": (2, 18),
+         "pixel_values": (2, 2, 3, 28, 28), "pixel_attention_mask": (2, 2)},
+    ),
+], ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "")  # fmt: skip
+def test_inputs_are_what_the_processor_makes(save, config, sizes, inputs):
+    given = resolve(save(config), **sizes).inputs()
+    assert {name: tuple(tensor.shape) for name, tensor in given.items()} == inputs
+    assert trace(resolve(save(config), **sizes), TraceOptions()).graph.ops
+
+
+def test_a_video_is_followed_from_a_point_on_its_first_frame(save):
+    """The session that the processor would open holds the frame, on the device, and the point."""
+    hiera = {"hidden_size": 8, "embed_dim_per_stage": [8, 16, 32, 64], "num_attention_heads_per_stage": [1, 2, 4, 8],
+             "blocks_per_stage": [1, 1, 1, 1], "global_attention_blocks": []}  # fmt: skip
+    backbone = {"model_type": "sam2_hiera_det_model", **hiera}
+    vision = {"backbone_config": backbone, "backbone_channel_list": [64, 32, 16, 8]}
+    traced = trace(resolve(save({"model_type": "sam2_video", "vision_config": vision})), TraceOptions())
+    assert sorted(tuple(given["shape"]) for given in traced.inputs) == [(1, 1, 1), (1, 1, 1, 2), (3, 1024, 1024)]
+
+
+def test_a_session_without_points_names_the_parts(save):
+    with pytest.raises(UsageError, match=r"Sam3VideoInferenceSession.*parts: sam3, sam3_tracker_video"):
+        resolve(save({"model_type": "sam3_video"})).inputs()
+
+
+def test_a_tower_without_its_token_is_left_out_or_refused(save):
+    """BLIP-2's forward cannot do without images, and its first configurations name no token for them."""
+    with pytest.raises(UsageError, match=r"needs its image tower.*names no image token"):
+        resolve(save({"model_type": "blip-2"})).inputs()
