@@ -40,7 +40,7 @@ CHOICES: Mapping[str, Callable[[tuple, Mapping[str, Any]], int | None]] = {
 class Kind(NamedTuple):
     """How values pass through an operator: the arguments (by position and name) that it reads and those that it writes;
     whether it moves no data, whether its result or its result's shape depends on values, whether it draws random
-    numbers."""
+    numbers, whether it treats element by element; whether its results are always new tensors."""
 
     reads: tuple[tuple[int, str], ...]
     writes: tuple[tuple[int, str], ...]
@@ -48,16 +48,20 @@ class Kind(NamedTuple):
     asks: bool
     random: bool
     pointwise: bool
+    fresh: bool
 
     @classmethod
     def of(cls, signature: Signature) -> Kind:
         tags = signature.function.tags
         tagged = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         asks = (tagged and signature.name not in INDEXED) or signature.name in UNTAGGED
+        schema = signature.function._schema
+        aliases = any(item.alias_info is not None for item in (*schema.arguments, *schema.returns))
+        plain = signature.function.namespace == "aten" and not (signature.composite or signature.free or tagged)
         numbered = [(place, argument.name, argument) for place, argument in enumerate(signature.arguments)]
         return cls(
             tuple((place, name) for place, name, a in numbered if not a.unread and "Tensor" in a.kind),
             tuple((place, name) for place, name, a in numbered if a.written),
             signature.free and not asks, asks, torch.Tag.nondeterministic_seeded in tags,
-            torch.Tag.pointwise in tags or signature.name in COPYING,
+            torch.Tag.pointwise in tags or signature.name in COPYING, plain and not aliases,
         )  # fmt: skip

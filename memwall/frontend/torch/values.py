@@ -18,6 +18,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.assumptions import Assumptions, assumed_result
+from memwall.frontend.torch.results import Results
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.value_rules import CHOICES, FILLS, FINITE, INDEXED, MASKS, SAME_OF_ONE, Kind
 from memwall.ops.signatures import Signature
@@ -53,6 +54,7 @@ class KnownValues:
         self.asked = self.drawn = 0
         self.assumptions: Assumptions | None = None
         self._shadows: dict[int, _Shadow] = {}
+        self._results = Results()
         #: random numbers that were drawn on the host
         self._numbers: dict[int, torch.UntypedStorage] = {}
         self._bytes = 0
@@ -219,17 +221,23 @@ class KnownValues:
             if mask is not None and not mask.is_meta:
                 return self._selected(args[0], mask)
         if self.assumptions is None or not guess:
-            return signature.function(*args, **kwargs)
+            return self._ran(signature, kind, args, kwargs)
         if kind.asks:
             self.asked += 1
             result = assumed_result(self.assumptions, signature.name, args)
             return signature.function(*args, **kwargs) if result is NotImplemented else result
-        out = signature.function(*args, **kwargs)
+        out = self._ran(signature, kind, args, kwargs)
         if signature.name in FINITE:
             self._give_uniform(out, torch.tensor(FINITE[signature.name], device=_HOST))
         elif signature.name in CHOICES:
             self._choose(self.assumptions, signature.name, out, args, kwargs)
         return out
+
+    def _ran(self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What a call returns on ``meta``."""
+        if kind.fresh:
+            return self._results.of(signature.function, args, kwargs)
+        return signature.function(*args, **kwargs)
 
     def _choose(self, assumptions: Assumptions, name: str, out: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Give the places that a top-k of activations returns the values that are assumed."""
@@ -263,7 +271,7 @@ class KnownValues:
             if written:
                 return written[0]
             return result if leaves else tree_map_only(torch.Tensor, self.made, result)
-        out = None if signature.updates else func(*args, **kwargs)
+        out = None if signature.updates else self._ran(signature, kind, args, kwargs)
         results = [t for t in flat_tensors(out) if t.is_meta]
         if not all(map(is_small, results)):
             self.forget(written)
