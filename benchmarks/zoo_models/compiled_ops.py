@@ -75,6 +75,32 @@ def _define() -> None:
     for schema in _SCHEMAS:
         library.define(schema)
     library.impl("_cuda_version", lambda: -1, "CompositeExplicitAutograd")
+    library.impl("nms", _nms, "CPU")
+    library.impl("roi_align", _roi_align, "CPU")
+
+
+def _nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """The boxes that overlap none of a higher score by more than the threshold, best first."""
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
+    waiting, kept = scores.argsort(descending=True).tolist(), []
+    while waiting:
+        best, *waiting = waiting
+        kept.append(best)
+        others = boxes[waiting]
+        corners = torch.maximum(boxes[best, :2], others[:, :2]), torch.minimum(boxes[best, 2:], others[:, 2:])
+        common = (corners[1] - corners[0]).clamp(min=0).prod(1)
+        apart = common / (areas[best] + areas[waiting] - common) <= iou_threshold
+        waiting = [box for box, keeps in zip(waiting, apart.tolist(), strict=True) if keeps]
+    return torch.tensor(kept, dtype=torch.int64)
+
+
+def _roi_align(
+    data: torch.Tensor, rois: torch.Tensor, scale: float, height: int, width: int, samples: int, aligned: bool
+) -> torch.Tensor:
+    """Torchvision's own form in Python."""
+    from torchvision.ops.roi_align import _roi_align as align
+
+    return align(data, rois, scale, height, width, samples, aligned)
 
 
 def _keep_roi(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

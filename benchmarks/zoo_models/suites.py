@@ -49,7 +49,7 @@ _KEPT_LAYERS = 2
 _HEAD: Mapping[str, Any] = {"head_dim": 128}
 _HORIZON: Mapping[str, Any] = {"prediction_length": 24}
 #: model type → what its configuration has no default for, as its published models have it
-_NEEDED: Mapping[str, Mapping[str, Any]] = {
+NEEDED: Mapping[str, Mapping[str, Any]] = {
     "autoformer": _HORIZON, "informer": _HORIZON, "time_series_transformer": _HORIZON,
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "hunyuan_v1_dense": _HEAD, "hunyuan_v1_moe": _HEAD, "ministral": _HEAD,
@@ -101,8 +101,8 @@ class Transformers:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                whole = CONFIG_MAPPING[name](**_NEEDED.get(name, {}))
-                config = self._buildable(CONFIG_MAPPING[name], whole)
+                whole = CONFIG_MAPPING[name](**NEEDED.get(name, {}))
+                config = self.buildable(CONFIG_MAPPING[name], whole)
             except NotBuildable:
                 raise
             except Exception as error:
@@ -110,7 +110,7 @@ class Transformers:
         config.save_pretrained(folder)
         return f"hf:{folder}"
 
-    def _buildable(self, kind: Any, whole: Any) -> Any:
+    def buildable(self, kind: Any, whole: Any) -> Any:
         """The cut configuration, or the whole one where a model needs all of its layers."""
         failed: Exception | None = None
         for made in (cut(json.loads(whole.to_json_string(use_diff=False))), None):

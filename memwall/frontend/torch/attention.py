@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,3 +82,13 @@ def attend(
         else:
             result = aten._scaled_dot_product_efficient_attention(*given, scale=scale)[0]
     return result
+
+
+def laid_out(backend: str, made: torch.Tensor, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
+    """Attention that another kernel computed, in the layout of a backend's result: copies after it depend on that."""
+    shapes: list[Any] = [None if tensor is None else tensor.detach().to("meta") for tensor in tensors]
+    with torch.no_grad():
+        layout = attend(backend, *shapes, *options)
+    if layout.stride() == made.stride():
+        return made
+    return torch.empty_strided(layout.shape, layout.stride(), dtype=made.dtype, device=made.device).copy_(made)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memwall.frontend.torch.attention import attend, call_of, choose
+from memwall.frontend.torch.attention import attend, call_of, choose, laid_out
 from memwall.frontend.torch.recorder import Recorder
-from memwall.frontend.torch.shapes import ShapeFunctions
+from memwall.frontend.torch.shapes import ShapeFunctions, ctc_loss_of_lists
 from memwall.frontend.torch.tensors import is_wrapper
 from memwall.ops.sdpa import FORWARD, Call
 
@@ -51,7 +51,7 @@ class CudaForms:
             "softmax.int": self._softmax("_softmax"),
             "log_softmax.int": self._softmax("_log_softmax"),
             "one_hot": _one_hot,
-            "ctc_loss.Tensor": _ctc_loss,
+            "ctc_loss.Tensor": ctc_loss_of_lists,
         }
         for name, kernel in table.items():
             for key in _KEYS[self.recorder.device]:
@@ -112,12 +112,15 @@ class CudaForms:
 
     def _attend(self, call: Call, options: Sequence[Any]) -> Callable[..., Any]:
         """What gives the results of attention that is recorded as one op; of ``meta`` tensors their layout."""
+        backend = next(name for name in call.backends if name != "math")
         if self._cpu_attention is not None:
             dropout, causal, scale, gqa = options
-            kernel = partial(self._cpu_attention.call_boxed, _CPU)
-            return lambda *tensors: kernel(*tensors, dropout, causal, scale=scale, enable_gqa=gqa)
-        backend = next(name for name in call.backends if name != "math")
+            kernel = partial(self._cpu_attention.call_boxed, _CPU, scale=scale, enable_gqa=gqa)
+            return lambda *tensors: self._placed(backend, kernel(*tensors, dropout, causal), tensors, options)
         return lambda *tensors: attend(backend, *tensors, *options)
+
+    def _placed(self, backend: str, made: torch.Tensor, *call: Any) -> torch.Tensor:
+        return laid_out(backend, made, *call)
 
     def _softmax(self, name: str) -> Callable[..., torch.Tensor]:
         """Half to float goes through one kernel on CUDA (SoftMax.cpp), through a cast of its own elsewhere."""
@@ -291,24 +294,6 @@ def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return index.new_zeros((*index.shape, num_classes)).scatter_(-1, index.unsqueeze(-1), 1)
 
 
-def _ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor,
-    blank: int = 0, reduction: int = 1, zero_infinity: bool = False,
-) -> torch.Tensor:  # fmt: skip
-    """With lengths as lists, which a GPU's run copies to the host; those that are not known are the padded ones."""
-    longest = targets.shape[1] if targets.dim() == 2 else targets.numel() // max(target_lengths.numel(), 1)
-    lists = [_numbers(input_lengths, log_probs.shape[0]), _numbers(target_lengths, longest)]
-    return torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lists, blank, reduction, zero_infinity)
-
-
-def _numbers(lengths: torch.Tensor, otherwise: int) -> list[int]:
-    """The numbers in a tensor, of one whose values are not known as many others."""
-    try:
-        return [int(n) for n in lengths.tolist()]
-    except (RuntimeError, NotImplementedError):
-        return [otherwise] * lengths.numel()
-
-
 def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps: float | None) -> torch.Tensor:
     """RMS norm as torch decomposes it when the weight has another dtype than the input."""
     axes = list(range(x.dim() - len(shape), x.dim()))
@@ -336,6 +321,9 @@ class RealForms(CudaForms):
             return super()._called(call, tensors, options)
         result: torch.Tensor = self._attend(call, options)(*tensors)
         return result
+
+    def _placed(self, backend: str, made: torch.Tensor, *call: Any) -> torch.Tensor:
+        return made
 
     def _opaque(
         self, compute: Callable[..., Any], op: str, call: OpaqueCall, inputs: Sequence[Any]

@@ -121,10 +121,15 @@ class TracedDevice(TorchFunctionMode):
         return make(*args, **options)
 
     def _set(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
-        if isinstance(value, (bool, int, float, complex)) and not _has_tensors(index):
-            tensor[index].fill_(value)  # what a device runs; on meta torch makes a tensor of the number first
-        else:
-            torch.Tensor.__setitem__(tensor, index, value)
+        """``x[index] = value``. A number takes no kernel that makes a tensor of it, as torch launches on ``meta``: on a
+        device a view is filled, and at indices the number comes from the host (python_variable_indexing.cpp)."""
+        if isinstance(value, (bool, int, float, complex)):
+            if not _has_tensors(index):
+                tensor[index].fill_(value)
+                return
+            if self._known is not None and tensor.is_meta:
+                value = self._of_numbers(torch.tensor, value, dtype=tensor.dtype, device=self.device)
+        torch.Tensor.__setitem__(tensor, index, value)
 
     def _to(self, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         options = dict(self._mapped(options))

@@ -194,11 +194,10 @@ class Recorder(TorchDispatchMode):
             return stolen_gradient(args[0])
         if self.reads_one and signature.name == "aten._local_scalar_dense" and args[0].is_meta:
             return 1.0 if args[0].is_floating_point() else 1
-        if self.known is not None:
-            if signature.name == "aten.equal":
-                return self._equal(*args)
-            if signature.name in INDEXED:
-                args = self._with_places(self.known, args)
+        if self.known is not None and signature.name == "aten.equal":
+            return self._equal(*args)
+        if signature.name in INDEXED:
+            args = self._with_places(args)
         if signature.arguments and signature.arguments[0].written and adds_sparse(args):
             out = args[0]
         elif self.known is not None:
@@ -231,13 +230,14 @@ class Recorder(TorchDispatchMode):
                 return False  # is a window's sum zero, is a weight negative; of a model that runs they are not
             return bool(torch.ops.aten._local_scalar_dense(same))
 
-    def _with_places(self, known: KnownValues, args: tuple) -> tuple:
+    def _with_places(self, args: tuple) -> tuple:
         """The arguments of an index with the places that its masks stand for, which ``nonzero`` finds first."""
         indices = args[1]
         masks = [index for index in indices if index is not None and index.dtype in MASKS]
         # x[mask] = 0 is masked_fill (TensorAdvancedIndexing.cpp); into unknown places all may be written
         writes = len(args) > 2
-        if not masks or (writes and (args[2].numel() == 1 or any(known.of(mask) is None for mask in masks))):
+        known = self.known.of if self.known is not None else lambda mask: mask
+        if not masks or (writes and (args[2].numel() == 1 or any(known(mask) is None for mask in masks))):
             return args
         found: list[torch.Tensor | None] = []
         for index in indices:

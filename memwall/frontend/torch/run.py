@@ -30,6 +30,7 @@ from memwall.frontend.torch.build import (
     settle,
     take_step,
 )
+from memwall.frontend.torch.caches import empty_caches
 from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
@@ -42,6 +43,7 @@ from memwall.frontend.torch.light_imports import light_imports
 from memwall.frontend.torch.offload import offloading
 from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dtype
 from memwall.frontend.torch.origin import module_calls, module_names
+from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
@@ -76,6 +78,7 @@ def trace(
         torch.inference_mode(False),
         inference_mode_as_no_grad(),
         undrawn(),
+        empty_caches(),
     ):
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
@@ -189,6 +192,7 @@ class _Step:
             with (
                 answers,
                 forms,
+                real_kernels() if self.options.real else contextlib.nullcontext(),
                 plain_forms(self.warn),
                 triton_calls(self.recorder),
                 offloading(self.recorder, self.assumed.append),

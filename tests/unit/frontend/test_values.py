@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
 import memwall
+from memwall.frontend.torch import TraceOptions
 from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
 from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.run import trace
 from memwall.frontend.torch.values import MOST_INTEGERS, KnownValues
+from tests.unit.places import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from known_values import described
 
 #: a step of a program: integers of some shape, a source of choices → integers; each answers on any device
 STEPS: tuple[Callable[[torch.Tensor, random.Random], torch.Tensor], ...] = (
@@ -51,7 +58,7 @@ def _written(x: torch.Tensor, r: random.Random) -> torch.Tensor:
     return view if r.random() < 0.5 else copied
 
 
-def _program(device: str, seed: int) -> list[torch.Tensor]:
+def _program(device: str | torch.device, seed: int) -> list[torch.Tensor]:
     r = random.Random(seed)
     x = torch.arange(r.randint(1, 40), device=device).view(-1, 1) - r.randint(0, 20) + torch.arange(3, device=device)
     made = [x]
@@ -60,6 +67,27 @@ def _program(device: str, seed: int) -> list[torch.Tensor]:
         x = x.flatten()[:200] if x.numel() > 200 else x
         made.append(x)
     return made
+
+
+class _Programs(torch.nn.Module):
+    """Runs the programs of some seeds where its input is."""
+
+    def __init__(self, seeds: range) -> None:
+        super().__init__()
+        self.seeds = seeds
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [_program(x.device, seed)[-1] for seed in self.seeds]
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_index_programs_run_the_same_ops_with_data(block):
+    """A trace on ``meta`` records what one of real tensors does: the same ops, attributes, shapes, strides, dtypes."""
+    programs = _Programs(range(30 * block, 30 * block + 30))
+    on_meta, real = (
+        trace(memwall.Workload(programs, (torch.zeros(3),)), TraceOptions(real=real)).graph for real in (False, True)
+    )
+    assert described(on_meta) == described(real)
 
 
 @pytest.mark.parametrize("block", range(10))

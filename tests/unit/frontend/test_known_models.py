@@ -1,0 +1,30 @@
+"""A dozen real models traced on ``meta`` and with data: the same ops, FLOPs, bytes, and numbers that Python reads.
+
+``benchmarks/known_values.py`` compares more of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.places import ROOT
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+sys.path.insert(0, str(ROOT / "benchmarks"))
+known_values = pytest.importorskip("known_values")
+
+NAMES = (
+    "bert", "canine", "clip", "deepseek_v3", "esm", "informer", "layoutlm", "mixtral", "qwen3_moe", "reformer",
+    "time_series_transformer", "whisper",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_on_meta_is_as_with_data(name: str, tmp_path: Path) -> None:
+    both = known_values.pair(name, known_values.MODELS["transformers"][1](name, tmp_path))
+    assert not both.differences
+    assert both.meta.flops == both.real.flops > 0 and both.meta.bytes == both.real.bytes > 0
