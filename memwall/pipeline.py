@@ -62,7 +62,7 @@ def profile(
         video: frames of a video.
         seconds: length of a sound.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
-        assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``,
+        assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``, ``rounded=4``,
             ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; what was used is stated in ``notes``.
         attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
         cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.

@@ -1,7 +1,8 @@
 """What a trace assumes where the model's shapes or branches depend on activations, which have no values.
 
-``nonzero=0.5 experts=balanced condition=true`` holds unless the user says otherwise, for the whole model or for the
-modules that a pattern names. Every assumption that was used is stated, with the module and the line that needed it.
+``nonzero=0.5 experts=balanced rounded=4 condition=true`` holds unless the user says otherwise, for the whole model or
+for the modules that a pattern names. Every assumption that was used is stated, with the module and the line that needed
+it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ def _fraction(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
 def _one_of(**choices: Any) -> Read:
     return choices.__getitem__
 
@@ -46,6 +54,9 @@ KINDS: Mapping[str, Kind] = {
     "experts": Kind(
         _one_of(balanced=True, same=False), "balanced, or same for the first k in every row", "balanced",
         "how the choices of a top-k of activations spread",
+    ),
+    "rounded": Kind(
+        _count, "a whole number of at least 0", "4", "what activations that are rounded to whole numbers are"
     ),
     "condition": Kind(
         _one_of(true=True, false=False), "true or false", "true", "what a branch on activations finds"
@@ -95,6 +106,11 @@ class Assumptions:
         self.note(f"{kind}={text}")
         return KINDS[kind].read(text)
 
+    def unasked(self, kind: str) -> tuple[Any, str]:
+        """What is assumed here, and as it is noted once something depends on it."""
+        text = self._text(kind)
+        return KINDS[kind].read(text), f"{kind}={text}"
+
     def note(self, used: str) -> None:
         """An assumption, as ``nonzero=0.5``, decides what runs here."""
         module, line = self._where()
@@ -110,14 +126,14 @@ class Assumptions:
     def chosen(self, scores: torch.Size, dim: int, count: int) -> tuple[torch.Tensor, str]:
         """Places that a top-k along ``dim`` of scores of a shape chooses, ``count`` along that axis, and what that
         assumes. It is not noted: only what is done with the places may matter."""
-        text = self._text("experts")
+        balanced, assumed = self.unasked("experts")
         rows = math.prod(scores) // max(scores[dim], 1)
         choices = torch.arange(rows * count, device="cpu").view(rows, count)
-        if not KINDS["experts"].read(text):
+        if not balanced:
             choices = choices % max(count, 1)
         others = [size for axis, size in enumerate(scores) if axis != dim % len(scores)]
         found = (choices % max(scores[dim], 1)).view(*others, count).movedim(-1, dim)
-        return found, f"experts={text}"
+        return found, assumed
 
     def lines(self) -> list[str]:
         """What was assumed, a line each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,8 +10,17 @@ import torch
 
 from memwall.ops.signatures import Signature
 
+#: Elements up to which values are kept: integers and booleans, floating numbers, and floating numbers made of booleans.
+MOST_INTEGERS = 1 << 23
+MOST_FLOATS = 1 << 14
+MOST_OF_MASKS = 1 << 20
 #: Ops that take tensors on the host and the device alike.
 COPIES = frozenset(("aten.copy_", "aten._to_copy"))
+#: Ops that take a number of the host on a GPU, but not on ``meta``.
+NUMBERED = frozenset(
+    ("aten.masked_fill.Tensor", "aten.masked_fill_.Tensor", "aten.index_fill.int_Tensor",
+     "aten.index_fill_.int_Tensor", "aten.copysign.Tensor")
+)  # fmt: skip
 #: Ops that keep some of their rows, and whose schemas do not say so.
 UNTAGGED = ("torchvision.nms", "torchvision.qnms")
 #: Ops that take masks as indices, which the recorder turns into places first; and the dtypes of masks.
@@ -25,6 +35,10 @@ COPYING = frozenset(("aten._to_copy", "aten.clone"))
 SAME_OF_ONE = frozenset(getattr(torch.ops.aten, name).default for name in ("all", "any", "max", "min"))
 #: What activations are, element by element: finite.
 FINITE: Mapping[str, bool] = {"aten.isnan": False, "aten.isinf": False, "aten.isfinite": True}
+#: Ops that round activations, a cast to integers among them.
+ROUNDED = frozenset(("aten.round", "aten.ceil", "aten.floor", "aten.trunc", *COPYING))
+#: Ops that count a mask.
+COUNTS = frozenset(("aten.sum", "aten.sum.dim_IntList", "aten.count_nonzero", "aten.count_nonzero.dim_IntList"))
 #: What makes tensors of one number -> that number.
 FILLS: Mapping[str, Callable[[tuple], Any]] = {
     "zeros": lambda args: 0, "ones": lambda args: 1, "full": lambda args: args[-1],
@@ -35,6 +49,46 @@ CHOICES: Mapping[str, Callable[[tuple, Mapping[str, Any]], int | None]] = {
     "aten.argmax": lambda args, kwargs: args[1] if len(args) > 1 else kwargs.get("dim"),
     "aten.max.dim": lambda args, kwargs: args[1],
 }
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is small enough for its value to be kept."""
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.numel() <= (MOST_FLOATS if floats else MOST_INTEGERS)
+
+
+def is_of_mask(result: torch.Tensor, read: list[torch.Tensor]) -> bool:
+    """Whether floating numbers are made of a mask, as those that are added to attention's scores."""
+    if result.numel() > MOST_OF_MASKS or not result.is_floating_point():
+        return False
+    large = [tensor for tensor in read if tensor.numel() > MOST_FLOATS]
+    return bool(large) and all(tensor.dtype is torch.bool for tensor in large)
+
+
+def elements(tensor: torch.Tensor) -> int:
+    """Elements of a tensor, those along expanded axes counted once."""
+    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+
+
+def once(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with one of the equal elements along each axis that was expanded."""
+    return tensor[tuple(slice(None) if stride else slice(1) for stride in tensor.stride())]
+
+
+def count_true(mask: torch.Tensor) -> int:
+    """How many elements of a host tensor are not zero."""
+    few = once(mask)
+    return int(few.count_nonzero()) * (mask.numel() // max(few.numel(), 1))
+
+
+def is_uniform(value: torch.Tensor) -> bool:
+    """Whether all elements of a host tensor are equal; of floating ones, whether they are one element."""
+    if value.is_complex() or not value.numel():
+        return False
+    if value.is_floating_point() or not any(value.stride()):
+        return not any(value.stride())
+    value = once(value)
+    return bool((value == value[(0,) * value.dim()]).all())
 
 
 class Kind(NamedTuple):

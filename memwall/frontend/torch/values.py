@@ -5,27 +5,40 @@ view of the shadow, so that views, aliases and in-place writes follow by themsel
 and small runs on their values too; what it returns has shadows in turn. A write of something unknown drops the shadow.
 
 Values come from constants, ranges, seeded random numbers, integer and boolean inputs, and small buffers; never from
-parameters or floating inputs, so that activations stay unknown.
+parameters or floating inputs, so that activations stay unknown. What decides of activations, as a top-k, a rounding or
+the count of a mask, has the value that is assumed, which is noted once something depends on it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map_only
 
+from memwall.frontend.torch.assumed_values import assume
 from memwall.frontend.torch.assumptions import Assumptions, assumed_result
 from memwall.frontend.torch.results import Results
 from memwall.frontend.torch.tensors import flat_tensors
-from memwall.frontend.torch.value_rules import CHOICES, FILLS, FINITE, INDEXED, MASKS, SAME_OF_ONE, Kind
+from memwall.frontend.torch.value_rules import (
+    FILLS,
+    INDEXED,
+    MASKS,
+    MOST_INTEGERS,
+    MOST_OF_MASKS,
+    NUMBERED,
+    SAME_OF_ONE,
+    Kind,
+    count_true,
+    elements,
+    is_of_mask,
+    is_small,
+    is_uniform,
+    once,
+)
 from memwall.ops.signatures import Signature
 
-#: Elements up to which values are kept: integers and booleans, and floating numbers.
-MOST_INTEGERS = 1 << 23
-MOST_FLOATS = 1 << 14
 #: Bytes of shadows at which those of tensors that are gone are let go.
 _SWEPT_BYTES = 1 << 28
 
@@ -96,9 +109,11 @@ class KnownValues:
         """Whether a tensor on ``meta`` has a known value."""
         return tensor.layout is torch.strided and _address(tensor) in self._shadows
 
-    def give(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+    def give(self, tensor: torch.Tensor, value: torch.Tensor, assumed: str = "") -> None:
         """Make the value of a tensor known that is all there is in its storage."""
         self._shadow(tensor).copy_(value)
+        if assumed:
+            self._shadows[_address(tensor)] = self._shadows[_address(tensor)]._replace(assumed=assumed)
 
     def keep(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """Give ``tensor`` the value of ``source``, whose copy it is, where that is known and small enough."""
@@ -107,8 +122,8 @@ class KnownValues:
         value = self.of(source)
         if value is not None and is_small(source):
             self.give(tensor, value.detach())
-        elif value is not None and _is_uniform(value):
-            self._give_uniform(tensor, value.flatten()[0])
+        elif value is not None and is_uniform(value):
+            self.give_uniform(tensor, value.flatten()[0])
 
     def made(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor on ``meta`` with the layout of a host tensor, and its value where that is small enough."""
@@ -122,9 +137,9 @@ class KnownValues:
             if self._shadows and (found := self._shadows.pop(_address(tensor), None)):
                 self._bytes -= found.shadow.nbytes()
 
-    def _give_uniform(self, tensor: torch.Tensor, value: torch.Tensor, assumed: str = "") -> None:
+    def give_uniform(self, tensor: torch.Tensor, value: Any, assumed: str = "") -> None:
         """All elements of a tensor equal one number."""
-        element = value.detach().to(tensor.dtype).clone()
+        element = torch.as_tensor(value, device=_HOST).detach().to(tensor.dtype).clone()
         raw = tensor.untyped_storage()
         self._shadows[raw._cdata] = _Shadow(raw, element.untyped_storage(), uniform=True, assumed=assumed)
 
@@ -161,15 +176,18 @@ class KnownValues:
         self._numbers[number.untyped_storage()._cdata] = number.untyped_storage()
         return number
 
-    def _with_numbers(self, args: tuple) -> tuple:
+    def _with_numbers(self, args: tuple, any_number: bool) -> tuple:
         """The arguments with random numbers of the host on ``meta`` where other tensors are: a model that is written
-        for one device has them where its tensors are."""
+        for one device has them where its tensors are. Or with ``any_number`` of the host there."""
         if not any(t.is_meta for t in flat_tensors(args)):
             return args
-        return tuple(
-            self.made(a) if isinstance(a, torch.Tensor) and not a.is_meta and _address(a) in self._numbers else a
-            for a in args
-        )
+
+        def is_number(item: Any) -> bool:
+            if not isinstance(item, torch.Tensor) or item.is_meta:
+                return False
+            return (any_number and not item.dim()) or _address(item) in self._numbers
+
+        return tuple(self.made(item) if is_number(item) else item for item in args)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -182,8 +200,8 @@ class KnownValues:
             kind = self._kinds[signature.name] = Kind.of(signature)
         if kind.free:
             return func(*args, **kwargs)
-        if self._numbers:
-            args = self._with_numbers(args)
+        if self._numbers or signature.name in NUMBERED:
+            args = self._with_numbers(args, signature.name in NUMBERED)
         count = len(args)
         for place, name in kind.reads:
             value = args[place] if place < count else kwargs.get(name)
@@ -203,7 +221,7 @@ class KnownValues:
             found = self._shadows.get(_address(value))
             if found is None:
                 return True
-            return not found.uniform and value.numel() > MOST_INTEGERS and _elements(value) > MOST_INTEGERS
+            return not found.uniform and value.numel() > MOST_INTEGERS and elements(value) > MOST_INTEGERS
         return isinstance(value, (list, tuple)) and any(
             self._is_unknown(item) for item in value if isinstance(item, torch.Tensor)
         )
@@ -227,10 +245,7 @@ class KnownValues:
             result = assumed_result(self.assumptions, signature.name, args)
             return signature.function(*args, **kwargs) if result is NotImplemented else result
         out = self._ran(signature, kind, args, kwargs)
-        if signature.name in FINITE:
-            self._give_uniform(out, torch.tensor(FINITE[signature.name], device=_HOST))
-        elif signature.name in CHOICES:
-            self._choose(self.assumptions, signature.name, out, args, kwargs)
+        assume(self, self.assumptions, signature.name, out, args, kwargs)
         return out
 
     def _ran(self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -239,22 +254,11 @@ class KnownValues:
             return self._results.of(signature.function, args, kwargs)
         return signature.function(*args, **kwargs)
 
-    def _choose(self, assumptions: Assumptions, name: str, out: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Give the places that a top-k of activations returns the values that are assumed."""
-        places, dim = out if name == "aten.argmax" else out[1], CHOICES[name](args, kwargs)
-        scores = args[0].shape
-        if dim is None or not scores or not is_small(places):
-            return
-        keeps = places.dim() == len(scores)
-        found, assumed = assumptions.chosen(scores, dim, places.shape[dim] if keeps else 1)
-        self.give(places, found if keeps else found.squeeze(dim))
-        self._shadows[_address(places)] = self._shadows[_address(places)]._replace(assumed=assumed)
-
     def _selected(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """``masked_select`` of a tensor without data by a known mask."""
         self.asked += 1
         shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-        return torch.empty(_count(mask.expand(shape)), dtype=tensor.dtype, device="meta")
+        return torch.empty(count_true(mask.expand(shape)), dtype=tensor.dtype, device="meta")
 
     def _called_known(
         self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]
@@ -276,7 +280,8 @@ class KnownValues:
         if not all(map(is_small, results)):
             self.forget(written)
             self._fill(signature, kind, args, kwargs, results, assumed)
-            return out
+            if not (kind.pointwise and all(is_of_mask(t, tensors) and not self.has(t) for t in results)):
+                return out
         if not all(map(self._is_overwritable, written)):
             self.forget(written)
             return out
@@ -290,9 +295,7 @@ class KnownValues:
         given = {_address(t) for t in tensors if t.is_meta}
         for tensor, value in zip(results, flat_tensors(values), strict=False):
             if _address(tensor) not in given and tensor.shape == value.shape:
-                self.give(tensor, value)
-                if assumed:
-                    self._shadows[_address(tensor)] = self._shadows[_address(tensor)]._replace(assumed=assumed)
+                self.give(tensor, value, assumed)
         return out
 
     def _assumed(self, tensor: torch.Tensor) -> str:
@@ -303,19 +306,18 @@ class KnownValues:
         self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], results: list[torch.Tensor],
         assumed: str,
     ) -> None:  # fmt: skip
-        """Large integers and booleans of one value: masks of ones, and what is computed of them element by element."""
-        if kind.writes or len(results) != 1 or results[0].is_floating_point() or results[0].is_complex():
+        """Large tensors of one value: masks of ones, and what is computed of them element by element."""
+        if kind.writes or len(results) != 1 or results[0].is_complex():
             return
         name = signature.name.removeprefix("aten.").removeprefix("new_").removesuffix("_like")
         if name in FILLS:
-            value = FILLS[name](args)
-            self._give_uniform(results[0], torch.tensor(value, dtype=results[0].dtype, device=_HOST))
+            self.give_uniform(results[0], FILLS[name](args))
         elif kind.pointwise:
             tensors = [self.of(t) for t in flat_tensors([*args, *kwargs.values()])]
-            if all(t is not None and _is_uniform(t) for t in tensors):
+            if all(t is not None and is_uniform(t) for t in tensors):
                 one = tree_map_only(torch.Tensor, lambda t: self._first(t), (args, kwargs))
                 value = self._on_host(signature.function, kind, *one)
-                self._give_uniform(results[0], value, assumed)
+                self.give_uniform(results[0], value, assumed)
 
     def _first(self, tensor: torch.Tensor) -> torch.Tensor:
         value = self.of(tensor)
@@ -327,9 +329,20 @@ class KnownValues:
         raw = tensor.untyped_storage()
         found = self._shadows.get(raw._cdata)
         if found is not None and found.uniform:
-            return False
+            return self._spread(tensor, found)
         whole = tensor.numel() * tensor.itemsize == raw.nbytes() and is_small(tensor)
         return found is not None or (whole and 0 not in tensor.stride())
+
+    def _spread(self, tensor: torch.Tensor, found: _Shadow) -> bool:
+        """Give each element of a uniform storage its own bytes, unless it is too large."""
+        raw = tensor.untyped_storage()
+        element = torch.empty(0, dtype=tensor.dtype, device=_HOST).set_(found.shadow, 0, (), ())
+        if raw.nbytes() > MOST_OF_MASKS * tensor.itemsize or found.shadow.nbytes() != tensor.itemsize:
+            return False
+        spread = element.expand(raw.nbytes() // tensor.itemsize).contiguous().untyped_storage()
+        self._shadows[raw._cdata] = _Shadow(raw, spread, assumed=found.assumed)
+        self._bytes += spread.nbytes()
+        return True
 
     def _on_host(self, func: Any, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The call on the values of its tensors."""
@@ -343,9 +356,9 @@ class KnownValues:
             return _HOST if _is_meta(item) else item
 
         if func in SAME_OF_ONE and (first := self.of(args[0])) is not None and first.numel() > MOST_INTEGERS:
-            return func(_once(first))
+            return func(once(first))
         if func is _NONZERO and args[0].numel() > MOST_INTEGERS and (mask := self.of(args[0])) is not None:
-            return torch.empty((_count(mask), mask.dim()), dtype=torch.int64, device="meta")
+            return torch.empty((count_true(mask), mask.dim()), dtype=torch.int64, device="meta")
         given = [value(item) for item in args], {name: value(item) for name, item in kwargs.items()}
         if not kind.random:
             return func(*given[0], **given[1])
@@ -357,36 +370,6 @@ class KnownValues:
         finally:
             self._random_state = torch.get_rng_state()
             torch.set_rng_state(before)
-
-
-def is_small(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is small enough for its value to be kept."""
-    floats = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.numel() <= (MOST_FLOATS if floats else MOST_INTEGERS)
-
-
-def _elements(tensor: torch.Tensor) -> int:
-    """Elements of a tensor, those along expanded axes counted once."""
-    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-
-
-def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """A view with one of the equal elements along each axis that was expanded."""
-    return tensor[tuple(slice(None) if stride else slice(1) for stride in tensor.stride())]
-
-
-def _count(mask: torch.Tensor) -> int:
-    """How many elements of a host tensor are not zero."""
-    once = _once(mask)
-    return int(once.count_nonzero()) * (mask.numel() // max(once.numel(), 1))
-
-
-def _is_uniform(value: torch.Tensor) -> bool:
-    """Whether all elements of a host tensor of integers or booleans are equal."""
-    if value.is_floating_point() or value.is_complex() or not value.numel():
-        return False
-    value = _once(value)
-    return not any(value.stride()) or bool((value == value[(0,) * value.dim()]).all())
 
 
 def _at(places: tuple[tuple[int, str], ...], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -135,6 +135,42 @@ def test_large_masks_that_were_expanded_are_known():
         assert not known.has(mask + 1)
 
 
+def _additive_mask(device):
+    """A mask that is added to the scores of attention, as LED makes it of one of ones; then with some hidden."""
+    mask = torch.ones(1, 512, dtype=torch.long, device=device)
+    inverted = 1.0 - mask[:, None, None, :].expand(1, 1, 512, 512).to(torch.float32)
+    inverted = inverted.masked_fill(inverted.bool(), torch.finfo(torch.float32).min) * inverted
+    row = inverted[:, 0, 0, :]
+    row[mask == 2] = 3.0
+    row[:, 5] = 1.0
+    other = torch.where((mask > 0)[:, None] & (torch.arange(512, device=device) < 500), 0.0, -1.0).expand(1, 512, 512)
+    return row, other[:, 0]
+
+
+def test_masks_of_floating_numbers_are_known():
+    known = KnownValues()
+    with Carrying(known), TracedDevice("meta", known=known):
+        traced = _additive_mask("meta")
+    for mine, real in zip(traced, _additive_mask("cpu"), strict=True):
+        assert torch.equal(known.of(mine), real)
+    assert known.of(traced[0]).sum() == 1.0 and known.of(traced[1]).sum() == -12.0
+
+
+def test_large_floating_numbers_are_not_computed():
+    known = KnownValues()
+    with Carrying(known), TracedDevice("meta", known=known):
+        angles = torch.arange(512.0, device="meta")[:, None] * torch.arange(64.0, device="meta")
+    assert not known.has(angles)
+
+
+def test_a_number_of_the_host_meets_a_tensor_where_a_gpu_takes_it():
+    known = KnownValues()
+    with Carrying(known), TracedDevice("meta", known=known):
+        x = torch.empty(3, 4, device="meta")
+        rows = x[0].long()[:2]
+        assert x.masked_fill(x > 0, torch.tensor(2.0)).shape == x.index_fill(0, rows, torch.tensor(1.0)).shape
+
+
 def test_assumptions_of_modules_go_before_those_of_the_model():
     at = ["encoder.layers.0", "x.py:1"]
     rules = read_assumptions(["nonzero=0.2", "encoder.*:nonzero=0.1"])
@@ -149,6 +185,32 @@ def test_choices_are_balanced():
     found, assumed = Assumptions((), lambda: ("", "")).chosen(torch.Size((16, 8)), -1, 2)
     assert assumed == "experts=balanced" and torch.bincount(found.flatten()).tolist() == [4] * 8
     assert all(len(set(row)) == 2 for row in found.tolist())
+
+
+class _Durations(torch.nn.Module):
+    """Repeats each token as often as is predicted, and keeps those that score."""
+
+    def __init__(self):
+        super().__init__()
+        self.predict = torch.nn.Linear(8, 1)
+        self.parts = torch.nn.ModuleDict({f"part_{i}": torch.nn.Linear(8, 8) for i in range(3)})
+
+    def forward(self, x):
+        durations = torch.clamp(torch.round(self.predict(x).squeeze(-1).exp()), min=0).long()
+        longer = torch.zeros(int(durations.sum(1).max()), 8)
+        longer[:] = torch.repeat_interleave(x[0], durations[0], dim=0)
+        kept = longer[: (longer.mean(-1) > 0).sum()]
+        return self.parts[f"part_{torch.arange(3)[2]}"](kept)
+
+
+@pytest.mark.parametrize(("assumed", "rows"), [([], 20 * 4 // 2), (["rounded=3", "nonzero=0.25"], 20 * 3 // 4)])
+def test_what_is_rounded_or_counted_is_assumed(assumed, rows):
+    target = memwall.Workload(_Durations, lambda: (torch.randn(1, 20, 8),))
+    profile = memwall.profile(target, gpu="h100", assume=assumed)
+    assert profile.graph.values[profile.graph.outputs[0]].spec.shape == (rows, 8)
+    stated = " ".join(profile.notes)
+    for text in assumed or ["rounded=4", "nonzero=0.5"]:
+        assert text in stated
 
 
 def test_python_types_as_dtypes_while_building():

@@ -174,8 +174,11 @@ class Asked:
         """Tokens of text in a sample."""
         if (step := number(self.config, "audio_length_per_tok")) and self.takes("input_features"):
             return self.columns() // step  # a token is added to what is heard at its time
+        if "seq" in self.sizes:
+            return int(self.sizes["seq"])
         longest = [n for key in POSITIONS if (n := number(self.text, key)) is not None]
-        return int(self.sizes.get("seq") or self.positions or min([SEQ, *longest]))
+        # Longformer pads to whole windows
+        return self.positions or max(min([SEQ, *longest]), number(self.config, "attention_window") or 1)
 
     def has(self, part: str) -> bool:
         """Whether the model has a part, as far as its configuration says."""

@@ -1,0 +1,55 @@
+"""The values that are assumed of what decides among activations: a top-k, a rounding, the count of a mask.
+
+They are given with what they rest on, which is noted once a shape or a branch follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from memwall.frontend.torch.assumptions import Assumptions
+from memwall.frontend.torch.value_rules import CHOICES, COPYING, COUNTS, FINITE, ROUNDED, is_small
+
+
+class Values(Protocol):
+    """What keeps values: of the elements of a tensor, or one that all of them equal."""
+
+    def give(self, tensor: torch.Tensor, value: torch.Tensor, assumed: str = "") -> None: ...
+
+    def give_uniform(self, tensor: torch.Tensor, value: Any, assumed: str = "") -> None: ...
+
+
+def assume(
+    values: Values, assumptions: Assumptions, name: str, out: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> None:
+    """Give the results ``out`` of an op of activations on ``meta`` the values that are assumed, if any are."""
+    if name in FINITE:
+        values.give_uniform(out, FINITE[name])
+    elif name in CHOICES:
+        _choose(values, assumptions, name, out, args, kwargs)
+    elif name in ROUNDED and args[0].is_floating_point() and (name not in COPYING or _is_whole(out)):
+        values.give_uniform(out, *assumptions.unasked("rounded"))
+    elif name in COUNTS and args[0].dtype is torch.bool:
+        fraction, assumed = assumptions.unasked("nonzero")
+        values.give_uniform(out, round(fraction * args[0].numel() / max(out.numel(), 1)), assumed)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of integers."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
+def _choose(
+    values: Values, assumptions: Assumptions, name: str, out: Any, args: tuple, kwargs: Mapping[str, Any]
+) -> None:
+    """Give the places that a top-k returns."""
+    places, dim = out if name == "aten.argmax" else out[1], CHOICES[name](args, kwargs)
+    scores = args[0].shape
+    if dim is None or not scores or not is_small(places):
+        return
+    keeps = places.dim() == len(scores)
+    found, assumed = assumptions.chosen(scores, dim, places.shape[dim] if keeps else 1)
+    values.give(places, found if keeps else found.squeeze(dim), assumed)
