@@ -45,11 +45,22 @@ def save(tmp_path):
         {"image": (56, 56)},
         {"pixel_values": (16, 588), "grid_thw": (1, 3), "merge_sizes": (1,)},
     ),
-    (  # 2 windows along each axis of patches of 14: 100 pixels are cut to 3 times 28
+    (  # 1000 x 700 pixels come nearest to 31 x 22 tokens of 2 x 2 patches of 16, each with two frames of 3 channels
+        {"model_type": "qwen3_vl_vision", **TINY, "num_heads": 2, "depth": 1, "patch_size": 16, "out_hidden_size": 32,
+         "spatial_merge_size": 2, "temporal_patch_size": 2, "deepstack_visual_indexes": []},
+        {"image": (1000, 700)},
+        {"hidden_states": (62 * 44, 3 * 2 * 16 * 16), "grid_thw": (1, 3)},
+    ),
+    (  # 1000 x 700 pixels are 36 x 25 tokens of 2 x 2 patches of 14
+        {"model_type": "kimi_k25_vision", **TINY, "patch_size": 14, "merge_kernel_size": [2, 2]},
+        {"image": (1000, 700)},
+        {"pixel_values": (72 * 50, 3, 14, 14), "grid_thw": (1, 3)},
+    ),
+    (  # 2 windows along each axis of patches of 14: 100 pixels come nearest to 4 times 28
         {"model_type": "rf_detr_dinov2", **TINY, "image_size": 56, "patch_size": 14, "num_windows": 2,
          "out_features": ["stage1"]},
         {"image": (100, 100)},
-        {"pixel_values": (1, 3, 84, 84)},
+        {"pixel_values": (1, 3, 112, 112)},
     ),
     (  # a block of noise after the target's states of 3 layers
         {"model_type": "muse_glimmer_assistant", **TINY, "num_key_value_heads": 1, "head_dim": 16, "block_size": 4,

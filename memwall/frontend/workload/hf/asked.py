@@ -35,7 +35,7 @@ _BINS = 80
 #: Parts that hold a whole model of images and text.
 _WHOLES = ("thinker_config", "vlm_config")
 
-_PIXELS = ("pixel_values", "pixel_values_images", "flattened_patches", "pixel_values_videos", "inputs")
+_PIXELS = ("pixel_values", "pixel_values_images", "flattened_patches", "pixel_values_videos", "inputs", "grid_thw")
 #: Size → what has it, and the inputs of a forward that takes such.
 _TAKEN_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "seq": ("token ids", ("input_ids", "decoder_input_ids", "inputs_embeds", "inputs", "context_hidden_states")),
@@ -195,19 +195,21 @@ class Asked:
     @cached_property
     def merge(self) -> int:
         """Patches along each axis that become one token."""
-        return number(self.vision, "spatial_merge_size") or number(self.config, "spatial_merge_size") or 1
+        names = ("spatial_merge_size", "merge_kernel_size")
+        return number(self.vision, *names) or number(self.config, *names) or 1
 
     @cached_property
     def image(self) -> tuple[int, int]:
-        """Height and width of an image: those asked for, else those of the configuration."""
+        """Height and width of an image: those asked for, else those of the configuration; to the nearest whole blocks
+        of what the tower takes together (smart_resize of image_processing_qwen2_vl.py)."""
         given = self.sizes.get("image")
         height, width = given or self._trained_image
         if given is None and self.takes("prompt_pixel_values"):  # seen below its prompt
             height //= 2
-        step = self.patch * self.merge if self.takes("image_grid_thw") or "grid_thw" in self.parameters else 1
+        step = self.patch * self.merge if self.takes("image_grid_thw") or self.takes("grid_thw") else 1
         if windows := number(self.vision, "num_windows_side", "num_windows"):  # along each axis, as in RF-DETR
             step = self.patch * windows
-        return max(height // step, 1) * step, max(width // step, 1) * step
+        return max(round(height / step), 1) * step, max(round(width / step), 1) * step
 
     @cached_property
     def _trained_image(self) -> tuple[int, int]:
