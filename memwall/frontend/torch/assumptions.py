@@ -135,6 +135,10 @@ class Assumptions:
         found = (choices % max(scores[dim], 1)).view(*others, count).movedim(-1, dim)
         return found, assumed
 
+    def used(self) -> str:
+        """What was assumed so far, as ``nonzero=0.5, condition=true``."""
+        return ", ".join(self._used)
+
     def lines(self) -> list[str]:
         """What was assumed, a line each."""
         lines = []

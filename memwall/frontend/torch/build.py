@@ -82,6 +82,8 @@ def build_inputs(
             placed = placed.detach().to(dtype).requires_grad_(tensor.requires_grad)
         if known is not None and (tensor.numel() == 1 or not (tensor.is_floating_point() or tensor.is_complex())):
             known.keep(placed, tensor)
+        elif known is not None and tensor.layout is torch.strided:
+            known.keep_nonzero(placed, tensor)
         return placed
 
     copies = Copies(place, device)

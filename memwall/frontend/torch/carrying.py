@@ -1,7 +1,8 @@
-"""Values carried along while a module is built."""
+"""Values carried along while a module is built, and the places that masks stand for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.tensors import flat_tensors, is_wrapper
-from memwall.frontend.torch.value_rules import COPIES
+from memwall.frontend.torch.value_rules import COPIES, INDEXED, MASKS, NONZERO
 from memwall.frontend.torch.values import KnownValues
 from memwall.ops.signatures import signature_of
 
@@ -41,4 +42,31 @@ class Carrying(TorchDispatchMode):
             tensors = flat_tensors(args)
             if any(t.is_meta for t in tensors) and not all(t.is_meta for t in tensors):
                 args = tree_map_only(torch.Tensor, lambda t: t if t.is_meta else self._values.made(t), args)
+        if signature.name in INDEXED and all(self._values.of(mask) is not None for mask in masks_of(args)):
+            args = with_places(self._values.of, args, lambda found: self._values.call(signature_of(NONZERO), found, {}))
         return self._values.call(signature, args, kwargs)
+
+
+def masks_of(args: tuple) -> list[torch.Tensor]:
+    """The masks among the indices of an index."""
+    return [index for index in args[1] if index is not None and index.dtype in MASKS]
+
+
+def with_places(
+    known: Callable[[torch.Tensor], torch.Tensor | None], args: tuple, nonzero: Callable[[tuple], torch.Tensor]
+) -> tuple:
+    """The arguments of an index with the places that its masks stand for, which ``nonzero`` finds first; ``known`` is
+    the value of a tensor."""
+    masks = masks_of(args)
+    # x[mask] = 0 is masked_fill (TensorAdvancedIndexing.cpp); into unknown places all may be written
+    writes = len(args) > 2
+    if not masks or (writes and (args[2].numel() == 1 or any(known(mask) is None for mask in masks))):
+        return args
+    found: list[torch.Tensor | None] = []
+    for index in args[1]:
+        if index is None or index.dtype not in MASKS:
+            found.append(index)
+        else:
+            places = nonzero((index,))
+            found += [places.select(1, axis) for axis in range(index.dim())]
+    return (args[0], found, *args[2:])

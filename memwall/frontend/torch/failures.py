@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
@@ -52,9 +53,9 @@ def wanted_data(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def blaming(doing: str, gradients: bool = True) -> Any:
-    """Turn an exception of the user's code into one line that names the user's line; without ``gradients``, one that
-    asks for them into :class:`NeedsGradients`."""
+def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str) -> Any:
+    """Turn an exception of the user's code into one line that names the user's line and what was ``assumed`` before;
+    without ``gradients``, one that asks for them into :class:`NeedsGradients`."""
     try:
         yield
     except (MemwallError, ReplayMismatch, UnexpectedCall):
@@ -78,7 +79,10 @@ def blaming(doing: str, gradients: bool = True) -> Any:
                 " while_loop, scan and map as Python loops"
             ) from error
         if wanted is None:
-            raise blame(error, doing) from error
+            blamed = blame(error, doing)
+            if used := assumed():
+                blamed = UsageError(f"{blamed}; this may follow from what was assumed, {used}: --assume changes it")
+            raise blamed from error
         if wanted is _HOST:
             raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
         who = "the model's Python" if doing == "running the model" else doing

@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
+from memwall.frontend.torch.carrying import with_places
 from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
 from memwall.frontend.torch.tensors import (
     adds_sparse,
@@ -32,7 +34,7 @@ from memwall.frontend.torch.tensors import (
     stolen_gradient,
     tf32_allowed,
 )
-from memwall.frontend.torch.value_rules import COPIES, INDEXED, MASKS
+from memwall.frontend.torch.value_rules import COPIES, INDEXED, NONZERO
 from memwall.frontend.torch.values import KnownValues
 from memwall.ops import classify
 from memwall.ops.registry import find_row
@@ -197,7 +199,8 @@ class Recorder(TorchDispatchMode):
         if self.known is not None and signature.name == "aten.equal":
             return self._equal(*args)
         if signature.name in INDEXED:
-            args = self._with_places(args)
+            of = self.known.of if self.known is not None else lambda mask: mask
+            args = with_places(of, args, partial(self.__torch_dispatch__, NONZERO, ()))
         if signature.arguments and signature.arguments[0].written and adds_sparse(args):
             out = args[0]
         elif self.known is not None:
@@ -229,24 +232,6 @@ class Recorder(TorchDispatchMode):
             if is_check and self.known is not None and self.known.of(same) is None:
                 return False  # is a window's sum zero, is a weight negative; of a model that runs they are not
             return bool(torch.ops.aten._local_scalar_dense(same))
-
-    def _with_places(self, args: tuple) -> tuple:
-        """The arguments of an index with the places that its masks stand for, which ``nonzero`` finds first."""
-        indices = args[1]
-        masks = [index for index in indices if index is not None and index.dtype in MASKS]
-        # x[mask] = 0 is masked_fill (TensorAdvancedIndexing.cpp); into unknown places all may be written
-        writes = len(args) > 2
-        known = self.known.of if self.known is not None else lambda mask: mask
-        if not masks or (writes and (args[2].numel() == 1 or any(known(mask) is None for mask in masks))):
-            return args
-        found: list[torch.Tensor | None] = []
-        for index in indices:
-            if index is None or index.dtype not in MASKS:
-                found.append(index)
-            else:
-                places = self.__torch_dispatch__(torch.ops.aten.nonzero.default, (), (index,))
-                found += [places.select(1, axis) for axis in range(index.dim())]
-        return (args[0], found, *args[2:])
 
     def _record(self, signature: Signature, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         tensors: list[torch.Tensor] = []

@@ -235,7 +235,8 @@ class _Step:
         calls: Any = contextlib.nullcontext()  # naming them would hide them from another execution
         if self.execute is None:
             calls = module_calls(recorder.modules, lambda m: names.get(id(m)), replayer.call if replayer else None)
-        doing = blaming("running the model", gradients=self.gradients)
+        assumptions = self.known.assumptions if self.known is not None else None
+        doing = blaming("running the model", self.gradients, assumptions.used if assumptions is not None else str)
         with doing, calls, TracedDevice(self.device, known=self.known), recorder, self.autocast:
             with self.autocast.region(self.autocast_dtype):
                 step = forward_step(self.module, self.workload.loss if self.training else None)

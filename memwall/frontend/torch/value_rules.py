@@ -23,6 +23,7 @@ NUMBERED = frozenset(
 )  # fmt: skip
 #: Ops that keep some of their rows, and whose schemas do not say so.
 UNTAGGED = ("torchvision.nms", "torchvision.qnms")
+NONZERO = torch.ops.aten.nonzero.default
 #: Ops that take masks as indices, which the recorder turns into places first; and the dtypes of masks.
 INDEXED = frozenset(
     ("aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_put", "aten.index_put_", "aten._index_put_impl_",
@@ -39,6 +40,8 @@ FINITE: Mapping[str, bool] = {"aten.isnan": False, "aten.isinf": False, "aten.is
 ROUNDED = frozenset(("aten.round", "aten.ceil", "aten.floor", "aten.trunc", *COPYING))
 #: Ops that count a mask.
 COUNTS = frozenset(("aten.sum", "aten.sum.dim_IntList", "aten.count_nonzero", "aten.count_nonzero.dim_IntList"))
+#: Comparisons with zero, as of images with padding: what they find of random normal numbers.
+ARE_ZERO: Mapping[str, bool] = {"aten.eq.Scalar": False, "aten.ne.Scalar": True}
 #: What makes tensors of one number -> that number.
 FILLS: Mapping[str, Callable[[tuple], Any]] = {
     "zeros": lambda args: 0, "ones": lambda args: 1, "full": lambda args: args[-1],

@@ -22,11 +22,11 @@ from memwall.frontend.torch.assumptions import Assumptions, assumed_result
 from memwall.frontend.torch.results import Results
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.value_rules import (
+    ARE_ZERO,
     FILLS,
-    INDEXED,
-    MASKS,
     MOST_INTEGERS,
     MOST_OF_MASKS,
+    NONZERO,
     NUMBERED,
     SAME_OF_ONE,
     Kind,
@@ -43,7 +43,6 @@ from memwall.ops.signatures import Signature
 _SWEPT_BYTES = 1 << 28
 
 _HOST = torch.device("cpu")
-_NONZERO = torch.ops.aten.nonzero.default
 
 
 class _Shadow(NamedTuple):
@@ -70,6 +69,8 @@ class KnownValues:
         self._results = Results()
         #: random numbers that were drawn on the host
         self._numbers: dict[int, torch.UntypedStorage] = {}
+        #: unknown normal numbers, none of which is zero
+        self._normal: dict[int, torch.UntypedStorage] = {}
         self._bytes = 0
         self._swept_at = _SWEPT_BYTES
         self._kinds: dict[str, Kind] = {}
@@ -136,6 +137,13 @@ class KnownValues:
         for tensor in tensors:
             if self._shadows and (found := self._shadows.pop(_address(tensor), None)):
                 self._bytes -= found.shadow.nbytes()
+            if self._normal:
+                self._normal.pop(_address(tensor), None)
+
+    def keep_nonzero(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """No element of ``tensor`` is zero where ``source``, whose copy it is, is of normal numbers."""
+        if _address(source) in self._normal:
+            self._normal[_address(tensor)] = tensor.untyped_storage()
 
     def give_uniform(self, tensor: torch.Tensor, value: Any, assumed: str = "") -> None:
         """All elements of a tensor equal one number."""
@@ -238,6 +246,10 @@ class KnownValues:
             mask = self.of(args[1])
             if mask is not None and not mask.is_meta:
                 return self._selected(args[0], mask)
+        if signature.name in ARE_ZERO and args[1] == 0 and _address(args[0]) in self._normal:
+            out = signature.function(*args, **kwargs)
+            self.give_uniform(out, ARE_ZERO[signature.name])
+            return out
         if self.assumptions is None or not guess:
             return self._ran(signature, kind, args, kwargs)
         if kind.asks:
@@ -266,8 +278,7 @@ class KnownValues:
         func, written = signature.function, _at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
         assumed = next((text for t in tensors if t.is_meta and (text := self._assumed(t))), "")
-        masked = signature.name in INDEXED and not written and any(i is not None and i.dtype in MASKS for i in args[1])
-        if kind.asks or leaves or masked:
+        if kind.asks or leaves:
             self.asked += 1
             if assumed and self.assumptions is not None:
                 self.assumptions.note(assumed)
@@ -307,6 +318,8 @@ class KnownValues:
         assumed: str,
     ) -> None:  # fmt: skip
         """Large tensors of one value: masks of ones, and what is computed of them element by element."""
+        if signature.name == "aten.randn":
+            self._normal[_address(results[0])] = results[0].untyped_storage()
         if kind.writes or len(results) != 1 or results[0].is_complex():
             return
         name = signature.name.removeprefix("aten.").removeprefix("new_").removesuffix("_like")
@@ -357,7 +370,7 @@ class KnownValues:
 
         if func in SAME_OF_ONE and (first := self.of(args[0])) is not None and first.numel() > MOST_INTEGERS:
             return func(once(first))
-        if func is _NONZERO and args[0].numel() > MOST_INTEGERS and (mask := self.of(args[0])) is not None:
+        if func is NONZERO and args[0].numel() > MOST_INTEGERS and (mask := self.of(args[0])) is not None:
             return torch.empty((count_true(mask), mask.dim()), dtype=torch.int64, device="meta")
         given = [value(item) for item in args], {name: value(item) for name, item in kwargs.items()}
         if not kind.random:

@@ -16,6 +16,10 @@ _LINE_CHARS = 100
 _PACKAGES = frozenset(("site-packages", "dist-packages"))
 
 
+#: Part of a message of torch's → how to fix it.
+_FIXES = {"more than 1 value per channel when training": "a batch norm in training needs two samples: --batch 2"}
+
+
 def blame(error: BaseException, doing: str) -> MemwallError:
     """Turn an exception into one line: type, message, and the last frame of the user's own code.
 
@@ -29,7 +33,8 @@ def blame(error: BaseException, doing: str) -> MemwallError:
     message = first_line(error)
     what = type(error).__name__ + (f": {message}" if message else "")
     where = user_frame(error)
-    return UsageError(f"{doing}: {what}" + (f" (at {where})" if where else ""))
+    fix = next((f"; {fix}" for part, fix in _FIXES.items() if part in message), "")
+    return UsageError(f"{doing}: {what}" + (f" (at {where})" if where else "") + fix)
 
 
 def first_line(error: BaseException) -> str:

@@ -56,6 +56,17 @@ def save(tmp_path):
         {"image": (1000, 700)},
         {"pixel_values": (72 * 50, 3, 14, 14), "grid_thw": (1, 3)},
     ),
+    (  # patches of 14, 3 x 3 to a token: 100 pixels are cut to 2 times 42, 4 tokens in front of 8 of text
+        {"model_type": "idefics3", "image_token_id": 90, "scale_factor": 3, "vision_config": {**TINY, "image_size": 84,
+         "patch_size": 14}, "text_config": {"model_type": "llama", **TINY, "vocab_size": 99}},
+        {"image": (100, 100), "seq": 8},
+        {"input_ids": (1, 12), "pixel_values": (1, 1, 3, 84, 84), "pixel_attention_mask": (1, 1, 84, 84)},
+    ),
+    (  # 4 x 4 patches of 8 x 8 x 3 in a row, each a token in front of 8 of text
+        {"model_type": "neomme", "patch_size": 8, "num_hidden_layers": 1},
+        {"image": (32, 32), "seq": 8},
+        {"input_ids": (1, 24), "pixel_values": (16, 192)},
+    ),
     (  # 2 windows along each axis of patches of 14: 100 pixels come nearest to 4 times 28
         {"model_type": "rf_detr_dinov2", **TINY, "image_size": 56, "patch_size": 14, "num_windows": 2,
          "out_features": ["stage1"]},

@@ -171,6 +171,17 @@ def test_a_number_of_the_host_meets_a_tensor_where_a_gpu_takes_it():
         assert x.masked_fill(x > 0, torch.tensor(2.0)).shape == x.index_fill(0, rows, torch.tensor(1.0)).shape
 
 
+def test_normal_numbers_are_unknown_but_not_zero():
+    """Images of all zeros are padding, which a processor adds; drawn ones are none."""
+    known = KnownValues()
+    with Carrying(known), TracedDevice("meta", known=known):
+        images = torch.randn(2, 3, 224, 224)
+        real = (images.view(2, -1) == 0.0).sum(1) != 3 * 224 * 224
+        assert images[real].shape[0] == 2 and not known.has(images)
+        images.relu_()
+        assert not known.has(images == 0.0)
+
+
 def test_assumptions_of_modules_go_before_those_of_the_model():
     at = ["encoder.layers.0", "x.py:1"]
     rules = read_assumptions(["nonzero=0.2", "encoder.*:nonzero=0.1"])

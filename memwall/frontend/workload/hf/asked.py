@@ -207,6 +207,8 @@ class Asked:
         if given is None and self.takes("prompt_pixel_values"):  # seen below its prompt
             height //= 2
         step = self.patch * self.merge if self.takes("image_grid_thw") or self.takes("grid_thw") else 1
+        if self.takes("input_ids", "pixel_attention_mask"):  # patches that become one token, as in Idefics 3
+            step = self.patch * (number(self.config, "scale_factor", "pixel_shuffle_factor") or 1)
         if windows := number(self.vision, "num_windows_side", "num_windows"):  # along each axis, as in RF-DETR
             step = self.patch * windows
         return max(round(height / step), 1) * step, max(round(width / step), 1) * step

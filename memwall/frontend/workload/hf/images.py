@@ -163,6 +163,15 @@ def _strips(asked: Asked) -> Tensors:
     }
 
 
+def _two_resolutions(asked: Asked) -> Tensors:
+    """DeepSeek-VL hybrid: each image for both towers, each at the size that its tower was trained with."""
+    import torch
+
+    side = pair(getattr(asked.config.high_res_vision_config, "image_size", None)) or asked.image
+    shape = (asked.batch * asked.images, asked.channels, *side)
+    return {**_plain(asked), "high_res_pixel_values": torch.randn(shape, dtype=asked.dtype)}
+
+
 def _cameras(asked: Asked) -> Tensors:
     """pi0: (batch, cameras, channels, height, width), which cameras there are, and a token for each patch in front of
     the text (processing_pi0.py)."""
@@ -198,6 +207,8 @@ def _token_blocks(asked: Asked) -> Tensors:
 _LAYOUTS: tuple[tuple[Callable[[Asked], bool], Callable[[Asked], Tensors]], ...] = (
     (lambda a: a.takes("image_grid_thw") or a.takes("grid_thw"), _patches),
     (lambda a: a.takes("target_sizes"), _strips),
+    (lambda a: a.takes("high_res_pixel_values"), _two_resolutions),
+    (lambda a: number(a.config, "patch_dim") is not None, _patches),  # Neomme: patches in a row, without a grid
     (lambda a: a.takes("aspect_ratio_ids"), _aspect_tiles),
     (lambda a: a.takes("image_position_ids") or a.takes("pixel_position_ids"), _positioned_patches),
     (lambda a: a.takes("pixel_attention_mask", "spatial_shapes"), _flat_patches),
@@ -223,7 +234,8 @@ def _pairs(asked: Asked) -> Tensors:
 
 
 def _square_patches(asked: Asked) -> Tensors:
-    """Kimi K2.5: as Qwen2-VL, each patch (channels, height, width) of one frame (image_processing_kimi_k25.py)."""
+    """Kimi K2.5, PaddleOCR-VL: as Qwen2-VL, each patch (channels, height, width) of one frame
+    (image_processing_kimi_k25.py)."""
     made = _patches(asked)
     shape = (-1, asked.channels, asked.patch, asked.patch)
     return {**made, "pixel_values": made["pixel_values"].reshape(shape)}
@@ -233,7 +245,7 @@ def _square_patches(asked: Asked) -> Tensors:
 _BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {
     "efficientloftr": _pairs, "lightglue": _pairs, "superglue": _pairs,
     "idefics": _masked, "instructblipvideo": _clip,
-    "kimi_k25": _square_patches, "kimi_k25_vision": _square_patches,
+    "kimi_k25": _square_patches, "kimi_k25_vision": _square_patches, "paddleocr_vl": _square_patches,
     "pi0": _cameras, "inkling2": _token_blocks, "inkling2_vision": _token_blocks,
 }  # fmt: skip
 

@@ -120,7 +120,7 @@ class _Tokens(NamedTuple):
 
     name: str
     input: str
-    ask: str
+    ask: tuple[str, ...]
     ids: tuple[str, ...]
     part: str
     mark: int
@@ -128,11 +128,12 @@ class _Tokens(NamedTuple):
 
 _TOKENS = (
     _Tokens(
-        "image", "pixel_values", "get_image_features",
-        ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_pad_token_id"), "vision_config", 1,
+        "image", "pixel_values", ("get_image_features", "get_video_features"),  # of frames, as InstructBLIP's
+        ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_pad_token_id", "video_token_id"),
+        "vision_config", 1,
     ),
     _Tokens(
-        "audio", "input_features", "get_audio_features", ("audio_token_id", "audio_token_index"), "audio_config", 3,
+        "audio", "input_features", ("get_audio_features",), ("audio_token_id", "audio_token_index"), "audio_config", 3,
     ),
 )  # fmt: skip
 
@@ -171,7 +172,7 @@ def _with_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, token: int,
     import torch
 
     homes: tuple[Any, ...] = (getattr(module, "model", None), module)  # the outer one hands on what it does not name
-    ask = next((getattr(home, part.ask) for home in homes if hasattr(home, part.ask)), None)
+    ask = next((getattr(home, name) for name in part.ask for home in homes if hasattr(home, name)), None)
     if ask is None and part.name == "image":  # attended to, and no tokens
         return made
     if ask is None:
