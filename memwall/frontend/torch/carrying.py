@@ -17,11 +17,13 @@ from memwall.ops.signatures import signature_of
 
 #: what makes tensors without values, or keeps the storage: most calls while a module is built
 _VALUELESS = frozenset((torch.ops.aten.empty.memory_format, torch.ops.aten.detach.default))
+_HOST = torch.device("cpu")
 
 
 class Carrying(TorchDispatchMode):
     """While open, values are carried along and nothing is recorded: a module is built so. What is on the host meets
-    what is on ``meta`` as if it were there too, as both would be on the host where weights are built with data."""
+    what is on ``meta`` as if it were there too, as both would be on the host where weights are built with data. What
+    has no value stays on ``meta`` when it is copied to the host."""
 
     supports_higher_order_operators = True
 
@@ -42,6 +44,8 @@ class Carrying(TorchDispatchMode):
             tensors = flat_tensors(args)
             if any(t.is_meta for t in tensors) and not all(t.is_meta for t in tensors):
                 args = tree_map_only(torch.Tensor, lambda t: t if t.is_meta else self._values.made(t), args)
+        elif args[0].is_meta and kwargs.get("device") == _HOST and not self._values.has(args[0]):
+            kwargs = {**kwargs, "device": args[0].device}
         if signature.name in INDEXED and all(self._values.of(mask) is not None for mask in masks_of(args)):
             args = with_places(self._values.of, args, lambda found: self._values.call(signature_of(NONZERO), found, {}))
         return self._values.call(signature, args, kwargs)

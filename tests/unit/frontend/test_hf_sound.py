@@ -66,3 +66,38 @@ def test_inputs_are_what_the_processor_makes(tmp_path, config, sizes, inputs):
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     traced = trace(resolve(f"hf:{tmp_path}", **sizes), TraceOptions())
     assert [tuple(given["shape"]) for given in traced.inputs] == list(inputs.values())
+
+
+TRAINED = {
+    "fastspeech2_conformer": (  # 6 tokens of 4 columns each
+        {"model_type": "fastspeech2_conformer", "hidden_size": 16, "vocab_size": 30, "encoder_layers": 1,
+         "decoder_layers": 1, "encoder_num_attention_heads": 2, "decoder_num_attention_heads": 2,
+         "encoder_linear_units": 32, "decoder_linear_units": 32},
+        {"seq": 6},
+        [(1, 6), (1, 6), (1, 24, 80), (1, 6, 1), (1, 6, 1)],
+    ),
+    "reformer": (  # whole sequences alone: 8 x 16 positions
+        {"model_type": "reformer", "hidden_size": 32, "num_attention_heads": 2, "attention_head_size": 16,
+         "feed_forward_size": 32, "attn_layers": ["local"], "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16],
+         "local_attn_chunk_length": 16, "vocab_size": 30},
+        {},
+        [(1, 128), (1, 128)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "sizes", "inputs"), TRAINED.values(), ids=TRAINED)
+def test_what_training_is_given(tmp_path, config, sizes, inputs):
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    traced = trace(resolve(f"hf:{tmp_path}", mode="training", **sizes), TraceOptions(mode="training"))
+    assert [tuple(given["shape"]) for given in traced.inputs] == inputs
+
+
+def test_what_is_copied_to_the_host_while_a_model_is_built_needs_no_data(tmp_path):
+    """The table of relative positions is made on the device of a number, which is the host."""
+    config = {"model_type": "wav2vec2-conformer", **TINY, "conv_dim": [32] * 7, "num_conv_pos_embedding_groups": 4,
+              "position_embeddings_type": "relative"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    said: list[str] = []
+    trace(resolve(f"hf:{tmp_path}"), TraceOptions(), said.append)
+    assert not [line for line in said if "needs data" in line]

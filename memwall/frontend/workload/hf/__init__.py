@@ -47,12 +47,12 @@ def from_config(
             raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")
         inputs: Callable[[], Any] = input_builder(input_specs)
     else:
-        asked = Asked(read.config, kind, sizes)
+        asked = Asked(read.config, kind, sizes, training=mode == "training")
         asked.check()
 
         def inputs() -> Any:
             made = make_inputs(asked, built.again, said.append)
-            return with_labels(asked, made, said.append) if mode == "training" else made
+            return with_labels(asked, made, said.append) if asked.training else made
 
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
     return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes))

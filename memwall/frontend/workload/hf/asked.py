@@ -107,6 +107,7 @@ class Asked:
     config: Any
     model: Any
     sizes: Mapping[str, Any]
+    training: bool = False
     #: positions of tokens, where they are fewer than the configuration says
     positions: int | None = None
 
@@ -176,6 +177,8 @@ class Asked:
             return self.columns() // step  # a token is added to what is heard at its time
         if "seq" in self.sizes:
             return int(self.sizes["seq"])
+        if self.training and getattr(self.config, "axial_pos_embds", False):
+            return math.prod(self.config.axial_pos_shape)  # Reformer trains on whole sequences alone
         longest = [n for key in POSITIONS if (n := number(self.text, key)) is not None]
         # Longformer pads to whole windows
         return self.positions or max(min([SEQ, *longest]), number(self.config, "attention_window") or 1)

@@ -92,7 +92,7 @@ def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
     names = [*([main] if isinstance(main, str) else main), *asked.required]
     if not any(name in asked.parameters for name in names) and asked.takes("input_ids"):
         names.append("input_ids")  # the text part of a model of images
-    if asked.takes("lang_ids") and getattr(asked.config, "default_language", None) is None:
+    if asked.takes("lang_ids") and not asked.has("default_language"):
         names.append("lang_ids")
     if asked.config.is_encoder_decoder:
         names.append("decoder_input_ids")

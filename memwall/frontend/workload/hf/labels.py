@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, "Tensor"]
 #: characters that a second of speech is written with
 _CHARACTERS_PER_S = 15
+#: columns of a spectrogram that a token is spoken in
+_COLUMNS_PER_TOKEN = 4
 
 
 def _zeros(*shape: int) -> Tensor:
@@ -71,6 +73,21 @@ def _motion(asked: Asked, inputs: Inputs) -> Tensor:
     return _zeros(*inputs["noise"].shape).to(asked.dtype)
 
 
+def _durations(asked: Asked, inputs: Inputs) -> Tensor:
+    """FastSpeech 2: columns of the spectrogram that each token takes."""
+    return _zeros(*inputs["input_ids"].shape) + _COLUMNS_PER_TOKEN
+
+
+def _spoken(asked: Asked, inputs: Inputs) -> Tensor:
+    """The spectrogram that is spoken, as long as its durations."""
+    batch, tokens = inputs["input_ids"].shape
+    return _zeros(batch, tokens * _COLUMNS_PER_TOKEN, asked.mels).to(asked.dtype)
+
+
+def _of_tokens(asked: Asked, inputs: Inputs) -> Tensor:
+    return _zeros(*inputs["input_ids"].shape, 1).to(asked.dtype)
+
+
 def _yes(asked: Asked, inputs: Inputs) -> Any:
     return True
 
@@ -89,7 +106,10 @@ _HEADS: tuple[tuple[tuple[str, ...], Mapping[str, Make]], ...] = (
     (("ForSemanticSegmentation",), {"labels": _pixel}),
     (("ForMaskedImageModeling", "ForPreTraining"), {"bool_masked_pos": _hidden_patches}),
     (("ForPrediction",), {"future_values": _future}),
-    (("Model",), {"return_loss": _yes}),
+    (("Model", "WithHifiGan"), {
+        "return_loss": _yes, "duration_labels": _durations, "spectrogram_labels": _spoken, "pitch_labels": _of_tokens,
+        "energy_labels": _of_tokens,
+    }),
 )  # fmt: skip
 
 
