@@ -27,11 +27,15 @@ class CudaForms:
 
     Opaque ops (those that torch has no shape function for) are recorded by name; so is attention, whose kernels depend
     on the GPU (:mod:`memwall.ops.sdpa`), unless it ``decomposes``: then it is recorded as the kernels of a GPU that
-    prefers the SDPA backend ``attention``.
+    prefers the SDPA backend ``attention``. ``note`` is called with an assumption whenever one is made.
     """
 
-    def __init__(self, recorder: Recorder, attention: str, decomposes: bool = False) -> None:
+    def __init__(
+        self, recorder: Recorder, attention: str, decomposes: bool = False,
+        note: Callable[[str], None] = lambda assumed: None,
+    ) -> None:  # fmt: skip
         self.recorder = recorder
+        self._note = note
         self.attention = attention
         self._decomposes = decomposes
         self._library: torch.library.Library | None = None
@@ -51,7 +55,7 @@ class CudaForms:
             "softmax.int": self._softmax("_softmax"),
             "log_softmax.int": self._softmax("_log_softmax"),
             "one_hot": _one_hot,
-            "ctc_loss.Tensor": ctc_loss_of_lists,
+            "ctc_loss.Tensor": partial(ctc_loss_of_lists, self._note),
         }
         for name, kernel in table.items():
             for key in _KEYS[self.recorder.device]:

@@ -187,15 +187,16 @@ class _Step:
         """Run the step; what was recorded."""
         with fused_everywhere("meta"):
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
-            forms = CudaForms(self.recorder, self.options.attention, decomposes=self.execute is not None)
-            answers = library_answers(self.recorder.unrecorded, self.assumed.append)
+            note = self.assumed.append
+            forms = CudaForms(self.recorder, self.options.attention, self.execute is not None, note)
+            answers = library_answers(self.recorder.unrecorded, note)
             with (
                 answers,
                 forms,
                 real_kernels() if self.options.real else contextlib.nullcontext(),
                 plain_forms(self.warn),
                 triton_calls(self.recorder),
-                offloading(self.recorder, self.assumed.append),
+                offloading(self.recorder, note),
                 torch.set_grad_enabled(self.gradients),
             ):
                 result = self._run(optimizer)

@@ -86,21 +86,20 @@ def _ctc_loss(
 
 
 def ctc_loss_of_lists(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor,
-    blank: int = 0, reduction: int = 1, zero_infinity: bool = False,
+    note: Callable[[str], None], log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor, blank: int = 0, reduction: int = 1, zero_infinity: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """With lengths as lists, which a GPU's run copies to the host; those that are not known are the padded ones."""
+    """With lengths as lists, which a GPU's run copies to the host; those that are not known are the padded ones, which
+    ``note`` is told."""
     longest = targets.shape[1] if targets.dim() == 2 else targets.numel() // max(target_lengths.numel(), 1)
-    lists = [_numbers(input_lengths, log_probs.shape[0]), _numbers(target_lengths, longest)]
+    lists = []
+    for what, lengths, padded in (("steps", input_lengths, log_probs.shape[0]), ("targets", target_lengths, longest)):
+        try:
+            lists.append([int(n) for n in lengths.tolist()])
+        except (RuntimeError, NotImplementedError):
+            note(f"no sample has fewer {what} than CTC's padded {padded}")
+            lists.append([padded] * lengths.numel())
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lists, blank, reduction, zero_infinity)
-
-
-def _numbers(lengths: torch.Tensor, otherwise: int) -> list[int]:
-    """The numbers in a tensor, of one whose values are not known as many others."""
-    try:
-        return [int(n) for n in lengths.tolist()]
-    except (RuntimeError, NotImplementedError):
-        return [otherwise] * lengths.numel()
 
 
 # -- linear algebra ----------------------------------------------------------------------------------------------------
