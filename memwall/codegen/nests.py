@@ -290,6 +290,8 @@ class Rows:
 
     def _store(self, body: Body, row: Body, store: Store) -> None:
         """Store what belongs to a row or to its elements."""
+        if store.copied is not None:
+            store = Store(store.value_id, store.copied.source, store.copied)
         shape, numel = store.tensor.shape, store.numel
         if numel == self.rows * self.cols:
             body.writer.store(body, store, unravel(self.main, shape), X | R)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from memwall.codegen.index import ravel
+from memwall.codegen.index import Index, offset, ravel
 from memwall.codegen.kernel import NotGenerated
-from memwall.codegen.lowering import Lowering, is_given
+from memwall.codegen.lowering import Lowering, is_given, locate
 from memwall.codegen.tensors import Body, Indices, Scatter, Store, Tensor
 from memwall.codegen.writing import File, Function, Touch
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Value
 from memwall.fusion.plan import Group
+from memwall.fusion.rules import COPY, aligned
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 
@@ -48,13 +49,30 @@ class Owed:
             if isinstance(made, Scatter):
                 stores += self._scatter_stores(value_id, made, is_new)
             else:
-                stores.append(Store(value_id, made))
+                stores.append(Store(value_id, made, copied=self._copied(last[value_id])))
         for version, (made, value_id) in self.lowering.made.items():
             if isinstance(made, Scatter) and version not in last.values():
                 stores.append(self._inner_scatter(value_id, made))
         for value_id, tensor in self.lowering.updates.items():
             stores.append(Store(value_id, tensor))
         return [store for store in stores if store.numel]
+
+    def _copied(self, version: int) -> Scatter | None:
+        """What a copy in another order takes from the group, and where its elements go in memory; None for others."""
+        op = self.graph.ops[self.flow.writer[version]]
+        if op.name != COPY or self.flow.writer[self.flow.reads[op.id][0][1]] not in self.inside:
+            return None
+        read_id, source_version = self.flow.reads[op.id][0]
+        made, written_id = self.lowering.made[source_version]
+        read, written, result = (self.graph.values[i] for i in (read_id, written_id, op.outputs[0]))
+        if isinstance(made, Scatter) or aligned(written, read) or not read.spec.is_dense:
+            return None
+
+        def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+            found = locate(offset(i, written.spec.strides) + (written.offset - read.offset), read.spec)
+            return offset(found, result.spec.strides), []
+
+        return Scatter(made, place, result.spec.shape, result.spec.dtype, None, accumulate=False)
 
     def _scatter_stores(self, value_id: int, made: Scatter, is_new: bool) -> list[Store]:
         """The stores of a scatter: the output's initial values, then what is added to them."""

@@ -113,6 +113,8 @@ class Store:
     scatter: Scatter | None = None
     #: scratch that a scatter adds into, empty where it writes to its output
     target: str = ""
+    #: the same as stores of what it copies in another order, each element to where the copy has it
+    copied: Scatter | None = None
 
     @property
     def numel(self) -> int:

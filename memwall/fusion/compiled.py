@@ -19,6 +19,7 @@ from memwall.fusion.pricing import Placement, Pricer, with_launches
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.loops import FAR
 
 
 def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
@@ -79,4 +80,4 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
 
 
 #: Kinds of ops that touch some rows of a tensor, all of which Inductor counts.
-_PARTIAL = ("gather", "scatter")
+_PARTIAL = (*FAR, "scatter")

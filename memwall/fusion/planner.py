@@ -326,10 +326,13 @@ class _Walk:
         late = one.late | two.late
         if {edge.written.id for edge in edges} & late:  # it follows the sums in their launch
             late |= {i for op in second_members for i in self.graph.ops[op].outputs}
+        moved = one.moved | two.moved
+        if rules.moved(CandidatePair(self.groups[a], self.groups[b], edges)):  # type: ignore[arg-type]
+            moved |= {i for op in second_members for i in self.graph.ops[op].outputs}
         members = sorted((*one.members, *two.members))
         self.groups[keep] = Candidate(
             members, shape, one.phase, one.region, one.op_class,
-            one.accumulators + two.accumulators, late, one.overwritten | two.overwritten, views,
+            one.accumulators + two.accumulators, late, one.overwritten | two.overwritten, views, moved,
         )  # fmt: skip
         self.groups[drop] = None
         for member in members:

@@ -1,8 +1,9 @@
 """Recomputation: a value that is cheap to recompute is not stored where that moves fewer bytes.
 
 A value that crosses from one kernel to others is written once and read by each. If the ops that make it are pointwise
-and their inputs are in memory anyway, each reader can recompute it from those; a softmax too, where the reader holds
-the same rows on chip. It pays where the additional source bytes of a reader are fewer than those of the value.
+or look rows up, and their inputs are in memory anyway, each reader can recompute it from those; a softmax too, where
+the reader holds the same rows on chip. It pays where the additional source bytes of a reader are fewer than those of
+the value.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Sequence
 from memwall.core.graph import PHASES
 from memwall.fusion.plan import Part, Refusal
 from memwall.fusion.pricing import Placement, Pricer
-from memwall.fusion.rules import MAX_OPS, MAX_TENSORS, REGISTER_SPILL, Spills, work_of
-from memwall.ops.loops import Loop, is_random
+from memwall.fusion.rules import MAX_OPS, MAX_TENSORS, REGISTER_SPILL, Spills, aligned, work_of
+from memwall.ops.loops import FAR, Loop, is_random
 
 _LATER = {phase: number for number, phase in enumerate(PHASES)}
 
+#: kinds of ops that are cheap to run again
+_CHEAP = ("point", "row", "gather")
 #: most pointwise ops to recompute one value
 MAX_CHAIN = 6
 
@@ -100,10 +103,10 @@ class _Recompute:
         return live
 
     def is_cheap(self, op_id: int) -> bool:
-        """Pointwise or by rows, not random, of one output, on a storage that is written once and not kept."""
+        """Pointwise, looked up or by rows, not random, of one output, on a storage written once and not kept."""
         pricer = self.pricer
         flow, op, values = pricer.flow, pricer.graph.ops[op_id], pricer.graph.values
-        if pricer.loops[op_id].kind not in ("point", "row") or is_random(op) or len(op.outputs) != 1 or not op.inputs:
+        if pricer.loops[op_id].kind not in _CHEAP or is_random(op) or len(op.outputs) != 1 or not op.inputs:
             return False
         version = flow.writes[op_id][0][1]
         alone = flow.carries[version] < 0 and version not in pricer.carried_by and version not in flow.kept
@@ -174,7 +177,7 @@ class _Recompute:
         if self.regions is not None and self.regions[op_id] != self.regions[members[0]]:
             return False
         readers = [r for r in pricer.flow.readers[pricer.flow.writes[op_id][0][1]] if self.group_of[r] == group]
-        return not self._closed[group] and not any(pricer.loops[r].kind in ("gather", "scatter") for r in readers)
+        return not self._closed[group] and not any(pricer.loops[r].kind in (*FAR, "scatter") for r in readers)
 
     def _fits(self, group: int, chain: frozenset[int]) -> bool:
         """Whether the kernel has whole rows on chip wherever the chain reduces some, and stays within the limits."""
@@ -199,10 +202,19 @@ class _Recompute:
                 writer = flow.writer[version]
                 if writer < 0 or writer in chain or writer not in inside or pricer.is_needed(version, inside):
                     continue
-                if not self.is_cheap(writer):
+                if not self.is_cheap(writer) or (
+                    pricer.loops[writer].kind == "row" and not self._in_order(current, version)
+                ):
                     return None
                 stack.append(writer)
         return frozenset(chain)
+
+    def _in_order(self, reader: int, version: int) -> bool:
+        """Whether an op reads a version in the order in which it is written: another kernel holds the same rows only
+        there."""
+        flow, values = self.pricer.flow, self.pricer.graph.values
+        written = next(v for v, made in flow.writes[flow.writer[version]] if made == version)
+        return all(aligned(values[written], values[v]) for v, read in flow.reads[reader] if read == version)
 
     def _sources_last(self, chain: frozenset[int], readers: Sequence[int]) -> bool:
         """Whether the chain's inputs are not overwritten before a later phase than the readers'."""

@@ -15,7 +15,7 @@ from functools import lru_cache
 from memwall.core.graph import EAGER, Graph, Op, TensorSpec, Value
 from memwall.fusion.plan import Group
 from memwall.fusion.pricing import ROW_BYTES_ON_CHIP
-from memwall.ops.loops import Loop
+from memwall.ops.loops import FAR, Loop
 
 #: ops in one generated kernel; beyond it compile times and register pressure grow without a gain
 MAX_OPS = 64
@@ -26,6 +26,9 @@ MAX_REPEATED_OPS = 12
 
 #: arguments of a gather that are read in order
 INDEX_ARGUMENTS = ("indices", "index")
+
+#: the op that gives a tensor memory of its own, in the order that is asked for
+COPY = "aten.clone"
 
 MATRIX_CLASSES = ("contraction", "convolution", "attention")
 
@@ -68,6 +71,8 @@ class Candidate:
     #: storages that the group overwrites, and one view of each storage that it touches (None: several that differ)
     overwritten: frozenset[int] = frozenset()
     views: dict[int, Value | None] = field(default_factory=dict)
+    #: values that the kernel writes in another order than it computes them in
+    moved: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ def data_dependent_index(pair: CandidatePair) -> str | None:
     for edge in pair.edges:
         if edge.consumer_kind == "scatter" and edge.argument == "self":
             return f"{_short(edge.consumer)} adds to it at places found in data"
-        if edge.consumer_kind == "gather" and edge.argument not in INDEX_ARGUMENTS:
+        if edge.consumer_kind in FAR and edge.argument not in INDEX_ARGUMENTS:
             return f"{_short(edge.consumer)} reads the tensor at places of its own choice"
     return None
 
@@ -256,18 +261,50 @@ def shape_change(pair: CandidatePair) -> str | None:
 
 
 def order(pair: CandidatePair) -> str | None:
-    """A value can be read at another position than it is written only where it can be recomputed there."""
-    shape = pair.first.shape
-    repeatable = not (shape.has_row or shape.has_columns or shape.kinds & {"grid", "gather"})
+    """A value can be read at another position than it is written only where it can be recomputed there, or where a copy
+    of it is all that is written there."""
     for edge in pair.edges:
+        if edge.written.id in pair.first.moved:
+            return "it is written in another order than the kernel computes it in"
         if aligned(edge.written, edge.read) and not edge.moves:
             continue
-        if edge.written.storage == edge.read.storage and repeatable:
-            if len(pair.first.members) <= MAX_REPEATED_OPS:
-                continue
-            return "it is read in another order than written, and too long to be computed twice"
-        return "it is read in another order than written"
+        if _is_recomputed(pair, edge) or copies_whole(pair, edge):
+            continue
+        long = edge.written.storage == edge.read.storage and _is_repeatable(pair.first.shape)
+        return f"it is read in another order than written{', and too long to be computed twice' if long else ''}"
     return None
+
+
+def _is_repeatable(shape: Shape) -> bool:
+    return not (shape.has_row or shape.has_columns or shape.kinds & {"grid", "window"})
+
+
+def _is_recomputed(pair: CandidatePair, edge: Edge) -> bool:
+    """Whether what makes a value is computed where it is read."""
+    short = len(pair.first.members) <= MAX_REPEATED_OPS
+    return edge.written.storage == edge.read.storage and short and _is_repeatable(pair.first.shape)
+
+
+def moved(pair: CandidatePair) -> bool:
+    """Whether the second group becomes the first's stores in another order."""
+    return any(
+        not aligned(edge.written, edge.read) and not _is_recomputed(pair, edge) and copies_whole(pair, edge)
+        for edge in pair.edges
+    )
+
+
+def copies_whole(pair: CandidatePair, edge: Edge) -> bool:
+    """Whether the second group is a copy, in another order, of a tensor that the first holds whole: the kernel writes
+    each element where the copy has it."""
+    return (
+        pair.second.members == [edge.consumer.id]
+        and edge.consumer.name == COPY
+        and edge.written.storage == edge.read.storage
+        and edge.written.offset == edge.read.offset
+        and edge.written.spec.numel == edge.read.spec.numel == pair.first.shape.numel
+        and edge.written.spec.is_dense
+        and edge.read.spec.is_dense
+    )
 
 
 def aligned(written: Value, read: Value) -> bool:

@@ -365,4 +365,4 @@ pointwise("special_chebyshev_polynomial_t special_chebyshev_polynomial_u special
           " special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he"
           " special_laguerre_polynomial_l special_legendre_polynomial_p", 3, in_place=False)  # fmt: skip
 
-define("upsample_bilinear2d upsample_bicubic2d upsample_linear1d", loop=loops.gather)
+define("upsample_bilinear2d upsample_bicubic2d upsample_linear1d", loop=loops.window)

@@ -20,7 +20,8 @@ from memwall.ops.registry import Row, call_of, find_row
 #: kind -> what a generated kernel does for the op
 KINDS: Mapping[str, str] = {
     "point": "each output element from elements at computable places",
-    "gather": "each output element from elements at places found in data, or from a window",
+    "gather": "each output element from one at a place found in data",
+    "window": "each output element from a window of others",
     "scatter": "adds to places found in data",
     "row": "reduces or normalises rows, each within one thread block",
     "column": "reduces over the rows",
@@ -28,6 +29,10 @@ KINDS: Mapping[str, str] = {
     "multi": "one elementwise op over a list of tensors",
     "opaque": "a library kernel, or an op that nothing is generated for",
 }
+
+
+#: kinds that read elements at places of their own choice
+FAR = ("gather", "window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,10 @@ def point(call: Call) -> Loop:
 
 def gather(call: Call) -> Loop:
     return Loop("gather", call.outputs[0].numel)
+
+
+def window(call: Call) -> Loop:
+    return Loop("window", call.outputs[0].numel)
 
 
 def scatter(call: Call) -> Loop:
@@ -188,7 +197,7 @@ _BY_CLASS: Mapping[str, LoopRule] = {"elementwise": point, "optimizer": multi}
 
 def reads_elsewhere(op: Op, loop: Loop) -> bool:
     """Whether a thread reads elements that are not its own, or reads its own a second time."""
-    return loop.kind in ("gather", "scatter", "grid", "opaque") or moves(op)
+    return loop.kind in (*FAR, "scatter", "grid", "opaque") or moves(op)
 
 
 def moves(op: Op) -> bool:

@@ -226,8 +226,8 @@ def own_distances(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(data, flops)), rows * (rows - 1) // 2)
 
 
-@op("max_pool2d_with_indices max_pool2d", loop=loops.gather, results=windows.pool, cpu_rate="max_pool")
-@op("max_pool3d_with_indices", loop=loops.gather, results=windows.pool)
+@op("max_pool2d_with_indices max_pool2d", loop=loops.window, results=windows.pool, cpu_rate="max_pool")
+@op("max_pool3d_with_indices", loop=loops.window, results=windows.pool)
 @op("adaptive_max_pool2d adaptive_max_pool3d", results=windows.resized)
 @op("max_pool3d fractional_max_pool2d fractional_max_pool3d")
 def max_pool(call: Call) -> Cost:
@@ -248,7 +248,7 @@ def _window_bytes(call: Call, rank: int) -> int:
     )  # fmt: skip
 
 
-@op("max_pool2d_with_indices_backward", loop=loops.gather, results=windows.like_input,
+@op("max_pool2d_with_indices_backward", loop=loops.window, results=windows.like_input,
     domains={"indices": pooled_places})  # fmt: skip
 @op("max_pool3d_with_indices_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward",
     results=windows.like_input)  # fmt: skip
@@ -262,7 +262,7 @@ def max_pool_backward(call: Call) -> Cost:
     return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
 
 
-@op("avg_pool2d avg_pool3d", loop=loops.gather, results=windows.pool)
+@op("avg_pool2d avg_pool3d", loop=loops.window, results=windows.pool)
 def average_pool(call: Call) -> Cost:
     """One add per window element."""
     output, rank = call.outputs[0], 2 if "2d" in call.name else 3
@@ -273,7 +273,7 @@ def average_pool(call: Call) -> Cost:
     return streamed(cost, output.numel)
 
 
-@op("avg_pool2d_backward", loop=loops.gather, results=windows.like_input)
+@op("avg_pool2d_backward", loop=loops.window, results=windows.like_input)
 @op("avg_pool3d_backward", results=windows.like_input)
 def average_pool_backward(call: Call) -> Cost:
     """One add per window element; of the input only the shape is used."""
@@ -283,11 +283,11 @@ def average_pool_backward(call: Call) -> Cost:
 
 
 #: one add per input element (rows in two overlapping windows count once)
-op("_adaptive_avg_pool2d", loop=loops.gather, results=windows.resized)(per_element("self", 1))
+op("_adaptive_avg_pool2d", loop=loops.window, results=windows.resized)(per_element("self", 1))
 op("_adaptive_avg_pool3d", results=windows.resized)(per_element("self", 1))
 
 
-@op("_adaptive_avg_pool2d_backward", loop=loops.gather, results=windows.like_input)
+@op("_adaptive_avg_pool2d_backward", loop=loops.window, results=windows.like_input)
 @op("_adaptive_avg_pool3d_backward", results=windows.like_input)
 def adaptive_average_pool_backward(call: Call) -> Cost:
     """One multiply per element of the gradient; of the input only the shape is used."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 CHAIN = """\
 import torch
 
@@ -68,3 +70,41 @@ def test_f56_the_advice_for_a_librarys_line_is_an_option(run, folder):
         assert run("profile", "calling.py", "--gpu", "h100", "--real").code == 0
     assert "rewrite" not in said[True] and "reading_library.py:2" in said[True]
     assert "rewrite it without" in said[False]
+
+
+MIXER = """\
+import torch
+from torch import nn
+
+class Mixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(512) for _ in range(3))
+        self.mixes = nn.ModuleList(nn.Linear(192, 192) for _ in range(3))
+
+    def forward(self, x):
+        for norm, mix in zip(self.norms, self.mixes):
+            x = x + mix(norm(x).transpose(1, 2).contiguous()).transpose(1, 2)
+        return x
+
+def model():
+    return Mixer()
+
+def inputs():
+    return (torch.randn(64, 192, 512),)
+"""
+
+
+def test_f55_the_planner_moves_no_more_bytes_than_inductor(run, folder):
+    """A norm that is read transposed, as a mixer's, was stored and copied: Inductor writes it transposed."""
+    pytest.importorskip("triton")
+    (folder / "mixer.py").write_text(MIXER, encoding="utf-8")
+    done = run("profile", "mixer.py", "--gpu", "a100", "--policy", "memwall", "inductor", "-o", "mixer.json")
+    assert done.code == 0, done.err
+    simulations = json.loads((folder / "mixer.json").read_text(encoding="utf-8"))["simulations"]
+    nbytes = {made["policy"]: made["totals"]["dram_bytes"] for made in simulations}
+    assert nbytes["memwall"] <= nbytes["inductor"]
+    # norms: x read and its rows written turned, then twice two tensors read and two written; a product reads and writes
+    # one; the last sum reads two and writes one
+    tensor, weights = 64 * 192 * 512 * 4, 4 * (192 * 192 + 192 + 2 * 512)
+    assert nbytes["memwall"] == (2 + 4 + 4 + 3 * 2 + 3) * tensor + 3 * weights

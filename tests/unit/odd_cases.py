@@ -261,6 +261,15 @@ IN_PLACE = {
     ),
 }  # fmt: skip
 
+
+def by_windows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A norm's rows, moved to windows of 3 x 3, and the sum that it normalises."""
+    y = x + 1
+    rows, columns = x.shape[1] // 3, x.shape[2] // 3
+    windows = F.layer_norm(y, x.shape[-1:]).view(x.shape[0], rows, 3, columns, 3, x.shape[-1])
+    return y, windows.permute(0, 1, 3, 2, 4, 5).contiguous()
+
+
 CASES: dict[str, Case] = {
     # elementwise: sizes, layouts, dtypes
     **{f"pointwise-{n}": Case(chain, of((n,), (n,)), ("pointwise",)) for n in (1, 7, 1031, LONG)},
@@ -284,6 +293,20 @@ CASES: dict[str, Case] = {
     **_rows("log-softmax", lambda x: F.log_softmax(x, -1), lambda cols: ()),
     **_rows("layer-norm", layer_norm, lambda cols: ((cols,), (cols,))),
     **_rows("rms-norm", rms_norm, lambda cols: ((cols,),)),
+    "layer-norm-copied-transposed": Case(
+        lambda x, y: F.layer_norm(x + y, (31,)).transpose(1, 2).clone(memory_format=torch.contiguous_format),
+        of((3, 13, 31), (3, 13, 31)), ("persistent",),
+    ),
+    "layer-norm-copied-by-windows-looped": Case(
+        by_windows, of((2, 6, 9, 35), dtype=BF16), ("looped",), path={"split": False, "persistent": False},
+    ),
+    "softmax-of-columns-copied": Case(
+        lambda x: F.softmax(x, 1).permute(2, 0, 1).contiguous(), of((3, 11, 7)), ("persistent",)
+    ),
+    "embedding-copied-transposed": Case(
+        lambda i, w: F.embedding(i, w).transpose(0, 1).contiguous() + 1, mixed(((7,), torch.int64), ((13, 5), F32)),
+        ("pointwise",),
+    ),
     "softmax-columns": Case(lambda x: F.softmax(x, 0), of((31, 13)), ("persistent",)),
     "cross-entropy-11x7": Case(cross_entropy, mixed(((11, 7), F32), ((11,), torch.int64)), ("persistent + split",)),
     "cross-entropy-3xLONG": Case(

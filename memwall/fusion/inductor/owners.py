@@ -125,10 +125,12 @@ def _lowered(
     graph: Graph, kernel: _Kernel, by_library: Collection[int], fx_ops: Mapping[int, Mapping[str, int]],
     names: Mapping[int, str],
 ) -> LoweredKernel:  # fmt: skip
-    """A kernel as plain data. What a library owns is not recomputed: what is added to its result is."""
+    """A kernel as plain data. What a library owns is not recomputed: what is added to its result is. A library's kernel
+    recomputes nothing: what launches before it make anew for it is in memory."""
     parts = [kernel.main, *kernel.others]
     running = [part for part in parts if part.kind != "none"]
-    shown = set().union(*(part.shows for part in parts)).difference(kernel.op_ids, by_library)
+    computing = [] if kernel.main.kind in _LIBRARY else parts
+    shown = set().union(*(part.shows for part in computing)).difference(kernel.op_ids, by_library)
     return LoweredKernel(
         name=kernel.main.name,
         kind=kernel.main.kind,

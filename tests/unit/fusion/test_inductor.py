@@ -435,6 +435,14 @@ def test_a_library_call_owns_the_op_though_its_bias_is_added_elsewhere():
     assert (first.op_ids, second.op_ids, second.recomputes) == ((0,), (1,), ())
 
 
+def test_copies_made_for_a_librarys_call_are_in_memory():
+    """Three copies of equal origins, each by a launch of its own; a library reads them all."""
+    copies = [triton(f"copy{i}", {0, 1, 2}, writes={f"buf{i}"}) for i in range(3)]
+    call = Launch("attention", "extern", {3: 1}, frozenset({3}), reads=frozenset({"buf0", "buf1", "buf2"}))
+    found = own(chain(4), range(4), [[*copies, call]])
+    assert [(k.op_ids, k.recomputes, k.launches) for k in found] == [((0, 1, 2), (), 1), ((3,), (), 3)]
+
+
 def test_calls_and_kernels_are_counted_where_they_belong():
     launches = [
         triton("poi", {0}, {0}, loop_ops={"load": 1, "exp": 1, "store": 1}),
