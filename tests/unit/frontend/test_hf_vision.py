@@ -62,6 +62,18 @@ def save(tmp_path):
         {"image": (100, 100), "seq": 8},
         {"input_ids": (1, 12), "pixel_values": (1, 1, 3, 84, 84), "pixel_attention_mask": (1, 1, 84, 84)},
     ),
+    (  # 10 patches a side, 8 of them shared: 2 x 1 crops of 12 x 10 patches enlarge 160 x 140 pixels least; the views
+       # of 100 and of 120 patches are pooled 2 x 2 to 25 and 30 tokens between two marks, before 8 of text
+        {"model_type": "molmo2", "image_patch_id": 90,
+         "vision_config": {**TINY, "image_size": [140, 140], "patch_size": 14, "num_key_value_heads": 2,
+                           "head_dim": 16},
+         "adapter_config": {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "head_dim": 16,
+                            "num_key_value_heads": 2, "text_hidden_size": 32, "vision_feature_layer": [-1]},
+         "text_config": {**TINY, "head_dim": 16, "num_key_value_heads": 2, "vocab_size": 99}},
+        {"image": (160, 140), "seq": 8},
+        {"input_ids": (1, 65), "pixel_values": (3, 100, 588), "image_token_pooling": (55, 4), "image_grids": (1, 4),
+         "image_num_crops": (1,), "mm_token_type_ids": (1, 65)},
+    ),
     (  # 4 x 4 patches of 8 x 8 x 3 in a row, each a token in front of 8 of text
         {"model_type": "neomme", "patch_size": 8, "num_hidden_layers": 1},
         {"image": (32, 32), "seq": 8},
@@ -113,3 +125,15 @@ def test_a_tower_without_its_token_is_left_out_or_refused(save):
     """BLIP-2's forward cannot do without images, and its first configurations name no token for them."""
     with pytest.raises(UsageError, match=r"needs its image tower.*names no image token"):
         resolve(save({"model_type": "blip-2"})).inputs()
+
+
+def test_a_refusal_says_what_was_assumed_and_how_to_fix_it(save):
+    """SuperPoint's points depend on pixels; LeViT ends in a batch norm of one value for each sample and channel."""
+    fields = {"model_type": "lightglue", "num_hidden_layers": 2}
+    with pytest.raises(UsageError, match=r"assumed, nonzero=0\.5, condition=true: --assume changes it"):
+        trace(resolve(save(fields)), TraceOptions())
+    assert trace(resolve(save(fields)), TraceOptions(assume=("condition=false",))).graph.ops
+    levit = save({"model_type": "levit", "depths": [1, 1, 1]})
+    with pytest.raises(UsageError, match="--batch 2"):
+        trace(resolve(levit, mode="training"), TraceOptions("training"))
+    assert trace(resolve(levit, mode="training", batch=2), TraceOptions("training")).graph.ops

@@ -172,6 +172,52 @@ def _two_resolutions(asked: Asked) -> Tensors:
     return {**_plain(asked), "high_res_pixel_values": torch.randn(shape, dtype=asked.dtype)}
 
 
+#: Patches that two neighbouring crops of Molmo 2 share, and crops of an image at most.
+_SHARED, _MOST_CROPS = 8, 8
+
+
+def _overlapping_crops(asked: Asked) -> Tensors:
+    """Molmo 2: each image as one crop and cut into crops that overlap, (crops, patches, values); for each token the
+    2 x 2 patches that it pools, -1 beyond the edge; and the tokens of both along height and width
+    (image_processing_molmo2.py)."""
+    import torch
+    from torch.nn import functional
+
+    side = asked._trained_image[0] // asked.patch
+    down, across = _tiling(asked.sizes.get("image") or asked._trained_image, side, asked.patch)
+    sizes = [(side, side), (down * (side - _SHARED) + _SHARED, across * (side - _SHARED) + _SHARED)]
+    pooled = []
+    for first, (rows, columns) in zip((0, side * side), sizes, strict=True):
+        places = torch.arange(first, first + rows * columns).reshape(rows, columns)
+        places = functional.pad(places, (0, columns % 2, 0, rows % 2), value=-1)
+        pooled.append(places.unfold(0, 2, 2).unfold(1, 2, 2).reshape(-1, 4))
+    each, count, crops = torch.cat(pooled), asked.batch * asked.images, 1 + down * across
+    shape = (count * crops, side * side, asked.channels * asked.patch**2)
+    grid = [(size + 1) // 2 for view in sizes for size in view]
+    firsts = (torch.arange(count) * crops * side * side)[:, None, None]
+    return {
+        "pixel_values": torch.randn(shape, dtype=asked.dtype),
+        "image_token_pooling": torch.where(each < 0, each, each + firsts).reshape(-1, 4),
+        "image_grids": torch.tensor([grid] * count),
+        "image_num_crops": torch.full((count,), crops),
+    }
+
+
+def _tiling(image: tuple[int, int], side: int, patch: int) -> tuple[int, int]:
+    """Crops along height and width: those that enlarge the image least, else those that reduce it least."""
+    window = (side - _SHARED) * patch
+    tilings = sorted(
+        ((down, across) for down in range(1, _MOST_CROPS + 1) for across in range(1, _MOST_CROPS // down + 1)),
+        key=lambda tiling: (tiling[0] * tiling[1], tiling[0]),
+    )
+    inner = [max(size - _SHARED * patch, 1) for size in image]
+    scales = {
+        tiling: min(count * window / size for count, size in zip(tiling, inner, strict=True)) for tiling in tilings
+    }
+    enlarging = {tiling: scale for tiling, scale in scales.items() if scale >= 1}
+    return min(enlarging, key=enlarging.__getitem__) if enlarging else max(scales, key=scales.__getitem__)
+
+
 def _cameras(asked: Asked) -> Tensors:
     """pi0: (batch, cameras, channels, height, width), which cameras there are, and a token for each patch in front of
     the text (processing_pi0.py)."""
@@ -208,6 +254,7 @@ _LAYOUTS: tuple[tuple[Callable[[Asked], bool], Callable[[Asked], Tensors]], ...]
     (lambda a: a.takes("image_grid_thw") or a.takes("grid_thw"), _patches),
     (lambda a: a.takes("target_sizes"), _strips),
     (lambda a: a.takes("high_res_pixel_values"), _two_resolutions),
+    (lambda a: a.takes("image_token_pooling"), _overlapping_crops),
     (lambda a: number(a.config, "patch_dim") is not None, _patches),  # Neomme: patches in a row, without a grid
     (lambda a: a.takes("aspect_ratio_ids"), _aspect_tiles),
     (lambda a: a.takes("image_position_ids") or a.takes("pixel_position_ids"), _positioned_patches),

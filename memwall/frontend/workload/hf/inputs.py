@@ -182,7 +182,8 @@ def _with_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, token: int,
         features = ask(**{name: tensor for name, tensor in made.items() if name in taken})
     width = number(asked.text, "hidden_size", "n_embd", "d_model") or 1
     count = tokens_of(features, width) // asked.batch
-    edges = [[end] if (end := number(asked.config, f"vision_{side}_token_id")) else [] for side in ("start", "end")]
+    named = [(f"vision_{side}_token_id", f"image_{side}_token_id") for side in ("start", "end")]
+    edges = [[end] if (end := number(asked.config, *names)) else [] for names in named]
     ids = [*edges[0], *[token] * count, *edges[1]] if part.name == "image" else [token] * count
     front = torch.tensor(ids, dtype=torch.int64).expand(asked.batch, -1)
     types = torch.cat(((front == token) * part.mark, made.get("mm_token_type_ids", made["input_ids"] * 0)), 1)

@@ -121,4 +121,6 @@ def with_labels(asked: Asked, inputs: dict[str, Any], note: Callable[[str], None
     labels = {key: label for key, label in labels.items() if label is not None}
     if not labels:
         note(f"the loss is the sum of the outputs: memwall has no labels for {name}")
+    if asked.takes("mm_token_type_ids") and "input_ids" in inputs:  # of text alone all are 0, and some want them
+        inputs = {"mm_token_type_ids": _zeros(*inputs["input_ids"].shape), **inputs}
     return {**inputs, **labels}
