@@ -70,3 +70,54 @@ def test_f43_a_trace_leaves_nothing_in_the_caches_of_functions(folder):
     first, second = (memwall.profile(Remembering(), (torch.zeros(4, 64),), gpu="h100") for _ in range(2))
     assert names(first) == names(second) == ["arange", "add.Tensor"]
     assert Remembering()(torch.zeros(4, 64)).sum() == 4 * 63 * 64 / 2  # and the caller's own run works
+
+
+def test_f51_memory_that_is_written_in_parts_has_their_values(folder):
+    """Values were lost where a model fills new memory part by part, as offsets of a batch: zero, then running sums."""
+
+    class Batched(nn.Module):
+        def forward(self, x, lengths):
+            offsets = lengths.new_empty(len(lengths) + 1)
+            offsets[:1] = 0
+            torch.cumsum(lengths, 0, out=offsets[1:])
+            return [x[start:end] * 2 for start, end in zip(offsets.tolist(), offsets.tolist()[1:], strict=False)]
+
+    made = memwall.profile(Batched(), (torch.randn(10, 8), torch.tensor([3, 5, 2])), gpu="h100")
+    written = [made.graph.specs(op.outputs)[0].shape for op in made.graph.ops if op.name == "aten.mul.Tensor"]
+    assert written == [(3, 8), (5, 8), (2, 8)]
+
+
+class Remembered(nn.Module):
+    """As torch_geometric's TGNMemory: leaving training flushes what is stored, and train() returns nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.register_buffer("last", torch.zeros(16, dtype=torch.long))
+
+    def train(self, mode=True):
+        if self.training and not mode:
+            self.last += len([i for i in self.last.tolist() if i == 0])
+        super().train(mode)
+
+    def forward(self, x):
+        assert not self.training
+        return self.linear(x)
+
+
+def test_f51_a_models_own_train_reads_values(folder):
+    """eval() of a model whose own train() reads a buffer ended in torch's NotImplementedError, exit code 70."""
+    made = memwall.profile(Remembered(), (torch.zeros(8, 64),), gpu="h100")
+    assert names(made) == ["addmm"]
+
+
+def test_f52_lazy_modules_take_their_shapes_from_a_first_call(folder):
+    """Lazy layers were refused: their shapes come from the first call, which a trace had not made."""
+    lazy = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
+    for mode in ("inference", "training"):
+        made, wanted = (memwall.profile(m, (torch.zeros(2, 3, 8, 8),), gpu="h100", mode=mode) for m in (lazy, plain))
+        assert names(made) == names(wanted)
+        assert made.workload.parameters == wanted.workload.parameters == 8 * 27 + 8 + 288 * 10 + 10
+        assert made.graph.role_bytes == wanted.graph.role_bytes
+    assert isinstance(lazy[0], nn.LazyConv2d)  # the caller's is as it was

@@ -1,8 +1,8 @@
 """What a trace assumes where the model's shapes or branches depend on activations, which have no values.
 
-``nonzero=0.5 experts=balanced rounded=4 condition=true`` holds unless the user says otherwise, for the whole model or
-for the modules that a pattern names. Every assumption that was used is stated, with the module and the line that needed
-it.
+``nonzero=0.5 experts=balanced rounded=4 boxes=0.5 condition=true`` holds unless the user says otherwise, for the whole
+model or for the modules that a pattern names. Every assumption that was used is stated, with the module and the line
+that needed it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ KINDS: Mapping[str, Kind] = {
     ),
     "rounded": Kind(
         _count, "a whole number of at least 0", "4", "what activations that are rounded to whole numbers are"
+    ),
+    "boxes": Kind(
+        _fraction, "a fraction from 0 to 1", "0.5", "how much of its image's height and width a detected box spans"
     ),
     "condition": Kind(
         _one_of(true=True, false=False), "true or false", "true", "what a branch on activations finds"
@@ -138,6 +141,14 @@ class Assumptions:
     def used(self) -> str:
         """What was assumed so far, as ``nonzero=0.5, condition=true``."""
         return ", ".join(self._used)
+
+    def boxes(self, count: int, height: int, width: int) -> tuple[torch.Tensor, str]:
+        """Corners of boxes in the middle of an image, ``[count, 4]``, and what they assume; not noted, as above."""
+        text = self._text("boxes")
+        span = KINDS["boxes"].read(text)
+        size = torch.tensor((width, height, width, height), dtype=torch.float32, device="cpu")
+        middle = size / 2 + size * torch.tensor((-span / 2, -span / 2, span / 2, span / 2), device="cpu")
+        return middle.expand(count, 4), f"boxes={text}"
 
     def lines(self) -> list[str]:
         """What was assumed, a line each."""

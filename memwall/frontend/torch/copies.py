@@ -20,7 +20,6 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from memwall.core.errors import UsageError
 from memwall.frontend.torch.distributed import is_data_parallel, refuse_sharded, remade
 from memwall.frontend.torch.tensors import is_wrapper, plain_parts
 
@@ -29,6 +28,7 @@ Place = Callable[[torch.Tensor], torch.Tensor]
 
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
 _CONTAINERS = frozenset((dict, set, list, collections.OrderedDict))
+_LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
 _HELD = ("_parameters", "_buffers", "_modules")
 
 
@@ -100,10 +100,9 @@ class Copies:
         return self._object(thing, kind)
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-            raise UsageError(
-                f"{'.'.join(filter(None, self._path))} is a lazy parameter: call the module once before it is profiled"
-            )
+        if isinstance(tensor, _LAZY):
+            kind: Any = type(tensor)
+            return kind(tensor.requires_grad, device=self._device, dtype=tensor.data.dtype)
         made = self._memo[id(tensor)] = self._like(tensor)
         for name, value in tensor.__dict__.items():
             made.__dict__.setdefault(name, self._at(name, value))
@@ -204,6 +203,11 @@ class Copies:
         if isinstance(parts, str):
             return thing
         return copy._reconstruct(thing, self._memo, *parts, deepcopy=self._copied)  # type: ignore[attr-defined]
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """Whether a parameter or buffer has no shape before the module's first call."""
+    return any(isinstance(tensor, _LAZY) for tensor in itertools.chain(module.parameters(), module.buffers()))
 
 
 def _content(cell: Any) -> Iterator[Any]:

@@ -20,6 +20,7 @@ import torch
 
 from memwall.core.errors import NeedsData
 from memwall.frontend.torch.failures import wanted_data
+from memwall.frontend.torch.values import KnownValues
 
 #: (question, its arguments) → the answer where no input is padded, and what it assumes; empty if that changes no op.
 Answer = tuple[Callable[..., Any], str]
@@ -54,9 +55,11 @@ _PACKAGES = tuple({name.partition(".")[0] + "." for name in _ANSWERS})
 
 
 @contextlib.contextmanager
-def library_answers(unrecorded: Callable[[], Any], note: Callable[[str], None]) -> Iterator[None]:
+def library_answers(
+    unrecorded: Callable[[], Any], note: Callable[[str], None], known: KnownValues | None = None
+) -> Iterator[None]:
     """Answer while the body runs, in the modules that are imported already. ``unrecorded`` makes a context whose calls
-    are not recorded; ``note`` is called with an assumption whenever one is made."""
+    are not recorded; ``note`` is called with an assumption whenever one is made; detected boxes become ``known``."""
     with contextlib.ExitStack() as stack:
         for name, answers in _ANSWERS.items():
             module = sys.modules.get(name)
@@ -66,6 +69,7 @@ def library_answers(unrecorded: Callable[[], Any], note: Callable[[str], None]) 
                     replaced = _method(asked) if isinstance(holder, type) else asked
                     stack.enter_context(patch.object(holder, key, replaced))
         stack.enter_context(_synchronised_norms(note))
+        stack.enter_context(_detected_boxes(known))
         stack.enter_context(_whole_generations(note))
         yield
 
@@ -87,6 +91,26 @@ def _synchronised_norms(note: Callable[[str], None]) -> Iterator[None]:
             return forward(module, data)
 
     with patch.object(torch.nn.SyncBatchNorm, "forward", run):
+        yield
+
+
+@contextlib.contextmanager
+def _detected_boxes(known: KnownValues | None) -> Iterator[None]:
+    """torchvision's detectors paste masks and keypoints into boxes whose sizes Python reads: they are assumed."""
+    heads: Any = getattr(sys.modules.get("torchvision.models.detection.roi_heads"), "RoIHeads", None)
+    if heads is None or known is None:
+        yield
+        return
+    detect = heads.postprocess_detections
+
+    def run(self: Any, logits: Any, regression: Any, proposals: Any, image_shapes: Any) -> Any:
+        boxes, *others = detect(self, logits, regression, proposals, image_shapes)
+        for found, (height, width) in zip(boxes, image_shapes, strict=True):
+            if known.assumptions is not None and not known.has(found):
+                known.give(found, *known.assumptions.boxes(len(found), height, width))
+        return boxes, *others
+
+    with patch.object(heads, "postprocess_detections", run):
         yield
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import NeedsData, UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
@@ -32,6 +32,7 @@ from memwall.frontend.torch.build import (
 )
 from memwall.frontend.torch.caches import empty_caches
 from memwall.frontend.torch.carrying import Carrying
+from memwall.frontend.torch.copies import is_lazy
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
@@ -169,19 +170,42 @@ class _Step:
         self.known = None if options.real else KnownValues()
         self.module, self.hidden = build_module(workload.model, self.device, warn, self.known)
         self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
-        if dtype is not None:
-            with contextlib.nullcontext() if self.known is None else Carrying(self.known):
+        with contextlib.nullcontext() if self.known is None else Carrying(self.known):
+            if dtype is not None:
                 self.module.to(dtype)
-        self.module.train(self.training)
+            with TracedDevice(self.device, known=self.known):
+                self._set_mode()
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)
-        self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
         if self.known is not None:
             self.known.assumptions = Assumptions(read_assumptions(options.assume), self.recorder.place)
+        if is_lazy(self.module):
+            self._called_once()
+            self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
+        self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
         self.autocast = CudaAutocast()
         reduces = self.training and any(map(is_data_parallel, self.module.modules()))  # as gradients become ready
         replays = options.replay and not options.real and execute is None and not reduces
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
         self.assumed: list[str] = []
+
+    def _set_mode(self) -> None:
+        """Call ``train()`` or ``eval()``; where a model's own does more, which needs data, set the flags alone."""
+        try:
+            with blaming("setting the mode of the model"):
+                self.module.train(self.training)
+        except NeedsData:
+            for module in self.module.modules():
+                module.training = self.training
+
+    def _called_once(self) -> None:
+        """Make the parameters of lazy modules, which take their shapes from the first call."""
+        forms = CudaForms(self.recorder, self.options.attention)
+        doing = blaming("the first call, which gives lazy modules their shapes")
+        unrecorded = self.recorder.unrecorded()
+        with doing, forms, TracedDevice(self.device, known=self.known), self.recorder, unrecorded, torch.no_grad():
+            self.module(*self.args, **self.kwargs)
+        if self.known is not None:
+            self.known.forget(self.module.parameters())
 
     def traced(self) -> Traced:
         """Run the step; what was recorded."""
@@ -189,7 +213,7 @@ class _Step:
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
             note = self.assumed.append
             forms = CudaForms(self.recorder, self.options.attention, self.execute is not None, note)
-            answers = library_answers(self.recorder.unrecorded, note)
+            answers = library_answers(self.recorder.unrecorded, note, self.known)
             with (
                 answers,
                 forms,

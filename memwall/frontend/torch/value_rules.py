@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memwall.frontend.torch.tensors import flat_tensors
 from memwall.ops.signatures import Signature
 
 #: Elements up to which values are kept: integers and booleans, floating numbers, and floating numbers made of booleans.
@@ -16,6 +17,10 @@ MOST_FLOATS = 1 << 14
 MOST_OF_MASKS = 1 << 20
 #: Ops that take tensors on the host and the device alike.
 COPIES = frozenset(("aten.copy_", "aten._to_copy"))
+#: Ops whose result's memory is not set: what a program reads of it, it has written.
+UNSET = frozenset(
+    f"aten.{name}" for name in ("empty.memory_format", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
+)
 #: Ops that take a number of the host on a GPU, but not on ``meta``.
 NUMBERED = frozenset(
     ("aten.masked_fill.Tensor", "aten.masked_fill_.Tensor", "aten.index_fill.int_Tensor",
@@ -30,6 +35,7 @@ INDEXED = frozenset(
      "aten._unsafe_index_put")
 )  # fmt: skip
 MASKS = (torch.bool, torch.uint8)
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 #: Ops that move elements one by one.
 COPYING = frozenset(("aten._to_copy", "aten.clone"))
 #: Reductions to one number that of equal elements is that of one.
@@ -122,3 +128,8 @@ class Kind(NamedTuple):
             signature.free and not asks, asks, torch.Tag.nondeterministic_seeded in tags,
             torch.Tag.pointwise in tags or signature.name in COPYING, plain and not aliases,
         )  # fmt: skip
+
+
+def arguments_at(places: tuple[tuple[int, str], ...], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments at some places."""
+    return flat_tensors([args[place] if place < len(args) else kwargs.get(name) for place, name in places])

@@ -24,12 +24,16 @@ from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.value_rules import (
     ARE_ZERO,
     FILLS,
+    INTEGERS,
+    MOST_FLOATS,
     MOST_INTEGERS,
     MOST_OF_MASKS,
     NONZERO,
     NUMBERED,
     SAME_OF_ONE,
+    UNSET,
     Kind,
+    arguments_at,
     count_true,
     elements,
     is_of_mask,
@@ -41,7 +45,6 @@ from memwall.ops.signatures import Signature
 
 #: Bytes of shadows at which those of tensors that are gone are let go.
 _SWEPT_BYTES = 1 << 28
-
 _HOST = torch.device("cpu")
 
 
@@ -207,7 +210,10 @@ class KnownValues:
         if kind is None:
             kind = self._kinds[signature.name] = Kind.of(signature)
         if kind.free:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            if signature.name in UNSET and out.is_meta and out.dtype in INTEGERS and out.numel() <= MOST_FLOATS:
+                self._shadow(out).zero_()  # parts of it may be written, each with its values
+            return out
         if self._numbers or signature.name in NUMBERED:
             args = self._with_numbers(args, signature.name in NUMBERED)
         count = len(args)
@@ -239,7 +245,7 @@ class KnownValues:
     ) -> Any:
         """The result where something that is read is unknown: so is what is written."""
         if kind.writes:
-            self.forget(_at(kind.writes, args, kwargs))
+            self.forget(arguments_at(kind.writes, args, kwargs))
         if signature.updates:
             return None
         if signature.name == "aten.masked_select":
@@ -275,7 +281,7 @@ class KnownValues:
     def _called_known(
         self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Any:
-        func, written = signature.function, _at(kind.writes, args, kwargs)
+        func, written = signature.function, arguments_at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
         assumed = next((text for t in tensors if t.is_meta and (text := self._assumed(t))), "")
         if kind.asks or leaves:
@@ -383,11 +389,6 @@ class KnownValues:
         finally:
             self._random_state = torch.get_rng_state()
             torch.set_rng_state(before)
-
-
-def _at(places: tuple[tuple[int, str], ...], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors among the arguments at some places."""
-    return flat_tensors([args[place] if place < len(args) else kwargs.get(name) for place, name in places])
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -617,11 +617,6 @@ def test_compiled_modules_are_traced_as_they_run_eagerly():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_lazy_module_says_what_to_do():
-    with pytest.raises(UsageError, match="lazy"):
-        memwall.profile(nn.LazyLinear(8), (torch.randn(4, 8),))
-
-
 def test_inference_mode_hides_nothing():
     plain = names(memwall.profile(Block(), (tokens(),), dtype="bf16"))
     with torch.inference_mode():

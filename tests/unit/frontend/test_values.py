@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 import torch
@@ -237,3 +238,39 @@ def test_python_types_as_dtypes_while_building():
 
     profile = memwall.profile(memwall.Workload(Masked, lambda: (torch.randn(9000, 8),)), gpu="h100")
     assert profile.graph.values[profile.graph.outputs[0]].spec.shape == (128 * 129 // 2, 8)
+
+
+class _Heads(torch.nn.Module):
+    """The part of torchvision's RoIHeads that finds boxes."""
+
+    def postprocess_detections(self, logits, regression, proposals, image_shapes):
+        keep = logits > 0.5
+        return [regression[keep]], [logits[keep]], [keep.nonzero()]
+
+    def forward(self, logits, regression):
+        (boxes,), _, _ = self.postprocess_detections(logits, regression, None, [(480, 640)])
+        return [logits.new_zeros(int(box[3] - box[1]), int(box[2] - box[0])) + 1 for box in boxes]
+
+
+@pytest.mark.parametrize(("assume", "size"), [((), (240, 320)), (("boxes=0.25",), (120, 160))])
+def test_detected_boxes_span_a_part_of_their_image(assume, size, monkeypatch):
+    home = ModuleType("torchvision.models.detection.roi_heads")
+    home.RoIHeads = _Heads
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    given = (torch.randn(6), torch.randn(6, 4))
+    profile = memwall.profile(_Heads(), given, gpu="h100", assume=assume)
+    pasted = [op for op in profile.graph.ops if op.name == "aten.add.Tensor"]
+    assert [profile.graph.specs(op.outputs)[0].shape for op in pasted] == [size] * 3
+    said = [note for note in profile.capture["notes"] if "boxes" in note]
+    assert len(said) == 1 and said[0].startswith(f"assumed: {(*assume, 'boxes=0.5')[0]}, how much of its image's")
+
+
+@pytest.mark.parametrize(("assume", "rows"), [((), 20), (("nonzero=0.1",), 4)])
+def test_the_count_of_an_unknown_mask_is_its_part(assume, rows):
+    class Counted(torch.nn.Module):
+        def forward(self, x):
+            return x[: int((x > 0).sum())] * 2
+
+    profile = memwall.profile(Counted(), (torch.randn(40),), gpu="h100", assume=assume)
+    assert profile.graph.values[profile.graph.outputs[0]].spec.shape == (rows,)
+    assert profile.capture["notes"][0].startswith(f"assumed: {(*assume, 'nonzero=0.5')[0]}, how much of a mask")
