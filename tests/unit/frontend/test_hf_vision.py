@@ -64,7 +64,7 @@ def save(tmp_path):
     ),
     (  # 10 patches a side, 8 of them shared: 2 x 1 crops of 12 x 10 patches enlarge 160 x 140 pixels least; the views
        # of 100 and of 120 patches are pooled 2 x 2 to 25 and 30 tokens between two marks, before 8 of text
-        {"model_type": "molmo2", "image_patch_id": 90,
+        {"model_type": "molmo2", "image_patch_id": 90, "image_start_token_id": 91, "image_end_token_id": 92,
          "vision_config": {**TINY, "image_size": [140, 140], "patch_size": 14, "num_key_value_heads": 2,
                            "head_dim": 16},
          "adapter_config": {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "head_dim": 16,
