@@ -27,7 +27,8 @@ _NO_SHAPES = re.compile(
     r"Could not run '(?!aten::)([\w:.]+)' with arguments from the 'Meta' backend"
     r"|(?<![\w:])(?!aten::)([\w:.]+): attempted to run this operator with Meta tensors"
     r"|no fake impl registered for <CustomOpDef\(([\w:.]+)\)>"
-    r"|could not find the fake impl[^:]*?operator (?!aten::)([\w:.]+)"
+    r"|could not find the fake impl[^:]*?operator (?!aten::)(\w+::[\w.]+)"
+    r"|(?!aten::)(\w+::[\w.]+): We could not find the fake impl"
 )
 
 #: What a tensor without data cannot do: part of torch's message → what the model asked for.
@@ -71,7 +72,7 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
         if unshaped is not None:
             raise UsageError(
                 f"{doing}: {unshaped} does not say what shapes it returns{where}; give it a function that does, with"
-                f' @torch.library.register_fake("{unshaped}")'
+                f' @torch.library.register_fake("{unshaped}"), or trace real tensors with --real where the CPU runs it'
             ) from error
         if type(error).__module__.startswith("torch._dynamo"):
             raise UsageError(

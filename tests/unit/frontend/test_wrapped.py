@@ -377,6 +377,14 @@ def test_an_op_without_shapes_is_refused_with_the_remedy():
     assert made.coverage.unmodeled == ("memwall_tests.shapeless",)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's dynamic quantization is deprecated
+def test_an_op_of_torch_without_a_shape_function_is_named():
+    """Torch says it in other words where another module might have one."""
+    linear = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    with pytest.raises(UsageError, match=r"quantized::linear_dynamic does not say what shapes it returns.*--real"):
+        memwall.profile(linear, (torch.randn(2, 8),))
+
+
 def test_saving_on_the_host_empties_the_device():
     class Net(nn.Module):
         def __init__(self, saves: bool) -> None:
