@@ -121,3 +121,30 @@ def test_f52_lazy_modules_take_their_shapes_from_a_first_call(folder):
         assert made.workload.parameters == wanted.workload.parameters == 8 * 27 + 8 + 288 * 10 + 10
         assert made.graph.role_bytes == wanted.graph.role_bytes
     assert isinstance(lazy[0], nn.LazyConv2d)  # the caller's is as it was
+
+
+class Graph(nn.Module):
+    """A layer of a graph network: features times weights, times the adjacency matrix."""
+
+    def __init__(self, adjacency=None):
+        super().__init__()
+        self.linear = nn.Linear(16, 16, bias=False)
+        self.register_buffer("adjacency", adjacency)
+
+    def forward(self, x, adjacency=None):
+        return (self.adjacency if adjacency is None else adjacency) @ self.linear(x)
+
+
+def test_f52_sparse_matrices_may_be_given_or_held(folder):
+    """A sparse adjacency matrix among the inputs or buffers was refused."""
+    matrix = torch.eye(64).to_sparse().coalesce()  # 64 elements
+    x = torch.zeros(64, 16)
+    given = memwall.profile(Graph(), (x, matrix), gpu="h100")
+    held = memwall.profile(Graph(matrix.to_sparse_csr()), (x,), gpu="h100")
+    for made in (given, held):
+        assert [name.rpartition(".")[2] for name in names(made)] == ["mm", "mm"]
+        assert made.simulations[0].totals.flops == 2 * 64 * 16 * 16 + 2 * 64 * 16
+    assert given.graph.role_bytes["input"] == 64 * 16 * 4 + 64 * (2 * 8 + 4)  # two indices and a value each
+    assert held.graph.role_bytes["buffer"] == 65 * 8 + 64 * (8 + 4)  # row bounds, columns and values
+    training = memwall.profile(Graph(), (x, matrix), gpu="h100", mode="training")
+    assert [name for name in names(training) if "mm" in name] == ["mm", "sparse.mm", "sparse.mm", "mm"]

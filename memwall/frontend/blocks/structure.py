@@ -68,7 +68,7 @@ class Structures:
                 return None
             attributes.append((name, key))
         tensors = tuple(
-            [(n, None if t is None else (t.shape, t.stride(), t.dtype, t.requires_grad))
+            [(n, None if t is None else (t.shape, _strides(t), t.dtype, t.requires_grad))
              for held in (module._parameters, module._buffers) for n, t in held.items()]
         )  # fmt: skip
         return type(module), frozenset(attributes), tensors, children
@@ -143,3 +143,8 @@ def watch_numbers(module: nn.Module) -> Iterator[list[str]]:
     finally:
         for part in parts:
             part.__dict__.update(hidden.get(id(part), {}))
+
+
+def _strides(tensor: torch.Tensor) -> Any:
+    """The strides of a tensor; of a sparse one, which may have none, its layout."""
+    return tensor.stride() if tensor.layout is torch.strided else tensor.layout

@@ -27,7 +27,7 @@ from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.torch.recorder import Recorder
-from memwall.frontend.torch.tensors import flat_tensors, plain_parts
+from memwall.frontend.torch.tensors import flat_tensors, plain_parts, sparse_of, sparse_parts
 from memwall.frontend.torch.values import KnownValues
 from memwall.frontend.workload.blame import blame, first_line
 from memwall.frontend.workload.inputs import stays_on_host
@@ -104,7 +104,8 @@ def _construct(
         with carried, TracedDevice(device, building=True, known=known):
             return make()
     except Exception as error:
-        may_need_data = isinstance(error, (RuntimeError, TypeError)) and "meta" in message_of(error)
+        said = message_of(error)
+        may_need_data = isinstance(error, (RuntimeError, TypeError)) and ("meta" in said or "unallocated" in said)
         if device == "cpu" or not may_need_data:
             raise blame(error, doing) from error
         reason = first_line(error) or type(error).__name__
@@ -148,10 +149,8 @@ def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
     if device == "cpu":
         return tensor.detach().to("cpu", copy=True).requires_grad_(tensor.requires_grad)
     if tensor.layout is not torch.strided:
-        raise UsageError(
-            f"an input is a {tensor.layout} tensor; memwall traces strided tensors: pass its dense form,"
-            " .to_dense(), or trace real tensors with --real"
-        )
+        made = sparse_of(tensor, [_place(part.detach(), device) for part in sparse_parts(tensor)])
+        return made.requires_grad_(tensor.requires_grad)
     empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return empty.requires_grad_(tensor.requires_grad)
 
@@ -170,7 +169,8 @@ def _copy_module(module: nn.Module, device: str, known: KnownValues | None) -> B
         copied = copies.of(module)
     except Exception as error:
         raise blame(error, "copying the module") from error
-    own = {id(part) for tensor in (*copied.parameters(), *copied.buffers()) for part in plain_parts(tensor)}
+    held = [part for t in (*copied.parameters(), *copied.buffers()) for part in (t, *plain_parts(t))]
+    own = set(map(id, held))
     return Built(copied, {name: tensor for name, tensor in copies.found if id(tensor) not in own})
 
 

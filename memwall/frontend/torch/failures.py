@@ -38,6 +38,7 @@ _NEEDS_DATA = (
     ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
     ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
     ("'SparseMeta' backend", "an op on a sparse tensor that has no shape function"),
+    ("unsupported device typemeta", "an op on a sparse tensor that has no shape function"),
     ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),
     ("on the meta device", "an op whose output shape depends on data"),
     ("a meta tensor", "the data of a tensor"),

@@ -241,7 +241,7 @@ class _Step:
     def _graph(self, result: Any) -> Graph:
         """What was recorded."""
         recorder = self.recorder
-        recorder.forget_unused(self.hidden.values())
+        recorder.forget_unused(part for tensor in self.hidden.values() for part in plain_parts(tensor))
         made = [part for tensor in _tensors_in(result) for part in plain_parts(tensor)]
         outputs = [t for t in made if t.device.type == self.device]
         if any(recorder.knows(t) is None for t in outputs):
@@ -249,7 +249,10 @@ class _Step:
                 "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
             )
         held = [part for parameter in self.parameters for part in plain_parts(parameter)]
-        ids = [recorder.value(t) for t in self.inputs.values()], [recorder.value(t) for t in held]
+        ids = (
+            [recorder.value(t) for item in self.inputs.values() for t in plain_parts(item)],
+            [recorder.value(t) for t in held],
+        )
         return recorder.graph(*ids, dict.fromkeys(recorder.value(t) for t in outputs), self.options.attention)
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
@@ -305,7 +308,8 @@ def _register(
         for part in plain_parts(buffer):
             recorder.storage(part, "buffer", name)
     for name, item in inputs.items():
-        recorder.storage(item, "input", name)
+        for part in plain_parts(item):
+            recorder.storage(part, "input", name)
     return parameters
 
 

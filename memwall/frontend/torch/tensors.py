@@ -35,11 +35,11 @@ def is_wrapper(kind: Any) -> bool:
 
 
 def plain_parts(tensor: Any) -> list[torch.Tensor]:
-    """The tensors that hold the data of a wrapper; a plain tensor itself. A UsageError for a wrapper that does not say
-    what it holds."""
+    """The tensors that hold the data of a wrapper or a sparse tensor; a plain tensor itself. A UsageError for a wrapper
+    that does not say what it holds."""
     kind: Any = type(tensor)
     if not is_wrapper(kind):
-        return [tensor]
+        return [tensor] if tensor.layout is torch.strided else sparse_parts(tensor)
     if not hasattr(kind, "__tensor_flatten__"):
         name = kind.__name__
         raise UsageError(
@@ -77,6 +77,19 @@ def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     raise UsageError(f"the model makes a {tensor.layout} tensor, which memwall cannot trace")
+
+
+def sparse_of(tensor: torch.Tensor, parts: list[Any]) -> torch.Tensor:
+    """A sparse tensor on ``meta`` like another one, made of its parts there."""
+    options: dict[str, Any] = {"size": tensor.shape, "check_invariants": False}
+    made: torch.Tensor
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sparse_csr is in beta state
+        if tensor.layout is torch.sparse_coo:
+            made = torch.sparse_coo_tensor(*parts, is_coalesced=tensor.is_coalesced(), **options)
+        else:
+            made = torch.sparse_compressed_tensor(*parts, layout=tensor.layout, **options)
+    return made
 
 
 def adds_sparse(args: tuple) -> bool:
