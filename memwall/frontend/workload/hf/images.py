@@ -255,7 +255,6 @@ _LAYOUTS: tuple[tuple[Callable[[Asked], bool], Callable[[Asked], Tensors]], ...]
     (lambda a: a.takes("target_sizes"), _strips),
     (lambda a: a.takes("high_res_pixel_values"), _two_resolutions),
     (lambda a: a.takes("image_token_pooling"), _overlapping_crops),
-    (lambda a: number(a.config, "patch_dim") is not None, _patches),  # Neomme: patches in a row, without a grid
     (lambda a: a.takes("aspect_ratio_ids"), _aspect_tiles),
     (lambda a: a.takes("image_position_ids") or a.takes("pixel_position_ids"), _positioned_patches),
     (lambda a: a.takes("pixel_attention_mask", "spatial_shapes"), _flat_patches),
@@ -293,7 +292,7 @@ _BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {
     "efficientloftr": _pairs, "lightglue": _pairs, "superglue": _pairs,
     "idefics": _masked, "instructblipvideo": _clip,
     "kimi_k25": _square_patches, "kimi_k25_vision": _square_patches, "paddleocr_vl": _square_patches,
-    "pi0": _cameras, "inkling2": _token_blocks, "inkling2_vision": _token_blocks,
+    "neomme": _patches, "pi0": _cameras, "inkling2": _token_blocks, "inkling2_vision": _token_blocks,
 }  # fmt: skip
 
 
