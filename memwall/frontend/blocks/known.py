@@ -20,7 +20,7 @@ def marks(recorder: Recorder) -> tuple[Any, ...]:
     if known is None:
         return (0,)
     state: Any = numpy.random.get_state()
-    return known.asked, known.drawn, hash(random.getstate()), state[1].tobytes(), state[2]
+    return known.asked, known.draws.count, hash(random.getstate()), state[1].tobytes(), state[2]
 
 
 def values_given(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> Any:

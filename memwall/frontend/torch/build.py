@@ -31,6 +31,7 @@ from memwall.frontend.torch.tensors import flat_tensors, plain_parts, sparse_of,
 from memwall.frontend.torch.values import KnownValues
 from memwall.frontend.workload.blame import blame, first_line
 from memwall.frontend.workload.inputs import stays_on_host
+from memwall.frontend.workload.seeds import seed_all
 
 
 class Built(NamedTuple):
@@ -69,8 +70,12 @@ def build_inputs(
 ) -> Inputs:  # fmt: skip
     """Copies of the arguments whose tensors are on ``device``, caches inside any object among them, floating ones in
     ``dtype`` if given; on ``meta`` the values of integers, booleans and single numbers are ``known``. A UsageError
-    where the caller's function raises, or returns neither tensors, a tuple, a list nor a mapping."""
-    inputs = _construct(source, device, "making the inputs", warn, known) if callable(source) else source
+    where the caller's function raises, or returns neither tensors, a tuple, a list nor a mapping. Random numbers follow
+    seed 0, on ``meta`` as on the host."""
+    inputs = source
+    if callable(source):
+        with contextlib.nullcontext() if known is None else known.draws.in_order():
+            inputs = _construct(lambda: _seeded(source), device, "making the inputs", warn, known)
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     if not isinstance(inputs, (tuple, list, Mapping)):
@@ -93,6 +98,12 @@ def build_inputs(
     placed = [(name, tensor) for name, tensor in copies.found if tensor.device.type == device]
     tensors = {plain.get(id(tensor), name): tensor for name, tensor in placed}
     return Inputs((), copied, tensors) if isinstance(copied, dict) else Inputs(copied, {}, tensors)
+
+
+def _seeded(make: Callable[[], Any]) -> Any:
+    """What a function makes of the numbers that follow seed 0, whatever was drawn before."""
+    seed_all()
+    return make()
 
 
 def _construct(

@@ -12,6 +12,7 @@ the count of a mask, has the value that is assumed, which is noted once somethin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.assumed_values import assume
 from memwall.frontend.torch.assumptions import Assumptions, assumed_result
+from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.results import Results
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.value_rules import (
@@ -66,7 +68,8 @@ class KnownValues:
     """
 
     def __init__(self) -> None:
-        self.asked = self.drawn = 0
+        self.asked = 0
+        self.draws = Draws()
         self.assumptions: Assumptions | None = None
         self._shadows: dict[int, _Shadow] = {}
         self._results = Results()
@@ -77,7 +80,6 @@ class KnownValues:
         self._bytes = 0
         self._swept_at = _SWEPT_BYTES
         self._kinds: dict[str, Kind] = {}
-        self._random_state = torch.Generator().manual_seed(0).get_state()
 
     # -- shadows ---------------------------------------------------------------------------------------------------
 
@@ -179,11 +181,7 @@ class KnownValues:
 
     def drawn_on_host(self, draw: Callable[..., torch.Tensor], *args: Any, **options: Any) -> torch.Tensor:
         """A random number on the host, where a CUDA run has it; ``draw`` is torch.rand or the like."""
-        self.drawn += 1
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self._random_state)
-            number = draw(*args, **options, device=_HOST)
-            self._random_state = torch.get_rng_state()
+        number: torch.Tensor = self.draws.draw(partial(draw, *args, **options, device=_HOST))
         self._numbers[number.untyped_storage()._cdata] = number.untyped_storage()
         return number
 
@@ -297,6 +295,8 @@ class KnownValues:
         if not all(map(is_small, results)):
             self.forget(written)
             self._fill(signature, kind, args, kwargs, results, assumed)
+            if kind.random and not tensors:
+                self.draws.wait(partial(func, *args, **{**kwargs, "device": _HOST}))
             if not (kind.pointwise and all(is_of_mask(t, tensors) and not self.has(t) for t in results)):
                 return out
         if not all(map(self._is_overwritable, written)):
@@ -331,7 +331,7 @@ class KnownValues:
         name = signature.name.removeprefix("aten.").removeprefix("new_").removesuffix("_like")
         if name in FILLS:
             self.give_uniform(results[0], FILLS[name](args))
-        elif kind.pointwise:
+        elif kind.pointwise and not kind.random:
             tensors = [self.of(t) for t in flat_tensors([*args, *kwargs.values()])]
             if all(t is not None and is_uniform(t) for t in tensors):
                 one = tree_map_only(torch.Tensor, lambda t: self._first(t), (args, kwargs))
@@ -379,16 +379,8 @@ class KnownValues:
         if func is NONZERO and args[0].numel() > MOST_INTEGERS and (mask := self.of(args[0])) is not None:
             return torch.empty((count_true(mask), mask.dim()), dtype=torch.int64, device="meta")
         given = [value(item) for item in args], {name: value(item) for name, item in kwargs.items()}
-        if not kind.random:
-            return func(*given[0], **given[1])
-        self.drawn += 1
-        before = torch.get_rng_state()
-        torch.set_rng_state(self._random_state)
-        try:
-            return func(*given[0], **given[1])
-        finally:
-            self._random_state = torch.get_rng_state()
-            torch.set_rng_state(before)
+        call = partial(func, *given[0], **given[1])
+        return self.draws.draw(call) if kind.random else call()
 
 
 def _address(tensor: torch.Tensor) -> int:

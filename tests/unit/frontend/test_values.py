@@ -199,6 +199,38 @@ def test_choices_are_balanced():
     assert all(len(set(row)) == 2 for row in found.tolist())
 
 
+@pytest.mark.parametrize("seed", [None, 7])
+def test_random_numbers_of_inputs_are_those_of_the_host(seed):
+    """Whatever was drawn for the model, and for larger inputs before."""
+    drawn = []
+
+    def inputs():
+        torch.randn(300, 200)
+        if seed is not None:
+            torch.manual_seed(seed)
+        images = torch.randn(4, 3, 64, 64)
+        drawn.append(torch.randint(0, 100, (6,)))
+        return images, drawn[-1], torch.randperm(9)
+
+    class Chosen(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(5))
+
+        def forward(self, images, ids, order):
+            return images[:, :, : int(ids[0]) % 60 + 1, : int(order[0]) + 1] * self.weight[0]
+
+    shapes = []
+    for real in (False, True):
+        graph = memwall.profile(memwall.Workload(Chosen, inputs), gpu="h100", real=real).graph
+        shapes.append(graph.values[graph.outputs[0]].spec.shape)
+    torch.manual_seed(0 if seed is None else seed)
+    torch.randn(300, 200) if seed is None else None
+    torch.randn(4, 3, 64, 64)
+    ids, order = torch.randint(0, 100, (6,)), torch.randperm(9)
+    assert shapes == [(4, 3, int(ids[0]) % 60 + 1, int(order[0]) + 1)] * 2
+
+
 class _Durations(torch.nn.Module):
     """Repeats each token as often as is predicted, and keeps those that score."""
 
