@@ -76,6 +76,12 @@ TRAINED = {
         {"seq": 6},
         [(1, 6), (1, 6), (1, 24, 80), (1, 6, 1), (1, 6, 1)],
     ),
+    "kyutai_speech_to_text": (  # labels are tokens of text, without the codes next to them
+        {"model_type": "kyutai_speech_to_text", **TINY, "num_codebooks": 3, "ffn_dim": 64, "codebook_vocab_size": 9,
+         "vocab_size": 99, "audio_bos_token_id": 8, "audio_pad_token_id": 27, "pad_token_id": 3, "bos_token_id": 4},
+        {"seq": 20},
+        [(1, 20, 4), (1, 20)],
+    ),
     "reformer": (  # whole sequences alone: 8 x 16 positions
         {"model_type": "reformer", "hidden_size": 32, "num_attention_heads": 2, "attention_head_size": 16,
          "feed_forward_size": 32, "attn_layers": ["local"], "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16],

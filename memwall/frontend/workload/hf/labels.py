@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memwall.frontend.workload.hf.asked import Asked
+from memwall.frontend.workload.hf.asked import Asked, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +28,14 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def _tokens(asked: Asked, inputs: Inputs) -> Tensor | None:
-    ids = inputs.get("decoder_input_ids", inputs.get("input_ids"))
-    return None if ids is None else _zeros(*ids.shape)
+    if "decoder_input_ids" in inputs:
+        return _zeros(*inputs["decoder_input_ids"].shape)
+    return _zeros(*inputs["input_ids"].shape[:2]) if "input_ids" in inputs else None  # of text, with codes or without
+
+
+def _codes(asked: Asked, inputs: Inputs) -> Tensor:
+    """CSM: a code of each codebook, which is what the processor's sound becomes."""
+    return _zeros(asked.batch, asked.seq, number(asked.config, "num_codebooks") or 1)
 
 
 def _sample(asked: Asked, inputs: Inputs) -> Tensor:
@@ -96,6 +102,7 @@ Make = Callable[[Asked, Inputs], Any]
 
 #: End of a class's name → its labels by parameter of forward; the first that fits, and only what forward takes.
 _HEADS: tuple[tuple[tuple[str, ...], Mapping[str, Make]], ...] = (
+    (("CsmForConditionalGeneration",), {"input_ids": _codes, "labels": _codes}),
     (("ForPreTraining",), {"labels": _tokens, "next_sentence_label": _sample, "sentence_order_label": _sample}),
     (("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification"),
      {"labels": _tokens, "actions": _motion}),
