@@ -167,7 +167,7 @@ _TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {**_EXPERTS, "num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 2, "topk_group": 1},
     "mamba": {}, "layoutlm": {}, "layoutlmv3": {}, "swin": {}, "swinv2": {}, "clip": {}, "sam": {}, "detr": {},
     "rt_detr": {}, "mask2former": {}, "yolos": {}, "time_series_transformer": {}, "informer": {}, "autoformer": {},
-    "patchtst": {}, "wav2vec2": {}, "whisper": {}, "idefics3": {"text_config": _TEXT},
+    "patchtst": {}, "wav2vec2": {}, "whisper": {}, "idefics3": {"text_config": {**_TEXT, "vocab_size": 128260}},
     "llava": {"text_config": {**_TEXT, "vocab_size": 32064}},
     "qwen2_vl": {"text_config": _TEXT, "vision_config": {"hidden_size": 512}},
     "qwen2_5_vl": {"text_config": _TEXT, "vision_config": {"out_hidden_size": 512}},

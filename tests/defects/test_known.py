@@ -148,3 +148,19 @@ def test_f52_sparse_matrices_may_be_given_or_held(folder):
     assert held.graph.role_bytes["buffer"] == 65 * 8 + 64 * (8 + 4)  # row bounds, columns and values
     training = memwall.profile(Graph(), (x, matrix), gpu="h100", mode="training")
     assert [name for name in names(training) if "mm" in name] == ["mm", "sparse.mm", "sparse.mm", "mm"]
+
+
+def test_f52_what_a_wrapper_does_and_a_trace_leaves_out_is_said(folder):
+    """A model with torch.compile inside was refused; traced eagerly, it says so."""
+
+    class Inside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.compile(nn.Linear(16, 16))
+
+        def forward(self, x):
+            return self.linear(x)
+
+    made = memwall.profile(Inside(), (torch.zeros(4, 16),), gpu="h100")
+    assert names(made) == ["addmm"]
+    assert [note.partition(",")[0] for note in made.capture["notes"]] == ["torch.compile is left out"]

@@ -35,10 +35,12 @@ from memwall.frontend.workload.seeds import seed_all
 
 
 class Built(NamedTuple):
-    """A module on the traced device, and the tensors that it holds besides parameters and buffers, by path."""
+    """A module on the traced device, the tensors that it holds besides parameters and buffers, by path, and what of the
+    caller's is left out."""
 
     module: nn.Module
     hidden: dict[str, torch.Tensor]
+    notes: tuple[str, ...]
 
 
 class Inputs(NamedTuple):
@@ -182,7 +184,8 @@ def _copy_module(module: nn.Module, device: str, known: KnownValues | None) -> B
         raise blame(error, "copying the module") from error
     held = [part for t in (*copied.parameters(), *copied.buffers()) for part in (t, *plain_parts(t))]
     own = set(map(id, held))
-    return Built(copied, {name: tensor for name, tensor in copies.found if id(tensor) not in own})
+    hidden = {name: tensor for name, tensor in copies.found if id(tensor) not in own}
+    return Built(copied, hidden, tuple(copies.notes))
 
 
 # -- optimizers, as a CUDA device would run them, in their steady state ------------------------------

@@ -29,6 +29,8 @@ Place = Callable[[torch.Tensor], torch.Tensor]
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
 _CONTAINERS = frozenset((dict, set, list, collections.OrderedDict))
 _LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
+_COMPILED = "torch.compile is left out, eager ops are recorded: --policy inductor shows what compiling fuses"
+_UNUSED = "find_unused_parameters of DistributedDataParallel is left out: its search needs data"
 _HELD = ("_parameters", "_buffers", "_modules")
 
 
@@ -38,6 +40,8 @@ class Copies:
 
     def __init__(self, place: Place, device: str) -> None:
         self.found: list[tuple[str, torch.Tensor]] = []
+        #: what of the original its copy leaves out, a line each
+        self.notes: dict[str, None] = {}
         self._place = place
         self._device = torch.device(device)
         self._memo: dict[int, Any] = {}
@@ -131,11 +135,14 @@ class Copies:
     def _module(self, module: nn.Module, kind: Any) -> Any:
         """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
         if kind.__module__ == "torch._dynamo.eval_frame":  # torch.compile(m): eager execution is what is traced
+            self.notes[_COMPILED] = None
             return self._copied(module._orig_mod)
         if isinstance(module, torch.jit.ScriptModule):
             return self._scripted(module)
         refuse_sharded(module)
         if is_data_parallel(module):
+            if module.find_unused_parameters:
+                self.notes[_UNUSED] = None
             return remade(module, self._copied(module.module))
         if hasattr(kind, "__deepcopy__") or getattr(kind, "__reduce_ex__", None) is not object.__reduce_ex__:
             return self._object(module, kind)
@@ -166,6 +173,7 @@ class Copies:
         """A function, bound method or partial whose tensors and modules are copies; itself where it holds none."""
         inner = getattr(function, "_torchdynamo_orig_callable", None)
         if inner is not None:
+            self.notes[_COMPILED] = None
             return self._copied(inner)
         if isinstance(function, MethodType):
             return MethodType(self._copied(function.__func__), self._copied(function.__self__))

@@ -168,7 +168,7 @@ class _Step:
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         dtype = None if options.dtype is None else parse_dtype(options.dtype)
         self.known = None if options.real else KnownValues()
-        self.module, self.hidden = build_module(workload.model, self.device, warn, self.known)
+        self.module, self.hidden, self.left_out = build_module(workload.model, self.device, warn, self.known)
         self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
         with contextlib.nullcontext() if self.known is None else Carrying(self.known):
             if dtype is not None:
@@ -233,7 +233,10 @@ class _Step:
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
         if self.known is not None and self.known.assumptions is not None:
             self.assumed += self.known.assumptions.lines()
-        capture |= noted(filter(None, [*notes, *library_notes(graph), one_rank(), iterations(optimizer)]), self.assumed)
+        capture |= noted(
+            filter(None, [*notes, *self.left_out, *library_notes(graph), one_rank(), iterations(optimizer)]),
+            self.assumed,
+        )
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(self.inputs.values())
         return replace(found, samples=samples, tokens=tokens, attention=attention)
