@@ -149,11 +149,9 @@ class _Walk:
             self.groups.append(self._single(op.id))
             self.place[index] = len(self.order)
             self.order.append(index)
-            alone_s = self.pricer.time_s(
-                self.pricer.alone(op.id)
-            )  # a generated kernel may be faster than the eager one
-            generates = self.pricer.loops[op.id].kind != "opaque"
-            self.price.append(min(alone_s, self.pricer.time_s(self.pricer.group([op.id]))) if generates else alone_s)
+            alone_s = self.pricer.cost_s(self.pricer.costs[op.id])
+            generates = self.pricer.loops[op.id].kind != "opaque"  # such a kernel may be faster than the eager one
+            self.price.append(min(alone_s, self.pricer.generated_s([op.id])) if generates else alone_s)
             for other in self._neighbours(op.id):
                 index = self.group_of[op.id]
                 target = self.group_of[other]

@@ -127,8 +127,11 @@ class Placement:
 
     def is_read(self, writer: int, readers: Iterable[int]) -> bool:
         """Whether some group runs a reader of the result of ``writer`` but not ``writer``."""
-        inside, runs = self.inside, self.runs
-        return any(writer not in inside[group] for reader in readers for group in runs[reader])
+        for reader in readers:
+            for group in self.runs[reader]:
+                if writer not in self.inside[group]:
+                    return True
+        return False
 
 
 class Pricer:
@@ -175,8 +178,10 @@ class Pricer:
         if self.placement is not None:
             if self.placement.is_read(flow.writer[version], flow.readers[version]):
                 return True
-        elif any(op not in inside for op in flow.readers[version]):
-            return True
+        else:
+            for op in flow.readers[version]:
+                if op not in inside:
+                    return True
         heir = self.carried_by.get(version)
         if heir is None:
             return False
@@ -191,6 +196,13 @@ class Pricer:
             return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
         cost = self._generated(op_ids, recomputes, read_bytes, write_bytes, writes)
         return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
+
+    def generated_s(self, op_ids: Sequence[int], recomputes: Sequence[int] = ()) -> float:
+        """Modeled seconds of the ops as one generated kernel."""
+        inside = frozenset((*op_ids, *recomputes))
+        _, read_bytes = self._reads((*recomputes, *op_ids), inside)
+        writes, write_bytes = self._writes(op_ids, inside)
+        return self.cost_s(self._generated(op_ids, recomputes, read_bytes, write_bytes, writes))
 
     def _generated(
         self, op_ids: Sequence[int], recomputes: Sequence[int], read_bytes: int, write_bytes: int,

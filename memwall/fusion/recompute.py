@@ -96,7 +96,9 @@ class _Recompute:
         live: set[int] = set()
         for op in reversed(members):
             if op not in self.copied or any(
-                self.pricer.is_needed(v, inside) or not (live | copies).isdisjoint(flow.readers[v])
+                not live.isdisjoint(flow.readers[v])
+                or not copies.isdisjoint(flow.readers[v])
+                or self.pricer.is_needed(v, inside)
                 for _, v in flow.writes[op]
             ):
                 live.add(op)
@@ -113,12 +115,15 @@ class _Recompute:
         return alone and all(values[v].storage != flow.storage[version] for v in op.inputs)
 
     def attempt(self, op_id: int) -> None:
-        """Let every outside reader of the op's result compute it instead."""
+        """Let every outside reader of the op's result compute it instead, unless it takes places found in data."""
         flow, placement = self.pricer.flow, self.placement
         version = flow.writes[op_id][0][1]
         home = self.group_of[op_id]
         readers = sorted({group for r in flow.readers[version] for group in placement.runs[r]} - {home})
-        hosts = [g for g in readers if op_id not in placement.inside[g] and self._may_host(g, op_id)]
+        indexed = {self.group_of[r] for r in flow.readers[version] if self.pricer.loops[r].kind in (*FAR, "scatter")}
+        hosts = [
+            g for g in readers if g not in indexed and op_id not in placement.inside[g] and self._may_host(g, op_id)
+        ]
         if hosts and len(hosts) < len(readers):
             self._refuse_stored(op_id, version, hosts)
         readers = hosts
@@ -169,23 +174,22 @@ class _Recompute:
         self.refusals.append(Refusal(rule, reason, producer, consumer, nbytes, nbytes / rate))
 
     def _may_host(self, group: int, op_id: int) -> bool:
-        """A generated kernel of the same graph can compute a value where it uses it, unless the index is data."""
+        """Whether a generated kernel of the same graph can compute a value where it uses it."""
+        if self._closed[group]:
+            return False
         pricer, members = self.pricer, self.members[group]
         phases = [pricer.graph.ops[i].phase for i in (op_id, members[0])]
         if phases[0] != phases[1] and phases != ["forward", "backward"]:
             return False
-        if self.regions is not None and self.regions[op_id] != self.regions[members[0]]:
-            return False
-        readers = [r for r in pricer.flow.readers[pricer.flow.writes[op_id][0][1]] if self.group_of[r] == group]
-        return not self._closed[group] and not any(pricer.loops[r].kind in (*FAR, "scatter") for r in readers)
+        return self.regions is None or self.regions[op_id] == self.regions[members[0]]
 
     def _fits(self, group: int, chain: frozenset[int]) -> bool:
         """Whether the kernel has whole rows on chip wherever the chain reduces some, and stays within the limits."""
         loops, inside = self.pricer.loops, self.placement.inside[group]
         if not all(_rows(loops[i]) in self._held[group] for i in chain if loops[i].kind == "row"):
             return False
-        tensors = sum([len(self.pricer.flow.reads[op]) for op in inside])
-        return len(inside | chain) <= MAX_OPS and tensors <= MAX_OPS + MAX_TENSORS
+        reads = self.pricer.flow.reads
+        return len(inside | chain) <= MAX_OPS and sum([len(reads[op]) for op in inside]) <= MAX_OPS + MAX_TENSORS
 
     def _chain(self, op_id: int, home: int) -> frozenset[int] | None:
         """The ops to rerun: the op, and the producers of its inputs that are not in memory anyway."""
@@ -243,7 +247,7 @@ class _Recompute:
         copies = self.placement.inside[group].difference(self.members[group])
         if not live:
             return 0.0
-        return self.pricer.time_s(self.pricer.group(sorted(live), sorted(copies)))
+        return self.pricer.generated_s(sorted(live), sorted(copies))
 
 
 def _rows(loop: Loop) -> tuple[int, int, str]:
