@@ -48,8 +48,8 @@ _KEPT_LAYERS = 2
 
 _HEAD: Mapping[str, Any] = {"head_dim": 128}
 _HORIZON: Mapping[str, Any] = {"prediction_length": 24}
-#: model types whose configuration names layers that a cut one lacks
-_WHOLE = frozenset(("mllama",))
+#: model types whose configuration counts its layers elsewhere too
+_WHOLE = frozenset(("clap", "mllama"))
 #: model type → what its configuration has no default for, as its published models have it
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "autoformer": _HORIZON, "informer": _HORIZON, "time_series_transformer": _HORIZON,
@@ -94,6 +94,9 @@ _NOT_RUNNABLE: Mapping[str, str] = {
     "lw_detr": "no scale for its projector",
     "deepseek_v2": "no number of experts for each token",
     "qwen3_omni_moe_thinker": "heads whose widths do not add up",
+    "qwen2_5_omni_thinker": "no token that starts an image, which forward reads",
+    "higgs_audio_v2_tokenizer": "two encoders with different numbers of frames",
+    "step3p7": "no width of its sliding window",
 }
 
 
