@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _LIBRARIES = ("torch", "transformers", "timm", "diffusers", "torchvision", "torchaudio", "torch_geometric")
+_COMPLEX = "The counter takes a complex multiplication and addition for 2 FLOPs; memwall counts the 8 real ones."
 #: what says nothing about memwall
 _APART = ("not buildable", "not runnable")
 _INTRODUCTION = """# The zoo: the models of six libraries, as it comes
@@ -85,7 +86,7 @@ def _differences(rows: Iterable[Any]) -> list[str]:
             lines.append(
                 f"| {row.suite} | {row.name} | {row.mode} | {row.flops:,} | {row.counter_flops:,} | {ratio:.4f} |"
             )
-    return lines if len(lines) > 2 else ["None."]
+    return [*lines, "", _COMPLEX] if len(lines) > 2 else ["None."]
 
 
 def _assumed(rows: Iterable[Any]) -> list[str]:
