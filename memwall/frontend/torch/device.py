@@ -34,7 +34,7 @@ _RANDOM = frozenset((torch.rand, torch.randn))
 _OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
-#: What fills new weights: nothing to do where tensors have no data.
+#: What fills new weights: nothing to do where tensors have no values.
 _FILLERS = frozenset(
     [
         getattr(torch.Tensor, name)
@@ -101,9 +101,18 @@ class TracedDevice(TorchFunctionMode):
 
     def _unfilled(self, fill: Callable[..., Any], *args: Any, **options: Any) -> Any:
         target = args[0] if args else options.get("tensor")
-        if isinstance(target, torch.Tensor) and target.is_meta:
+        if isinstance(target, torch.Tensor) and target.is_meta and self._is_valueless(target):
+            if self._known is not None:
+                self._known.forget((target,))
             return target
         return fill(*args, **self._mapped(options))
+
+    def _is_valueless(self, tensor: torch.Tensor) -> bool:
+        """Whether what a tensor is filled with is not asked for: a weight, or floats that are not known."""
+        if isinstance(tensor, nn.Parameter):
+            return True
+        floats = tensor.is_floating_point() or tensor.is_complex()
+        return floats and (self._known is None or not self._known.has(tensor))
 
     def _random(self, known: KnownValues, make: Callable[..., Any], *size: Any, **options: Any) -> Any:
         if _is_number(size, options):
@@ -123,6 +132,7 @@ class TracedDevice(TorchFunctionMode):
     def _set(self, tensor: torch.Tensor, index: Any, value: Any) -> None:
         """``x[index] = value``. A number takes no kernel that makes a tensor of it, as torch launches on ``meta``: on a
         device a view is filled, and at indices the number comes from the host (python_variable_indexing.cpp)."""
+        index = self._with_numbers(tensor, index)
         if isinstance(value, (bool, int, float, complex)):
             if not _has_tensors(index):
                 tensor[index].fill_(value)
@@ -167,13 +177,16 @@ class TracedDevice(TorchFunctionMode):
         return self._of_numbers(torch.tensor, data, **{"dtype": tensor.dtype, "device": self.device, **options})
 
     def _item(self, tensor: torch.Tensor, index: Any) -> torch.Tensor:
-        """``x[:, [2, 0]]``: on ``meta`` torch would make an index tensor of the list without its numbers."""
+        return tensor[self._with_numbers(tensor, index)]
+
+    def _with_numbers(self, tensor: torch.Tensor, index: Any) -> Any:
+        """The index in ``x[:, [2, 0]]``: of a list torch would make an index tensor on ``meta`` without its numbers."""
         items = index if isinstance(index, tuple) else (index,)
-        if not tensor.is_meta or not any(map(_is_list_of_numbers, items)):
-            return tensor[index]
-        return tensor[
-            tuple(self._of_numbers(torch.tensor, i, device=self.device) if _is_list_of_numbers(i) else i for i in items)
-        ]
+        if self._known is None or not tensor.is_meta or not any(map(_is_list_of_numbers, items)):
+            return index
+        return tuple(
+            self._of_numbers(torch.tensor, i, device=self.device) if _is_list_of_numbers(i) else i for i in items
+        )
 
     def _format(self, tensor: torch.Tensor, spec: str) -> str:
         """``f"expert_{tensor}"``: the number, where it is known."""

@@ -79,7 +79,6 @@ def trace(
         torch.inference_mode(False),
         inference_mode_as_no_grad(),
         undrawn(),
-        empty_caches(),
     ):
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
@@ -99,7 +98,7 @@ def _traced(
     """The trace; again without replay where a replay cannot represent it, with gradients where forward takes any."""
     while True:
         try:
-            with own_group(), fake_groups():
+            with empty_caches(), own_group(), fake_groups():
                 return _Step(workload, options, warn, execute, recorder).traced()
         except (ReplayMismatch, UnexpectedCall):
             if not options.replay:

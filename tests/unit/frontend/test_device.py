@@ -1,0 +1,114 @@
+"""What the traced device makes of tensors that a model fills, and of the lists that it is indexed with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import memwall
+
+X = torch.zeros(4, 8)
+#: integers that the model found
+SEEN: list[list[int]] = []
+
+
+def _ops(model, inputs=(X,), **options):
+    found = memwall.profile(model, inputs, gpu="a100", optimizer=None, **options)
+    assert not found.notes
+    return [op.name for op in found.graph.ops]
+
+
+class Steps(nn.Module):
+    """Runs its layer as often as its buffer says, and finds the integers of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64).fill_(3))
+
+    def forward(self, x: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        SEEN.append(numbers.tolist())
+        for _ in range(int(self.steps)):
+            x = self.layer(x)
+        return x
+
+
+FILLED: dict[str, Callable[[], torch.Tensor]] = {
+    "fill_": lambda: torch.zeros(4, dtype=torch.int64).fill_(7),
+    "fill_ of floats": lambda: torch.zeros(4).fill_(7).long(),
+    "add_": lambda: torch.arange(4).add_(1),
+    "mul_": lambda: torch.arange(4).mul_(3),
+    "random_": lambda: torch.empty(4, dtype=torch.int64).random_(0, 10),
+    "fill_ of booleans": lambda: torch.empty(64, dtype=torch.bool).fill_(True),
+    "constant_": lambda: nn.init.constant_(torch.zeros(4), 2).long(),
+}
+
+
+@pytest.mark.parametrize("case", FILLED)
+def test_what_fills_buffers_and_inputs_leaves_the_values_of_a_run_with_data(case):
+    make = FILLED[case]
+    assert _ops(Steps, lambda: (torch.randn(4, 8), make())) == ["aten.addmm"] * 3
+    torch.manual_seed(0)
+    torch.randn(4, 8)
+    assert make().tolist() == SEEN[-1]
+
+
+def test_weights_are_not_filled_and_their_old_values_are_forgotten():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(4))
+            nn.init.constant_(self.scale, 2.0)
+            self.count = int(self.scale.sum())  # 8, not 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, : self.count].sin()
+
+    graph = memwall.profile(Scaled, (torch.zeros(4, 16),), gpu="a100").graph
+    assert graph.values[graph.ops[-1].outputs[0]].spec.shape == (4, 8)
+
+
+LISTS: dict[str, Callable[[torch.Tensor], None]] = {
+    "a number": lambda mask: mask.__setitem__([0, 2], True),
+    "a row": lambda mask: mask.__setitem__([0, 2], torch.ones(8, dtype=torch.bool, device=mask.device)),
+    "columns": lambda mask: mask.__setitem__((slice(None), [0, 5]), True),
+    "two lists": lambda mask: mask.__setitem__(([0, 1], [2, 3]), True),
+    "booleans": lambda mask: mask.__setitem__([True, False, True, True], True),
+}
+
+
+@pytest.mark.parametrize("case", LISTS)
+def test_what_is_set_at_a_list_of_places_is_known(case):
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.zeros(4, 8, dtype=torch.bool, device=x.device)
+            LISTS[case](mask)
+            return x[mask]
+
+    graph = memwall.profile(Masked(), (X,), gpu="a100").graph
+    assert graph.values[graph.ops[-1].outputs[0]].spec.shape == Masked()(X).shape
+
+
+@functools.lru_cache
+def table(count: int) -> torch.Tensor:
+    return torch.arange(count, device="cuda").float().cos()
+
+
+class Differentiated(nn.Module):
+    """Takes a gradient in forward, which a trace finds in its first attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x) * table(8)
+        return torch.autograd.grad(y.sum(), self.layer.weight)[0]
+
+
+def test_a_second_attempt_sees_the_first_call_of_functions_with_a_cache():
+    assert _ops(Differentiated)[:5] == ["aten.addmm", "aten.arange", "aten._to_copy", "aten.cos", "aten.mul.Tensor"]
