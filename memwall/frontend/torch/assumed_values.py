@@ -17,9 +17,9 @@ from memwall.frontend.torch.value_rules import CHOICES, COPYING, COUNTS, FINITE,
 class Values(Protocol):
     """What keeps values: of the elements of a tensor, or one that all of them equal."""
 
-    def give(self, tensor: torch.Tensor, value: torch.Tensor, assumed: str = "") -> None: ...
+    def give(self, tensor: torch.Tensor, value: torch.Tensor, *assumed: str) -> None: ...
 
-    def give_uniform(self, tensor: torch.Tensor, value: Any, assumed: str = "") -> None: ...
+    def give_uniform(self, tensor: torch.Tensor, value: Any, *assumed: str) -> None: ...
 
 
 def assume(
@@ -33,8 +33,18 @@ def assume(
     elif name in ROUNDED and args[0].is_floating_point() and (name not in COPYING or _is_whole(out)):
         values.give_uniform(out, *assumptions.unasked("rounded"))
     elif name in COUNTS and args[0].dtype is torch.bool:
-        fraction, assumed = assumptions.unasked("nonzero")
-        values.give_uniform(out, round(fraction * args[0].numel() / max(out.numel(), 1)), assumed)
+        _count(values, assumptions, out, args[0].numel())
+
+
+def _count(values: Values, assumptions: Assumptions, out: torch.Tensor, elements: int) -> None:
+    """Give the counts of a mask: its true elements, spread over the counts."""
+    counts = max(out.numel(), 1)
+    total, assumed = assumptions.counted(elements)
+    if total % counts == 0:
+        values.give_uniform(out, total // counts, assumed)
+    elif is_small(out):
+        spread = (torch.arange(counts + 1, device="cpu") * total // counts).diff()
+        values.give(out, spread.view(out.shape), assumed)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

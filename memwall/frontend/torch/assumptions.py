@@ -138,6 +138,12 @@ class Assumptions:
         found = (choices % max(scores[dim], 1)).view(*others, count).movedim(-1, dim)
         return found, assumed
 
+    def counted(self, elements: int) -> tuple[int, str]:
+        """How many of a mask's elements are true, as ``nonzero`` of that mask finds, and what that assumes; not noted,
+        as above."""
+        fraction, assumed = self.unasked("nonzero")
+        return _part(fraction, elements), assumed
+
     def used(self) -> str:
         """What was assumed so far, as ``nonzero=0.5, condition=true``."""
         return ", ".join(self._used)

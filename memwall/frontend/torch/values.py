@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -22,6 +22,7 @@ from memwall.frontend.torch.assumed_values import assume
 from memwall.frontend.torch.assumptions import Assumptions, assumed_result
 from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.results import Results
+from memwall.frontend.torch.shadows import Shadow, address_of
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.value_rules import (
     ARE_ZERO,
@@ -50,16 +51,6 @@ _SWEPT_BYTES = 1 << 28
 _HOST = torch.device("cpu")
 
 
-class _Shadow(NamedTuple):
-    """The bytes of a storage on ``meta``, which is kept so that its address stays its own; or, where it is ``uniform``,
-    one element that all of them equal. ``assumed`` is what its values rest on, as ``experts=balanced``."""
-
-    raw: torch.UntypedStorage
-    shadow: torch.UntypedStorage
-    uniform: bool = False
-    assumed: str = ""
-
-
 class KnownValues:
     """The values of one trace. Where there are ``assumptions``, they answer what depends on activations.
 
@@ -71,7 +62,7 @@ class KnownValues:
         self.asked = 0
         self.draws = Draws()
         self.assumptions: Assumptions | None = None
-        self._shadows: dict[int, _Shadow] = {}
+        self._shadows: dict[int, Shadow] = {}
         self._results = Results()
         #: random numbers that were drawn on the host
         self._numbers: dict[int, torch.UntypedStorage] = {}
@@ -87,13 +78,20 @@ class KnownValues:
         """A tensor's value as a host tensor that shares the shadow's bytes; None where it is not known."""
         if not tensor.is_meta:
             return tensor
-        found = self._shadows.get(_address(tensor))
-        if found is None or tensor.is_conj() or tensor.is_neg():
+        found = self._found(tensor)
+        if found is None:
             return None
         empty = torch.empty(0, dtype=tensor.dtype, device=_HOST)
         if found.uniform:
             return empty.set_(found.shadow, 0, (), ()).expand(tensor.shape)
         return empty.set_(found.shadow, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def _found(self, tensor: torch.Tensor) -> Shadow | None:
+        """The shadow of a tensor on ``meta``, where it tells the tensor's value."""
+        found = self._shadows.get(address_of(tensor))
+        if found is None or (found.uniform and not found.is_one_of(tensor)) or tensor.is_conj() or tensor.is_neg():
+            return None
+        return found
 
     @property
     def by_module(self) -> bool:
@@ -104,7 +102,7 @@ class KnownValues:
         """Equal for tensors whose values are equal, or equally unknown."""
         parts: list[Any] = []
         for tensor in tensors:
-            found = self._shadows.get(_address(tensor)) if self.has(tensor) else None
+            found = self._found(tensor) if self.has(tensor) else None
             if found is None or found.uniform:
                 parts.append(found and bytes(found.shadow.tolist()))
             else:
@@ -113,13 +111,17 @@ class KnownValues:
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor on ``meta`` has a known value."""
-        return tensor.layout is torch.strided and _address(tensor) in self._shadows
+        return tensor.layout is torch.strided and self._found(tensor) is not None
 
-    def give(self, tensor: torch.Tensor, value: torch.Tensor, assumed: str = "") -> None:
+    def give(self, tensor: torch.Tensor, value: torch.Tensor, *assumed: str) -> None:
         """Make the value of a tensor known that is all there is in its storage."""
         self._shadow(tensor).copy_(value)
-        if assumed:
-            self._shadows[_address(tensor)] = self._shadows[_address(tensor)]._replace(assumed=assumed)
+        self._rest_on(tensor, assumed)
+
+    def _rest_on(self, tensor: torch.Tensor, assumed: Iterable[str]) -> None:
+        """The values in a tensor's storage rest on what is assumed, too."""
+        if assumed and (found := self._shadows.get(address_of(tensor))):
+            self._shadows[address_of(tensor)] = found._replace(assumed=tuple(dict.fromkeys((*found.assumed, *assumed))))
 
     def keep(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """Give ``tensor`` the value of ``source``, whose copy it is, where that is known and small enough."""
@@ -140,21 +142,21 @@ class KnownValues:
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """The values of some tensors are no longer known."""
         for tensor in tensors:
-            if self._shadows and (found := self._shadows.pop(_address(tensor), None)):
+            if self._shadows and (found := self._shadows.pop(address_of(tensor), None)):
                 self._bytes -= found.shadow.nbytes()
             if self._normal:
-                self._normal.pop(_address(tensor), None)
+                self._normal.pop(address_of(tensor), None)
 
     def keep_nonzero(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """No element of ``tensor`` is zero where ``source``, whose copy it is, is of normal numbers."""
-        if _address(source) in self._normal:
-            self._normal[_address(tensor)] = tensor.untyped_storage()
+        if address_of(source) in self._normal:
+            self._normal[address_of(tensor)] = tensor.untyped_storage()
 
-    def give_uniform(self, tensor: torch.Tensor, value: Any, assumed: str = "") -> None:
+    def give_uniform(self, tensor: torch.Tensor, value: Any, *assumed: str) -> None:
         """All elements of a tensor equal one number."""
         element = torch.as_tensor(value, device=_HOST).detach().to(tensor.dtype).clone()
         raw = tensor.untyped_storage()
-        self._shadows[raw._cdata] = _Shadow(raw, element.untyped_storage(), uniform=True, assumed=assumed)
+        self._shadows[raw._cdata] = Shadow(raw, element.untyped_storage(), uniform=True, assumed=assumed)
 
     def _shadow(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's view of its shadow, which is made if it does not exist."""
@@ -163,7 +165,7 @@ class KnownValues:
             return found
         raw = tensor.untyped_storage()
         shadow = torch.empty(raw.nbytes(), dtype=torch.uint8, device=_HOST).untyped_storage()
-        self._shadows[raw._cdata] = _Shadow(raw, shadow)
+        self._shadows[raw._cdata] = Shadow(raw, shadow)
         self._bytes += shadow.nbytes()
         if self._bytes > self._swept_at:
             self._sweep()
@@ -194,7 +196,7 @@ class KnownValues:
         def is_number(item: Any) -> bool:
             if not isinstance(item, torch.Tensor) or item.is_meta:
                 return False
-            return (any_number and not item.dim()) or _address(item) in self._numbers
+            return (any_number and not item.dim()) or address_of(item) in self._numbers
 
         return tuple(self.made(item) if is_number(item) else item for item in args)
 
@@ -230,7 +232,7 @@ class KnownValues:
                 return True
             if not value.is_meta:
                 return False
-            found = self._shadows.get(_address(value))
+            found = self._found(value)
             if found is None:
                 return True
             return not found.uniform and value.numel() > MOST_INTEGERS and elements(value) > MOST_INTEGERS
@@ -249,8 +251,9 @@ class KnownValues:
         if signature.name == "aten.masked_select":
             mask = self.of(args[1])
             if mask is not None and not mask.is_meta:
+                self._note(self._assumed(args[1]))
                 return self._selected(args[0], mask)
-        if signature.name in ARE_ZERO and args[1] == 0 and _address(args[0]) in self._normal:
+        if signature.name in ARE_ZERO and args[1] == 0 and address_of(args[0]) in self._normal:
             out = signature.function(*args, **kwargs)
             self.give_uniform(out, ARE_ZERO[signature.name])
             return out
@@ -281,11 +284,10 @@ class KnownValues:
     ) -> Any:
         func, written = signature.function, arguments_at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
-        assumed = next((text for t in tensors if t.is_meta and (text := self._assumed(t))), "")
+        assumed = tuple(dict.fromkeys(text for t in tensors if t.is_meta for text in self._assumed(t)))
         if kind.asks or leaves:
             self.asked += 1
-            if assumed and self.assumptions is not None:
-                self.assumptions.note(assumed)
+            self._note(assumed)
             result = self._on_host(func, kind, args, kwargs)
             if written:
                 return written[0]
@@ -309,23 +311,30 @@ class KnownValues:
         except Exception:  # what the CPU cannot run, or what fails on a device later
             self.forget(written)
             return out
-        given = {_address(t) for t in tensors if t.is_meta}
+        given = {address_of(t) for t in tensors if t.is_meta}
         for tensor, value in zip(results, flat_tensors(values), strict=False):
-            if _address(tensor) not in given and tensor.shape == value.shape:
-                self.give(tensor, value, assumed)
+            if address_of(tensor) not in given and tensor.shape == value.shape:
+                self.give(tensor, value, *assumed)
+        for tensor in written:
+            self._rest_on(tensor, assumed)
         return out
 
-    def _assumed(self, tensor: torch.Tensor) -> str:
-        found = self._shadows.get(_address(tensor))
-        return found.assumed if found else ""
+    def _assumed(self, tensor: torch.Tensor) -> tuple[str, ...]:
+        found = self._shadows.get(address_of(tensor))
+        return found.assumed if found else ()
+
+    def _note(self, assumed: Iterable[str]) -> None:
+        if self.assumptions is not None:
+            for text in assumed:
+                self.assumptions.note(text)
 
     def _fill(
         self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], results: list[torch.Tensor],
-        assumed: str,
+        assumed: tuple[str, ...],
     ) -> None:  # fmt: skip
         """Large tensors of one value: masks of ones, and what is computed of them element by element."""
         if signature.name == "aten.randn":
-            self._normal[_address(results[0])] = results[0].untyped_storage()
+            self._normal[address_of(results[0])] = results[0].untyped_storage()
         if kind.writes or len(results) != 1 or results[0].is_complex():
             return
         name = signature.name.removeprefix("aten.").removeprefix("new_").removesuffix("_like")
@@ -336,7 +345,7 @@ class KnownValues:
             if all(t is not None and is_uniform(t) for t in tensors):
                 one = tree_map_only(torch.Tensor, lambda t: self._first(t), (args, kwargs))
                 value = self._on_host(signature.function, kind, *one)
-                self.give_uniform(results[0], value, assumed)
+                self.give_uniform(results[0], value, *assumed)
 
     def _first(self, tensor: torch.Tensor) -> torch.Tensor:
         value = self.of(tensor)
@@ -352,14 +361,14 @@ class KnownValues:
         whole = tensor.numel() * tensor.itemsize == raw.nbytes() and is_small(tensor)
         return found is not None or (whole and 0 not in tensor.stride())
 
-    def _spread(self, tensor: torch.Tensor, found: _Shadow) -> bool:
+    def _spread(self, tensor: torch.Tensor, found: Shadow) -> bool:
         """Give each element of a uniform storage its own bytes, unless it is too large."""
         raw = tensor.untyped_storage()
         element = torch.empty(0, dtype=tensor.dtype, device=_HOST).set_(found.shadow, 0, (), ())
-        if raw.nbytes() > MOST_OF_MASKS * tensor.itemsize or found.shadow.nbytes() != tensor.itemsize:
+        if raw.nbytes() > MOST_OF_MASKS * tensor.itemsize or not found.is_one_of(tensor):
             return False
         spread = element.expand(raw.nbytes() // tensor.itemsize).contiguous().untyped_storage()
-        self._shadows[raw._cdata] = _Shadow(raw, spread, assumed=found.assumed)
+        self._shadows[raw._cdata] = Shadow(raw, spread, assumed=found.assumed)
         self._bytes += spread.nbytes()
         return True
 
@@ -381,11 +390,6 @@ class KnownValues:
         given = [value(item) for item in args], {name: value(item) for name, item in kwargs.items()}
         call = partial(func, *given[0], **given[1])
         return self.draws.draw(call) if kind.random else call()
-
-
-def _address(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
 
 
 def _is_meta(device: Any) -> bool:

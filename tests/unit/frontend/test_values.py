@@ -306,3 +306,72 @@ def test_the_count_of_an_unknown_mask_is_its_part(assume, rows):
     profile = memwall.profile(Counted(), (torch.randn(40),), gpu="h100", assume=assume)
     assert profile.graph.values[profile.graph.outputs[0]].spec.shape == (rows,)
     assert profile.capture["notes"][0].startswith(f"assumed: {(*assume, 'nonzero=0.5')[0]}, how much of a mask")
+
+
+def test_bytes_of_one_value_are_unknown_as_another_dtype():
+    """The bytes of 1.0 are 0, 0, 128, 63: a view of the same size sees one number, others do not."""
+    known = KnownValues()
+    with Carrying(known):
+        ones = torch.ones(1 << 15, device="meta")
+        assert known.of(ones.view(torch.int32))[0] == torch.ones(1).view(torch.int32)[0]
+        parts, pairs = ones.view(torch.uint8), torch.view_as_complex(ones.view(-1, 2))
+        assert not any(known.has(t) for t in (parts, ones.view(torch.int64), pairs, (parts == 0).all()))
+        with pytest.raises(RuntimeError, match="meta"):
+            (parts == 0).all().item()
+
+
+def _scattered(x):
+    chosen = x.topk(2, 1)[1]
+    counts = torch.zeros(8, dtype=torch.int64).scatter_add_(0, chosen.flatten(), torch.ones_like(chosen).flatten())
+    return torch.cat([x, x]).split(counts.tolist())
+
+
+def _added(x):
+    count = torch.zeros((), dtype=torch.int64)
+    count += x[0, 0].round().long()
+    return x[: int(count)] * 2
+
+
+def _copied(x):
+    counts = torch.empty(64, dtype=torch.int64)
+    counts[:8].copy_(x[:8, 0].round().long())
+    return x[: counts[3].item()] * 2
+
+
+def _both(x):
+    count = x.topk(2, 1)[1].sum() * 0 + x[0, 0].round().long()
+    return x[: int(count)] * 2
+
+
+@pytest.mark.parametrize(
+    ("forward", "kinds"),
+    [(_scattered, ["experts"]), (_added, ["rounded"]), (_copied, ["rounded"]), (_both, ["experts", "rounded"])],
+)
+def test_what_is_written_or_computed_of_assumed_values_is_said_to_be_assumed(forward, kinds):
+    module = torch.nn.Identity()
+    module.forward = forward
+    profile = memwall.profile(module, (torch.randn(64, 8),), gpu="h100")
+    said = [note for note in profile.capture["notes"] if note.startswith("assumed: ")]
+    assert [note.removeprefix("assumed: ").partition("=")[0] for note in said] == kinds
+
+
+def _split(x):
+    """Rows that score, apart by batch: eager torch needs counts that sum to the rows."""
+    mask = x[..., 0] > 0
+    return x[mask].split(mask.sum(1).tolist())
+
+
+def _filled(x):
+    mask = x[:, :, 0].flatten() > 0
+    return torch.zeros(int(mask.sum()), x.shape[-1]).copy_(x.flatten(0, 1)[mask])
+
+
+@pytest.mark.parametrize("forward", [_split, _filled])
+@pytest.mark.parametrize("shape", [(3, 5, 8), (1, 1, 8), (4, 1, 8), (7, 3, 2)])
+@pytest.mark.parametrize("assume", [(), ("nonzero=0.1",), ("nonzero=0",), ("nonzero=1",)])
+def test_counts_of_a_mask_sum_to_what_it_selects(forward, shape, assume):
+    x = torch.randn(shape)
+    forward(x)
+    module = torch.nn.Identity()
+    module.forward = forward
+    memwall.profile(module, (x,), gpu="h100", assume=assume)
