@@ -79,7 +79,8 @@ def ran(tmp_path_factory):
 
 def test_a_generated_kernel_is_checked_and_timed(ran):
     status, reason, error, schedule, samples, _ = ran["good"]
-    assert (status, reason, samples) == ("ok", "", 2)
+    assert (status, reason) == ("ok", "")
+    assert 1 <= samples <= 2  # a busy machine may take the time of the second
     assert 0 <= error <= 1
     assert schedule == "persistent"  # a row of 96 fits
     assert ran["jobs"] == 1

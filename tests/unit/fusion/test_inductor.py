@@ -436,9 +436,11 @@ def test_a_library_call_owns_the_op_though_its_bias_is_added_elsewhere():
 
 
 def test_copies_made_for_a_librarys_call_are_in_memory():
-    """Three copies of equal origins, each by a launch of its own; a library reads them all."""
-    copies = [triton(f"copy{i}", {0, 1, 2}, writes={f"buf{i}"}) for i in range(3)]
-    call = Launch("attention", "extern", {3: 1}, frozenset({3}), reads=frozenset({"buf0", "buf1", "buf2"}))
+    """Three copies of equal origins, made for a call, each by a launch of its own; a library reads them all."""
+    made_for_call = frozenset({0, 1, 2, 3})
+    copies = [replace(triton(f"copy{i}", {0, 1, 2}, writes={f"buf{i}"}), concerns=made_for_call) for i in range(3)]
+    read = frozenset({"buf0", "buf1", "buf2"})
+    call = Launch("attention", "extern", {3: 1}, frozenset({3}), concerns=frozenset({3}), reads=read)
     found = own(chain(4), range(4), [[*copies, call]])
     assert [(k.op_ids, k.recomputes, k.launches) for k in found] == [((0, 1, 2), (), 1), ((3,), (), 3)]
 
