@@ -24,6 +24,7 @@ from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
 from memwall.frontend.torch.tensors import (
     adds_sparse,
     check_product,
+    check_stored,
     dtype_name,
     flat_tensors,
     freeze,
@@ -211,6 +212,8 @@ class Recorder(TorchDispatchMode):
             out = func(*args, **kwargs)
         if signature.name == "aten.convolution" and isinstance(out, torch.Tensor) and out.is_meta:
             out = in_cudnn_layout(out, args[0], args[1])
+        if isinstance(out, torch.Tensor) and out.layout is not torch.strided:
+            check_stored(signature.name, out, args)
         if self.paused:
             return out
         if signature.free:

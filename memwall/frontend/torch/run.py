@@ -46,6 +46,7 @@ from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dt
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
+from memwall.frontend.torch.shapes import SparseCopies
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.torch.values import KnownValues
@@ -167,11 +168,13 @@ class _Step:
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         dtype = None if options.dtype is None else parse_dtype(options.dtype)
         self.known = None if options.real else KnownValues()
-        self.module, self.hidden, self.left_out = build_module(workload.model, self.device, warn, self.known)
-        self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
+        with SparseCopies():
+            self.module, self.hidden, self.left_out = build_module(workload.model, self.device, warn, self.known)
+            self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
         with contextlib.nullcontext() if self.known is None else Carrying(self.known):
             if dtype is not None:
-                self.module.to(dtype)
+                with SparseCopies():
+                    self.module.to(dtype)
             with TracedDevice(self.device, known=self.known):
                 self._set_mode()
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)

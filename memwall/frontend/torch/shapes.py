@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec
-from memwall.frontend.torch.tensors import dtype_name
+from memwall.frontend.torch.tensors import dtype_name, sparse_of, sparse_parts
 from memwall.ops.recorded import Recorded
 from memwall.ops.registry import find_row
 from memwall.ops.schemas import Schema, library_schemas
@@ -23,20 +23,31 @@ from memwall.ops.schemas import Schema, library_schemas
 Shape = Callable[..., Any]
 
 
-class ShapeFunctions(ExitStack):
-    """Context manager: while open, the ops of this module have shape functions."""
+class SparseCopies(ExitStack):
+    """Context manager: while open, casts and transposes of sparse tensors on ``meta`` store as much as these."""
 
-    def __enter__(self) -> ShapeFunctions:
-        tables: dict[tuple[str, str], dict[str, Shape]] = {("aten", "Meta"): _ATEN, **_SPARSE}
-        for name, shape in _library_functions().items():
-            space, _, packet = name.partition("::")
-            tables.setdefault((space, "Meta"), {})[packet] = shape
+    def __enter__(self) -> Self:
+        self._implement({("aten", key): _SPARSE_COPIES for key in _SPARSE_KEYS})
+        return self
+
+    def _implement(self, tables: Mapping[tuple[str, str], Mapping[str, Shape]]) -> None:
         for (space, key), functions in tables.items():
             library: Any = torch.library.Library(space, "IMPL")
             self.callback(library._destroy)
             for packet, shape in functions.items():
                 if packet == "_grouped_mm" or _lacks(f"{space}::{packet}", key):
                     library.m.impl(packet, key, shape, False)
+
+
+class ShapeFunctions(SparseCopies):
+    """Context manager: while open, the ops of this module have shape functions."""
+
+    def __enter__(self) -> Self:
+        tables: dict[tuple[str, str], dict[str, Shape]] = {("aten", "Meta"): _ATEN, **_SPARSE}
+        for name, shape in _library_functions().items():
+            space, _, packet = name.partition("::")
+            tables.setdefault((space, "Meta"), {})[packet] = shape
+        self._implement(tables)
         return self
 
 
@@ -247,6 +258,12 @@ def _masked_by(data: Tensor, mask: Tensor) -> Tensor:
     return _same_places(mask)
 
 
+def _cast(data: Tensor, *, dtype: Any = None, **options: Any) -> Tensor:
+    """The same places, values in another dtype."""
+    *places, values = sparse_parts(data)
+    return sparse_of(data, [*map(torch.empty_like, places), torch.empty_like(values, dtype=dtype or data.dtype)])
+
+
 # -- jagged tensors ----------------------------------------------------------------------------------------------------
 
 
@@ -293,15 +310,16 @@ _ATEN: dict[str, Shape] = {
     "batch_norm_elemt": _like(0), "batch_norm_backward_reduce": _batch_norm_sums, "batch_norm_backward_elemt": _like(0),
 }  # fmt: skip
 
+_SPARSE_KEYS = ("SparseMeta", "SparseCsrMeta")
+_SPARSE_COPIES: Mapping[str, Shape] = {"_to_copy": _cast, "clone": _same_places}
 _OF_SPARSE: dict[str, Shape] = {
+    **_SPARSE_COPIES,
     "addmm": _sparse_product, "addmm.out": _sparse_product_into, "_to_dense": _densified, "mm": _sparse_mm,
     "addmv_": _sparse_vector_product, "addmv.out": _sparse_vector_product, "_coalesce": _coalesced,
     "_sparse_softmax": _same_places, "_sparse_log_softmax": _same_places, "sparse_sampled_addmm": _same_places,
     "sparse_mask": _masked_by,
 }  # fmt: skip
-_SPARSE: Mapping[tuple[str, str], dict[str, Shape]] = {
-    ("aten", key): _OF_SPARSE for key in ("SparseMeta", "SparseCsrMeta")
-}
+_SPARSE: Mapping[tuple[str, str], dict[str, Shape]] = {("aten", key): _OF_SPARSE for key in _SPARSE_KEYS}
 
 
 # -- other libraries ---------------------------------------------------------------------------------------------------

@@ -92,6 +92,26 @@ def sparse_of(tensor: torch.Tensor, parts: list[Any]) -> torch.Tensor:
     return made
 
 
+def check_stored(name: str, out: Any, args: tuple) -> None:
+    """A UsageError for a sparse result on ``meta`` that stores nothing, of a tensor that does: torch's kernels there
+    lose how much is stored."""
+    if not out.is_meta or name.split(".")[1].endswith("_like") or _stored(out):
+        return
+    given = [t for t in args if isinstance(t, torch.Tensor) and t is not out and t.layout in _SPARSE]
+    if any(map(_stored, given)):
+        raise UsageError(
+            f"{name} of a sparse tensor cannot be traced: torch does not say how many elements the result stores; call"
+            " it where the inputs are made, or trace real tensors with --real"
+        )
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def _stored(tensor: torch.Tensor) -> bool:
+    return bool(sparse_parts(tensor)[-1].numel())
+
+
 def adds_sparse(args: tuple) -> bool:
     """Whether a sparse tensor goes into a dense one on ``meta``, which has no kernel to coalesce it first."""
     sparse = any(isinstance(t, torch.Tensor) and t.layout is torch.sparse_coo for t in args[1:])

@@ -6,7 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import memwall
-from memwall.frontend.torch.shapes import ShapeFunctions
+from memwall.core.errors import UsageError
+from memwall.frontend.torch.shapes import ShapeFunctions, SparseCopies
+from memwall.frontend.torch.tensors import check_stored, sparse_of, sparse_parts
 from memwall.ops import graph_costs
 from tests.unit.one_call import Call
 
@@ -198,3 +200,54 @@ def test_the_boxes_that_are_kept_are_a_stated_share():
     assert found.graph.specs(gather.outputs)[0].shape == (50, 4)
     assert graph_costs(found.graph)[0].total_flops == 12 * 200 * 201 // 2
     assert any("nonzero=0.25" in note for note in found.capture["notes"])
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr"])
+@pytest.mark.parametrize("copied", [lambda a: a.to(torch.bfloat16), lambda a: a.t(), lambda a: a.clone()])
+def test_copies_of_a_sparse_tensor_store_as_much(layout, copied):
+    dense = torch.zeros(4, 6)
+    dense[::2, ::3] = 1.0
+    given = {"coo": dense.to_sparse, "csr": dense.to_sparse_csr, "csc": dense.to_sparse_csc,
+             "bsr": lambda: dense.to_sparse_bsr((2, 3))}[layout]()  # fmt: skip
+    expected = copied(given)
+    with SparseCopies():
+        found = copied(sparse_of(given, [_meta(part) for part in sparse_parts(given)]))
+    assert found.layout is expected.layout
+    assert _specs([found, *sparse_parts(found)]) == _specs([expected, *sparse_parts(expected)])
+
+
+class _Times(nn.Module):
+    def __init__(self, matrix):
+        super().__init__()
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x):
+        return self.matrix @ x
+
+
+class _TimesCast(nn.Module):
+    def forward(self, matrix, x):
+        return (matrix.to(torch.bfloat16) @ x.to(torch.bfloat16)) + torch.sparse.mm(matrix.coalesce().t(), x)
+
+
+def _product_flops(*args, **options):
+    graph = memwall.profile(*args, gpu="a100", optimizer=None, **options).graph
+    products = [cost for op, cost in zip(graph.ops, graph_costs(graph), strict=True) if "mm" in op.name]
+    return sum(cost.total_flops for cost in products)
+
+
+def test_a_sparse_product_in_bf16_counts_what_is_stored():
+    x = torch.randn(3, 8)  # 3 stored elements x 8 columns x 2
+    assert _product_flops(_Times(COO), (x,), dtype="bf16") == 48
+    assert _product_flops(_Times(COO), (x,), autocast="bf16") == 48
+    square = torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (3, 3))
+    assert _product_flops(_TimesCast(), (square, x)) == 2 * 48
+
+
+def test_a_sparse_result_that_lost_its_elements_is_refused():
+    given = _sparse_meta(COO)
+    lost = torch.empty(2, 3, layout=torch.sparse_coo, device="meta")
+    with pytest.raises(UsageError, match=r"aten\.permute\.default of a sparse tensor cannot be traced"):
+        check_stored("aten.permute.default", lost, (given, [1, 0]))
+    check_stored("aten.zeros_like.default", lost, (given,))
+    check_stored("aten.permute.default", given, (given, [0, 1]))
