@@ -32,7 +32,8 @@ from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.options import Traced, noted
 from memwall.frontend.torch.origin import ModuleTimeline, module_calls, module_names
 from memwall.frontend.torch.recorder import Recorder
-from memwall.frontend.torch.run import exclusive, inference_mode_as_no_grad
+from memwall.frontend.torch.run import exclusive
+from memwall.frontend.torch.settings import inference_mode_as_no_grad
 from memwall.frontend.torch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.ops.sdpa import GENERATIONS

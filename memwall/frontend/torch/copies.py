@@ -8,6 +8,7 @@ shared with the caller. A module that ``torch.compile`` wrapped becomes the modu
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import itertools
@@ -19,6 +20,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from memwall.frontend.torch.distributed import is_data_parallel, refuse_sharded, remade
 from memwall.frontend.torch.tensors import is_wrapper, plain_parts
@@ -216,6 +218,25 @@ class Copies:
 def is_lazy(module: nn.Module) -> bool:
     """Whether a parameter or buffer has no shape before the module's first call."""
     return any(isinstance(tensor, _LAZY) for tensor in itertools.chain(module.parameters(), module.buffers()))
+
+
+@contextlib.contextmanager
+def shaping(module: nn.Module, copied: nn.Module) -> Iterator[None]:
+    """While open, a call of the ``copied`` module makes the lazy parameters and buffers of the ``module`` too."""
+    for lazy, twin in zip(module.modules(), copied.modules(), strict=True):
+        if isinstance(lazy, LazyModuleMixin):
+            infer = functools.partial(_infer, lazy)
+            twin.register_forward_pre_hook(infer, prepend=True, with_kwargs=True)
+    yield
+    made = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if isinstance(tensor, _LAZY) and not isinstance(made[name], _LAZY):  # a lazy module of another library's
+            tensor.materialize(made[name].shape)
+
+
+def _infer(lazy: Any, twin: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    if hasattr(lazy, "_initialize_hook"):
+        lazy._infer_parameters(lazy, args, kwargs)
 
 
 def _content(cell: Any) -> Iterator[Any]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -32,11 +30,12 @@ from memwall.frontend.torch.build import (
 )
 from memwall.frontend.torch.caches import empty_caches
 from memwall.frontend.torch.carrying import Carrying
-from memwall.frontend.torch.copies import is_lazy
+from memwall.frontend.torch.copies import is_lazy, shaping
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import fake_groups, is_data_parallel, one_rank, own_group
+from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.higher_order import plain_forms
 from memwall.frontend.torch.library_answers import library_answers
@@ -46,6 +45,7 @@ from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dt
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
+from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad
 from memwall.frontend.torch.shapes import SparseCopies
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
@@ -127,33 +127,6 @@ def exclusive() -> Iterator[None]:
             _RUNNING.clear()
 
 
-#: Frames that Python code may nest: each nested module takes about six, and a thread's stack of 8 MB holds these.
-_MOST_FRAMES = 8_000
-
-
-@contextlib.contextmanager
-def deep_calls() -> Iterator[None]:
-    """Allow modules nested deeper than Python's usual limit, which naming their calls would reach earlier."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, _MOST_FRAMES))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
-
-
-@contextlib.contextmanager
-def inference_mode_as_no_grad() -> Iterator[None]:
-    """Inference mode skips the autograd keys, under which composite ops split into the kernels that run."""
-
-    def enter(self: Any) -> None:
-        self._inference_mode_context = torch.no_grad() if self.mode else contextlib.nullcontext()
-        self._inference_mode_context.__enter__()
-
-    with patch.object(torch.inference_mode, "__enter__", enter):
-        yield
-
-
 class _Step:
     """A step that is traced: its module and inputs on the traced device, and what records and runs it."""
 
@@ -165,6 +138,7 @@ class _Step:
         self.device = "cpu" if options.real else "meta"
         self.training = options.mode == "training"
         self.gradients = self.training or options.gradients
+        self.assumed: list[str] = []
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         dtype = None if options.dtype is None else parse_dtype(options.dtype)
         self.known = None if options.real else KnownValues()
@@ -178,53 +152,74 @@ class _Step:
             with TracedDevice(self.device, known=self.known):
                 self._set_mode()
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)
-        if self.known is not None:
-            self.known.assumptions = Assumptions(read_assumptions(options.assume), self.recorder.place)
         if is_lazy(self.module):
-            self._called_once()
-            self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
+            self._give_shapes(recorder)
+        self._assume(self.recorder)
         self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
         self.autocast = CudaAutocast()
         reduces = self.training and any(map(is_data_parallel, self.module.modules()))  # as gradients become ready
         replays = options.replay and not options.real and execute is None and not reduces
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
-        self.assumed: list[str] = []
 
     def _set_mode(self) -> None:
-        """Call ``train()`` or ``eval()``; where a model's own does more, which needs data, set the flags alone."""
+        """Call ``train()`` or ``eval()``; where a model's own does more, which needs data, set the flags alone and
+        say so."""
         try:
             with blaming("setting the mode of the model"):
                 self.module.train(self.training)
         except NeedsData:
             for module in self.module.modules():
                 module.training = self.training
+            called = "train()" if self.training else "eval()"
+            self.assumed.append(f"the model's own {called} only sets flags, as what else it does needs data")
 
-    def _called_once(self) -> None:
-        """Make the parameters of lazy modules, which take their shapes from the first call."""
-        forms = CudaForms(self.recorder, self.options.attention)
-        doing = blaming("the first call, which gives lazy modules their shapes")
-        unrecorded = self.recorder.unrecorded()
-        with doing, forms, TracedDevice(self.device, known=self.known), self.recorder, unrecorded, torch.no_grad():
-            self.module(*self.args, **self.kwargs)
+    def _assume(self, recorder: Recorder) -> None:
         if self.known is not None:
+            self.known.assumptions = Assumptions(read_assumptions(self.options.assume), recorder.place)
+
+    def _give_shapes(self, make: type[Recorder]) -> None:
+        """Make the parameters of lazy modules, which take their shapes from a first call: that of a copy, with copies
+        of the inputs, so that nothing else is left of it."""
+        copied = build_module(self.module, self.device, self.warn, self.known).module
+        args, kwargs, _ = build_inputs(self.kwargs or self.args, self.device, self.warn, None, self.known)
+        unseen = lambda said: None  # noqa: E731
+        recorder = make(device=self.device, max_ops=self.options.max_ops, warn=unseen, known=self.known)
+        self._assume(recorder)
+        seed_all()
+        doing = blaming("the first call, which gives lazy modules their shapes", self.gradients)
+        autocast, device = CudaAutocast(), TracedDevice(self.device, known=self.known)
+        if self.known is not None:
+            draws, self.known.draws = self.known.draws, Draws()
+        with (
+            empty_caches(), self._stand_ins(recorder, unseen, unseen), doing, device, recorder, autocast,
+            shaping(self.module, copied), autocast.region(self.autocast_dtype),
+        ):  # fmt: skip
+            copied(*args, **kwargs)
+        if self.known is not None:
+            self.known.draws = draws
             self.known.forget(self.module.parameters())
+
+    @contextlib.contextmanager
+    def _stand_ins(
+        self, recorder: Recorder, note: Callable[[str], None], warn: Callable[[str], None]
+    ) -> Iterator[None]:
+        """While open, what a trace cannot run has what it runs in its stead."""
+        with (
+            library_answers(recorder.unrecorded, note, self.known),
+            CudaForms(recorder, self.options.attention, self.execute is not None, note),
+            real_kernels() if self.options.real else contextlib.nullcontext(),
+            plain_forms(warn),
+            triton_calls(recorder),
+            offloading(recorder, note),
+            torch.set_grad_enabled(self.gradients),
+        ):
+            yield
 
     def traced(self) -> Traced:
         """Run the step; what was recorded."""
         with fused_everywhere("meta"):
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
-            note = self.assumed.append
-            forms = CudaForms(self.recorder, self.options.attention, self.execute is not None, note)
-            answers = library_answers(self.recorder.unrecorded, note, self.known)
-            with (
-                answers,
-                forms,
-                real_kernels() if self.options.real else contextlib.nullcontext(),
-                plain_forms(self.warn),
-                triton_calls(self.recorder),
-                offloading(self.recorder, note),
-                torch.set_grad_enabled(self.gradients),
-            ):
+            with self._stand_ins(self.recorder, self.assumed.append, self.warn):
                 result = self._run(optimizer)
                 graph = self._graph(result)
                 graph, attention = lowered(graph, self.options.attention, forms_open=self.device == "meta")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -34,3 +37,30 @@ def restore(before: tuple[Any, ...]) -> None:
     for (read, put), value in zip(_SETTINGS, before, strict=True):
         if read() != value:
             put(value)
+
+
+#: Frames that Python code may nest: each nested module takes about six, and a thread's stack of 8 MB holds these.
+_MOST_FRAMES = 8_000
+
+
+@contextlib.contextmanager
+def deep_calls() -> Iterator[None]:
+    """Allow modules nested deeper than Python's usual limit, which naming their calls would reach earlier."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _MOST_FRAMES))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@contextlib.contextmanager
+def inference_mode_as_no_grad() -> Iterator[None]:
+    """Inference mode skips the autograd keys, under which composite ops split into the kernels that run."""
+
+    def enter(self: Any) -> None:
+        self._inference_mode_context = torch.no_grad() if self.mode else contextlib.nullcontext()
+        self._inference_mode_context.__enter__()
+
+    with patch.object(torch.inference_mode, "__enter__", enter):
+        yield
