@@ -36,6 +36,15 @@ def assume(
         _count(values, assumptions, out, args[0].numel())
 
 
+def assume_places(values: Values, assumptions: Assumptions, places: torch.Tensor, counts: torch.Tensor) -> None:
+    """Give what ``unique`` returns of where its elements went, and of how often each was: about evenly."""
+    if counts.numel() and is_small(places):
+        spread = torch.arange(places.numel(), device="cpu") * counts.numel() // places.numel()
+        assumed = assumptions.unasked("nonzero")[1]
+        values.give(places, spread.view(places.shape), assumed)
+        values.give(counts, spread.bincount(minlength=counts.numel()), assumed)
+
+
 def _count(values: Values, assumptions: Assumptions, out: torch.Tensor, elements: int) -> None:
     """Give the counts of a mask: its true elements, spread over the counts."""
     counts = max(out.numel(), 1)

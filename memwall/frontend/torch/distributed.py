@@ -43,6 +43,11 @@ def fake_groups() -> Iterator[None]:
         yield
 
 
+def has_other_ranks() -> bool:
+    """Whether the process group that the model made has other ranks, which a trace does not run."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def _init(
     backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
     *args: Any, **kwargs: Any,

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+#: Numbers that are drawn at once where only the generator's state is wanted; a multiple of 16, by which randn draws.
+_PART = 1 << 20
+
+
+def draw_in_parts(make: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Draw the numbers of torch.randn or the like, which takes a shape, and let them go: in little memory."""
+    place = next((i for i, item in enumerate(args) if isinstance(item, (list, tuple))), None)
+    if place is None:
+        make(*args, **options)
+        return
+    left = math.prod(args[place])
+    while left:
+        part = _PART if left >= 2 * _PART else left
+        make(*args[:place], [part], *args[place + 1 :], **options)
+        left -= part
 
 
 class Draws:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -40,6 +41,16 @@ INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch
 COPYING = frozenset(("aten._to_copy", "aten.clone"))
 #: Reductions to one number that of equal elements is that of one.
 SAME_OF_ONE = frozenset(getattr(torch.ops.aten, name).default for name in ("all", "any", "max", "min"))
+#: Sums over some axes, and copies.
+SUMS = frozenset(
+    (torch.ops.aten.sum.default, torch.ops.aten.sum.dim_IntList,
+     torch.ops.aten.count_nonzero.default, torch.ops.aten.count_nonzero.dim_IntList)
+)  # fmt: skip
+TO_COPY = torch.ops.aten._to_copy.default
+#: Ops of large tensors that ``by_few`` runs without their size.
+BY_FEW = frozenset((*SAME_OF_ONE, *SUMS, NONZERO, TO_COPY))
+#: Ops that leave out what is repeated.
+UNIQUE = frozenset(("aten._unique2", "aten.unique_consecutive", "aten.unique_dim"))
 #: What activations are, element by element: finite.
 FINITE: Mapping[str, bool] = {"aten.isnan": False, "aten.isinf": False, "aten.isfinite": True}
 #: Ops that round activations, a cast to integers among them.
@@ -90,6 +101,30 @@ def count_true(mask: torch.Tensor) -> int:
     return int(few.count_nonzero()) * (mask.numel() // max(few.numel(), 1))
 
 
+def selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """``masked_select`` of a tensor without data by a known mask."""
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    return torch.empty(count_true(mask.expand(shape)), dtype=tensor.dtype, device="meta")
+
+
+def by_few(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """An op of ``BY_FEW`` on a large host tensor, by one of the equal elements along each axis that was expanded."""
+    few = once(tensor)
+    if func in SAME_OF_ONE:
+        return func(few)
+    if func is NONZERO:
+        return torch.empty((count_true(tensor), tensor.dim()), dtype=torch.int64, device="meta")
+    if func in SUMS:
+        found = func(few, *args, **kwargs)
+        shape = func(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), *args, **kwargs).shape
+        return (found * (tensor.numel() * found.numel() // (few.numel() * shape.numel()))).expand(shape)
+    if few.numel() == 1 and not few.is_complex() and not few.item():
+        dtype = kwargs.get("dtype") or tensor.dtype
+        pages = mmap.mmap(-1, tensor.numel() * dtype.itemsize)  # zeros, which take memory once they are written
+        return torch.frombuffer(pages, dtype=dtype).view(tensor.shape)
+    return func(tensor, *args, **kwargs)
+
+
 def is_uniform(value: torch.Tensor) -> bool:
     """Whether all elements of a host tensor are equal; of floating ones, whether they are one element."""
     if value.is_complex() or not value.numel():
@@ -103,7 +138,8 @@ def is_uniform(value: torch.Tensor) -> bool:
 class Kind(NamedTuple):
     """How values pass through an operator: the arguments (by position and name) that it reads and those that it writes;
     whether it moves no data, whether its result or its result's shape depends on values, whether it draws random
-    numbers, whether it treats element by element; whether its results are always new tensors."""
+    numbers, whether it treats element by element, whether it reduces; whether its results are always new tensors;
+    whether it sends to other ranks."""
 
     reads: tuple[tuple[int, str], ...]
     writes: tuple[tuple[int, str], ...]
@@ -111,7 +147,9 @@ class Kind(NamedTuple):
     asks: bool
     random: bool
     pointwise: bool
+    reduces: bool
     fresh: bool
+    sends: bool
 
     @classmethod
     def of(cls, signature: Signature) -> Kind:
@@ -126,7 +164,8 @@ class Kind(NamedTuple):
             tuple((place, name) for place, name, a in numbered if not a.unread and "Tensor" in a.kind),
             tuple((place, name) for place, name, a in numbered if a.written),
             signature.free and not asks, asks, torch.Tag.nondeterministic_seeded in tags,
-            torch.Tag.pointwise in tags or signature.name in COPYING, plain and not aliases,
+            torch.Tag.pointwise in tags or signature.name in COPYING, torch.Tag.reduction in tags,
+            plain and not aliases, signature.function.namespace in ("c10d", "_c10d_functional"),
         )  # fmt: skip
 
 

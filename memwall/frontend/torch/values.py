@@ -16,33 +16,34 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memwall.frontend.torch.assumed_values import assume
+from memwall.frontend.torch.assumed_values import assume, assume_places
 from memwall.frontend.torch.assumptions import Assumptions, assumed_result
-from memwall.frontend.torch.draws import Draws
+from memwall.frontend.torch.distributed import has_other_ranks
+from memwall.frontend.torch.draws import Draws, draw_in_parts
 from memwall.frontend.torch.results import Results
 from memwall.frontend.torch.shadows import Shadow, address_of
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.value_rules import (
     ARE_ZERO,
+    BY_FEW,
     FILLS,
     INTEGERS,
     MOST_FLOATS,
     MOST_INTEGERS,
     MOST_OF_MASKS,
-    NONZERO,
     NUMBERED,
-    SAME_OF_ONE,
+    UNIQUE,
     UNSET,
     Kind,
     arguments_at,
-    count_true,
+    by_few,
     elements,
     is_of_mask,
     is_small,
     is_uniform,
-    once,
+    selected,
 )
 from memwall.ops.signatures import Signature
 
@@ -216,6 +217,10 @@ class KnownValues:
             return out
         if self._numbers or signature.name in NUMBERED:
             args = self._with_numbers(args, signature.name in NUMBERED)
+        if kind.sends and has_other_ranks():  # whose values are not known
+            self.forget(flat_tensors(tree_leaves(args[:1])) if signature.function.namespace == "c10d" else ())
+            self.forget(arguments_at(kind.writes, args, kwargs))
+            return func(*args, **kwargs)
         count = len(args)
         for place, name in kind.reads:
             value = args[place] if place < count else kwargs.get(name)
@@ -252,7 +257,8 @@ class KnownValues:
             mask = self.of(args[1])
             if mask is not None and not mask.is_meta:
                 self._note(self._assumed(args[1]))
-                return self._selected(args[0], mask)
+                self.asked += 1
+                return selected(args[0], mask)
         if signature.name in ARE_ZERO and args[1] == 0 and address_of(args[0]) in self._normal:
             out = signature.function(*args, **kwargs)
             self.give_uniform(out, ARE_ZERO[signature.name])
@@ -262,6 +268,8 @@ class KnownValues:
         if kind.asks:
             self.asked += 1
             result = assumed_result(self.assumptions, signature.name, args)
+            if signature.name in UNIQUE:
+                assume_places(self, self.assumptions, *result[1:])
             return signature.function(*args, **kwargs) if result is NotImplemented else result
         out = self._ran(signature, kind, args, kwargs)
         assume(self, self.assumptions, signature.name, out, args, kwargs)
@@ -273,18 +281,14 @@ class KnownValues:
             return self._results.of(signature.function, args, kwargs)
         return signature.function(*args, **kwargs)
 
-    def _selected(self, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """``masked_select`` of a tensor without data by a known mask."""
-        self.asked += 1
-        shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-        return torch.empty(count_true(mask.expand(shape)), dtype=tensor.dtype, device="meta")
-
     def _called_known(
         self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Any:
         func, written = signature.function, arguments_at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
         assumed = tuple(dict.fromkeys(text for t in tensors if t.is_meta for text in self._assumed(t)))
+        if signature.name in UNIQUE and any(text.startswith("rounded=") for text in assumed):
+            return self._called_unknown(signature, kind, args, kwargs, guess=True)  # of which one number stands for all
         if kind.asks or leaves:
             self.asked += 1
             self._note(assumed)
@@ -298,10 +302,11 @@ class KnownValues:
             self.forget(written)
             self._fill(signature, kind, args, kwargs, results, assumed)
             if kind.random and not tensors:
-                self.draws.wait(partial(func, *args, **{**kwargs, "device": _HOST}))
+                self.draws.wait(partial(draw_in_parts, func, args, {**kwargs, "device": _HOST}))
             if not (kind.pointwise and all(is_of_mask(t, tensors) and not self.has(t) for t in results)):
                 return out
-        if not all(map(self._is_overwritable, written)):
+        too_large = kind.reduces and func not in BY_FEW and any(t.numel() > MOST_INTEGERS for t in tensors)
+        if too_large or not all(map(self._is_overwritable, written)):
             self.forget(written)
             return out
         for tensor in written:
@@ -383,10 +388,8 @@ class KnownValues:
                 return [value(each) for each in item]
             return _HOST if _is_meta(item) else item
 
-        if func in SAME_OF_ONE and (first := self.of(args[0])) is not None and first.numel() > MOST_INTEGERS:
-            return func(once(first))
-        if func is NONZERO and args[0].numel() > MOST_INTEGERS and (mask := self.of(args[0])) is not None:
-            return torch.empty((count_true(mask), mask.dim()), dtype=torch.int64, device="meta")
+        if func in BY_FEW and args[0].numel() > MOST_INTEGERS and (first := self.of(args[0])) is not None:
+            return by_few(func, first, *args[1:], **{name: value(item) for name, item in kwargs.items()})
         given = [value(item) for item in args], {name: value(item) for name, item in kwargs.items()}
         call = partial(func, *given[0], **given[1])
         return self.draws.draw(call) if kind.random else call()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memwall
-from memwall.frontend.torch import TraceOptions
+from memwall.frontend.torch import TraceOptions, draws
 from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
 from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.device import TracedDevice
@@ -375,3 +379,85 @@ def test_counts_of_a_mask_sum_to_what_it_selects(forward, shape, assume):
     module = torch.nn.Identity()
     module.forward = forward
     memwall.profile(module, (x,), gpu="h100", assume=assume)
+
+
+def test_sums_of_large_expanded_masks_are_those_of_one_row():
+    """Of 2^36 elements, those of a causal mask repeated: 1 + 2 + ... + 2048 in each of 2^14 copies."""
+    known = KnownValues()
+    with Carrying(known), TracedDevice("meta", known=known):
+        rows = torch.arange(2048, device="meta")
+        mask = (rows[:, None] >= rows).expand(1 << 14, 2048, 2048)
+        assert mask.sum().item() == mask.count_nonzero().item() == (1 << 14) * (2048 * 2049 // 2)
+        assert known.of(mask[:1024].sum(-1))[5].tolist() == list(range(1, 2049))
+        assert mask.sum((0, 2), keepdim=True).flatten()[2047].item() == 2048 << 14
+        assert mask[:, 0].sum(1).sum().item() == 1 << 14
+        assert not known.has(mask.to(torch.int32).prod(0))
+        assert not known.has(rows.expand(1 << 20, -1).argmax())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's count of a process's memory")
+def test_zeros_that_are_copied_to_the_host_take_memory_once_they_are_written():
+    known, before = KnownValues(), _resident_bytes()
+    with Carrying(known), TracedDevice("meta", known=known):
+        zeros = torch.zeros(1 << 14, 1 << 14, device="meta")
+        copied = zeros.cpu()
+        assert _resident_bytes() - before < 1 << 28 < copied.nbytes
+        assert copied.device.type == "cpu" and not copied[5].any()
+        copied[3, 1] = 1
+        assert copied[3].sum() == 1 and zeros.to("cpu", torch.bfloat16).dtype is torch.bfloat16
+
+
+def _resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("count", [5, 2 * draws._PART, 2 * draws._PART + 7, 3 * draws._PART - 1])
+@pytest.mark.parametrize(
+    ("name", "args"), [("randn", ()), ("rand", ()), ("randint", (10,)), ("randint", (-(1 << 40), 1 << 40))]
+)
+def test_numbers_drawn_in_parts_leave_the_generator_where_one_call_does(name, args, count):
+    make, shape = getattr(torch.ops.aten, name), (count,)
+    torch.manual_seed(3)
+    make(*args, shape)
+    expected = torch.get_rng_state()
+    torch.manual_seed(3)
+    draws.draw_in_parts(make, (*args, shape), {})
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+@pytest.mark.parametrize(("assume", "voxels"), [((), 2048), (("nonzero=0.25",), 1024)])
+def test_rounded_places_are_not_one(assume, voxels):
+    """Points that are gathered in voxels: more than the one that equal places would make."""
+
+    class Voxels(torch.nn.Module):
+        def forward(self, x):
+            places = (x / 0.1).floor().long()
+            _, inverse, counts = torch.unique(places, dim=0, return_inverse=True, return_counts=True)
+            sums = torch.zeros(int(inverse.max()) + 1, 3).index_add_(0, inverse, x)
+            return sums / torch.cat([torch.full((n,), n) for n in counts.tolist()])[: len(sums), None]
+
+    x = torch.randn(4096, 3)
+    assert len(Voxels()(x)) > 1000
+    profile = memwall.profile(Voxels(), (x,), gpu="h100", assume=assume)
+    assert profile.graph.values[profile.graph.outputs[0]].spec.shape == (voxels, 3)
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(1, 5), (4, None)])
+def test_what_other_ranks_send_is_unknown(ranks, count):
+    """Four ranks' sum of this rank's 5 is not 5; of one rank it is."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        known = KnownValues()
+        with Carrying(known):
+            mine, received = torch.full((1,), 5, device="meta"), torch.zeros(ranks, dtype=torch.long, device="meta")
+            lists = [torch.zeros(1, dtype=torch.long, device="meta") for _ in range(ranks)]
+            summed = mine.clone()
+            dist.all_reduce(summed)
+            dist.all_gather_into_tensor(received, mine)
+            dist.all_gather(lists, mine)
+            functional = torch.ops._c10d_functional.all_reduce(mine, "sum", dist.group.WORLD.group_name)
+        for tensor in (summed, received, lists[0], functional):
+            assert known.has(tensor) == (count is not None)
+        assert known.of(mine).item() == 5 and (count is None or known.of(summed).item() == count)
+    finally:
+        dist.destroy_process_group()
