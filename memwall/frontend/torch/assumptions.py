@@ -56,7 +56,7 @@ KINDS: Mapping[str, Kind] = {
         "how the choices of a top-k of activations spread",
     ),
     "rounded": Kind(
-        _count, "a whole number of at least 0", "4", "what activations that are rounded to whole numbers are"
+        _count, "a whole number of at least 0", "4", "the value of activations that are rounded to whole numbers"
     ),
     "boxes": Kind(
         _fraction, "a fraction from 0 to 1", "0.5", "how much of its image's height and width a detected box spans"

@@ -108,7 +108,7 @@ def ctc_loss_of_lists(
         try:
             lists.append([int(n) for n in lengths.tolist()])
         except (RuntimeError, NotImplementedError):
-            note(f"no sample has fewer {what} than CTC's padded {padded}")
+            note(f"each sample has as many {what} for CTC as the padded batch, {padded}")
             lists.append([padded] * lengths.numel())
     return torch.ops.aten.ctc_loss.IntList(log_probs, targets, *lists, blank, reduction, zero_infinity)
 

@@ -116,7 +116,7 @@ def test_lengths_of_ctc_that_follow_from_activations_are_stated():
 
     inputs = (torch.randn(9, 2, 8), torch.ones(2, 4, dtype=torch.long), torch.tensor([4, 3]))
     assert memwall.profile(Loss(), inputs, mode="training").notes == (
-        "assumed: no sample has fewer steps than CTC's padded 9",
+        "assumed: each sample has as many steps for CTC as the padded batch, 9",
     )
 
 
