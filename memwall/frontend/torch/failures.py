@@ -14,6 +14,8 @@ from memwall.frontend.workload.blame import blame, library_frame, user_frame
 
 _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
 
+_SPARSE = "torch has no shape function for an op on a sparse tensor of this layout"
+
 #: What torch says where a gradient is taken of what was computed without.
 _NO_GRADIENT = "does not require grad and does not have a grad_fn"
 
@@ -37,8 +39,8 @@ _NEEDS_DATA = (
     ("torch.nonzero()", "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())"),
     ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
     ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
-    ("'SparseMeta' backend", "an op on a sparse tensor that has no shape function"),
-    ("unsupported device typemeta", "an op on a sparse tensor that has no shape function"),
+    ("'SparseMeta' backend", _SPARSE),
+    ("unsupported device typemeta", _SPARSE),
     ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),
     ("on the meta device", "an op whose output shape depends on data"),
     ("a meta tensor", "the data of a tensor"),
@@ -87,6 +89,8 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
             raise blamed from error
         if wanted is _HOST:
             raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
+        if wanted is _SPARSE:
+            raise NeedsData(f"{doing}: {_SPARSE}{where}; take COO or CSR, or trace real tensors with --real") from error
         who = "the model's Python" if doing == "running the model" else doing
         library = library_frame(error)
         inside = f", asked at {library}" if library else ""

@@ -251,3 +251,8 @@ def test_a_sparse_result_that_lost_its_elements_is_refused():
         check_stored("aten.permute.default", lost, (given, [1, 0]))
     check_stored("aten.zeros_like.default", lost, (given,))
     check_stored("aten.permute.default", given, (given, [0, 1]))
+
+
+def test_a_product_that_has_no_shape_function_is_refused_as_such():
+    with pytest.raises(UsageError, match=r"no shape function for an op on a sparse tensor .*; take COO or CSR, or"):
+        memwall.profile(_Times(COO.to_sparse_csc()), (torch.randn(3, 8),), gpu="a100", optimizer=None)
