@@ -45,7 +45,17 @@ def summary(rows: Sequence[Any]) -> str:
             f"{statistics.median([row.seconds for row in works] or [0.0]):.2f}",
         )  # fmt: skip
         lines.append(f"| {suite} | {mode} | {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+    return "\n".join((*lines, *_samples(rows)))
+
+
+def _samples(rows: Sequence[Any]) -> list[str]:
+    """What was not run of a suite in one mode, though in the other."""
+    run = Counter((row.suite, row.mode) for row in rows)
+    most = {suite: max(run[s, mode] for s, mode in run if s == suite) for suite, _ in run}
+    parts = [
+        f"{suite} in {mode}: {n} of {most[suite]} were run." for (suite, mode), n in run.items() if n < most[suite]
+    ]
+    return ["", *parts] if parts else []
 
 
 def report(rows: Sequence[Any], before: Sequence[Any]) -> str:
