@@ -9,10 +9,11 @@ GPU that states them (``refit``). Start with :func:`score_files`.
 from memwall.analysis.accuracy.reading import Measured, Scored, Split, read_measured, score_files
 from memwall.analysis.accuracy.samples import Sample
 from memwall.analysis.accuracy.scores import ALL, CLOSE, Cell, score, score_all
-from memwall.analysis.accuracy.tables import TABLES, Skip, Table
+from memwall.analysis.accuracy.tables import TABLES, Kind, Skip
+from memwall.analysis.accuracy.tables.base import Table
 from memwall.analysis.validation import Row
 
 __all__ = [
-    "ALL", "CLOSE", "TABLES", "Cell", "Measured", "Row", "Sample", "Scored", "Skip", "Split", "Table", "read_measured",
-    "score", "score_all", "score_files",
+    "ALL", "CLOSE", "TABLES", "Cell", "Kind", "Measured", "Row", "Sample", "Scored", "Skip", "Split", "Table",
+    "read_measured", "score", "score_all", "score_files",
 ]  # fmt: skip

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
+from memwall.analysis.accuracy.modules import ModuleSample, module_rows
 from memwall.analysis.accuracy.samples import Sample, halves, left_out, model_rows
-from memwall.analysis.accuracy.tables import TABLES, Skip, Table
+from memwall.analysis.accuracy.tables import TABLES, Kind, Skip
 from memwall.analysis.validation import Row, devices
 from memwall.core.errors import UsageError
 from memwall.core.files import read_text
@@ -25,6 +27,7 @@ class Measured:
     """What a file holds: samples to be modeled, rows that are already modeled, and what was left out."""
 
     samples: list[Sample] = field(default_factory=list)
+    modules: list[ModuleSample] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     #: reason -> rows
     skipped: Counter[str] = field(default_factory=Counter)
@@ -40,7 +43,7 @@ def read_measured(path: str | Path) -> Measured:
         _read_table(source, found)
     else:
         raise UsageError(f"cannot score {source}: want a saved profile (.json) or a table (.csv)")
-    if not found.samples and not found.rows:
+    if not (found.samples or found.modules or found.rows):
         reason = f": {found.skipped.most_common(1)[0][0]}" if found.skipped else ""
         raise UsageError(f"{source} holds no measured kernel that was timed{reason}")
     return found
@@ -57,21 +60,19 @@ def _read_profile(source: Path, found: Measured) -> None:
 
 def _read_table(source: Path, found: Measured) -> None:
     kind = None
+    into: dict[type, list[Any]] = {Sample: found.samples, ModuleSample: found.modules, Row: found.rows}
     for line, record in _records(source):
         kind = kind or _recognise(source, record)
         try:
-            for item in kind.read(record):
-                if isinstance(item, Row):
-                    found.rows.append(item)
-                else:
-                    found.samples.append(item)
+            for item in kind.read(record, source):
+                into[type(item)].append(item)
         except Skip as reason:
             found.skipped[str(reason)] += 1
         except ValueError as error:
             raise UsageError(f"{source}:{line}: {error}") from None
 
 
-def _recognise(source: Path, record: Mapping[str, str]) -> Table:
+def _recognise(source: Path, record: Mapping[str, str]) -> Kind:
     for kind in TABLES:
         if kind.columns <= record.keys():
             return kind
@@ -124,7 +125,14 @@ def score_files(paths: Iterable[str | Path], *, split: bool = False) -> Scored:
     """All rows of some files; raises as :func:`read_measured`."""
     found = [read_measured(path) for path in paths]
     samples = [sample for measured in found for sample in measured.samples]
+    modules = [module for measured in found for module in measured.modules]
     skipped: Counter[str] = sum((measured.skipped for measured in found), Counter())
-    rows = [row for measured in found for row in measured.rows] + model_rows(samples)
-    parts = Split(*map(model_rows, (*halves(samples), left_out(samples)))) if split else None
-    return Scored(rows, skipped, parts)
+    rows = [row for measured in found for row in measured.rows] + _modeled(samples, modules)
+    if not split:
+        return Scored(rows, skipped)
+    parts = zip((*halves(samples), left_out(samples)), (*halves(modules), left_out(modules)), strict=True)
+    return Scored(rows, skipped, Split(*(_modeled(*part) for part in parts)))
+
+
+def _modeled(samples: Iterable[Sample], modules: Iterable[ModuleSample]) -> list[Row]:
+    return model_rows(samples) + module_rows(modules)

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from memwall.analysis.explanation import calibration_of
 from memwall.analysis.validation import Row
@@ -45,17 +46,17 @@ class Sample:
     #: the key of the half that it belongs to; empty: its shape, so that rows of one shape, on any GPU, are in one half
     split: str = ""
 
+    @property
+    def in_fit_half(self) -> bool:
+        """Whether the constants may see its shape: the parity of a SHA-256, the same on every GPU."""
+        return hashlib.sha256((self.split or self.shape).encode()).digest()[-1] % 2 == 0
 
-def in_fit_half(shape: str) -> bool:
-    """Whether the constants may see a shape: the parity of its SHA-256, the same on every GPU."""
-    return hashlib.sha256(shape.encode()).digest()[-1] % 2 == 0
 
-
-def halves(samples: Iterable[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """The samples to fit, and those to score; equal shapes are in one half."""
-    parts: tuple[list[Sample], list[Sample]] = ([], [])
+def halves(samples: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The samples to fit, and those to score; equal shapes, or modules, are in one half."""
+    parts: tuple[list[Any], list[Any]] = ([], [])
     for sample in samples:
-        parts[not in_fit_half(sample.split or sample.shape)].append(sample)
+        parts[not sample.in_fit_half].append(sample)
     return parts
 
 
@@ -68,7 +69,7 @@ def held_out_gpu(gpu: Gpu) -> Gpu:
     return with_nearest_constants(replace(gpu, utilization=host, fitted_on={}), others)
 
 
-def left_out(samples: Iterable[Sample]) -> list[Sample]:
+def left_out(samples: Iterable[Any]) -> list[Any]:
     """The samples on GPUs as if no data of them existed."""
     return [replace(sample, gpu=held_out_gpu(sample.gpu)) for sample in samples]
 
@@ -108,6 +109,11 @@ def _eager_call_s(gpu: Gpu, cost: Cost, kernels_s: float) -> float:
     return call_s(gpu, kernels_s + more_s, cost.launches[0])
 
 
+def r1_s(compute_s: float, memory_s: float) -> float:
+    """The roofline R1 of a kernel, from its seconds at the datasheet's peak and bandwidth."""
+    return max(compute_s / _R1_PEAK, memory_s / _R1_DRAM) + _R1_S
+
+
 def _row(sample: Sample, predicted: Prediction) -> Row:
     gpu, cost = sample.gpu, sample.cost
     compute_s, memory_s = peak_compute_s(cost, gpu), cost.bytes / gpu.dram_bytes_per_s
@@ -116,7 +122,7 @@ def _row(sample: Sample, predicted: Prediction) -> Row:
         predicted.bound_s if cost.bytes > 2 * gpu.l2_bytes else None,
         shape=sample.shape, low_s=predicted.low_s, high_s=predicted.high_s, limited_by=_limited_by(sample, predicted),
         datasheet_limit="compute" if compute_s > memory_s else "bandwidth", r0_s=max(compute_s, memory_s),
-        r1_s=max(compute_s / _R1_PEAK, memory_s / _R1_DRAM) + _R1_S, calibrated=calibration_of(cost, gpu)[0],
+        r1_s=r1_s(compute_s, memory_s), calibrated=calibration_of(cost, gpu)[0],
         resolution_s=sample.resolution_s,
     )  # fmt: skip
 

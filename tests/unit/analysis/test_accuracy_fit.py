@@ -11,7 +11,7 @@ import pytest
 from memwall.analysis.accuracy import Sample
 from memwall.analysis.accuracy.fit import Target, by_target, fit, with_interval
 from memwall.analysis.accuracy.refit import Constant, fit_gpu, number, refit, renamed, with_tables
-from memwall.analysis.accuracy.samples import halves, held_out_gpu, in_fit_half, predicted
+from memwall.analysis.accuracy.samples import halves, held_out_gpu, predicted
 from memwall.core.errors import UsageError
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import load_gpu, read_spec, spec_path
@@ -78,7 +78,7 @@ def test_halves_depend_on_the_shape_alone():
     first, second = halves(samples)
     assert len(first) + len(second) == len(samples)
     assert min(len(first), len(second)) > len(samples) / 4
-    assert all(in_fit_half(sample.split or sample.shape) for sample in first)
+    assert all(sample.in_fit_half for sample in first)
     assert halves([replace(s, label="other") for s in samples])[0] == [replace(s, label="other") for s in first]
 
 

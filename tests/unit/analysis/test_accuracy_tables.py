@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
+
 import pytest
 
 from memwall.analysis.accuracy import read_measured, score, score_files
@@ -9,6 +12,7 @@ from memwall.analysis.accuracy.tables.encoder import layer_costs
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from tests.unit.places import truth
+from tests.unit.report_fixture import make_profile
 
 NEUSIGHT = "op,gpu,b,m,k,n,h,latency_ms\n"
 GEMM = "gpu,framework,dtype,m,n,k,latency_ms,tflops\n"
@@ -206,3 +210,52 @@ def test_an_encoder_layer_does_the_work_of_the_papers_table():
     assert sum(cost.total_flops for cost in costs) == 335_686_926_336
     assert len(costs) == 48
     assert all(cost.modeled and cost.launches for cost in costs)
+
+
+MODULES = "gpu,way,module,mean_ms,std_ms,min_ms,max_ms,trials\n"
+
+
+def _archive(path, files):
+    with tarfile.open(path, "w:xz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"records/{name}.json")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+
+
+def test_a_module_is_read_with_its_profile(tmp_path):
+    table = tmp_path / "own_times.csv"
+    table.write_text(MODULES + "NVIDIA T4 (Modal),eager,level1_1_X,2.0,0.1,1,3,100\n"
+                     "NVIDIA T4 (Modal),compile_best,level1_1_X,2.0,0.1,1,3,100\n"
+                     "NVIDIA T4 (Modal),eager,level1_2_Y,2.0,0.1,1,3,100\n", encoding="utf-8")  # fmt: skip
+    with pytest.raises(UsageError, match=r"the profiles of the modules are not here: own_records\.tar\.xz"):
+        read_measured(table)
+    _archive(tmp_path / "own_records.tar.xz", {"level1_1_X": make_profile().to_json().encode()})
+    found = read_measured(table)
+    (module,) = found.modules
+    assert (module.gpu.name, module.op_class, module.module) == ("t4", "level 1 eager", "level1_1_X")
+    assert not module.in_fit_half  # CRC-32 0x8037E52F is odd
+    assert sum(found.skipped.values()) == 2
+    (row,) = score_files([table]).rows
+    assert row.measured_s == pytest.approx(2e-3)
+    assert row.modeled_s == module.profile.schedule(module.gpu).totals.time_s
+
+
+def test_a_damaged_archive_is_refused(tmp_path):
+    table = tmp_path / "other_times.csv"
+    table.write_text(MODULES + "NVIDIA T4 (Modal),eager,level1_1_X,2.0,0.1,1,3,100\n", encoding="utf-8")
+    (tmp_path / "other_records.tar.xz").write_bytes(b"no archive")
+    with pytest.raises(UsageError, match=r"other_records\.tar\.xz is no archive of profiles"):
+        read_measured(table)
+    _archive(tmp_path / "other_records.tar.xz", {"level1_1_X": b"{"})
+    with pytest.raises(UsageError, match="is no archive of profiles"):
+        read_measured(table)
+
+
+def test_no_module_is_faster_than_its_bound():
+    path = truth("kernelbench_v0_times.csv")
+    if path is None:
+        pytest.skip("the measured times of KernelBench are not here")
+    scored = score_files([path])
+    assert len(scored.rows) == 4 * 246 - 1 + 246  # eager on four GPUs, of the T4 one less, and one set of graphs
+    assert not [row.shape for row in scored.rows if row.is_violation]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memwall.analysis.accuracy.reading import read_measured
-from memwall.analysis.accuracy.samples import in_fit_half, model_rows
+from memwall.analysis.accuracy.samples import model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.launches import Convolution, Stream
@@ -169,7 +169,7 @@ def _errors(name, wanted):
     path = truth(name)
     if path is None:
         pytest.skip(f"{name} is not here")
-    samples = [s for s in read_measured(path).samples if wanted(s) and not in_fit_half(s.split or s.shape)]
+    samples = [s for s in read_measured(path).samples if wanted(s) and not s.in_fit_half]
     by_cell = {}
     for sample, row in zip(samples, model_rows(samples), strict=True):
         cell = by_cell.setdefault((sample.gpu.name, sample.dtype), [])

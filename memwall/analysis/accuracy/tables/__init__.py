@@ -12,17 +12,19 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - cuBLAS and cuDNN loops: DeepBench's columns (:mod:`memwall.analysis.accuracy.tables.library`)
 - encoder layers of BERT-large: what, config ("... b8 s512"), implementation (PyTorch), ms
 - rates: gpu, benchmark, measured_GBps; gpu, dtype, measured_tflops, shape_mnk
+- whole modules: gpu, way (eager, compile_cudagraphs), module, mean_ms, std_ms, trials; their profiles in an archive
+  (:mod:`memwall.analysis.accuracy.tables.kernelbench`)
 - Triton layers: Liger-Kernel's columns (:mod:`memwall.analysis.accuracy.tables.liger`)
 """
 
-from memwall.analysis.accuracy.tables import aiconfigurator, encoder, library, liger, neusight, vidur
-from memwall.analysis.accuracy.tables.base import OWN, Skip, Table
+from memwall.analysis.accuracy.tables import aiconfigurator, encoder, kernelbench, library, liger, neusight, vidur
+from memwall.analysis.accuracy.tables.base import OWN, Kind, Skip
 
-__all__ = ["TABLES", "Skip", "Table"]
+__all__ = ["TABLES", "Kind", "Skip"]
 
 #: Kinds of tables; the first whose columns are all present is used.
-TABLES: tuple[Table, ...] = (
+TABLES: tuple[Kind, ...] = (
     OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, neusight.CONV, neusight.OPS, vidur.OPS,
     vidur.ALL_REDUCE, library.CONV, library.GEMM, liger.OPS, liger.PAIRS, library.BANDWIDTH, library.PRODUCTS,
-    encoder.ENCODER,
+    encoder.ENCODER, kernelbench.MODULES,
 )  # fmt: skip

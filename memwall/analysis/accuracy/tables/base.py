@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from memwall.analysis.accuracy.samples import Sample
@@ -42,26 +43,35 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A kind of table: the columns that identify it, and what a row of it measures. ``call`` raises ValueError if a
-    cell is wrong, and :class:`Skip` if the row holds nothing to score; a row that is already modeled is taken as it is.
-    ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns."""
+class Kind:
+    """A kind of table, identified by its columns."""
 
     name: str
     #: the columns, separated by spaces
     told_by: str
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return frozenset(self.told_by.split())
+
+    def read(self, record: Record, source: Path) -> Iterator[Any]:
+        """The samples of a row of the file ``source``, or rows that are already modeled. Raises ValueError if a cell is
+        wrong, and :class:`Skip` if the row holds nothing to score."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Table(Kind):
+    """A table of kernels: what a row of it measures. ``call`` raises as ``read``; a row that is already modeled is
+    taken as it is. ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns."""
+
     call: Callable[[Record], Call | Row | Iterable[Call]]
     launch: str = "graph"
     gpu: str = "gpu"
     time: str = "latency_ms"
     resolution_s: float = 0.0
 
-    @property
-    def columns(self) -> frozenset[str]:
-        return frozenset(self.told_by.split())
-
-    def read(self, record: Record) -> Iterator[Sample | Row]:
-        """The samples of a row, or the row itself; raises as ``call``."""
+    def read(self, record: Record, source: Path) -> Iterator[Sample | Row]:
         found = self.call(record)
         for item in (found,) if isinstance(found, (Call, Row)) else found:
             yield item if isinstance(item, Row) else self._sample(record, item)
@@ -136,6 +146,10 @@ _LABELS: Mapping[str, str] = {
     "P100": "p100-pcie-16gb",
     "A100 SXM": "a100-80gb-sxm",
     "A100 PCIe": "a100-80gb-pcie",
+    "NVIDIA A100 80GB (Modal)": "a100-80gb-sxm",  # SXM or PCIe, not stated
+    "NVIDIA A10G (Modal)": "a10",
+    "NVIDIA L40S (bare machine)": "l40s",
+    "NVIDIA T4 (Modal)": "t4",
     "GH200 SXM": "gh200",
 }
 
