@@ -35,7 +35,7 @@ def steps_s(gpu: Gpu, blocks: int, steps: int, blocks_per_sm: int = _BLOCKS_PER_
     return math.ceil(blocks / (gpu.sm_count * blocks_per_sm)) * steps * round_trip_s(gpu)
 
 
-#: the largest fraction of the DRAM bandwidth that any GPU was measured to reach (gpu-stream read, bandwidth_measured.csv)
+#: the largest fraction of the DRAM bandwidth that a GPU was measured to reach (gpu-stream read, bandwidth_measured.csv)
 _MOST_REACHED = 0.98
 
 
