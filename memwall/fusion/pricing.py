@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph, Pipe, Span, Value, distinct_bytes, union_bytes
@@ -49,7 +50,7 @@ def with_launches(
         extra_bytes, extra_flops: bytes and FLOPs beyond the group's compulsory ones.
         thread_blocks: the most thread blocks of the group.
     """
-    moved = {"read_bytes": cost.read_bytes + extra_bytes, "write_bytes": cost.write_bytes}
+    moved: dict[str, Any] = {"read_bytes": cost.read_bytes + extra_bytes, "write_bytes": cost.write_bytes}
     known = [launch for launch in eager if not isinstance(launch, Plain)]
     matrix = [launch for launch in known if isinstance(launch, MATRIX)]
     launches: tuple[Launch, ...]

@@ -22,7 +22,7 @@ from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted_targets
 from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, vector_flops
-from memwall.ops.launches import Launch, Rows
+from memwall.ops.launches import WELFORD_STEPS, Launch, Rows, Stream
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import define, formula
 from memwall.ops.results import rows as results
@@ -37,8 +37,12 @@ _SHARED_BYTES = 48 * 1024
 _BLOCKS_PER_SM = 2
 #: rows in flight on a multiprocessor of 2048 threads where a block of 128 has one (layer_norm_kernel.cu)
 _ROWS_PER_SM = 16
-#: threads of the block that goes over a group for its moments, an element each (group_norm_kernel.cu)
-_MOMENT_THREADS = 512
+#: threads of the block that goes over a group for its moments, an element each (group_norm_kernel.cu), or over a
+#: channel (Normalization.cuh, ``batch_norm_collect_statistics_kernel``); and how many a multiprocessor's registers hold
+_MOMENT_THREADS, _MOMENT_RESIDENT = 512, 1024
+#: load latencies of cuDNN's batch norm in training form for each 512 elements of a channel, a block for each channel:
+#: four in flight in the pass for its moments, one in the pass for the result (level1_33 of kernelbench_v0, A100)
+_CHANNEL_STEPS = 1.25
 #: threads of the only block that picks the losses of a batch (Loss.cu, NLL_LOSS_THREADS)
 _LOSS_THREADS = 32
 
@@ -201,9 +205,18 @@ def group_norm(call: Call) -> Cost:
     data = call.need("input")
     cost = call.cost(vector_flops(data, 7 * data.numel))
     groups = data.shape[0] * call.attributes.get("group", 1)
-    steps = math.ceil(data.numel / max(groups, 1) / _MOMENT_THREADS)
-    moments = replace(pass_over(data.nbytes, 0, data.numel), steps=steps, blocks=groups)
-    return launched(cost, moments, pass_over(0, 0), stream_of(cost, data.numel))
+    return launched(cost, _moments(data, groups, "group"), pass_over(0, 0), stream_of(cost, data.numel))
+
+
+def _moments(data: TensorSpec, blocks: int, of: str) -> Stream:
+    """A pass of blocks that go over a part of the data each, and update its moments with every load; their registers
+    leave room for half of the threads (level2_79 of kernelbench_v0, A100)."""
+    turns = math.ceil(data.numel / max(blocks, 1) / _MOMENT_THREADS)
+    return replace(
+        pass_over(data.nbytes, 0, data.numel), steps=WELFORD_STEPS * turns, blocks=blocks,
+        block_threads=_MOMENT_THREADS, resident_threads=_MOMENT_RESIDENT,
+        about=f"a block goes over each {of} for its moments, an element for each thread and turn",
+    )  # fmt: skip
 
 
 @op("native_group_norm_backward", loop=loops.group_norm_backward, results=results.norm_backward, domains=_MOMENTS)
@@ -235,19 +248,40 @@ _RUNNING = {"running_mean": MEAN, "running_var": POSITIVE}
 def batch_norm(call: Call) -> Cost:
     """Training: 7 per element, the input read for its statistics and again. Inference: 4, read once.
 
-    One launch, as cuDNN's kernels do it: torch picks cuDNN where weight and bias are given
-    (Normalization.cpp).
+    cuDNN goes over a channel with one block, twice (Normalization.cpp picks it where weight and bias are given and the
+    data is not bfloat16); PyTorch's own kernels are one for the moments, a block per channel as well, a small one, and
+    one for the result.
     """
     data = call.need("input")
     given = call.name in _BATCH_NORM_GIVEN or not call.attributes.get("training", True)
     if given:  # the outputs for saved statistics stay empty
         cost = call.cost(vector_flops(data, 4 * data.numel), write_bytes=call.outputs[0].nbytes)
-    else:
-        cost = call.cost(
-            vector_flops(data, 7 * data.numel), write_bytes=call.write_bytes + _running_bytes(call),
-            extra_bytes=data.nbytes,
-        )  # fmt: skip
-    return streamed(cost, data.numel)
+        return streamed(cost, data.numel)
+    flops, write_bytes = vector_flops(data, 7 * data.numel), call.write_bytes + _running_bytes(call)
+    if _by_cudnn(call, data):
+        cost = call.cost(flops, write_bytes=write_bytes, extra_bytes=data.nbytes)
+        return _a_block_per_channel(cost, data)
+    cost = call.cost(flops, write_bytes=write_bytes)
+    channels = data.shape[1] if data.is_contiguous else 0
+    moments = _moments(data, channels, "channel") if channels else pass_over(data.nbytes, 0, data.numel)
+    return replace(cost, launches=(moments, pass_over(0, 0), stream_of(cost, data.numel)))
+
+
+def _by_cudnn(call: Call, data: TensorSpec) -> bool:
+    affine = call.arg("weight") is not None and (call.arg("bias") is not None or "backward" in call.name)
+    return affine and data.dtype != "bfloat16"
+
+
+def _a_block_per_channel(cost: Cost, data: TensorSpec) -> Cost:
+    """The cost as cuDNN's kernel. Data of two axes, or with channels last, goes by others, which fill the GPU."""
+    if len(data.shape) < 3 or not data.is_contiguous:
+        return streamed(cost, data.numel)
+    channels = data.shape[1]
+    turns = math.ceil(data.numel / max(channels, 1) / _MOMENT_THREADS)
+    return streamed(
+        cost, data.numel, steps=_CHANNEL_STEPS * turns, blocks=channels, block_threads=_MOMENT_THREADS,
+        about="a block goes over each channel twice, for its sums and for its result (cuDNN)",
+    )  # fmt: skip
 
 
 def _running_bytes(call: Call) -> int:
@@ -272,8 +306,8 @@ def batch_norm_backward(call: Call) -> Cost:
     wanted = _wanted(call, data)
     if call.attributes.get("train", call.attributes.get("update", True)):
         flops, again = (9 * wanted[0] + 4 * wanted[1]) * data.numel, (grad.nbytes + data.nbytes) * wanted[0]
-    else:
-        flops, again = (2 * wanted[0] + 4 * wanted[1]) * data.numel, grad.nbytes * all(wanted)
+        return _a_block_per_channel(call.cost(vector_flops(data, flops), extra_bytes=again), data)
+    flops, again = (2 * wanted[0] + 4 * wanted[1]) * data.numel, grad.nbytes * all(wanted)
     return streamed(call.cost(vector_flops(data, flops), extra_bytes=again), data.numel)
 
 

@@ -1,8 +1,8 @@
-"""Reductions, scans, losses that end in a sum, and pooling.
+"""Reductions, scans, and losses that end in a sum.
 
 FLOPs per element of the input: a sum 1, a variance 4 (sum; subtract, square, sum), a norm 2 (square, sum); the few
 FLOPs per output (the division of a mean) are not counted. Maximum, minimum, any, all and their arguments are
-comparisons: 0. Pooling: an average is one add per window element, a maximum none. Integer results cost no FLOP.
+comparisons: 0. Integer results cost no FLOP.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from functools import partial
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import loops
-from memwall.ops.base import Call, Cost, fetched_bytes, per_axis, touched_bytes
-from memwall.ops.domains import pooled_places
-from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, table_of, vector_flops
+from memwall.ops.base import Call, Cost, fetched_bytes
+from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
+from memwall.ops.launches import Reduction
 from memwall.ops.registry import formula
 from memwall.ops.results import rows as results
-from memwall.ops.results import windows
 from memwall.ops.results.pointwise import no_elements
 
 op = partial(formula, "reduction")
@@ -66,13 +65,47 @@ def reduction(call: Call) -> Cost:
     return _scanned(call, cost) if name in _SCANS else _reduced(call, cost)
 
 
-#: dependent memory round trips of a grid sum: partial results out, a counter, the last block reads them (Reduce.cuh)
-_MEETING = 3
+#: clocks of a thread to combine a value and its place, of which the place is an int64: 4096 outputs of 256 elements on
+#: L40S and A10 (kernelbench_v0)
+_PLACE_CLK = 70
+#: the same for moments, where four chains of divisions go on at once
+_MOMENTS_CLK = 90
+_COMBINE_CLK = {"argmax": _PLACE_CLK, "argmin": _PLACE_CLK, "var": _MOMENTS_CLK, "std": _MOMENTS_CLK,
+                "var_mean": _MOMENTS_CLK, "std_mean": _MOMENTS_CLK}  # fmt: skip
+#: ops that do not run Reduce.cuh's kernel
+_OTHER_KERNELS = frozenset(
+    ("median", "nanmedian", "mode", "kthvalue", "equal", "bincount", "histc", "trace", "is_nonzero")
+)
 
 
 def _reduced(call: Call, cost: Cost) -> Cost:
-    """The cost as one launch over the input whose blocks synchronize at the end."""
-    return streamed(cost, _source(call).numel, kind="reduction", round_trips=_MEETING)
+    """The cost as one reduction over the input."""
+    data, name = _source(call), call.name.split(".")[1]
+    if name in _OTHER_KERNELS:
+        return streamed(cost, data.numel, kind="reduction")
+    combine_clk = _COMBINE_CLK.get(name, _PLACE_CLK if name in ("max", "min") and len(call.outputs) > 1 else 0)
+    work = reduction_of(data, call.attributes.get("dim"), cost.read_bytes, cost.write_bytes, combine_clk)
+    pipe = max(cost.flops, key=cost.flops.__getitem__, default=None)
+    return replace(cost, launches=(replace(work, flops=cost.total_flops, pipe=pipe),))
+
+
+def reduction_of(
+    data: TensorSpec, dims: object, read_bytes: int, write_bytes: int, combine_clk: int = 0
+) -> Reduction:  # fmt: skip
+    """The launch that reduces ``data`` along ``dims``: all of them if there are none, one, or a list."""
+    rank = len(data.shape)
+    listed = [dims] if isinstance(dims, int) else list(dims) if isinstance(dims, list | tuple) else []
+    reduced = {dim % rank for dim in listed} if rank and listed else set(range(rank))
+    count = math.prod(data.shape[dim] for dim in reduced)
+    inner = 1
+    for dim in sorted((dim for dim in range(rank) if data.shape[dim] > 1), key=lambda dim: data.strides[dim]):
+        if dim in reduced:
+            break
+        inner *= data.shape[dim]
+    return Reduction(
+        kind="reduction", read_bytes=read_bytes, write_bytes=write_bytes, elements=data.numel,
+        outputs=data.numel // max(count, 1), reduced=count, inner=inner, combine_clk=combine_clk,
+    )  # fmt: skip
 
 
 #: threads of a block of a scan (ScanUtils.cuh)
@@ -80,6 +113,9 @@ _SCAN_THREADS = 512
 #: integer instructions per element of a scan along neighbours, counted in ScanUtils.cuh: to load and store it, and for
 #: each doubling of the threads that share a row (Sklansky's network: shared memory and a barrier)
 _SCAN_INSTRUCTIONS, _SCAN_DOUBLING = 20, 8
+#: load latencies of such a doubling, whose place takes a division: 128 rows of 4000 take 2100 to 2400 clocks a turn of
+#: 8 doublings on A10 and L40S (kernelbench_v0)
+_DOUBLING_STEPS = 0.25
 
 
 def _scanned(call: Call, cost: Cost) -> Cost:
@@ -91,15 +127,19 @@ def _scanned(call: Call, cost: Cost) -> Cost:
     if rows <= 1:
         return _reduced(call, cost)
     inner = math.prod(data.shape[dim % len(data.shape) + 1 :])
-    if inner > 1:  # a thread goes along the axis for each of the others' places (PyTorch issue 122170: 0.32 us a turn)
+    if inner > 1:  # PyTorch issue 122170: 0.32 us a turn
         blocks = rows // inner * math.ceil(inner / _SCAN_THREADS)
-        return streamed(cost, data.numel, kind="scan", steps=length, blocks=blocks)
+        about = f"a scan of {length} elements {inner} apart, by a thread for each of {rows} columns"
+        return streamed(cost, data.numel, kind="scan", steps=length, blocks=blocks, about=about)
     doublings = _row_doublings(rows, length)
+    turns = math.ceil(length / 2 ** (doublings + 1))  # two elements for each thread
     return streamed(
         cost, data.numel, kind="scan",
         instructions=(_SCAN_INSTRUCTIONS + _SCAN_DOUBLING * (doublings + 1)) * data.numel,
-        steps=math.ceil(length / 2 ** (doublings + 1)),  # two elements for each thread
+        steps=turns * (1 + _DOUBLING_STEPS * (doublings + 1)),
         blocks=math.ceil(rows * 2**doublings / _SCAN_THREADS),
+        about=f"a scan of {rows} rows of {length}, by {2**doublings} threads each in {turns} turns of a load and"
+        f" {doublings + 1} additions with a barrier",
     )  # fmt: skip
 
 
@@ -131,9 +171,10 @@ def logsumexp(call: Call) -> Cost:
     kernels.
     """
     data = call.need("self")
-    largest = pass_over(data.nbytes, call.write_bytes, data.numel)
-    middle, last = pass_over(data.nbytes, data.nbytes), replace(largest, count=4)
-    return call.cost(vector_flops(data, 4 * data.numel), launches=(largest, middle, middle, last))
+    largest = reduction_of(data, call.attributes.get("dim"), data.nbytes, call.write_bytes)
+    middle, small = pass_over(data.nbytes, data.nbytes), pass_over(call.write_bytes, call.write_bytes)
+    launches = (largest, middle, middle, largest, replace(small, count=3))
+    return call.cost(vector_flops(data, 4 * data.numel), launches=launches)
 
 
 @op(" ".join(_LOSSES), loop=loops.loss, results=results.loss)
@@ -145,7 +186,8 @@ def loss(call: Call) -> Cost:
     cost = call.cost(vector_flops(data, data.numel * per_element))
     if not reduced:
         return streamed(cost, data.numel)
-    return launched(cost, pass_over(cost.read_bytes, data.nbytes), pass_over(data.nbytes, cost.write_bytes))
+    total = reduction_of(data, None, data.nbytes, cost.write_bytes)
+    return launched(cost, pass_over(cost.read_bytes, data.nbytes, data.numel), total)
 
 
 @op("segment_reduce")
@@ -224,73 +266,3 @@ def own_distances(call: Call) -> Cost:
     each = 4 if backward else _pair_flops(call.attributes.get("p", 2))
     flops = each * rows * (rows - 1) // 2 * data.shape[-1]
     return streamed(call.cost(vector_flops(data, flops)), rows * (rows - 1) // 2)
-
-
-@op("max_pool2d_with_indices max_pool2d", loop=loops.window, results=windows.pool, cpu_rate="max_pool")
-@op("max_pool3d_with_indices", loop=loops.window, results=windows.pool)
-@op("adaptive_max_pool2d adaptive_max_pool3d", results=windows.resized)
-@op("max_pool3d fractional_max_pool2d fractional_max_pool3d")
-def max_pool(call: Call) -> Cost:
-    """No FLOP; windows that overlap are read once, what lies between windows is not read."""
-    if "kernel_size" not in call.attributes or "fractional" in call.name:
-        return streamed(call.cost(), call.outputs[0].numel)
-    cost = call.cost(read_bytes=_window_bytes(call, 2 if "2d" in call.name else 3))
-    return streamed(cost, call.outputs[0].numel)
-
-
-def _window_bytes(call: Call, rank: int) -> int:
-    """Bytes of the input that the windows touch."""
-    attributes = call.attributes
-    size = attributes["kernel_size"]
-    return touched_bytes(
-        _source(call), per_axis(size, rank), call.outputs[0].shape[-rank:], attributes.get("stride") or size,
-        attributes.get("padding", 0), attributes.get("dilation", 1),
-    )  # fmt: skip
-
-
-@op("max_pool2d_with_indices_backward", loop=loops.window, results=windows.like_input,
-    domains={"indices": pooled_places})  # fmt: skip
-@op("max_pool3d_with_indices_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward",
-    results=windows.like_input)  # fmt: skip
-@op("fractional_max_pool2d_backward fractional_max_pool3d_backward")
-def max_pool_backward(call: Call) -> Cost:
-    """One add per ``grad_output`` element into zeros; of the input only the shape is used, not its values."""
-    grad = call.need("grad_output")
-    indices = call.arg("indices")
-    read = grad.nbytes + (indices.nbytes if indices is not None else 0)
-    cost = call.cost(vector_flops(grad, grad.numel), read_bytes=read)
-    return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
-
-
-@op("avg_pool2d avg_pool3d", loop=loops.window, results=windows.pool)
-def average_pool(call: Call) -> Cost:
-    """One add per window element."""
-    output, rank = call.outputs[0], 2 if "2d" in call.name else 3
-    cost = call.cost(
-        vector_flops(output, output.numel * math.prod(per_axis(call.attributes["kernel_size"], rank))),
-        read_bytes=_window_bytes(call, rank),
-    )
-    return streamed(cost, output.numel)
-
-
-@op("avg_pool2d_backward", loop=loops.window, results=windows.like_input)
-@op("avg_pool3d_backward", results=windows.like_input)
-def average_pool_backward(call: Call) -> Cost:
-    """One add per window element; of the input only the shape is used."""
-    grad, rank = call.need("grad_output"), 2 if "2d" in call.name else 3
-    flops = grad.numel * math.prod(per_axis(call.attributes["kernel_size"], rank))
-    return streamed(call.cost(vector_flops(grad, flops), read_bytes=grad.nbytes), call.outputs[0].numel)
-
-
-#: one add per input element (rows in two overlapping windows count once)
-op("_adaptive_avg_pool2d", loop=loops.window, results=windows.resized)(per_element("self", 1))
-op("_adaptive_avg_pool3d", results=windows.resized)(per_element("self", 1))
-
-
-@op("_adaptive_avg_pool2d_backward", loop=loops.window, results=windows.like_input)
-@op("_adaptive_avg_pool3d_backward", results=windows.like_input)
-def adaptive_average_pool_backward(call: Call) -> Cost:
-    """One multiply per element of the gradient; of the input only the shape is used."""
-    output = call.outputs[0]
-    cost = call.cost(vector_flops(output, output.numel), read_bytes=call.need("grad_output").nbytes)
-    return streamed(cost, output.numel)

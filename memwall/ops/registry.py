@@ -87,7 +87,7 @@ class Row:
 _ROWS: dict[str, Row] = {}
 _found: dict[str, Row | None] = {}
 _FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "sampling", "reduction",
-             "movement", "indexing", "optimizer", "linalg", "losses", "detection", "quantization",
+             "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection", "quantization",
              "sparse", "libraries")  # fmt: skip
 _EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
 _loaded = False

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from memwall.core.units import bandwidth, flop_rate, flops, percent, size
 from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, VectorGemm
-from memwall.perfmodel import attention, convolution, gemm, gemm_vector, rows, stream
+from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Reduction, VectorGemm
+from memwall.perfmodel import attention, convolution, gemm, gemm_vector, reduction, rows, stream
 from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of, traffic_s
 
 __all__ = [
@@ -68,19 +68,21 @@ def predict(launch: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
 
 
 def as_run(launch: Launch, gpu: Gpu) -> Launch:
-    """The launch as a GPU runs it: a product on vector units where it has no tensor cores for the dtype, and plain
-    FLOPs and bytes where there is nothing to compute or no family describes the kernels.
-    """
+    """The launch as a GPU runs it: a reduction in the blocks that it has there, a product on vector units where there
+    are no tensor cores for the dtype, and plain FLOPs and bytes where there is nothing to compute or no family
+    describes the kernels."""
     if isinstance(launch, Plain):
         return launch
-    if gpu.has_multiprocessors and not (isinstance(launch, MATRIX) and not any(launch.pipe_flops.values())):
-        if type(launch) is Gemm and (pipe := gpu.ceiling_pipe(launch.pipe)).engine == "vector":
-            names = ("batch", "m", "n", "k", "itemsize", "read_bytes", "write_bytes")
-            shape: dict[str, Any] = {name: getattr(launch, name) for name in names}
-            converts = launch.pipe.dtype == "bfloat16" and pipe.dtype == "float32"
-            return VectorGemm(pipe=pipe, converts=converts, **shape)
-        return launch
-    return Plain(read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, flops=launch.pipe_flops)
+    if not gpu.has_multiprocessors or (isinstance(launch, MATRIX) and not any(launch.pipe_flops.values())):
+        return Plain(read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, flops=launch.pipe_flops)
+    if isinstance(launch, Reduction):
+        return reduction.as_stream(launch, gpu)
+    if type(launch) is Gemm and (pipe := gpu.ceiling_pipe(launch.pipe)).engine == "vector":
+        names = ("batch", "m", "n", "k", "itemsize", "read_bytes", "write_bytes")
+        shape: dict[str, Any] = {name: getattr(launch, name) for name in names}
+        converts = launch.pipe.dtype == "bfloat16" and pipe.dtype == "float32"
+        return VectorGemm(pipe=pipe, converts=converts, **shape)
+    return launch
 
 
 def explain(launch: Launch, gpu: Gpu, terms: Terms) -> str:

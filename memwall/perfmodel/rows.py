@@ -8,7 +8,7 @@ from memwall.core.units import bandwidth, duration, percent, size
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import RowsConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Rows
+from memwall.ops.launches import WELFORD_STEPS, Rows
 from memwall.perfmodel.base import Terms, traffic_s
 from memwall.perfmodel.stream import steps_s, triad_fraction
 
@@ -22,8 +22,8 @@ _VECTOR_BYTES = 16
 #: threads of the block that takes a row (layer_norm_kernel.cu; SoftMax.cu, for rows of 4096 bytes and more); for other
 #: kinds ``step_s`` covers the loops
 _BLOCK_THREADS = {"layer_norm": 128, "softmax_block": 1024}
-#: threads of a multiprocessor
-_SM_THREADS = 2048
+#: load latencies that a turn of a row's first pass takes more, to update its moments
+_UPDATE_STEPS = {"layer_norm": WELFORD_STEPS - 1}
 
 
 def missed_share(launch: Rows, gpu: Gpu) -> float:
@@ -36,15 +36,16 @@ def missed_share(launch: Rows, gpu: Gpu) -> float:
     return min(max(in_flight / gpu.l2_bytes - L2_FRACTION, 0.0), 1.0)
 
 
-def lone_rows_s(launch: Rows, gpu: Gpu) -> float:
+def lone_rows_s(launch: Rows, gpu: Gpu, warm: float) -> float:
     """Seconds of blocks whose threads load a vector, wait for it, and continue along the row: few long rows keep
     neither the multiprocessors nor the memory busy."""
     threads = _BLOCK_THREADS.get(launch.kind)
     if threads is None or not launch.read_bytes:
         return 0.0
     passes = 1 + math.ceil(launch.second_pass_bytes / launch.read_bytes)
-    steps = math.ceil(launch.columns * launch.itemsize / (threads * _VECTOR_BYTES))
-    return passes * steps_s(gpu, launch.rows, steps, _SM_THREADS // threads)
+    turns = math.ceil(launch.columns * launch.itemsize / (threads * _VECTOR_BYTES))
+    updates_s = steps_s(gpu, launch.rows, _UPDATE_STEPS.get(launch.kind, 0) * turns, threads)
+    return updates_s + steps_s(gpu, launch.rows, passes * turns, threads, warm=warm)
 
 
 def predict(launch: Rows, gpu: Gpu, known: RowsConstants, resident_bytes: int = 0) -> Terms:
@@ -59,7 +60,7 @@ def predict(launch: Rows, gpu: Gpu, known: RowsConstants, resident_bytes: int = 
     crowd = _COMMON_SCHEDULERS / chip_of(gpu).partitions
     row_clk = crowd * (known.row_clk + column_clk * launch.columns)
     turns = math.ceil(launch.rows / gpu.sm_count)
-    row_s, lone_s = row_clk / gpu.boost_clock_hz, lone_rows_s(launch, gpu)
+    row_s, lone_s = row_clk / gpu.boost_clock_hz, lone_rows_s(launch, gpu, warm)
     latency_s = known.latency_s + known.step_s * launch.columns / 1024
     facts = {"warm": warm, "missed": missed, "row_clk": row_clk, "turns": turns, "dram_bytes": dram, "reached": reached,
              "rows_s": turns * row_s, "traffic_s": memory_s, "latency_s": latency_s, "lone_s": lone_s}  # fmt: skip

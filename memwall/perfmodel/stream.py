@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from memwall.core.units import bandwidth, counted, duration, percent, size
+from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Stream
@@ -18,21 +19,28 @@ INTEGER_LANES = 64
 ROUND_TRIP_CLK = 700
 
 
-def round_trip_s(gpu: Gpu) -> float:
-    """Seconds that a thread waits for a lone load."""
-    return ROUND_TRIP_CLK / gpu.boost_clock_hz
+#: the same of a load that L2 serves: pointer chases of A100 and H100
+L2_TRIP_CLK = 300
 
 
-#: threads of a block as :attr:`memwall.ops.launches.Stream.blocks` counts them, and how many such blocks a
-#: multiprocessor of 2048 threads runs at once
+def round_trip_s(gpu: Gpu, warm: float = 0.0) -> float:
+    """Seconds that a thread waits for a lone load, of which L2 serves the share ``warm``."""
+    return (ROUND_TRIP_CLK + warm * (L2_TRIP_CLK - ROUND_TRIP_CLK)) / gpu.boost_clock_hz
+
+
+#: threads of a block unless its launch says otherwise
 BLOCK_THREADS = 512
-_BLOCKS_PER_SM = 4
 
 
-def steps_s(gpu: Gpu, blocks: int, steps: int, blocks_per_sm: int = _BLOCKS_PER_SM) -> float:
+def steps_s(
+    gpu: Gpu, blocks: int, steps: float, block_threads: int = BLOCK_THREADS, resident_threads: int = 0,
+    warm: float = 0.0,
+) -> float:  # fmt: skip
     """Seconds of loops with one load latency per iteration, the blocks in waves of as many as fit: what they take
     where there are too few to keep the memory busy."""
-    return math.ceil(blocks / (gpu.sm_count * blocks_per_sm)) * steps * round_trip_s(gpu)
+    threads = min(resident_threads or math.inf, chip_of(gpu).threads)
+    at_once = gpu.sm_count * max(int(threads // block_threads), 1)
+    return math.ceil(blocks / at_once) * steps * round_trip_s(gpu, warm)
 
 
 #: the largest fraction of the DRAM bandwidth that a GPU was measured to reach (gpu-stream read, bandwidth_measured.csv)
@@ -70,8 +78,9 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
     if launch.pipe is not None and launch.flops:
         flops_s = launch.flops / (gpu.peak(launch.pipe) * gpu.achievable_fraction(launch.pipe))
     places_s = launch.instructions / (gpu.sm_count * gpu.boost_clock_hz * INTEGER_LANES)
-    loops_s = steps_s(gpu, launch.blocks, launch.steps)  # overlaps with other blocks' traffic
-    waits_s = launch.round_trips * round_trip_s(gpu)
+    # overlaps with other blocks' traffic; a turn of vLLM's kernels takes no less where L2 has the data
+    loops_s = steps_s(gpu, launch.blocks, launch.steps, launch.block_threads, launch.resident_threads)
+    waits_s = launch.round_trips * round_trip_s(gpu, warm)
     few_s = 0.0
     if 0 < (launch.thread_blocks or 0) < gpu.sm_count:  # the other multiprocessors move nothing
         few_s = memory_s * gpu.dram_bytes_per_s / (gpu.sm_bytes_per_s * (launch.thread_blocks or 1))
@@ -86,7 +95,8 @@ def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> s
     source = f"{percent(facts['reached'], 0)} of {bandwidth(gpu.dram_bytes_per_s)}"
     if facts["warm"]:
         source += f", {percent(facts['warm'], 0)} of them in L2"
-    said = [f"{size(launch.read_bytes)} read and {size(launch.write_bytes)} written take"
+    about = f"{launch.about}: " if launch.about else ""
+    said = [f"{about}{size(launch.read_bytes)} read and {size(launch.write_bytes)} written take"
             f" {duration(facts['traffic_s'])} at {source}"]  # fmt: skip
     if facts["few_s"]:
         said.append(
@@ -99,8 +109,8 @@ def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> s
                     f" on {INTEGER_LANES} lanes of {gpu.sm_count} SMs")  # fmt: skip
     if launch.steps:
         said.append(
-            f"{counted(launch.blocks, 'block')}, {counted(launch.steps, 'load')} in a row each, wait"
-            f" {duration(facts['loops_s'])}"
+            f"{counted(launch.blocks, 'block')} of {launch.block_threads} threads on {gpu.sm_count} SMs,"
+            f" {counted(round(launch.steps), 'load')} in a row each, wait {duration(facts['loops_s'])}"
         )
     if launch.round_trips:
         said.append(

@@ -279,7 +279,7 @@ def _cost(row: _Op) -> Cost:
 
 def _with_launches(graph: Graph, rows: Sequence[_Op]) -> tuple[Cost, ...]:
     """The costs with their launches, recomputed by the formulas: a record holds only counts. An op without a formula,
-    or with one that now counts differently, keeps what was saved, as one streaming kernel."""
+    or with one that now counts other FLOPs or bytes, keeps what was saved, as one streaming kernel."""
     try:
         fresh: Sequence[Cost | None] = graph_costs(graph)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # damage that no check above found
@@ -288,5 +288,5 @@ def _with_launches(graph: Graph, rows: Sequence[_Op]) -> tuple[Cost, ...]:
 
 
 def _counts_as(cost: Cost, row: _Op) -> bool:
-    saved = row.pipes, row.read_bytes, row.write_bytes, row.modeled, row.kernels
-    return (cost.flops, cost.read_bytes, cost.write_bytes, cost.modeled, cost.kernels) == saved
+    saved = row.pipes, row.read_bytes, row.write_bytes, row.modeled
+    return (cost.flops, cost.read_bytes, cost.write_bytes, cost.modeled) == saved

@@ -50,9 +50,10 @@ def test_a_row_of_a_layer_norm_is_all_normalized_axes():
 
 
 def test_a_lone_block_waits_for_each_vector_of_its_row():
-    """Blocks of 128 threads, four float32 each: 2**20 columns are 2048 turns, twice, since the row is read twice."""
+    """Blocks of 128 threads, four float32 each: 2**20 columns are 2048 turns, twice, since the row is read twice; those
+    of the first pass, which updates the moments, take half as long again."""
     (work,) = cost_of(layer_norm((8, 2**20), 1)).launches
-    assert predict(work, H100).latency_s == pytest.approx(2 * 2048 * round_trip_s(H100), rel=1e-2)
+    assert predict(work, H100).latency_s == pytest.approx(2.5 * 2048 * round_trip_s(H100), rel=1e-2)
 
 
 def test_layer_norm_of_sixteen_images_on_an_l40s():
@@ -90,7 +91,7 @@ def test_blocks_go_in_waves_of_four_a_multiprocessor():
 
 def test_the_sentence_names_the_waits():
     work = Stream(read_bytes=4096, write_bytes=4096, elements=1024, steps=1000, blocks=2)
-    assert "2 blocks, 1,000 loads in a row each" in explain(work, A100, predict(work, A100))
+    assert "2 blocks of 512 threads on 108 SMs, 1,000 loads in a row each" in explain(work, A100, predict(work, A100))
 
 
 def test_a_scan_down_the_first_axis_takes_a_load_a_row():
@@ -102,21 +103,22 @@ def test_a_scan_down_the_first_axis_takes_a_load_a_row():
 
 
 def test_a_scan_along_rows_counts_its_network():
-    """As many rows as columns: 16 threads share a row and take 32 elements a turn; 20 + 5 x 8 instructions each."""
+    """As many rows as columns: 16 threads share a row and take 32 elements a turn; 20 + 5 x 8 instructions each. A turn
+    is a load and 5 additions of a quarter of its latency."""
     (work,) = cost_of(scan(32768, 32768, dim=1)).launches
     assert isinstance(work, Stream)
     assert work.instructions == 60 * 32768**2
-    assert (work.steps, work.blocks) == (1024, 32768 * 16 // 512)
+    assert (work.steps, work.blocks) == (1024 * 2.25, 32768 * 16 // 512)
 
 
 def test_long_rows_have_more_threads():
     """128 rows of 4000: 2^((9 + 12 - 7) / 2) = 128 threads a row, 256 elements a turn."""
     (work,) = cost_of(scan(128, 4000, dim=-1)).launches
     assert isinstance(work, Stream)
-    assert work.steps == math.ceil(4000 / 256)
+    assert work.steps == math.ceil(4000 / 256) * 3  # a load, and 8 additions
     (work,) = cost_of(scan(4, 2**24, dim=1)).launches
     assert isinstance(work, Stream)
-    assert work.steps == 2**24 // 1024  # 512 threads at most
+    assert work.steps == 2**24 // 1024 * 3.5  # 512 threads at most
     assert work.blocks == 4
 
 
@@ -171,11 +173,12 @@ def test_tiles_of_the_memory_efficient_kernel():
 
 
 def test_a_group_has_one_block_for_its_moments():
-    """16 groups of 2**20 elements in blocks of 512 threads: 2048 loads in a row, whatever the bandwidth."""
+    """16 groups of 2**20 elements in blocks of 512 threads: 2048 loads in a row, whatever the bandwidth, each with an
+    update of the moments that takes half as long."""
     data, moments = spec(2, 64, 128, 1024), spec(2, 8)
     norm = call("aten.native_group_norm", {"input": data, "weight": spec(64), "bias": spec(64)},
                 (data, moments, moments), N=2, C=64, HxW=128 * 1024, group=8, eps=1e-5)  # fmt: skip
     first = cost_of(norm).launches[0]
     assert isinstance(first, Stream)
-    assert (first.blocks, first.steps) == (16, 2048)
-    assert predict(first, H100).time_s == pytest.approx(2048 * round_trip_s(H100), rel=1e-2)
+    assert (first.blocks, first.steps) == (16, 1.5 * 2048)
+    assert predict(first, H100).time_s == pytest.approx(1.5 * 2048 * round_trip_s(H100), rel=1e-2)

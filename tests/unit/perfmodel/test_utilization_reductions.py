@@ -1,0 +1,166 @@
+"""Reductions, batch norm in training form and pooling: blocks and turns by hand, and modules that were measured."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from memwall.core.graph import TensorSpec, contiguous
+from memwall.hardware.lookup import load_gpu
+from memwall.ops import Call
+from memwall.ops.launches import Launch, Reduction, Stream
+from memwall.ops.registry import cost_of
+from memwall.perfmodel.families import as_run, explain, predict
+from memwall.perfmodel.reduction import grid
+from memwall.perfmodel.roofline import bound_s, launches_of, predict_cost
+
+A100, A10, L40S, T4 = map(load_gpu, ("a100-80gb-sxm", "a10", "l40s", "t4"))
+EVERY = [
+    A100,
+    A10,
+    L40S,
+    T4,
+    *map(load_gpu, ("v100-sxm2-32gb", "h100-sxm", "b200", "mi300x", "rtx-4090", "p100-pcie-16gb")),
+]
+
+
+def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
+    return contiguous(shape, dtype)
+
+
+def call(name: str, inputs: dict[str, TensorSpec], outputs: tuple[TensorSpec, ...], **attributes: object) -> Call:
+    return Call(name, tuple(inputs.values()), tuple(inputs), outputs, attributes,
+                sum(s.nbytes for s in inputs.values()), sum(s.nbytes for s in outputs))  # fmt: skip
+
+
+def reduced(name: str, shape: tuple[int, ...], dims: list[int], dtype: str = "float32") -> Call:
+    kept = tuple(n for axis, n in enumerate(shape) if axis not in dims)
+    return call(f"aten.{name}", {"self": spec(*shape)}, (spec(*kept, dtype=dtype),), dim=dims)
+
+
+def batch_norm(*shape: int, affine: bool = True, dtype: str = "float32") -> Call:
+    data, channel = spec(*shape, dtype=dtype), spec(shape[1])
+    names = ("weight", "bias", "running_mean", "running_var") if affine else ()
+    return call("aten.native_batch_norm", {"input": data, **dict.fromkeys(names, channel)}, (data, channel, channel),
+                training=True, momentum=0.1, eps=1e-5)  # fmt: skip
+
+
+def pool(name: str, shape: tuple[int, ...], places: tuple[int, ...], size: int, stride: int, **more: object) -> Call:
+    out, rank = (*shape[:2], *places), len(places)
+    outputs = (spec(*out), spec(*out, dtype="int64"))[: 1 + ("max" in name)]
+    return call(
+        f"aten.{name}", {"self": spec(*shape)}, outputs, kernel_size=[size] * rank, stride=[stride] * rank, **more
+    )
+
+
+def grid_of(made: Call, gpu=A100):
+    (work,) = cost_of(made).launches
+    assert isinstance(work, Reduction)
+    return grid(work, gpu)
+
+
+def test_all_of_a_tensor_goes_to_as_many_blocks_as_fit_and_no_thread_has_more_than_256_elements():
+    """2**26 elements: blocks of 512 threads with vectors of 4; 131,072 elements a thread are cut to 256, so 512 blocks,
+    more than the 432 that fit; 64 vectors each."""
+    assert grid_of(reduced("sum", (1 << 26,), [0])) == (512, 512, 512, 64, 4)
+
+
+def test_outer_elements_go_to_vectors_of_outputs():
+    """[16, 256, 256] along axis 1: 32 x 4 threads, each with 4 neighbouring outputs, the rows shared by four: 64 in
+    turns of 4; 4096 / 128 = 32 blocks."""
+    assert grid_of(reduced("sum", (16, 256, 256), [1])) == (32, 128, 1, 16, 16)
+
+
+def test_rows_go_to_a_warp_or_to_a_block():
+    """16 rows of 16,384: a block of 32 x 16 threads shares a row, 32 elements each in turns of 4. 8192 rows of 64: a
+    warp has a row, 2 elements a thread, and a block 16 of them."""
+    assert grid_of(reduced("sum", (16, 16384), [1])) == (16, 512, 1, 8, 4)
+    assert grid_of(reduced("sum", (8192, 64), [1])) == (512, 512, 1, 1, 4)
+
+
+def test_odd_rows_have_no_vectors_of_outputs():
+    assert grid_of(reduced("sum", (128, 16, 225), [1])).combined == 4
+    assert grid_of(reduced("sum", (128, 16, 226), [1])).combined == 8
+
+
+def test_channels_last_is_reduced_along_what_is_adjacent():
+    data = TensorSpec((8, 64, 32, 32), (65536, 1, 2048, 64), "float32")
+    places = call("aten.sum", {"self": data}, (spec(8, 64),), dim=[2, 3])
+    channels = call("aten.sum", {"self": data}, (spec(8, 32, 32),), dim=[1])
+    for made, inner in ((places, 64), (channels, 1)):
+        (work,) = cost_of(made).launches
+        assert isinstance(work, Reduction)
+        assert work.inner == inner
+
+
+def test_places_of_extrema_take_longer_than_sums():
+    for gpu in EVERY:
+        plain, places = (
+            predict_cost(cost_of(reduced(name, (16, 256, 256), [1], dtype)), gpu).time_s
+            for name, dtype in (("sum", "float32"), ("argmax", "int64"))
+        )
+        assert plain < places
+
+
+def test_cudnn_goes_over_a_channel_with_one_block():
+    """64 channels of 2**20 elements: 2048 turns of 512 threads in two passes of 0.25 and 1 load latencies."""
+    (work,) = cost_of(batch_norm(16, 64, 256, 256)).launches
+    assert isinstance(work, Stream)
+    assert (work.blocks, work.steps) == (64, 2560)
+    assert work.bytes == 3 * 4 * 2**26 + 4 * 64 * 8
+    assert "a block goes over each channel twice" in explain(work, A100, predict(work, A100))
+
+
+def test_without_weights_or_in_bfloat16_batch_norm_is_pytorchs_own():
+    for made in (batch_norm(1, 1024, 256, 256, affine=False), batch_norm(16, 64, 256, 256, dtype="bfloat16")):
+        moments, _, result = cost_of(made).launches
+        assert isinstance(moments, Stream)
+        assert moments.steps == 1.5 * math.prod(made.inputs[0].shape) / made.inputs[0].shape[1] / 512
+        assert isinstance(result, Stream)
+        assert result.steps == 0
+
+
+def test_a_thread_waits_for_each_element_of_its_window():
+    """30 x 30 places are a row of four tiles of 32 x 8: 30 * 512 planes, 27 loads each; an A100 holds 864 such
+    blocks, a T4 160."""
+    (work,) = cost_of(pool("max_pool3d_with_indices", (16, 32, 64, 64, 64), (30, 30, 30), 3, 2)).launches
+    assert isinstance(work, Stream)
+    assert (work.blocks, work.block_threads, work.steps) == (61440, 256, 27)
+    assert predict(work, A100).facts["loops_s"] == pytest.approx(math.ceil(61440 / 864) * 27 * 700 / 1.41e9)
+    assert predict(work, T4).facts["loops_s"] == pytest.approx(math.ceil(61440 / 160) * 27 * 700 / T4.boost_clock_hz)
+
+
+IMAGES, VOLUMES = (16, 64, 256, 256), (16, 32, 64, 64, 64)
+#: modules of kernelbench_v0_times.csv that no constant was fitted to, and their milliseconds
+MEASURED = [
+    (batch_norm(1, 1024, 256, 256, affine=False), {"a100-80gb-sxm": 0.778, "a10": 1.72, "l40s": 1.25, "t4": 3.89}),
+    (pool("avg_pool3d", VOLUMES, (32, 32, 32), 3, 2, padding=[1, 1, 1]),
+     {"a100-80gb-sxm": 1.04, "a10": 1.39, "l40s": 0.845, "t4": 3.89}),
+    (call("aten.mul.Tensor", {"self": spec(16384, 4096)}, (spec(16384, 4096),), other=3.14),
+     {"a100-80gb-sxm": 0.324, "a10": 1.12, "l40s": 0.822, "t4": 2.24}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "measured"), MEASURED, ids=lambda x: getattr(x, "name", ""))
+def test_modules_not_fitted_to(made: Call, measured: dict[str, float]):
+    for name, time_ms in measured.items():
+        gpu = load_gpu(name)
+        found = predict_cost(cost_of(made), gpu)
+        assert found.bound_s < time_ms * 1e-3
+        assert found.time_s == pytest.approx(time_ms * 1e-3, rel=0.27)
+
+
+@pytest.mark.parametrize("gpu", EVERY, ids=lambda gpu: gpu.name)
+def test_nothing_is_faster_than_its_bytes(gpu):
+    for made, _ in MEASURED:
+        cost = cost_of(made)
+        assert predict_cost(cost, gpu).time_s >= bound_s(cost, gpu)
+
+
+def test_a_reduction_says_how_it_is_shared():
+    work: Launch
+    ((work, terms),) = launches_of(cost_of(reduced("sum", (1 << 26,), [0])), A100)
+    said = explain(work, A100, terms)
+    assert "512 blocks for each, which meet in memory" in said
+    assert as_run(work, A100) == work
