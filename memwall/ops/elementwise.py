@@ -88,6 +88,14 @@ def streamed(cost: Cost, elements: int, **how: Any) -> Cost:
     return replace(cost, launches=(replace(work, read_bytes=read_bytes, count=cost.kernels),))
 
 
+def looped(
+    cost: Cost, elements: int, threads: int, steps: float, about: str, block_threads: int = 256, **how: Any
+) -> Cost:  # fmt: skip
+    """The cost as one launch of so many threads, each of which waits for ``steps`` loads one after another."""
+    blocks = -(-threads // block_threads)
+    return streamed(cost, elements, steps=steps, blocks=blocks, block_threads=block_threads, about=about, **how)
+
+
 def per_element(argument: str, flops: int) -> Formula:
     """So many FLOPs for each element of an argument, in one pass."""
 

@@ -17,7 +17,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
-from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.movement import one_pass
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import formula
@@ -82,6 +82,11 @@ def compact(call: Call) -> Cost:
     return launched(cost, pass_over(cost.read_bytes, 0, count), small, small, stream_of(cost, count))
 
 
+#: columns of a bag that a warp sums, warps of a block, most blocks (EmbeddingBag.cu), and loads in a row of a turn: an
+#: index, then its row
+_BAG_COLUMNS, _BAG_ROWS, _BAG_BLOCKS, _BAG_STEPS = 32, 8, 1024, 2
+
+
 @op("_embedding_bag", results=results.bag, domains={"indices": rows_of("weight"), "offsets": ascending_to("indices")})
 @op("_embedding_bag_forward_only", results=results.bag)
 def embedding_bag(call: Call) -> Cost:
@@ -90,7 +95,13 @@ def embedding_bag(call: Call) -> Cost:
     fetched = count * math.prod(weight.shape[1:])
     adds = 0 if call.attributes.get("mode", 0) == 2 else fetched
     read = call.bytes_except("weight") + fetched_bytes(weight, fetched)
-    return streamed(call.cost(vector_flops(weight, adds), read_bytes=read), fetched)
+    cost = call.cost(vector_flops(weight, adds), read_bytes=read)
+    offsets, size = call.arg("offsets"), math.prod(weight.shape[1:])
+    bags = max(offsets.numel if offsets is not None else call.outputs[0].shape[0], 1)
+    pieces = bags * math.ceil(size / _BAG_COLUMNS)
+    turns = _BAG_STEPS * math.ceil(count / bags) * math.ceil(pieces / (_BAG_BLOCKS * _BAG_ROWS))
+    threads = min(math.ceil(pieces / _BAG_ROWS), _BAG_BLOCKS) * _BAG_ROWS * _BAG_COLUMNS
+    return looped(cost, fetched, threads, turns, f"a warp goes over the {math.ceil(count / bags)} rows of a bag")
 
 
 #: index counts up to which Embedding.cu adds rows directly; above, it sorts the indices first
@@ -160,16 +171,17 @@ _ATOMIC_BYTES = 48
 def _scatter_cost(call: Call, touched: int, source_bytes: int, reads: bool = False, adds: bool = False) -> Cost:
     """``touched`` elements of ``self`` change, from ``source_bytes`` of values and indices.
 
-    ``reads``: what stood there enters the result; ``adds``: with one FLOP each.
+    ``reads``: what stood there enters the result; ``adds``: with one FLOP each, by atomic additions.
     """
     target = call.outputs[0]
     part = fetched_bytes(target, touched)
-    flops = vector_flops(target, touched if adds else 0)
+    flops, read = vector_flops(target, touched if adds else 0), source_bytes + part * reads
+    slower = max(_ATOMIC_BYTES * touched - read - part, 0) if adds else 0
+    changed = pass_over(read + slower, part, touched)
     if call.name.split(".")[1].endswith("_"):
-        return streamed(call.cost(flops, read_bytes=source_bytes + part * reads, write_bytes=part), touched)
+        return call.cost(flops, read_bytes=read, write_bytes=part, launches=(changed,))
     whole = call.need("self").nbytes  # copied first, then changed in place
     copied = pass_over(whole, call.write_bytes, target.numel)
-    changed = pass_over(source_bytes + part * reads, part, touched)
     return call.cost(flops, read_bytes=source_bytes + whole, launches=(copied, changed))
 
 
@@ -195,10 +207,7 @@ def index_scatter(call: Call) -> Cost:
     axis = target.shape[call.attributes["dim"]] if target.shape else 1
     touched = values.numel if values is not None else index.numel * target.numel // max(axis, 1)
     adds = "index_add" in call.name
-    plain = _scatter_cost(call, touched, call.bytes_except("self"), reads=adds, adds=adds)
-    slower = max(_ATOMIC_BYTES * touched - plain.bytes if adds else 0, 0)
-    last = replace(plain.launches[-1], read_bytes=plain.launches[-1].read_bytes + slower)
-    return replace(plain, launches=(*plain.launches[:-1], last))
+    return _scatter_cost(call, touched, call.bytes_except("self"), reads=adds, adds=adds)
 
 
 @op("index_put index_put_", loop=loops.scatter, results=same, domains={"indices": nth_index})

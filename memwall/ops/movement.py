@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,12 +15,12 @@ from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import loops
 from memwall.ops.attention import pairs_up_to
 from memwall.ops.base import Call, Cost, fetched_bytes
-from memwall.ops.elementwise import launched, loop_instructions, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.elementwise import launched, loop_instructions, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.recorded import same
 from memwall.ops.registry import formula
 from memwall.ops.results import movement as results
 from memwall.ops.results.pointwise import no_elements
-from memwall.ops.results.rows import with_places
+from memwall.ops.results.rows import reduced, with_places
 from memwall.ops.results.windows import like_input
 
 op = partial(formula, "movement")
@@ -158,30 +159,70 @@ def window(call: Call) -> Cost:
 # Order.
 
 
+#: load latencies of a pass of 4 bits in a block's sort: counts, their scan and the exchange in shared memory, each
+#: behind a barrier (cub::BlockRadixSort; estimated from the code)
+_SORT_PASS_STEPS, _SORT_PASS_BITS, _SORT_BLOCK_ITEMS = 1.0, 4, 4
+
+
 @op("sort", results=with_places)
 @op("argsort msort", results=same)
 def sort(call: Call) -> Cost:
-    """Rows up to 4096 are sorted in one kernel (SortStable.cu); longer ones take a radix pass per 8 bits of
+    """Rows up to 4096 are sorted by a block each (SortStable.cu, Sort.cu); longer ones take a radix pass per 8 bits of
     the key, each moving keys and int64 positions both ways."""
-    data, dim = call.need("self"), call.attributes.get("dim", -1)
-    row = data.shape[dim] if data.shape else 1
+    data, row = call.need("self"), _row(call)
     if row <= 4096:
-        return streamed(call.cost(), data.numel)
+        threads = max(math.ceil(row / _SORT_BLOCK_ITEMS), 32)
+        passes = 8 * data.itemsize / _SORT_PASS_BITS
+        about = f"a block sorts each row of {row} in {passes:.0f} passes of {_SORT_PASS_BITS} bits"
+        steps = 2 + _SORT_PASS_STEPS * passes
+        return looped(call.cost(), data.numel, data.numel // max(row, 1) * threads, steps, about, threads)
     passes, moved = data.itemsize, data.numel * (data.itemsize + 8)
     cost = call.cost(kernels=passes + 2)
     return launched(cost, stream_of(cost, data.numel), *[pass_over(moved, moved, data.numel)] * (passes - 1))
 
 
+def _row(call: Call) -> int:
+    """Elements along the axis of the call."""
+    data = call.need("self")
+    return data.shape[call.attributes.get("dim", -1)] if data.shape else 1
+
+
+#: (rows up to, their least length) from which several blocks select from a row (TensorTopK.cu, should_use_multiblock)
+_SHARED_ROWS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800), (math.inf, 400))
+#: bits of the key of a pass of the block that selects from a row alone (SortingRadixSelect.cuh), its most threads, and
+#: load latencies of a turn of the later passes, which find the row in L2
+_SELECT_BITS, _SELECT_THREADS, _CACHED_STEPS = 2, 1024, 0.4
+
+
 @op("topk", results=with_places)
 def topk(call: Call) -> Cost:
-    """A radix select (TensorTopK.cu): a read per 8 bits of the key, one to gather; 48 KB stay in cache. Then what was
-    found is sorted in place."""
-    data, dim = call.need("self"), call.attributes.get("dim", -1)
-    row_bytes = (data.shape[dim] if data.shape else 1) * data.itemsize
-    again = data.itemsize * data.nbytes if row_bytes > 48 * 1024 else 0
-    select = pass_over(data.nbytes + again, call.write_bytes, data.numel)
+    """A radix select (TensorTopK.cu), by a block for each row, or by several that read a long row once per 8 bits of
+    the key, and once to gather; 48 KB stay in cache. Then what was found is sorted in place."""
+    data, row = call.need("self"), _row(call)
+    rows = data.numel // max(row, 1)
     order = pass_over(call.write_bytes, call.write_bytes, call.outputs[0].numel)
-    return call.cost(launches=(select, order))
+    if row < next(least for most, least in _SHARED_ROWS if rows <= most):
+        alone = select(call, row)
+        return replace(alone, launches=(*alone.launches, order))
+    again = data.itemsize * data.nbytes if row * data.itemsize > 48 * 1024 else 0
+    return call.cost(launches=(pass_over(data.nbytes + again, call.write_bytes, data.numel), order))
+
+
+@formula("reduction", "median nanmedian kthvalue", results=reduced)
+def place_in_order(call: Call) -> Cost:
+    """An element by its place in order: a block selects from each row, or from all elements where no axis is given."""
+    return select(call, _row(call) if "dim" in call.attributes else call.need("self").numel)
+
+
+def select(call: Call, row: int) -> Cost:
+    """The cost as a radix select from rows, a block for each: a pass for every 2 bits of the key, and two to gather."""
+    data = call.need("self")
+    passes = 8 * data.itemsize // _SELECT_BITS + 2
+    threads = min(max(math.ceil(row / 32) * 32, 32), _SELECT_THREADS)
+    turns = math.ceil(row / threads)
+    about = f"a block selects from each row of {row} in {passes} passes"
+    steps = turns * (1 + _CACHED_STEPS * (passes - 1))
+    return looped(call.cost(), data.numel, data.numel // max(row, 1) * threads, steps, about, threads)
 
 
 @formula("other", "_fft_c2c _fft_r2c _fft_c2r", results=results.transformed)

@@ -43,6 +43,8 @@ _MOMENT_THREADS, _MOMENT_RESIDENT = 512, 1024
 #: load latencies of cuDNN's batch norm in training form for each 512 elements of a channel, a block for each channel:
 #: four in flight in the pass for its moments, one in the pass for the result (level1_33 of kernelbench_v0, A100)
 _CHANNEL_STEPS = 1.25
+#: most threads of a block of a softmax along an axis whose neighbours are apart (SoftMax.cu)
+_SPATIAL_THREADS = 1024
 #: threads of the only block that picks the losses of a batch (Loss.cu, NLL_LOSS_THREADS)
 _LOSS_THREADS = 32
 
@@ -53,8 +55,11 @@ def _softmax_launch(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: in
     axis = dim % len(spec.shape) if spec.shape else 0
     length = spec.shape[axis] if spec.shape else 1
     row_bytes = length * spec.itemsize
-    if not length or math.prod(spec.shape[axis + 1 :]) != 1:  # cunn_SpatialSoftMax* passes again and again
-        return pass_over(read_bytes + second_pass_bytes, write_bytes, spec.numel)
+    if not length:
+        return pass_over(read_bytes, write_bytes)
+    inner = math.prod(spec.shape[axis + 1 :])
+    if inner != 1:
+        return _spatial_softmax(spec, length, inner, read_bytes + second_pass_bytes, write_bytes)
     in_warp = length <= 1024 and row_bytes <= 4096  # in registers (PersistentSoftmax.cuh); else a block of 1024 threads
     return Rows(
         kind="softmax_warp" if in_warp else "softmax_block", rows=spec.numel // length, columns=length,
@@ -62,6 +67,21 @@ def _softmax_launch(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: in
         # a block holds the row in shared memory, or where it is no multiple of 16 bytes in L1 (SoftMax.cu)
         second_pass_bytes=0 if in_warp or row_bytes < _SHARED_BYTES else second_pass_bytes,
         rows_per_sm=2 * _BLOCKS_PER_SM,  # a row and its result
+    )  # fmt: skip
+
+
+def _spatial_softmax(spec: TensorSpec, length: int, inner: int, read_bytes: int, write_bytes: int) -> Stream:
+    """A softmax of elements ``inner`` apart (SoftMax.cu, ``cunn_SpatialSoftMax*``): a thread goes along the axis once
+    for each time that it is read; where there are few such threads in a block, more share an axis."""
+    across = min(inner, _SPATIAL_THREADS)
+    along = 1
+    while across <= 64 <= length and across * along < _SPATIAL_THREADS and along < length:
+        along *= 2
+    columns, passes = spec.numel // length, max(math.ceil(read_bytes / max(spec.nbytes, 1)), 1)
+    return Stream(
+        read_bytes=read_bytes, write_bytes=write_bytes, elements=spec.numel, steps=passes * math.ceil(length / along),
+        blocks=columns // inner * math.ceil(inner / across), block_threads=across * along,
+        about=f"a thread goes along {math.ceil(length / along)} elements {inner} apart, {passes} times",
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.domains import pooled_places
-from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
 from memwall.ops.results import windows
 
@@ -37,21 +37,19 @@ def _windowed(cost: Cost, output: TensorSpec, window: list[int], kind: str = "ma
     """The cost as one launch whose threads make an output each from a window."""
     about = f"a thread goes over a window of {'x'.join(map(str, window))}"
     if len(window) == 2 and not tiled:
-        return _looped(cost, output, math.prod(window), about, kind)
+        return _gathered(cost, output, math.prod(window), about, kind)
     columns, rows = (*reversed(output.shape[-2:]), 1, 1)[:2]
     planes = output.numel // max(columns * rows, 1)
-    blocks = planes * math.ceil(columns / _TILE[0]) * math.ceil(rows / _TILE[1])
-    how = {"steps": math.prod(window), "blocks": blocks, "block_threads": math.prod(_TILE), "about": about}
-    return streamed(cost, output.numel, **how)
+    tile = math.prod(_TILE)
+    threads = tile * planes * math.ceil(columns / _TILE[0]) * math.ceil(rows / _TILE[1])
+    return looped(cost, output.numel, threads, math.prod(window), about, tile)
 
 
-def _looped(cost: Cost, made: TensorSpec, steps: int, about: str, kind: str) -> Cost:
+def _gathered(cost: Cost, made: TensorSpec, steps: int, about: str, kind: str) -> Cost:
     """The cost as one launch whose threads make an element of ``made`` each, ``steps`` loads one after another."""
     threads = _THREADS[kind]
-    return streamed(
-        cost, made.numel, steps=steps, blocks=math.ceil(made.numel / threads), block_threads=threads,
-        resident_threads=threads if kind == "avg" else 0, about=about,
-    )  # fmt: skip
+    resident = threads if kind == "avg" else 0
+    return looped(cost, made.numel, made.numel, steps, about, threads, resident_threads=resident)
 
 
 def _window_bytes(call: Call, size: list[int]) -> int:
@@ -123,7 +121,7 @@ def max_pool_backward(call: Call) -> Cost:
     if call.name.split(".")[1] != "max_pool2d_with_indices_backward" or "kernel_size" not in call.attributes:
         return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
     about = f"a thread looks at {_covering(call)} windows around its element"
-    gathered = _looped(cost, call.outputs[0], 2 * _covering(call), about, "max")  # a place, then its gradient
+    gathered = _gathered(cost, call.outputs[0], 2 * _covering(call), about, "max")  # a place, then its gradient
     return launched(cost, pass_over(0, cost.write_bytes), *gathered.launches)
 
 
@@ -140,7 +138,7 @@ def average_pool_backward(call: Call) -> Cost:
         added = stream_of(cost, grad.numel)
         return launched(cost, *zeros, replace(added, read_bytes=cost.read_bytes + cost.write_bytes * len(zeros)))
     about = f"a thread looks at {_covering(call)} windows around its element"
-    return _looped(cost, call.outputs[0], _covering(call), about, "avg")
+    return _gathered(cost, call.outputs[0], _covering(call), about, "avg")
 
 
 @op("_adaptive_avg_pool2d_backward", loop=loops.window, results=windows.like_input)

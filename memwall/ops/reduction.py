@@ -24,8 +24,8 @@ op = partial(formula, "reduction")
 
 #: FLOPs per element of the input
 _REDUCTIONS = table_of({
-    0: "max min amax amin aminmax _aminmax argmax argmin any all count_nonzero median nanmedian mode"
-       " kthvalue equal is_nonzero _is_all_true _is_any_true bincount histc",
+    0: "max min amax amin aminmax _aminmax argmax argmin any all count_nonzero mode equal is_nonzero _is_all_true"
+       " _is_any_true bincount histc",
     1: "sum nansum mean prod trace sum_to_size",
     2: "norm dist",
     4: "var std var_mean std_mean",
@@ -46,7 +46,7 @@ def _source(call: Call) -> TensorSpec:
 @op("amax amin prod all any nansum argmax argmin max min", loop=loops.reduction, results=results.reduced)
 @op("var std var_mean", loop=loops.reduction, results=results.reduced, cpu_rate="variance")
 @op("std_mean", results=results.reduced, cpu_rate="variance")
-@op("aminmax _aminmax count_nonzero norm median nanmedian trace kthvalue mode", results=results.reduced)
+@op("aminmax _aminmax count_nonzero norm trace mode", results=results.reduced)
 @op("equal dist", results=no_elements)
 @op("is_nonzero _is_all_true _is_any_true bincount histc sum_to_size")
 @op("cumsum cumprod logcumsumexp", results=results.scanned)
@@ -73,9 +73,7 @@ _MOMENTS_CLK = 90
 _COMBINE_CLK = {"argmax": _PLACE_CLK, "argmin": _PLACE_CLK, "var": _MOMENTS_CLK, "std": _MOMENTS_CLK,
                 "var_mean": _MOMENTS_CLK, "std_mean": _MOMENTS_CLK}  # fmt: skip
 #: ops that do not run Reduce.cuh's kernel
-_OTHER_KERNELS = frozenset(
-    ("median", "nanmedian", "mode", "kthvalue", "equal", "bincount", "histc", "trace", "is_nonzero")
-)
+_OTHER_KERNELS = frozenset(("mode", "equal", "bincount", "histc", "trace", "is_nonzero"))
 
 
 def _reduced(call: Call, cost: Cost) -> Cost:

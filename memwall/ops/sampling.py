@@ -5,13 +5,14 @@ FLOPs as in :mod:`memwall.ops.elementwise`. No more is read than the places that
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import always
-from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
+from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, table_of, vector_flops
 from memwall.ops.registry import define, formula
 from memwall.ops.results import movement as moved
 from memwall.ops.results import windows
@@ -36,6 +37,9 @@ _RESAMPLING = table_of({
 })  # fmt: skip
 #: input elements that one element of the output is made of, where more than one
 _TAPS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilinear3d": 8, "upsample_bicubic2d": 16}
+#: threads of a block of an interpolation (UpSampleBilinear2d.cu): each makes the same place of all images and channels,
+#: so that many channels of a small picture leave multiprocessors idle
+_THREADS = 1024
 
 
 @op(" ".join(name for name in _RESAMPLING if name.endswith("_backward")), results=windows.like_input)
@@ -51,7 +55,11 @@ def resampling(call: Call) -> Cost:
         return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, fine.numel))
     taps = _TAPS.get(name.strip("_"), 1)
     cost = call.cost(flops, read_bytes=min(call.read_bytes, taps * fine.numel * fine.itemsize))
-    return streamed(cost, fine.numel)
+    planes = math.prod(fine.shape[:2])
+    if taps == 1 or not fine.is_contiguous or not planes:
+        return streamed(cost, fine.numel)
+    about = f"a thread makes one place of {planes} planes, one after another"
+    return looped(cost, fine.numel, fine.numel // planes, planes, about, _THREADS)
 
 
 #: antialiased interpolation → input pixels under the kernel where nothing is made smaller

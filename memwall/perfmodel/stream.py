@@ -38,9 +38,10 @@ def steps_s(
 ) -> float:  # fmt: skip
     """Seconds of loops with one load latency per iteration, the blocks in waves of as many as fit: what they take
     where there are too few to keep the memory busy."""
-    threads = min(resident_threads or math.inf, chip_of(gpu).threads)
-    at_once = gpu.sm_count * max(int(threads // block_threads), 1)
-    return math.ceil(blocks / at_once) * steps * round_trip_s(gpu, warm)
+    chip = chip_of(gpu)
+    threads = min(resident_threads or chip.threads, chip.threads)
+    at_once = min(max(threads // block_threads, 1), chip.blocks)
+    return math.ceil(blocks / (gpu.sm_count * at_once)) * steps * round_trip_s(gpu, warm)
 
 
 #: the largest fraction of the DRAM bandwidth that a GPU was measured to reach (gpu-stream read, bandwidth_measured.csv)

@@ -164,3 +164,69 @@ def test_a_reduction_says_how_it_is_shared():
     said = explain(work, A100, terms)
     assert "512 blocks for each, which meet in memory" in said
     assert as_run(work, A100) == work
+
+
+def first(made: Call) -> Stream:
+    work = cost_of(made).launches[0]
+    assert isinstance(work, Stream)
+    return work
+
+
+def test_an_interpolation_has_a_thread_for_each_place_of_a_plane():
+    """2048 planes of 128 x 128 places: 16 blocks of 1024 threads go over all planes, two milliseconds on an A100 where
+    the bytes take a tenth of one; with channels last the planes are threads too."""
+    coarse, fine = spec(8, 256, 64, 64), spec(8, 256, 128, 128)
+    work = first(call("aten.upsample_bilinear2d", {"self": coarse}, (fine,), align_corners=False))
+    assert (work.blocks, work.block_threads, work.steps) == (16, 1024, 2048)
+    assert predict(work, A100).facts["loops_s"] == pytest.approx(2048 * 700 / 1.41e9)
+    last = TensorSpec(fine.shape, (128 * 128 * 256, 1, 128 * 256, 256), "float32")
+    assert first(call("aten.upsample_bilinear2d", {"self": coarse}, (last,), align_corners=False)).steps == 0
+
+
+def test_several_blocks_select_from_long_rows():
+    """TensorTopK.cu: 200 rows and more are shared from 3000 elements on, 20 and fewer from 20,000."""
+    for shape, shared in (((512, 2999), False), ((512, 3000), True), ((4, 19_999), False), ((4, 20_000), True)):
+        found = (spec(shape[0], 8), spec(shape[0], 8, dtype="int64"))
+        work = first(call("aten.topk", {"self": spec(*shape)}, found, k=8, dim=-1))
+        assert (work.steps == 0) == shared
+
+
+def test_a_block_selects_by_two_bits():
+    """4096 rows of 64 router scores: a block of 64 threads each, 16 passes and two to gather, of which 17 find the row
+    in L2; a multiprocessor of an A100 holds 32 blocks: two waves."""
+    found = (spec(4096, 8), spec(4096, 8, dtype="int64"))
+    work = first(call("aten.topk", {"self": spec(4096, 64)}, found, k=8, dim=-1))
+    assert (work.blocks, work.block_threads) == (4096, 64)
+    assert work.steps == pytest.approx(1 + 17 * 0.4)
+    assert predict(work, A100).facts["loops_s"] == pytest.approx(2 * 7.8 * 700 / 1.41e9)
+
+
+def test_the_median_of_a_whole_tensor_is_found_by_one_block():
+    work = first(call("aten.median", {"self": spec(1 << 20)}, (spec(),)))
+    assert (work.blocks, work.block_threads) == (1, 1024)
+    assert work.steps == pytest.approx(1024 * 7.8)
+
+
+def test_a_softmax_along_channels_goes_along_them_three_times():
+    data = spec(128, 16, 14, 30, 30)
+    work = first(call("aten._softmax", {"self": data}, (data,), dim=1, half_to_float=False))
+    assert (work.steps, work.blocks, work.block_threads) == (3 * 16, 128 * math.ceil(12600 / 1024), 1024)
+
+
+def test_scattered_additions_are_atomic():
+    """An addition takes as long as 48 bytes of traffic, with its source and index 20 in place."""
+    inputs = {"self": spec(1 << 20), "index": spec(1 << 22, dtype="int64"), "src": spec(1 << 22)}
+    added = first(call("aten.scatter_add_", inputs, (spec(1 << 20),), dim=0))
+    assert added.bytes == 48 << 22
+    assert first(call("aten.scatter_", inputs, (spec(1 << 20),), dim=0)).bytes < 20 << 22
+
+
+def test_a_bag_is_summed_row_by_row():
+    """4096 bags of 100 rows of 64 columns: 8192 warps in 1024 blocks, an index and its row for each turn."""
+    inputs = {
+        "weight": spec(100_000, 64),
+        "indices": spec(409_600, dtype="int64"),
+        "offsets": spec(4096, dtype="int64"),
+    }
+    work = first(call("aten._embedding_bag", inputs, (spec(4096, 64),), mode=0))
+    assert (work.blocks, work.block_threads, work.steps) == (1024, 256, 200)
