@@ -1,4 +1,4 @@
-"""Losses over sequences and margins: CTC, RNN transducers, multi-class margins."""
+"""Losses of classes, sequences and margins: cross entropy, CTC, RNN transducers, multi-class margins."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from dataclasses import replace
 from functools import partial
 
 from memwall.core.graph import TensorSpec
-from memwall.ops.base import Call, Cost
-from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, vector_flops
+from memwall.ops import loops
+from memwall.ops.base import Call, Cost, fetched_bytes
+from memwall.ops.domains import class_number, counted_targets
+from memwall.ops.elementwise import launched, looped, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
+from memwall.ops.results import rows as results
+from memwall.ops.results import windows
 
 op = partial(formula, "reduction")
+#: a cross entropy belongs to the softmax before it
+picked = partial(formula, "normalization")
+
+#: threads of the only block that picks the losses of a batch (Loss.cu, NLL_LOSS_THREADS)
+_LOSS_THREADS = 32
+#: threads of a block of the losses of pictures, of which one takes the places of 128 (NLLLoss2d.cu)
+_PICTURE_THREADS = 1024
 
 #: of a state of a lattice: its three predecessors added in log space (three differences, three exponentials, two adds,
 #: a logarithm, an add) and the symbol's log probability (LossCTC.cu, ctc_loss_log_alpha_gpu_kernel)
@@ -100,3 +111,39 @@ def multilabel_margin(call: Call) -> Cost:
     """Each class against each target of a row: 3 FLOP a pair. How many targets a row has is in data: one, the least."""
     data = call.need("self")
     return streamed(call.cost(vector_flops(data, 3 * data.numel)), data.numel)
+
+
+@picked("nll_loss_forward", loop=loops.nll, results=results.nll_loss, domains={"target": class_number})
+@picked("nll_loss2d_forward", results=results.nll_loss)
+def nll_loss(call: Call) -> Cost:
+    """Reads one element per target, not the whole row; one add per target where the loss is reduced: one block goes
+    through all targets, and waits for each and then for its score (Loss.cu); of pictures each has a block for every
+    131,072 places (NLLLoss2d.cu)."""
+    scores, target, weight = call.need("self"), call.need("target"), call.arg("weight")
+    read = fetched_bytes(scores, target.numel) + target.nbytes
+    if weight is not None:
+        read += fetched_bytes(weight, target.numel)
+    reduced = bool(call.attributes.get("reduction", 1))
+    cost = call.cost(vector_flops(scores, target.numel * reduced), read_bytes=read)
+    if not reduced:
+        return streamed(cost, target.numel)
+    if "2d" not in call.name:
+        return streamed(cost, target.numel, round_trips=2 * math.ceil(target.numel / _LOSS_THREADS))
+    images = target.shape[0] if target.shape else 1
+    threads = _PICTURE_THREADS * max(target.numel // max(images, 1) // (128 * _PICTURE_THREADS), 1) * images
+    steps = 2 * math.ceil(target.numel / max(threads, 1))
+    about = "a thread goes over places, and waits for each target and then for its score"
+    return looped(cost, target.numel, threads, steps, about, _PICTURE_THREADS)
+
+
+@picked("nll_loss_backward", loop=loops.point, results=windows.like_input,
+    domains={"target": class_number, "total_weight": counted_targets})  # fmt: skip
+@picked("nll_loss2d_backward", results=windows.like_input)
+def nll_loss_backward(call: Call) -> Cost:
+    """Writes the whole gradient: zeros, then one element per target. The scores themselves are not read."""
+    target, weight = call.need("target"), call.arg("weight")
+    read = target.nbytes + sum(spec.nbytes for spec in (call.need("grad_output"), call.arg("total_weight")) if spec)
+    if weight is not None:
+        read += fetched_bytes(weight, target.numel)
+    again = pass_over(read, target.numel * call.outputs[0].itemsize, target.numel)
+    return call.cost(read_bytes=read, launches=(pass_over(0, call.write_bytes), again))

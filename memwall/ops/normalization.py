@@ -1,11 +1,10 @@
-"""Normalisations, softmax and the cross-entropy loss.
+"""Normalisations and softmax.
 
 FLOPs per element of the normalised tensor, after Ivanov et al., "Data Movement Is All You Need" (spcl/substation):
 
 - softmax and log-softmax 5 (max, subtract, exp, sum, divide), their gradients 4 (multiply, sum, subtract, multiply);
 - layer, group and batch norm with statistics 7 (sum; subtract, square, sum; scale, weight, bias), batch norm with given
-  statistics 4; gradients 9 for the input and 4 for weight and bias. RMS norm 4 (square, sum, scale, weight), 7 and 3;
-- the loss: one add per row.
+  statistics 4; gradients 9 for the input and 4 for weight and bias. RMS norm 4 (square, sum, scale, weight), 7 and 3.
 
 Bytes are compulsory (each tensor once). What eager CUDA kernels read again goes in ``extra_bytes``: a second pass over
 data of which a block cannot keep its share on chip. Sources are named next to each rule.
@@ -19,14 +18,13 @@ from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops import loops
-from memwall.ops.base import Call, Cost, fetched_bytes
-from memwall.ops.domains import MEAN, POSITIVE, along_dim, class_number, counted_targets
+from memwall.ops.base import Call, Cost
+from memwall.ops.domains import MEAN, POSITIVE, along_dim
 from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.launches import WELFORD_STEPS, Launch, Rows, Stream
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import define, formula
 from memwall.ops.results import rows as results
-from memwall.ops.results import windows
 
 op = partial(formula, "normalization")
 _MOMENTS = {"mean": MEAN, "rstd": POSITIVE}
@@ -45,8 +43,6 @@ _MOMENT_THREADS, _MOMENT_RESIDENT = 512, 1024
 _CHANNEL_STEPS = 1.25
 #: most threads of a block of a softmax along an axis whose neighbours are apart (SoftMax.cu)
 _SPATIAL_THREADS = 1024
-#: threads of the only block that picks the losses of a batch (Loss.cu, NLL_LOSS_THREADS)
-_LOSS_THREADS = 32
 
 
 def _softmax_launch(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: int, second_pass_bytes: int) -> Launch:
@@ -326,9 +322,21 @@ def batch_norm_backward(call: Call) -> Cost:
     wanted = _wanted(call, data)
     if call.attributes.get("train", call.attributes.get("update", True)):
         flops, again = (9 * wanted[0] + 4 * wanted[1]) * data.numel, (grad.nbytes + data.nbytes) * wanted[0]
-        return _a_block_per_channel(call.cost(vector_flops(data, flops), extra_bytes=again), data)
+        return _training_gradients(call, call.cost(vector_flops(data, flops), extra_bytes=again), data)
     flops, again = (2 * wanted[0] + 4 * wanted[1]) * data.numel, grad.nbytes * all(wanted)
     return streamed(call.cost(vector_flops(data, flops), extra_bytes=again), data.numel)
+
+
+def _training_gradients(call: Call, cost: Cost, data: TensorSpec) -> Cost:
+    """The cost as cuDNN's kernel, or as PyTorch's: sums by a block for each channel, and the result."""
+    if _by_cudnn(call, data) or not data.is_contiguous:
+        return _a_block_per_channel(cost, data)
+    turns = math.ceil(data.numel / max(data.shape[1], 1) / _MOMENT_THREADS)
+    sums = replace(
+        pass_over(cost.read_bytes, 0, data.numel), steps=turns, blocks=data.shape[1], block_threads=_MOMENT_THREADS,
+        about="a block goes over each channel for its sums",
+    )  # fmt: skip
+    return replace(cost, launches=(sums, pass_over(0, 0), pass_over(cost.read_bytes, cost.write_bytes, data.numel)))
 
 
 # Batch norm over several GPUs: each its own statistics, all of them gathered, then applied (Normalization.cuh).
@@ -366,34 +374,6 @@ def batch_norm_backward_apply(call: Call) -> Cost:
     """9 per element, as batch norm's gradient of its input."""
     data = call.need("input")
     return streamed(call.cost(vector_flops(data, 9 * data.numel)), data.numel)
-
-
-@op("nll_loss_forward", loop=loops.nll, results=results.nll_loss, domains={"target": class_number})
-@op("nll_loss2d_forward", results=results.nll_loss)
-def nll_loss(call: Call) -> Cost:
-    """Reads one element per target, not the whole row; one add per target where the loss is reduced: one block goes
-    through all targets, and waits for each and then for its score (Loss.cu)."""
-    scores, target, weight = call.need("self"), call.need("target"), call.arg("weight")
-    read = fetched_bytes(scores, target.numel) + target.nbytes
-    if weight is not None:
-        read += fetched_bytes(weight, target.numel)
-    reduced = bool(call.attributes.get("reduction", 1))
-    turns = math.ceil(target.numel / _LOSS_THREADS) if reduced and "2d" not in call.name else 0
-    cost = call.cost(vector_flops(scores, target.numel * reduced), read_bytes=read)
-    return streamed(cost, target.numel, round_trips=2 * turns)
-
-
-@op("nll_loss_backward", loop=loops.point, results=windows.like_input,
-    domains={"target": class_number, "total_weight": counted_targets})  # fmt: skip
-@op("nll_loss2d_backward", results=windows.like_input)
-def nll_loss_backward(call: Call) -> Cost:
-    """Writes the whole gradient: zeros, then one element per target. The scores themselves are not read."""
-    target, weight = call.need("target"), call.arg("weight")
-    read = target.nbytes + sum(spec.nbytes for spec in (call.need("grad_output"), call.arg("total_weight")) if spec)
-    if weight is not None:
-        read += fetched_bytes(weight, target.numel)
-    again = pass_over(read, target.numel * call.outputs[0].itemsize, target.numel)
-    return call.cost(read_bytes=read, launches=(pass_over(0, call.write_bytes), again))
 
 
 # -- results of calls that other libraries recorded --------------------------------------------------------------------

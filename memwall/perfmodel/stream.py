@@ -96,7 +96,7 @@ def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> s
     source = f"{percent(facts['reached'], 0)} of {bandwidth(gpu.dram_bytes_per_s)}"
     if facts["warm"]:
         source += f", {percent(facts['warm'], 0)} of them in L2"
-    about = f"{launch.about}: " if launch.about else ""
+    about = f"{launch.about[0].upper()}{launch.about[1:]}: " if launch.about else ""
     said = [f"{about}{size(launch.read_bytes)} read and {size(launch.write_bytes)} written take"
             f" {duration(facts['traffic_s'])} at {source}"]  # fmt: skip
     if facts["few_s"]:

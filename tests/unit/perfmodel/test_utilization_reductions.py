@@ -109,7 +109,7 @@ def test_cudnn_goes_over_a_channel_with_one_block():
     assert isinstance(work, Stream)
     assert (work.blocks, work.steps) == (64, 2560)
     assert work.bytes == 3 * 4 * 2**26 + 4 * 64 * 8
-    assert "a block goes over each channel twice" in explain(work, A100, predict(work, A100))
+    assert "A block goes over each channel twice" in explain(work, A100, predict(work, A100))
 
 
 def test_without_weights_or_in_bfloat16_batch_norm_is_pytorchs_own():
@@ -230,3 +230,22 @@ def test_a_bag_is_summed_row_by_row():
     }
     work = first(call("aten._embedding_bag", inputs, (spec(4096, 64),), mode=0))
     assert (work.blocks, work.block_threads, work.steps) == (1024, 256, 200)
+
+
+def test_the_gradient_of_batch_norm_in_bfloat16_is_pytorchs_own():
+    """32 channels of 64 * 1024 elements: 128 turns for the sums, then a pass over both tensors for the result."""
+    data, channel = spec(64, 32, 32, 32, dtype="bfloat16"), spec(32)
+    inputs = {"grad_out": data, "input": data, "weight": channel}
+    back = call("aten.native_batch_norm_backward", inputs, (data, channel, channel), train=True, eps=1e-5)
+    sums, _, result = cost_of(back).launches
+    assert isinstance(sums, Stream)
+    assert (sums.blocks, sums.steps) == (32, 128)
+    assert sums.read_bytes >= 2 * data.nbytes
+    assert result.write_bytes >= data.nbytes
+
+
+def test_a_cross_entropy_of_pictures_has_few_blocks():
+    """8 pictures of 512 x 512 places: a block for each 131,072, so 16 of 1024 threads, 128 places each, two loads."""
+    scores, target = spec(8, 21, 512, 512), spec(8, 512, 512, dtype="int64")
+    picked = first(call("aten.nll_loss2d_forward", {"self": scores, "target": target}, (spec(), spec()), reduction=1))
+    assert (picked.blocks, picked.block_threads, picked.steps) == (16, 1024, 256)
