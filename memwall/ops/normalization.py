@@ -38,6 +38,8 @@ _ROWS_PER_SM = 16
 #: threads of the block that goes over a group for its moments, an element each (group_norm_kernel.cu), or over a
 #: channel (Normalization.cuh, ``batch_norm_collect_statistics_kernel``); and how many a multiprocessor's registers hold
 _MOMENT_THREADS, _MOMENT_RESIDENT = 512, 1024
+#: threads of a block where a group has fewer elements than that
+_WARP = 32
 #: load latencies of cuDNN's batch norm in training form for each 512 elements of a channel, a block for each channel:
 #: four in flight in the pass for its moments, one in the pass for the result (level1_33 of kernelbench_v0, A100)
 _CHANNEL_STEPS = 1.25
@@ -227,10 +229,11 @@ def group_norm(call: Call) -> Cost:
 def _moments(data: TensorSpec, blocks: int, of: str) -> Stream:
     """A pass of blocks that go over a part of the data each, and update its moments with every load; their registers
     leave room for half of the threads (level2_79 of kernelbench_v0, A100)."""
-    turns = math.ceil(data.numel / max(blocks, 1) / _MOMENT_THREADS)
+    elements = data.numel / max(blocks, 1)
+    threads = _MOMENT_THREADS if elements >= _MOMENT_THREADS or of == "channel" else _WARP
     return replace(
-        pass_over(data.nbytes, 0, data.numel), steps=WELFORD_STEPS * turns, blocks=blocks,
-        block_threads=_MOMENT_THREADS, resident_threads=_MOMENT_RESIDENT,
+        pass_over(data.nbytes, 0, data.numel), steps=WELFORD_STEPS * math.ceil(elements / threads), blocks=blocks,
+        block_threads=threads, resident_threads=_MOMENT_RESIDENT,
         about=f"a block goes over each {of} for its moments, an element for each thread and turn",
     )  # fmt: skip
 

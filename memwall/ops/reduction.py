@@ -14,7 +14,7 @@ from functools import partial
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
-from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, table_of, vector_flops
+from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, table_of, vector_flops
 from memwall.ops.launches import Reduction
 from memwall.ops.registry import formula
 from memwall.ops.results import rows as results
@@ -126,9 +126,10 @@ def _scanned(call: Call, cost: Cost) -> Cost:
         return _reduced(call, cost)
     inner = math.prod(data.shape[dim % len(data.shape) + 1 :])
     if inner > 1:  # PyTorch issue 122170: 0.32 us a turn
-        blocks = rows // inner * math.ceil(inner / _SCAN_THREADS)
+        threads = min(inner, _SCAN_THREADS)
         about = f"a scan of {length} elements {inner} apart, by a thread for each of {rows} columns"
-        return streamed(cost, data.numel, kind="scan", steps=length, blocks=blocks, about=about)
+        columns = rows // inner * math.ceil(inner / threads) * threads
+        return looped(cost, data.numel, columns, length, about, threads, kind="scan")
     doublings = _row_doublings(rows, length)
     turns = math.ceil(length / 2 ** (doublings + 1))  # two elements for each thread
     return streamed(

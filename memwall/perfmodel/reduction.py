@@ -15,7 +15,6 @@ from memwall.perfmodel.stream import ROUND_TRIP_CLK
 
 #: most threads of a block, elements that a thread has in flight, elements of a vector (Reduce.cuh)
 _THREADS, _UNROLLED, _VECTOR = 512, 4, 4
-_WARP = 32
 #: elements of a thread from which a block, and from which the whole GPU, shares an output
 _BLOCK_SHARES, _GRID_SHARES = 16, 256
 #: dependent memory round trips to join blocks: partial results out, a counter, the last block reads them
@@ -39,7 +38,8 @@ def grid(launch: Reduction, gpu: Gpu) -> Grid:
     vector = 1 if along else next(n for n in (4, 2, 1) if launch.inner % n == 0)
     wide = _VECTOR if along and launch.outputs == 1 and launch.reduced >= 128 else 1  # of the input
     x, y = (ceil(launch.reduced / wide), launch.outputs) if along else (ceil(launch.outputs / vector), launch.reduced)
-    width, height = _block(x, y, _THREADS // vector)
+    chip = chip_of(gpu)
+    width, height = _block(x, y, _THREADS // vector, chip.warp_size)
     elements, outputs = launch.reduced, 1
     if along:
         elements = ceil(elements / width)
@@ -51,16 +51,16 @@ def grid(launch: Reduction, gpu: Gpu) -> Grid:
     else:
         outputs *= height
     blocks, parts = ceil(launch.outputs / outputs), 1
-    slots = gpu.sm_count * (chip_of(gpu).threads // (width * height))
+    slots = gpu.sm_count * (chip.threads // (width * height))
     if shares and elements >= _GRID_SHARES and blocks <= slots:
         parts = max(min(ceil(slots / blocks), ceil(elements / _BLOCK_SHARES)), ceil(elements / _GRID_SHARES))
         elements = ceil(elements / parts)
     return Grid(blocks * parts, width * height, parts, ceil(elements / _UNROLLED), _UNROLLED * vector)
 
 
-def _block(x: int, y: int, most: int) -> tuple[int, int]:
+def _block(x: int, y: int, most: int, warp: int) -> tuple[int, int]:
     """Threads of a block along both axes: ``set_block_dimension``."""
-    width = min(_last_power(x), _WARP)
+    width = min(_last_power(x), warp)
     height = min(_last_power(y), most // width)
     return min(_last_power(x), most // height), height
 

@@ -249,3 +249,15 @@ def test_a_cross_entropy_of_pictures_has_few_blocks():
     scores, target = spec(8, 21, 512, 512), spec(8, 512, 512, dtype="int64")
     picked = first(call("aten.nll_loss2d_forward", {"self": scores, "target": target}, (spec(), spec()), reduction=1))
     assert (picked.blocks, picked.block_threads, picked.steps) == (16, 1024, 256)
+
+
+def test_small_blocks_share_a_multiprocessor():
+    """A scan down 1000 rows of 32 columns has blocks of 32 threads, and a group of 32 elements a warp: an A100's
+    multiprocessor holds 32 blocks of either, so 3456 of them are one wave."""
+    scanned = first(call("aten.cumsum", {"self": spec(3456, 1000, 32)}, (spec(3456, 1000, 32),), dim=1))
+    assert (scanned.blocks, scanned.block_threads) == (3456, 32)
+    assert predict(scanned, A100).facts["loops_s"] == pytest.approx(1000 * 700 / 1.41e9)
+    moments = spec(432, 8)
+    inputs = {"input": spec(432, 256), "weight": spec(256), "bias": spec(256)}
+    norm = call("aten.native_group_norm", inputs, (spec(432, 256), moments, moments), N=432, C=256, HxW=1, group=8)
+    assert predict(first(norm), A100).facts["loops_s"] == pytest.approx(1.5 * 700 / 1.41e9)
