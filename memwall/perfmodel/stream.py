@@ -1,4 +1,10 @@
-"""How streaming kernels use a GPU: bytes at the bandwidth of their read/write mix, against the integer lanes."""
+"""How streaming kernels use a GPU: bytes at the bandwidth of their read/write mix, against the integer lanes and the
+loops of blocks.
+
+A thread of PyTorch's own kernels seldom has more than one load in flight: it goes over the window of its output, over
+the elements of its channel or group, down its column, and waits a load latency for each. The blocks of a launch run in
+waves of as many as the multiprocessors hold; a launch takes as long as the loops of its waves, or as its bytes.
+"""
 
 from __future__ import annotations
 
