@@ -137,10 +137,15 @@ def loop_instructions(operands: Sequence[TensorSpec], output: TensorSpec) -> int
     axes = _axes((output, *tensors), output)
     per_element = 0
     if axes > 1:
-        per_element = _PER_ELEMENT + _PER_AXIS * axes
+        per_element = broadcast_instructions(axes)
     if len({spec.dtype for spec in (output, *tensors)} - {"bool"}) > 1:  # a mask is read as it is
         per_element = max(per_element, _PER_CAST)
     return per_element * output.numel
+
+
+def broadcast_instructions(axes: int) -> int:
+    """Integer instructions per element of a TensorIterator kernel over so many axes."""
+    return _PER_ELEMENT + _PER_AXIS * axes
 
 
 def _axes(tensors: Sequence[TensorSpec], output: TensorSpec) -> int:

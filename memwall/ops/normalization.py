@@ -20,7 +20,15 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import MEAN, POSITIVE, along_dim
-from memwall.ops.elementwise import launched, pass_over, per_element, stream_of, streamed, vector_flops
+from memwall.ops.elementwise import (
+    broadcast_instructions,
+    launched,
+    pass_over,
+    per_element,
+    stream_of,
+    streamed,
+    vector_flops,
+)
 from memwall.ops.launches import WELFORD_STEPS, Launch, Rows, Stream
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import define, formula
@@ -223,18 +231,25 @@ def group_norm(call: Call) -> Cost:
     data = call.need("input")
     cost = call.cost(vector_flops(data, 7 * data.numel))
     groups = data.shape[0] * call.attributes.get("group", 1)
-    return launched(cost, _moments(data, groups, "group"), pass_over(0, 0), stream_of(cost, data.numel))
+    applied = stream_of(cost, data.numel, instructions=broadcast_instructions(2) * data.numel)
+    return launched(cost, _moments(data, groups, "group"), pass_over(0, 0), applied)
 
 
 def _moments(data: TensorSpec, blocks: int, of: str) -> Stream:
-    """A pass of blocks that go over a part of the data each, and update its moments with every load; their registers
-    leave room for half of the threads (level2_79 of kernelbench_v0, A100)."""
-    elements = data.numel / max(blocks, 1)
-    threads = _MOMENT_THREADS if elements >= _MOMENT_THREADS or of == "channel" else _WARP
+    """A pass of blocks over a part of the data each, for its moments; ten more updates join those of 512 threads."""
+    about = f"a block goes over each {of} for its moments, an element for each thread and turn"
+    return _block_each(pass_over(data.nbytes, 0, data.numel), blocks, about, WELFORD_STEPS, 10 * (WELFORD_STEPS - 1))
+
+
+def _block_each(work: Stream, blocks: int, about: str, turn_steps: float = 1.0, join_steps: float = 1.0) -> Stream:
+    """The pass by a block for each part, with the load latencies of a turn and those to join what its threads found:
+    two sums, whose shuffles and barriers take about one. Registers leave room for half of the threads (level2_79 of
+    kernelbench_v0, A100)."""
+    elements = work.elements / max(blocks, 1)
+    threads = _MOMENT_THREADS if elements >= _MOMENT_THREADS else _WARP
     return replace(
-        pass_over(data.nbytes, 0, data.numel), steps=WELFORD_STEPS * math.ceil(elements / threads), blocks=blocks,
-        block_threads=threads, resident_threads=_MOMENT_RESIDENT,
-        about=f"a block goes over each {of} for its moments, an element for each thread and turn",
+        work, steps=turn_steps * math.ceil(elements / threads) + join_steps, blocks=blocks, block_threads=threads,
+        resident_threads=_MOMENT_RESIDENT, about=about,
     )  # fmt: skip
 
 
@@ -246,8 +261,10 @@ def group_norm_backward(call: Call) -> Cost:
     flops = (9 * wanted[0] + 4 * wanted[1]) * data.numel
     again = (grad.nbytes + data.nbytes) * wanted[0]
     sums = pass_over(call.read_bytes, 0 if wanted[0] else call.write_bytes, data.numel)
+    sums = _block_each(sums, math.prod(data.shape[:2]), "a block goes over each channel of an image for its sums")
     small = (pass_over(0, 0),) * (2 * wanted[0] + wanted[1])
     result = (pass_over(again, call.write_bytes, data.numel),) * wanted[0]
+    result = tuple(replace(work, instructions=broadcast_instructions(3) * data.numel) for work in result)
     return call.cost(vector_flops(data, flops), launches=(sums, *small, *result))
 
 
@@ -334,11 +351,8 @@ def _training_gradients(call: Call, cost: Cost, data: TensorSpec) -> Cost:
     """The cost as cuDNN's kernel, or as PyTorch's: sums by a block for each channel, and the result."""
     if _by_cudnn(call, data) or not data.is_contiguous:
         return _a_block_per_channel(cost, data)
-    turns = math.ceil(data.numel / max(data.shape[1], 1) / _MOMENT_THREADS)
-    sums = replace(
-        pass_over(cost.read_bytes, 0, data.numel), steps=turns, blocks=data.shape[1], block_threads=_MOMENT_THREADS,
-        about="a block goes over each channel for its sums",
-    )  # fmt: skip
+    sums = pass_over(cost.read_bytes, 0, data.numel)
+    sums = _block_each(sums, data.shape[1], "a block goes over each channel for its sums")
     return replace(cost, launches=(sums, pass_over(0, 0), pass_over(cost.read_bytes, cost.write_bytes, data.numel)))
 
 
