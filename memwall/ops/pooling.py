@@ -1,8 +1,8 @@
 """Pooling: FLOPs, the bytes that windows touch, and PyTorch's kernels.
 
 An average is one add per window element, a maximum none. A thread makes one output and waits for each element of its
-window: 27 elements in waves of full multiprocessors take 650 to 710 clocks each on A100, A10 and T4 (level1_43 and 46
-of kernelbench_v0), whatever the bandwidth.
+window: 27 elements in waves of full multiprocessors take 650 to 710 clocks each on A100, A10 and T4 (level1_43 of
+kernelbench_v0), whatever the bandwidth.
 """
 
 from __future__ import annotations
