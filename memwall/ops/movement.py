@@ -162,7 +162,7 @@ def window(call: Call) -> Cost:
 #: bits of a pass of the block that sorts a row, and integer instructions per element and pass, whose few warps wait for
 #: shared memory: 2048 rows of 2048 take 0.65 ms on an RTX 3090 (sparsemax of liger_fused_vs_unfused.csv); rows of 4096,
 #: which were not fitted to, take twice that
-_BLOCK_BITS, _BLOCK_INSTRUCTIONS = 4, 175
+_BLOCK_BITS, _BLOCK_INSTRUCTIONS = 4, 172
 #: elements that such a block sorts: rows are filled up to them (Sort.cu, sortKeyValueInplace)
 _BLOCK_ROWS = (32, 128, 1024, 2048, 4096)
 #: rows from which each is sorted by itself (SortStable.cu); fewer are sorted as one, twice: by key, then by row
