@@ -265,8 +265,8 @@ def test_small_blocks_share_a_multiprocessor():
 
 B200 = load_gpu("b200")
 #: channels -> milliseconds of a forward and a backward pass on a B200 (liger_fused_vs_unfused.csv, huggingface). That
-#: blocks join their threads was added because of these rows; what it takes was not fitted to them. The gradient is still
-#: modeled at 54 to 73 % of the measured time
+#: blocks join their threads was added because of these rows; what it takes was not fitted to them. The gradient is
+#: still modeled at 54 to 73 % of the measured time
 GROUP_NORMS = {128: (0.0717, 0.133), 512: (0.258, 0.375), 1024: (0.499, 0.682)}
 
 
