@@ -50,10 +50,29 @@ _NEEDS_DATA = (
 )
 
 
+#: Words of messages about shapes and places.
+_OF_SHAPES = re.compile(r"shape|size|length|dimension|element|index|indices|match|broadcast|range|number of", re.I)
+
+
+def _may_follow(error: BaseException) -> bool:
+    """Whether an exception is about shapes or places, which may follow from what was assumed."""
+    if isinstance(error, LookupError):
+        return not (isinstance(error, KeyError) and isinstance(next(iter(error.args), None), str))
+    return bool(_OF_SHAPES.search(message_of(error)))
+
+
 def wanted_data(error: BaseException) -> str | None:
     """What of a tensor without data an exception of torch's says was asked for; None where it says nothing of it."""
     said = message_of(error)
     return next((text for part, text in _NEEDS_DATA if part in said), None)
+
+
+def why_without_data(error: BaseException) -> str | None:
+    """A clause that says why an exception of torch's was raised for a tensor without data; None where it was not."""
+    wanted = wanted_data(error)
+    if wanted is None or wanted in (_HOST, _SPARSE):
+        return wanted
+    return f"its Python needs {wanted} that follows from activations, and a trace has no data"
 
 
 @contextlib.contextmanager
@@ -84,7 +103,7 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
             ) from error
         if wanted is None:
             blamed = blame(error, doing)
-            if used := assumed():
+            if (used := assumed()) and _may_follow(error):
                 blamed = UsageError(f"{blamed}; this may follow from what was assumed, {used}: --assume changes it")
             raise blamed from error
         if wanted is _HOST:

@@ -17,7 +17,11 @@ _PACKAGES = frozenset(("site-packages", "dist-packages"))
 
 
 #: Part of a message of torch's → how to fix it.
-_FIXES = {"more than 1 value per channel when training": "a batch norm in training needs two samples: --batch 2"}
+_FIXES = {
+    "more than 1 value per channel when training": (
+        "a batch norm in training needs two samples: make inputs of two (--batch 2 where the target takes a batch)"
+    )
+}
 
 
 def blame(error: BaseException, doing: str) -> MemwallError:

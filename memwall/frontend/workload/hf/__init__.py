@@ -49,6 +49,8 @@ def from_config(
     else:
         asked = Asked(read.config, kind, sizes, training=mode == "training")
         asked.check()
+        if asked.normalises_vectors and "batch" not in sizes:
+            notes.append("the batch is 2, as a batch norm of one vector for each sample needs two samples in training")
 
         def inputs() -> Any:
             made = make_inputs(asked, built.again, said.append)

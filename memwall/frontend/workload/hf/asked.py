@@ -32,6 +32,9 @@ _AUDIO = (
 #: Bins of a column of Wav2Vec2-BERT's spectrogram, of which its model is given several at once.
 _BINS = 80
 
+#: Model types with a batch norm of one vector for each sample.
+_NORMALISE_VECTORS = frozenset(("levit", "groupvit"))
+
 #: Parts that hold a whole model of images and text.
 _WHOLES = ("thinker_config", "vlm_config")
 
@@ -68,6 +71,11 @@ def pair(value: Any) -> tuple[int, int] | None:
     if isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(item, int) for item in value):
         return value[-2], value[-1]
     return None
+
+
+def _whole(count: float) -> int:
+    """A count rounded up, at least 1; 0.56 s times 100 is 56, though not in floating numbers."""
+    return max(1, math.ceil(round(count, 6)))
 
 
 def _timm_image(config: Any) -> tuple[int, int] | None:
@@ -120,6 +128,11 @@ class Asked:
 
     def check(self) -> None:
         """Refuse sizes of what the model does not take, by a UsageError."""
+        if "seq" in self.sizes and self._columns_per_token:
+            raise UsageError(
+                f"--seq {self.sizes['seq']} was given, but {self.model.__name__} takes a token for each"
+                f" {self._columns_per_token / COLUMN_RATE:g} s of sound: give --seconds"
+            )
         for size, (what, inputs) in _TAKEN_BY.items():
             if size in self.sizes and not any(name in self.parameters for name in inputs):
                 raise UsageError(f"--{size} {self.sizes[size]} was given, but {self.model.__name__} takes no {what}")
@@ -168,12 +181,22 @@ class Asked:
 
     @property
     def batch(self) -> int:
-        return int(self.sizes.get("batch", 1))
+        return int(self.sizes.get("batch", 2 if self.normalises_vectors else 1))
+
+    @property
+    def normalises_vectors(self) -> bool:
+        """Whether a batch norm sees one vector for each sample, so that training takes two samples at least."""
+        return self.training and self.config.model_type in _NORMALISE_VECTORS
+
+    @property
+    def _columns_per_token(self) -> int | None:
+        """Columns of a spectrogram for each token of text, where they go together."""
+        return number(self.config, "audio_length_per_tok") if self.takes("input_features") else None
 
     @cached_property
     def seq(self) -> int:
         """Tokens of text in a sample."""
-        if (step := number(self.config, "audio_length_per_tok")) and self.takes("input_features"):
+        if step := self._columns_per_token:
             return self.columns() // step  # a token is added to what is heard at its time
         if "seq" in self.sizes:
             return int(self.sizes["seq"])
@@ -260,15 +283,18 @@ class Asked:
         return several // _BINS if several else _extractor_default(self.config, "stride_lfr", "frame_stacking") or 1
 
     def columns(self) -> int:
-        """Columns of a spectrogram; where the waveform is given too, of as many seconds."""
+        """Columns of a spectrogram, as many as whole tokens of text take; where the waveform is given too, of as many
+        seconds."""
         seconds = SECONDS if self.takes("input_values", "input_features") else SPECTROGRAM_SECONDS
-        return max(1, math.ceil(float(self.sizes.get("seconds", seconds)) * COLUMN_RATE / self.stride))
+        columns = _whole(float(self.sizes.get("seconds", seconds)) * COLUMN_RATE / self.stride)
+        step = self._columns_per_token or 1
+        return math.ceil(columns / step) * step
 
     @property
     def samples(self) -> int:
         """Samples of a waveform, a multiple of those that become a token."""
         step = number(self.audio, "samples_per_token") or 1
-        return max(1, math.ceil(float(self.sizes.get("seconds", SECONDS)) * self.sample_rate / step)) * step
+        return _whole(float(self.sizes.get("seconds", SECONDS)) * self.sample_rate / step) * step
 
     @property
     def sample_rate(self) -> int:

@@ -140,22 +140,20 @@ _TOKENS = (
 
 def _with_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any], note: Note) -> dict[str, Tensor]:
     """The inputs with each part's tokens in front of the text; ``note`` is told which parts are left out."""
-    from memwall.frontend.torch.failures import wanted_data
+    from memwall.frontend.torch.failures import why_without_data
 
     for part in _TOKENS:
         token = number(asked.config, *part.ids)
         if not {"input_ids", part.input} <= made.keys():
             continue
         if token is None:
-            if any(hasattr(asked.config, name) for name in part.ids):
-                made = _without_part(asked, made, part, f"the configuration names no {part.name} token", note)
+            if stated := next((name for name in part.ids if hasattr(asked.config, name)), None):
+                made = _without_part(asked, made, part, f"the configuration has no value for {stated}", note)
             continue
         try:
             made = _with_part(asked, made, part, token, model())
         except Exception as error:  # whatever transformers raises where the input is not as this model wants it
-            wanted = wanted_data(error)
-            why = f"it needs {wanted}, and a trace has no data" if wanted else first_line(error)[:120]
-            made = _without_part(asked, made, part, why, note)
+            made = _without_part(asked, made, part, why_without_data(error) or first_line(error)[:120], note)
     return made
 
 
