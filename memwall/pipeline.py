@@ -319,8 +319,14 @@ def _workload(
     mode: str, gpu: Gpu,
 ) -> Workload:  # fmt: skip
     from memwall.frontend.workload import Workload, resolve
+    from memwall.frontend.workload.target import is_saved
 
     if isinstance(target, (str, Path)):
+        if is_saved(str(target)):
+            raise UsageError(
+                f"{target} is a saved profile, traced already: read it with memwall.Profile.load({str(target)!r}), and"
+                " put it on other GPUs with memwall.pipeline.resimulate(profile, gpu)"
+            )
         workload = resolve(str(target), **sizes, input_specs=input_specs, mode=mode, gpu=gpu)
         if inputs is not None:
             workload = replace(workload, inputs=inputs)

@@ -12,6 +12,9 @@ from torch import nn
 
 from memwall.frontend.torch.recorder import Recorder
 
+#: A tensor's value and what it rests on, as ``("experts=balanced",)``.
+Known = tuple[torch.Tensor, tuple[str, ...]]
+
 
 def marks(recorder: Recorder) -> tuple[Any, ...]:
     """Equal to earlier marks where no value was asked for in between (the first), and no random number drawn on the
@@ -31,18 +34,30 @@ def values_given(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> Any:
         return recorder.known.digest([t for t in tensors if not isinstance(t, nn.Parameter)])
 
 
-def values_of(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-    """Copies of the known values of a block's results."""
+def values_of(recorder: Recorder, tensors: Iterable[torch.Tensor]) -> tuple[Known | None, ...]:
+    """Copies of the known values of a block's results, with what they rest on."""
     known = recorder.known
     with recorder.unrecorded():
-        found = [None if known is None or not known.has(t) else known.of(t) for t in tensors]
-        return tuple(None if value is None else value.clone() for value in found)
+        found = [(t, None if known is None or not known.has(t) else known.of(t)) for t in tensors]
+        return tuple(None if value is None or known is None else (_copy(value), known.assumed(t)) for t, value in found)
 
 
-def give_values(recorder: Recorder, tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor | None]) -> None:
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    """A copy of a host tensor; of one element that stands for all, that alone is copied."""
+    if not value.numel() or any(value.stride()):
+        return value.clone()
+    return value.as_strided((), ()).clone().expand(value.shape)
+
+
+def give_values(recorder: Recorder, tensors: Sequence[torch.Tensor], values: Sequence[Known | None]) -> None:
     """The results of a replayed block have the values of those of the block that it copies."""
     if recorder.known is not None and any(value is not None for value in values):
         with recorder.unrecorded():
-            for tensor, value in zip(tensors, values, strict=True):
-                if value is not None:
-                    recorder.known.give(tensor, value)
+            for tensor, known in zip(tensors, values, strict=True):
+                if known is None:
+                    continue
+                value, assumed = known
+                if value.numel() and not any(value.stride()):
+                    recorder.known.give_uniform(tensor, value.as_strided((), ()), *assumed)
+                else:
+                    recorder.known.give(tensor, value, *assumed)

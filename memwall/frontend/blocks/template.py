@@ -69,7 +69,7 @@ class Template:
     outputs: tuple[Handed, ...]
     tree: TreeSpec
     written: tuple[int, ...] = ()
-    values: tuple[torch.Tensor | None, ...] = ()
+    values: tuple[tuple[torch.Tensor, tuple[str, ...]] | None, ...] = ()
     given: Any = None
     backward: dict[Any, BackwardTemplate | None] = field(default_factory=dict)
 

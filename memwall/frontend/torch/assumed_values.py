@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from memwall.frontend.torch.assumptions import Assumptions
-from memwall.frontend.torch.value_rules import CHOICES, COPYING, COUNTS, FINITE, ROUNDED, is_small
+from memwall.frontend.torch.value_rules import CHOICES, COPYING, COUNTS, FINITE, ROUNDED, WHOLE, is_small
 
 
 class Values(Protocol):
@@ -30,7 +30,7 @@ def assume(
         values.give_uniform(out, FINITE[name])
     elif name in CHOICES:
         _choose(values, assumptions, name, out, args, kwargs)
-    elif name in ROUNDED and args[0].is_floating_point() and (name not in COPYING or _is_whole(out)):
+    elif name in ROUNDED and args[0].is_floating_point() and (name not in COPYING or out.dtype in WHOLE):
         values.give_uniform(out, *assumptions.unasked("rounded"))
     elif name in COUNTS and args[0].dtype is torch.bool:
         _count(values, assumptions, out, args[0].numel())
@@ -54,11 +54,6 @@ def _count(values: Values, assumptions: Assumptions, out: torch.Tensor, elements
     elif is_small(out):
         spread = (torch.arange(counts + 1, device="cpu") * total // counts).diff()
         values.give(out, spread.view(out.shape), assumed)
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of integers."""
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 def _choose(

@@ -161,8 +161,8 @@ class Assumptions:
         lines = []
         for used, places in self._used.items():
             first, *others = places
-            more = f" and {len(others)} more" if others else ""
-            lines.append(f"{used}, {KINDS[used.partition('=')[0]].says} (asked by {first}{more})")
+            more = f" and in {len(others)} more place{'s' * (len(others) > 1)}" if others else ""
+            lines.append(f"{used}, {KINDS[used.partition('=')[0]].says} (needed in {first}{more})")
         return lines
 
 

@@ -6,11 +6,13 @@ look of the arguments, so an equal call gets tensors like those of the first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from memwall.frontend.torch.tensors import flat_tensors
 
 _TENSORS = (torch.Tensor, nn.Parameter)
 
@@ -78,7 +80,7 @@ def _kept(result: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]] | Non
     parts = (result,) if kind is torch.Tensor else tuple(result) if kind in (tuple, list) else None
     if parts is None:
         return None
-    storages = {tensor.untyped_storage()._cdata for tensor in _tensors(args)}
+    storages = {tensor.untyped_storage()._cdata for tensor in flat_tensors(args)}
     items: list[Any] = []
     for part in parts:
         if isinstance(part, torch.Tensor):
@@ -100,11 +102,3 @@ def _fresh(tensor: torch.Tensor) -> _Look | None:
         return None
     look = _Look(tensor.shape, tensor.stride(), tensor.dtype)
     return look if look.made().untyped_storage().nbytes() == tensor.untyped_storage().nbytes() else None
-
-
-def _tensors(items: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, (list, tuple)):
-            yield from _tensors(item)

@@ -36,7 +36,8 @@ INDEXED = frozenset(
      "aten._unsafe_index_put")
 )  # fmt: skip
 MASKS = (torch.bool, torch.uint8)
-INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (torch.bool, *WHOLE)
 #: Ops that move elements one by one.
 COPYING = frozenset(("aten._to_copy", "aten.clone"))
 #: Reductions to one number that of equal elements is that of one.

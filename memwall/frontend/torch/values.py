@@ -256,7 +256,7 @@ class KnownValues:
         if signature.name == "aten.masked_select":
             mask = self.of(args[1])
             if mask is not None and not mask.is_meta:
-                self._note(self._assumed(args[1]))
+                self._note(self.assumed(args[1]))
                 self.asked += 1
                 return selected(args[0], mask)
         if signature.name in ARE_ZERO and args[1] == 0 and address_of(args[0]) in self._normal:
@@ -286,7 +286,7 @@ class KnownValues:
     ) -> Any:
         func, written = signature.function, arguments_at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
-        assumed = tuple(dict.fromkeys(text for t in tensors if t.is_meta for text in self._assumed(t)))
+        assumed = tuple(dict.fromkeys(text for t in tensors if t.is_meta for text in self.assumed(t)))
         if signature.name in UNIQUE and any(text.startswith("rounded=") for text in assumed):
             return self._called_unknown(signature, kind, args, kwargs, guess=True)  # of which one number stands for all
         if kind.asks or leaves:
@@ -324,7 +324,8 @@ class KnownValues:
             self._rest_on(tensor, assumed)
         return out
 
-    def _assumed(self, tensor: torch.Tensor) -> tuple[str, ...]:
+    def assumed(self, tensor: torch.Tensor) -> tuple[str, ...]:
+        """What a tensor's value rests on."""
         found = self._shadows.get(address_of(tensor))
         return found.assumed if found else ()
 
