@@ -24,7 +24,7 @@ from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.fusion import UNIVERSAL
 from memwall.hardware.lookup import Gpu
-from memwall.record.kernels import WALLS, peak_place, rates, schedule_label, wall_shares
+from memwall.record.kernels import peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule, Totals, time_by_wall
@@ -222,7 +222,7 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
     for key, count in Counter(groups[0]).items():
         by_wall = [time_by_wall(column.get(key, ())) for column in columns]
         times = tuple(sum(walls.values()) for walls in by_wall)
-        walls = tuple(max(WALLS, key=each.__getitem__) if any(each.values()) else "" for each in by_wall)
+        walls = tuple(max(each, key=each.__getitem__) if any(each.values()) else "" for each in by_wall)
         flipped = len({wall for wall in walls if wall}) > 1
         if flipped and any(time_s >= NOTABLE * s.totals.time_s for time_s, s in zip(times, schedules, strict=True)):
             flip = Flip(key[0], key[3], key[2], count, walls, times)

@@ -23,7 +23,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import PHASES
 from memwall.ops.registry import class_order
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import WALLS, collapse, common_module, kernel_module, kernel_phase, shapes_text
+from memwall.record.kernels import collapse, common_module, kernel_module, kernel_phase, shapes_text
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule, time_by_wall
 
@@ -104,7 +104,7 @@ class Sums:
     def of(cls, rows: Sequence[Estimate | Sums], **more: Any) -> Self:
         """The sums of some kernels, or of some sums; ``more``: the fields that a subclass adds."""
         walls = time_by_wall(rows)
-        return cls(**sums(rows, _SUMMED), limited_by=max(WALLS, key=walls.__getitem__), **more)
+        return cls(**sums(rows, _SUMMED), limited_by=max(walls, key=walls.__getitem__), **more)
 
     @property
     def bytes(self) -> int:

@@ -33,6 +33,8 @@ class Cost:
     dense_flops: int | None = None
     #: bytes that cross the link to other GPUs or to the host, the one way that takes more
     link_bytes: float = 0.0
+    #: of them, those that a switch which does the sums would spare
+    spared_link_bytes: float = 0.0
     #: one after another; none given: one that moves the bytes and does the FLOPs
     launches: tuple[Launch, ...] = _ONE
 
@@ -81,7 +83,8 @@ class Cost:
             dense = sum(c.total_flops if c.dense_flops is None else c.dense_flops for c in (self, other))
         return Cost(
             flops, self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes,
-            self.modeled and other.modeled, dense, self.link_bytes + other.link_bytes, self.launches + other.launches,
+            self.modeled and other.modeled, dense, self.link_bytes + other.link_bytes,
+            self.spared_link_bytes + other.spared_link_bytes, self.launches + other.launches,
         )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Classes of ops, in the order in which reports list them.
 OP_CLASSES = (
     "contraction", "convolution", "attention", "normalization", "reduction",
-    "elementwise", "movement", "optimizer", "other",
+    "elementwise", "movement", "optimizer", "communication", "other",
 )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ _ROWS: dict[str, Row] = {}
 _found: dict[str, Row | None] = {}
 _FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "sampling", "reduction",
              "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection", "quantization",
-             "sparse", "libraries")  # fmt: skip
+             "sparse", "libraries", "collective")  # fmt: skip
 _EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
 _loaded = False
 

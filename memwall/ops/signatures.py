@@ -29,6 +29,9 @@ FREE = frozenset(
 #: Libraries whose calls are no kernels.
 _SKIPPED_NAMESPACES = frozenset(("prim", "profiler"))
 
+#: Libraries whose calls send to other ranks.
+_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
+
 DROPPED_ATTRIBUTES = frozenset(("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format"))
 
 
@@ -45,7 +48,8 @@ class Argument(NamedTuple):
 
 class Signature(NamedTuple):
     """What is known of an operator, looked up once. ``updates`` marks multi-tensor ops that only write their arguments:
-    they need not be run to know their result, ``composite`` those that autograd splits into others before they run."""
+    they need not be run to know their result, ``composite`` those that autograd splits into others before they run,
+    ``sends`` those that send to other ranks."""
 
     function: Any
     name: str
@@ -53,6 +57,7 @@ class Signature(NamedTuple):
     skipped: bool
     updates: bool
     composite: bool
+    sends: bool
     arguments: tuple[Argument, ...]
 
 
@@ -67,8 +72,9 @@ def signature_of(func: Any) -> Signature:
     overwrites, shape_only = (row.overwrites, row.shape_only) if row else (False, False)
     arguments = []
     for argument in schema.arguments:
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        unread = (written and (argument.is_out or overwrites)) or (argument.name == "self" and shape_only)
+        updated, filled = _changed(packet, argument.name) if func.namespace == "c10d" else (False, False)
+        written = updated or (argument.alias_info is not None and argument.alias_info.is_write)
+        unread = filled or (written and (argument.is_out or overwrites)) or (argument.name == "self" and shape_only)
         default = argument.default_value if argument.has_default_value() else None
         kind = str(argument.real_type)
         stated = renamed.get(argument.name, argument.name)
@@ -76,7 +82,14 @@ def signature_of(func: Any) -> Signature:
     free = func.is_view or packet in FREE
     updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
     skipped, composite = func.namespace in _SKIPPED_NAMESPACES, func._can_decompose()
-    return Signature(func, name, free, skipped, updates, composite, tuple(arguments))
+    sends = func.namespace in _COLLECTIVES
+    return Signature(func, name, free, skipped, updates, composite, sends, tuple(arguments))
+
+
+def _changed(packet: str, argument: str) -> tuple[bool, bool]:
+    """Whether a collective writes an argument, and whether it does not read it: its schema states neither."""
+    result = argument.startswith("output")
+    return result or (argument == "tensors" and packet != "c10d.send"), result or "recv" in packet
 
 
 def _known_names(schema: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Collectives over the links of GPUs: what a rank must send, and how long that takes.
+"""Collectives over the links of GPUs: how long it takes to send what crosses (:mod:`memwall.ops.collective`).
 
 A GPU's ``link_bytes_per_s`` counts both directions, so a link carries half of it each way. In a ring all-reduce each of
 n GPUs sends and receives 2 (n - 1) / n of the buffer in 2 (n - 1) steps (Patarasu and Yuan, 2009). The two GPUs of a
@@ -11,16 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memwall.hardware.lookup import Gpu
-
-#: collectives in which a rank sends or receives the whole message, not ``(n - 1) / n`` of it
-_WHOLE_MESSAGE = ("send", "recv", "broadcast")
-
-
-def least_share(collective: str, ranks: int) -> float:
-    """The share of its message that one of n ranks must send or receive; a half where n is unknown (0)."""
-    if any(word in collective for word in _WHOLE_MESSAGE):
-        return 1.0
-    return (ranks - 1) / ranks if ranks else 0.5
 
 
 def link_s(nbytes: float, gpu: Gpu) -> float:

@@ -117,13 +117,13 @@ def _peak_s(flops: Mapping[Pipe, int], gpu: Gpu) -> float:
 def bound_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel: no real run is faster."""
     rate = gpu.l2_bytes_per_s if cost.bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
-    return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes, gpu))
+    return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes - cost.spared_link_bytes, gpu))
 
 
 def on_chip_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel whose operands all are in L2, and whose results stay there."""
     rate = max(gpu.l2_bytes_per_s, gpu.dram_bytes_per_s)
-    return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes, gpu))
+    return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes - cost.spared_link_bytes, gpu))
 
 
 def _least_compute_s(cost: Cost, gpu: Gpu) -> float:

@@ -30,9 +30,9 @@ from memwall.core.graph import ITEMSIZE
 from memwall.hardware.chips import CHIPS
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
+from memwall.ops.collective import least_share
 from memwall.ops.launches import Plain
 from memwall.ops.libraries import library_rule, not_recorded
-from memwall.perfmodel.collectives import least_share
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, Surroundings, read_call, record_of
 from memwall.traces.records import Kernels, TracedKernel, TracedOp

@@ -22,7 +22,14 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from memwall.frontend.torch.distributed import is_data_parallel, refuse_sharded, remade
+from memwall.frontend.torch.distributed import (
+    is_data_parallel,
+    is_of_process,
+    is_sharded,
+    keep_state,
+    refuse_wrapped,
+    remade,
+)
 from memwall.frontend.torch.tensors import is_wrapper, plain_parts
 
 #: Moves a tensor to the traced device, as a new leaf; it may be a buffer, an input or the data of a parameter.
@@ -141,14 +148,16 @@ class Copies:
             return self._copied(module._orig_mod)
         if isinstance(module, torch.jit.ScriptModule):
             return self._scripted(module)
-        refuse_sharded(module)
+        refuse_wrapped(module)
         if is_data_parallel(module):
             if module.find_unused_parameters:
                 self.notes[_UNUSED] = None
             return remade(module, self._copied(module.module))
-        if hasattr(kind, "__deepcopy__") or getattr(kind, "__reduce_ex__", None) is not object.__reduce_ex__:
+        sharded = is_sharded(module)  # whose class makes modules that are not, and refuses copies
+        own_way = hasattr(kind, "__deepcopy__") or getattr(kind, "__reduce_ex__", None) is not object.__reduce_ex__
+        if own_way and not sharded:
             return self._object(module, kind)
-        made = self._memo[id(module)] = kind.__new__(kind)
+        made = self._memo[id(module)] = (object if sharded else kind).__new__(kind)
         fields = made.__dict__
         for name, value in module.__dict__.items():
             if type(value) in _PLAIN:
@@ -160,6 +169,8 @@ class Copies:
             else:
                 fields[name] = self._at(name, value)
         made._compiled_call_impl = None
+        if sharded:
+            keep_state(module, made, self._copied)
         return made
 
     def _scripted(self, module: torch.jit.ScriptModule) -> Any:
@@ -199,7 +210,7 @@ class Copies:
     def _object(self, thing: Any, kind: type) -> Any:
         """Any other object, copied as its class says; itself where its class says that it cannot be."""
         atomic = copy._deepcopy_dispatch.get(kind) or issubclass(kind, type)  # type: ignore[attr-defined]
-        if atomic:
+        if atomic or is_of_process(thing):
             return thing
         try:
             if hasattr(kind, "__deepcopy__"):

@@ -1,4 +1,5 @@
-"""Programs of several GPUs seen from one rank, without the others: process groups and DistributedDataParallel.
+"""Programs of several GPUs seen from one rank, without the others: process groups, DistributedDataParallel and
+``fully_shard``.
 
 A process group that the model makes is a fake one of torch's own, in which collectives return at once; they are
 recorded. ``DistributedDataParallel`` is made again around the module's copy, so that its own reducer
@@ -19,6 +20,9 @@ import torch.distributed as dist
 from torch import nn
 
 from memwall.core.errors import UsageError
+from memwall.core.graph import Graph
+from memwall.core.units import size
+from memwall.ops.collective import sent
 
 
 @contextlib.contextmanager
@@ -27,11 +31,19 @@ def fake_groups() -> Iterator[None]:
     if not dist.is_available():
         yield
         return
+    import torch.distributed.device_mesh as meshes
     import torch.nn.parallel.distributed as parallel
 
+    set_up = meshes.DeviceMesh._setup_world_group_and_device
+
+    def large_enough(mesh: Any) -> Any:
+        _grow(mesh.size())
+        return set_up(mesh)
+
     with contextlib.ExitStack() as stack:
-        for home in (dist, dist.distributed_c10d):
+        for home in (dist, dist.distributed_c10d, meshes):
             stack.enter_context(patch.object(home, "init_process_group", _init))
+        stack.enter_context(patch.object(meshes.DeviceMesh, "_setup_world_group_and_device", large_enough))
         for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
             stack.enter_context(patch.object(parallel, name, lambda *args, **kwargs: None))
         original = parallel.DistributedDataParallel.__init__
@@ -55,11 +67,24 @@ def _init(
     """A group of torch's fake backend, of the size asked for or that the environment states."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+    stated = int(os.environ.get("WORLD_SIZE", "0"))  # which torchrun sets
+    _SIZE_ASSUMED[:] = [world_size <= 0 and not stated]
+    world_size = world_size if world_size > 0 else stated or 1
     rank = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
     _ORIGINAL("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 
+def _grow(ranks: int) -> None:
+    """Make the process group that a mesh of so many ranks needs, where nobody said how many there are."""
+    if not dist.is_initialized():
+        _init()
+    if _SIZE_ASSUMED[0] and dist.get_world_size() < ranks:
+        end_group()
+        _init(world_size=ranks)
+
+
+#: whether nobody said how many ranks there are in the group that :func:`_init` made last
+_SIZE_ASSUMED = [False]
 _ORIGINAL: Callable[..., None] = dist.init_process_group if dist.is_available() else _init
 
 
@@ -80,19 +105,37 @@ def end_group() -> None:
         dist.destroy_process_group()
 
 
-def one_rank() -> str:
+def one_rank(graph: Graph) -> str:
     """What to say of a trace in a process group of several; else empty."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not has_other_ranks():
         return ""
+    count, link_bytes = sent(graph)
+    sends = f"{count:,} collectives, {size(link_bytes)} on the link"
     return (
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: what this rank holds and computes, and the collectives"
-        " that it calls; waiting for other ranks is not modeled"
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: what this rank holds, computes and sends ({sends}); a"
+        " collective takes no less than its bytes take on the GPU's own link, and overlaps with nothing; its latency,"
+        " networks between nodes and the wait for other ranks are not modeled"
     )
+
+
+def group_size(group: Any) -> int:
+    """How many ranks are in a process group, which operators are given boxed or by name."""
+    if isinstance(group, str):
+        by_name: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
+        group = by_name(group)
+    elif isinstance(group, torch.ScriptObject):
+        group = dist.ProcessGroup.unbox(group)
+    return int(group.size())
 
 
 def is_data_parallel(module: nn.Module) -> bool:
     """Whether a module is a DistributedDataParallel, whose reducer waits for gradients."""
     return type(module).__name__ == "DistributedDataParallel" and hasattr(module, "reducer")
+
+
+def waits_for_ranks(module: nn.Module, training: bool) -> bool:
+    """Whether blocks of a module depend on what others do: a reducer waits for gradients, shards are gathered ahead."""
+    return any(is_sharded(part) or (training and is_data_parallel(part)) for part in module.modules())
 
 
 def remade(wrapped: Any, module: nn.Module) -> nn.Module:
@@ -119,11 +162,83 @@ def _all_reduced(state, bucket):  # type: ignore[no-untyped-def]  # torch reads 
     return done
 
 
-def refuse_sharded(module: nn.Module) -> None:
-    """A UsageError where a module's parameters are sharded by FSDP."""
-    kinds = {kind.__name__ for kind in type(module).__mro__}
-    if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` shards a module's parameters."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def refuse_wrapped(module: nn.Module) -> None:
+    """A UsageError for the wrapper that came before ``fully_shard``."""
+    if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__):
         raise UsageError(
-            "FSDP gathers parameters through streams and storages that a trace without a GPU lacks: profile the module"
-            " before it is wrapped (fully_shard, FullyShardedDataParallel); DDP and parallelize_module are traced"
+            "FullyShardedDataParallel gathers parameters in ways that a trace without a GPU lacks: use fully_shard, or"
+            " profile the module before it is wrapped"
         )
+
+
+def is_of_process(thing: Any) -> bool:
+    """Whether an object stands for the ranks of this process, which copies share."""
+    return dist.is_available() and type(thing).__name__ in ("DeviceMesh", "ProcessGroup")
+
+
+def keep_state(module: nn.Module, made: nn.Module, copied: Callable[[Any], Any]) -> None:
+    """Give a sharded module's copy the copy of what ``fully_shard`` knows of it."""
+    from torch.distributed._composable_state import _get_module_state, _insert_module_state
+
+    _insert_module_state(made, copied(_get_module_state(module)))
+
+
+def _groups(module: nn.Module) -> list[Any]:
+    """The groups of parameters below a module that are gathered together."""
+    from torch.distributed._composable_state import _get_module_state
+
+    states: dict[int, Any] = {id(s): s for m in module.modules() if is_sharded(m) and (s := _get_module_state(m))}
+    # torch 2.11 has one group a state
+    return [g for s in states.values() for g in getattr(s, "_fsdp_param_groups", [s._fsdp_param_group]) if g]
+
+
+def settle_shards(module: nn.Module) -> None:
+    """Let sharded parameters without data be parts of what their groups gather, padded as on a device. torch does so
+    for those with data (``FSDPParam.reset_sharded_param``)."""
+    for parameter in (item for group in _groups(module) for item in group.fsdp_params):
+        if parameter.offload_to_cpu:
+            raise UsageError("CPUOffloadPolicy keeps parameters on the host, which is not modeled: leave it out")
+        info, axis = parameter._module_info, parameter.fsdp_placement.dim
+        own = parameter.sharded_param = getattr(info.module, info.param_name)
+        parameter._sharding_spec, local = own._spec, own._local_tensor
+        if local.is_meta:
+            padded = torch.empty(parameter.padded_sharded_param_size, dtype=local.dtype, device="meta")
+            parameter._sharded_param_data = padded.view(-1)
+            own._local_tensor = padded.narrow(axis, 0, local.size(axis) if local.numel() else 0)
+
+
+@contextlib.contextmanager
+def sharding(module: nn.Module, release: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """While open, a sharded module runs without data: its copies are recorded as the ops of aten that they are, and
+    ``release`` is called with memory that it frees and asks for again."""
+    if not _groups(module):
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    ops: Any = torch.ops.fsdp
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        release(storage)
+        return resize(storage, size)
+
+    copies: Any = {
+        "all_gather_copy_in": collectives.all_gather_copy_in_cuda,
+        "split_with_sizes_copy": collectives.split_with_sizes_copy,
+        "chunk_cat": collectives.chunk_cat,
+    }
+    with (
+        patch.multiple(ops, **copies),
+        patch.object(collectives, "_get_device_handle", lambda kind: torch.cuda),
+        patch.object(type(_groups(module)[0]), "_validate_no_meta_params", lambda group: None),
+        patch.object(torch.UntypedStorage, "resize_", resized),
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of what forward returns, whatever it is used for
+        yield

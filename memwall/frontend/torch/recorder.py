@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.carrying import with_places
+from memwall.frontend.torch.distributed import group_size
 from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
 from memwall.frontend.torch.tensors import (
     adds_sparse,
@@ -150,6 +151,10 @@ class Recorder(TorchDispatchMode):
         """The storage id of a tensor, or None when it has not been seen."""
         return self._storage_ids.get(tensor.untyped_storage()._cdata)
 
+    def release(self, storage: torch.UntypedStorage) -> None:
+        """Memory that is freed: what the storage holds from now on is new."""
+        self._storage_ids.pop(storage._cdata, None)
+
     def set_role(self, tensor: torch.Tensor, role: str, name: str = "") -> None:
         """Set the role of a recorded storage."""
         known = self.storage(tensor, role, name)
@@ -249,10 +254,12 @@ class Recorder(TorchDispatchMode):
             if isinstance(value, torch.Tensor):
                 found = (value,) if value.layout is torch.strided else sparse_parts(value)
                 sparse = sparse or value.layout is not torch.strided
-            elif isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
-                found = [v for v in value if isinstance(v, torch.Tensor)]
-                if len(found) < len(value):  # x[:, index]: which axes are indexed
+            elif isinstance(value, (list, tuple)) and (held := flat_tensors(value)):
+                found = held
+                if any(v is None for v in value):  # x[:, index]: which axes are indexed
                     scalars.append((f"{name}_given", tuple([v is not None for v in value])))
+            elif name in ("process_group", "group_name") and signature.sends:
+                scalars.append(("ranks", group_size(value)))
             elif name not in DROPPED_ATTRIBUTES:
                 scalars.append((name, freeze(value)))
             for tensor in found:

@@ -34,7 +34,14 @@ from memwall.frontend.torch.copies import is_lazy, shaping
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.distributed import fake_groups, is_data_parallel, one_rank, own_group
+from memwall.frontend.torch.distributed import (
+    fake_groups,
+    one_rank,
+    own_group,
+    settle_shards,
+    sharding,
+    waits_for_ranks,
+)
 from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.higher_order import plain_forms
@@ -151,14 +158,16 @@ class _Step:
                     self.module.to(dtype)
             with TracedDevice(self.device, known=self.known):
                 self._set_mode()
+        settle_shards(self.module)
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)
         if is_lazy(self.module):
             self._give_shapes(recorder)
         self._assume(self.recorder)
         self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
         self.autocast = CudaAutocast()
-        reduces = self.training and any(map(is_data_parallel, self.module.modules()))  # as gradients become ready
-        replays = options.replay and not options.real and execute is None and not reduces
+        replays = (
+            options.replay and not options.real and execute is None and not waits_for_ranks(self.module, self.training)
+        )
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
 
     def _set_mode(self) -> None:
@@ -211,6 +220,7 @@ class _Step:
             plain_forms(warn),
             triton_calls(recorder),
             offloading(recorder, note),
+            sharding(self.module, recorder.release),
             torch.set_grad_enabled(self.gradients),
         ):
             yield
@@ -231,7 +241,7 @@ class _Step:
         if self.known is not None and self.known.assumptions is not None:
             self.assumed += self.known.assumptions.lines()
         capture |= noted(
-            filter(None, [*notes, *self.left_out, *library_notes(graph), one_rank(), iterations(optimizer)]),
+            filter(None, [*notes, *self.left_out, *library_notes(graph), one_rank(graph), iterations(optimizer)]),
             self.assumed,
         )
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)

@@ -166,7 +166,7 @@ class Kind(NamedTuple):
             tuple((place, name) for place, name, a in numbered if a.written),
             signature.free and not asks, asks, torch.Tag.nondeterministic_seeded in tags,
             torch.Tag.pointwise in tags or signature.name in COPYING, torch.Tag.reduction in tags,
-            plain and not aliases, signature.function.namespace in ("c10d", "_c10d_functional"),
+            plain and not aliases, signature.sends,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.assumed_values import assume, assume_places
 from memwall.frontend.torch.assumptions import Assumptions, assumed_result
@@ -218,7 +218,6 @@ class KnownValues:
         if self._numbers or signature.name in NUMBERED:
             args = self._with_numbers(args, signature.name in NUMBERED)
         if kind.sends and has_other_ranks():  # whose values are not known
-            self.forget(flat_tensors(tree_leaves(args[:1])) if signature.function.namespace == "c10d" else ())
             self.forget(arguments_at(kind.writes, args, kwargs))
             return func(*args, **kwargs)
         count = len(args)

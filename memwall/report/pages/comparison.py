@@ -231,7 +231,7 @@ MAX_LISTED = 3
 def _listed(labels: Sequence[str], flip: Flip, wall: str) -> str:
     """The entries on which a kernel hits a wall; the most of them are "the others" where that is clear and shorter."""
     names = [name for name, hit in zip(labels, flip.walls, strict=True) if hit == wall]
-    most = max(WALLS, key=flip.walls.count)
+    most = max((*WALLS, LINK), key=flip.walls.count)
     if wall == most and len(names) > MAX_LISTED and all(flip.walls):
         return f"the other {len(names)}"
     return ", ".join(names) or col.NOTHING

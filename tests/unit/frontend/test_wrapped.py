@@ -169,57 +169,6 @@ def test_hooks_on_gradients_are_kept():
     assert Counter(names(made)) - Counter(names(profiled(Mlp(), mode="training", optimizer=None))) == {"mul.Tensor": 1}
 
 
-# -- several GPUs, one rank's view ------------------------------------------------------------------------------------
-
-
-def grouped(size: int) -> None:
-    torch.distributed.init_process_group("nccl", rank=1, world_size=size)
-
-
-def test_ddp_sends_its_gradients_in_buckets():
-    """33,088 gradients in float32 are 132 kB: one bucket, into which each is copied and out again."""
-
-    def model():
-        grouped(8)
-        return nn.parallel.DistributedDataParallel(Mlp().cuda(), device_ids=[0])
-
-    made = profiled(memwall.Workload(model, inputs()), mode="training", optimizer=None)
-    plain = profiled(Mlp(), mode="training", optimizer=None)
-    more = Counter(op.name for op in made.graph.ops) - Counter(op.name for op in plain.graph.ops)
-    assert more == {"c10d.allreduce_": 1, "aten.copy_": 8, "aten.div_.Tensor": 1}
-    sent = next(op for op in made.graph.ops if op.name == "c10d.allreduce_")
-    assert made.graph.values[sent.inputs[0]].spec.numel == 2 * 64 * 256 + 256 + 64
-    assert made.capture["notes"][0].startswith("rank 1 of 8")
-    assert not torch.distributed.is_initialized()
-
-
-def test_a_tensor_parallel_rank_holds_and_computes_its_share():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    def model():
-        grouped(8)
-        mesh = init_device_mesh("cuda", (8,))
-        return parallelize_module(Mlp(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-
-    made = profiled(memwall.Workload(model, inputs()))
-    assert flops(made) == MLP_FLOPS // 8 + 8 * 64 + 64  # x is added whole; of the second bias each rank adds 1/8
-    assert "_c10d_functional.all_reduce" in names(made)
-    # columns of the first weight and its bias, rows of the second; the second bias is whole
-    assert made.graph.role_bytes["parameter"] == 4 * ((64 * 256 + 256 + 256 * 64) // 8 + 64)
-
-
-def test_a_sharded_module_is_refused_with_what_works():
-    from torch.distributed.fsdp import fully_shard
-
-    def model():
-        grouped(8)
-        return fully_shard(Mlp())
-
-    with pytest.raises(UsageError, match="profile the module before it is wrapped"):
-        profiled(memwall.Workload(model, inputs()))
-
-
 # -- operators that take functions, and what models ask of the device ------------------------------------------------
 
 

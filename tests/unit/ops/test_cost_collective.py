@@ -1,0 +1,65 @@
+"""Collectives: bytes in memory and on the link, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from memwall.core.graph import contiguous
+from memwall.hardware.lookup import load_gpu
+from memwall.ops import table_calls
+from memwall.perfmodel.roofline import bound_s, predict_cost
+
+#: 1,024 numbers in float32 on each of four ranks
+PART, WHOLE = contiguous((1024,), "float32"), contiguous((4096,), "float32")
+
+
+def cost(name, given, made, **attributes):
+    return table_calls.cost(name, [("input", given)] if given else [], [made] if made else [], **attributes)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "made", "read", "write", "link"),
+    [
+        # its part of 4 kB, those of three others
+        ("c10d._allgather_base_", PART, WHOLE, 4096, 3 * 4096, 3 * 4096),
+        ("_c10d_functional.all_gather_into_tensor", PART, WHOLE, 4096, 3 * 4096, 3 * 4096),
+        ("c10d._reduce_scatter_base_", WHOLE, PART, 4 * 4096, 4096, 3 * 4096),
+        ("_c10d_functional.reduce_scatter_tensor", WHOLE, PART, 4 * 4096, 4096, 3 * 4096),
+        # 3/4 in a ring's reduce-scatter, 3/4 in its all-gather
+        ("c10d.allreduce_", WHOLE, WHOLE, 4 * 4096, 4 * 4096, 6 * 4096),
+        ("c10d.alltoall_base_", WHOLE, WHOLE, 4 * 4096, 4 * 4096, 3 * 4096),
+        ("c10d.broadcast_", WHOLE, WHOLE, 0, 4 * 4096, 4 * 4096),
+        ("c10d.send", WHOLE, None, 4 * 4096, 0, 4 * 4096),
+        ("c10d.recv_", None, WHOLE, 0, 4 * 4096, 4 * 4096),
+        ("c10d.barrier", contiguous((1,), "float32"), None, 0, 0, 0),
+    ],
+)
+def test_bytes_of_four_ranks(name, given, made, read, write, link):
+    found = cost(name, given, made, ranks=4)
+    assert (found.modeled, found.kernels, found.total_flops) == (True, 1, 0)
+    assert (found.read_bytes, found.write_bytes, found.link_bytes) == (read, write, link)
+
+
+def test_one_rank_sends_nothing():
+    assert cost("c10d.allreduce_", WHOLE, WHOLE, ranks=1).link_bytes == 0
+    assert cost("c10d.broadcast_", WHOLE, WHOLE, ranks=1).link_bytes == 0
+
+
+def test_a_functional_all_reduce_copies_first():
+    """ATen's Functional.cpp clones the message and sums the clone."""
+    found = cost("_c10d_functional.all_reduce", WHOLE, WHOLE, ranks=4)
+    assert found.kernels == 2
+    assert [(launch.read_bytes, launch.write_bytes) for launch in found.launches] == [(16384, 16384)] * 2
+    assert (found.read_bytes, found.write_bytes) == (16384, 16384)
+
+
+def test_a_switch_that_sums_halves_the_bound_of_an_all_reduce():
+    """1 GB over eight H100 with 450 GB/s each way: 2 x 7/8 GB in a ring, 7/8 GB must be sent in any case."""
+    gpu, message = load_gpu("h100-sxm"), contiguous((250_000_000,), "float32")
+    found = cost("c10d.allreduce_", message, message, ranks=8)
+    assert bound_s(found, gpu) == pytest.approx(7 / 8 * 1e9 / 450e9)
+    assert predict_cost(found, gpu).time_s == pytest.approx(2 * 7 / 8 * 1e9 / 450e9)
+
+
+def test_a_call_of_unknown_ranks_is_not_modeled():
+    assert not cost("c10d.allreduce_", WHOLE, WHOLE).modeled
