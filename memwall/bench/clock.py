@@ -120,6 +120,10 @@ class Cpu:
                 step()  # others have had the caches; of a long step they are little
             return [self._clocks.time(step)[0] for _ in range(count)], ()
 
+    def alone_s(self, call: Call) -> float:
+        with uncollected():
+            return self._clocks.time(call)[0]
+
     def describe(self) -> dict[str, Any]:
         return {"device": cpu_name(), "threads": 1, "cache_bytes": self._cache_bytes, **versions(),
                 "kernel": platform.release(), "note": "caches cleared before each sample"}  # fmt: skip

@@ -91,6 +91,15 @@ class Cuda:
         samples, sensors = self.samples(self.ready(step, graphed=False), count, LONGEST_BLOCK_S)
         return samples, sensors.flags
 
+    def alone_s(self, call: Call) -> float:
+        start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._torch.cuda.synchronize()
+        start.record()
+        call()
+        end.record()
+        self._torch.cuda.synchronize()
+        return float(start.elapsed_time(end) / 1e3)
+
     def _queue(self, ready: Ready) -> tuple[Any, Any]:
         """Queue one sample between two events."""
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))

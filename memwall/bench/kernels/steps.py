@@ -148,13 +148,13 @@ class StepRunner:
 # -- the model itself --------------------------------------------------------------------------------------------------
 
 
-def module_step(target: str, options: Mapping[str, Any], device: str, compiled: bool) -> Callable[[], Any]:
+def module_step(target: str | Workload, options: Mapping[str, Any], device: str, compiled: bool) -> Callable[[], Any]:
     """A function that runs one step, with everything on the device; ``options`` are some of
     :data:`memwall.bench.device.RUN_OPTIONS`. Raises ``UsageError``: the target is wrong, or gives no loss to train
     on."""
     mode = options.get("mode", "inference")
     sizes = {key: options[key] for key in (*SIZES, "input_specs") if key in options}
-    workload = resolve(target, **sizes, mode=mode, gpu=None)
+    workload = target if isinstance(target, Workload) else resolve(target, **sizes, mode=mode, gpu=None)
     module, args, kwargs = _built(workload, options.get("dtype"), device)
     training = mode == "training"
     module.train(training)

@@ -1,0 +1,270 @@
+"""Time small modules of all families on this machine's device, eager and compiled: what ``make gpu`` runs last.
+
+    python benchmarks/families.py [--device cuda] [--seconds 600] [--folder DIR] [--only 'conv*' ...]
+
+It writes ``profiles/measured/GPU/families.csv`` row by row, so a run that is cut or repeated goes on where it stopped,
+and at its end the profiles of the modules that were timed, ``families_records.tar.xz`` beside it. ``memwall accuracy
+families.csv --split`` scores them, ``--fit`` fits the GPU's constants to one half. A row is a module timed in one way:
+
+- ``eager``: events around one call on an idle device; the host's way is in it
+- ``eager_queue``: a call of many in a row: the longer of host and device
+- ``eager_graph``: replayed as a CUDA graph (on a GPU): the kernels alone
+- ``compile_inductor_default``: as ``eager``, compiled by ``torch.compile``
+
+Compilers run side by side first and fill Inductor's cache; then one process alone times one module after another. A
+module that fails is named in ``families_failed.txt``, with why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import lzma
+import os
+import statistics
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from benchmarks.family_modules import Case, cases  # noqa: E402
+from memwall.bench.clock import open_device, timing_environment  # noqa: E402
+from memwall.bench.device import Device  # noqa: E402
+from memwall.bench.kernels.run import device_spec  # noqa: E402
+from memwall.bench.kernels.steps import module_step  # noqa: E402
+from memwall.core.errors import MemwallError  # noqa: E402
+from memwall.core.files import write_whole  # noqa: E402
+from memwall.core.process import Child, Lost  # noqa: E402
+
+COLUMNS = ("gpu", "way", "module", "mean_ms", "std_ms", "min_ms", "max_ms", "trials")
+WAYS = ("eager", "eager_queue", "eager_graph", "compile_inductor_default")
+COMPILED = "compile_inductor_default"
+SECONDS = 600.0
+#: timings of a module in one way, and seconds after which no new one begins
+TRIALS, BUDGET_S = 20, 0.4
+#: a module that takes longer to build, compile or run is given up
+LIMIT_S = 60.0
+#: share of the time for the compilers, and how many run at most
+COMPILE_SHARE, MOST_COMPILERS = 0.45, 12
+
+
+# -- in the process that times -----------------------------------------------------------------------------------------
+
+
+class Timer:
+    """Times modules, one after another: (name, way) -> seconds of each trial; ``compile`` only compiles."""
+
+    def __init__(self) -> None:
+        self._cases = {case.name: case for case in cases()}
+
+    def __call__(self, kind: str, name: str, way: str) -> list[float]:
+        import torch
+
+        torch.backends.cudnn.allow_tf32 = True  # as PyTorch does by default, and as the profiles count
+        torch.manual_seed(0)
+        case, device = self._cases[name], open_device(kind)
+        step = module_step(case.workload(), {"mode": case.mode}, device.torch_device, way in (COMPILED, "compile"))
+        for _ in range(1 if way == "compile" else 3):
+            step()
+        device.wait()
+        found = [] if way == "compile" else _TIMED[way](device, step)
+        torch.compiler.reset()
+        del step
+        device.clear()
+        return found
+
+
+def _alone(device: Device, step: Callable[[], Any]) -> list[float]:
+    return list(_repeated(lambda: device.alone_s(step)))
+
+
+def _queued(device: Device, step: Callable[[], Any]) -> list[float]:
+    """Seconds a call of calls in a row, as many as take 20 ms."""
+    calls = max(2, min(int(0.02 / max(device.alone_s(step), 1e-6)), 500))
+
+    def many() -> None:
+        for _ in range(calls):
+            step()
+
+    return [seconds / calls for seconds in _repeated(lambda: device.alone_s(many), 5)]
+
+
+def _replayed(device: Device, step: Callable[[], Any]) -> list[float]:
+    ready = device.ready(step)
+    if ready.refused:
+        raise MemwallError(ready.note)
+    return list(_repeated(lambda: device.alone_s(ready.call)))
+
+
+def _repeated(timed: Callable[[], float], trials: int = TRIALS) -> Iterator[float]:
+    deadline = time.monotonic() + BUDGET_S
+    for count in range(trials):
+        if count >= 3 and time.monotonic() > deadline:
+            return
+        yield timed()
+
+
+_TIMED: dict[str, Callable[[Device, Callable[[], Any]], list[float]]] = {
+    "eager": _alone, "eager_queue": _queued, "eager_graph": _replayed, COMPILED: _alone,
+}  # fmt: skip
+
+
+# -- the campaign ------------------------------------------------------------------------------------------------------
+
+
+class Campaign:
+    """What is timed on a device, and the files that hold it."""
+
+    def __init__(self, kind: str, gpu: str, folder: Path, wanted: Sequence[Case]) -> None:
+        self.kind, self.gpu, self.wanted = kind, gpu, wanted
+        self.place = folder / "profiles" / "measured" / gpu
+        self.table, self.failed = self.place / "families.csv", self.place / "families_failed.txt"
+        self.place.mkdir(parents=True, exist_ok=True)
+        self._done = self._read_done()
+
+    def run(self, seconds: float) -> None:
+        """Compile, time, and pack the profiles of what was timed."""
+        began = time.monotonic()
+        if self._ways()[-1] == COMPILED:
+            self._compile(began + seconds * COMPILE_SHARE)
+        self._time(began + seconds)
+        pack(self.place / "families_records.tar.xz", self._timed_cases(), self.gpu)
+
+    def _ways(self) -> tuple[str, ...]:
+        return WAYS if self.kind == "cuda" else tuple(way for way in WAYS if way != "eager_graph")
+
+    def _read_done(self) -> set[tuple[str, str]]:
+        done = set[tuple[str, str]]()
+        if self.table.is_file():
+            text = self.table.read_text(encoding="utf-8")
+            if not text.endswith("\n"):  # it was cut within a row
+                write_whole(self.table, text[: text.rfind("\n") + 1])
+            with self.table.open(encoding="utf-8", newline="") as lines:
+                done |= {(row["module"], row["way"]) for row in csv.DictReader(lines)}
+        else:
+            write_whole(self.table, ",".join(COLUMNS) + "\n")
+        if self.failed.is_file():
+            done |= {(name, way) for name, way, *_ in map(str.split, self.failed.read_text().splitlines())}
+        return done
+
+    def _timed_cases(self) -> list[Case]:
+        names = {name for name, _ in self._done}
+        return [case for case in cases() if case.name in names]
+
+    def _compile(self, deadline: float) -> None:
+        todo = [case.name for case in self.wanted if (case.name, COMPILED) not in self._done]
+        helpers = max(1, min((os.cpu_count() or 1) - 2, MOST_COMPILERS))
+        parts = [todo[start::helpers] for start in range(helpers)]
+
+        def compile_all(names: Sequence[str]) -> None:
+            with closing(_Worker(self.kind)) as worker:
+                for name in names:
+                    if time.monotonic() > deadline:
+                        return
+                    worker.ask(name, "compile", "lost")
+
+        with ThreadPoolExecutor(helpers) as pool:
+            list(pool.map(compile_all, parts))
+
+    def _time(self, deadline: float) -> None:
+        with closing(_Worker(self.kind)) as worker:
+            for case in self.wanted:
+                for way in self._ways():
+                    if (case.name, way) in self._done:
+                        continue
+                    if time.monotonic() > deadline:
+                        return
+                    self._keep(case.name, way, worker.ask(case.name, way))
+
+    def _keep(self, name: str, way: str, found: list[float] | str) -> None:
+        self._done.add((name, way))
+        if isinstance(found, str):
+            with self.failed.open("a", encoding="utf-8") as lines:
+                lines.write(f"{name} {way} {found}\n")
+            return
+        times = [seconds * 1e3 for seconds in found]
+        spread = statistics.stdev(times) if len(times) > 1 else 0.0
+        numbers = (statistics.mean(times), spread, min(times), max(times))
+        with self.table.open("a", encoding="utf-8", newline="") as lines:
+            row = (self.gpu, way, name, *(f"{n:.6g}" for n in numbers), len(times))
+            csv.writer(lines, lineterminator="\n").writerow(row)
+
+
+class _Worker:
+    """A child process that times; a new one after a crash."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._child = kind, None
+
+    def ask(self, name: str, way: str, otherwise: str = "failed") -> list[float] | str:
+        """Seconds of each trial; or in a line why there are none."""
+        if self._child is None:
+            folders = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
+            environment = {**timing_environment(self._kind), "PYTHONPATH": folders}
+            self._child: Child | None = Child("benchmarks.families:Timer", environment)
+        try:
+            return list(self._child.ask(LIMIT_S, self._kind, name, way))
+        except (Lost, MemwallError) as error:
+            if isinstance(error, Lost):
+                self.close()
+            said = " ".join(str(error).split()) or otherwise
+            last = getattr(error, "last", "")
+            return f"{said} {last}".strip()[:300]
+
+    def close(self) -> None:
+        """End the process."""
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+
+def pack(path: Path, timed: Sequence[Case], gpu: str) -> None:
+    """Write the profiles of the modules, as saved records, into one archive."""
+    import memwall
+
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for case in timed:
+            profile = memwall.profile(case.workload(), gpu=gpu, mode=case.mode)
+            data = profile.to_json().encode()
+            entry = tarfile.TarInfo(f"{case.name}.json")
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    write_whole(path, lzma.compress(whole.getvalue()))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything [%(default)s]")
+    parser.add_argument("--folder", type=Path, default=ROOT, help="write below this folder [the repository]")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="patterns of modules")
+    options = parser.parse_args(arguments)
+    wanted = [case for case in cases() if any(fnmatch(case.name, pattern) for pattern in options.only)]
+    if not wanted:
+        print(f"memwall: --only: no module named {', '.join(options.only)}", file=sys.stderr)
+        return 2
+    try:
+        open_device(options.device)
+        gpu = device_spec(options.device)
+    except MemwallError as error:
+        print(f"memwall: {error}; nothing was written", file=sys.stderr)
+        return error.exit_code
+    try:
+        Campaign(options.device, gpu.name, options.folder.absolute(), wanted).run(options.seconds)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
