@@ -9,8 +9,9 @@ CANDIDATES := python3.11 python3.12 python3.13 python3
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p -c '$(NEW_ENOUGH)' 2>/dev/null; then echo $$p; break; fi; done)
 
-# What `make gpu` may take.
+# What `make gpu` may take: for the reference workloads, and for small modules of all families.
 SECONDS ?= 480
+FAMILY_SECONDS ?= 600
 
 # torch.compile needs a C++ compiler for a CPU; without one the loop times eager alone.
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
@@ -23,7 +24,7 @@ help:
 	@echo "make loop    this CPU calibrated, and one layer of BERT modeled and measured on it; writes build/demo/"
 	@echo "make test    run all tests; make test-fast those of the inner loop"
 	@echo "make gate    compare the reference workloads with profiles/baselines"
-	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 8 minutes; writes profiles/measured/, reports/"
+	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 18 minutes; writes profiles/measured/, reports/"
 	@echo "make docs    the docs site, build/docs/index.html"
 	@echo "make check   lint, types and lines per folder"
 	@echo "make clean   remove what make made"
@@ -71,12 +72,14 @@ gate: $(STAMP)
 HAS_CUDA  := import sys, torch; sys.exit(torch.version.cuda is None)
 HAS_TORCH := import torch
 
+MEASURE = $(1) reports/measured_report.py --seconds $(SECONDS) && exec $(1) benchmarks/families.py --seconds $(FAMILY_SECONDS); exit $$?
+
 gpu:
 	@for needs in '$(HAS_CUDA)' '$(HAS_TORCH)'; do for p in $(BIN)/python python python3 python3.12 python3.11; do \
-	    if $$p -c "$$needs" 2>/dev/null; then PYTHONPATH=. exec $$p reports/measured_report.py --seconds $(SECONDS); fi; \
+	    if $$p -c "$$needs" 2>/dev/null; then export PYTHONPATH=.; $(call MEASURE,$$p); fi; \
 	done; done; \
 	for board in /dev/nvidia[0-9]* /dev/dxg; do if test -e $$board; then \
-	    $(MAKE) --no-print-directory setup && exec $(BIN)/python reports/measured_report.py --seconds $(SECONDS); exit 1; fi; \
+	    $(MAKE) --no-print-directory setup && { $(call MEASURE,$(BIN)/python); }; exit 1; fi; \
 	done; \
 	echo "memwall: no CUDA device here: make gpu needs an NVIDIA GPU; nothing was written" >&2; exit 3
 

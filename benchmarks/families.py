@@ -1,10 +1,10 @@
 """Time small modules of all families on this machine's device, eager and compiled: what ``make gpu`` runs last.
 
-    python benchmarks/families.py [--device cuda] [--seconds 600] [--folder DIR] [--only 'conv*' ...]
+    python benchmarks/families.py [--device cuda] [--seconds 600] [--gpu SPEC] [--folder DIR] [--only 'conv*' ...]
 
-It writes ``profiles/measured/GPU/families.csv`` row by row, so a run that is cut or repeated goes on where it stopped,
+It writes ``profiles/measured/GPU/families_times.csv`` row by row, so a run that is cut or repeated goes on where it stopped,
 and at its end the profiles of the modules that were timed, ``families_records.tar.xz`` beside it. ``memwall accuracy
-families.csv --split`` scores them, ``--fit`` fits the GPU's constants to one half. A row is a module timed in one way:
+families_times.csv --split`` scores them, as ``reports/measured_families_GPU.md`` shows. A row is a module timed in one way:
 
 - ``eager``: events around one call on an idle device; the host's way is in it
 - ``eager_queue``: a call of many in a row: the longer of host and device
@@ -37,10 +37,12 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
 from benchmarks.family_modules import Case, cases  # noqa: E402
+from memwall import profile  # noqa: E402
 from memwall.bench.clock import open_device, timing_environment  # noqa: E402
 from memwall.bench.device import Device  # noqa: E402
 from memwall.bench.kernels.run import device_spec  # noqa: E402
 from memwall.bench.kernels.steps import module_step  # noqa: E402
+from memwall.cli import main as memwall  # noqa: E402
 from memwall.core.errors import MemwallError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.process import Child, Lost  # noqa: E402
@@ -127,7 +129,7 @@ class Campaign:
     def __init__(self, kind: str, gpu: str, folder: Path, wanted: Sequence[Case]) -> None:
         self.kind, self.gpu, self.wanted = kind, gpu, wanted
         self.place = folder / "profiles" / "measured" / gpu
-        self.table, self.failed = self.place / "families.csv", self.place / "families_failed.txt"
+        self.table, self.failed = self.place / "families_times.csv", self.place / "families_failed.txt"
         self.place.mkdir(parents=True, exist_ok=True)
         self._done = self._read_done()
 
@@ -229,13 +231,11 @@ class _Worker:
 
 def pack(path: Path, timed: Sequence[Case], gpu: str) -> None:
     """Write the profiles of the modules, as saved records, into one archive."""
-    import memwall
-
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for case in timed:
-            profile = memwall.profile(case.workload(), gpu=gpu, mode=case.mode)
-            data = profile.to_json().encode()
+            traced = profile(case.workload(), gpu=gpu, mode=case.mode)
+            data = traced.to_json().encode()
             entry = tarfile.TarInfo(f"{case.name}.json")
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
@@ -245,6 +245,7 @@ def pack(path: Path, timed: Sequence[Case], gpu: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--gpu", help="the spec that models the device [as memwall measure finds it]")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything [%(default)s]")
     parser.add_argument("--folder", type=Path, default=ROOT, help="write below this folder [the repository]")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="patterns of modules")
@@ -255,15 +256,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         open_device(options.device)
-        gpu = device_spec(options.device)
+        gpu = device_spec(options.device, options.gpu)
     except MemwallError as error:
         print(f"memwall: {error}; nothing was written", file=sys.stderr)
         return error.exit_code
+    campaign = Campaign(options.device, gpu.name, options.folder.absolute(), wanted)
     try:
-        Campaign(options.device, gpu.name, options.folder.absolute(), wanted).run(options.seconds)
+        campaign.run(options.seconds)
     except KeyboardInterrupt:
         return 130
-    return 0
+    report = options.folder.absolute() / "reports" / f"measured_families_{gpu.name}.md"
+    report.parent.mkdir(exist_ok=True)
+    return memwall(["accuracy", str(campaign.table), "--split", "-q", "-o", str(report)])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from memwall import Workload
 
 #: the family, then eight digits
-_IS_NAME = re.compile(r"[a-z0-9_]+_[0-9a-f]{8}")
+_IS_NAME = re.compile(r"[a-z0-9]+_[0-9a-f]{8}")
 #: elements of the largest input: 1 GiB of float32
 MOST_ELEMENTS = 1 << 28
 
@@ -161,7 +161,7 @@ def _convolutions(dims: int, transposed: bool = False) -> Iterator[Case]:
         if not 1e7 <= flops <= 4e12 or batch * max(c_in, c_out) * _elements(place) > MOST_ELEMENTS // 2:
             continue
         expression = f"{kind}({c_in}, {c_out}, {window}, padding={window // 2}{way})"
-        yield Case(f"conv{'_transposed' * transposed}{dims}d", expression, ((batch, c_in, *place),), mode)
+        yield Case(f"conv{'transposed' * transposed}{dims}d", expression, ((batch, c_in, *place),), mode)
 
 
 def _typed_convolutions() -> Iterator[Case]:
@@ -169,7 +169,7 @@ def _typed_convolutions() -> Iterator[Case]:
         _convolutions(2), ("float16", "bfloat16", "float32"), ("contiguous", "channels_last")
     ):
         if (dtype, memory) != ("float32", "contiguous"):
-            yield Case("conv2d_typed", case.expression, case.shapes, case.mode, dtype, (), memory)
+            yield Case("conv2dtyped", case.expression, case.shapes, case.mode, dtype, (), memory)
 
 
 def _asymmetric() -> Iterator[Case]:
@@ -177,7 +177,7 @@ def _asymmetric() -> Iterator[Case]:
         ((1, 7), (7, 1), (3, 1), (2, 5), (1, 15)), (2, 16), (16, 64, 192), (32, 128), (28, 64, 160)
     ):
         expression = f"nn.Conv2d({c_in}, {c_out}, ({rows}, {columns}), padding=({rows // 2}, {columns // 2}))"
-        yield Case("conv_asymmetric", expression, ((batch, c_in, side, side),))
+        yield Case("convasymmetric", expression, ((batch, c_in, side, side),))
 
 
 def _depthwise() -> Iterator[Case]:
@@ -186,7 +186,7 @@ def _depthwise() -> Iterator[Case]:
         ("contiguous", "channels_last"), ("forward", "training"),
     ):  # fmt: skip
         expression = f"nn.Conv2d({channels}, {channels}, {window}, {stride}, {window // 2}, groups={channels})"
-        yield Case("conv_depthwise", expression, ((batch, channels, side, side),), mode, dtype, (), memory)
+        yield Case("convdepthwise", expression, ((batch, channels, side, side),), mode, dtype, (), memory)
 
 
 # -- pooling, upsampling, norms ----------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def _indexed() -> Iterator[Case]:
 def _elementwise() -> Iterator[Case]:
     for expression, shape in product(
         ("nn.ReLU()", "nn.GELU()", "nn.SiLU()", "nn.Softplus()", "nn.Hardswish()", "nn.ELU()", "Call(torch.tanh)",
-         "nn.Dropout(0.1)", "Call(torch.tril)", "Call(lambda x: x.transpose(0, 1).contiguous())", "Call(torch.half)",
+         "nn.Dropout(0.1)", "Call(torch.tril)", "Call(lambda x: x.transpose(0, 1).contiguous())", "Call(lambda x: x.half())",
          "Call(lambda x: torch.cat([x, x], 0))", "Call(lambda x: F.glu(x, -1))"),
         ((300, 500), (4000, 3000), (60000, 2048), (33, 5_000_002)),
     ):  # fmt: skip
@@ -342,12 +342,12 @@ FAMILIES: dict[str, tuple[int, Callable[[], Iterator[Case]]]] = {
     "conv2d": (60, lambda: _convolutions(2)),
     "conv1d": (20, lambda: _convolutions(1)),
     "conv3d": (24, lambda: _convolutions(3)),
-    "conv_transposed1d": (12, lambda: _convolutions(1, transposed=True)),
-    "conv_transposed2d": (30, lambda: _convolutions(2, transposed=True)),
-    "conv_transposed3d": (16, lambda: _convolutions(3, transposed=True)),
-    "conv2d_typed": (36, _typed_convolutions),
-    "conv_asymmetric": (10, _asymmetric),
-    "conv_depthwise": (30, _depthwise),
+    "convtransposed1d": (12, lambda: _convolutions(1, transposed=True)),
+    "convtransposed2d": (30, lambda: _convolutions(2, transposed=True)),
+    "convtransposed3d": (16, lambda: _convolutions(3, transposed=True)),
+    "conv2dtyped": (36, _typed_convolutions),
+    "convasymmetric": (10, _asymmetric),
+    "convdepthwise": (30, _depthwise),
     "pool": (40, _pools),
     "upsample": (16, _upsampling),
     "norm": (40, _norms),
