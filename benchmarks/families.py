@@ -2,9 +2,10 @@
 
     python benchmarks/families.py [--device cuda] [--seconds 600] [--gpu SPEC] [--folder DIR] [--only 'conv*' ...]
 
-It writes ``profiles/measured/GPU/families_times.csv`` row by row, so a run that is cut or repeated goes on where it stopped,
-and at its end the profiles of the modules that were timed, ``families_records.tar.xz`` beside it. ``memwall accuracy
-families_times.csv --split`` scores them, as ``reports/measured_families_GPU.md`` shows. A row is a module timed in one way:
+It writes ``profiles/measured/GPU/families_times.csv`` row by row, so a run that is cut or repeated goes on where it
+stopped, and at its end the profiles of the modules that were timed, ``families_records.tar.xz`` beside it. ``memwall
+accuracy families_times.csv --split`` scores them, as ``reports/measured_families_GPU.md`` shows. A row is a module
+timed in one way:
 
 - ``eager``: events around one call on an idle device; the host's way is in it
 - ``eager_queue``: a call of many in a row: the longer of host and device

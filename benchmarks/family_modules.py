@@ -306,7 +306,7 @@ def _indexed() -> Iterator[Case]:
 def _elementwise() -> Iterator[Case]:
     for expression, shape in product(
         ("nn.ReLU()", "nn.GELU()", "nn.SiLU()", "nn.Softplus()", "nn.Hardswish()", "nn.ELU()", "Call(torch.tanh)",
-         "nn.Dropout(0.1)", "Call(torch.tril)", "Call(lambda x: x.transpose(0, 1).contiguous())", "Call(lambda x: x.half())",
+         "nn.Dropout(0.1)", "Call(torch.tril)", "Call(lambda x: x.transpose(0, 1).contiguous())", "Call(torch.sign)",
          "Call(lambda x: torch.cat([x, x], 0))", "Call(lambda x: F.glu(x, -1))"),
         ((300, 500), (4000, 3000), (60000, 2048), (33, 5_000_002)),
     ):  # fmt: skip

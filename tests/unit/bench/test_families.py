@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from typing import ClassVar
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_each_is_a_target_of_the_command_line():
 class Scripted:
     """A worker that gives times, and fails where it is told."""
 
-    asked: list[tuple[str, str]] = []
+    asked: ClassVar[list[tuple[str, str]]] = []
     fails = ""
 
     def __init__(self, kind):
