@@ -12,6 +12,7 @@ from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.structure import BadRecord, read
 from memwall.frontend.workload.seeds import seeded
+from memwall.frontend.workload.sizes import MODES
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from memwall.frontend.torch import Traced
     from memwall.frontend.workload import Workload
 
-MODES = ("inference", "training")
 ATTENTION = ("auto", "flash", "efficient", "math")
 
 Names = str | Gpu | Iterable[str | Gpu]
@@ -38,7 +38,7 @@ def profile(
     images: int | None = None, video: int | None = None, seconds: float | None = None,
     input_specs: Sequence[str] = (), assume: Sequence[str] = (), attention: str = "auto",
     cuda_graph: bool = False, real: bool = False, strict: bool = False, max_ops: int = 200_000, replay: bool = True,
-    progress: Callable[[str], None] | None = None,
+    no_grad: bool = False, progress: Callable[[str], None] | None = None,
 ) -> Profile:  # fmt: skip
     """Trace a model without a GPU and without weights, and model its time on one or more GPUs.
 
@@ -47,7 +47,9 @@ def profile(
             target as on the command line: ``model.py``, ``model.py:name``, ``package.module:name``, ``hf:DIR``.
         inputs: what the module is called with: a tuple (positional) or a dict (keywords) of tensors on any device.
         gpu: names, specs or paths to specs; one or a list.
-        mode: ``inference`` (forward), or ``training`` (forward, loss, backward, optimizer step).
+        mode: ``inference`` (``eval()``, forward), ``training`` (``train()``, forward, loss, backward, optimizer step), or
+            ``forward``: the module as it stands, gradients enabled, and what they need kept in memory.
+        no_grad: without gradients; of ``forward`` alone.
         policy: how ops are grouped into kernels, one or a list: ``eager`` launches each alone, ``memwall`` fuses what
             its planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
             ``ideal`` moves only what no fusion can avoid.
@@ -79,6 +81,8 @@ def profile(
     say = progress or (lambda message: None)
     gpus = _gpus(gpu)
     _check("mode", mode, MODES)
+    if no_grad and mode != "forward":
+        raise UsageError("no_grad is of mode='forward': inference takes no gradients, and training needs them")
     _check("attention", attention, ATTENTION)
     with uncollected(), seeded():
         from memwall.frontend.torch import TraceOptions, trace
@@ -87,7 +91,8 @@ def profile(
         workload = _workload(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
         options = TraceOptions(
-            mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0], assume=tuple(assume)
+            mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0],
+            gradients=mode == "forward" and not no_grad, assume=tuple(assume),
         )
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
         result = result.on(gpus)

@@ -20,7 +20,7 @@ Sensing = Callable[[], Sensors]
 
 DEVICES = ("cpu", "cuda")
 #: options of :func:`memwall.profile` that say which step runs; the others say how it is modeled
-RUN_OPTIONS = ("mode", *SIZES, "input_specs", "dtype", "autocast", "optimizer")
+RUN_OPTIONS = ("mode", "no_grad", *SIZES, "input_specs", "dtype", "autocast", "optimizer")
 #: the share of a CPU used by others from which on a sample is in doubt
 LEAST_SHARE = 0.95
 

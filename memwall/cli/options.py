@@ -14,6 +14,7 @@ from memwall.analysis.quantities import SORT_KEYS
 from memwall.cli.output import SUFFIXES, Out
 from memwall.cli.parsing import SeveralOption
 from memwall.core.errors import UsageError, unknown
+from memwall.frontend.workload.sizes import MODES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,7 +106,10 @@ shape = _decorator(
 )  # fmt: skip
 
 workload = _decorator(
-    click.option("--mode", type=click.Choice(("inference", "training")), help="[default: inference]"),
+    click.option(
+        "--mode", type=click.Choice(MODES), help="[default: inference] forward: the module as it stands, without eval()."
+    ),
+    click.option("--no-grad", is_flag=True, help="With --mode forward: no gradients will be taken."),
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),
     click.option("--seq", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(seq=...)."),
     click.option("--image", metavar="HxW", help="Pixels of an image, such as 1024x1024: inputs(image=(1024, 1024))."),

@@ -16,6 +16,7 @@ from typing import Any
 from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError, suggest, unknown
 from memwall.core.files import read_toml
+from memwall.frontend.workload.sizes import MODES
 from memwall.frontend.workload.target import is_target, split_target
 from memwall.fusion import POLICIES
 from memwall.gate.config import GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
@@ -31,6 +32,7 @@ OPTIONS: Types = {
     "mode": (str,), "batch": (int,), "seq": (int,), "image": (str, int), "images": (int,),
     "video": (int,), "seconds": (int, float), "dtype": (str,), "autocast": (str,), "optimizer": (str,),
     "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "assume": (list,), "max_ops": (int,),
+    "no_grad": (bool,),
 }  # fmt: skip
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
 _OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}
@@ -39,7 +41,7 @@ _OF_GATE: Types = {
     "target": (str,),
 }  # fmt: skip
 _SCOPES = ("gpus", "policies", "modules")
-_CHOICES = {"mode": ("inference", "training"), "attention": ("auto", "flash", "efficient", "math")}
+_CHOICES = {"mode": MODES, "attention": ("auto", "flash", "efficient", "math")}
 _TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
 
 

@@ -157,7 +157,8 @@ def module_step(target: str | Workload, options: Mapping[str, Any], device: str,
     workload = target if isinstance(target, Workload) else resolve(target, **sizes, mode=mode, gpu=None)
     module, args, kwargs = _built(workload, options.get("dtype"), device)
     training = mode == "training"
-    module.train(training)
+    if mode != "forward":
+        module.train(training)
     step = forward_step(torch.compile(module) if compiled else module, workload.loss if training else None)
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     if options.get("autocast") is not None:
@@ -165,7 +166,7 @@ def module_step(target: str | Workload, options: Mapping[str, Any], device: str,
     if not training:
 
         def infer() -> Any:
-            with torch.no_grad(), autocast():
+            with torch.set_grad_enabled(mode == "forward" and not options.get("no_grad")), autocast():
                 return step(*args, **kwargs)
 
         return infer

@@ -145,6 +145,9 @@ class _Step:
         self.device = "cpu" if options.real else "meta"
         self.training = options.mode == "training"
         self.gradients = self.training or options.gradients
+        #: what autograd keeps for a backward pass that is not part of the step
+        self.saved: list[torch.Tensor] = []
+        self.saves = options.mode == "forward" and self.gradients
         self.assumed: list[str] = []
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         dtype = None if options.dtype is None else parse_dtype(options.dtype)
@@ -157,7 +160,8 @@ class _Step:
                 with SparseCopies():
                     self.module.to(dtype)
             with TracedDevice(self.device, known=self.known):
-                self._set_mode()
+                if options.mode != "forward":
+                    self._set_mode()
         settle_shards(self.module)
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)
         if is_lazy(self.module):
@@ -165,9 +169,8 @@ class _Step:
         self._assume(self.recorder)
         self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
         self.autocast = CudaAutocast()
-        replays = (
-            options.replay and not options.real and execute is None and not waits_for_ranks(self.module, self.training)
-        )
+        waits = waits_for_ranks(self.module, self.training)
+        replays = options.replay and not (options.real or execute or waits or self.saves)
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
 
     def _set_mode(self) -> None:
@@ -263,7 +266,9 @@ class _Step:
             [recorder.value(t) for item in self.inputs.values() for t in plain_parts(item)],
             [recorder.value(t) for t in held],
         )
-        return recorder.graph(*ids, dict.fromkeys(recorder.value(t) for t in outputs), self.options.attention)
+        outputs += [part for tensor in self.saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
+        made_here = dict.fromkeys(recorder.value(t) for t in outputs)
+        return recorder.graph(*ids, made_here, self.options.attention)
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
         """Forward, backward and the optimizer's step under the recorder; the loss, or in inference the output."""
@@ -276,7 +281,7 @@ class _Step:
         assumptions = self.known.assumptions if self.known is not None else None
         doing = blaming("running the model", self.gradients, assumptions.used if assumptions is not None else str)
         with doing, calls, TracedDevice(self.device, known=self.known), recorder, self.autocast:
-            with self.autocast.region(self.autocast_dtype):
+            with self.autocast.region(self.autocast_dtype), self._saving():
                 step = forward_step(self.module, self.workload.loss if self.training else None)
                 args, kwargs = self.args, self.kwargs
                 result = step(*args, **kwargs) if self.execute is None else self.execute(step, recorder, args, kwargs)
@@ -295,6 +300,16 @@ class _Step:
             with blaming("the optimizer step"):
                 take_step(optimizer, result, recorder)
         return result
+
+    def _saving(self) -> contextlib.AbstractContextManager[Any]:
+        """Around a forward pass without its backward: what autograd saves for that stays alive."""
+
+        def save(tensor: torch.Tensor) -> torch.Tensor:
+            self.saved.append(tensor)
+            return tensor
+
+        same = lambda tensor: tensor  # noqa: E731
+        return torch.autograd.graph.saved_tensors_hooks(save, same) if self.saves else contextlib.nullcontext()
 
     def _mark_gradients(self) -> None:
         """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""
