@@ -47,8 +47,8 @@ def profile(
             target as on the command line: ``model.py``, ``model.py:name``, ``package.module:name``, ``hf:DIR``.
         inputs: what the module is called with: a tuple (positional) or a dict (keywords) of tensors on any device.
         gpu: names, specs or paths to specs; one or a list.
-        mode: ``inference`` (``eval()``, forward), ``training`` (``train()``, forward, loss, backward, optimizer step), or
-            ``forward``: the module as it stands, gradients enabled, and what they need kept in memory.
+        mode: ``inference`` (``eval()``, forward), ``training`` (``train()``, forward, loss, backward, optimizer
+            step), or ``forward``: the module as it stands, gradients enabled, and what they need kept in memory.
         no_grad: without gradients; of ``forward`` alone.
         policy: how ops are grouped into kernels, one or a list: ``eager`` launches each alone, ``memwall`` fuses what
             its planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
@@ -91,8 +91,16 @@ def profile(
         workload = _workload(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
         options = TraceOptions(
-            mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0],
-            gradients=mode == "forward" and not no_grad, assume=tuple(assume),
+            mode,
+            dtype,
+            autocast,
+            _preferred(attention, gpus[0]),
+            real,
+            max_ops,
+            replay,
+            gpus[0],
+            gradients=mode == "forward" and not no_grad,
+            assume=tuple(assume),
         )
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
         result = result.on(gpus)

@@ -107,7 +107,7 @@ shape = _decorator(
 
 workload = _decorator(
     click.option(
-        "--mode", type=click.Choice(MODES), help="[default: inference] forward: the module as it stands, without eval()."
+        "--mode", type=click.Choice(MODES), help="[default: inference] forward: the module as it stands, no eval()."
     ),
     click.option("--no-grad", is_flag=True, help="With --mode forward: no gradients will be taken."),
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),

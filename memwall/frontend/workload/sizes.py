@@ -30,8 +30,8 @@ def _image(name: str, value: Any) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-#: How a step is run: ``inference`` (``eval()``, no gradients), ``training`` (``train()``, loss, backward, optimizer), or
-#: ``forward``: the module as it stands, with gradients unless they are declined
+#: How a step is run: ``inference`` (``eval()``, no gradients), ``training`` (``train()``, loss, backward,
+#: optimizer), or ``forward``: the module as it stands, with gradients unless they are declined
 MODES = ("inference", "training", "forward")
 
 #: Size → (name, what the user gave) → what functions are given.

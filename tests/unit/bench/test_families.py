@@ -85,7 +85,7 @@ def test_rows_are_read_back_and_a_second_run_times_what_is_missing(scripted, tmp
     assert (rows[0]["mean_ms"], rows[0]["std_ms"], rows[0]["trials"]) == ("2", "1", "3")
     assert campaign.failed.read_text().splitlines()[0].startswith(f"{wanted[1].name} eager took longer")
     scored = score_files([campaign.table])
-    assert {row.sample.measured_s for row in scored.rows} == {0.002}
+    assert [row.measured_s for row in scored.rows] == [0.002] * 3  # eager, in a queue, in a graph
 
     with campaign.table.open("a") as lines:
         lines.write("h100-sxm,eager,half of a r")  # it was cut within a row
@@ -98,7 +98,6 @@ def test_rows_are_read_back_and_a_second_run_times_what_is_missing(scripted, tmp
 def test_a_module_is_timed_on_this_cpu():
     name = next(case.name for case in cases() if case.expression == "nn.AvgPool2d(2, stride=2)")
     assert len(Timer()("cpu", name, "eager")) >= 3
-    assert Timer()("cpu", name, "compile") == []
 
 
 def test_the_archive_holds_a_profile_of_each(tmp_path):
@@ -106,7 +105,7 @@ def test_the_archive_holds_a_profile_of_each(tmp_path):
     name = FIRST["pool"].name
     (tmp_path / "some_times.csv").write_text(f"{','.join(COLUMNS)}\nh100-sxm,eager,{name},1,0,1,1,3\n")
     (scored,) = score_files([tmp_path / "some_times.csv"]).rows
-    assert scored.sample.measured_s == 0.001
+    assert scored.measured_s == 0.001
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,11 @@ from memwall.core.errors import UsageError
 from memwall.record.profile import Profile
 
 #: way of the table → policy and launch of the schedule
-_WAYS: Mapping[str, tuple[str, str]] = {"eager": ("eager", "eager"), "compile_cudagraphs": ("eager", "graph")}
+_WAYS: Mapping[str, tuple[str, str]] = {
+    "eager": ("eager", "eager"), "compile_cudagraphs": ("eager", "graph"),
+    # of benchmarks/families.py
+    "eager_queue": ("eager", "eager"), "eager_graph": ("eager", "graph"),
+}  # fmt: skip
 
 
 class Modules(Kind):
