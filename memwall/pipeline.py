@@ -91,17 +91,9 @@ def profile(
         workload = _workload(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
         options = TraceOptions(
-            mode,
-            dtype,
-            autocast,
-            _preferred(attention, gpus[0]),
-            real,
-            max_ops,
-            replay,
-            gpus[0],
-            gradients=mode == "forward" and not no_grad,
-            assume=tuple(assume),
-        )
+            mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0],
+            mode == "forward" and not no_grad, tuple(assume),
+        )  # fmt: skip
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
         result = result.on(gpus)
         if doubt := of_another_gpu(result, gpus):

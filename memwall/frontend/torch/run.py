@@ -52,7 +52,7 @@ from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dt
 from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
-from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad
+from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd
 from memwall.frontend.torch.shapes import SparseCopies
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
@@ -145,8 +145,7 @@ class _Step:
         self.device = "cpu" if options.real else "meta"
         self.training = options.mode == "training"
         self.gradients = self.training or options.gradients
-        #: what autograd keeps for a backward pass that is not part of the step
-        self.saved: list[torch.Tensor] = []
+        self.saved: list[torch.Tensor] = []  # by autograd, for a backward pass that is not part of the step
         self.saves = options.mode == "forward" and self.gradients
         self.assumed: list[str] = []
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
@@ -267,8 +266,8 @@ class _Step:
             [recorder.value(t) for t in held],
         )
         outputs += [part for tensor in self.saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
-        made_here = dict.fromkeys(recorder.value(t) for t in outputs)
-        return recorder.graph(*ids, made_here, self.options.attention)
+        kept = dict.fromkeys(recorder.value(t) for t in outputs)
+        return recorder.graph(*ids, kept, self.options.attention)
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
         """Forward, backward and the optimizer's step under the recorder; the loss, or in inference the output."""
@@ -279,9 +278,10 @@ class _Step:
         if self.execute is None:
             calls = module_calls(recorder.modules, lambda m: names.get(id(m)), replayer.call if replayer else None)
         assumptions = self.known.assumptions if self.known is not None else None
+        saving = saved_by_autograd(self.saved) if self.saves else contextlib.nullcontext()
         doing = blaming("running the model", self.gradients, assumptions.used if assumptions is not None else str)
         with doing, calls, TracedDevice(self.device, known=self.known), recorder, self.autocast:
-            with self.autocast.region(self.autocast_dtype), self._saving():
+            with self.autocast.region(self.autocast_dtype), saving:
                 step = forward_step(self.module, self.workload.loss if self.training else None)
                 args, kwargs = self.args, self.kwargs
                 result = step(*args, **kwargs) if self.execute is None else self.execute(step, recorder, args, kwargs)
@@ -300,16 +300,6 @@ class _Step:
             with blaming("the optimizer step"):
                 take_step(optimizer, result, recorder)
         return result
-
-    def _saving(self) -> contextlib.AbstractContextManager[Any]:
-        """Around a forward pass without its backward: what autograd saves for that stays alive."""
-
-        def save(tensor: torch.Tensor) -> torch.Tensor:
-            self.saved.append(tensor)
-            return tensor
-
-        same = lambda tensor: tensor  # noqa: E731
-        return torch.autograd.graph.saved_tensors_hooks(save, same) if self.saves else contextlib.nullcontext()
 
     def _mark_gradients(self) -> None:
         """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""

@@ -54,6 +54,16 @@ def deep_calls() -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
+def saved_by_autograd(found: list[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """While open, what autograd saves for a backward pass is appended, and so stays alive without one."""
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
+
+
 @contextlib.contextmanager
 def inference_mode_as_no_grad() -> Iterator[None]:
     """Inference mode skips the autograd keys, under which composite ops split into the kernels that run."""
