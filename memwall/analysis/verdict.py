@@ -17,7 +17,7 @@ from memwall.analysis.table import share, sums
 from memwall.analysis.whatif import outcome, parse_change
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, flop_rate, flops, percent, size
-from memwall.ops.registry import find_row
+from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import LINK, Estimate, launch_floor_s
 from memwall.record.kernels import peak_place, printed_shares, wall_shares
 from memwall.record.profile import Profile
@@ -67,7 +67,7 @@ def fusion_gain(profile: Profile, schedule: Schedule) -> FusionGain | None:
     best = min(fused or [profile.schedule(schedule.gpu, "ideal", graph=schedule.graph)], key=lambda s: s.totals.time_s)
     saved_s = schedule.totals.time_s - best.totals.time_s
     ops = profile.graphs[schedule.graph].ops
-    recurrent = {op.id for op in ops if (row := find_row(op.name)) is not None and row.is_recurrent}
+    recurrent = {op.id for op in ops if is_recurrent(op.name)}
     if recurrent and best.policy == "ideal":
         replaced = (k for k in schedule.kernels if recurrent.isdisjoint(k.op_ids))
         saved_s = sum(k.time_s for k in replaced) - sum(

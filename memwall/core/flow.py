@@ -50,6 +50,21 @@ class Flow:
         """Storage -> the version with which it begins."""
         return {storage: version for version, storage in reversed([*enumerate(self.storage)])}
 
+    def unused(self, graph: Graph) -> frozenset[int]:
+        """Forward ops whose results nothing needs, directly or through other such ops: a compiler removes them, eager
+        runs them. Messages to other GPUs are needed, and so is what nothing reads in backward: gradients of the model's
+        inputs, which the caller gets."""
+        needed = set(self.kept)
+        found = set()
+        for op in reversed(graph.ops):
+            made = {version for _, version in self.writes[op.id]}
+            if made and needed.isdisjoint(made) and op.phase == "forward" and "c10d" not in op.name:
+                found.add(op.id)
+                continue
+            needed.update(version for _, version in self.reads[op.id])
+            needed.update(self.carries[version] for version in made & needed)
+        return frozenset(found)
+
     @classmethod
     def of(cls, graph: Graph) -> Flow:
         """Walk the ops of a graph once."""

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from memwall.core.graph import Graph
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
-from memwall.fusion.plan import Group, Part, Plan, in_order
-from memwall.fusion.pricing import Placement, Pricer, with_launches
+from memwall.fusion.plan import Group, Part, Plan, in_order, not_run
+from memwall.fusion.pricing import Placement, Pricer, library_launches, with_launches
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -65,6 +65,8 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
 
 
 def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
+    if not kernel.launches:
+        return not_run(kernel.op_ids)
     if kernel.kind == "extern" and len(kernel.op_ids) == 1:
         # the library's kernel, with the launches of its eager call
         return replace(pricer.alone(kernel.op_ids[0]), name=kernel.name, source=kernel.source)
@@ -72,10 +74,10 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     beyond = max(kernel.read_bytes + kernel.write_bytes - group.cost.bytes, 0)
     if kernel.kind == "extern" or any(pricer.loops[i].kind in _PARTIAL for i in (*group.op_ids, *group.recomputes)):
         beyond = 0
+    kernels = max(kernel.launches, library_launches(pricer.graph, pricer.costs, kernel.op_ids))
     cost = with_launches(
-        group.cost, group.cost.launches,
-        kernels=kernel.launches, extra_bytes=beyond, extra_flops=group.cost.extra_flops,
-    )  # fmt: skip
+        group.cost, group.cost.launches, kernels=kernels, extra_bytes=beyond, extra_flops=group.cost.extra_flops
+    )
     return replace(group, cost=cost, name=kernel.name, source=kernel.source)
 
 

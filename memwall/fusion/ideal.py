@@ -4,7 +4,8 @@ Matrix kernels (contractions, convolutions, attention) read their operands and w
 them run in an epilogue or a prologue without traffic of their own, except that each tensor from before the step is read
 at most once and each that outlives the step is written once. Values that backward needs are recomputed. Decomposed
 attention counts as one flash-style kernel: tensors of the size of the scores stay on chip, and backward recomputes
-them.
+them. Recurrent layers keep their launches: no compiler replaces those. Forward ops whose results nothing needs do not
+run.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import replace
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, Value, distinct_bytes
-from memwall.fusion.plan import Group, Plan, in_order
-from memwall.fusion.pricing import with_launches
+from memwall.fusion.plan import Group, Plan, in_order, not_run
+from memwall.fusion.pricing import library_launches, with_launches
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -33,6 +34,7 @@ class _Ideal:
     def __init__(self, graph: Graph, costs: Sequence[Cost]) -> None:
         self.graph, self.costs = graph, costs
         self.flow = Flow.of(graph)
+        self.unused = self.flow.unused(graph)
         self.on_chip: frozenset[int] = frozenset()
         self.read_before: set[int] = set()
 
@@ -65,14 +67,17 @@ class _Ideal:
         return [members[anchor] for anchor in sorted(members)]
 
     def _group(self, op_ids: list[int]) -> Group:
-        matrix = [i for i in op_ids if self.graph.ops[i].op_class in MATRIX_CLASSES]
-        glue = [i for i in op_ids if self.graph.ops[i].op_class not in MATRIX_CLASSES]
+        run = [i for i in op_ids if i not in self.unused]
+        if not run:
+            return not_run(op_ids)
+        matrix = [i for i in run if self.graph.ops[i].op_class in MATRIX_CLASSES]
+        glue = [i for i in run if self.graph.ops[i].op_class not in MATRIX_CLASSES]
         reads, read_bytes = self._operands(matrix)
         writes: dict[int, None] = {}
         write_bytes = 0
-        made = [version for i in op_ids for _, version in self.flow.writes[i] if version not in self.flow.kept]
+        made = [version for i in run for _, version in self.flow.writes[i] if version not in self.flow.kept]
         # another group reads a result that this one need not keep: one tensor then crosses
-        flows_on = any(not set(op_ids).issuperset(self.flow.readers[version]) for version in made)
+        flows_on = any(not self.unused.union(op_ids).issuperset(self.flow.readers[version]) for version in made)
         for i in matrix:
             stays = [
                 v for v, n in self.flow.writes[i] if n not in self.flow.kept and (n in self.on_chip or not flows_on)
@@ -84,8 +89,10 @@ class _Ideal:
         reads |= dict.fromkeys(first)
         writes |= dict.fromkeys(last)
         read_bytes, write_bytes = read_bytes + first_bytes, write_bytes + last_bytes
-        total = sum((self.costs[i] for i in op_ids), start=Cost(launches=()))
-        cost = with_launches(replace(total, read_bytes=read_bytes, write_bytes=write_bytes), total.launches)
+        total = sum((self.costs[i] for i in run), start=Cost(launches=()))
+        kernels = library_launches(self.graph, self.costs, run) or 1
+        total = replace(total, read_bytes=read_bytes, write_bytes=write_bytes)
+        cost = with_launches(total, total.launches, kernels=kernels)
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
 
     def _operands(self, matrix: Sequence[int]) -> tuple[dict[int, None], int]:

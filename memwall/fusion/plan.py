@@ -38,6 +38,11 @@ class Group:
     source: str = ""
 
 
+def not_run(op_ids: Sequence[int]) -> Group:
+    """The group of ops that a policy does not run: no launch, no bytes."""
+    return Group(tuple(op_ids), (), (), Cost(launches=()))
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A fusion of a producer and a consumer (op ids) that was not made: the rule that forbade it, the reason in words,

@@ -21,6 +21,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Stream
 from memwall.ops.loops import OPAQUE, loop_of
+from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import predict_cost
 
 #: bytes of one row that a thread block holds between two passes: half of a multiprocessor's 256 KiB of registers, so
@@ -65,6 +66,11 @@ def with_launches(
     else:
         launches = (Plain(**moved, flops=cost.flops, count=kernels, thread_blocks=thread_blocks),)
     return replace(cost, launches=launches)
+
+
+def library_launches(graph: Graph, costs: Sequence[Cost], op_ids: Iterable[int]) -> int:
+    """Launches of the recurrent layers among some ops: their library makes them whatever joins their group."""
+    return sum(costs[i].kernels for i in op_ids if is_recurrent(graph.ops[i].name))
 
 
 def _shared(

@@ -172,6 +172,12 @@ def find_row(name: str) -> Row | None:
     return _found[name]
 
 
+def is_recurrent(name: str) -> bool:
+    """Whether an op is a whole recurrent layer, or the gradient of one."""
+    row = find_row(name)
+    return row is not None and row.is_recurrent
+
+
 def flops_of(name: str) -> int:
     """FLOPs per element of a pointwise op; ``LookupError`` of others: a formula that looks it up is left unmodeled."""
     row = find_row(name)

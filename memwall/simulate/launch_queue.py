@@ -33,6 +33,8 @@ def host_is_assumed(gpu: Gpu) -> bool:
 
 def issue_s(gpu: Gpu, phase: str, launches: int) -> float:
     """CPU seconds to issue an op of a phase; the launches after its first go out as fast as the GPU takes them."""
+    if not launches:
+        return 0.0
     return gpu.dispatch_s * _DISPATCH[phase] + (launches - 1) * min(gpu.launch_overhead_s, gpu.dispatch_s)
 
 

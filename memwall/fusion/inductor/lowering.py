@@ -20,6 +20,7 @@ from memwall.fusion.inductor.scope import scope_of
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
 from memwall.ops import classify
+from memwall.ops.registry import is_recurrent
 
 
 def lower(
@@ -100,7 +101,7 @@ def _unnoticed() -> Iterator[None]:
 
 def _regions(graph: Graph, given: Sequence[int] | None) -> list[int]:
     """The region of each op. The caller of the compiled graph makes the gradient that backward starts from."""
-    regions = [0] * len(graph.ops) if given is None else list(given)
+    regions = _between_recurrent_layers(graph) if given is None else list(given)
     started = False
     for op in graph.ops:
         if op.phase == "optimizer":
@@ -109,6 +110,27 @@ def _regions(graph: Graph, given: Sequence[int] | None) -> list[int]:
             started = True
             if op.name == "aten.ones_like":
                 regions[op.id] = EAGER
+    return regions
+
+
+def _between_recurrent_layers(graph: Graph) -> list[int]:
+    """Regions without a capture: Dynamo breaks the graph at each recurrent layer, which runs eagerly
+    (``torch._dynamo.config.allow_rnn`` is off). Backward goes through the regions in reverse."""
+    flow = Flow.of(graph)
+    regions: list[int] = []
+    before: dict[int, int] = {}  # recurrent layer -> the region that ends at it
+    number = 0
+    for op in graph.ops:
+        if not is_recurrent(op.name):
+            regions.append(number)
+            continue
+        regions.append(EAGER)
+        layers = before.keys() & {flow.writer[version] for _, version in flow.reads[op.id]}
+        if "backward" in op.name and layers:
+            number = before[max(layers)]
+        else:
+            before[op.id] = number
+            number = len(before)
     return regions
 
 
@@ -135,7 +157,8 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
     with Opaque() as opaque, patterns_loaded(), quiet(), device_for(gpu, device) as target:
         for region in sorted(set(regions) - {EAGER}):
             scope = scope_of(graph, [number == region for number in regions], operators.overwritten)
-            _compile(graph, scope, operators, table, opaque, target, source, result)
+            if scope.forward_keeps or scope.backward_keeps or scope.mutated:  # else nothing is left to compile
+                _compile(graph, scope, operators, table, opaque, target, source, result)
     for op in graph.ops:
         if op.phase != "optimizer" and regions[op.id] == EAGER:
             result.schedules[op.phase == "backward", op.id] = [_eager(graph, op)]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 
 
@@ -230,7 +231,9 @@ def _merge_ownerless(schedules: Sequence[Sequence[Launch]], kernels: list[_Kerne
 
 
 def _place_vanished(graph: Graph, wanted: Sequence[int], kernels: list[_Kernel], owner: dict[int, int]) -> None:
-    """Assign ops that no launch computes (folded, equal to another, no-ops) to a user of their result, at no cost."""
+    """Assign ops that no launch computes (folded, equal to another, no-ops) to a user of their result, at no cost;
+    those whose results nothing needs are apart."""
+    unused = Flow.of(graph).unused(graph)
     readers: dict[int, list[int]] = {}
     writers: dict[int, list[int]] = {}
     for op in graph.ops:
@@ -244,7 +247,8 @@ def _place_vanished(graph: Graph, wanted: Sequence[int], kernels: list[_Kernel],
         op = graph.ops[op_id]
         uses = [r for i in op.outputs for r in readers.get(graph.values[i].storage, ()) if r > op_id]
         makers = [w for i in op.inputs for w in writers.get(graph.values[i].storage, ()) if w < op_id]
-        place = next((owner[other] for other in (*uses, *reversed(makers)) if other in owner), None)
+        others = () if op_id in unused else (*uses, *reversed(makers))
+        place = next((owner[other] for other in others if other in owner), None)
         if place is None:
             place = len(kernels)
             kernels.append(_Kernel(Launch(op.name, "none")))
