@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memwall.analysis.matching import clusters, match_ops
 from memwall.analysis.quantities import LIMITS
@@ -194,6 +195,13 @@ def _spec(graph: Graph, value: int) -> str:
     return shapes_text([spec]) + ("" if spec.is_contiguous else "(strided)")
 
 
+def _listed(value: Any) -> Any:
+    """Attributes as a saved record gives them back: sequences as lists."""
+    if isinstance(value, Mapping):
+        return {name: _listed(item) for name, item in value.items()}
+    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _difference(before: Graph, old: Op, after: Graph, new: Op) -> str:
     """How a matched op differs: its name, the first tensor that differs, its arguments; empty if it does not."""
     if old.name != new.name:
@@ -202,10 +210,9 @@ def _difference(before: Graph, old: Op, after: Graph, new: Op) -> str:
         for one, other in zip(ids, others, strict=False):
             if before.values[one].spec != after.values[other].spec:
                 return f"{_spec(after, other)} where {_spec(before, one)} was"
-    if old.attributes != new.attributes:
-        names = sorted({*old.attributes, *new.attributes})
-        changed = [n for n in names if old.attributes.get(n) != new.attributes.get(n)]
-        return ", ".join(f"{n} {new.attributes.get(n)} where {old.attributes.get(n)} was" for n in changed[:3])[:160]
+    was, now = _listed(old.attributes), _listed(new.attributes)
+    if changed := [name for name in sorted({*was, *now}) if was.get(name) != now.get(name)]:
+        return ", ".join(f"{name} {now.get(name)} where {was.get(name)} was" for name in changed[:3])[:160]
     if (len(old.inputs), len(old.outputs)) != (len(new.inputs), len(new.outputs)):
         return f"{len(new.inputs)} inputs where {len(old.inputs)} were"
     return ""

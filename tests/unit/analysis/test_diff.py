@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import memwall
-from memwall.analysis.diff import Cause, Side, explain, largest, top
+from memwall.analysis.diff import Cause, Side, _difference, explain, largest, top
 from memwall.analysis.matching import in_order, match_ops
 from memwall.record.profile import Profile
 
@@ -186,6 +186,19 @@ def test_a_base_from_a_file_has_the_causes_of_one_that_was_traced(tmp_path):
         figures = [(c.kind, c.count, c.kernels, c.flops, c.dram_bytes, c.time_s) for c in traced]
         saved = explain(Side(read, other), Side(head, theirs))
         assert [(c.kind, c.count, c.kernels, c.flops, c.dram_bytes, c.time_s) for c in saved] == figures
+
+
+@pytest.mark.parametrize("module", [nn.MaxPool2d(3, 2), nn.Softmax2d()])
+def test_arguments_of_a_saved_profile_are_those_of_the_traced_one(module, tmp_path):
+    traced = memwall.profile(module, (torch.zeros(2, 4, 64, 64),))
+    traced.save(tmp_path / "was.json")
+    was = Profile.load(tmp_path / "was.json").graph
+    now = traced.graph
+    assert [_difference(was, one, now, other) for one, other in zip(was.ops, now.ops, strict=True)] == [""]
+    wide = memwall.profile(nn.MaxPool2d(3, 2, dilation=1, ceil_mode=False), (torch.zeros(2, 4, 64, 64),)).graph
+    if isinstance(module, nn.MaxPool2d):
+        changed = replace(wide.ops[0], attributes={**wide.ops[0].attributes, "kernel_size": (5, 5)})
+        assert _difference(was, was.ops[0], wide, changed) == "kernel_size [5, 5] where [3, 3] was"
 
 
 def common_length(first: list[int], second: list[int]) -> int:
