@@ -85,9 +85,10 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
     if launch.pipe is not None and launch.flops:
         flops_s = launch.flops / (gpu.peak(launch.pipe) * gpu.achievable_fraction(launch.pipe))
     places_s = launch.instructions / (gpu.sm_count * gpu.boost_clock_hz * INTEGER_LANES)
-    # overlaps with other blocks' traffic; a turn of vLLM's kernels takes no less where L2 has the data
+    # overlaps with other blocks' traffic; neither a turn of vLLM's kernels nor the waits of TensorRT-LLM's quantisation
+    # take less where L2 has the data
     loops_s = steps_s(gpu, launch.blocks, launch.steps, launch.block_threads, launch.resident_threads)
-    waits_s = launch.round_trips * round_trip_s(gpu, warm)
+    waits_s = launch.round_trips * round_trip_s(gpu)
     few_s = 0.0
     if 0 < (launch.thread_blocks or 0) < gpu.sm_count:  # the other multiprocessors move nothing
         few_s = memory_s * gpu.dram_bytes_per_s / (gpu.sm_bytes_per_s * (launch.thread_blocks or 1))
