@@ -64,6 +64,10 @@ NOTES = """## What falls short, and why
   for alike shapes. **P100 linear**: 10 to 16 % too fast for depths of 5,000 to 25,000.
 - **GEMM of the L40S** has no goal; similar shapes differ by up to 1.8.
 - **The BERT layer**: reports/bert_layer.md.
+- **Whole modules**: nets of 60 ops and more take 15 us per op on the bare L40S machine and 30 to 32 on the A100's cloud
+  machine, alike from net to net: the CPU's time, of which we assume 5 us on every machine. Convolutions in TF32, in three
+  dimensions, transposed or with dilation have no model of their own yet and come out too fast. Calls that a CUDA graph
+  replays hold copies of the inputs that we do not count.
 - **Rows faster than the bound**: the A100's decode rows were recorded by a version whose cache keeps keys and values in
   one place (we infer it: 66 grouped rows would move up to 1.8 times what DRAM can, and none does if these bytes count
   once; so they are counted once). 14 more, one head to a key head and 128 or 256 keys, stay unexplained. The V100 row is
