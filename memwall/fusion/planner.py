@@ -72,16 +72,17 @@ def _parts(
     walk = _Walk(graph, costs, gpu, regions, spills)
     walk.run()
     members = [group.members for group in walk.groups if group is not None]
+    refusals = walk.refusals()
     parts, stored = recompute(walk.pricer, members, regions, spills)
     for refusal in stored:
         key = refusal.producer, refusal.consumer
-        if key not in walk.refusals or walk.refusals[key].rule == "phase":  # two graphs, and it could be recomputed
-            walk.refusals[key] = refusal
+        if key not in refusals or refusals[key].rule == "phase":  # two graphs, and it could be recomputed
+            refusals[key] = refusal
     try:
         ordered = in_order(walk.pricer.flow, parts)
     except ValueError:  # a kernel that recomputes a value must run before what its own inputs wait for
         ordered = in_order(walk.pricer.flow, [Part(tuple(ops)) for ops in members])
-    return ordered, tuple(walk.refusals.values())
+    return ordered, tuple(refusals.values())
 
 
 def _short_costs(short: Shortened, costs: Sequence[Cost]) -> list[Cost]:
@@ -139,7 +140,13 @@ class _Walk:
         #: the groups in a valid launch order (-1: a gap), and the position of each
         self.order: list[int] = []
         self.place: dict[int, int] = {}
-        self.refusals: dict[tuple[int, int], Refusal] = {}
+        #: (producer, consumer) → rule, reason, the value as written and as read, and whether it has no other reader
+        self.refused: dict[tuple[int, int], tuple[str, str, int, int, bool]] = {}
+        loops, moving = self.pricer.loops, {first: moves(graph.ops[first]) for first in dict.fromkeys(graph.alike)}
+        self.moves = [moving[first] for first in graph.alike]
+        self.makers = [frozenset([self.flow.writer[version] for _, version in some]) for some in self.flow.reads]
+        self.written = {version: value for some in self.flow.writes for value, version in some}
+        self.generates = [loop.kind != "opaque" for loop in loops]
         self.bandwidth = gpu.dram_bytes_per_s * gpu.achievable["dram"]
 
     def run(self) -> None:
@@ -150,8 +157,8 @@ class _Walk:
             self.place[index] = len(self.order)
             self.order.append(index)
             alone_s = self.pricer.cost_s(self.pricer.costs[op.id])
-            generates = self.pricer.loops[op.id].kind != "opaque"  # such a kernel may be faster than the eager one
-            self.price.append(min(alone_s, self.pricer.generated_s([op.id])) if generates else alone_s)
+            # a generated kernel may be faster than the eager one
+            self.price.append(min(alone_s, self.pricer.generated_s([op.id])) if self.generates[op.id] else alone_s)
             for other in self._neighbours(op.id):
                 index = self.group_of[op.id]
                 target = self.group_of[other]
@@ -183,11 +190,11 @@ class _Walk:
 
     def _neighbours(self, op_id: int) -> list[int]:
         """Ops whose groups this one might join, largest shared tensor first: producers before siblings."""
-        values, flow = self.graph.values, self.flow
+        spans, flow = self.pricer.spans, self.flow
         producers: dict[int, int] = {}
         siblings: dict[int, int] = {}
         for value_id, version in flow.reads[op_id]:
-            nbytes = values[value_id].spec.nbytes
+            nbytes = spans[value_id][2]
             writer = flow.writer[version]
             if writer >= 0:
                 producers[writer] = producers.get(writer, 0) + nbytes
@@ -204,18 +211,21 @@ class _Walk:
         edges: list[Edge] = []
         if second.members[-1] < first.members[0]:
             return edges
-        inside = set(first.members)
+        inside, makers = set(first.members), self.makers
         for op_id in second.members:
-            op, loop = graph.ops[op_id], self.pricer.loops[op_id]
+            if inside.isdisjoint(makers[op_id]):
+                continue
+            op, kind = graph.ops[op_id], self.pricer.loops[op_id].kind
             for position, (value_id, version) in enumerate(flow.reads[op_id]):
                 writer = flow.writer[version]
                 if writer in inside:
-                    written = next(v for v, made in flow.writes[writer] if made == version)
+                    written = graph.values[self.written[version]]
                     argument = op.arguments[position] if position < len(op.arguments) else ""
-                    is_last = self._is_only(version) and self._is_last(op_id)
+                    is_only = self._is_only(version)
+                    is_last = is_only and self._is_last(op_id)
                     edges.append(
-                        Edge(graph.ops[writer], op, graph.values[written], graph.values[value_id], argument,
-                             loop.kind, moves(op), is_last)
+                        Edge(graph.ops[writer], op, written, graph.values[value_id], argument,
+                             kind, self.moves[op_id], is_only, is_last)
                     )  # fmt: skip
         return edges
 
@@ -224,9 +234,9 @@ class _Walk:
         return version not in self.flow.kept and len(self.flow.readers[version]) == 1
 
     def _is_last(self, op_id: int) -> bool:
-        ops, loops, flow = self.graph.ops, self.pricer.loops, self.flow
+        ops, flow = self.graph.ops, self.flow
         readers = (r for _, version in flow.writes[op_id] for r in flow.readers[version])
-        return not any(ops[r].phase == ops[op_id].phase and loops[r].kind != "opaque" for r in readers)
+        return not any(self.generates[r] and ops[r].phase == ops[op_id].phase for r in readers)
 
     # -- may they, and is it worth it ---------------------------------------------------------------------------------
 
@@ -339,8 +349,13 @@ class _Walk:
 
     def _refuse(self, edges: Sequence[Edge], rule: str, reason: str) -> None:
         for edge in edges:
-            key = (edge.producer.id, edge.consumer.id)
-            version = next(v for value, v in self.flow.writes[key[0]] if value == edge.written.id)
-            only = self._is_only(version)
-            saved = edge.read.spec.nbytes + (edge.written.spec.nbytes if only else 0)
-            self.refusals[key] = Refusal(rule, reason, *key, saved, saved / self.bandwidth)
+            key = edge.producer.id, edge.consumer.id
+            self.refused[key] = rule, reason, edge.written.id, edge.read.id, edge.is_only
+
+    def refusals(self) -> dict[tuple[int, int], Refusal]:
+        """Producer and consumer → why they are not in one kernel: the last reason found."""
+        spans, found = self.pricer.spans, {}
+        for key, (rule, reason, written, read, is_only) in self.refused.items():
+            saved = spans[read][2] + (spans[written][2] if is_only else 0)
+            found[key] = Refusal(rule, reason, *key, saved, saved / self.bandwidth)
+        return found

@@ -9,7 +9,7 @@ column sums, one row per thread block.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -158,26 +158,32 @@ class Pricer:
         ]
         self.carried_by = {old: new for new, old in enumerate(self.flow.carries) if old >= 0}
         self.placement: Placement | None = None
-        self._spans = _spans(graph.values)
+        self.spans = _spans(graph.values)
         #: ops that do more than to read and write each element once: they have rows, sums, or places found in data
         self.nested = frozenset(i for i, loop in enumerate(self.loops) if loop.kind != "point" or loop.columns)
+        self._kinds = [id(cost) for cost in costs]
+        self.readers = [frozenset(some) for some in self.flow.readers]
         self._costs: dict[tuple[object, ...], Cost] = {}
         self._seconds: dict[int, tuple[float, Cost]] = {}
-        self._reads_whole = self._whole("inputs")
-        self._writes_whole = self._whole("outputs")
+        values, writer = graph.values, self.flow.writer
+        #: for each op: (value, its storage, the op that wrote it) of what it reads, (value, storage, version) of writes
+        self._uses = [[(v, values[v].storage, writer[version]) for v, version in some] for some in self.flow.reads]
+        self._made = [[(v, values[v].storage, version) for v, version in some] for some in self.flow.writes]
+        self._reads_in_part = self._in_part("inputs")
+        self._writes_in_part = self._in_part("outputs")
 
-    def _whole(self, side: str) -> list[bool]:
-        """For each op whether its cost counts whole tensors, not only fetched rows or the like."""
+    def _in_part(self, side: str) -> frozenset[int]:
+        """The ops whose cost does not count whole tensors, but fetched rows or the like."""
         graph, name = self.graph, "read_bytes" if side == "inputs" else "write_bytes"
         tensors = {
             first: distinct_bytes([graph.values[i] for i in getattr(graph.ops[first], side)])
             for first in dict.fromkeys(graph.alike)
         }
-        return [getattr(cost, name) == tensors[first] for cost, first in zip(self.costs, graph.alike, strict=True)]
+        return frozenset(i for i, first in enumerate(graph.alike) if getattr(self.costs[i], name) != tensors[first])
 
     # -- what crosses the border -------------------------------------------------------------------------------------
 
-    def is_needed(self, version: int, inside: Collection[int]) -> bool:
+    def is_needed(self, version: int, inside: Set[int]) -> bool:
         """Whether a version must be in memory when a kernel that computes ``inside`` makes it."""
         flow = self.flow
         if version in flow.kept:
@@ -185,10 +191,8 @@ class Pricer:
         if self.placement is not None:
             if self.placement.is_read(flow.writer[version], flow.readers[version]):
                 return True
-        else:
-            for op in flow.readers[version]:
-                if op not in inside:
-                    return True
+        elif not inside >= self.readers[version]:
+            return True
         heir = self.carried_by.get(version)
         if heir is None:
             return False
@@ -197,29 +201,28 @@ class Pricer:
     def group(self, op_ids: Sequence[int], recomputes: Sequence[int] = (), cost: Cost | None = None) -> Group:
         """The group as one generated kernel; ``cost`` if already known."""
         inside = frozenset((*op_ids, *recomputes))
-        reads, read_bytes = self._reads((*recomputes, *op_ids), inside)
-        writes, write_bytes = self._writes(op_ids, inside)
-        if cost is not None:
-            return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
-        cost = self._generated(op_ids, recomputes, read_bytes, write_bytes, writes)
-        return Group(tuple(op_ids), reads, writes, cost, tuple(recomputes))
+        reads, writes = self._reads((*recomputes, *op_ids), inside), self._writes(op_ids, inside)
+        if cost is None:
+            cost = self._generated(op_ids, recomputes, inside, reads, writes)
+        return Group(tuple(op_ids), tuple(reads), tuple(writes), cost, tuple(recomputes))
 
     def generated_s(self, op_ids: Sequence[int], recomputes: Sequence[int] = ()) -> float:
         """Modeled seconds of the ops as one generated kernel."""
         inside = frozenset((*op_ids, *recomputes))
-        _, read_bytes = self._reads((*recomputes, *op_ids), inside)
-        writes, write_bytes = self._writes(op_ids, inside)
-        return self.cost_s(self._generated(op_ids, recomputes, read_bytes, write_bytes, writes))
+        reads, writes = self._reads((*recomputes, *op_ids), inside), self._writes(op_ids, inside)
+        return self.cost_s(self._generated(op_ids, recomputes, inside, reads, writes))
 
     def _generated(
-        self, op_ids: Sequence[int], recomputes: Sequence[int], read_bytes: int, write_bytes: int,
-        writes: Collection[int],
+        self, op_ids: Sequence[int], recomputes: Sequence[int], inside: Set[int],
+        reads: Mapping[int, int], writes: Mapping[int, int],
     ) -> Cost:  # fmt: skip
-        """The cost of a generated kernel with these bytes; computed once for equal ops."""
+        """The cost of a generated kernel that reads and writes these values; computed once for equal ops and bytes."""
+        read_bytes = self._read_bytes((*recomputes, *op_ids), inside, reads)
+        write_bytes = self._write_bytes(op_ids, inside, writes)
         nested = [i for i in op_ids if i in self.nested]
         extra_bytes = self._extra(op_ids, nested, read_bytes, writes) if nested else 0
         kernels, rows = self._launches(nested), self._rows(nested)
-        ops = tuple([id(self.costs[i]) for i in op_ids]), tuple([id(self.costs[i]) for i in recomputes])
+        ops = tuple([self._kinds[i] for i in op_ids]), tuple([self._kinds[i] for i in recomputes])
         key = (*ops, read_bytes, write_bytes, extra_bytes, kernels, rows)
         cost = self._costs.get(key)
         if cost is not None:
@@ -251,42 +254,40 @@ class Pricer:
             known = self._seconds[id(cost)] = predict_cost(cost, self.gpu).time_s, cost
         return known[0]
 
-    def _reads(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
-        values, writer = self.graph.values, self.flow.writer
-        plain: dict[int, int] = {}
-        every: dict[int, None] = {}
-        partial = 0
-        for i in op_ids:
-            own = 0
-            for value_id, version in self.flow.reads[i]:
-                if writer[version] in inside:
-                    own += self._spans[value_id][2]
-                    continue
-                every[value_id] = None
-                if self._reads_whole[i]:
-                    plain[value_id] = values[value_id].storage
-            if not self._reads_whole[i]:
-                partial += max(self.costs[i].read_bytes - own, 0)
-        return tuple(every), self._distinct(plain) + partial
+    def _reads(self, op_ids: Iterable[int], inside: Set[int]) -> dict[int, int]:
+        """The values that ops read from outside, and their storages."""
+        return {value: storage for i in op_ids for value, storage, maker in self._uses[i] if maker not in inside}
 
-    def _writes(self, op_ids: Sequence[int], inside: Collection[int]) -> tuple[tuple[int, ...], int]:
-        values = self.graph.values
-        plain: dict[int, int] = {}
-        every: dict[int, None] = {}
-        partial = 0
-        for i in op_ids:
-            needed = [v for v, version in self.flow.writes[i] if self.is_needed(version, inside)]
-            every.update(dict.fromkeys(needed))
-            if self._writes_whole[i]:
-                plain.update([(v, values[v].storage) for v in needed])
-            elif needed:
-                spared = sum(self._spans[v][2] for v in self.graph.ops[i].outputs if v not in needed)
-                partial += max(self.costs[i].write_bytes - spared, 0)
-        return tuple(every), self._distinct(plain) + partial
+    def _read_bytes(self, op_ids: Iterable[int], inside: Set[int], reads: Mapping[int, int]) -> int:
+        in_part = inside & self._reads_in_part
+        if not in_part:
+            return self._distinct(reads)
+        rest = self._distinct(self._reads([i for i in op_ids if i not in in_part], inside))
+        own = {i: sum([self.spans[v][2] for v, _, maker in self._uses[i] if maker in inside]) for i in in_part}
+        return rest + sum([max(self.costs[i].read_bytes - own[i], 0) for i in in_part])
+
+    def _writes(self, op_ids: Iterable[int], inside: Set[int]) -> dict[int, int]:
+        """The values that ops write and that are needed outside, and their storages."""
+        is_needed = self.is_needed
+        return {
+            value: storage for i in op_ids for value, storage, version in self._made[i] if is_needed(version, inside)
+        }
+
+    def _write_bytes(self, op_ids: Iterable[int], inside: Set[int], writes: Mapping[int, int]) -> int:
+        in_part = inside & self._writes_in_part
+        if not in_part:
+            return self._distinct(writes)
+        total = self._distinct(self._writes([i for i in op_ids if i not in in_part], inside))
+        for i in [i for i in op_ids if i in in_part]:
+            needed = self._writes((i,), inside)
+            if needed:
+                spared = sum([self.spans[v][2] for v in self.graph.ops[i].outputs if v not in needed])
+                total += max(self.costs[i].write_bytes - spared, 0)
+        return total
 
     def _distinct(self, values: Mapping[int, int]) -> int:
         """The distinct bytes of some values, given by id with their storages."""
-        spans = self._spans
+        spans = self.spans
         if len(set(values.values())) == len(values):
             return sum([spans[i][2] for i in values])
         by_storage: dict[int, list[Span]] = {}

@@ -8,7 +8,7 @@ the value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from memwall.core.graph import PHASES
 from memwall.fusion.plan import Part, Refusal
@@ -55,6 +55,7 @@ class _Recompute:
         self.copied: set[int] = set()
         #: group -> its seconds now: only those of the groups that an attempt concerns change
         self._seconds: dict[int, float] = {}
+        self._reads = [len(reads) for reads in pricer.flow.reads]
         kinds = [{pricer.loops[op].kind for op in group} for group in members]
         self._closed = [not some.isdisjoint(("opaque", "multi")) for some in kinds]
         self._held = [
@@ -67,7 +68,7 @@ class _Recompute:
         placement = self.placement
         for op in reversed(range(len(self.pricer.graph.ops))):
             for group in placement.runs[op][:]:
-                if len(placement.runs[op]) > 1 and not self._is_used(op, group):
+                if len(placement.runs[op]) > 1 and not self._is_used(op, placement.inside[group]):
                     placement.remove([(op, group)])
         owned: list[list[int]] = [[] for _ in self.members]
         for op in range(len(self.pricer.graph.ops)):
@@ -78,30 +79,22 @@ class _Recompute:
             if ops
         ]
 
-    def _is_used(self, op: int, group: int) -> bool:
-        """Whether a result of the op is needed in memory, or by another op that the group runs."""
-        inside, flow = self.placement.inside[group], self.pricer.flow
-        return any(
-            not inside.isdisjoint(flow.readers[version]) or self.pricer.is_needed(version, inside)
-            for _, version in flow.writes[op]
-        )
+    def _is_used(self, op: int, running: Set[int]) -> bool:
+        """Whether a result of the op is needed in memory, or by another op of its kernel, which runs these ops."""
+        for _, version in self.pricer.flow.writes[op]:
+            if not running.isdisjoint(self.pricer.readers[version]) or self.pricer.is_needed(version, running):
+                return True
+        return False
 
     def _live(self, group: int) -> set[int]:
         """The ops that a group has to run itself: others, or its own live ops, read their results."""
-        members = self.members[group]
-        if self.copied.isdisjoint(members):
-            return set(members)
-        flow, inside = self.pricer.flow, self.placement.inside[group]
-        copies = inside.difference(members)
-        live: set[int] = set()
-        for op in reversed(members):
-            if op not in self.copied or any(
-                not live.isdisjoint(flow.readers[v])
-                or not copies.isdisjoint(flow.readers[v])
-                or self.pricer.is_needed(v, inside)
-                for _, v in flow.writes[op]
-            ):
-                live.add(op)
+        live = set(self.members[group])
+        copied = self.copied.intersection(live)
+        running = set(self.placement.inside[group]) if copied else live
+        for op in sorted(copied, reverse=True):
+            if not self._is_used(op, running):
+                running.remove(op)
+                live.remove(op)
         return live
 
     def is_cheap(self, op_id: int) -> bool:
@@ -188,8 +181,7 @@ class _Recompute:
         loops, inside = self.pricer.loops, self.placement.inside[group]
         if not all(_rows(loops[i]) in self._held[group] for i in chain if loops[i].kind == "row"):
             return False
-        reads = self.pricer.flow.reads
-        return len(inside | chain) <= MAX_OPS and sum([len(reads[op]) for op in inside]) <= MAX_OPS + MAX_TENSORS
+        return len(inside | chain) <= MAX_OPS and sum(map(self._reads.__getitem__, inside)) <= MAX_OPS + MAX_TENSORS
 
     def _chain(self, op_id: int, home: int) -> frozenset[int] | None:
         """The ops to rerun: the op, and the producers of its inputs that are not in memory anyway."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from memwall.core.graph import EAGER, Graph, Op, TensorSpec, Value
 from memwall.fusion.plan import Group
@@ -75,8 +76,7 @@ class Candidate:
     moved: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """A value that the first group passes to the second: as written, as read, and the argument that reads it."""
 
     producer: Op
@@ -87,6 +87,8 @@ class Edge:
     consumer_kind: str = "point"
     #: the consumer writes elements at other positions than it reads them from
     moves: bool = False
+    #: it is not kept, and nothing else reads it
+    is_only: bool = False
     #: no generated kernel reads what the consumer writes
     is_last: bool = False
 

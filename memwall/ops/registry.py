@@ -214,8 +214,10 @@ def cost_of(call: Call) -> Cost:
 
 
 def graph_costs(graph: Graph) -> tuple[Cost, ...]:
-    """The cost of every op of a graph, in its order. Equal calls are costed once."""
-    costs = {first: cost_of(call_of(graph, graph.ops[first])) for first in dict.fromkeys(graph.alike)}
+    """The cost of every op of a graph, in its order. Equal calls are costed once, and equal costs are one object."""
+    found = {first: cost_of(call_of(graph, graph.ops[first])) for first in dict.fromkeys(graph.alike)}
+    one: dict[Cost, Cost] = {}
+    costs = {first: one.setdefault(cost, cost) for first, cost in found.items()}
     return tuple([costs[first] for first in graph.alike])
 
 
