@@ -83,13 +83,16 @@ def _policy(profile: Profile, schedule: Schedule, process: _Events, tid: int, ar
     for row, name in rows:
         yield from process.name("thread", f"{schedule.policy}: {name}", row, row)
     for i, (kernel, launch, run) in enumerate(zip(schedule.kernels, times.launches, times.runs, strict=True)):
+        if not kernel.launches:  # a group that the policy does not run
+            continue
         name = short_name(kernel.name)
         if issues:
             yield process.slice(launches, name, "launch", launch)
             yield from process.arrow(arrow + i, (launches, launch.start_ns), (runs, run.start_ns))
         yield process.slice(runs, name, kernel.op_class, run, **_arguments(profile, schedule, kernel))
     for scope in times.scopes:
-        yield process.slice(scopes, scope.name, "module" if scope.depth else "phase", scope.span)
+        if scope.span.end_ns > scope.span.start_ns:
+            yield process.slice(scopes, scope.name, "module" if scope.depth else "phase", scope.span)
     yield from _memory(process, schedule.policy, times)
 
 
