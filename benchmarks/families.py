@@ -165,8 +165,8 @@ class Campaign:
 
     def _compile(self, deadline: float) -> None:
         todo = [case.name for case in self.wanted if (case.name, COMPILED) not in self._done]
-        helpers = max(1, min((os.cpu_count() or 1) - 2, MOST_COMPILERS))
-        parts = [todo[start::helpers] for start in range(helpers)]
+        compilers = max(1, min((os.cpu_count() or 1) - 2, MOST_COMPILERS))
+        parts = [todo[start::compilers] for start in range(compilers)]
 
         def compile_all(names: Sequence[str]) -> None:
             with closing(_Worker(self.kind)) as worker:
@@ -175,7 +175,7 @@ class Campaign:
                         return
                     worker.ask(name, "compile", "lost")
 
-        with ThreadPoolExecutor(helpers) as pool:
+        with ThreadPoolExecutor(compilers) as pool:
             list(pool.map(compile_all, parts))
 
     def _time(self, deadline: float) -> None:

@@ -77,7 +77,7 @@ class Limit:
 
 def find_quantity(name: str, where: str = "") -> Quantity:
     """The quantity of a name or another spelling of it; ``where`` it was found, for the message. Raises ``UsageError``:
-    there is none; names the nearest."""
+    no such quantity; the message names the nearest."""
     known = LIMITS.get(ALIASES.get(name, name))
     if known is None:
         raise unknown("quantity", name, LIMITS, 0.5, where)

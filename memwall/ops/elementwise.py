@@ -1,7 +1,7 @@
 """Pointwise ops: FLOPs per element of the output (broadcasts included) from one table.
 
 - One add, subtract, multiply, divide or transcendental call (exp, log, sqrt, rsqrt, tanh, erf, sin, pow, ...) is one
-  FLOP. A comparison, a selection, a change of sign, a rounding, a cast, a logical or bit operation is none: relu,
+  FLOP. A comparison, a selection, a change of sign, a rounding, a cast, a logical or bit operation costs 0: relu,
   clamp, where, maximum, abs and their gradients are 0.
 - Compound functions count what their CUDA kernels compute (aten/src/ATen/native/cuda/Activation*.cu): sigmoid 3 (exp,
   add, divide), silu 4, gelu 5 (erf) or 9 (tanh); ``alpha`` or ``value`` other than 1 is one multiply more.

@@ -149,7 +149,7 @@ def evaluate(
 
 def misfit(graph: Graph) -> Op | None:
     """The first op that torch refuses with the attributes that it has here, or whose results then have other shapes;
-    None if there is none, or torch cannot say."""
+    None if all fit, or if torch cannot say."""
     operators, tensors = Operators(), _Described(graph)
     checked = set()
     for op in graph.ops:

@@ -57,8 +57,8 @@ def load_file(path: Path) -> ModuleType:
 
 
 def load_module(name: str) -> ModuleType:
-    """Import an installed package's module, or one of the current folder; a UsageError where there is none, or
-    importing it raises."""
+    """Import an installed package's module, or one of the current folder. Raises ``UsageError``: no such module,
+    or importing it fails."""
     import torch  # noqa: F401
 
     seed()

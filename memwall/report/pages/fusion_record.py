@@ -56,7 +56,7 @@ class FusionRecordReport(Report):
 
     @classmethod
     def load(cls, path: str, **options: Any) -> Self:
-        """Read a record. Raises ``UsageError``: it is none, or damaged; says which key."""
+        """Read a record. Raises ``UsageError``: not a fusion record, or a damaged one; says which key."""
         raw = read_json(Path(path))
         family, _, version = SCHEMA.partition("/")
         check_schema(raw, family, int(version), path)

@@ -33,7 +33,7 @@ def read_config(transformers: Any, path: Path) -> Read:
     """The configuration in a file or a folder.
 
     Raises:
-        UsageError: it is none, transformers knows neither its type nor its architecture, or cannot read it.
+        UsageError: not a configuration, one that transformers cannot read, or of an unknown type and architecture.
     """
     source = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not source.exists() and (path / "adapter_config.json").exists():
