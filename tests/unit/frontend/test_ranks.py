@@ -16,20 +16,12 @@ import memwall
 from memwall.analysis.table import class_rows
 from memwall.core.errors import UsageError
 from memwall.ops.collective import sent
+from tests.unit.small_modules import Mlp
 
 RANKS = 8
 #: elements of a layer: two weights and two biases; FLOPs of its forward: 8 rows, two products, a ReLU and an addition
 LAYER = 2 * 64 * 256 + 256 + 64
 LAYER_FLOPS = 2 * 2 * 8 * 64 * 256
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
 
 
 def grouped(size: int = RANKS) -> None:

@@ -13,15 +13,7 @@ from torch import nn
 
 import memwall
 from memwall.core.errors import UsageError
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
+from tests.unit.small_modules import Mlp
 
 
 def inputs() -> tuple[torch.Tensor]:
