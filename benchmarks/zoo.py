@@ -100,19 +100,22 @@ class Worker:
             target = library.workload(name, mode, folder)
         except NotBuildable as error:
             return Row(suite, name, mode, "not buildable", _line(error))
+        assume = library.assumes(name, mode)
         start_s = time.process_time()
         try:
-            profile = memwall.profile(target, gpu="h100", mode=mode)
+            profile = memwall.profile(target, gpu="h100", mode=mode, assume=assume)
         except memwall.MemwallError as error:
             said = _line(error).replace(str(folder), name)
-            failure = _real_failure(target, mode, said) if library.gives_inputs(name) else ""
+            failure = _real_failure(target, mode, error) if library.gives_inputs(name, mode) else ""
+            if said.startswith(_NO_LOSS) and not memwall.profile(target, gpu="h100").workload.parameters:
+                failure = "the module has no parameters: there is nothing to train"
             return Row(suite, name, mode, "not runnable" if failure else "refused", failure or said)
         except MemoryError:
             return Row(suite, name, mode, "out of memory")
         except Exception as error:
             return Row(suite, name, mode, "crash", f"{type(error).__name__}: {_line(error)}")
         seconds = time.process_time() - start_s
-        flops, counted = _counts(target, mode)
+        flops, counted = _counts(target, mode, assume)
         assumed = "; ".join(note for note in profile.notes if note.startswith("assumed"))
         return Row(
             suite, name, mode, "works", ", ".join(profile.coverage.unmodeled), len(profile.graph.ops),
@@ -120,27 +123,54 @@ class Worker:
         )  # fmt: skip
 
 
-def _real_failure(target: Any, mode: str, refusal: str) -> str:
-    """What forward alone raises on real tensors, without memwall's trace, where it is what the trace was refused for;
-    else nothing."""
+#: how a trace in training ends where no parameter has a gradient
+_NO_LOSS = "training needs a loss: no output"
+
+
+def _real_failure(target: Any, mode: str, refused: BaseException) -> str:
+    """What forward alone raises on real tensors, without memwall's trace: where the trace ended at the same exception
+    at the same line, or memwall refused it by a look at its configuration; else nothing."""
     import resource
 
     import torch
 
+    from memwall.frontend.torch.device import TracedDevice
     from memwall.frontend.workload import Workload, resolve
+    from memwall.frontend.workload.blame import library_frame
 
     workload = target if isinstance(target, Workload) else resolve(target, mode=mode)
     resource.setrlimit(resource.RLIMIT_DATA, (REAL_MEMORY_BYTES, REAL_MEMORY_BYTES))
+    traced = refused.__cause__
     try:
-        module = workload.model() if callable(workload.model) else workload.model
-        inputs = workload.inputs() if callable(workload.inputs) else workload.inputs
-        module.train(mode == "training")
-        with torch.no_grad():
+        with TracedDevice("cpu", building=True), torch.no_grad():  # what a model puts on a GPU is here
+            with _unfilled():
+                made = workload.model if isinstance(workload.model, torch.nn.Module) else workload.model()
+            inputs = workload.inputs() if callable(workload.inputs) else workload.inputs
+            module = made.train(mode == "training")
             module(**inputs) if isinstance(inputs, dict) else module(*inputs)
     except Exception as error:
-        own = type(error).__name__ in refusal and "allocate memory" not in str(error)
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            return ""
+        own = traced is None or (type(error) is type(traced) and library_frame(error) == library_frame(traced))
         return f"{type(error).__name__}: {_line(error)}" if own else ""
     return ""
+
+
+def _unfilled() -> Any:
+    """While open, parameters stay as their memory is: a forward that fails does so whatever they are."""
+    from torch import nn
+    from torch.overrides import TorchFunctionMode
+
+    from memwall.frontend.torch.device import FILLERS
+
+    class Unfilled(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            target = args[0] if args else (kwargs or {}).get("tensor")
+            if func in FILLERS and isinstance(target, nn.Parameter):
+                return target
+            return func(*args, **(kwargs or {}))
+
+    return Unfilled()
 
 
 def _line(error: BaseException) -> str:
@@ -160,11 +190,25 @@ def _convolution_backward(grad: Any, x: Any, weight: Any, *others: Any, out_shap
     return conv_flop_count(x, weight, grad, transposed) * sum(mask[:2])
 
 
-def _counts(target: Any, mode: str) -> tuple[int, int | None]:
+def _corrected(count: Any) -> Any:
+    """A count of torch's counter without calls on values that the trace carries along on the host; four real products
+    for each of complex numbers."""
+
+    def counted(*args: Any, out_val: Any, **kwargs: Any) -> int:
+        first = out_val[0] if isinstance(out_val, (tuple, list)) else out_val
+        if first is not None and not first.is_meta:
+            return 0
+        return count(*args, out_val=out_val, **kwargs) * (4 if first is not None and first.is_complex() else 1)
+
+    counted._get_raw = True  # type: ignore[attr-defined]
+    return counted
+
+
+def _counts(target: Any, mode: str, assume: tuple[str, ...] = ()) -> tuple[int, int | None]:
     """FLOPs of one step by our formulas and by torch's counter: of the ops that the counter knows, attention as
     products. None where the step cannot run under the counter."""
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.flop_counter import FlopCounterMode, flop_registry, shape_wrapper
 
     from memwall.frontend.torch import TraceOptions
     from memwall.frontend.torch.run import trace
@@ -172,8 +216,8 @@ def _counts(target: Any, mode: str) -> tuple[int, int | None]:
     from memwall.ops import graph_costs
 
     workload = target if isinstance(target, Workload) else resolve(target, mode=mode)
-    corrected = {torch.ops.aten.convolution_backward: _convolution_backward}
-    counter = FlopCounterMode(display=False, custom_mapping=corrected)
+    counts = dict(flop_registry) | {torch.ops.aten.convolution_backward: shape_wrapper(_convolution_backward)}
+    counter = FlopCounterMode(display=False, custom_mapping={op: _corrected(count) for op, count in counts.items()})
 
     def execute(step: Any, recorder: Any, args: Any, kwargs: Any) -> Any:
         counter.flop_counts.clear()  # some models run a part of themselves while they are built
@@ -181,7 +225,7 @@ def _counts(target: Any, mode: str) -> tuple[int, int | None]:
 
     try:
         with counter:
-            traced = trace(workload, TraceOptions(mode, attention="math"), execute=execute)
+            traced = trace(workload, TraceOptions(mode, attention="math", assume=assume), execute=execute)
     except Exception:
         return 0, None
     costs = zip(traced.graph.ops, graph_costs(traced.graph), strict=True)

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 _LIBRARIES = ("torch", "transformers", "timm", "diffusers", "torchvision", "torchaudio", "torch_geometric")
-_COMPLEX = "The counter takes a complex multiplication and addition for 2 FLOPs; memwall counts the 8 real ones."
 #: what says nothing about memwall
 _APART = ("not buildable", "not runnable")
 _INTRODUCTION = """# The zoo: the models of six libraries, as it comes
 
 `python benchmarks/zoo.py` builds each model from its default configuration, layers cut to two, and profiles it on an
-H100. A model that its own library cannot build from what it ships, or cannot run on real tensors with the same inputs,
-is counted apart. The FLOPs are those of matrix products and convolutions by memwall's formulas, compared with torch's
-FlopCounterMode over the same step, attention run as products, its count of a grouped convolution's gradients corrected
-(each takes the forward's FLOPs); where the counter cannot run the step, nothing is compared. Seconds are CPU seconds of
+H100. Where a default is missing without which the model cannot run, it is that of the published models (`NEEDED` in
+benchmarks/zoo_models/suites.py). A model that its own library cannot build from what it ships, or cannot run on real
+tensors with the same inputs, or in training has no parameters, is counted apart. The FLOPs are those of matrix products
+and convolutions by memwall's formulas, compared with torch's FlopCounterMode over the same step, attention run as
+products. Its counts are corrected: gradients of a grouped convolution take the forward's FLOPs each, a product of
+complex numbers four real ones; where the counter cannot run the step, nothing is compared. Seconds are CPU seconds of
 `memwall.profile` after imports.
 """
 
@@ -96,7 +97,7 @@ def _differences(rows: Iterable[Any]) -> list[str]:
             lines.append(
                 f"| {row.suite} | {row.name} | {row.mode} | {row.flops:,} | {row.counter_flops:,} | {ratio:.4f} |"
             )
-    return [*lines, "", _COMPLEX] if len(lines) > 2 else ["None."]
+    return lines if len(lines) > 2 else ["None."]
 
 
 def _assumed(rows: Iterable[Any]) -> list[str]:

@@ -30,9 +30,13 @@ class Suite(Protocol):
 
     def workload(self, name: str, mode: str, folder: Path) -> Any: ...
 
-    def gives_inputs(self, name: str) -> bool:
+    def gives_inputs(self, name: str, mode: str) -> bool:
         """Whether the inputs are known to be right, so that a failure on real tensors is the library's own."""
         ...
+
+    def assumes(self, name: str, mode: str) -> tuple[str, ...]:
+        """What is assumed of activations, beside what a trace assumes by itself."""
+        return ()
 
 
 # -- transformers ------------------------------------------------------------------------------------------------------
@@ -48,15 +52,30 @@ _KEPT_LAYERS = 2
 
 _HEAD: Mapping[str, Any] = {"head_dim": 128}
 _HORIZON: Mapping[str, Any] = {"prediction_length": 24}
+_GLM: Mapping[str, Any] = {
+    "head_dim": 128,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]
+    },
+}  # fmt: skip
+_OMNI: Mapping[str, Any] = {"head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4}
 #: model types whose configuration counts its layers elsewhere too
 _WHOLE = frozenset(("clap", "mllama"))
 #: model type → what its configuration has no default for, as its published models have it
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "autoformer": _HORIZON, "informer": _HORIZON, "time_series_transformer": _HORIZON,
+    "blip-2": {"image_token_index": 50265}, "instructblip": {"image_token_index": 32000},
+    "instructblipvideo": {"video_token_index": 32000},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "hunyuan_v1_dense": _HEAD, "hunyuan_v1_moe": _HEAD, "ministral": _HEAD,
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
     "dots1": {"n_routed_experts": 8, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    **dict.fromkeys(("glm4v_text", "glm4v_moe_text", "glm_image_text"), _GLM),
+    **{name: {"text_config": _GLM} for name in ("glm46v", "glm4v", "glm4v_moe", "glm_image", "glmga")},
+    "step3p7": {"text_config": {"sliding_window": 512}},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 151652},
+    "qwen3_omni_moe_thinker": {"text_config": _OMNI},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 10 + ["conv"] * 2},
 }  # fmt: skip
 
@@ -83,28 +102,23 @@ def cut(config: Any) -> Any:
 #: model types whose default configuration transformers itself cannot run, whatever the inputs → why; the zoo runs them
 #: on real tensors as well, and counts them apart only where that fails too
 _NOT_RUNNABLE: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("glm46v", "glm4v", "glm4v_text", "glm4v_moe", "glm4v_moe_text", "glm_image", "glm_image_text", "glmga"),
-        "rotary sections that do not add up to the heads' width",
-    ),
-    **dict.fromkeys(("blip-2", "instructblip", "instructblipvideo"), "no image token, yet forward looks for it"),
     **dict.fromkeys(("edgetam", "edgetam_vision_model"), "a misspelt key: another backbone is built"),
     "pp_ocrv6_small_det": "a neck for another backbone",
     "uvdoc": "a head for stages that the backbone does not return",
     "lw_detr": "no scale for its projector",
-    "deepseek_v2": "no number of experts for each token",
-    "qwen3_omni_moe_thinker": "heads whose widths do not add up",
-    "qwen2_5_omni_thinker": "no token that starts an image, which forward reads",
     "higgs_audio_v2_tokenizer": "two encoders with different numbers of frames",
-    "step3p7": "no width of its sliding window",
 }
+#: those that it cannot run in training → why
+_NOT_TRAINABLE: Mapping[str, str] = dict.fromkeys(
+    ("sam2_video", "sam3_tracker_video", "edgetam_video"), "scores that it keeps outside of training, yet reads always"
+)
 
 
-class Transformers:
+class Transformers(Suite):
     """Every model type that transformers has a base model for, from its default configuration."""
 
-    def gives_inputs(self, name: str) -> bool:
-        return name in _NOT_RUNNABLE
+    def gives_inputs(self, name: str, mode: str) -> bool:
+        return name in _NOT_RUNNABLE or (mode == "training" and name in _NOT_TRAINABLE)
 
     def names(self) -> list[str]:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -155,10 +169,10 @@ class Transformers:
 # -- timm, torchvision -------------------------------------------------------------------------------------------------
 
 
-class OwnInputs:
+class OwnInputs(Suite):
     """A library whose models the zoo calls with inputs of its own."""
 
-    def gives_inputs(self, name: str) -> bool:
+    def gives_inputs(self, name: str, mode: str) -> bool:
         return True
 
 
@@ -184,6 +198,13 @@ class Timm(OwnInputs):
 
 class Torchvision(OwnInputs):
     """All models of torchvision: one image of 224 (two in training), 16 frames of video, targets for detectors."""
+
+    def assumes(self, name: str, mode: str) -> tuple[str, ...]:
+        """Detectors look in training whether boxes are degenerate: none is."""
+        import torchvision
+
+        is_detector = ".detection" in torchvision.models.get_model_builder(name).__module__
+        return ("condition=false",) if is_detector and mode == "training" else ()
 
     def names(self) -> list[str]:
         import torchvision

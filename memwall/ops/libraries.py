@@ -7,14 +7,13 @@ call does not contain their lengths: the least is counted, each query with one k
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
 
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, TensorSpec
+from memwall.ops import sequence_rules as sequence
 from memwall.ops import table_calls
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
@@ -25,19 +24,9 @@ from memwall.ops.registry import Formula, call_of, classify, cost_of, define
 from memwall.ops.results import attributes_of
 from memwall.ops.results.products import attention, attention_backward
 from memwall.ops.schemas import library_schemas
+from memwall.ops.sequence_rules import Counted, Rule
 
 _PAGED = "the lengths of cached contexts were not recorded: each query counted with one key"
-
-
-class Counted(NamedTuple):
-    """What a rule says of a call: its cost, its class, and what was not recorded and is counted instead."""
-
-    cost: Cost
-    op_class: str
-    notes: tuple[str, ...] = ()
-
-
-Rule = Callable[[Recorded], Counted]
 
 
 @cache
@@ -214,6 +203,23 @@ def _product(call: Recorded) -> Counted:
     return Counted(Cost({pipe: 2 * m * n * depth}, read, write, launches=(work,)), "contraction")
 
 
+def _engine_product(call: Recorded) -> Counted:
+    """A product of Transformer Engine: ``left`` [m, k], [k, m] if ``transa`` is 0, with ``right``, into ``out``; bytes
+    are FP8. Forward adds a bias and keeps the gelu's input; backward reads that and sums the bias's gradient."""
+    left, right, out = (call.need(name) for name in ("left", "right", "out"))
+    depth = left.shape[-1] if call.value("transa", 1) else left.shape[0]
+    if len(left.shape) != 2 or not depth or left.numel * right.numel != out.numel * depth**2:
+        raise Unsupported("the shapes make no product")
+    dtype = "float8_e4m3fn" if left.itemsize == 1 else left.dtype
+    pipe, m, n = product_pipe(dtype, {}, allow_tf32=True), left.numel // depth, right.numel // depth
+    bias, gelu = (spec.nbytes if (spec := call.tensor(name)) else 0 for name in ("bias", "pre_gelu"))
+    backward = bool(call.value("grad", 0))
+    read = left.nbytes + right.nbytes + (gelu if backward else bias) + out.nbytes * bool(call.value("accumulate", 0))
+    write = out.nbytes + (bias if backward else gelu)
+    work = Gemm(pipe=pipe, batch=1, m=m, n=n, k=depth, itemsize=left.itemsize, read_bytes=read, write_bytes=write)
+    return Counted(Cost({pipe: 2 * m * n * depth}, read, write, launches=(work,)), "contraction")
+
+
 def _packed_product(call: Recorded) -> Counted:
     """A product with weights of 4 or 8 bits, packed in a library's own layout: the scales have a column for each column
     of the result, and the arithmetic is in the dtype of the activations."""
@@ -227,63 +233,16 @@ def _packed_product(call: Recorded) -> Counted:
     return Counted(cost, "contraction")
 
 
-#: FLOPs of a state of a selective scan: the step times A, its exponential, the step's input times B, the state's
-#: multiply-add, C's (Gu and Dao 2023; selective_scan_fwd_kernel.cuh); of a token and channel: the step times the input,
-#: and where given softplus (4), D (2), the gate (silu 4, product 1)
-_SCAN_STATE, _SCAN_TOKEN, _SOFTPLUS, _SKIP, _GATE = 7, 1, 4, 2, 5
-
-
-def _selective_scan(call: Recorded) -> Counted:
-    """``u`` and ``delta`` of one shape, ``A`` [channels, states]; the result takes the place of ``delta``."""
-    tokens, states = call.need("u"), call.need("A").shape[-1]
-    each = _SCAN_STATE * states + _SCAN_TOKEN + _SOFTPLUS * bool(call.value("delta_softplus", False))
-    each += _SKIP * (call.tensor("D") is not None) + _GATE * (call.tensor("z") is not None)
-    names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias", "x")
-    read = sum(spec.nbytes for name in names if (spec := call.tensor(name)))
-    return Counted(
-        streamed(Cost(vector_flops(tokens, each * tokens.numel), read, tokens.nbytes), tokens.numel), "other"
-    )
-
-
-def _causal_convolution(call: Recorded) -> Counted:
-    """Each channel by itself: 2 FLOP for each of the window's taps, and silu's 4. A step of a decoder reads its state
-    too."""
-    data, weight, state = call.need("input"), call.need("weight"), call.tensor("conv_state")
-    activated = 4 * bool(call.value("silu_activation", False))
-    bias, channels = call.tensor("bias"), weight.shape[0]
-    kept = 0 if state is None else data.shape[0] * channels * (weight.shape[-1] - 1) * state.itemsize
-    flops = vector_flops(data, (2 * weight.shape[-1] + activated) * data.numel)
-    cost = Cost(flops, data.nbytes + weight.nbytes + (bias.nbytes if bias else 0) + kept, data.nbytes + kept)
-    return Counted(streamed(cost, data.numel), "convolution")
-
-
-def _causal_convolution_backward(call: Recorded) -> Counted:
-    """2 FLOP a tap for the input's gradient and 2 for the weight's, silu's gradient 8; the input is read again."""
-    data, grad, weight = call.need("input"), call.need("grad"), call.need("weight")
-    each = 4 * weight.shape[-1] + 8 * bool(call.value("silu_activation", False))
-    read, write = data.nbytes + grad.nbytes + weight.nbytes, data.nbytes + weight.nbytes
-    return Counted(streamed(Cost(vector_flops(data, each * data.numel), read, write), data.numel), "convolution")
-
-
-def _recursive_filter(call: Recorded) -> Counted:
-    """``data`` [batch, channels, samples], ``coefficients`` [channels, order]: 2 FLOP a coefficient and sample. A
-    thread goes through the samples of its channel, each of which waits for the one before (torchaudio, iir_cuda.cu)."""
-    data, order = call.need("data"), call.need("coefficients").shape[-1]
-    samples = data.shape[-1] if data.shape else 1
-    blocks = math.ceil(data.numel / max(samples, 1) / _BLOCK_THREADS)
-    cost = Cost(vector_flops(data, 2 * order * data.numel), data.nbytes + call.need("coefficients").nbytes, data.nbytes)
-    return Counted(streamed(cost, data.numel, steps=samples, blocks=blocks), "other")
-
-
-#: threads of a block as streams count them
-_BLOCK_THREADS = 512
 #: rules by their names in ``library_schemas.txt``; ``moves`` takes what is read and written
 _RULES: Mapping[str, Rule] = {
     "attention": _attention, "flash_backward": _flash_backward, "experts": _experts, "product": _product,
     "packed_product": _packed_product, "half_byte_product": _half_byte_product, "unpacks": _unpacks,
-    "cache_write": _cache_write, "cache_write_latent": _cache_write_latent, "selective_scan": _selective_scan,
-    "recursive_filter": _recursive_filter,
-    "causal_convolution": _causal_convolution, "causal_convolution_backward": _causal_convolution_backward,
+    "cache_write": _cache_write, "cache_write_latent": _cache_write_latent, "engine_product": _engine_product,
+    "selective_scan": sequence.selective_scan, "recursive_filter": sequence.recursive_filter,
+    "linear_attention": sequence.linear_attention, "linear_recurrence": sequence.linear_recurrence,
+    "linear_attention_backward": sequence.linear_attention_backward,
+    "causal_convolution": sequence.causal_convolution,
+    "causal_convolution_backward": sequence.causal_convolution_backward,
 }  # fmt: skip
 
 _OF_LAYER = "the layer's weights and state are not among its arguments"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op, distinct_bytes
 from memwall.ops.base import Call, Cost
+from memwall.ops.launches import Stream
 
 if TYPE_CHECKING:
     from memwall.ops.domains import DomainRule
@@ -86,9 +87,18 @@ class Row:
 
 _ROWS: dict[str, Row] = {}
 _found: dict[str, Row | None] = {}
-_FAMILIES = ("contraction", "convolution", "attention", "normalization", "elementwise", "sampling", "reduction",
-             "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection", "quantization",
-             "sparse", "libraries", "collective")  # fmt: skip
+_FAMILIES = ("contraction", "recurrent", "convolution", "attention", "normalization", "elementwise", "sampling",
+             "reduction", "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection",
+             "quantization", "sparse", "libraries", "collective")  # fmt: skip
+#: families of ops whose kernels no measured row of any GPU shows, and such ops of others. Where a gradient is not of a
+#: product, an attention, a softmax or a norm over rows, none does either
+_UNMEASURED = ("detection", "indexing", "linalg", "sampling", "sparse")
+_UNMEASURED_OPS = frozenset((
+    "_cdist_forward", "_ctc_loss", "_cudnn_ctc_loss", "_euclidean_dist", "_fft_c2c", "_fft_c2r", "_fft_r2c",
+    "_pdist_forward", "argsort", "bincount", "col2im", "histc", "im2col", "kthvalue", "median", "mode", "msort",
+    "multinomial", "nanmedian", "segment_reduce", "sort", "topk",
+))  # fmt: skip
+_UNMEASURED_GRADIENTS = ("losses", "movement", "pooling", "reduction")
 _EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
 _loaded = False
 
@@ -210,7 +220,21 @@ def cost_of(call: Call) -> Cost:
         raise UsageError(f"the cost formula of {call.name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(cost, Cost):
         raise UsageError(f"the cost formula of {call.name} returned {type(cost).__name__}, not a memwall.Cost")
-    return cost
+    return cost if _is_measured(row.cost.__module__, call.name) else _unmeasured(cost)
+
+
+def _is_measured(module: str, name: str) -> bool:
+    """Whether measured rows of some GPU hold kernels of the op."""
+    family, op = module.rpartition(".")[2], name.split(".")[1]
+    if not module.startswith("memwall.ops") or op in ("embedding", "embedding_dense_backward"):
+        return True
+    gradient = "backward" in op and (family in _UNMEASURED_GRADIENTS or "batch_norm" in op)
+    return not gradient and family not in _UNMEASURED and op not in _UNMEASURED_OPS
+
+
+def _unmeasured(cost: Cost) -> Cost:
+    launches = (dataclasses.replace(w, measured=False) if isinstance(w, Stream) else w for w in cost.launches)
+    return dataclasses.replace(cost, launches=tuple(launches))
 
 
 def graph_costs(graph: Graph) -> tuple[Cost, ...]:

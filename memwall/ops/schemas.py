@@ -35,7 +35,7 @@ class Schema:
     """A schema: ``name`` with its overload, as in the formulas (``aten.add.Tensor``), and the number of results.
 
     ``counted_as`` is what counts an op that has no formula: another op (``aten.silu.default``), or a rule of
-    :mod:`memwall.traces.library_ops`.
+    :mod:`memwall.ops.libraries`.
     """
 
     name: str

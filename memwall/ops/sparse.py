@@ -36,6 +36,8 @@ def _is_sparse(call: Call, argument: str) -> bool:
 def sparse_product(call: Call) -> Cost:
     """Stored elements x columns of the dense operand, 2 FLOP each; a row of the dense operand for each element."""
     values, out = stored_values(call), call.outputs[0]
+    if len(call.outputs) > 1:
+        return sparse_times_sparse(call)
     dense = [spec for name, spec in zip(call.arguments, call.inputs, strict=True) if not _is_sparse(call, name)][-1]
     columns = dense.shape[-1] if len(dense.shape) > 1 else 1
     met = fetched_bytes(dense, values.numel * columns)
@@ -46,9 +48,9 @@ def sparse_product(call: Call) -> Cost:
 
 @op("sparse::_sparse_sparse_matmul")
 def sparse_times_sparse(call: Call) -> Cost:
-    """Each stored element of the left meets a row of the right: at least one element each, which is what is counted."""
-    values = stored_values(call)
-    return streamed(call.cost(vector_flops(values, 2 * values.numel)), values.numel)
+    """An element of the result is one product at least, and one addition, which is what is counted."""
+    made = call.outputs[-1]
+    return streamed(call.cost(vector_flops(made, 2 * made.numel)), made.numel)
 
 
 @op("sparse::sparse_sampled_addmm")
@@ -102,10 +104,10 @@ def masked(call: Call) -> Cost:
     return streamed(call.cost(read_bytes=read), values.numel)
 
 
-@formula("movement", "sparse::_coalesce sparse::_to_sparse sparse::_to_sparse_csr"
+@formula("movement", "sparse::_coalesce sparse::_to_sparse sparse::_to_sparse_csr sparse::index_select"
          " sparse::_convert_indices_from_coo_to_csr sparse::_convert_indices_from_csr_to_coo")  # fmt: skip
 def rearranged(call: Call) -> Cost:
-    """Indices sorted and equal ones' values added, or converted: a pass over what is stored in several kernels."""
+    """Indices sorted and equal ones' values added, or converted or selected: what is stored, in several kernels."""
     values = stored_values(call) if call.inputs else call.outputs[0]
     adds = values.numel if "coalesce" in call.name else 0
     kernels = _COALESCE_KERNELS if "coalesce" in call.name else 1

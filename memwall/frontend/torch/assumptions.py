@@ -66,6 +66,10 @@ KINDS: Mapping[str, Kind] = {
     ),
 }  # fmt: skip
 
+#: What random numbers rest on that follow others whose number activations decide, and what that says.
+RANDOM = "random=seed 0"
+_SAYS = {"random": "random numbers after others that depend on activations, which a run may find different"}
+
 
 class _Rule(NamedTuple):
     pattern: str
@@ -162,7 +166,9 @@ class Assumptions:
         for used, places in self._used.items():
             first, *others = places
             more = f" and in {len(others)} more place{'s' * (len(others) > 1)}" if others else ""
-            lines.append(f"{used}, {KINDS[used.partition('=')[0]].says} (needed in {first}{more})")
+            kind = used.partition("=")[0]
+            says = KINDS[kind].says if kind in KINDS else _SAYS[kind]
+            lines.append(f"{used}, {says} (needed in {first}{more})")
         return lines
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -92,3 +95,24 @@ def laid_out(backend: str, made: torch.Tensor, tensors: Sequence[Any], options: 
     if layout.stride() == made.stride():
         return made
     return torch.empty_strided(layout.shape, layout.stride(), dtype=made.dtype, device=made.device).copy_(made)
+
+
+@contextlib.contextmanager
+def jagged_kernels() -> Iterator[None]:
+    """While open, torch's choice for jagged tensors is that on a GPU (Ampere and after): on ``meta`` it finds no kernel
+    that could run, and asks for a counter of FLOPs in a module that nothing has imported."""
+    sdpa: Any = import_module("torch.nested._internal.sdpa")
+    choose = sdpa._select_sdp_backend
+
+    def on_gpu(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> Any:
+        params = sdpa.SDPAParams(query, key, value, mask, dropout, causal, gqa)
+        allowed = allowed_order() if mask is None and query.dtype is not torch.float64 else ()
+        is_half = query.dtype in (torch.float16, torch.bfloat16)
+        if "flash" in allowed and is_half and sdpa._can_use_flash_sdpa_jagged(params):
+            return sdpa.SDPBackend.FLASH_ATTENTION
+        if "efficient" in allowed and sdpa._can_use_efficient_sdpa_jagged(params):
+            return sdpa.SDPBackend.EFFICIENT_ATTENTION
+        return choose(query, key, value, mask, dropout, causal, gqa)
+
+    with patch.multiple(sdpa, _select_sdp_backend=on_gpu, _is_computing_meta_flops=lambda tensor: False):
+        yield

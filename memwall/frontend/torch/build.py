@@ -157,7 +157,8 @@ class _HostLimit(TorchDispatchMode):
 def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
     if tensor.is_nested:
         raise UsageError(
-            "a nested tensor is given to the model; memwall traces dense ones: pad it, as in .to_padded_tensor(0)"
+            "a nested tensor of the strided layout is given to the model: make it with layout=torch.jagged, or pad it,"
+            " as in .to_padded_tensor(0)"
         )
     if device == "cpu":
         return tensor.detach().to("cpu", copy=True).requires_grad_(tensor.requires_grad)
@@ -258,13 +259,11 @@ def take_step(optimizer: torch.optim.Optimizer, loss: torch.Tensor, recorder: Re
 
 
 def settle(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
-    """Take dense dummy steps, so that the state exists, as it does later. A UsageError for ``SparseAdam``: ``meta``
-    cannot coalesce its gradients."""
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise UsageError("SparseAdam cannot be traced: take SGD for the sparse gradients, or dense ones (sparse=False)")
+    """Take dummy steps, so that the state exists, as it does later: ``SparseAdam`` with gradients of no row."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    layout = torch.sparse_coo if isinstance(optimizer, torch.optim.SparseAdam) else torch.strided
     for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = torch.zeros_like(parameter, layout=layout)
     take_step(optimizer, torch.zeros((), device=parameters[0].device), recorder)
     if isinstance(optimizer, torch.optim.LBFGS):
         take_step(optimizer, torch.zeros((), device=parameters[0].device), recorder)
@@ -278,7 +277,8 @@ def settle(optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
 @contextlib.contextmanager
 def any_number(recorder: Recorder) -> Iterator[None]:
     """During an optimizer's step: a number that it reads from the device (a norm perhaps) is 1, also where it is
-    compared. It scales the update and changes no shape. A ``GradScaler`` finds all gradients finite."""
+    compared. It scales the update and changes no shape. A ``GradScaler`` finds all gradients finite. Sparse tensors are
+    made of parts by torch's old constructor too, which knows none on ``meta`` (``SparseAdam``)."""
 
     def comparing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def compare(tensor: torch.Tensor, other: Any) -> Any:
@@ -298,7 +298,18 @@ def any_number(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(patch.object(torch.Tensor, "__bool__", known))
         stack.enter_context(patch.object(torch.amp.GradScaler, "_maybe_opt_step", _step_unscaled))
         stack.enter_context(patch.object(recorder, "reads_one", True))
+        stack.enter_context(patch.object(torch.Tensor, "new", _new))
         yield
+
+
+_OLD_CONSTRUCTOR: Any = torch.Tensor.new
+
+
+def _new(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    if tensor.layout is not torch.sparse_coo or not tensor.is_meta:
+        made: torch.Tensor = _OLD_CONSTRUCTOR(tensor, *args, **options)
+        return made
+    return torch.sparse_coo_tensor(*args, check_invariants=False)
 
 
 def _step_unscaled(scaler: Any, optimizer: torch.optim.Optimizer, state: Any, *args: Any, **kwargs: Any) -> Any:

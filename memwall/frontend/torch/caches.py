@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,13 @@ import torch
 
 _Cached: Any = type(functools.cache(lambda: None))
 _CACHES: weakref.WeakSet[Any] = weakref.WeakSet()
-_SEARCHED: set[tuple[str, int]] = set()
-#: what a module with such functions has among its names
+#: name of a module → which it was when it was searched, and its spec, which reloading replaces
+_SEARCHED: dict[str, tuple[tuple[int, int, int], Any]] = {}
+#: what a module with such functions has among its names, or by another name
 _MAKERS = frozenset(("functools", "cache", "lru_cache", "compile_compatible_method_lru_cache"))
+_MADE_BY = frozenset(map(id, (functools, functools.cache, functools.lru_cache)))
+#: levels of containers and objects that a result is searched to
+_DEPTH = 4
 #: packages whose caches hold no tensors of a model
 _OTHERS = frozenset((*sys.stdlib_module_names, "torch", "numpy", "sympy", "memwall"))
 
@@ -26,24 +31,71 @@ _OTHERS = frozenset((*sys.stdlib_module_names, "torch", "numpy", "sympy", "memwa
 @contextlib.contextmanager
 def empty_caches() -> Iterator[None]:
     """Functions of the model and its libraries remember no tensors when the body begins, nor when it has ended: every
-    trace sees the first call."""
+    trace sees the first call. Those that the caller's own runs left stay: while the body runs, other functions stand
+    where theirs do."""
+    _search()
+    moved = [place for cached in _with_tensors() for place in _places(cached)]
+    _ASIDE.update(cached for _, _, cached in moved)
+    fresh = {id(cached): functools.lru_cache(**cached.cache_parameters())(cached.__wrapped__) for _, _, cached in moved}
+    for holder, name, cached in moved:
+        setattr(holder, name, fresh[id(cached)])
     _forget_tensors()
     try:
         yield
     finally:
+        for holder, name, cached in moved:
+            setattr(holder, name, cached)
+        _search()
         _forget_tensors()
+        _ASIDE.difference_update(cached for _, _, cached in moved)
+
+
+#: the caller's, in whose place others stand
+_ASIDE: set[Any] = set()
+
+
+def _search() -> None:
+    for name, module in _searched():
+        if _is_new(name, module):
+            held = vars(module)
+            if not (_MAKERS.isdisjoint(held) and _MADE_BY.isdisjoint(map(id, held.values()))):
+                _CACHES.update(_caches_in(module))
+
+
+def _searched() -> list[tuple[str, ModuleType]]:
+    items = list(sys.modules.items())
+    return [(n, m) for n, m in items if isinstance(m, ModuleType) and n.partition(".")[0] not in _OTHERS]
+
+
+def _with_tensors() -> list[Any]:
+    found = [cached for cached in list(_CACHES) if cached not in _ASIDE and cached.cache_info().currsize]
+    return [cached for cached in found if _holds_tensor(cached)]
 
 
 def _forget_tensors() -> None:
-    for name, module in list(sys.modules.items()):
-        if (name, id(module)) in _SEARCHED:
-            continue
-        _SEARCHED.add((name, id(module)))
-        if isinstance(module, ModuleType) and name.partition(".")[0] not in _OTHERS:
-            _CACHES.update(() if _MAKERS.isdisjoint(vars(module)) else _caches_in(module))
-    for cached in list(_CACHES):
-        if cached.cache_info().currsize and _holds_tensor(cached):
-            cached.cache_clear()
+    for cached in _with_tensors():
+        cached.cache_clear()
+
+
+def _places(cached: Any) -> list[tuple[Any, str, Any]]:
+    """The modules and classes that have a function by a name, where it can be set."""
+    modules = [module for _, module in _searched()]
+    own = [(m, kind) for m in modules for kind in list(vars(m).values()) if issubclass(type(kind), type)]
+    classes = dict.fromkeys(kind for module, kind in own if kind.__module__ == module.__name__)
+    return [
+        (holder, name, cached) for holder in (*modules, *classes) for name, item in list(vars(holder).items())
+        if item is cached
+    ]  # fmt: skip
+
+
+def _is_new(name: str, module: ModuleType) -> bool:
+    """Whether a module was not searched since it was loaded, or has more names since. A notebook's is always new."""
+    held = vars(module)
+    spec = held.get("__spec__")
+    state = (id(module), id(spec), len(held))
+    before = _SEARCHED.get(name)
+    _SEARCHED[name] = (state, spec)
+    return before is None or before[0] != state or name == "__main__"
 
 
 def _caches_in(module: ModuleType) -> Iterator[Any]:
@@ -60,17 +112,23 @@ def _caches_in(module: ModuleType) -> Iterator[Any]:
 
 
 def _holds_tensor(cached: Any) -> bool:
-    """Whether a result is a tensor, or a tuple or list that begins with one, on whatever level."""
+    """Whether a result is a tensor, or holds one."""
     for held in gc.get_referents(cached):
         values = held.values() if type(held) is dict else (held,)
         for value in values:
             results = gc.get_referents(value) if type(value).__name__ == "_lru_list_elem" else [value]
-            if any(isinstance(_first(result), torch.Tensor) for result in results):
+            if any(_has_tensor(result, _DEPTH) for result in results):
                 return True
     return False
 
 
-def _first(result: Any) -> Any:
-    while isinstance(result, (tuple, list)) and result:
-        result = result[0]
-    return result
+def _has_tensor(item: Any, depth: int) -> bool:
+    """Whether a tensor is among the first items of a container, or in an object's fields; a module's are weights, which
+    belong to whoever made it."""
+    if isinstance(item, torch.Tensor):
+        return True
+    if not depth or isinstance(item, (str, bytes, type, ModuleType, FunctionType, torch.nn.Module, _Cached)):
+        return False
+    fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
+    parts = item if isinstance(item, (tuple, list)) else fields.values() if isinstance(fields, dict) else ()
+    return any(_has_tensor(part, depth - 1) for part in itertools.islice(parts, 16))

@@ -22,14 +22,8 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from memwall.frontend.torch.distributed import (
-    is_data_parallel,
-    is_of_process,
-    is_sharded,
-    keep_state,
-    refuse_wrapped,
-    remade,
-)
+from memwall.frontend.torch.distributed import is_data_parallel, is_of_process, is_sharded, keep_state, remade
+from memwall.frontend.torch.flat_shards import is_flat_sharded, refuse_unmodeled
 from memwall.frontend.torch.tensors import is_wrapper, plain_parts
 
 #: Moves a tensor to the traced device, as a new leaf; it may be a buffer, an input or the data of a parameter.
@@ -119,10 +113,11 @@ class Copies:
         made = self._memo[id(tensor)] = self._like(tensor)
         for name, value in tensor.__dict__.items():
             made.__dict__.setdefault(name, self._at(name, value))
-        if tensor.is_leaf:
-            for hook in (tensor._backward_hooks or {}).values():
+        before, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+        if (before or after) and tensor.is_leaf:  # which views of memory that was let go cannot say
+            for hook in (before or {}).values():
                 made.register_hook(self._copied(hook))
-            for hook in (tensor._post_accumulate_grad_hooks or {}).values():
+            for hook in (after or {}).values():
                 made.register_post_accumulate_grad_hook(self._copied(hook))
         return made
 
@@ -148,7 +143,8 @@ class Copies:
             return self._copied(module._orig_mod)
         if isinstance(module, torch.jit.ScriptModule):
             return self._scripted(module)
-        refuse_wrapped(module)
+        if is_flat_sharded(module):
+            refuse_unmodeled(module, self._device.type)
         if is_data_parallel(module):
             if module.find_unused_parameters:
                 self.notes[_UNUSED] = None
@@ -165,7 +161,7 @@ class Copies:
             elif name in _HELD:
                 fields[name] = type(value)((key, self._at(key, item)) for key, item in value.items())
             elif type(value) in _CONTAINERS and not value:
-                fields[name] = type(value)()
+                fields[name] = self._memo[id(value)] = type(value)()  # which the handle of a hook may point to
             else:
                 fields[name] = self._at(name, value)
         made._compiled_call_impl = None

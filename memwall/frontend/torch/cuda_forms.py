@@ -16,7 +16,7 @@ import torch
 from memwall.frontend.torch.attention import attend, call_of, choose, laid_out
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.shapes import ShapeFunctions, ctc_loss_of_lists
-from memwall.frontend.torch.tensors import is_wrapper
+from memwall.frontend.torch.tensors import batch_norm, is_wrapper
 from memwall.ops.sdpa import FORWARD, Call
 
 _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
@@ -55,6 +55,7 @@ class CudaForms:
             "softmax.int": self._softmax("_softmax"),
             "log_softmax.int": self._softmax("_log_softmax"),
             "one_hot": _one_hot,
+            "batch_norm": batch_norm,
             "ctc_loss.Tensor": partial(ctc_loss_of_lists, self._note),
         }
         for name, kernel in table.items():

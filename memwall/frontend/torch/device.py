@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from memwall.frontend.torch.attention import jagged_kernels
 from memwall.frontend.torch.cuda_answers import is_cuda, tensor_dtype
 from memwall.frontend.torch.values import KnownValues
 from memwall.frontend.workload.blame import is_machinery
@@ -35,7 +36,7 @@ _OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 #: What fills new weights: nothing to do where tensors have no values.
-_FILLERS = frozenset(
+FILLERS = frozenset(
     [
         getattr(torch.Tensor, name)
         for name in ("normal_", "uniform_", "zero_", "fill_", "random_", "bernoulli_", "mul_", "add_")
@@ -47,6 +48,7 @@ _FILLERS = frozenset(
 _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
 _DEVICE: Any = vars(torch._C.TensorBase)["device"].__get__
 _CUDA = torch.device("cuda", 0)
+_ATTENTION: Any = torch.nn.functional.scaled_dot_product_attention
 
 
 @cache
@@ -62,6 +64,7 @@ class TracedDevice(TorchFunctionMode):
         super().__init__()
         self.device = torch.device(device)
         self._known = known
+        self._numbers = torch.Generator().manual_seed(0)  # of the host, which what a GPU draws leaves as it is
         self._fills_nothing = building and device == "meta"
         #: what is called in the stead of a function
         self._instead: dict[Any, Callable[..., Any]] = {
@@ -75,9 +78,10 @@ class TracedDevice(TorchFunctionMode):
             torch.Tensor.pin_memory: lambda tensor, *args, **options: tensor,
             torch.Tensor.is_pinned: lambda tensor, *args, **options: False,
             torch.Tensor.type: self._type,
+            _ATTENTION: _attention,
         }
         if self._fills_nothing:
-            self._instead |= {fill: partial(self._unfilled, fill) for fill in _FILLERS}
+            self._instead |= {fill: partial(self._unfilled, fill) for fill in FILLERS}
         if known is not None:
             self._instead |= {make: partial(self._of_numbers, make) for make in _OF_NUMBERS}
             self._instead[torch.Tensor.new_tensor] = self._new_tensor
@@ -85,8 +89,8 @@ class TracedDevice(TorchFunctionMode):
             self._instead[torch.Tensor.__format__] = self._format
         if known is not None and building:  # with data the tensor would be on the host
             self._instead |= {method: partial(self._array, method) for method in _ARRAYS}
-        elif known is not None:
-            self._instead |= {make: partial(self._random, known, make) for make in _RANDOM}
+        elif not building:
+            self._instead |= {make: partial(self._random, make) for make in _RANDOM}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         instead = self._instead.get(func)
@@ -114,10 +118,13 @@ class TracedDevice(TorchFunctionMode):
         floats = tensor.is_floating_point() or tensor.is_complex()
         return floats and (self._known is None or not self._known.has(tensor))
 
-    def _random(self, known: KnownValues, make: Callable[..., Any], *size: Any, **options: Any) -> Any:
-        if _is_number(size, options):
-            return known.drawn_on_host(make, *size, **options)
-        return self._made(make, *size, **options)
+    def _random(self, make: Callable[..., Any], *size: Any, **options: Any) -> Any:
+        if not _is_number(size, options):
+            return self._made(make, *size, **options)
+        number = make(*size, **options, device="cpu", generator=self._numbers)
+        if self._known is not None:
+            self._known.drawn_on_host(number)
+        return number
 
     def _made(self, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
         device = options.get("device")
@@ -207,6 +214,14 @@ class TracedDevice(TorchFunctionMode):
 
     def _map(self, device: Any) -> Any:
         return self.device if is_cuda(device) else device
+
+
+def _attention(query: torch.Tensor, *args: Any, **options: Any) -> Any:
+    """Attention; of jagged tensors Python chooses the kernel."""
+    if not query.is_nested or not query.is_meta:
+        return _ATTENTION(query, *args, **options)
+    with jagged_kernels():
+        return _ATTENTION(query, *args, **options)
 
 
 def _is_number(size: Sequence[Any], options: Mapping[str, Any]) -> bool:

@@ -1,5 +1,5 @@
 """Programs of several GPUs seen from one rank, without the others: process groups, DistributedDataParallel and
-``fully_shard``.
+``fully_shard`` (FullyShardedDataParallel: :mod:`memwall.frontend.torch.flat_shards`).
 
 A process group that the model makes is a fake one of torch's own, in which collectives return at once; they are
 recorded. ``DistributedDataParallel`` is made again around the module's copy, so that its own reducer
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from torch import nn
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.core.units import size
+from memwall.frontend.torch.flat_shards import constructing, gathering, is_flat_sharded, settle_flat_shards
 from memwall.ops.collective import sent
 
 
@@ -36,13 +38,21 @@ def fake_groups() -> Iterator[None]:
 
     set_up = meshes.DeviceMesh._setup_world_group_and_device
 
-    def large_enough(mesh: Any) -> Any:
-        _grow(mesh.size())
-        return set_up(mesh)
-
     with contextlib.ExitStack() as stack:
+
+        def large_enough(mesh: Any) -> Any:
+            _grow(mesh.size())
+            stack.enter_context(constructing())
+            return set_up(mesh)
+
+        def init(*args: Any, **kwargs: Any) -> None:
+            _init(*args, **kwargs)
+            stack.enter_context(constructing())
+
+        if "torch.distributed.fsdp" in sys.modules:
+            stack.enter_context(constructing())
         for home in (dist, dist.distributed_c10d, meshes):
-            stack.enter_context(patch.object(home, "init_process_group", _init))
+            stack.enter_context(patch.object(home, "init_process_group", init))
         stack.enter_context(patch.object(meshes.DeviceMesh, "_setup_world_group_and_device", large_enough))
         for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
             stack.enter_context(patch.object(parallel, name, lambda *args, **kwargs: None))
@@ -135,7 +145,9 @@ def is_data_parallel(module: nn.Module) -> bool:
 
 def waits_for_ranks(module: nn.Module, training: bool) -> bool:
     """Whether blocks of a module depend on what others do: a reducer waits for gradients, shards are gathered ahead."""
-    return any(is_sharded(part) or (training and is_data_parallel(part)) for part in module.modules())
+    return any(
+        is_sharded(part) or is_flat_sharded(part) or (training and is_data_parallel(part)) for part in module.modules()
+    )
 
 
 def remade(wrapped: Any, module: nn.Module) -> nn.Module:
@@ -167,18 +179,9 @@ def is_sharded(module: nn.Module) -> bool:
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
-def refuse_wrapped(module: nn.Module) -> None:
-    """A UsageError for the wrapper that came before ``fully_shard``."""
-    if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__):
-        raise UsageError(
-            "FullyShardedDataParallel gathers parameters in ways that a trace without a GPU lacks: use fully_shard, or"
-            " profile the module before it is wrapped"
-        )
-
-
 def is_of_process(thing: Any) -> bool:
     """Whether an object stands for the ranks of this process, which copies share."""
-    return dist.is_available() and type(thing).__name__ in ("DeviceMesh", "ProcessGroup")
+    return dist.is_available() and type(thing).__name__ in ("DeviceMesh", "ProcessGroup", "_FSDPDeviceHandle")
 
 
 def keep_state(module: nn.Module, made: nn.Module, copied: Callable[[Any], Any]) -> None:
@@ -198,6 +201,12 @@ def _groups(module: nn.Module) -> list[Any]:
 
 
 def settle_shards(module: nn.Module) -> None:
+    """Let the shards of a module's copy be as torch makes them on a device."""
+    settle_flat_shards(module)
+    _settle_groups(module)
+
+
+def _settle_groups(module: nn.Module) -> None:
     """Let sharded parameters without data be parts of what their groups gather, padded as on a device. torch does so
     for those with data (``FSDPParam.reset_sharded_param``)."""
     for parameter in (item for group in _groups(module) for item in group.fsdp_params):
@@ -214,20 +223,30 @@ def settle_shards(module: nn.Module) -> None:
 
 @contextlib.contextmanager
 def sharding(module: nn.Module, release: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """While open, a sharded module runs without data: its copies are recorded as the ops of aten that they are, and
-    ``release`` is called with memory that it frees and asks for again."""
-    if not _groups(module):
+    """While open, a sharded module runs without data, and ``release`` is called with memory that it frees and asks for
+    again."""
+    if not waits_for_ranks(module, training=False):
         yield
         return
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-
-    ops: Any = torch.ops.fsdp
     resize = torch.UntypedStorage.resize_
 
     def resized(storage: torch.UntypedStorage, size: int) -> Any:
         release(storage)
         return resize(storage, size)
 
+    with _gathering_groups(module), gathering(module), patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
+
+
+@contextlib.contextmanager
+def _gathering_groups(module: nn.Module) -> Iterator[None]:
+    """While open, copies of what ``fully_shard`` gathers are recorded as the ops of aten that they are."""
+    if not _groups(module):
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    ops: Any = torch.ops.fsdp
     copies: Any = {
         "all_gather_copy_in": collectives.all_gather_copy_in_cuda,
         "split_with_sizes_copy": collectives.split_with_sizes_copy,
@@ -237,7 +256,6 @@ def sharding(module: nn.Module, release: Callable[[torch.UntypedStorage], None])
         patch.multiple(ops, **copies),
         patch.object(collectives, "_get_device_handle", lambda kind: torch.cuda),
         patch.object(type(_groups(module)[0]), "_validate_no_meta_params", lambda group: None),
-        patch.object(torch.UntypedStorage, "resize_", resized),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of what forward returns, whatever it is used for

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.recorder import UnexpectedCall
+from memwall.frontend.torch.shapes import SPARSE_TWICE
 from memwall.frontend.workload.blame import blame, library_frame, user_frame
 
 _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
 
 _SPARSE = "torch has no shape function for an op on a sparse tensor of this layout"
+
+_NESTED = "a nested tensor of the strided layout needs data"
+
+#: What is wanted, if it is not a value → its kind of error, and what would help.
+_ADVICE: Mapping[str, tuple[type[MemwallError], str]] = {
+    _HOST: (UsageError, "give it device=x.device, or register it as a buffer"),
+    _SPARSE: (NeedsData, "trace real tensors with --real, or take COO or CSR if it is neither"),
+    SPARSE_TWICE: (NeedsData, "trace real tensors with --real"),
+    _NESTED: (NeedsData, "make it with layout=torch.jagged, or trace real tensors with --real"),
+}
 
 #: What torch says where a gradient is taken of what was computed without.
 _NO_GRADIENT = "does not require grad and does not have a grad_fn"
@@ -39,6 +50,8 @@ _NEEDS_DATA = (
     ("torch.nonzero()", "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())"),
     ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
     ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
+    ("NestedTensorImpl storage must be", _NESTED),
+    (SPARSE_TWICE, SPARSE_TWICE),
     ("'SparseMeta' backend", _SPARSE),
     ("unsupported device typemeta", _SPARSE),
     ("'Meta' backend", "an op whose output shape depends on data, or that has no shape function"),
@@ -49,6 +62,10 @@ _NEEDS_DATA = (
     ("could not find the fake impl", "an op that has no shape function"),
 )
 
+
+#: An assumption about branches → what to try where it seems to be wrong.
+_OTHER_BRANCH = {
+    "condition=true": "try --assume condition=false", "condition=false": "try --assume condition=true"}  # fmt: skip
 
 #: Words of messages about shapes and places.
 _OF_SHAPES = re.compile(r"shape|size|length|dimension|element|index|indices|match|broadcast|range|number of", re.I)
@@ -70,7 +87,7 @@ def wanted_data(error: BaseException) -> str | None:
 def why_without_data(error: BaseException) -> str | None:
     """A clause that says why an exception of torch's was raised for a tensor without data; None where it was not."""
     wanted = wanted_data(error)
-    if wanted is None or wanted in (_HOST, _SPARSE):
+    if wanted is None or wanted in _ADVICE:
         return wanted
     return f"its Python needs {wanted} that follows from activations, and a trace has no data"
 
@@ -91,6 +108,11 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
         wanted = wanted_data(error)
         at = user_frame(error)
         where = f" (at {at})" if at else ""
+        if unshaped is not None and unshaped.startswith("quantized::") and "dynamic" in unshaped:
+            raise UsageError(
+                f"{doing}: {unshaped} has a kernel for CPUs alone, none for a GPU{where}; profile the model as it is"
+                " before quantize_dynamic"
+            ) from error
         if unshaped is not None:
             raise UsageError(
                 f"{doing}: {unshaped} does not say what shapes it returns{where}; give it a function that does, with"
@@ -104,12 +126,12 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
         if wanted is None:
             blamed = blame(error, doing)
             if (used := assumed()) and _may_follow(error):
-                blamed = UsageError(f"{blamed}; this may follow from what was assumed, {used}: --assume changes it")
+                changed = next((other for said, other in _OTHER_BRANCH.items() if said in used), "--assume changes it")
+                blamed = UsageError(f"{blamed}; this may follow from what was assumed, {used}: {changed}")
             raise blamed from error
-        if wanted is _HOST:
-            raise UsageError(f"{doing}: {_HOST}{where}; give it device=x.device, or register it as a buffer") from error
-        if wanted is _SPARSE:
-            raise NeedsData(f"{doing}: {_SPARSE}{where}; take COO or CSR, or trace real tensors with --real") from error
+        if wanted in _ADVICE:
+            kind, advice = _ADVICE[wanted]
+            raise kind(f"{doing}: {wanted}{where}; {advice}") from error
         who = "the model's Python" if doing == "running the model" else doing
         library = library_frame(error)
         inside = f", asked at {library}" if library else ""

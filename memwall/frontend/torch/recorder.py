@@ -284,7 +284,9 @@ class Recorder(TorchDispatchMode):
         self.emit(name, names, tensors, outputs, scalars)
 
     def _is_host_call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-        return all(t.device.type != self.device for t in (*outputs, *inputs))
+        """Whether a call reads and writes the host alone, or picks there by what a model made without a device."""
+        of_host = [[t.device.type != self.device for t in tensors] for tensors in (inputs, outputs)]
+        return all(of_host[1]) and (all(of_host[0]) or (bool(outputs) and any(of_host[0])))
 
     def emit(
         self, name: str, names: Iterable[str], inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor],

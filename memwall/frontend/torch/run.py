@@ -44,6 +44,7 @@ from memwall.frontend.torch.distributed import (
 )
 from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.failures import NeedsGradients, blaming
+from memwall.frontend.torch.flat_shards import whole_elements
 from memwall.frontend.torch.higher_order import plain_forms
 from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.light_imports import light_imports
@@ -81,13 +82,8 @@ def trace(
         UsageError: the model or its inputs are at fault; says where.
     """
     with (
-        exclusive(),
-        light_imports(),
-        deep_calls(),
-        torch.inference_mode(False),
-        inference_mode_as_no_grad(),
-        undrawn(),
-    ):
+        exclusive(), light_imports(), deep_calls(), torch.inference_mode(False), inference_mode_as_no_grad(), undrawn(),
+    ):  # fmt: skip
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
         gpu = options.gpu or load_gpu(DEFAULT_GPU)
@@ -248,7 +244,8 @@ class _Step:
         )
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(self.inputs.values())
-        return replace(found, samples=samples, tokens=tokens, attention=attention)
+        whole = whole_elements(self.module, self.parameters)
+        return replace(found, parameters=whole, samples=samples, tokens=tokens, attention=attention)
 
     def _graph(self, result: Any) -> Graph:
         """What was recorded."""
@@ -267,12 +264,14 @@ class _Step:
         )
         outputs += [part for tensor in self.saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
         kept = dict.fromkeys(recorder.value(t) for t in outputs)
-        return recorder.graph(*ids, kept, self.options.attention)
+        return replace(recorder.graph(*ids, kept, self.options.attention), gradients=self.gradients)
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
         """Forward, backward and the optimizer's step under the recorder; the loss, or in inference the output."""
         recorder, replayer = self.recorder, self.replayer
         seed_all()  # what forward draws on the host, as layers to drop, is the same in every trace
+        if self.known is not None:
+            self.known.draws = Draws()  # whatever building has drawn
         names = module_names(self.module)
         calls: Any = contextlib.nullcontext()  # naming them would hide them from another execution
         if self.execute is None:

@@ -197,7 +197,7 @@ def _batch_norm_sums(
 # -- sparse matrices ---------------------------------------------------------------------------------------------------
 
 
-_SPARSE_TWICE = "a product of two sparse matrices has as many elements as its data says"
+SPARSE_TWICE = "a product of two sparse matrices has as many elements as its data says"
 
 
 def _sparse_product(added: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
@@ -210,7 +210,7 @@ def _sparse_product_into(
     added: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1, out: Tensor
 ) -> Tensor:
     if torch.strided not in (left.layout, right.layout):
-        raise RuntimeError(_SPARSE_TWICE)
+        raise RuntimeError(SPARSE_TWICE)
     return out.resize_([left.shape[0], right.shape[1]])
 
 
@@ -220,7 +220,7 @@ def _densified(data: Tensor, dtype: Any = None, masked_grad: Any = None) -> Tens
 
 def _sparse_mm(left: Tensor, right: Tensor) -> Tensor:
     if torch.strided not in (left.layout, right.layout):
-        raise RuntimeError(_SPARSE_TWICE)
+        raise RuntimeError(SPARSE_TWICE)
     return torch.empty([left.shape[0], right.shape[1]], dtype=left.dtype, device="meta")
 
 
@@ -251,6 +251,16 @@ def _coalesced(data: Tensor) -> Tensor:
 def _same_places(data: Tensor, *others: Any, **kwargs: Any) -> Tensor:
     values = data._values() if data.layout is torch.sparse_coo else data.values()
     return _with_values(data, values, data.layout is torch.sparse_coo and data.is_coalesced())
+
+
+def _row_bounds(data: Tensor, dense_dim: int | None = None) -> Tensor:
+    """A coalesced COO matrix in CSR: as many elements."""
+    if data.layout is not torch.sparse_coo or data._indices().shape[0] != 2:
+        raise RuntimeError(f"a {data.layout} tensor of this shape has no shape function for CSR here")
+    rows, columns = data._indices()
+    bounds = rows.new_empty([data.shape[0] + 1])
+    values = torch.empty_like(data._values())
+    return torch.sparse_csr_tensor(bounds, torch.empty_like(columns), values, data.shape, check_invariants=False)
 
 
 def _masked_by(data: Tensor, mask: Tensor) -> Tensor:
@@ -317,7 +327,7 @@ _OF_SPARSE: dict[str, Shape] = {
     "addmm": _sparse_product, "addmm.out": _sparse_product_into, "_to_dense": _densified, "mm": _sparse_mm,
     "addmv_": _sparse_vector_product, "addmv.out": _sparse_vector_product, "_coalesce": _coalesced,
     "_sparse_softmax": _same_places, "_sparse_log_softmax": _same_places, "sparse_sampled_addmm": _same_places,
-    "sparse_mask": _masked_by,
+    "sparse_mask": _masked_by, "_to_sparse_csr": _row_bounds,
 }  # fmt: skip
 _SPARSE: Mapping[tuple[str, str], dict[str, Shape]] = {("aten", key): _OF_SPARSE for key in _SPARSE_KEYS}
 

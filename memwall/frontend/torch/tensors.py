@@ -50,6 +50,11 @@ def plain_parts(tensor: Any) -> list[torch.Tensor]:
     return [part for item in held if isinstance(item, torch.Tensor) for part in plain_parts(item)]
 
 
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory was let go, as that of gathered parameters is."""
+    return bool(tensor.numel()) and not tensor.untyped_storage().nbytes()
+
+
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are the same elements of the same storage."""
     return (
@@ -62,10 +67,25 @@ def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
 def in_cudnn_layout(made: torch.Tensor, data: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """A convolution's result as cuDNN lays it out, which ``meta`` does not: in channels_last where the data or the
     weight is (``cudnn_conv_suggest_memory_format`` in ATen's ConvUtils.h)."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if not (made.dim() in formats and any(is_channels_last(t.shape, t.stride()) for t in (data, weight))):
+    if not (made.dim() in _LAST and any(is_channels_last(t.shape, t.stride()) for t in (data, weight))):
         return made
-    return torch.empty(made.shape, dtype=made.dtype, device="meta", memory_format=formats[made.dim()])
+    return torch.empty(made.shape, dtype=made.dtype, device="meta", memory_format=_LAST[made.dim()])
+
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *options: Any
+) -> torch.Tensor:  # fmt: skip
+    """``torch.batch_norm`` as on CUDA: cuDNN takes data in one piece, so that what is strided is copied first
+    (``_batch_norm_impl_index`` in ATen's Normalization.cpp)."""
+    by_cudnn = x.dim() >= 3 and weight is not None and bias is not None and x.dtype is not torch.bfloat16
+    if by_cudnn and x.shape[0] <= (880_801 if training else 65_535):
+        last = x.dim() in _LAST and x.is_contiguous(memory_format=_LAST[x.dim()])
+        x = x if last else x.contiguous()
+    made: torch.Tensor = torch._batch_norm_impl_index(x, weight, bias, mean, var, training, *options)[0]
+    return made
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

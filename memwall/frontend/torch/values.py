@@ -11,7 +11,7 @@ the count of a mask, has the value that is assumed, which is noted once somethin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,12 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.assumed_values import assume, assume_places
-from memwall.frontend.torch.assumptions import Assumptions, assumed_result
+from memwall.frontend.torch.assumptions import RANDOM, Assumptions, assumed_result
 from memwall.frontend.torch.distributed import has_other_ranks
-from memwall.frontend.torch.draws import Draws, draw_in_parts
+from memwall.frontend.torch.draws import Draws, as_drawn
 from memwall.frontend.torch.results import Results
 from memwall.frontend.torch.shadows import Shadow, address_of
-from memwall.frontend.torch.tensors import flat_tensors
+from memwall.frontend.torch.tensors import flat_tensors, is_freed
 from memwall.frontend.torch.value_rules import (
     ARE_ZERO,
     BY_FEW,
@@ -126,7 +126,7 @@ class KnownValues:
 
     def keep(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
         """Give ``tensor`` the value of ``source``, whose copy it is, where that is known and small enough."""
-        if not tensor.is_meta or source.layout is not torch.strided:
+        if not tensor.is_meta or source.layout is not torch.strided or is_freed(source):
             return
         value = self.of(source)
         if value is not None and is_small(source):
@@ -182,11 +182,10 @@ class KnownValues:
                 self._bytes -= found.shadow.nbytes()
         self._swept_at = max(_SWEPT_BYTES, 2 * self._bytes)
 
-    def drawn_on_host(self, draw: Callable[..., torch.Tensor], *args: Any, **options: Any) -> torch.Tensor:
-        """A random number on the host, where a CUDA run has it; ``draw`` is torch.rand or the like."""
-        number: torch.Tensor = self.draws.draw(partial(draw, *args, **options, device=_HOST))
+    def drawn_on_host(self, number: torch.Tensor) -> None:
+        """A random number was drawn on the host, where a CUDA run has it."""
+        self.draws.count += 1
         self._numbers[number.untyped_storage()._cdata] = number.untyped_storage()
-        return number
 
     def _with_numbers(self, args: tuple, any_number: bool) -> tuple:
         """The arguments with random numbers of the host on ``meta`` where other tensors are: a model that is written
@@ -250,6 +249,7 @@ class KnownValues:
         """The result where something that is read is unknown: so is what is written."""
         if kind.writes:
             self.forget(arguments_at(kind.writes, args, kwargs))
+        self.draws.missed |= kind.random
         if signature.updates:
             return None
         if signature.name == "aten.masked_select":
@@ -285,7 +285,8 @@ class KnownValues:
     ) -> Any:
         func, written = signature.function, arguments_at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
-        assumed = tuple(dict.fromkeys(text for t in tensors if t.is_meta for text in self.assumed(t)))
+        missed = [RANDOM] if kind.random and self.draws.missed else []
+        assumed = tuple(dict.fromkeys([*missed, *(text for t in tensors if t.is_meta for text in self.assumed(t))]))
         if signature.name in UNIQUE and any(text.startswith("rounded=") for text in assumed):
             return self._called_unknown(signature, kind, args, kwargs, guess=True)  # of which one number stands for all
         if kind.asks or leaves:
@@ -300,8 +301,8 @@ class KnownValues:
         if not all(map(is_small, results)):
             self.forget(written)
             self._fill(signature, kind, args, kwargs, results, assumed)
-            if kind.random and not tensors:
-                self.draws.wait(partial(draw_in_parts, func, args, {**kwargs, "device": _HOST}))
+            if kind.random and len(tensors) == len(written):  # of no tensor, or fills one
+                self.draws.wait(as_drawn(func, args, kwargs), results[0].numel())
             if not (kind.pointwise and all(is_of_mask(t, tensors) and not self.has(t) for t in results)):
                 return out
         too_large = kind.reduces and func not in BY_FEW and any(t.numel() > MOST_INTEGERS for t in tensors)

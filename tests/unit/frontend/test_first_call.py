@@ -93,6 +93,17 @@ class Shaped(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
+class Hooked(Remembers):
+    """Keeps the handle of a hook, as other libraries' lazy layers do until they have a shape."""
+
+    def __init__(self, lazy: bool) -> None:
+        super().__init__(lazy)
+        self.hook = self.register_forward_pre_hook(lambda module, args: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
 class Drops(Remembers):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(8):
@@ -102,7 +113,7 @@ class Drops(Remembers):
 
 @pytest.mark.parametrize(
     "kind",
-    [Counts, Remembers, Tabled, Branches, Differentiates, Chooses, Norms, Shaped, Drops],
+    [Counts, Remembers, Tabled, Branches, Differentiates, Chooses, Norms, Shaped, Hooked, Drops],
     ids=lambda k: k.__name__,
 )
 @pytest.mark.parametrize("options", [{}, {"mode": "training"}, {"autocast": "bf16"}], ids=str)

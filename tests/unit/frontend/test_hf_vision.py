@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import MissingError, UsageError
 from memwall.frontend.torch.options import TraceOptions
 from memwall.frontend.torch.run import trace
 from memwall.frontend.workload import resolve
+from memwall.frontend.workload.hf.classes import model_class
+from memwall.frontend.workload.hf.config import Read
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -127,10 +129,29 @@ def test_a_tower_without_its_token_is_left_out_or_refused(save):
         resolve(save({"model_type": "blip-2"})).inputs()
 
 
+def test_a_part_that_runs_nothing_by_itself_names_the_model_that_does(save):
+    """GLM-Image's codebook has an ``encode`` and no forward; the model of images and text calls it."""
+    with pytest.raises(UsageError, match=r"has no forward.*the model that it is a part of: glm_image$"):
+        resolve(save({"model_type": "glm_image_vqmodel"}))
+
+
+class _Unloadable:
+    """transformers next to a torchvision that was built for another torch."""
+
+    def __getattr__(self, name):
+        raise ModuleNotFoundError(f"Could not import module {name!r}") from RuntimeError("torchvision::nms is missing")
+
+
+def test_a_package_that_does_not_load_is_what_is_missing(save):
+    config = transformers.ViTConfig()
+    with pytest.raises(MissingError, match=r"transformers cannot load ViT\w+: torchvision::nms is missing; install"):
+        model_class(_Unloadable(), Read(config=config, raw={}, notes=()), "vit")
+
+
 def test_a_refusal_says_what_was_assumed_and_how_to_fix_it(save):
     """SuperPoint's points depend on pixels; LeViT ends in a batch norm of one value for each sample and channel."""
     fields = {"model_type": "lightglue", "num_hidden_layers": 2}
-    with pytest.raises(UsageError, match=r"assumed, nonzero=0\.5, condition=true: --assume changes it"):
+    with pytest.raises(UsageError, match=r"assumed, nonzero=0\.5, condition=true: try --assume condition=false"):
         trace(resolve(save(fields)), TraceOptions())
     assert trace(resolve(save(fields)), TraceOptions(assume=("condition=false",))).graph.ops
     levit = save({"model_type": "levit", "depths": [1, 1, 1]})

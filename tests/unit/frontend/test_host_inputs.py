@@ -50,3 +50,19 @@ def test_the_command_line_says_host(tmp_path):
     assert parse_input("lengths=i64[8]@host").host and not parse_input("i64[8]").host
     with pytest.raises(UsageError, match="@host"):
         parse_input("i64[8]@gpu")
+
+
+def test_what_is_picked_on_the_host_is_no_kernel():
+    """Both tensors are made without a device: on the host, where the rows to mask are chosen."""
+
+    class Masking(torch.nn.Module):
+        def forward(self, x):
+            places = torch.tensor([5, 1, 4])
+            x = x.clone()
+            x[places[torch.randperm(3)[:2]]] = 0
+            return x
+
+    profile = memwall.profile(Masking(), (torch.zeros(8, 4),), gpu="h100")
+    assert not profile.coverage.unmodeled
+    assert all(op.outputs for op in profile.graph.ops)
+    assert [op.name for op in profile.graph.ops if "index" in op.name] == ["aten.index_put_"]

@@ -9,7 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import memwall
@@ -207,6 +216,117 @@ def test_a_sharded_module_of_the_callers_own_group_stays_as_it_is():
 def test_parameters_on_the_host_are_refused():
     with pytest.raises(UsageError, match="CPUOffloadPolicy keeps parameters on the host"):
         profiled(sharded(offload_policy=CPUOffloadPolicy()))
+
+
+# -- FullyShardedDataParallel -----------------------------------------------------------------------------------------
+
+
+def flat(strategy: str = "FULL_SHARD", **options):
+    """Three layers and nothing else, each a unit."""
+
+    def model():
+        grouped()
+        options["sharding_strategy"] = ShardingStrategy[strategy]
+        net = plain()
+        for place, layer in enumerate(net):
+            net[place] = FullyShardedDataParallel(layer, **options)
+        return FullyShardedDataParallel(net, **options)
+
+    return model
+
+
+ALL_GATHER, REDUCE_SCATTER = "c10d._allgather_base_", "c10d._reduce_scatter_base_"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"use_orig_params": True, "device_id": 0}, {"device_id": torch.device("cuda")}]
+)
+@pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy is deprecated")
+@pytest.mark.parametrize(
+    ("strategy", "held", "link", "calls"),
+    [  # the part of the parameters that a rank holds; times that 7/8 of a layer cross the link
+        ("FULL_SHARD", 1 / 8, 3, {ALL_GATHER: 6, REDUCE_SCATTER: 3}),  # forward, backward, gradients
+        ("SHARD_GRAD_OP", 1 / 8, 2, {ALL_GATHER: 3, REDUCE_SCATTER: 3}),  # what forward gathers stays
+        ("NO_SHARD", 1, 2, {"c10d.allreduce_": 3}),  # there and back
+    ],
+)
+def test_flat_parameters_are_held_and_sent_as_their_strategy_says(strategy, held, link, calls, options):
+    made, alone = profiled(flat(strategy, **options), mode="training"), profiled(plain, mode="training")
+    assert collectives(made) == calls
+    assert sent(made.graph) == (sum(calls.values()), 3 * link * 7 / 8 * 4 * LAYER)
+    roles = made.graph.role_bytes
+    assert roles["parameter"] == roles["gradient"] == 3 * 4 * LAYER * held
+    assert roles["optimizer_state"] == 2 * roles["parameter"]
+    assert made.workload.parameters == 3 * LAYER
+    work = [Counter(op.name for op in m.graph.ops if op.op_class == "contraction") for m in (made, alone)]
+    assert work[0] == work[1]
+    assert not made.coverage.unmodeled
+    assert made.capture["notes"][0].startswith("rank 1 of 8")
+
+
+def test_units_of_a_wrapping_policy_are_gathered_one_by_one():
+    def model():
+        grouped()
+        policy = ModuleWrapPolicy({Mlp})
+        return FullyShardedDataParallel(plain(), auto_wrap_policy=policy, device_id=0, sync_module_states=True)
+
+    made = profiled(model, mode="training", optimizer=None)
+    assert sent(made.graph) == (9, 3 * 3 * 7 / 8 * 4 * LAYER)
+
+
+def test_a_flat_parameter_is_gone_after_its_unit():
+    """Forward holds one layer's gathered parameters at a time, in which the layer's own are views."""
+    made = profiled(flat())
+    kept = made.graph.role_bytes["parameter"] + 2 * 4 * 8 * 64
+    assert kept + 4 * LAYER <= peak(made) <= kept + 4 * LAYER + 2 * 4 * 8 * 256
+    assert peak(made) < peak(profiled(plain))
+
+
+def test_flat_parameters_are_sent_as_wide_as_mixed_precision_says():
+    policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    made = profiled(flat(mixed_precision=policy), mode="training", optimizer=None)
+    assert sent(made.graph)[1] == 3 * 7 / 8 * (2 + 2 + 4) * LAYER
+    cast = profiled(flat(use_orig_params=True), dtype="bfloat16")
+    assert sent(cast.graph) == (3, 3 * 7 / 8 * 2 * LAYER)
+
+
+def test_flat_replicas_of_shards_sum_their_gradients():
+    def model():
+        grouped()
+        mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicate", "shard"))
+        return FullyShardedDataParallel(Mlp(), device_mesh=mesh, sharding_strategy=ShardingStrategy.HYBRID_SHARD)
+
+    made = profiled(model, mode="training", optimizer=None)
+    assert made.graph.role_bytes["parameter"] == 4 * LAYER // 4
+    # torch keeps the root gathered for backward, which begins with it
+    assert sent(made.graph) == (3, 4 * LAYER * (2 * 3 / 4 + 2 * 1 / 2 * 1 / 4))
+
+
+def test_a_flat_sharded_module_of_the_callers_own_group_stays_as_it_is():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    try:
+        net = FullyShardedDataParallel(Mlp(), device_id=torch.device("cpu"))
+        before = {name: (id(p), p.device.type, p.shape) for name, p in net.named_parameters()}
+        made = memwall.profile(net, (torch.zeros(8, 64),), mode="training", optimizer=None)
+        assert {name: (id(p), p.device.type, p.shape) for name, p in net.named_parameters()} == before
+        assert net._is_root is None
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+    assert sent(made.graph) == (2, 2 * 7 / 8 * 4 * LAYER)
+
+
+@pytest.mark.filterwarnings("ignore:The passed-in `module` is on CPU")
+def test_flat_parameters_on_the_host_are_refused():
+    with pytest.raises(UsageError, match="CPUOffload keeps parameters on the host"):
+        profiled(flat(cpu_offload=CPUOffload(offload_params=True)))
+    with pytest.raises(UsageError, match="leave --real out"):
+        profiled(flat(), real=True)
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_collective_takes_the_time_of_its_bytes_on_the_link():

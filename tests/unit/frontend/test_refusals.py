@@ -49,7 +49,9 @@ def test_a_saved_profile_is_refused_by_what_reads_it(tmp_path):
     memwall.profile(nn.Linear(8, 8), (torch.randn(2, 8),), gpu="h100").save(path)
     with pytest.raises(UsageError, match=r"saved profile, traced already: read it with memwall\.Profile\.load"):
         memwall.profile(path, gpu="a100")
-    assert memwall.pipeline.resimulate(memwall.Profile.load(path), "a100").gpus[0].name.startswith("a100")
+    with pytest.raises(UsageError, match=r"with memwall\.compare\(profile, gpu=\[\.\.\.\]\)"):
+        memwall.profile(path, gpu="a100")
+    assert len(memwall.compare(memwall.Profile.load(path), gpu=["a100", "t4"]).entries) == 2
 
 
 def test_a_batch_norm_of_one_sample_says_that_inputs_of_two_are_needed():
@@ -148,3 +150,11 @@ def save_config(tmp_path):
         return f"hf:{tmp_path}"
 
     return save
+
+
+@pytest.mark.parametrize("options", [{"batch": 2}, {"seq": 8, "image": "64x64"}, {"input_specs": ("f32[2,4]",)}])
+def test_sizes_belong_to_targets_that_make_their_inputs(options):
+    x = torch.zeros(1, 4)
+    for given in ((torch.nn.Linear(4, 4), (x,)), (memwall.Workload(torch.nn.Linear(4, 4), (x,)),)):
+        with pytest.raises(UsageError, match=f"{', '.join(options)} belongs to a model file or to hf:"):
+            memwall.profile(*given, **options)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import memwall
-from memwall.core.errors import UsageError
+from memwall.core.errors import NeedsData, UsageError
 from memwall.frontend.torch.shapes import ShapeFunctions, SparseCopies
 from memwall.frontend.torch.tensors import check_stored, sparse_of, sparse_parts
 from memwall.ops import graph_costs
@@ -64,6 +64,28 @@ def test_products_with_sparse_matrices_are_dense(sparse):
     with ShapeFunctions():
         found = torch.sparse.mm(_sparse_meta(sparse), _meta(dense))
     assert _specs(found) == _specs(torch.sparse.mm(sparse, dense))
+
+
+class Squared(nn.Module):
+    """The neighbours of neighbours of a ring of ten nodes."""
+
+    def forward(self, places, values):
+        ring = torch.sparse_coo_tensor(places, values, (10, 10)).coalesce().to_sparse_csr()
+        return (ring @ ring).to_sparse_coo().values()
+
+
+def test_a_product_of_two_sparse_matrices_is_refused_with_the_remedy():
+    """A matrix becomes CSR on ``meta``; what the product stores is in its data, which ``--real`` has."""
+    with ShapeFunctions():
+        found = _sparse_meta(COO.coalesce()).coalesce().to_sparse_csr()
+    assert [_specs(part) for part in sparse_parts(found)] == [_specs(part) for part in sparse_parts(CSR)]
+    ring = torch.stack([torch.arange(10), torch.arange(10).roll(1)]), torch.ones(10)
+    with pytest.raises(NeedsData, match=r"product of two sparse matrices.*--real"):
+        memwall.profile(Squared(), ring)
+    made = memwall.profile(Squared(), ring, real=True)
+    costs = {op.name: cost for op, cost in zip(made.graph.ops, graph_costs(made.graph), strict=True)}
+    assert not made.coverage.unmodeled
+    assert costs["sparse.mm"].total_flops == 2 * 10
 
 
 def _sparse_meta(sparse):
@@ -254,5 +276,8 @@ def test_a_sparse_result_that_lost_its_elements_is_refused():
 
 
 def test_a_product_that_has_no_shape_function_is_refused_as_such():
-    with pytest.raises(UsageError, match=r"no shape function for an op on a sparse tensor .*; take COO or CSR, or"):
+    with pytest.raises(
+        UsageError,
+        match=r"no shape function for an op on a sparse tensor .*; trace real tensors with --real, or take COO",
+    ):
         memwall.profile(_Times(COO.to_sparse_csc()), (torch.randn(3, 8),), gpu="a100", optimizer=None)

@@ -1,5 +1,7 @@
 """What the trace records: the CUDA op stream, its phases and modules, and the data flow by storage."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
@@ -674,10 +676,20 @@ def test_an_optimizer_that_fails_is_an_error_and_not_skipped():
         memwall.profile(nn.Linear(4, 4), (torch.randn(2, 4),), mode="training", optimizer=lambda p: Broken(p, lr=0.1))
 
 
-def test_sparse_adam_is_refused():
-    net = nn.Embedding(100, 8, sparse=True)
-    with pytest.raises(UsageError, match="SparseAdam"):
-        memwall.profile(net, (torch.zeros(4, 2, dtype=torch.long),), mode="training", optimizer=torch.optim.SparseAdam)
+def test_sparse_adam_reads_the_rows_of_a_sparse_gradient():
+    net = nn.Embedding(1000, 8, sparse=True)
+    made = memwall.profile(
+        net, (torch.zeros(4, 2, dtype=torch.long),), mode="training", optimizer=torch.optim.SparseAdam
+    )
+    step = [(op, cost) for op, cost in zip(made.graph.ops, graph_costs(made.graph), strict=True)
+            if op.phase == "optimizer"]  # fmt: skip
+    assert all(cost.modeled for _, cost in step)
+    # rows made unique; per average: its rows, the difference, the factor, and their sum into it; the weights' too
+    counts = Counter(op.name.removeprefix("sparse.").removeprefix("aten.") for op, _ in step)
+    assert (counts["_coalesce"], counts["sparse_mask"], counts["add_.Tensor"]) == (1, 2, 3 + 3)
+    # eight rows of eight numbers, their places and sums: no op of the step moves the table of 1000, 32,000 bytes
+    assert max(cost.bytes for _, cost in step) < 3 * 4 * 64 + 8 * 8 * 8
+    assert made.graph.role_bytes["optimizer_state"] == 2 * 1000 * 8 * 4
 
 
 def test_adagrad_reads_the_rows_of_a_sparse_gradient():

@@ -44,3 +44,37 @@ def test_grouped_products_of_any_float(dtype):
     profile = memwall.profile(Call(run), inputs, mode="training", optimizer=None)
     products = [c for op, c in zip(profile.graph.ops, profile.costs[0], strict=True) if op.name == "aten._grouped_mm"]
     assert [cost.total_flops for cost in products] == [2 * 256 * 64 * 32] * 3
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_batch_norm_copies_what_is_strided(mode):
+    """cuDNN takes [8, 32, 24] in one piece: 24,576 bytes are read and written; data with channels last is."""
+    norm, x = torch.nn.BatchNorm1d(32), torch.zeros(8, 24, 32)
+    made = memwall.profile(Normed(norm), (x,), mode=mode, optimizer=None)
+    copy = next(i for i, op in enumerate(made.graph.ops) if op.name == "aten.clone")
+    assert (made.costs[0][copy].read_bytes, made.costs[0][copy].write_bytes) == (4 * 8 * 24 * 32,) * 2
+    following = next(op for op in made.graph.ops[copy:] if op.name == "aten.native_batch_norm")
+    assert following.inputs[0] == made.graph.ops[copy].outputs[0]
+    assert made.graph.values[following.outputs[0]].spec.strides == (768, 24, 1)
+
+
+@pytest.mark.parametrize(
+    ("norm", "x"),
+    [
+        (torch.nn.BatchNorm2d(4), torch.zeros(2, 4, 8, 8).to(memory_format=torch.channels_last)),
+        (torch.nn.BatchNorm2d(4), torch.zeros(2, 4, 8, 8)),
+        (torch.nn.BatchNorm1d(4), torch.zeros(4, 8).t()),  # of two axes: PyTorch's own kernel
+        (torch.nn.BatchNorm1d(4, affine=False), torch.zeros(2, 8, 4).transpose(1, 2)),
+    ],
+)
+def test_batch_norm_takes_other_data_as_it_is(norm, x):
+    assert "aten.clone" not in ops(norm.eval(), x)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.transpose(1, 2))

@@ -461,3 +461,75 @@ def test_what_other_ranks_send_is_unknown(ranks, count):
         assert known.of(mine).item() == 5 and (count is None or known.of(summed).item() == count)
     finally:
         dist.destroy_process_group()
+
+
+#: what the last forward of a ``_Drawing`` found
+DRAWN: list[float] = []
+
+
+class _Drawing(torch.nn.Module):
+    """Draws whole numbers on the device, and one number on the host, after other draws."""
+
+    def __init__(self, before: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.before = before
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.before(x)
+        numbers = torch.randint(0, 50, (64,), device=x.device)
+        DRAWN[:] = [int((numbers > 24).sum()), float(torch.rand([]))]
+        return x.sum()
+
+
+def _drawn(before: Callable[[torch.Tensor], object], real: bool) -> tuple[list[float], str]:
+    options = TraceOptions("forward", real=real)
+    capture = trace(memwall.Workload(_Drawing(before), (torch.zeros(8, 8),)), options).capture
+    return list(DRAWN), " ".join(capture.get("notes", ()))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: None,
+        lambda x: torch.empty(40, device=x.device).normal_(),
+        lambda x: torch.empty(40_000, device=x.device).normal_(),
+        lambda x: torch.empty(40_000, device=x.device).uniform_(),
+        lambda x: torch.randn(40_000, device=x.device),
+        lambda x: torch.randperm(40, device=x.device),
+        lambda x: torch.rand_like(x),
+        lambda x: torch.nn.functional.gumbel_softmax(x),
+        lambda x: torch.rand([]),
+    ],
+)
+def test_draws_are_those_of_a_run_with_data(before):
+    on_meta, real = _drawn(before, False), _drawn(before, True)
+    assert on_meta == real
+    assert "random=" not in on_meta[1]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda x: torch.nn.functional.dropout(x, 0.5, training=True),
+        lambda x: torch.bernoulli(torch.sigmoid(x)),
+        lambda x: torch.nn.functional.rrelu(x, training=True),
+    ],
+)
+def test_draws_after_those_of_activations_are_assumed(before):
+    """A GPU draws them apart from the host, whose numbers drop layers: those stay as they are."""
+    on_meta, real = _drawn(before, False), _drawn(before, True)
+    assert "assumed: random=seed 0" in on_meta[1] and "random=" not in real[1]
+    assert on_meta[0][1] == real[0][1] == _drawn(lambda x: None, False)[0][1]
+
+
+def test_what_building_draws_leaves_the_draws_of_a_step_as_they_are():
+    """Layers to drop are chosen by the same numbers, whatever a model's buffers were filled with."""
+
+    class Filled(_Drawing):
+        def __init__(self) -> None:
+            super().__init__(lambda x: None)
+            self.register_buffer("drawn", torch.rand(7))
+
+    trace(memwall.Workload(Filled, (torch.zeros(8, 8),)), TraceOptions("forward"))
+    filled = list(DRAWN)
+    assert filled == _drawn(lambda x: None, False)[0]

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.core.errors import UsageError
+from memwall.core.errors import MemwallError, UsageError
+from memwall.ops.registry import graph_costs
 from tests.unit.small_modules import Mlp
 
 
@@ -88,12 +89,72 @@ def test_a_wrapper_that_hides_its_parts_is_refused_with_the_remedy():
         profiled(nn.ReLU(), (Hiding(torch.zeros(2)),))
 
 
+def _forward_flops(make, weight: nn.Linear) -> dict[str, int]:
+    """FLOPs of a training step's forward, by op: those of a weight made anew in each."""
+    made = memwall.profile(make(weight), (torch.zeros(4, 16),), mode="training")
+    assert not made.coverage.unmodeled
+    counts = Counter[str]()
+    for op, cost in zip(made.graph.ops, graph_costs(made.graph), strict=True):
+        counts[op.name.removeprefix("aten.")] += cost.total_flops if op.phase == "forward" else 0
+    return {name: count for name, count in counts.items() if count and name != "sum"}  # the loss
+
+
+def test_weights_made_anew_in_each_step_are_traced_and_trained():
+    made = nn.utils.parametrizations
+    product = 2 * 4 * 16 * 8
+    # a square and an addition for each of 16 x 8 elements, and the scale
+    assert _forward_flops(made.weight_norm, nn.Linear(16, 8)) == {"_weight_norm_interface": 3 * 128, "addmm": product}
+    # a power iteration's two products with a vector, of which one is normalised after each; sigma's product and dot
+    spectral = _forward_flops(made.spectral_norm, nn.Linear(16, 8))
+    assert (spectral["mv"], spectral["vdot"], spectral["div.Tensor"]) == (3 * 2 * 128, 2 * 8, 128)
+    # five products of 16 x 16 matrices in the exponential's series, one with the base
+    exponential = functools.partial(made.orthogonal, orthogonal_map="matrix_exp")
+    assert _forward_flops(exponential, nn.Linear(16, 16)) == {
+        "sub.Tensor": 256, "linalg_matrix_exp": 5 * 2 * 16**3, "mm": 2 * 16**3, "addmm": 2 * 4 * 16 * 16}  # fmt: skip
+    # 4mnk - 2(m + n)k^2 + 4k^3/3 for 8 reflections of 16 x 8
+    reflections = _forward_flops(made.orthogonal, nn.Linear(16, 8))["linalg_householder_product"]
+    assert reflections == pytest.approx(4 * 16 * 8 * 8 - 2 * 24 * 64 + 4 * 512 / 3, abs=1)
+
+
 def test_a_jagged_batch_costs_its_rows():
     """Three and five tokens are eight rows."""
     batch = torch.nested.nested_tensor([torch.zeros(3, 64), torch.zeros(5, 64)], layout=torch.jagged)
     made = profiled(Mlp(), (batch,))
     assert names(made) == PLAIN
     assert flops(made) == flops(profiled(Mlp()))
+
+
+class JaggedAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 48)
+
+    def forward(self, x, offsets):
+        batch = torch.nested.nested_tensor_from_jagged(x, offsets)
+        heads = [part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.inner(batch).chunk(3, -1)]
+        return nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(-2).values()
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [("f32", "_efficient"), ("bf16", "_flash")])
+def test_jagged_attention_runs_the_kernels_of_a_gpu(dtype, kernel):
+    """Three sequences of five tokens, two heads of eight: 3 x 5 x 5 pairs, a product with keys and one with values."""
+    given = (torch.zeros(15, 16), torch.tensor([0, 5, 10, 15]))
+    made = memwall.profile(JaggedAttention(), given, mode="training", dtype=dtype, optimizer=None)
+    counts = {op.name: cost.total_flops for op, cost in zip(made.graph.ops, graph_costs(made.graph), strict=True)}
+    assert counts[f"aten.{kernel}_attention_forward"] == 2 * 2 * 2 * 75 * 8
+    assert counts[f"aten.{kernel}_attention_backward"] == 4 * 2 * 2 * 75 * 8
+    assert counts["aten.addmm"] == 2 * 15 * 16 * 48
+
+
+def test_a_nested_tensor_of_the_strided_layout_is_refused_with_the_remedy():
+    class Net(Mlp):
+        def forward(self, x):
+            return torch.nested.nested_tensor([x, x[:3]]).to_padded_tensor(0.0)
+
+    with pytest.raises(MemwallError, match=r"strided layout needs data.*layout=torch\.jagged"):
+        profiled(Net())
+    with pytest.raises(UsageError, match=r"strided layout is given to the model: make it with layout=torch\.jagged"):
+        profiled(Mlp(), (torch.nested.nested_tensor([torch.zeros(3, 64)]),))
 
 
 def test_a_subclass_that_only_renames_calls_is_kept():
@@ -319,11 +380,15 @@ def test_an_op_without_shapes_is_refused_with_the_remedy():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's dynamic quantization is deprecated
-def test_an_op_of_torch_without_a_shape_function_is_named():
-    """Torch says it in other words where another module might have one."""
+def test_dynamic_quantization_runs_on_cpus_alone():
+    """``linear_dynamic`` is registered for the CPU: a time on a GPU would be that of no kernel."""
     linear = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
-    with pytest.raises(UsageError, match=r"quantized::linear_dynamic does not say what shapes it returns.*--real"):
+    with pytest.raises(
+        UsageError, match=r"quantized::linear_dynamic has a kernel for CPUs alone.*before quantize_dynamic"
+    ):
         memwall.profile(linear, (torch.randn(2, 8),))
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert has_kernel("quantized::linear_dynamic", "CPU") and not has_kernel("quantized::linear_dynamic", "CUDA")
 
 
 def test_saving_on_the_host_empties_the_device():

@@ -6,9 +6,12 @@ step.
 
 from __future__ import annotations
 
+import resource
 import sys
 
 import pytest
+import torch
+from torch import nn
 
 import memwall
 from tests.unit.places import ROOT
@@ -46,3 +49,26 @@ def test_a_type_from_its_default_configuration(name, tmp_path):
     assert profile.graph.ops and profile.workload.parameters > 0
     ours, counted = zoo._counts(target, "inference")
     assert counted is not None and ours == counted > 0
+
+
+class _Keeps(nn.Module):
+    """Keeps its scores in inference alone, and reads them always, as some trackers of transformers do; ``asks`` for the
+    value of an activation where it does not."""
+
+    def __init__(self, asks: bool) -> None:
+        super().__init__()
+        self.asks = asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = {} if self.training else {"scores": x.cuda()}
+        return x[: int(x[0, 0])] if self.asks else kept["scores"]
+
+
+@pytest.mark.parametrize(("asks", "failure"), [(False, "KeyError: 'scores'"), (True, "")])
+def test_a_model_that_its_library_cannot_run_is_told_from_one_that_is_refused(asks, failure, monkeypatch):
+    """By a run on the host: of the second the value is there."""
+    monkeypatch.setattr(resource, "setrlimit", lambda *limits: None)
+    target = memwall.Workload(_Keeps(asks), (torch.ones(4, 4),))
+    with pytest.raises(memwall.MemwallError) as refused:
+        memwall.profile(target, mode="training")
+    assert zoo._real_failure(target, "training", refused.value) == failure

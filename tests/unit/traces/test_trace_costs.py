@@ -245,6 +245,40 @@ COUNTED = {
     ),
     "apex's layer norm": ("FusedLayerNormAffineFunction", [[6, 8], [8], [8], [], []], [BF16, BF16, BF16, "", "Scalar"],
         ["", "", "", "", "1e-05"], ["k"], 5 * 48, 2 * (48 + 16), 2 * 48),
+    "a product of Transformer Engine, in FP8: [32, 16] transposed with [6, 16], and a bias": (
+        "tex_ts::te_gemm_ts", [[32, 16], [3], [], [], [], [6, 16], [3], [], [], [], [6, 32], [0], [], [0], [32], [],
+         [0], [], [4096], [], [], []],
+        ["unsigned char", F32, *["Scalar"] * 3, "unsigned char", F32, *["Scalar"] * 3, BF16, F32, "Scalar", F32, BF16,
+         "Scalar", BF16, "Scalar", "unsigned char", *["Scalar"] * 3],
+        ["", "", "1", "7", "1", "", "", "0", "7", "0", "", "", "6", "", "", "6", "", "0", "", "4096", "0", "1"], ["k"],
+        2 * 6 * 32 * 16, 32 * 16 + 6 * 16 + 2 * 32, 2 * 6 * 32),
+    "its gradient of a weight, summed into what is there: [6, 16] with [32, 6], and the bias's": (
+        "tex_ts::te_gemm_ts", [[6, 16], [0], [], [], [], [6, 32], [0], [], [], [], [32, 16], [0], [], [0], [32], [],
+         [0], [], [4096], [], [], []],
+        [BF16, F32, *["Scalar"] * 3, BF16, F32, *["Scalar"] * 3, F32, F32, "Scalar", F32, BF16, "Scalar", BF16,
+         "Scalar", "unsigned char", *["Scalar"] * 3],
+        ["", "", "0", "6", "0", "", "", "0", "6", "1", "", "", "4", "", "", "6", "", "1", "", "4096", "1", "0"], ["k"],
+        2 * 6 * 32 * 16, 2 * 6 * 48 + 4 * 512, 4 * 512 + 2 * 32),
+    "its layer norm to FP8": ("tex_ts::layernorm_fwd_fp8_inf_ts", [[6, 8], [8], [8], [], [3], [1, 3], [3], [], []],
+        [BF16] * 3 + ["Scalar"] + [F32] * 3 + ["Scalar"] * 2, ["", "", "", "1e-05", "", "", "", "0", "7"], ["k"],
+        7 * 48, 2 * (48 + 16), 48),
+    "linear attention's gated delta rule: chunks of 64 and 36 tokens, of 2080 and 666 pairs": (
+        "ChunkGatedDeltaRuleFunction", [*[[1, 100, 2, 8]] * 2, [1, 100, 2, 16], [1, 100, 2], [1, 100, 2], *[[]] * 5],
+        [BF16] * 3 + [F32, BF16, "Scalar", "", "Scalar", "", "Scalar"], [""] * 5 + ["0.35", "", "False", "", "True"],
+        ["k"], 2 * (2 * 2746 * (3 * 8 + 2 * 16) + 3 * 200 * 8 * 16), 2 * (1600 + 1600 + 3200) + 4 * 200 + 2 * 200,
+        2 * 3200),
+    "the same in pairs alone": ("ChunkGLAFunction", [*[[1, 3, 2, 8]] * 2, [1, 3, 2, 16], [1, 3, 2, 8], *[[]] * 4],
+        [BF16] * 3 + [F32, "Scalar", "", "Scalar", ""], [""] * 4 + ["0.35", "", "False", ""], ["k"],
+        2 * (2 * 6 * (8 + 16) + 2 * 6 * 8 * 16), 2 * (48 + 48 + 96) + 4 * 48, 2 * 96),
+    "a step of the gated delta rule: 7 FLOP for each of 2 x 8 x 16 elements of the state": (
+        "FusedRecurrentFunction", [*[[1, 1, 2, 8]] * 2, [1, 1, 2, 16], [1, 1, 2], [1, 1, 2], [], [1, 2, 8, 16], [], [],
+         []], [BF16] * 3 + [F32, BF16, "Scalar", F32, "Scalar", "", "Scalar"],
+        [""] * 5 + ["0.35", "", "True", "", "True"], ["k"], 7 * 2 * 8 * 16,
+        2 * (16 + 16 + 32) + 4 * 2 + 2 * 2 + 4 * 256, 2 * 32 + 4 * 256),
+    "and of gated linear attention, whose gates are for each key": (
+        "FusedRecurrentFunction", [*[[1, 1, 2, 8]] * 2, [1, 1, 2, 16], [], [1, 1, 2, 8], *[[]] * 6],
+        [BF16] * 3 + ["", F32, "", "Scalar", "", "Scalar", "Scalar", ""],
+        [""] * 6 + ["0.35", "", "False", "False", ""], ["k"], 5 * 2 * 8 * 16, 2 * (16 + 16 + 32) + 4 * 16, 2 * 32),
 }  # fmt: skip
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from typing import Any
 
-from memwall.core.errors import UsageError, message_of
+from memwall.core.errors import MissingError, UsageError, message_of
 from memwall.frontend.workload.hf.config import Read, all_parts, architectures
 
 #: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
@@ -33,6 +34,8 @@ def model_class(transformers: Any, read: Read, source: object) -> Any:
     if fitting:
         parts = ", ".join(dict.fromkeys(part.model_type for part in all_parts(config)[1:]))
         way_out = f"; profile the configuration of one of its parts: {parts}" if parts else ""
+        if not parts and (holders := ", ".join(_holders(config))):
+            way_out = f"; profile the configuration of the model that it is a part of: {holders}"
         raise UsageError(f"{source}: {fitting[0].__name__} has no forward, it runs its parts one by one{way_out}")
     named = ", ".join(map(str, config.architectures or ()))
     wanted = f" (architectures: {named[:80]})" if named else ""
@@ -48,10 +51,27 @@ def _listed(transformers: Any, config: Any) -> list[Any]:
             continue  # its head has no size
         names = getattr(modeling_auto, mapping, {}).get(config.model_type)
         for name in names if isinstance(names, (list, tuple)) else (names,):
-            each = getattr(transformers, name, None) if name else None
+            each = _loaded(transformers, name) if name else None
             if getattr(each, "config_class", None) is not None:
                 found.append(each)
     return found
+
+
+def _loaded(transformers: Any, name: str) -> Any:
+    try:
+        return getattr(transformers, name, None)
+    except ImportError as error:
+        raise MissingError(
+            f"transformers cannot load {name}: {message_of(error.__cause__ or error)}; install what it imports, in"
+            " versions that fit this torch"
+        ) from error
+
+
+def _holders(config: Any) -> list[str]:
+    """The types next to the configuration's class that have such a configuration for one of their parts."""
+    home = sys.modules[type(config).__module__]
+    classes: list[Any] = [c for c in vars(home).values() if inspect.isclass(c)]
+    return [c.model_type for c in classes if type(config) in getattr(c, "sub_configs", {}).values()]
 
 
 def _written(config: Any) -> list[Any]:
