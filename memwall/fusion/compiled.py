@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from memwall.core.graph import Graph
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
-from memwall.fusion.plan import Group, Part, Plan, in_order, not_run
-from memwall.fusion.pricing import Placement, Pricer, library_launches, with_launches
+from memwall.fusion.plan import Group, Part, Placement, Plan, in_order, not_run
+from memwall.fusion.pricing import Pricer, library_launches, loses_rows, with_launches
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.launches import Convolution, Stream
 from memwall.ops.loops import FAR
 
 
@@ -69,17 +70,44 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
         return not_run(kernel.op_ids)
     if kernel.kind == "extern" and len(kernel.op_ids) == 1:
         # the library's kernel, with the launches of its eager call
-        return replace(pricer.alone(kernel.op_ids[0]), name=kernel.name, source=kernel.source)
+        group = pricer.alone(kernel.op_ids[0])
+        return replace(group, cost=_with_around(group.cost, kernel), name=kernel.name, source=kernel.source)
     group = pricer.group(kernel.op_ids, kernel.recomputes)
-    beyond = max(kernel.read_bytes + kernel.write_bytes - group.cost.bytes, 0)
-    if kernel.kind == "extern" or any(pricer.loops[i].kind in _PARTIAL for i in (*group.op_ids, *group.recomputes)):
-        beyond = 0
     kernels = max(kernel.launches, library_launches(pricer.graph, pricer.costs, kernel.op_ids))
     cost = with_launches(
-        group.cost, group.cost.launches, kernels=kernels, extra_bytes=beyond, extra_flops=group.cost.extra_flops
+        group.cost, group.cost.launches, kernels=kernels, extra_bytes=_beyond(pricer, kernel, group),
+        extra_flops=group.cost.extra_flops,
+    )  # fmt: skip
+    return replace(group, cost=_with_around(cost, kernel), name=kernel.name, source=kernel.source)
+
+
+def _beyond(pricer: Pricer, kernel: LoweredKernel, group: Group) -> int:
+    """Bytes that Inductor's kernel moves beyond the group's: scratch, copies for others that it writes too, and rows
+    that a loop reads again since no cache keeps them, which Inductor counts once. What it counts of tensors that are
+    read or written in part is the whole of them."""
+    kinds = {pricer.loops[i].kind for i in (*group.op_ids, *group.recomputes)}
+    if kernel.kind == "extern":
+        return 0
+    read, written = kernel.read_bytes - group.cost.read_bytes, kernel.write_bytes - group.cost.write_bytes
+    if "scatter" in kinds:
+        read = written = 0
+    elif not kinds.isdisjoint(FAR):
+        read = 0
+    again = sum(nbytes for rows, nbytes in kernel.two_passes if loses_rows(pricer.gpu, rows, nbytes))
+    return max(read + written, 0) + again
+
+
+def _with_around(cost: Cost, kernel: LoweredKernel) -> Cost:
+    """The cost with Inductor's launches around a convolution of a library in place of those of the eager call: it adds
+    the bias, sums its gradient and copies tensors to channels last and back."""
+    library = [launch for launch in cost.launches if isinstance(launch, Convolution)]
+    if kernel.kind != "extern" or not library:
+        return cost
+    left = max(kernel.launches - len(kernel.around) - len(library), 0)
+    first = replace(library[0], count=1 + left, channels_last=library[0].channels_last or kernel.channels_last)
+    others = (replace(one, count=1, channels_last=first.channels_last) for one in library[1:])
+    around = (
+        Stream(kind="generated", read_bytes=read, write_bytes=written, about="Inductor's kernel around the library's")
+        for read, written in kernel.around
     )
-    return replace(group, cost=cost, name=kernel.name, source=kernel.source)
-
-
-#: Kinds of ops that touch some rows of a tensor, all of which Inductor counts.
-_PARTIAL = (*FAR, "scatter")
+    return replace(cost, launches=(first, *others, *around))

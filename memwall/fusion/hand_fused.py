@@ -15,8 +15,8 @@ from memwall.core.errors import UsageError, nearest
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.core.layers import collapse
-from memwall.fusion.plan import Group, Part, Plan, in_order, inverse, topological, waits
-from memwall.fusion.pricing import Placement, Pricer
+from memwall.fusion.plan import Group, Part, Placement, Plan, in_order, inverse, topological, waits
+from memwall.fusion.pricing import Pricer
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -132,3 +132,48 @@ def topological(before: Sequence[Collection[int]], rank: Callable[[int], Any]) -
             if not missing[other]:
                 heapq.heappush(ready, (rank(other), other))
     return order
+
+
+class Placement:
+    """Where each op runs: ``inside[g]`` are the ops that group ``g`` owns or recomputes; ``runs[op]`` are the groups
+    that run it, its owner first."""
+
+    def __init__(self, parts: Iterable[Grouped]) -> None:
+        self.inside: list[set[int]] = []
+        self.runs: dict[int, list[int]] = {}
+        copies = []
+        for number, part in enumerate(parts):
+            self.inside.append({*part.op_ids, *part.recomputes})
+            for op in part.op_ids:
+                self.runs[op] = [number]
+            copies += [(op, number) for op in part.recomputes]
+        for op, number in copies:
+            self.runs[op].append(number)
+
+    def add(self, ops: Iterable[int], groups: Iterable[int]) -> list[tuple[int, int]]:
+        """Let the groups also run the ops; returns what is new, for :meth:`remove`."""
+        new = [(op, g) for g in groups for op in ops if op not in self.inside[g]]
+        for op, group in new:
+            self.inside[group].add(op)
+            self.runs[op].append(group)
+        return new
+
+    def remove(self, added: Iterable[tuple[int, int]]) -> None:
+        """Undo an :meth:`add`."""
+        for op, group in added:
+            self.inside[group].remove(op)
+            self.runs[op].remove(group)
+
+    def clear(self, group: int) -> None:
+        """Let a group run nothing any more."""
+        for op in self.inside[group]:
+            self.runs[op].remove(group)
+        self.inside[group] = set()
+
+    def is_read(self, writer: int, readers: Iterable[int]) -> bool:
+        """Whether some group runs a reader of the result of ``writer`` but not ``writer``."""
+        for reader in readers:
+            for group in self.runs[reader]:
+                if writer not in self.inside[group]:
+                    return True
+        return False

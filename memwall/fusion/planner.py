@@ -17,11 +17,11 @@ from types import MappingProxyType
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import rules
-from memwall.fusion.plan import Group, Part, Plan, Refusal, in_order
-from memwall.fusion.pricing import Placement, Pricer
+from memwall.fusion.plan import Group, Part, Placement, Plan, Refusal, in_order
+from memwall.fusion.pricing import Border, Pricer
 from memwall.fusion.recompute import recompute
 from memwall.fusion.repeats import Shortened, shorten
-from memwall.fusion.rules import Candidate, CandidatePair, Edge, Shape, Spills, aligned, work_of
+from memwall.fusion.rules import MATRIX_CLASSES, Candidate, CandidatePair, Edge, Shape, Spills, aligned, work_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.ops.loops import late_outputs, moves, reads_elsewhere
@@ -46,15 +46,15 @@ def memwall_plan(
         spills: kernels that spill when compiled, with the reason for refusing them.
     """
     short = shorten(graph) if regions is None else Shortened(graph)
-    short_costs = costs if short.graph is graph else _short_costs(short, costs)
-    parts, refusals = _parts(short.graph, short_costs, gpu, regions, spills)
+    pricer = Pricer(graph, costs, gpu, regions, short.flow)
+    of_short = pricer if short.graph is graph else Pricer(short.graph, _short_costs(short, costs), gpu)
+    parts, refusals = _parts(of_short, regions, spills)
     whole = short.expand(parts)
     if whole is None:
-        parts, refusals = _parts(graph, costs, gpu, regions, spills)
+        parts, refusals = _parts(pricer, regions, spills)
         whole = [part._replace(source=number) for number, part in enumerate(parts)]
     elif short.graph is not graph:
         refusals = _counted(short, whole, parts, refusals)
-    pricer = Pricer(graph, costs, gpu, regions, short.flow)
     pricer.placement = Placement(whole)
     known: dict[int, Group] = {}
     groups = []
@@ -66,22 +66,22 @@ def memwall_plan(
 
 
 def _parts(
-    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None, spills: Spills
-) -> tuple[list[Part], tuple[Refusal, ...]]:
+    pricer: Pricer, regions: Sequence[int] | None, spills: Spills
+) -> tuple[list[Part], tuple[Refusal, ...]]:  # fmt: skip
     """The owned and recomputed ops of each group, in launch order, and the refusals."""
-    walk = _Walk(graph, costs, gpu, regions, spills)
+    walk = _Walk(pricer, regions, spills)
     walk.run()
     members = [group.members for group in walk.groups if group is not None]
     refusals = walk.refusals()
-    parts, stored = recompute(walk.pricer, members, regions, spills)
+    parts, stored = recompute(pricer, members, regions, spills)
     for refusal in stored:
         key = refusal.producer, refusal.consumer
         if key not in refusals or refusals[key].rule == "phase":  # two graphs, and it could be recomputed
             refusals[key] = refusal
     try:
-        ordered = in_order(walk.pricer.flow, parts)
+        ordered = in_order(pricer.flow, parts)
     except ValueError:  # a kernel that recomputes a value must run before what its own inputs wait for
-        ordered = in_order(walk.pricer.flow, [Part(tuple(ops)) for ops in members])
+        ordered = in_order(pricer.flow, [Part(tuple(ops)) for ops in members])
     return ordered, tuple(refusals.values())
 
 
@@ -126,12 +126,10 @@ def _cheapest(pricer: Pricer, part: Part, twin: Group | None, spills: Spills) ->
 
 
 class _Walk:
-    def __init__(
-        self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None, spills: Spills
-    ) -> None:
-        self.graph, self.gpu, self.regions, self.spills = graph, gpu, regions, spills
-        self.pricer = Pricer(graph, costs, gpu, regions)
-        self.flow: Flow = self.pricer.flow
+    def __init__(self, pricer: Pricer, regions: Sequence[int] | None, spills: Spills) -> None:
+        graph, gpu = pricer.graph, pricer.gpu
+        self.pricer, self.graph, self.gpu, self.regions, self.spills = pricer, graph, gpu, regions, spills
+        self.flow: Flow = pricer.flow
         first = set(self.flow.first.values())
         self.overwrites = {version for version in range(len(self.flow.storage)) if version not in first}
         self.groups: list[Candidate | None] = []
@@ -142,11 +140,12 @@ class _Walk:
         self.place: dict[int, int] = {}
         #: (producer, consumer) → rule, reason, the value as written and as read, and whether it has no other reader
         self.refused: dict[tuple[int, int], tuple[str, str, int, int, bool]] = {}
-        loops, moving = self.pricer.loops, {first: moves(graph.ops[first]) for first in dict.fromkeys(graph.alike)}
+        loops, moving = pricer.loops, {first: moves(graph.ops[first]) for first in dict.fromkeys(graph.alike)}
         self.moves = [moving[first] for first in graph.alike]
         self.makers = [frozenset([self.flow.writer[version] for _, version in some]) for some in self.flow.reads]
         self.written = {version: value for some in self.flow.writes for value, version in some}
         self.generates = [loop.kind != "opaque" for loop in loops]
+        self.shapes = {loop: Shape.of(loop) for loop in dict.fromkeys(loops)}
         self.bandwidth = gpu.dram_bytes_per_s * gpu.achievable["dram"]
 
     def run(self) -> None:
@@ -156,14 +155,17 @@ class _Walk:
             self.groups.append(self._single(op.id))
             self.place[index] = len(self.order)
             self.order.append(index)
-            alone_s = self.pricer.cost_s(self.pricer.costs[op.id])
-            # a generated kernel may be faster than the eager one
-            self.price.append(min(alone_s, self.pricer.generated_s([op.id])) if self.generates[op.id] else alone_s)
+            self.price.append(self.pricer.alone_s(op.id))
+            refused: set[int] = set()
             for other in self._neighbours(op.id):
-                index = self.group_of[op.id]
                 target = self.group_of[other]
-                if target != index:
-                    self._try_pair(target, index)
+                if target == index or target in refused:
+                    continue
+                if self._try_pair(target, index):
+                    index = self.group_of[op.id]
+                    refused.clear()
+                else:
+                    refused.add(target)
 
     def _single(self, op_id: int) -> Candidate:
         op, loop = self.graph.ops[op_id], self.pricer.loops[op_id]
@@ -176,14 +178,13 @@ class _Walk:
                 views[value.storage] = None
         if reads_elsewhere(op, loop):
             views.update((values[i].storage, None) for i in op.inputs)
-        overwritten = frozenset(
-            values[v].storage for v, version in self.flow.writes[op_id] if version in self.overwrites
-        )
+        again = [values[v].storage for v, version in self.flow.writes[op_id] if version in self.overwrites]
         sums = sum(s.numel for s in self.graph.specs(op.outputs) if s.numel < loop.numel) if loop.columns else 0
         region = -2 if self.regions is None else self.regions[op_id]
+        inside = frozenset((op_id,))
         return Candidate(
-            [op_id], Shape.of(loop), op.phase, region, op.op_class,
-            sums, frozenset(late_outputs(self.graph, op, loop)), overwritten, views,
+            [op_id], inside, self.makers[op_id], self.pricer.border((op_id,), inside), self.shapes[loop], op.phase,
+            region, op.op_class, sums, frozenset(late_outputs(self.graph, op, loop)), frozenset(again), views,
         )  # fmt: skip
 
     # -- who might join -----------------------------------------------------------------------------------------------
@@ -202,16 +203,14 @@ class _Walk:
             before = bisect_left(readers, op_id)
             for reader in readers[max(before - MAX_SIBLINGS, 0) : before]:
                 siblings[reader] = siblings.get(reader, 0) + nbytes
-        ranked = sorted(producers, key=lambda p: (-producers[p], -p))
-        ranked += sorted((s for s in siblings if s not in producers), key=lambda s: (-siblings[s], -s))
-        return ranked[:MAX_CANDIDATES]
+        ranked = sorted([(nbytes, op) for op, nbytes in producers.items()], reverse=True)
+        ranked += sorted([(nbytes, op) for op, nbytes in siblings.items() if op not in producers], reverse=True)
+        return [op for _, op in ranked[:MAX_CANDIDATES]]
 
     def _edges(self, first: Candidate, second: Candidate) -> list[Edge]:
         graph, flow = self.graph, self.flow
         edges: list[Edge] = []
-        if second.members[-1] < first.members[0]:
-            return edges
-        inside, makers = set(first.members), self.makers
+        inside, makers = first.inside, self.makers
         for op_id in second.members:
             if inside.isdisjoint(makers[op_id]):
                 continue
@@ -222,7 +221,7 @@ class _Walk:
                     written = graph.values[self.written[version]]
                     argument = op.arguments[position] if position < len(op.arguments) else ""
                     is_only = self._is_only(version)
-                    is_last = is_only and self._is_last(op_id)
+                    is_last = is_only and graph.ops[writer].op_class in MATRIX_CLASSES and self._is_last(op_id)
                     edges.append(
                         Edge(graph.ops[writer], op, written, graph.values[value_id], argument,
                              kind, self.moves[op_id], is_only, is_last)
@@ -240,38 +239,45 @@ class _Walk:
 
     # -- may they, and is it worth it ---------------------------------------------------------------------------------
 
-    def _try_pair(self, a: int, b: int) -> None:
+    def _try_pair(self, a: int, b: int) -> bool:
+        """Whether two groups could be one, and are one now."""
         first, second = self.groups[a], self.groups[b]
         assert first is not None and second is not None
-        edges = self._edges(first, second)
-        backward = self._edges(second, first)
-        if backward and edges:
-            return  # each feeds the other through different ops: other steps unite them with what is between
-        if backward:
-            first, second, edges = second, first, backward
+        feeds, is_fed = not first.inside.isdisjoint(second.makers), not second.inside.isdisjoint(first.makers)
+        if feeds and is_fed:
+            return False  # each feeds the other through different ops: other steps unite them with what is between
+        if is_fed:
+            first, second = second, first
             a, b = b, a
+        if not (feeds or is_fed) and not (first.is_generated and second.is_generated):
+            return False  # nothing to say of two that share an input, one of them a library's kernel
+        edges = self._edges(first, second) if feeds or is_fed else ()
         pair = CandidatePair(first, second, edges)
         found = rules.veto(pair)
         before = self._between(a, b) if found is None else None
         if found is None and before is None:
             found = "cycle", "another kernel must run between them"
         if found is None:
-            union = self.pricer.group(sorted((*first.members, *second.members)))
-            together_s = self.pricer.time_s(union)
+            members, inside = sorted((*first.members, *second.members)), first.inside | second.inside
+            fed = {edge.read.id for edge in edges}
+            border = self.pricer.joined(first.border, second.border, members, inside, fed)
+            together_s = self.pricer.cost_s(self.pricer.generated(members, inside, border))
             apart_s = self.price[a] + self.price[b]
-            crowded = None if "multi" in first.shape.kinds else rules.too_many_tensors(union)
-            spilled = self.spills.get(work_of(self.graph, union.op_ids)) if self.spills else None
+            crowded = None if "multi" in first.shape.kinds else rules.too_many_tensors(border)
+            spilled = self.spills.get(work_of(self.graph, members)) if self.spills else None
             if crowded:
                 found = "too many live values", crowded
             elif spilled:
                 found = rules.REGISTER_SPILL, spilled
             elif together_s < apart_s:
                 self._reorder(a, b, min(a, b), before or ())
-                self._unite(a, b, edges, together_s)
-                return
+                self._unite(a, b, pair, border)
+                self.price[min(a, b)] = together_s
+                return True
             else:
                 found = "slower when fused", self._why_slower(first, second, together_s, apart_s)
         self._refuse(edges, *found)
+        return False
 
     def _why_slower(self, first: Candidate, second: Candidate, together_s: float, apart_s: float) -> str:
         rows = min((s.shape.rows for s in (first, second) if s.shape.has_row), default=0)
@@ -314,9 +320,9 @@ class _Walk:
         for place, index in enumerate(moved, start=low):
             self.place[index] = place
 
-    def _unite(self, a: int, b: int, edges: Sequence[Edge], price: float) -> None:
-        """Put both into the group of lower index; ``edges`` run from ``a`` to ``b``."""
-        second_members = self.groups[b].members  # type: ignore[union-attr]
+    def _unite(self, a: int, b: int, pair: CandidatePair, border: Border) -> None:
+        """Put both into the group of lower index; edges run from ``a`` to ``b``."""
+        second_members = pair.second.members
         keep, drop = min(a, b), max(a, b)
         one, two = self.groups[keep], self.groups[drop]
         assert one is not None and two is not None
@@ -332,20 +338,19 @@ class _Walk:
             if known is None or value is None or not aligned(known, value):
                 views[storage] = None
         late = one.late | two.late
-        if {edge.written.id for edge in edges} & late:  # it follows the sums in their launch
+        if late and {edge.written.id for edge in pair.edges} & late:  # it follows the sums in their launch
             late |= {i for op in second_members for i in self.graph.ops[op].outputs}
         moved = one.moved | two.moved
-        if rules.moved(CandidatePair(self.groups[a], self.groups[b], edges)):  # type: ignore[arg-type]
+        if rules.moved(pair):
             moved |= {i for op in second_members for i in self.graph.ops[op].outputs}
         members = sorted((*one.members, *two.members))
         self.groups[keep] = Candidate(
-            members, shape, one.phase, one.region, one.op_class,
-            one.accumulators + two.accumulators, late, one.overwritten | two.overwritten, views, moved,
+            members, one.inside | two.inside, one.makers | two.makers, border, shape, one.phase, one.region,
+            one.op_class, one.accumulators + two.accumulators, late, one.overwritten | two.overwritten, views, moved,
         )  # fmt: skip
         self.groups[drop] = None
         for member in members:
             self.group_of[member] = keep
-        self.price[keep] = price
 
     def _refuse(self, edges: Sequence[Edge], rule: str, reason: str) -> None:
         for edge in edges:

@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph, Pipe, Span, Value, distinct_bytes, union_bytes
-from memwall.fusion.plan import Group, Grouped
+from memwall.fusion.plan import Group, Placement
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Stream
+from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Recurrent, Stream
 from memwall.ops.loops import OPAQUE, loop_of
 from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import predict_cost
@@ -34,7 +35,7 @@ PARTIAL_BYTES = 4
 
 
 #: Kinds of launches that keep their kind when others join them.
-MATRIX = (Gemm, Convolution, Attention)
+MATRIX = (Gemm, Convolution, Attention, Recurrent)
 
 
 def with_launches(
@@ -73,6 +74,13 @@ def library_launches(graph: Graph, costs: Sequence[Cost], op_ids: Iterable[int])
     return sum(costs[i].kernels for i in op_ids if is_recurrent(graph.ops[i].name))
 
 
+def loses_rows(gpu: Gpu, rows: int, read_bytes: int) -> bool:
+    """Whether neither the chip nor L2 keeps rows of so many bytes together until a second pass over each."""
+    row_bytes = read_bytes // rows
+    in_flight = min(rows, ROWS_PER_SM * gpu.sm_count) * row_bytes
+    return row_bytes > ROW_BYTES_ON_CHIP and in_flight > gpu.l2_bytes
+
+
 def _shared(
     matrix: Sequence[Launch], read_bytes: int, write_bytes: int, kernels: int, thread_blocks: int | None
 ) -> tuple[Launch, ...]:
@@ -102,43 +110,11 @@ def _spans(values: Iterable[Value]) -> list[Span]:
     return found
 
 
-class Placement:
-    """Where each op runs: ``inside[g]`` are the ops that group ``g`` owns or recomputes; ``runs[op]`` are the groups
-    that run it, its owner first."""
+class Border(NamedTuple):
+    """The values that a kernel reads from outside and those that it has to write, each with its storage."""
 
-    def __init__(self, parts: Iterable[Grouped]) -> None:
-        self.inside: list[set[int]] = []
-        self.runs: dict[int, list[int]] = {}
-        copies = []
-        for number, part in enumerate(parts):
-            self.inside.append({*part.op_ids, *part.recomputes})
-            for op in part.op_ids:
-                self.runs[op] = [number]
-            copies += [(op, number) for op in part.recomputes]
-        for op, number in copies:
-            self.runs[op].append(number)
-
-    def add(self, ops: Iterable[int], groups: Iterable[int]) -> list[tuple[int, int]]:
-        """Let the groups also run the ops; returns what is new, for :meth:`remove`."""
-        new = [(op, g) for g in groups for op in ops if op not in self.inside[g]]
-        for op, group in new:
-            self.inside[group].add(op)
-            self.runs[op].append(group)
-        return new
-
-    def remove(self, added: Iterable[tuple[int, int]]) -> None:
-        """Undo an :meth:`add`."""
-        for op, group in added:
-            self.inside[group].remove(op)
-            self.runs[op].remove(group)
-
-    def is_read(self, writer: int, readers: Iterable[int]) -> bool:
-        """Whether some group runs a reader of the result of ``writer`` but not ``writer``."""
-        for reader in readers:
-            for group in self.runs[reader]:
-                if writer not in self.inside[group]:
-                    return True
-        return False
+    reads: dict[int, int]
+    writes: dict[int, int]
 
 
 class Pricer:
@@ -159,6 +135,7 @@ class Pricer:
         self.carried_by = {old: new for new, old in enumerate(self.flow.carries) if old >= 0}
         self.placement: Placement | None = None
         self.spans = _spans(graph.values)
+        self._nbytes = [nbytes for _, _, nbytes in self.spans]
         #: ops that do more than to read and write each element once: they have rows, sums, or places found in data
         self.nested = frozenset(i for i, loop in enumerate(self.loops) if loop.kind != "point" or loop.columns)
         self._kinds = [id(cost) for cost in costs]
@@ -169,6 +146,10 @@ class Pricer:
         #: for each op: (value, its storage, the op that wrote it) of what it reads, (value, storage, version) of writes
         self._uses = [[(v, values[v].storage, writer[version]) for v, version in some] for some in self.flow.reads]
         self._made = [[(v, values[v].storage, version) for v, version in some] for some in self.flow.writes]
+        #: value → the version of it that is written; ops of values that are written, or read, in several versions
+        self._written = {value: version for some in self.flow.writes for value, version in some}
+        self._rewriting = self._with_several_versions()
+        self._alone_s: dict[tuple[object, ...], float] = {}
         self._reads_in_part = self._in_part("inputs")
         self._writes_in_part = self._in_part("outputs")
 
@@ -180,6 +161,14 @@ class Pricer:
             for first in dict.fromkeys(graph.alike)
         }
         return frozenset(i for i, first in enumerate(graph.alike) if getattr(self.costs[i], name) != tensors[first])
+
+    def _with_several_versions(self) -> frozenset[int]:
+        sides, several = (self.flow.reads, self.flow.writes), set[int]()
+        for uses in (set(chain.from_iterable(side)) for side in sides):
+            if len(uses) > len({value for value, _ in uses}):
+                several |= {value for value, count in Counter(value for value, _ in uses).items() if count > 1}
+        uses_of = zip(*sides, strict=True) if several else ()
+        return frozenset(i for i, both in enumerate(uses_of) if any(v in several for v, _ in chain(*both)))
 
     # -- what crosses the border -------------------------------------------------------------------------------------
 
@@ -201,28 +190,51 @@ class Pricer:
     def group(self, op_ids: Sequence[int], recomputes: Sequence[int] = (), cost: Cost | None = None) -> Group:
         """The group as one generated kernel; ``cost`` if already known."""
         inside = frozenset((*op_ids, *recomputes))
-        reads, writes = self._reads((*recomputes, *op_ids), inside), self._writes(op_ids, inside)
+        border = self.border(op_ids, inside, recomputes)
         if cost is None:
-            cost = self._generated(op_ids, recomputes, inside, reads, writes)
-        return Group(tuple(op_ids), tuple(reads), tuple(writes), cost, tuple(recomputes))
+            cost = self.generated(op_ids, inside, border, recomputes)
+        return Group(tuple(op_ids), tuple(border.reads), tuple(border.writes), cost, tuple(recomputes))
 
     def generated_s(self, op_ids: Sequence[int], recomputes: Sequence[int] = ()) -> float:
         """Modeled seconds of the ops as one generated kernel."""
         inside = frozenset((*op_ids, *recomputes))
-        reads, writes = self._reads((*recomputes, *op_ids), inside), self._writes(op_ids, inside)
-        return self.cost_s(self._generated(op_ids, recomputes, inside, reads, writes))
+        return self.cost_s(self.generated(op_ids, inside, self.border(op_ids, inside, recomputes), recomputes))
 
-    def _generated(
-        self, op_ids: Sequence[int], recomputes: Sequence[int], inside: Set[int],
-        reads: Mapping[int, int], writes: Mapping[int, int],
+    def alone_s(self, op_id: int) -> float:
+        """Modeled seconds of an op by itself, as its eager kernel or as a generated one; computed once for equal ops
+        whose results are read."""
+        cost = self.costs[op_id]
+        if self.loops[op_id].kind == "opaque":
+            return self.cost_s(cost)
+        is_read = all(self.readers[version] for _, version in self.flow.writes[op_id])
+        key = id(cost), self.graph.alike[op_id] if op_id in self.nested else None, None if is_read else op_id
+        if key not in self._alone_s:
+            self._alone_s[key] = min(self.cost_s(cost), self.generated_s((op_id,)))
+        return self._alone_s[key]
+
+    def border(self, op_ids: Sequence[int], inside: Set[int], recomputes: Sequence[int] = ()) -> Border:
+        """What crosses the border of a kernel that runs ``inside``: these ops, and those that it recomputes."""
+        return Border(self._reads((*recomputes, *op_ids), inside), self._writes(op_ids, inside))
+
+    def joined(self, first: Border, second: Border, op_ids: Sequence[int], inside: Set[int], fed: Set[int]) -> Border:
+        """The border of two kernels as one, which reads ``fed``, values that the first made, no longer."""
+        if not inside.isdisjoint(self._rewriting):
+            return self.border(op_ids, inside)
+        reads = first.reads | {v: storage for v, storage in second.reads.items() if v not in fed}
+        both, written = first.writes | second.writes, self._written
+        return Border(reads, {v: storage for v, storage in both.items() if self.is_needed(written[v], inside)})
+
+    def generated(
+        self, op_ids: Sequence[int], inside: Set[int], border: Border, recomputes: Sequence[int] = ()
     ) -> Cost:  # fmt: skip
-        """The cost of a generated kernel that reads and writes these values; computed once for equal ops and bytes."""
+        """The cost of a generated kernel with this border; computed once for equal ops and bytes."""
+        reads, writes = border
         read_bytes = self._read_bytes((*recomputes, *op_ids), inside, reads)
         write_bytes = self._write_bytes(op_ids, inside, writes)
-        nested = [i for i in op_ids if i in self.nested]
+        nested = [] if inside.isdisjoint(self.nested) else [i for i in op_ids if i in self.nested]
         extra_bytes = self._extra(op_ids, nested, read_bytes, writes) if nested else 0
-        kernels, rows = self._launches(nested), self._rows(nested)
-        ops = tuple([self._kinds[i] for i in op_ids]), tuple([self._kinds[i] for i in recomputes])
+        kernels, rows = (self._launches(nested), self._rows(nested)) if nested else (1, None)
+        ops = tuple(map(self._kinds.__getitem__, op_ids)), tuple(map(self._kinds.__getitem__, recomputes))
         key = (*ops, read_bytes, write_bytes, extra_bytes, kernels, rows)
         cost = self._costs.get(key)
         if cost is not None:
@@ -289,7 +301,7 @@ class Pricer:
         """The distinct bytes of some values, given by id with their storages."""
         spans = self.spans
         if len(set(values.values())) == len(values):
-            return sum([spans[i][2] for i in values])
+            return sum(map(self._nbytes.__getitem__, values))
         by_storage: dict[int, list[Span]] = {}
         for i, storage in values.items():
             by_storage.setdefault(storage, []).append(spans[i])
@@ -325,11 +337,8 @@ class Pricer:
                 )
                 extra += 2 * blocks * sums * PARTIAL_BYTES
         rows = self._rows(nested)
-        if rows:
-            row_bytes = read_bytes // rows
-            in_flight = min(rows, ROWS_PER_SM * gpu.sm_count) * row_bytes
-            if row_bytes > ROW_BYTES_ON_CHIP and in_flight > gpu.l2_bytes:
-                extra += read_bytes
+        if rows and loses_rows(gpu, rows, read_bytes):
+            extra += read_bytes
         return extra
 
     def _launches(self, op_ids: Sequence[int]) -> int:

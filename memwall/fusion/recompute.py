@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from memwall.core.graph import PHASES
-from memwall.fusion.plan import Part, Refusal
-from memwall.fusion.pricing import Placement, Pricer
+from memwall.fusion.plan import Part, Placement, Refusal
+from memwall.fusion.pricing import Pricer
 from memwall.fusion.rules import MAX_OPS, MAX_TENSORS, REGISTER_SPILL, Spills, aligned, work_of
 from memwall.ops.loops import FAR, Loop, is_random
 
@@ -113,7 +113,8 @@ class _Recompute:
         version = flow.writes[op_id][0][1]
         home = self.group_of[op_id]
         readers = sorted({group for r in flow.readers[version] for group in placement.runs[r]} - {home})
-        indexed = {self.group_of[r] for r in flow.readers[version] if self.pricer.loops[r].kind in (*FAR, "scatter")}
+        far = [r for r in flow.readers[version] if self.pricer.loops[r].kind in (*FAR, "scatter")]
+        indexed = {group for r in far for group in placement.runs[r]}
         hosts = [
             g for g in readers if g not in indexed and op_id not in placement.inside[g] and self._may_host(g, op_id)
         ]
@@ -135,11 +136,14 @@ class _Recompute:
         spilled = None
         if sum(after) < before and not (spilled := self._spilled(concerned)):
             self._seconds.update(zip(concerned, after, strict=True))
+            for group in concerned:
+                if not self._live(group):  # others compute all of its results: it is no kernel any more
+                    placement.clear(group)
             return
         placement.remove(added)
         self.copied -= new
         if spilled:
-            outside = next(r for r in flow.readers[version] if self.group_of[r] in readers)
+            outside = next(r for r in flow.readers[version] if placement.runs[r][0] in readers)
             self._refuse(REGISTER_SPILL, spilled, op_id, outside, version)
 
     def refuse_random(self, op_id: int) -> None:
@@ -151,12 +155,12 @@ class _Recompute:
 
     def _refuse_stored(self, op_id: int, version: int, hosts: Sequence[int]) -> None:
         """The kernels that could recompute it read it, since it is in memory for another op."""
-        readers = self.pricer.flow.readers[version]
-        other = next((r for r in readers if self.group_of[r] not in (*hosts, self.group_of[op_id])), None)
+        readers, runs = self.pricer.flow.readers[version], self.placement.runs
+        other = next((r for r in readers if runs[r][0] not in (*hosts, self.group_of[op_id])), None)
         if other is None:  # it runs there only as a copy
             return
         name = self.pricer.graph.ops[other].name.removeprefix("aten.").partition(".")[0]
-        for reader in (r for r in readers if self.group_of[r] in hosts):
+        for reader in (r for r in readers if runs[r][0] in hosts):
             self._refuse("another consumer", f"{name} reads it from memory anyway", op_id, reader, version)
 
     def _refuse(self, rule: str, reason: str, producer: int, consumer: int, version: int) -> None:

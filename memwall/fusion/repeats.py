@@ -19,7 +19,7 @@ from functools import cached_property, partial
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec, Value
-from memwall.core.layers import LISTS, Run, Track, Twins, find_runs, first_writers
+from memwall.core.layers import LISTS, Run, Track, Twins, find_runs
 from memwall.core.loops import find_loops
 from memwall.fusion.plan import Part, in_order
 from memwall.fusion.short_graph import Builder, Entries
@@ -136,15 +136,11 @@ class Cutting:
             written = self._written(op_id)
             if any(run.twin.get(s, s) != s for s in written):  # other ops elsewhere make what it makes for this layer
                 moved = [run.step(s, shift) for s in written]
-                maker = self._makers.get(moved[0]) if moved[0] is not None else None
+                maker = self.whole.first_writers.get(moved[0]) if moved[0] is not None else None
                 if maker is None or self._written(maker) != moved:
                     return None
                 return maker if self.whole.ops[maker].name == self.whole.ops[op_id].name else None
         return op_id
-
-    @cached_property
-    def _makers(self) -> dict[int, int]:
-        return first_writers(self.whole)
 
     def _written(self, op_id: int) -> list[int]:
         return [self.whole.values[i].storage for i in self.whole.ops[op_id].outputs]
@@ -201,18 +197,22 @@ class _Cut:
 
     def __init__(self, whole: Graph) -> None:
         self.whole = whole
-        self.made = first_writers(whole)
-        self.users: dict[int, list[int]] = {}
-        storage_of = [value.storage for value in whole.values]
-        for op in whole.ops:
-            for storage in {storage_of[i] for i in (*op.inputs, *op.outputs)}:
-                self.users.setdefault(storage, []).append(op.id)
         self.lists = {op.id: found for op in whole.ops if (found := _list_of(whole, op)) is not None}
         #: run → op id → storage that the op touches → its replacement
         self.swaps: dict[tuple[Track, ...], dict[int, dict[int, int]]] = {}
         #: run → storages of all its steps that an op outside reads
         self.joined: dict[tuple[Track, ...], set[int]] = {}
         self.joins: set[int] = set()
+
+    @cached_property
+    def users(self) -> dict[int, list[int]]:
+        """Storage → the ops that touch it."""
+        found: dict[int, list[int]] = {}
+        storage_of = [value.storage for value in self.whole.values]
+        for op in self.whole.ops:
+            for storage in {storage_of[i] for i in (*op.inputs, *op.outputs)}:
+                found.setdefault(storage, []).append(op.id)
+        return found
 
     def accept(self, run: Run) -> bool:
         """Whether a run can be cut: ops outside touch its layers only as neighbouring layers would."""
@@ -232,7 +232,7 @@ class _Cut:
                     other = run.step(storage, shift)
                     if other is None or run.level.get(other, 0) >= run.kept:
                         return False
-                    if self.made.get(other, -1) >= user and not self.whole.storages[other].is_persistent:
+                    if self.whole.first_writers.get(other, -1) >= user and not self.whole.storages[other].is_persistent:
                         return False
                     swaps.setdefault(user, {})[storage] = other
         self.swaps[run.tracks] = swaps

@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memwall.core.graph import EAGER, Graph, Op, TensorSpec, Value
-from memwall.fusion.plan import Group
-from memwall.fusion.pricing import ROW_BYTES_ON_CHIP
+from memwall.fusion.pricing import ROW_BYTES_ON_CHIP, Border
 from memwall.ops.loops import FAR, Loop
 
 #: ops in one generated kernel; beyond it compile times and register pressure grow without a gain
@@ -59,9 +58,12 @@ class Shape:
 
 @dataclass
 class Candidate:
-    """A group in the making. ``members`` are op ids in call order."""
+    """A group in the making. ``members`` are op ids in call order; ``makers`` the ops that wrote what they read."""
 
     members: list[int]
+    inside: frozenset[int]
+    makers: frozenset[int]
+    border: Border
     shape: Shape
     phase: str
     region: int
@@ -74,6 +76,11 @@ class Candidate:
     views: dict[int, Value | None] = field(default_factory=dict)
     #: values that the kernel writes in another order than it computes them in
     moved: frozenset[int] = frozenset()
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether it can be a generated kernel: :func:`contraction` and :func:`library_kernel` refuse all others."""
+        return self.op_class not in MATRIX_CLASSES and "opaque" not in self.shape.kinds
 
 
 class Edge(NamedTuple):
@@ -155,8 +162,8 @@ def contraction(pair: CandidatePair) -> str | None:
 
 
 def _accumulates(pair: CandidatePair) -> bool:
-    first, second = pair.both
-    if [*first.members] != [edge.producer.id for edge in pair.edges] or len(second.members) != 1:
+    first, second = pair.first, pair.second
+    if len(second.members) > 1 or first.members != [edge.producer.id for edge in pair.edges]:
         return False
     edge = pair.edges[0]
     return (
@@ -268,6 +275,8 @@ def order(pair: CandidatePair) -> str | None:
     for edge in pair.edges:
         if edge.written.id in pair.first.moved:
             return "it is written in another order than the kernel computes it in"
+        if edge.written.spec.dtype != edge.read.spec.dtype:  # a kernel holds numbers, not their bits
+            return f"its {edge.written.spec.dtype} is read as {edge.read.spec.dtype}"
         if aligned(edge.written, edge.read) and not edge.moves:
             continue
         if _is_recomputed(pair, edge) or copies_whole(pair, edge):
@@ -301,8 +310,7 @@ def copies_whole(pair: CandidatePair, edge: Edge) -> bool:
     return (
         pair.second.members == [edge.consumer.id]
         and edge.consumer.name == COPY
-        and edge.written.storage == edge.read.storage
-        and edge.written.offset == edge.read.offset
+        and (edge.written.storage, edge.written.offset) == (edge.read.storage, edge.read.offset)
         and edge.written.spec.numel == edge.read.spec.numel == pair.first.shape.numel
         and edge.written.spec.is_dense
         and edge.read.spec.is_dense
@@ -320,9 +328,7 @@ def aligned(written: Value, read: Value) -> bool:
 def _runs(spec: TensorSpec) -> tuple[tuple[int, int], ...]:
     """Sizes and strides with contiguous neighbours merged, without axes of size one."""
     runs: list[tuple[int, int]] = []
-    for size, stride in zip(spec.shape, spec.strides, strict=True):
-        if size == 1 or stride == 0:
-            continue
+    for size, stride in ((n, by) for n, by in zip(spec.shape, spec.strides, strict=True) if n != 1 and by != 0):
         if runs and runs[-1][1] == size * stride:
             runs[-1] = (runs[-1][0] * size, stride)
         else:
@@ -346,9 +352,9 @@ def too_many_live_values(pair: CandidatePair) -> str | None:
     return f"{members} ops in one kernel (at most {MAX_OPS})" if members > MAX_OPS else None
 
 
-def too_many_tensors(group: Group) -> str | None:
+def too_many_tensors(border: Border) -> str | None:
     """Checked for the union, after all other rules."""
-    tensors = len(group.reads) + len(group.writes)
+    tensors = len(border.reads) + len(border.writes)
     return f"{tensors} tensors in one kernel (at most {MAX_TENSORS})" if tensors > MAX_TENSORS else None
 
 

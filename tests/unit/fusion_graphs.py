@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from memwall.core.graph import Graph, Op, Pipe, Storage, TensorSpec, Value, contiguous
 from memwall.fusion import Plan, plan_graph
+from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.ops import classify, graph_costs
 
@@ -67,22 +68,22 @@ class Builder:
 
 
 def round_gpu(**changes) -> Gpu:
-    """100 multiprocessors, 1 TB/s, 2 us a launch, no L2, all of it achievable."""
+    """100 multiprocessors, 1 TB/s, 2 us a launch, no L2, all of it achievable; ``dispatch_s`` for an op on its host."""
     spec = {
         "name": "round", "full_name": "Round Numbers", "vendor": "none", "architecture": "test",
         "compute_capability": "9.0", "release": "2020-01", "aliases": (), "sm_count": 100, "boost_clock_hz": 1e9,
         "peak_flop_per_s": {Pipe("tensor", "float16"): 1e15, Pipe("vector", "float32"): 1e14},
         "dram_bytes_per_s": 1e12, "dram_bytes": 16_000_000_000, "l2_bytes": 0, "l2_bytes_per_s": 10e12,
-        "link_bytes_per_s": 0.0, "tdp_w": 100.0, "launch_overhead_s": 2e-6, "dispatch_s": 0.0,
+        "link_bytes_per_s": 0.0, "tdp_w": 100.0, "launch_overhead_s": 2e-6,
         "achievable": {"dram": 1.0, "tensor.float16": 1.0, "vector.float32": 1.0}, "sources": {},
-        "calibration": "datasheet",
+        "calibration": "datasheet", "host": Host.uniform(changes.pop("dispatch_s", 0.0)),
     }  # fmt: skip
     return Gpu(**{**spec, **changes})
 
 
 def without_cache(gpu: Gpu) -> Gpu:
     """The GPU without L2 residency and with a host that is never late."""
-    return replace(gpu, l2_bytes=0, dispatch_s=0.0)
+    return replace(gpu, l2_bytes=0, host=Host.uniform(0.0))
 
 
 def plan(policy: str, graph: Graph, gpu: Gpu | None = None, regions=None) -> Plan:

@@ -22,7 +22,9 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.scheduler import WhyNoFuse
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
@@ -57,8 +59,10 @@ class Scheduled:
     sources: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def quiet() -> contextlib.AbstractContextManager[Any]:
-    """Inductor's configuration while memwall uses it, limited to the settings that this torch knows."""
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Inductor's configuration while memwall uses it, limited to the settings that this torch knows. As under
+    ``torch.compile``, the Python code of a graph is not written before it is called; here it never is."""
     known = {}
     for key, value in _SETTINGS.items():
         owner: Any = config
@@ -67,7 +71,8 @@ def quiet() -> contextlib.AbstractContextManager[Any]:
             owner = getattr(owner, part, None)
         if hasattr(owner, name):
             known[key] = value
-    return config.patch(known)
+    with config.patch(known), _use_lazy_graph_module(True):
+        yield
 
 
 @contextlib.contextmanager
@@ -80,12 +85,13 @@ def patterns_loaded() -> Iterator[None]:
         yield
 
 
-def retarget(module: GraphModule, device: torch.device) -> None:
+def retarget(module: GraphModule, mode: FakeTensorMode, device: torch.device) -> None:
     """Move a graph of fake tensors to another device: values, and arguments that name a device."""
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device != device:
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+            moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            return FakeTensor(mode, moved, device)
         return value
 
     def rename(argument: Any) -> Any:
@@ -108,8 +114,7 @@ def joint_passes(module: GraphModule, mode: Any, device: torch.device, attention
     """
     moved = device.type != "cpu"
     if moved:
-        with mode:
-            retarget(module, torch.device("cpu"))
+        retarget(module, mode, torch.device("cpu"))
     untouched = copy.deepcopy(module)
     with V.set_fake_mode(mode), _attention_of_gpu(attention) if moved else contextlib.nullcontext():
         try:
@@ -120,8 +125,7 @@ def joint_passes(module: GraphModule, mode: Any, device: torch.device, attention
                 changed = compile_fx._recursive_joint_graph_passes(module)
         module = module if changed is None else changed
     if moved:
-        with mode:
-            retarget(module, device)
+        retarget(module, mode, device)
     return module
 
 

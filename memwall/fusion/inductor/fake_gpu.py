@@ -113,11 +113,23 @@ def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[An
         (interfaces.CudaInterface, common | interface),
         (interfaces.CudaInterface.Worker, {k: common[k] for k in ("get_device_properties", "current_device")}),
         (fake_tensor, {"init_gpu_context": constant(None)}),
+        (torch._C, {"_conv_determine_backend_memory_format": _conv_format}),
         (scheduler, {
             "get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9),
             "get_device_tflops": lambda dtype: _tflops(gpu, dtype),
         }),
     ]  # fmt: skip
+
+
+def _conv_format(images: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    """The layout of a convolution's results: channels last where the images or the weight are, since cuDNN then runs it
+    (``cudnn_conv_suggest_memory_format`` in ATen/native/ConvUtils.h). A torch without cuDNN says contiguous."""
+    from torch._prims_common import suggest_memory_format
+
+    formats = {suggest_memory_format(tensor) for tensor in (images, weight)}
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+    narrow = torch.float64 not in (images.dtype, weight.dtype)
+    return last if last in formats and narrow else torch.contiguous_format
 
 
 def _tflops(gpu: Gpu, dtype: torch.dtype) -> float:

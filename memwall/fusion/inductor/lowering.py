@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memwall.core.errors import MemwallError, MissingError, UsageError, need
+from memwall.core.files import uncollected
 from memwall.core.flow import Flow
 from memwall.core.graph import EAGER, Graph, Op
 from memwall.fusion.ideal import attention_scores
@@ -44,7 +45,7 @@ def lower(
     try:
         if device != "cpu":
             _check_dtypes(graph, gpu)
-        with _unnoticed():
+        with _unnoticed(), uncollected():
             return _lower(graph, gpu, device, source, _regions(graph, regions))
     except MemwallError:
         raise

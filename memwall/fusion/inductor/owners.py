@@ -26,6 +26,10 @@ class LoweredKernel:
     ``read_bytes`` and ``write_bytes`` are Inductor's own count over all ``launches``. ``fx_ops`` has the calls of each
     operator that its own ops were decomposed into, views left out; ``loop_ops`` is what the bodies of its loops call.
     ``parts`` names the kernel of each launch; kernels that share a name but differ are distinguished by a number.
+
+    ``around`` are the launches of Inductor's own that a library's kernel needs, such as copies into another layout:
+    (bytes read, bytes written) of each. ``channels_last``: the library gets its tensors in that layout. ``two_passes``:
+    (rows, bytes read) of the launches that go over each row twice, the second time to write it.
     """
 
     name: str
@@ -39,6 +43,9 @@ class LoweredKernel:
     loop_ops: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     source: str = ""
+    around: tuple[tuple[int, int], ...] = ()
+    channels_last: bool = False
+    two_passes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,9 @@ class Launch:
     loop_ops: Mapping[str, int] = field(default_factory=dict)
     library_op: str = ""
     source: str = ""
+    channels_last: bool = False
+    #: those that it reduces and then goes over again to write them; 0: none
+    rows: int = 0
 
     @property
     def work(self) -> Hashable:
@@ -144,7 +154,16 @@ def _lowered(
         loop_ops=total(part.loop_ops for part in parts),
         parts=tuple(names[id(part)] for part in running),
         source="\n\n".join(dict.fromkeys(part.source for part in parts if part.source)),
+        around=_around(kernel),
+        channels_last=kernel.main.channels_last,
+        two_passes=tuple((part.rows, part.read_bytes) for part in running if part.rows),
     )
+
+
+def _around(kernel: _Kernel) -> tuple[tuple[int, int], ...]:
+    if kernel.main.kind not in _LIBRARY:
+        return ()
+    return tuple((part.read_bytes, part.write_bytes) for part in kernel.others if part.kind == "triton")
 
 
 def _used(graph: Graph, op_ids: Iterable[int], others: Iterable[int]) -> tuple[int, ...]:
@@ -219,7 +238,8 @@ def _merge_ownerless(schedules: Sequence[Sequence[Launch]], kernels: list[_Kerne
                 continue
             readers = [index[id(later)] for later in schedule if id(later) in index and later.reads & launch.writes]
             readers = [into.get(r, r) for r in readers if r != number]
-            handed = [owner[op] for op in launch.hands_on if op in owner]
+            written = sorted(launch.hands_on, key=lambda op: (op not in launch.computes, -op))  # its own work first
+            handed = [owner[op] for op in written if op in owner]
             related = [r for r in readers if launch.concerns & kernels[r].main.concerns]
             owners = [owner[op] for op in sorted(launch.concerns, reverse=True) if op in owner]
             target = next(iter((*handed, *related, *owners, *readers)), None)

@@ -56,7 +56,26 @@ def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, set[str]]) -
         loop_ops=_loop_ops(parts),
         library_op=_library_op(buffers),
         source=source,
+        channels_last=kind == "extern" and any(map(_takes_channels_last, buffers)),
+        rows=_rows(node, buffers) if kind == "triton" else 0,
     )
+
+
+def _rows(node: Any, buffers: Iterable[Any]) -> int:
+    """The rows of a reduction that writes an element for each that it reads: it goes over a row twice."""
+    if not node.is_reduction():
+        return 0
+    _, (rows, columns) = node.group
+    rows, columns = int(rows), int(columns)
+    whole = any(int(buffer.get_numel()) == rows * columns for buffer in buffers)
+    return rows if whole and columns > 1 else 0
+
+
+def _takes_channels_last(buffer: Any) -> bool:
+    """Whether a library's first tensor has its channels innermost."""
+    first = next(iter(getattr(buffer, "inputs", ())), None)
+    strides = first.maybe_get_stride() if isinstance(first, ir.IRNode) else None
+    return strides is not None and len(strides) in (4, 5) and bool(strides[1] == 1 and strides[-1] != 1)
 
 
 def _loop_ops(parts: Iterable[Any]) -> Counter[str]:
@@ -75,7 +94,7 @@ def _called(buffers: list[Any], origins: set[Any], handed: set[Any]) -> set[Any]
     """What a library computes: not its arguments, though Inductor lists them among the origins."""
     targets = {getattr(buffer, "op_overload", None) for buffer in buffers}
     by_name = {origin for origin in origins if origin.target in targets}
-    return handed or by_name or set(sorted(origins, key=lambda o: max(ops_of(o), default=-1))[-1:])
+    return handed or by_name or set(sorted(sorted(origins), key=lambda o: max(ops_of(o), default=-1))[-1:])
 
 
 def _results(origins: Iterable[Any]) -> frozenset[int]:

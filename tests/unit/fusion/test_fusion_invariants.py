@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from memwall.core.graph import Graph, distinct_bytes
 from memwall.fusion import Plan, plan_graph
+from memwall.fusion.pricing import Pricer
 from memwall.hardware.lookup import Gpu, load_gpu
 from memwall.ops import graph_costs
 from memwall.simulate.memory import memory_peak
@@ -322,6 +324,21 @@ def test_saved_and_materialized_are_all_intermediates(case):
 
 
 @fuzz
+@given(cases())
+def test_the_border_of_two_groups_as_one_is_that_of_their_ops(case):
+    """The planner derives it from those of the two; here all ops are looked at."""
+    joined, seen = Pricer.joined, []
+
+    def checked(pricer, first, second, op_ids, inside, fed):
+        found = joined(pricer, first, second, op_ids, inside, fed)
+        seen.append((found, pricer.border(op_ids, inside)))
+        return found
+
+    with patch.object(Pricer, "joined", checked):
+        case.plan()
+    assert all(found == whole for found, whole in seen)
+
+
 @given(cases())
 def test_no_kernel_is_launched_for_nothing(case):
     """One that stores nothing holds a result that nobody reads in call order either, or an op without results."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from memwall.core.graph import EAGER
 from memwall.fusion.planner import memwall_plan
+from memwall.fusion.pricing import Pricer
+from memwall.fusion.recompute import _Recompute, recompute
 from memwall.fusion.rules import MAX_OPS, RULES
-from memwall.ops import Cost
+from memwall.ops import Cost, graph_costs
 from tests.unit.fusion_graphs import Builder, groups_of, moved, plan, round_gpu
 
 ROWS, COLS = 4096, 1024
@@ -316,6 +319,25 @@ def test_an_op_that_others_compute_again_is_no_kernel_of_its_own(b):
     last = b.like("aten.relu", ("self", flipped))
     made = plan("memwall", b.graph(*out, last))
     assert all(group.writes for group in made.groups)
+
+
+def test_kernels_that_others_have_emptied_cost_nothing(b):
+    """A chain of sums, each a kernel of its own until the last one computes them all: twice the chain, twice the
+    groups that are looked at."""
+    looked_at = []
+    for length in (20, 40):
+        chain = Builder()
+        value = full(chain)
+        for _ in range(length):
+            value = chain.like("aten.add.Tensor", ("self", value), ("other", chain.given(COLS)))
+        graph = chain.graph(value)
+        pricer = Pricer(graph, graph_costs(graph), round_gpu())
+        predict = _Recompute._predict
+        with patch.object(_Recompute, "_predict", autospec=True, side_effect=predict) as predicted:
+            parts, _ = recompute(pricer, [[op.id] for op in graph.ops], None, {})
+        assert len(parts) == 1
+        looked_at.append(predicted.call_count)
+    assert looked_at[1] < 2.2 * looked_at[0]
 
 
 def test_no_kernel_computes_more_ops_again_than_it_may_hold(b):
@@ -728,3 +750,14 @@ def test_what_a_product_reads_is_stored_though_backward_could_make_it_again(b):
     (refusal,) = [r for r in made.refusals if r.rule == "another consumer"]
     assert (refusal.producer, refusal.consumer) == (0, 2)
     assert refusal.reason == "mm reads it from memory anyway"
+
+
+def test_bits_that_are_read_as_another_dtype_are_written_first():
+    """A kernel holds numbers, not their bits: none is generated for the two as one."""
+    torch = pytest.importorskip("torch")
+    import memwall
+    from tests.unit.one_call import Call
+
+    bits = Call(lambda x: torch.softmax(x, -1).view(torch.int32).t().contiguous())
+    made = memwall.profile(bits, (torch.zeros(64, 96),), policy="memwall")
+    assert [kernel.op_ids for kernel in made.simulations[0].kernels] == [(0,), (1,)]

@@ -422,6 +422,16 @@ def test_the_stages_of_a_reduction_are_one_kernel():
     assert kernel.parts == ("stage1", "stage2")
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_launch_that_owns_nothing_goes_to_the_op_whose_work_it_does(order):
+    """It adds the bias of a convolution and takes the means of a norm, whose main part comes after it."""
+    call = Launch("conv", "extern", {0: 1}, frozenset({0}), concerns=frozenset({0}), writes=frozenset({"conv"}))
+    means = replace(triton("means", {1: 8}, order, {"conv"}, {"means"}), hands_on=dict.fromkeys(order, 4))
+    norm = triton("norm", {1: 1000, 2: 1000}, {1, 2}, {"means"}, {"norm"})
+    found = own(chain(3), range(3), [[call, means, norm]])
+    assert [(k.name, k.op_ids, k.launches) for k in found] == [("conv", (0,), 1), ("norm", (1, 2), 2)]
+
+
 def test_an_op_that_vanished_goes_to_its_reader_at_no_cost():
     (kernel,) = own(chain(3), range(3), [[triton("a", {0, 2}, {2}, read_bytes=7)]])
     assert (kernel.op_ids, kernel.read_bytes, kernel.launches) == ((0, 1, 2), 7, 1)

@@ -15,9 +15,9 @@ from memwall.core.graph import EAGER
 from tests.unit.fusion_graphs import Builder, plan
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-LAYERS, STEPS, WIDTH = 2, 32, 64
-#: one product of a layer's input weights with all steps, then one of its recurrent weights a step
-LSTM_LAUNCHES = LAYERS * (1 + STEPS)
+LAYERS, STEPS, WIDTH = 2, 32, 256
+#: one product of a layer's input weights with all steps, then one of its recurrent weights and the cell at each step
+LSTM_LAUNCHES = LAYERS * (1 + 2 * STEPS)
 
 
 # -- what nothing needs ------------------------------------------------------------------------------------------------

@@ -1,0 +1,250 @@
+"""Write reports/compiled.md: KernelBench's modules under torch.compile, modeled and measured, where these are at hand.
+
+    python reports/compiled_report.py [GPU...]
+
+Inductor's decisions need Triton and take minutes for each GPU. They are kept in build/compiled/, a file for each GPU and
+module, so that a second run goes on where the first ended. With names of GPUs the command takes the decisions for these
+and writes no page, so that several can run at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT)]
+
+import torch  # noqa: E402
+
+from memwall.analysis.accuracy import Row, read_measured  # noqa: E402
+from memwall.analysis.accuracy.modules import ModuleSample  # noqa: E402
+from memwall.core.files import read_json, write_whole  # noqa: E402
+from memwall.core.structure import read, write  # noqa: E402
+from memwall.fusion.compiled import kernels_of, plan_of  # noqa: E402
+from memwall.fusion.inductor import LoweredKernel  # noqa: E402
+from memwall.hardware.lookup import load_gpu  # noqa: E402
+from reports.accuracy_report import MODULES, markdown  # noqa: E402
+from tests.unit.places import truth  # noqa: E402
+
+EAGER = "eager"
+#: way of the table → launch of the schedule. The other modes keep the quickest of several kernels (max-autotune).
+WAYS = {"compile_inductor_default": "call", "compile_inductor_reduce-overhead": "replay"}
+#: compiled code that takes longer or shorter by more than this is slower or faster
+EQUAL = 0.02
+#: median factor of the ratio's error, shares of right signs and of slower modules that are named
+FACTOR_GOAL, SIGN_GOAL, NAMED_GOAL = 1.15, 0.80, 0.60
+#: rows of the table of the largest errors
+LISTED = 15
+
+
+class Pair(NamedTuple):
+    """A module on one GPU, compiled and eager."""
+
+    compiled: Row
+    eager: Row
+
+    @property
+    def modeled(self) -> float:
+        """Compiled over eager time."""
+        return self.compiled.modeled_s / self.eager.modeled_s
+
+    @property
+    def measured(self) -> float:
+        return self.compiled.measured_s / self.eager.measured_s
+
+    @property
+    def factor(self) -> float:
+        """How far the modeled ratio is from the measured one, 1 or more."""
+        return max(self.modeled / self.measured, self.measured / self.modeled)
+
+
+def sign(ratio: float) -> str:
+    """What compiling does to the time."""
+    return "slower" if ratio > 1 + EQUAL else "faster" if ratio < 1 - EQUAL else "equal"
+
+
+# -- Inductor's decisions ----------------------------------------------------------------------------------------------
+
+
+def decisions_folder() -> Path:
+    """Where decisions are kept: those of another torch or of other code are not these."""
+    code = sorted((ROOT / "memwall" / "fusion" / "inductor").glob("*.py"))
+    digest = hashlib.sha256(b"".join([torch.__version__.encode(), *(path.read_bytes() for path in code)]))
+    return ROOT / "build" / "compiled" / digest.hexdigest()[:12]
+
+
+def decided(folder: Path, eager: ModuleSample) -> list[LoweredKernel]:
+    """Inductor's kernels of a module on a GPU. Raises UsageError: it refuses the module."""
+    path = folder / eager.gpu.name / f"{eager.module}.json"
+    if not path.exists():
+        profile = eager.ran()
+        kernels = kernels_of(profile.graphs[profile.graph_for(eager.gpu)], eager.gpu).kernels
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps([write(kernel) for kernel in kernels]))
+    return [read(LoweredKernel, row, str(path)) for row in read_json(path)]
+
+
+def compiled(eager: ModuleSample, way: str, measured_s: float, kernels: Sequence[LoweredKernel]) -> ModuleSample:
+    """The sample of a module that ran in one of :data:`WAYS`; before a replay its inputs are copied."""
+    op_class = eager.op_class.replace(EAGER, way)
+    sample = replace(eager, op_class=op_class, policy="inductor", launch=WAYS[way], measured_s=measured_s)
+    ran = sample.ran()
+    number = ran.graph_for(eager.gpu)
+    graph = ran.graphs[number]
+    copies = len(graph.inputs) if sample.launch == "replay" else 0
+    moved = [
+        replace(k, op_ids=tuple(i + copies for i in k.op_ids), recomputes=tuple(i + copies for i in k.recomputes))
+        for k in kernels
+    ]
+    return replace(sample, plan=plan_of(graph, ran.costs[number], eager.gpu, moved))
+
+
+def pairs_of(path: Path, samples: Sequence[ModuleSample]) -> Iterator[Pair]:
+    """Each module in each of :data:`WAYS` that was timed, next to its eager time."""
+    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    times = {(row["gpu"], row["way"], row["module"]): float(row["mean_ms"]) / 1e3 for row in csv.DictReader(lines)}
+    folder = decisions_folder()
+    for sample in samples:
+        kernels, eager = decided(folder, sample), sample.row()
+        for way in WAYS:
+            if (sample.label, way, sample.module) in times:
+                time_s = times[sample.label, way, sample.module]
+                yield Pair(compiled(sample, way, time_s, kernels).row(), eager)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def scores(pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
+    """One line for each GPU and way, then its levels; goals are of all its modules."""
+    for gpu, way in sorted({(p.compiled.gpu, way_of(p)) for p in pairs}):
+        own = [p for p in pairs if (p.compiled.gpu, way_of(p)) == (gpu, way)]
+        label = f"{gpu}, {way.removeprefix('compile_inductor_')}"
+        factor, right, named = _signs(own)
+        met = factor <= FACTOR_GOAL and right >= SIGN_GOAL and named >= NAMED_GOAL
+        yield line(label, "all", own, "yes" if met else "NO")
+        for level in sorted({p.compiled.op_class.removesuffix(f" {way}") for p in own}):
+            yield line(label, level, [p for p in own if p.compiled.op_class.startswith(level)], "")
+
+
+def way_of(pair: Pair) -> str:
+    return pair.compiled.op_class.rsplit(" ", 1)[1]
+
+
+def _signs(pairs: Sequence[Pair]) -> tuple[float, float, float]:
+    """The figures that have a goal: median factor, share of right signs, share of the slower that are named."""
+    slower = [p for p in pairs if sign(p.measured) == "slower"]
+    named = sum(sign(p.modeled) == "slower" for p in slower) / len(slower) if slower else 1.0
+    return median(p.factor for p in pairs), sum(sign(p.modeled) == sign(p.measured) for p in pairs) / len(pairs), named
+
+
+def line(label: str, level: str, pairs: Sequence[Pair], met: str) -> tuple[str, ...]:
+    errors = [p.compiled.error for p in pairs]
+    measured, modeled = [sign(p.measured) for p in pairs], [sign(p.modeled) for p in pairs]
+    factor, right, _ = _signs(pairs)
+    slower, said = measured.count("slower"), modeled.count("slower")
+    found = sum(a == b == "slower" for a, b in zip(measured, modeled, strict=True))
+    inside = sum((p.compiled.low_s or 0.0) <= p.compiled.measured_s <= (p.compiled.high_s or 0.0) for p in pairs)
+    percent = (
+        median(map(abs, errors)),
+        median(errors),
+        inside / len(pairs),
+        max(map(measured.count, measured)) / len(pairs),
+    )
+    return (
+        label, level, str(len(pairs)), *(f"{100 * value:.0f}" for value in percent), f"{100 * right:.1f}", f"{factor:.3f}",
+        f"{found} of {slower}", f"{said - found} of {said}", met,
+    )  # fmt: skip
+
+
+def largest(pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
+    """The modules whose ratio is furthest off under torch.compile's default mode."""
+    default = [p for p in pairs if way_of(p) == next(iter(WAYS))]
+    for pair in sorted(default, key=lambda p: -p.factor)[:LISTED]:
+        times = (pair.eager.measured_s, pair.eager.modeled_s, pair.compiled.measured_s, pair.compiled.modeled_s)
+        yield (
+            pair.compiled.shape, pair.compiled.gpu, *(f"{1e3 * time_s:.3g}" for time_s in times),
+            f"{pair.measured:.2f}", f"{pair.modeled:.2f}",
+        )  # fmt: skip
+
+
+#: what falls short and why
+NOTES = """## What falls short, and why
+
+- **Signs near 1**: of 108 wrong signs of 476 in default mode, 56 are of modules whose measured ratio is within 10 % of 1.
+- **A10G**: a lone product calls the same library kernel either way, and yet five of them take 0.56 to 0.79 of the eager
+  time when compiled, where the other machines measure 0.93 to 1.15. Eager and compiled times come from separate runs,
+  so a clock may have changed between them; no model of the shape can tell.
+- **The cloud machines' hosts**: alike modules (a linear layer, then one element-wise kernel) take 126 to 208 us on the
+  A100's, in which the median factor stays above the goal.
+- **Nets**: most wrong signs of level 3 say faster or equal where compiling loses; LSTM and GRU layers run the same
+  library call either way, and their measured ratios are 0.79 to 1.19.
+- **Depthwise convolutions** in channels last, the layout that Inductor chooses, take 5 to 21 times as long as eager on
+  the A100, and one of five 19 times as long on the L40S; we say 1.5 to 3.5 times.
+- **Rows faster than the bound**: level3_31_VisionAttention, on the L40S in both modes and on the A100. Its scores are
+  8.6 GB; apart, its products and its softmax cannot be as fast as measured, so the attention was one fused kernel. In
+  our run of Inductor the products and the softmax stay apart.
+- The modes max-autotune and max-autotune-no-cudagraphs keep the quickest of several kernels and are not modeled.
+"""
+
+
+def report(pairs: Sequence[Pair]) -> str:
+    held_out = [p for p in pairs if zlib.crc32(p.compiled.shape.encode()) % 2]
+    lines = list(scores(held_out))
+    faster = sum(p.compiled.is_violation for p in pairs)
+    head = (
+        "GPU, mode | level | modules | median APE | median bias | inside | commonest sign | sign right"
+        " | ratio's factor | slower, named | named, not slower | met"
+    )
+    return f"""# Compiled code, modeled vs. measured
+
+KernelBench's modules in float32 as they stand (forward, gradients enabled, a lone call), under torch.compile: Inductor's
+own decisions for each GPU, priced like any plan, on the host that the eager times tell. Each line is of modules that no
+constant is fitted to (an odd CRC-32 of the name). Written by `python reports/compiled_report.py`.
+
+- median APE, median bias: of the compiled module's time, in percent; inside: of the 80 % interval.
+- sign right: percent of the modules that compiling makes faster, slower or leaves within {100 * EQUAL:.0f} % in the model as in the
+  measurement (goal {100 * SIGN_GOAL:.0f}); commonest sign: the percent that a guess of the most common of the three gets right.
+- ratio's factor: the median factor between modeled and measured ratio of compiled to eager time (goal {FACTOR_GOAL}).
+- slower, named: modules that get slower and of which the model says so (goal {100 * NAMED_GOAL:.0f} %); named, not slower: those of
+  which the model says so and which do not.
+- Rows faster than the roofline bound, of all modules: {faster}.
+
+{markdown(head, lines)}
+
+{NOTES}
+## The largest errors
+
+The ratio of compiled to eager time under torch.compile's default mode, modules not fitted to; times in ms.
+
+{markdown("module | GPU | eager | modeled | compiled | modeled | ratio | modeled", list(largest(held_out)))}
+"""
+
+
+def main(gpus: Sequence[str]) -> int:
+    path = truth(f"{MODULES}.csv")
+    if not path:
+        print("the measured table is not here; nothing was written")
+        return 1
+    samples = [sample for sample in read_measured(path).modules if sample.op_class.endswith(f" {EAGER}")]
+    if gpus:
+        wanted = {load_gpu(name).name for name in gpus}
+        for sample in samples:
+            if sample.gpu.name in wanted:
+                decided(decisions_folder(), sample)
+        return 0
+    (ROOT / "reports" / "compiled.md").write_text(report(list(pairs_of(path, samples))), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
