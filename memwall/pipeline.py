@@ -14,6 +14,7 @@ from memwall.core.structure import BadRecord, read
 from memwall.frontend.workload.seeds import seeded
 from memwall.frontend.workload.sizes import MODES
 from memwall.hardware.chips import chip_of
+from memwall.hardware.host import STATED, Host, default_host, load_host
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
 from memwall.record.format import WorkloadInfo
@@ -38,7 +39,7 @@ def profile(
     images: int | None = None, video: int | None = None, seconds: float | None = None,
     input_specs: Sequence[str] = (), assume: Sequence[str] = (), attention: str = "auto",
     cuda_graph: bool = False, real: bool = False, strict: bool = False, max_ops: int = 200_000, replay: bool = True,
-    no_grad: bool = False, progress: Callable[[str], None] | None = None,
+    no_grad: bool = False, host: str | Path | Host | None = None, progress: Callable[[str], None] | None = None,
 ) -> Profile:  # fmt: skip
     """Trace a model without a GPU and without weights, and model its time on one or more GPUs.
 
@@ -50,6 +51,8 @@ def profile(
         mode: ``inference`` (``eval()``, forward), ``training`` (``train()``, forward, loss, backward, optimizer
             step), or ``forward``: the module as it stands, gradients enabled, and what they need kept in memory.
         no_grad: without gradients; of ``forward`` alone.
+        host: what issues the kernels: a name (``bare-metal``, ``cloud-vm``), a spec or the path of one; None takes
+            bare-metal, or what a GPU's file states.
         policy: how ops are grouped into kernels, one or a list: ``eager`` launches each alone, ``memwall`` fuses what
             its planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
             ``ideal`` moves only what no fusion can avoid.
@@ -79,7 +82,7 @@ def profile(
         MissingError: an optional dependency is missing.
     """
     say = progress or (lambda message: None)
-    gpus = _gpus(gpu)
+    gpus = _gpus(gpu, host)
     _check("mode", mode, MODES)
     if no_grad and mode != "forward":
         raise UsageError("no_grad is of mode='forward': inference takes no gradients, and training needs them")
@@ -165,6 +168,7 @@ def compare(
     gpu: Names = (),
     price: Mapping[str, float] | None = None,
     policy: str | Iterable[str] = (),
+    host: str | Path | Host | None = None,
     **options: Any,
 ) -> Comparison:
     """One workload on N GPUs, N profiles side by side, or, without a target, the machines themselves.
@@ -175,11 +179,13 @@ def compare(
         gpu: the GPUs; the profile's own when empty.
         price: USD per hour by GPU name.
         policy: how ops are grouped into kernels, one way or several; the profile's own where none is named.
+        host: what issues the kernels, as for :func:`profile`; the profile's own where none is named.
 
     Raises:
         UsageError: fewer than two things to compare, or as :func:`profile`.
     """
-    gpus, policies = _gpus(gpu) if gpu else [], _names(policy)
+    own = target_or_profiles if isinstance(target_or_profiles, Profile) else None
+    gpus, policies = _gpus(gpu, host, own) if gpu else [], _names(policy)
     if target_or_profiles is None:
         return compare_gpus(gpus or [load_gpu(name) for name in ("p100-sxm2-16gb", "h100-sxm")])
     if isinstance(target_or_profiles, (list, tuple)) and len(target_or_profiles) > 1:
@@ -187,20 +193,24 @@ def compare(
     if isinstance(target_or_profiles, (list, tuple)):
         target_or_profiles = target_or_profiles[0]
     if not isinstance(target_or_profiles, Profile):
-        target_or_profiles = profile(target_or_profiles, gpu=gpus or "h100-sxm", policy=policies or "eager", **options)
-    target_or_profiles = target_or_profiles.on(gpus)
-    return compare_profile(target_or_profiles, gpus or target_or_profiles.gpus, price=price, policies=policies)
+        options |= {"gpu": gpus or "h100-sxm", "policy": policies or "eager", "host": host}
+        target_or_profiles = profile(target_or_profiles, **options)
+    if not gpus and target_or_profiles.gpus:
+        gpus = _gpus(target_or_profiles.gpus, host)
+    return compare_profile(target_or_profiles.on(gpus), gpus, price=price, policies=policies)
 
 
 def resimulate(
-    saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False
-) -> Profile:
-    """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph`` as for :func:`profile`.
+    saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False,
+    host: str | Path | Host | None = None,
+) -> Profile:  # fmt: skip
+    """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph`` and ``host`` as for
+    :func:`profile`; the host is the profile's own where none is named.
 
     Attention runs in the kernels of each GPU. A record of an older memwall holds only those of the GPUs that it was
     made for; :meth:`Profile.doubts` says where that matters.
     """
-    gpus = _gpus(gpu)  # those of an older record state no constants
+    gpus = _gpus(gpu, host, saved)  # those of an older record state no constants
     known = [gpu if gpu.utilization or gpu.cpu else with_nearest_constants(gpu, stated()) for gpu in gpus]
     return _simulated(saved.on(known), known, _names(policy), cuda_graph)
 
@@ -259,14 +269,16 @@ class Trace:
         return f"<memwall.trace of {self._record.workload.name}: {len(self._record.graph.ops):,} ops>"
 
     def profile(
-        self, gpu: Names = "h100-sxm", policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False
-    ) -> Profile:
+        self, gpu: Names = "h100-sxm", policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False,
+        host: str | Path | Host | None = None,
+    ) -> Profile:  # fmt: skip
         """Model what was recorded on one or more GPUs; may be called again for others.
 
         Args:
             gpu: names, specs or paths to specs; one or a list.
             policy: how ops are grouped into kernels, one or a list, as for :func:`memwall.profile`.
             cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
+            host: what issues the kernels, as for :func:`memwall.profile`.
 
         Raises:
             UsageError: nothing was recorded, the block has not ended or raised; or no such GPU or policy.
@@ -274,7 +286,7 @@ class Trace:
         """
         if self._record is None:
             raise UsageError(f"the trace is {self._state}")
-        return resimulate(self._record, gpu, policy, cuda_graph=cuda_graph)
+        return resimulate(self._record, gpu, policy, cuda_graph=cuda_graph, host=host)
 
 
 def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -> Trace:
@@ -303,11 +315,21 @@ def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -
     return Trace(name, attention, max_ops)
 
 
-def _gpus(gpu: Names) -> list[Gpu]:
+def _gpus(gpu: Names, host: str | Path | Host | None = None, saved: Profile | None = None) -> list[Gpu]:
+    """The GPUs, those that are no CPU on the host that is named; else, where theirs is assumed, on the one that a saved
+    profile was made for."""
     names = [gpu] if isinstance(gpu, (str, Gpu, Path)) else list(gpu)
     if not names:
         raise UsageError("no GPU given; name one, or a list (memwall gpus lists them)")
-    return list(load_gpus(names))
+    found = list(load_gpus(names))
+    hosts = {each.host for each in saved.gpus if each.cpu is None} if saved else set()
+    if host is None and (len(hosts) != 1 or STATED in {each.name for each in hosts}):
+        return found
+    issuing = hosts.pop() if host is None else load_host(host)
+    return [
+        replace(each, host=issuing) if each.cpu is None and (host or each.host == default_host()) else each
+        for each in found
+    ]
 
 
 def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
@@ -326,11 +348,17 @@ def _workload(
     from memwall.frontend.workload import Workload, resolve
     from memwall.frontend.workload.target import is_saved
 
+    given = [name for name, size in {**sizes, "input_specs": input_specs}.items() if size not in (None, ())]
+    if given and not isinstance(target, (str, Path)):
+        raise UsageError(
+            f"{', '.join(given)} belongs to a model file or to hf:, whose inputs are made to it: give a module inputs"
+            " of that size"
+        )
     if isinstance(target, (str, Path)):
         if is_saved(str(target)):
             raise UsageError(
                 f"{target} is a saved profile, traced already: read it with memwall.Profile.load({str(target)!r}), and"
-                " put it on other GPUs with memwall.pipeline.resimulate(profile, gpu)"
+                " put it on other GPUs with memwall.compare(profile, gpu=[...])"
             )
         workload = resolve(str(target), **sizes, input_specs=input_specs, mode=mode, gpu=gpu)
         if inputs is not None:

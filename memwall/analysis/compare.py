@@ -87,6 +87,8 @@ class Entry:
     usd_per_million_tokens: float | None
     #: sentences: the dtypes of its products that the GPU has no tensor cores for
     emulated: tuple[str, ...]
+    #: what issues the kernels; empty on a CPU, and where a CUDA graph does
+    host: str = ""
 
     @property
     def time_text(self) -> str:
@@ -217,7 +219,7 @@ def flips(profile: Profile, schedules: Sequence[Schedule]) -> tuple[Flip, ...]:
         if same not in known:
             known[same] = equal_kernels(profile, schedule.graph, schedule.kernels)
         groups.append(known[same])
-    columns = [group_by(schedule.kernels, keys) for schedule, keys in zip(schedules, groups, strict=True)]
+    columns = [group_by(schedule.timings, keys) for schedule, keys in zip(schedules, groups, strict=True)]
     found: dict[tuple, Flip] = {}
     for key, count in Counter(groups[0]).items():
         by_wall = [time_by_wall(column.get(key, ())) for column in columns]
@@ -261,6 +263,7 @@ def _entry(profile: Profile, schedule: Schedule, label: str, base: Schedule, pri
     return Entry(
         label=label, workload=workload.name, gpu=gpu.name, policy=schedule.policy, time_s=totals.time_s,
         low_s=totals.low_s, high_s=totals.high_s, calibrated=calibration_text(profile, schedule),
+        host=gpu.host.name if gpu.cpu is None and schedule.launch != "graph" else "",
         bound_s=totals.bound_s, speedup=base.totals.time_s / totals.time_s if totals.time_s else 0.0,
         speedup_low=apart and apart[0], speedup_high=apart and apart[1], kernels=totals.kernels,
         flops=totals.flops, dram_bytes=totals.dram_bytes, mfu=totals.mfu,

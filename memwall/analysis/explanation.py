@@ -18,9 +18,8 @@ from memwall.perfmodel.families import CALIBRATED, Terms, as_run, calibrated, ex
 from memwall.perfmodel.roofline import OVERLAPPING, TERMS, Estimate, launch_floor_s, launches_of
 from memwall.record.kernels import kernel_module, short_name
 from memwall.record.profile import Profile
-from memwall.simulate.launch_queue import host_is_assumed
 from memwall.simulate.memory import reuse_distances
-from memwall.simulate.schedule import Schedule
+from memwall.simulate.schedule import Schedule, as_launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +53,14 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     if schedule.gpu.cpu is not None:
         return ()
     plan, costs = profile.plan(schedule), profile.costs[schedule.graph]
-    times_s, assumed = dict.fromkeys((*CALIBRATED, HOST), 0.0), host_is_assumed(schedule.gpu)
+    if plan is not None:
+        cost_of = [group.cost for group in plan.groups]
+    else:  # that of its most expensive op
+        cost_of = [max((costs[i] for i in k.op_ids), key=lambda cost: cost.total_flops) for k in schedule.kernels]
+    times_s, assumed = dict.fromkeys((*CALIBRATED, HOST), 0.0), schedule.gpu.host.is_assumed
     gpus: dict[str, dict[str, None]] = {}
     known: dict[int, str] = {}  # repeated kernels share their cost
-    for kernel in schedule.kernels:
-        if plan is not None:
-            cost = plan.groups[kernel.id].cost
-        else:  # that of its most expensive op
-            cost = max((costs[i] for i in kernel.op_ids), key=lambda cost: cost.total_flops)
+    for cost, kernel in zip(cost_of, schedule.timings, strict=True):
         if id(cost) not in known:
             known[id(cost)], taken = calibration_of(cost, schedule.gpu)
             gpus.setdefault(known[id(cost)], {}).update(dict.fromkeys(taken))
@@ -147,14 +146,14 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
 def _explanation(
     profile: Profile, schedule: Schedule, plan: Plan, reuse: Iterable[tuple[int, int]], kernel: Estimate, count: int
 ) -> Explanation:
-    cost, gpu = plan.groups[kernel.id].cost, schedule.gpu
+    cost, gpu = plan.groups[kernel.id].cost, as_launched(schedule.gpu, schedule.launch)
     module = kernel_module(profile, schedule, kernel)
     if gpu.cpu is not None:
-        return Explanation(kernel, module, count, (), f"{_around(kernel, gpu)}.", "")
+        return Explanation(kernel, module, count, (), f"{_around(kernel, gpu, cost.latencies)}.", "")
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
     launches = launches_of(cost, gpu, resident)
     sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)
-    around = f"{_around(kernel, gpu)}{_not_overlapped(kernel, [terms for _, terms in launches])}."
+    around = f"{_around(kernel, gpu, cost.latencies)}{_not_overlapped(kernel, [terms for _, terms in launches])}."
     return Explanation(kernel, module, count, tuple(sentences), around, calibration_of(cost, gpu)[0])
 
 
@@ -174,9 +173,10 @@ def _not_overlapped(kernel: Estimate, launches: Sequence[Terms]) -> str:
     return f"; the {_OVERLAPPING[wall]} is {duration(own_s)} and {duration(spent_s - own_s)} that nothing overlaps"
 
 
-def _around(kernel: Estimate, gpu: Gpu) -> str:
-    """The terms of the time, which of them limits it, and the interval."""
-    launched = f"{counted(kernel.launches, 'launch')} at {duration(launch_floor_s(gpu))}"
+def _around(kernel: Estimate, gpu: Gpu, latencies: int) -> str:
+    """The terms of the time, which of them limits it, and the interval. ``latencies``: of its launches, those that
+    follow one another."""
+    launched = f"{counted(latencies, 'launch')} at {duration(launch_floor_s(gpu))}"
     waited = f" and {duration(kernel.wait_s)} of waiting for the CPU" if kernel.wait_s > 1e-9 else ""
     linked = f"; {duration(kernel.link_s)} on the link" if kernel.link_s else ""
     return (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from memwall.analysis.table import Row, Sums, share
-from memwall.core.layers import collapse, first_writers
+from memwall.core.layers import collapse
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile
@@ -102,7 +102,7 @@ def _alive(profile: Profile, schedule: Schedule) -> list[tuple[str, int]] | None
     graph, plan = profile.graphs[schedule.graph], profile.plan(schedule)
     if plan is None:
         return None
-    writers = first_writers(graph)
+    writers = graph.first_writers
     owners = {s.name: s.name.rpartition(".")[0] for s in graph.storages if s.role in ("parameter", "buffer")}
     found = []
     for storage in alive_at_peak(graph, plan):

@@ -34,7 +34,8 @@ def product_flops(profile: Profile, schedule: Schedule) -> Counter[Pipe]:
     total: Counter[Pipe] = Counter()
     for op, cost in zip(profile.graphs[schedule.graph].ops, profile.costs[schedule.graph], strict=True):
         if op.op_class in MODEL_CLASSES:
-            total.update(cost.flops)
+            for pipe, count in cost.flops.items():
+                total[pipe] += count
     return total
 
 
@@ -113,7 +114,7 @@ def _time_in(profile: Profile, schedule: Schedule, dtype: str, other: str) -> fl
         return None
     graph = _in_dtype(traced, dtype, other)
     schedules = Schedules((graph,), (tuple(graph_costs(graph)),))
-    return schedules.schedule(schedule.gpu, schedule.policy).totals.time_s
+    return schedules.schedule(schedule.gpu, schedule.policy, launch=schedule.launch).totals.time_s
 
 
 def _in_dtype(graph: Graph, dtype: str, other: str) -> Graph:

@@ -160,9 +160,11 @@ def policy_sets(profile: Profile) -> tuple[PolicySet, ...]:
 
 def _policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
     """The schedules of one GPU with eager and ideal next to them."""
-    gpu, graph = schedules[0].gpu, schedules[0].graph
+    gpu, graph, launch = schedules[0].gpu, schedules[0].graph, schedules[0].launch
     found = {schedule.policy: schedule for schedule in schedules}
-    eager, ideal = (found.get(policy) or profile.schedule(gpu, policy, graph=graph) for policy in ("eager", "ideal"))
+    eager, ideal = (
+        found.get(policy) or profile.schedule(gpu, policy, graph=graph, launch=launch) for policy in ("eager", "ideal")
+    )
     return PolicySet(profile, gpu, tuple(schedules), eager, ideal)
 
 

@@ -41,7 +41,7 @@ def gains(profile: Profile, schedule: Schedule, names: Sequence[str] = tuple(WHA
     if schedule.plan is None:
         if schedule.policy not in CHEAP:
             return {}
-        schedule = profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph)
+        schedule = profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch)
     found = {name: outcome(profile, schedule, [parse_change(WHAT_IFS[name])]) for name in names}
     return {name: told.before.time_s - told.after.time_s for name, told in found.items()}
 
@@ -62,9 +62,11 @@ def fusion_gain(profile: Profile, schedule: Schedule) -> FusionGain | None:
     ``ideal``. None for a schedule that is fused."""
     if schedule.policy != "eager":
         return None
-    same = [s for s in profile.simulations if s.gpu == schedule.gpu and s.graph == schedule.graph]
+    gpu, graph, launch = schedule.gpu, schedule.graph, schedule.launch
+    same = [s for s in profile.simulations if (s.gpu, s.graph, s.launch) == (gpu, graph, launch)]
     fused = [s for s in same if s.policy not in ("eager", "ideal")]
-    best = min(fused or [profile.schedule(schedule.gpu, "ideal", graph=schedule.graph)], key=lambda s: s.totals.time_s)
+    ideal = fused or [profile.schedule(gpu, "ideal", graph=graph, launch=launch)]
+    best = min(ideal, key=lambda s: s.totals.time_s)
     saved_s = schedule.totals.time_s - best.totals.time_s
     ops = profile.graphs[schedule.graph].ops
     recurrent = {op.id for op in ops if is_recurrent(op.name)}
@@ -180,7 +182,13 @@ def _link(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> 
 
 
 def _latency(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
-    return f"that wait for instructions, dependent steps or loads{_fusing(profile, schedule)}"
+    text, saved_s = "that wait for instructions, dependent steps or loads", _by_graphs(profile, schedule)
+    if saved_s is None or saved_s < _HELD * schedule.totals.time_s:
+        return f"{text}{_fusing(profile, schedule)}"
+    ops = profile.graphs[schedule.graph].ops
+    if any(is_recurrent(ops[i].name) for kernel in kernels for i in kernel.op_ids):
+        text = "that wait for dependent steps, loads or the CPU, which launches a recurrent layer step by step"
+    return f"{text}{_fusing(profile, schedule)}; CUDA graphs would save {_saving(saved_s)}"
 
 
 def _overhead(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
@@ -196,8 +204,15 @@ def _overhead(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate])
         text += f", {duration(spent['wait_s'])} waiting for the CPU"
     text += f", {duration(work_s)} their work"
     text += f"{_fusing(profile, schedule)}; a larger batch gives each kernel more to do"
-    graphs = gains(profile, schedule, ("graphs",)) if schedule.gpu.dispatch_s and schedule.gpu.cpu is None else {}
-    return f"{text}; CUDA graphs would save {_saving(graphs['graphs'])}" if graphs else text
+    saved_s = _by_graphs(profile, schedule)
+    return text if saved_s is None else f"{text}; CUDA graphs would save {_saving(saved_s)}"
+
+
+def _by_graphs(profile: Profile, schedule: Schedule) -> float | None:
+    """Seconds that a CUDA graph of the step saves; None of a schedule that is one, and where it is not known."""
+    if schedule.launch != "eager" or schedule.gpu.cpu is not None:
+        return None
+    return gains(profile, schedule, ("graphs",)).get("graphs")
 
 
 #: wall -> which kernels those are, and what would help beside faster hardware

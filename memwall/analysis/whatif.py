@@ -19,7 +19,8 @@ from memwall.core.errors import UsageError, suggest
 from memwall.core.graph import Graph, Pipe
 from memwall.core.structure import BadRecord, shown
 from memwall.fusion.hand_fused import fuse_modules, modules_of
-from memwall.hardware.gpu import FIELDS, PIPE_NAMES, fraction, positive
+from memwall.hardware.gpu import FIELDS, PIPE_NAMES, fraction, not_negative, positive
+from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule, Totals
@@ -28,7 +29,7 @@ from memwall.simulate.schedule import Schedule, Totals
 #: eager has none, and Inductor hardly depends on the numbers.
 REPLANNED = frozenset(("memwall",))
 #: numbers of a GPU that no planner looks at, or that hold products back whatever they are fused with
-UNPLANNED = ("dispatch_s", "tdp_w")
+UNPLANNED = ("host", "tdp_w")
 #: Policies that no hand-fused kernel changes: a lower bound.
 FLOORS = frozenset(("ideal",))
 
@@ -47,6 +48,8 @@ _UNITS: Mapping[str, str] = {
 
 #: A GPU's scalar numbers, and those that come in tables with their keys.
 SCALARS = tuple(name for name, row in FIELDS.items() if name.endswith(("_s", "_bytes", "_hz", "_w", "_count")))
+#: the host's seconds: as many for each op that launches, or all of them by a factor
+DISPATCH = "dispatch_s"
 TABLES: Mapping[str, tuple[Callable[[Any], float], tuple[str, ...]]] = {
     "peak_flop_per_s": (positive, PIPE_NAMES),
     "achievable": (fraction, ("dram", *PIPE_NAMES)),
@@ -67,12 +70,18 @@ class GpuChange:
         """The GPU with that number changed. Raises UsageError: it has no such pipe, or the number would be
         impossible."""
         try:
+            if self.field == DISPATCH:
+                return replace(gpu, host=self._host(gpu.host))
             changed: dict[str, Any] = {self.field: self._table(gpu) if self.field in TABLES else self._scalar(gpu)}
         except BadRecord as error:
             raise UsageError(f"--what-if {self.text}: on {gpu.name}, {self.field} {error}") from None
         except ZeroDivisionError:
             raise UsageError(f"--what-if {self.text} divides by zero") from None
         return replace(gpu, **changed)
+
+    def _host(self, host: Host) -> Host:
+        number = not_negative(_OPERATORS[self.operator](1.0, self.operand))
+        return Host.uniform(number) if self.operator == "=" else host.scaled(number)
 
     def _scalar(self, gpu: Gpu) -> Any:
         old = getattr(gpu, self.field)
@@ -127,10 +136,10 @@ def _field(name: str) -> tuple[str, str]:
     table, _, key = name.partition(".")
     if table in TABLES and (not key or key in TABLES[table][1]):
         return table, key
-    if name in SCALARS:
+    if name in (*SCALARS, DISPATCH):
         return name, ""
-    known = [*SCALARS, *TABLES, *(f"{table}.{key}" for table, (_, keys) in TABLES.items() for key in keys)]
-    offer = suggest(name, known, listed=(*SCALARS, *TABLES))
+    known = [*SCALARS, DISPATCH, *TABLES, *(f"{table}.{key}" for table, (_, keys) in TABLES.items() for key in keys)]
+    offer = suggest(name, known, listed=(*SCALARS, DISPATCH, *TABLES))
     raise UsageError(f"--what-if: a GPU has no number named {shown(name)}; {offer}")
 
 
@@ -186,7 +195,9 @@ def what_if(
     the profile's own simulations; missing ones, and those of a saved record, are made here. ``regions``: number of a
     graph -> for each of its ops the region that the profile was planned with; memwall's planner fuses within one only.
     Raises UsageError: a change fits neither the GPU nor the model."""
-    before = [profile.schedule(gpu, policy) for gpu in gpus for policy in policies]
+    launches = {(s.gpu, s.policy): s.launch for s in profile.simulations}
+    pairs = [(gpu, policy) for gpu in gpus for policy in policies]
+    before = [profile.schedule(gpu, policy, launch=launches.get((gpu, policy), "eager")) for gpu, policy in pairs]
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
     return [
         outcome(profile, schedule, some, (regions or {}).get(schedule.graph)) for some in sets for schedule in before
@@ -208,14 +219,14 @@ def outcome(
         regions = _regions(graph, patterns, regions)
     planned = replace(changed, **{name: getattr(before.gpu, name) for name in UNPLANNED})
     if plan.policy in REPLANNED and (planned != before.gpu or patterns):
-        plan = profile.schedule(changed, plan.policy, graph=before.graph, regions=regions).plan
+        plan = profile.schedule(changed, plan.policy, graph=before.graph, launch=before.launch, regions=regions).plan
         assert plan is not None
     if patterns and plan.policy in FLOORS:
         notes = (f"{plan.policy} is a floor: replacing modules by one kernel does not change it",)
     elif patterns:
         written = fuse_modules(graph, costs, changed, plan, patterns)
         plan, notes = written.plan, written.refused
-    after = profile.schedule(changed, graph=before.graph, plan=plan).totals
+    after = profile.schedule(changed, graph=before.graph, launch=before.launch, plan=plan).totals
     return Outcome(tuple(change.text for change in changes), before.gpu.name, plan.policy, before.totals, after, notes)
 
 

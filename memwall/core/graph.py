@@ -211,7 +211,8 @@ class Graph:
 
     ``inputs``, ``parameters`` and ``outputs`` are value ids. ``free_calls`` counts, by name, the calls that launch
     nothing (views, allocations, queries). ``attention`` is the SDPA backend that its GPU prefers, ``backends``
-    those of its kinds of attention calls (:class:`memwall.ops.sdpa.Attention`).
+    those of its kinds of attention calls (:class:`memwall.ops.sdpa.Attention`). ``gradients``: it ran with gradients
+    enabled, which a backward pass shows too.
     """
 
     values: Sequence[Value]
@@ -223,10 +224,20 @@ class Graph:
     free_calls: Mapping[str, int] = field(default_factory=dict)
     attention: str = "flash"
     backends: tuple[str, ...] = ()
+    gradients: bool = False
 
     def specs(self, ids: Iterable[int]) -> tuple[TensorSpec, ...]:
         """The specs of some values."""
         return tuple(self.values[i].spec for i in ids)
+
+    @cached_property
+    def first_writers(self) -> Mapping[int, int]:
+        """Storage → the first op that writes it."""
+        made: dict[int, int] = {}
+        for op in self.ops:
+            for i in op.outputs:
+                made.setdefault(self.values[i].storage, op.id)
+        return made
 
     @cached_property
     def alike(self) -> Sequence[int]:
@@ -277,6 +288,11 @@ class Graph:
             return None
         order = {storage: i for i, storage in enumerate(dict.fromkeys(v.storage for v in values))}
         return tuple([(order[v.storage], v.offset - first[v.storage]) for v in values])
+
+    @cached_property
+    def takes_gradients(self) -> bool:
+        """Whether autograd makes a node for each op that depends on a parameter."""
+        return self.gradients or any(op.phase == "backward" for op in self.ops)
 
     @cached_property
     def role_bytes(self) -> dict[str, int]:

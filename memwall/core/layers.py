@@ -197,7 +197,7 @@ def find_runs(graph: Graph, kept: int, accept: Callable[[Run], bool]) -> list[Ru
     """The runs of more than ``kept`` layers that ``accept`` takes, none inside or across another: outer lists first,
     and of several ways to group the layers of a list the one that saves the most ops."""
     runs: list[Run] = []
-    made = first_writers(graph)
+    made = graph.first_writers
     firsts = _first_ops(graph)
     for prefix in sorted(firsts, key=lambda p: (p.count("."), p != "", p)):
         if any(prefix.startswith(f"{run.prefix}.") or not run.prefix for run in runs):
@@ -229,15 +229,6 @@ def collapse(module: str) -> str:
 
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-
-
-def first_writers(graph: Graph) -> dict[int, int]:
-    """Storage → the first op that writes it."""
-    made: dict[int, int] = {}
-    for op in graph.ops:
-        for i in op.outputs:
-            made.setdefault(graph.values[i].storage, op.id)
-    return made
 
 
 def _first_ops(graph: Graph) -> dict[str, dict[str, dict[int, int]]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memwall.core.graph import Graph
-from memwall.core.layers import Lane, Run, Twins, first_writers, runs_along
+from memwall.core.layers import Lane, Run, Twins, runs_along
 
 #: ops that are compared at once when a period is guessed: the distance to the last place with the same ones
 WINDOW = 4
@@ -42,7 +42,7 @@ class Stretch(NamedTuple):
 def find_loops(graph: Graph, kept: int, tail: int, accept: Callable[[Run], bool]) -> list[Run]:
     """The runs of more than ``kept`` steps, the last ``tail`` left out, that ``accept`` takes, none inside or across
     another."""
-    made = first_writers(graph)
+    made = graph.first_writers
     runs: list[Run] = []
     pool = sorted(_stretches(graph.alike_in_loops, kept + tail + 1), key=lambda s: (s.period - (s.stop - s.start), s))
     for _ in range(ROUNDS):

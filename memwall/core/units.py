@@ -12,7 +12,7 @@ PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3,
 def si(value: float, unit: str, digits: int = 2) -> str:
     """Decimal SI text: ``si(402653184, "B")`` is ``'402.65 MB'``. TB is 10^12 bytes."""
     for scale, prefix in PREFIXES:
-        if abs(value) >= scale:
+        if abs(value) >= (1 - 0.5 * 10 ** -(digits + 3)) * scale:  # what would round to 1000 of the unit below
             return f"{value / scale:.{digits}f} {prefix}{unit}"
     return f"{value:.{digits}f} {unit}" if value % 1 else f"{value:.0f} {unit}"
 
@@ -39,8 +39,8 @@ def bandwidth(bytes_per_s: float) -> str:
 
 def duration(seconds: float) -> str:
     """A time: s, ms, us or ns with three significant digits or so."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= scale:
+    for scale, unit, rounded in ((1.0, "s", 0.999995), (1e-3, "ms", 0.999995), (1e-6, "us", 0.99995)):
+        if abs(seconds) >= rounded * scale:  # what would round to 1000 of the unit below
             return f"{seconds / scale:.2f} {unit}"
     if 0 < seconds < 0.05e-9:
         return "<0.1 ns"

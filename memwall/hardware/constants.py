@@ -27,6 +27,8 @@ class Constants:
     #: the former where that is wider (``tools/foreign_intervals.py``); here the widest of all families
     FOREIGN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.34)
+    #: a variant that no row of any GPU shows: it takes the first one's constants, and the widest interval
+    UNMEASURED: ClassVar[str] = ""
     interval_low: float = constant(0.61, 0.01, 1.0, "measured over modeled time, 10th percentile")
     interval_high: float = constant(2.34, 1.0, 100.0, "measured over modeled time, 90th percentile")
 
@@ -82,13 +84,14 @@ class VectorGemmConstants(Constants):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionConstants(Constants):
-    """How a library's kernels use a GPU: ``float32`` without TF32 (and float64), ``float16`` for all narrower types.
+    """How a library's kernels use a GPU: ``float32`` without TF32 (and float64), ``tf32``, ``float16`` for all narrower
+    types.
 
     A step of k is one multiply-add of every element of a tile.
     """
 
     FAMILY: ClassVar[str] = "convolution"
-    VARIANTS: ClassVar[tuple[str, ...]] = ("float16", "float32")
+    VARIANTS: ClassVar[tuple[str, ...]] = ("float16", "tf32", "float32")
     FOREIGN: ClassVar[tuple[float, float]] = (0.68, 1.85)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 1.85)
     plateau: float = constant(0.6, 0.1, 1.0, "fraction of the peak of an implicit GEMM in 128 x 128 tiles")
@@ -135,6 +138,15 @@ class AttentionConstants(Constants):
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentConstants(Constants):
+    """How cuDNN's persistent kernels run recurrent layers; without rows, from the latencies of L2."""
+
+    FAMILY: ClassVar[str] = "recurrent"
+    VARIANTS: ClassVar[tuple[str, ...]] = ("standard",)
+    step_clk: float = constant(3000.0, 100.0, 2e4, "clocks of a persistent step: state to L2, barrier, back")
+
+
+@dataclass(frozen=True, slots=True)
 class RowsConstants(Constants):
     """How row kernels use a GPU. Clocks are boost clocks of a multiprocessor of four warp schedulers with all its
     threads busy. The bandwidth is a share of a triad's, so that both also hold on GPUs of other sizes."""
@@ -161,6 +173,7 @@ class StreamConstants(Constants):
 
     FAMILY: ClassVar[str] = "stream"
     VARIANTS: ClassVar[tuple[str, ...]] = ("elementwise",)
+    UNMEASURED: ClassVar[str] = "unmeasured"
     FOREIGN: ClassVar[tuple[float, float]] = (0.89, 1.2)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.88, 1.2)
     read: float = constant(0.92, 0.3, 0.98, "fraction of the DRAM bandwidth where all is read")
@@ -204,7 +217,7 @@ class LaunchConstants(Constants):
 CONSTANTS: Mapping[str, type[Constants]] = {
     kind.FAMILY: kind
     for kind in (
-        GemmConstants, VectorGemmConstants, ConvolutionConstants, AttentionConstants, RowsConstants, StreamConstants,
-        LaunchConstants, PlainConstants,
+        GemmConstants, VectorGemmConstants, ConvolutionConstants, AttentionConstants, RecurrentConstants, RowsConstants,
+        StreamConstants, LaunchConstants, PlainConstants,
     )
 }  # fmt: skip

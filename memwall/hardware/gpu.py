@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, Check, check_of, checks_of, one_of, read, shown, write
 from memwall.hardware.constants import CONSTANTS
+from memwall.hardware.host import Host, default_host
 
 ENGINES = ("tensor", "vector")
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
@@ -72,7 +73,8 @@ whole = numbers("a positive whole number", lambda number: number > 0 and number 
 fraction = numbers("a fraction above 0 and at most 1", lambda number: 0 < number <= 1)
 Positive = Annotated[float, positive]
 Whole = Annotated[int, whole]
-NotNegative = Annotated[float, numbers("a number of 0 or more", lambda number: number >= 0)]
+not_negative = numbers("a number of 0 or more", lambda number: number >= 0)
+NotNegative = Annotated[float, not_negative]
 Size = Annotated[int, numbers("a whole number, 0 or more,", lambda number: number >= 0 and number % 1 == 0, int)]
 
 
@@ -128,6 +130,7 @@ CONSTANT_CHECKS: Mapping[str, Check] = {
     for family, kind in CONSTANTS.items() for variant in kind.VARIANTS for item in fields(kind)
 }  # fmt: skip
 _NUMBERS = check_of(Mapping[str, NotNegative])
+_STATED = check_of(NotNegative | None)
 _PEAKS, _FRACTIONS = check_of(Mapping[str, Positive]), check_of(Mapping[str, Annotated[float, fraction]])
 
 
@@ -223,8 +226,6 @@ class Gpu:
     tdp_w: Annotated[NotNegative, Stated("power.tdp_w", 0.0)]
     #: launch latency of one kernel, launched back to back
     launch_overhead_s: Annotated[NotNegative, Stated("host.launch_overhead_s", 2.5e-6)]
-    #: CPU time that eager PyTorch needs to issue one op: a property of the host
-    dispatch_s: Annotated[NotNegative, Stated("host.dispatch_s", 5e-6)]
     #: how the fractions are known: bandwidth and a GEMM "measured" on this GPU, some or all inherited from its
     #: "architecture", or none known and defaults taken ("datasheet")
     calibration: Annotated[str, one_of(("measured", "architecture", "datasheet")), Stated("calibration", "datasheet")]
@@ -240,9 +241,13 @@ class Gpu:
     fitted_on: Mapping[str, Line] = field(default_factory=dict)
     #: what a CPU's kernels reach; None on a GPU
     cpu: Cpu | None = None
+    #: what issues its kernels: no property of the GPU, so files state none
+    host: Host = field(default_factory=default_host)
     #: DRAM bytes/s that the loads in flight of one multiprocessor reach: its share of the bandwidth that the GPU was
     #: built with. A what-if on the bandwidth leaves it as it is
     sm_bytes_per_s: float = 0.0
+    #: share of the TDP that the board was seen to sustain in long float32 products
+    sustained_power: Annotated[float, fraction, Stated("power.sustained", 1.0)] = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sm_bytes_per_s", self.sm_bytes_per_s or self.dram_bytes_per_s / self.sm_count)
@@ -296,9 +301,20 @@ class Gpu:
             UsageError: a key is missing or its value is of the wrong kind.
         """
         try:
-            return read(cls, record, "saved GPU")
+            found = read(cls, record, "saved GPU")
+            if "host" in record:
+                return found
+            return replace(found, host=host_of(_STATED(record.get("dispatch_s")), found.cpu))
         except BadRecord as error:
             raise UsageError(str(error)) from None
+
+
+def host_of(dispatch_s: float | None, cpu: Cpu | None) -> Host:
+    """The host of a GPU whose file, or older record, states the seconds of an eager op, or none. A CPU issues nothing:
+    it runs an op when it is called."""
+    if dispatch_s is None and cpu is None:
+        return default_host()
+    return Host.uniform(dispatch_s or 0.0)
 
 
 #: Field of Gpu -> key of a file, how its value is checked, and its default.

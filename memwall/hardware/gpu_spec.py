@@ -31,7 +31,9 @@ from memwall.hardware.gpu import (
     Cpu,
     Gpu,
     fraction,
+    host_of,
     line,
+    not_negative,
     positive,
     whole,
 )  # fmt: skip
@@ -63,6 +65,7 @@ _KEYS: Mapping[str, tuple[Check, Any]] = {
     "memory.pin_rate_bit_per_s": (positive, None),
     "achievable.dram": (fraction, None),
     **{f"achievable.{pipe}": (fraction, None) for pipe in PIPE_NAMES},
+    "host.dispatch_s": (not_negative, None),
     **{f"identity.{key}": (line, None) for key in _EXPLAINABLE},
     **{f"cpu.{name}": (checks_of(Cpu)[name], None) for name in _CPU_NUMBERS},
     **{f"cpu.{table}.{name}": (whole if table == "cache_bytes" else positive, None)
@@ -175,6 +178,7 @@ def _gpu(spec: _Spec) -> Gpu:
     scored = (key.rpartition(".") for key in constants)
     cpu: dict[str, Any] = {name: spec.table(f"cpu.{name}") for name in _CPU_TABLES}
     cpu |= {name: spec.values[f"cpu.{name}"] for name in _CPU_NUMBERS if f"cpu.{name}" in spec.values}
+    runs_here = Cpu(**cpu) if spec.table("cpu") else None
     values |= {
         "full_name": values["full_name"] or values["name"],
         "l2_bytes_per_s": values["l2_bytes_per_s"] or values["dram_bytes_per_s"],
@@ -183,7 +187,8 @@ def _gpu(spec: _Spec) -> Gpu:
         "sources": {key: note for key, (_, note) in spec.places.items() if note and key in spec.values},
         "utilization": constants,
         "fitted_on": {table: values["name"] for table, _, name in scored if name == "interval_low"},
-        "cpu": Cpu(**cpu) if spec.table("cpu") else None,
+        "cpu": runs_here,
+        "host": host_of(spec.get("host.dispatch_s"), runs_here),
     }
     return Gpu(**values)
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from memwall.core.errors import MissingError, UsageError, nearest
+from memwall.core.errors import UsageError, nearest
 from memwall.core.structure import shown
 from memwall.hardware.chips import GENERATIONS
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import broken_identities, read_spec
+from memwall.hardware.host import packaged
 
 __all__ = [
     "Gpu", "all_gpus", "gpu_names", "identity_violations", "load_gpu", "load_gpus", "match_device",
@@ -102,13 +103,7 @@ def identity_violations(name_or_path: str | Path) -> list[str]:
 
 @cache
 def _files() -> Mapping[str, Path]:
-    """Canonical name -> file. In a wheel the folder is inside the package, in a checkout next to it."""
-    here = Path(__file__).resolve().parents[1]
-    for folder in (here / "hardware_specs", here.parent / "hardware_specs"):
-        files = {path.stem: path for path in sorted(folder.glob("*.toml"))}
-        if files:
-            return files
-    raise MissingError(f"no hardware_specs next to {here}: the installation is incomplete; install it again")
+    return packaged("hardware_specs")
 
 
 @cache

@@ -59,6 +59,11 @@ class Cost:
         return sum([launch.count for launch in self.launches])
 
     @property
+    def latencies(self) -> int:
+        """Launch latencies that follow one another: those of its kernels, but for kernels that overlap."""
+        return sum([launch.latencies for launch in self.launches])
+
+    @property
     def extra_bytes(self) -> int:
         """DRAM traffic of the launches beyond the compulsory bytes."""
         return max(sum([launch.bytes for launch in self.launches]) - self.bytes, 0)

@@ -1,4 +1,4 @@
-"""Matrix products, and the recurrent layers that cuDNN runs as one call.
+"""Matrix products.
 
 - A product of ``[m, k]`` with ``[k, n]`` is ``2 * m * n * k`` FLOP, whatever is added to it: the adds of a bias and the
   multiplies by ``alpha`` and ``beta`` are not counted, the bytes of the bias are. A complex multiply-add is 8 FLOP.
@@ -6,7 +6,6 @@
   tensor engine, float64 its double-precision mode. float32 is ``tensor.tf32`` where the call's ``allow_tf32`` says so,
   else ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
 - A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
-- A recurrent layer multiplies each weight matrix with each time step; its pointwise gates are not counted.
 
 A product is one launch, a :class:`memwall.ops.launches.Gemm`, of full precision a
 :class:`memwall.ops.launches.VectorGemm`; scalar and outer products, which use no matrix kernel, stream.
@@ -15,7 +14,6 @@ A product is one launch, a :class:`memwall.ops.launches.Gemm`, of full precision
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
@@ -23,7 +21,6 @@ from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
-from memwall.ops.elementwise import CELLS, CELLS_BACKWARD, vector_flops
 from memwall.ops.launches import Gemm, Launch, Stream, VectorGemm
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products as results
@@ -248,83 +245,6 @@ def foreach_product(call: Call) -> Cost:
     return call.cost(_flops(lefts[0], multiply_adds, call.attributes), launches=launches)
 
 
-# Recurrent layers. ``weight`` lists, per layer and direction, w_ih [gates*H, in], w_hh [gates*H, H], then biases and a
-# projection; ``weight_stride0`` is how many each has. Every matrix multiplies every one of the T*B rows of the input;
-# the gates' element-wise steps follow in the same kernels. ``mode`` is cuDNN's number of the cell.
-
-_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
-#: gates → the cell that has so many, where no mode is given
-_CELL_OF = {1: "rnn_tanh", 3: "gru", 4: "lstm"}
-
-
-def _gate_flops(call: Call, weights: tuple[TensorSpec, ...], stride: int, rows: int, passes: int) -> dict[Pipe, int]:
-    """FLOPs of the element-wise steps of all layers and directions."""
-    biased, mode = call.attributes.get("has_biases", stride >= 4), call.attributes.get("mode")
-    count = 0
-    for i in range(0, len(weights) - 1, max(stride, 1)):
-        gates = weights[i].shape[0] // (call.attributes.get("hidden_size") or weights[i + 1].shape[1])
-        cell = _CELL_OF.get(gates, "rnn_tanh") if mode is None else _MODES[mode]
-        backward = "_backward" in call.name
-        # a gradient of the inputs alone sums none for the biases
-        steps = CELLS_BACKWARD[cell][biased and passes > 1] if backward else CELLS[cell][biased]
-        count += rows * weights[i].shape[0] // max(gates, 1) * steps
-    return vector_flops(call.need("input"), count)
-
-
-def _rnn_cost(call: Call, weights: tuple[TensorSpec, ...], stride: int, passes: int) -> Cost:
-    """``stride`` tensors per layer and direction. A persistent kernel keeps the recurrent weights on chip; the general
-    one reads them again at each step: the input's product for all steps at once, then a product for each step."""
-    shape, packed = call.need("input").shape, call.attributes.get("batch_sizes")
-    rows = math.prod(shape[:-1])
-    steps = len(packed) if packed else shape[call.attributes.get("batch_first", False) and len(shape) > 2]
-
-    def one(weight: TensorSpec, some_rows: int) -> Gemm:
-        n, k = weight.shape
-        row_bytes = some_rows * weight.itemsize
-        return launch(weight, call.attributes, (1, some_rows, n, k), weight.nbytes + k * row_bytes, n * row_bytes)
-
-    launches: list[Launch] = []
-    for first in range(0, len(weights), max(stride, 1)):
-        matrices = [weight for weight in weights[first : first + stride] if len(weight.shape) == 2]
-        launches += [one(weight, rows) for weight in matrices[:1]]
-        launches += steps * [one(weight, math.ceil(rows / max(steps, 1))) for weight in matrices[1:]]
-    elements = sum(weight.numel for weight in weights if len(weight.shape) == 2)
-    flops = Counter(_flops(call.need("input"), passes * rows * elements, call.attributes))
-    flops.update(_gate_flops(call, weights, stride, rows, passes))
-    return call.cost(flops, launches=passes * tuple(launches))
-
-
-def _rnn_stride(call: Call) -> int:
-    return call.attributes.get("weight_stride0") or (4 if call.attributes.get("has_biases", True) else 2)
-
-
-@op("_cudnn_rnn miopen_rnn", results=results.recurrent, is_recurrent=True)
-def recurrent(call: Call) -> Cost:
-    """All layers, directions and steps of an RNN, LSTM or GRU."""
-    return _rnn_cost(call, call.args("weight"), _rnn_stride(call), 1)
-
-
-@op("_cudnn_rnn_backward miopen_rnn_backward", results=results.recurrent_backward, is_recurrent=True)
-def recurrent_backward(call: Call) -> Cost:
-    """Two products per weight matrix: the gradients of its input and, where the call returns it, of itself."""
-    weights = call.args("weight")
-    return _rnn_cost(call, weights, _rnn_stride(call), 2 if len(call.outputs) >= len(weights) else 1)
-
-
-@op("mkldnn_rnn_layer", is_recurrent=True)
-def recurrent_layer(call: Call) -> Cost:
-    """One layer and direction, as torch calls it on a CPU."""
-    weights = tuple(spec for name in ("weight0", "weight1") for spec in call.args(name))
-    return _rnn_cost(call, weights, 2, 1)
-
-
-@op("mkldnn_rnn_layer_backward", is_recurrent=True)
-def recurrent_layer_backward(call: Call) -> Cost:
-    """Two products per weight matrix of one layer and direction."""
-    weights = tuple(spec for name in ("weight1", "weight2") for spec in call.args(name))
-    return _rnn_cost(call, weights, 2, 2)
-
-
 # -- results of recorded calls -----------------------------------------------------------------------------------------
 
 for _name, (_left, _right) in {**_PRODUCTS, **_PRODUCTS_WITH_ADDEND}.items():
@@ -342,4 +262,3 @@ for _name in ("addmm", "baddbmm", "addmv"):
     define(_name, operands=(*_PRODUCTS_WITH_ADDEND[_name], "self"), tf32_switch="matmul")
 define("dot", operands=_PRODUCTS["dot"])
 define("linear", operands=(*_PRODUCTS["linear"], "bias"))
-define("_cudnn_rnn _cudnn_rnn_backward", tf32_switch="cudnn")

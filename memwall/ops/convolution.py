@@ -87,6 +87,8 @@ def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_by
         channels_in=weight.shape[1], channels_out=weight.shape[0] // groups,
         places_in=data.shape[-len(kernel) :], places_out=output.shape[-len(kernel) :], kernel=kernel,
         stride=tuple(per_axis(call.attributes.get("stride", 1), len(kernel))), itemsize=weight.itemsize,
+        searched=bool(call.attributes.get("benchmark")),
+        dilation=tuple(per_axis(call.attributes.get("dilation", 1), len(kernel))),
         channels_last=not data.is_contiguous and data.strides[-len(kernel) - 1] == 1,
     )  # fmt: skip
 

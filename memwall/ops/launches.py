@@ -30,6 +30,11 @@ class Launch:
     thread_blocks: int | None = None
 
     @property
+    def latencies(self) -> int:
+        """Launch latencies that follow one another; the others are in the launch's own model."""
+        return self.count
+
+    @property
     def bytes(self) -> int:
         """Bytes read and written."""
         return self.read_bytes + self.write_bytes
@@ -105,11 +110,15 @@ class Convolution(Launch):
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     itemsize: int
+    #: distance of the window's taps along each axis; empty: 1
+    dilation: tuple[int, ...] = ()
+    #: the library timed its engines and took the best (``cudnn.benchmark``) instead of asking its heuristic
+    searched: bool = False
     channels_last: bool = False
 
     @property
     def variant(self) -> str:
-        return "float32" if self.pipe.dtype in ("float32", "float64") else "float16"
+        return {"float32": "float32", "float64": "float32", "tf32": "tf32"}.get(self.pipe.dtype, "float16")
 
     @property
     def pipe_flops(self) -> Mapping[Pipe, int]:
@@ -130,6 +139,62 @@ class Convolution(Launch):
     def depthwise(self) -> bool:
         """Whether each channel is convolved alone, by PyTorch's own kernels instead of a library's."""
         return self.pipe.engine == "vector" and self.groups > 1 and self.channels_in == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent(Launch):
+    """A library's call for all steps, layers and directions of a recurrent network, forward or backward. ``rows`` are
+    those of all steps: sequences of different lengths (``packed``) have fewer in later ones."""
+
+    FAMILY: ClassVar[str] = "recurrent"
+    pipe: Pipe
+    dtype: str
+    #: lstm, gru, rnn_tanh or rnn_relu, and its gates
+    cell: str
+    gates: int
+    backward: bool
+    #: the gradients of the weights too
+    of_weights: bool
+    steps: int
+    rows: int
+    layers: int
+    directions: int
+    #: sizes of the first layer's input, of a gate, and of the state that the next step reads: a projection is smaller
+    inputs: int
+    hidden: int
+    state: int
+    itemsize: int
+    packed: bool = False
+    #: between layers
+    dropout: bool = False
+
+    @property
+    def latencies(self) -> int:
+        return 1
+
+    @property
+    def is_projected(self) -> bool:
+        return self.state != self.hidden
+
+    @property
+    def is_small(self) -> bool:
+        """Whether PyTorch asks cuDNN for ``CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H`` (RNN.cpp, ``get_algo``): one kernel
+        for all steps of a layer."""
+        most = 192 if self.gates > 1 else 384
+        most -= (64 if self.gates > 1 else 128) * self.backward
+        return self.dtype != "float64" and not (self.packed or self.is_projected) and self.hidden <= most
+
+    @property
+    def variant(self) -> str:
+        return "standard"
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        """Each weight with each row, twice where the weights get gradients too."""
+        gates, projected = self.gates * self.hidden, self.state * self.hidden * self.is_projected
+        inputs = self.inputs + (self.layers - 1) * self.directions * self.state
+        weights = self.directions * (gates * inputs + self.layers * (gates * self.state + projected))
+        return {self.pipe: 2 * (1 + self.of_weights) * self.rows * weights}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +293,8 @@ class Stream(Launch):
     resident_threads: int = 0
     #: how the kernel goes over its data, in words
     about: str = ""
+    #: whether kernels like it were measured on some GPU
+    measured: bool = True
 
     @property
     def pipe_flops(self) -> Mapping[Pipe, int]:
@@ -235,7 +302,7 @@ class Stream(Launch):
 
     @property
     def variant(self) -> str:
-        return "elementwise"
+        return "elementwise" if self.measured else "unmeasured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

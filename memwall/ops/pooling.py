@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from memwall.core.graph import TensorSpec
+from memwall.core.units import counted
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.domains import pooled_places
@@ -120,7 +121,7 @@ def max_pool_backward(call: Call) -> Cost:
     cost = call.cost(vector_flops(grad, grad.numel), read_bytes=read)
     if call.name.split(".")[1] != "max_pool2d_with_indices_backward" or "kernel_size" not in call.attributes:
         return launched(cost, pass_over(0, cost.write_bytes), stream_of(cost, grad.numel))
-    about = f"a thread looks at {_covering(call)} windows around its element"
+    about = f"a thread looks at {counted(_covering(call), 'window')} around its element"
     gathered = _gathered(cost, call.outputs[0], 2 * _covering(call), about, "max")  # a place, then its gradient
     return launched(cost, pass_over(0, cost.write_bytes), *gathered.launches)
 
@@ -137,7 +138,7 @@ def average_pool_backward(call: Call) -> Cost:
         zeros = (pass_over(0, cost.write_bytes),) * (_covering(call) > 1)
         added = stream_of(cost, grad.numel)
         return launched(cost, *zeros, replace(added, read_bytes=cost.read_bytes + cost.write_bytes * len(zeros)))
-    about = f"a thread looks at {_covering(call)} windows around its element"
+    about = f"a thread looks at {counted(_covering(call), 'window')} around its element"
     return _gathered(cost, call.outputs[0], _covering(call), about, "avg")
 
 

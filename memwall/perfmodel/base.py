@@ -105,6 +105,8 @@ def table_of(kind: type[Constants], gpu: Gpu, variant: str) -> str | None:
 
 
 def _interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, float]:
+    if variant == kind.UNMEASURED:
+        return Constants.UNKNOWN
     known = constants(kind, gpu, variant)
     known_as = CALIBRATED.index(calibrated(kind, gpu, variant))
     return ((known.interval_low, known.interval_high), kind.FOREIGN, kind.UNKNOWN)[known_as]
@@ -119,8 +121,8 @@ CALIBRATED = ("yes", "by architecture", "datasheet only")
 
 def calibrated(kind: type[Constants], gpu: Gpu, variant: str) -> str:
     """How a family's constants on a GPU are known: scored on rows of this GPU and variant; of a similar GPU, another
-    variant or published figures; or the defaults for a GPU without data."""
+    variant or published figures; or not at all: a GPU without data, or a kind of kernel without rows on any GPU."""
     table = table_of(kind, gpu, variant)
-    if table is None:
+    if table is None or variant == kind.UNMEASURED:
         return CALIBRATED[2]
     return CALIBRATED[table != f"{kind.FAMILY}.{variant}" or gpu.fitted_on.get(table) != gpu.name]

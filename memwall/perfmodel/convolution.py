@@ -1,20 +1,30 @@
 """How a library's convolutions use a GPU.
 
-The library has two algorithms and takes the faster; so does :func:`predict`:
+The library has several engines and a heuristic that takes a fast one; :func:`predict` takes the fastest of those that
+serve the launch (:data:`_ENGINES`):
 
-- the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block;
+- the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block.
+  Tensor cores want channels last: NCHW tensors are copied to NHWC before it, and its result back;
 - Winograd F(4 x 4, r x r) in stages (Lavin and Gray 2015): input and weights are transformed, (4 + r - 1)^2 small
   products make 4 x 4 outputs each, and those are transformed back. For r = 3 that is a quarter of the multiplies, but
-  36/16 of each tensor is written and read between the stages.
+  36/16 of each tensor is written and read between the stages;
+- the direct kernel, an implicit GEMM that computes every operand's address and loads it when it needs it: what serves
+  three dimensions, and data gradients with a stride, without tensor cores.
 
 Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines; every fp16 row of DeepBench on
-tensor cores is an implicit GEMM. A depthwise convolution is not a product: PyTorch's kernels loop over its window with
-one thread per output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction of the peak.
+tensor cores is an implicit GEMM. A transposed convolution is the data gradient of another. With a stride in two
+dimensions the heuristic's float32 kernels run over all taps of the window, of which 1 in ``stride`` along each axis
+meets an output (KernelBench: such gradients take ``stride^2`` times as long; DeepBench searched, and found kernels in
+which each phase of the stride has its own taps, as they have in three dimensions). Where the stride leaves places
+without any tap, they are zeroed before. A depthwise convolution is not a product: PyTorch's kernels loop over its
+window with one thread per output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction
+of the peak.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from memwall.core.graph import Pipe
@@ -42,13 +52,28 @@ _OVER_SUSTAINED = 1.55
 _WEIGHT_PART_STEPS = 512
 #: side of the squares of outputs that Winograd makes, and the windows that it serves
 _SQUARE, _WINDOWS = 4, ((3, 3), (5, 5))
-#: channels of 16 bytes
-_ALIGNED = 8.0
+#: steps of k for which half of the shorter of arithmetic and traffic is not hidden: a tile gathers its window,
+#: multiplies and stores one after another (KernelBench's convolutions of images with 3 channels; windows of one tap
+#: need no gathering, and a search finds kernels that hide it: DeepBench's rows have none of it)
+_EXPOSED_STEPS = 64.0
+#: bytes that tensor cores load at once: channels are filled up to them
+_ALIGNED_BYTES = 16
 _FLOAT32 = Pipe("vector", "float32")
 #: clocks of a thread of PyTorch's depthwise kernels for each tap of its output's window, mostly latency: 3 x 3
 #: windows on a Titan Xp (2048 threads, 16.4e9 outputs/s) and an RTX 2080 Ti (1024, 22.4e9) take 600 and 540 (PyTorch
 #: issue 18631); 5 x 5 on a newer GPU 600 if that is an A100, 900 if an H100 (pull request 125362)
 _TAP_CLK = 590
+#: multiply-adds of a multiprocessor per clock in direct kernels, of which each loads its operand: forward, and data
+#: gradients with a stride. KernelBench's 3-D modules agree on T4, A10G and L40S, whose lanes and clocks differ
+_DIRECT_FMA_CLK, _DIRECT_STRIDED_FMA_CLK = 16.0, 8.0
+#: columns of the direct kernels' tiles, steps of k that a tile costs besides, channels that a tap is filled up to
+_DIRECT_COLUMNS, _DIRECT_STRIDED_COLUMNS, _DIRECT_RAMP, _DIRECT_SLICE = 16, 32, 25, 8
+#: channels along k below which a float32 data gradient is not given to TF32's tensor cores, nor with a stride to
+#: another implicit GEMM (KernelBench: 3, 8 and 16 are not, 32 are)
+_GRADIENT_CHANNELS = 32
+#: shared memory of a multiprocessor beyond which the library has tensor-core kernels for 3-D windows over few channels:
+#: an A100 runs them, an A10G and an L40S do not
+_SHARED_3D = 128 * 1024
 
 
 class _Product(NamedTuple):
@@ -61,33 +86,28 @@ class _Product(NamedTuple):
 
 
 def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident_bytes: int = 0) -> Terms:
-    """The terms of the fastest algorithm with the constants given; ``resident_bytes`` of its reads are in L2."""
+    """The terms of the fastest engine that serves the launch, with the constants given; ``resident_bytes`` of its reads
+    are in L2."""
     resident = min(resident_bytes, launch.read_bytes)
     if launch.depthwise:
         return _depthwise(launch, gpu, known, resident)
     pipe = gpu.ceiling_pipe(launch.pipe)
-    known = _of_pipe(launch, gpu, pipe, known)
-    ways = [_implicit_gemm(launch, gpu, pipe, known, resident)]
-    is_square = launch.kernel in _WINDOWS and all(step == 1 for step in launch.stride)
-    if is_square and launch.groups == 1 and pipe.engine == "vector" and pipe.dtype != "float64":
-        ways.append(_winograd(launch, gpu, pipe, known, resident))
-    if pipe.engine == "tensor" and launch.groups > 1:  # narrow groups waste most of a tensor core's tile
-        plain = _of_pipe(launch, gpu, _FLOAT32, known)
-        ways.append(_implicit_gemm(launch, gpu, _FLOAT32, plain, resident))
+    runs = [(pipe, known)]
+    if pipe.engine == "tensor" and (launch.groups > 1 or pipe.dtype == "tf32"):
+        # narrow groups waste most of a tensor core's tile, and with TF32 float32 kernels serve the launch too
+        runs.append((_FLOAT32, constants(ConvolutionConstants, gpu, "float32")))
+    ways = [
+        engine.predict(launch, gpu, each, its, resident)
+        for each, its in runs for engine in _ENGINES if engine.serves(launch, gpu, each)
+    ]  # fmt: skip
     return min(ways, key=lambda terms: terms.time_s)
-
-
-def _of_pipe(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> ConvolutionConstants:
-    """The constants given, or those of float32 where narrower types run on its pipe: TF32 on a V100 is float32."""
-    plain = pipe == _FLOAT32 and launch.variant != "float32"
-    return constants(ConvolutionConstants, gpu, "float32") if plain else known
 
 
 def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
     relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[launch.role]
     channel_slice = 1.0  # channels along k come in multiples of this
     if pipe.engine == "tensor":
-        channel_slice = known.channel_slice if chip_of(gpu).sliced_channels else _ALIGNED
+        channel_slice = known.channel_slice if chip_of(gpu).sliced_channels else _ALIGNED_BYTES / launch.itemsize
     m, n, k = _dimensions(launch, channel_slice)
     parts = _parts(launch, gpu, known, m, n, k)
     product = _Product(launch.groups * parts, m, n, k / parts)
@@ -97,11 +117,20 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
         sums_s = traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
     if pipe.engine == "tensor" and not launch.channels_last:
         relayout_s = traffic_s(gpu, 2 * known.relayout * launch.bytes)
-    facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
+    facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts, "relayout_s": relayout_s}
     moved_s = traffic_s(gpu, launch.bytes - resident, resident)
-    body_s = max(compute_s, moved_s)
+    if launch.role == "input" and _skips(launch):  # places that meet no output are zeroed by a pass before
+        sums_s += traffic_s(gpu, launch.write_bytes) + gpu.launch_overhead_s
+    body_s = max(compute_s, moved_s) + _exposed(launch, k) * min(compute_s, moved_s)
     peak_s = sum(launch.pipe_flops.values()) / gpu.peak(pipe)
     return Terms(compute_s, moved_s + relayout_s, sums_s, body_s, sums_s + relayout_s, facts, peak_s)
+
+
+def _exposed(launch: Convolution, k: float) -> float:
+    """Share of the shorter of arithmetic and traffic that is not hidden."""
+    if launch.searched or math.prod(launch.kernel) == 1:
+        return 0.0
+    return _EXPOSED_STEPS / (_EXPOSED_STEPS + k)
 
 
 def _dimensions(launch: Convolution, channel_slice: float) -> tuple[int, int, float]:
@@ -112,11 +141,29 @@ def _dimensions(launch: Convolution, channel_slice: float) -> tuple[int, int, fl
         return places, launch.channels_out, padded_in * window
     if launch.role == "weight":
         return launch.channels_out, int(padded_in * window), float(places)
-    # an input position contributes to window / stride outputs; positions that the stride skips are not computed
-    met = window / math.prod(launch.stride)
+    rows, taps = _met(launch, phased=_phased(launch))
     padded_out = math.ceil(launch.channels_out / channel_slice) * channel_slice
-    rows = launch.images * math.prod(launch.places_in) * min(met, 1.0)
-    return math.ceil(rows), launch.channels_in, padded_out * max(met, 1.0)
+    return math.ceil(launch.images * rows), launch.channels_in, padded_out * taps
+
+
+def _phased(launch: Convolution) -> bool:
+    """Whether each phase of a data gradient's stride is a product of its own."""
+    return len(launch.kernel) > 2 or launch.searched or launch.itemsize != 4
+
+
+def _skips(launch: Convolution) -> bool:
+    """Whether the windows leave places of the input between them."""
+    return any(step > size for step, size in zip(launch.stride, launch.kernel, strict=True))
+
+
+def _met(launch: Convolution, *, phased: bool) -> tuple[float, float]:
+    """Of a data gradient: the places of an image that are computed, and the taps of each. A place contributes to window
+    / stride outputs; places that the stride skips are not computed, and taps that meet no output only where each phase
+    of the stride is a product of its own."""
+    places, window, phases = math.prod(launch.places_in), math.prod(launch.kernel), math.prod(launch.stride)
+    if phased or _skips(launch):
+        return places * min(window / phases, 1.0), max(window / phases, 1.0)
+    return places, window
 
 
 def _parts(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n: int, k: float) -> int:
@@ -173,6 +220,60 @@ def _winograd(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConst
     return Terms(compute_s, memory_s, ends_s, body_s, ends_s, facts, peak_s)
 
 
+def _direct(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
+    strided = _is_strided_gradient(launch)
+    m, n, k = _dimensions(launch, 1.0)
+    rate, columns = _DIRECT_FMA_CLK, _DIRECT_COLUMNS
+    if strided:
+        rate, columns = _DIRECT_STRIDED_FMA_CLK, _DIRECT_STRIDED_COLUMNS
+        rows, taps = _met(launch, phased=True)
+        padded = math.ceil(launch.channels_out / _DIRECT_SLICE) * _DIRECT_SLICE
+        m, k = math.ceil(launch.images * rows), padded * taps
+    steps = launch.groups * m * math.ceil(n / columns) * columns * (k + _DIRECT_RAMP)
+    peak_s = sum(launch.pipe_flops.values()) / gpu.peak(pipe)
+    issue_s = max(steps / (rate * gpu.sm_count * gpu.boost_clock_hz), peak_s)
+    memory_s = traffic_s(gpu, launch.bytes - resident, resident)
+    facts = {"way": "direct", "pipe": pipe, "m": m, "n": n, "k": k, "columns": columns, "rate": rate}
+    return Terms(peak_s, memory_s, issue_s, issue_s + memory_s, 0.0, facts, peak_s)
+
+
+def _is_strided_gradient(launch: Convolution) -> bool:
+    return launch.role == "input" and max(launch.stride) > 1 and not _skips(launch)
+
+
+class _Engine(NamedTuple):
+    """Which launches it serves on which pipe, and its terms."""
+
+    serves: Callable[[Convolution, Gpu, Pipe], bool]
+    predict: Callable[[Convolution, Gpu, Pipe, ConvolutionConstants, int], Terms]
+
+
+def _serves_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
+    is_flat = len(launch.kernel) < 3
+    is_narrow = launch.channels_out < _GRADIENT_CHANNELS and not launch.searched and launch.itemsize == 4
+    if pipe.engine == "vector":
+        return is_flat and not (is_narrow and _is_strided_gradient(launch))
+    if pipe.dtype != "tf32":
+        return True
+    if launch.role == "input":
+        return not is_narrow
+    return is_flat or launch.channels_in >= _DIRECT_SLICE or chip_of(gpu).shared_bytes > _SHARED_3D
+
+
+def _serves_winograd(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
+    is_square = launch.kernel in _WINDOWS and all(step == 1 for step in (*launch.stride, *launch.dilation))
+    return is_square and launch.groups == 1 and pipe.engine == "vector" and pipe.dtype != "float64"
+
+
+def _serves_direct(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
+    return pipe.engine == "vector" and (len(launch.kernel) > 2 or _is_strided_gradient(launch))
+
+
+_ENGINES = (
+    _Engine(_serves_gemm, _implicit_gemm), _Engine(_serves_winograd, _winograd), _Engine(_serves_direct, _direct),
+)  # fmt: skip
+
+
 def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:
     window = math.prod(launch.kernel)
     taps = launch.images * launch.groups * launch.channels_out * math.prod(launch.places_out) * window
@@ -194,8 +295,15 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
     facts = terms.facts
     if facts["way"] == "depthwise":
         return (
-            f"depthwise: {launch.groups} channels apart, {facts['window']} taps for each output at {facts['rate']}; "
-            f"{_walls(launch, terms)}."
+            f"A depthwise kernel convolves {launch.groups} channels apart, {facts['window']} taps for each output at "
+            f"{facts['rate']}; {_walls(launch, terms)}."
+        )
+    if facts["way"] == "direct":
+        return (
+            f"A direct kernel ({_DIRECT_REASON[len(launch.kernel) > 2]}) runs"
+            f" {facts['m']}x{facts['n']}x{facts['k']:.0f} in tiles {facts['columns']} wide at {facts['rate']:.0f}"
+            f" multiply-adds per clock of each of {gpu.sm_count} SMs, since each loads its operand;"
+            f" {_walls(launch, terms)}."
         )
     (rows, columns), tiles, rounds = facts["tile"], facts["tiles"], facts["rounds"]
     waves, waiting = tiles / gpu.sm_count, " and too small to fill a multiprocessor" if facts["small"] else ""
@@ -210,7 +318,29 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
             f"{duration(facts['transforms_s'])} for the tensors and {facts['between'] / 1e6:.3g} MB between the stages."
         )
     split = f" with k split in {facts['parts']}" if facts["parts"] > 1 else ""
-    return f"implicit GEMM{split}: {run}; {_walls(launch, terms)}."
+    units = "tensor cores" if facts["pipe"].engine == "tensor" else "vector units"
+    copies = (
+        f"; {duration(facts['relayout_s'])} of the traffic copies NCHW to NHWC and back" if facts["relayout_s"] else ""
+    )
+    return (
+        f"An implicit GEMM on {units} ({facts['pipe'].dtype}){split}: {run}{_gaps(launch)}; "
+        f"{_walls(launch, terms)}{copies}."
+    )
+
+
+#: why a launch is given to a direct kernel: of two dimensions, of three
+_DIRECT_REASON = ("a data gradient with a stride and few channels", "three dimensions without tensor cores")
+
+
+def _gaps(launch: Convolution) -> str:
+    """What the stride of a data gradient costs."""
+    if launch.role != "input":
+        return ""
+    if _skips(launch):
+        return "; the places that the stride skips are zeroed before"
+    gaps = math.prod(launch.stride)
+    runs_over = gaps > 1 and not _phased(launch)
+    return f"; 1 in {gaps} taps meets an output, since it runs over the gaps of the stride" if runs_over else ""
 
 
 def _walls(launch: Convolution, terms: Terms) -> str:

@@ -41,7 +41,7 @@ def predict_on_cpu(
     compute, memory = kernel_time_s(graph, op_ids, cost, gpu, reuse)
     bound = bound_s(cost, gpu)
     memory = max(memory, bound)
-    floor_s = cost.kernels * gpu.launch_overhead_s
+    floor_s = cost.latencies * gpu.launch_overhead_s
     time_s, around = max(compute, memory) + floor_s, Constants.UNKNOWN
     return Prediction(
         bound_s=bound, compute_s=compute, memory_s=memory, overhead_s=floor_s,

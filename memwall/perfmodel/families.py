@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memwall.core.units import bandwidth, flop_rate, flops, percent, size
 from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Reduction, VectorGemm
-from memwall.perfmodel import attention, convolution, gemm, gemm_vector, reduction, rows, stream
+from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Recurrent, Reduction
+from memwall.perfmodel import attention, convolution, gemm, gemm_vector, recurrent, reduction, rows, stream
 from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of, traffic_s
 
 __all__ = [
@@ -19,7 +20,7 @@ __all__ = [
 
 
 #: Kinds of launches that have FLOPs.
-MATRIX = (Gemm, Convolution, Attention)
+MATRIX = (Gemm, Convolution, Attention, Recurrent)
 
 
 def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
@@ -55,6 +56,7 @@ MODELS: Mapping[str, Model] = {
     "attention": Model(attention.predict, attention.explain),
     "rows": Model(rows.predict, rows.explain),
     "stream": Model(stream.predict, stream.explain),
+    "recurrent": Model(recurrent.predict, recurrent.explain),
     "gemm_vector": Model(gemm_vector.predict, gemm_vector.explain),
     "plain": Model(_predict_plain, _explain_plain),
 }
@@ -77,11 +79,10 @@ def as_run(launch: Launch, gpu: Gpu) -> Launch:
         return Plain(read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, flops=launch.pipe_flops)
     if isinstance(launch, Reduction):
         return reduction.as_stream(launch, gpu)
+    if isinstance(launch, Convolution):
+        return replace(launch, pipe=gpu.ceiling_pipe(launch.pipe))
     if type(launch) is Gemm and (pipe := gpu.ceiling_pipe(launch.pipe)).engine == "vector":
-        names = ("batch", "m", "n", "k", "itemsize", "read_bytes", "write_bytes")
-        shape: dict[str, Any] = {name: getattr(launch, name) for name in names}
-        converts = launch.pipe.dtype == "bfloat16" and pipe.dtype == "float32"
-        return VectorGemm(pipe=pipe, converts=converts, **shape)
+        return gemm_vector.on_vector_units(launch, pipe)
     return launch
 
 

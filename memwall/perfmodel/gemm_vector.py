@@ -17,7 +17,7 @@ from memwall.core.units import counted, duration, percent
 from memwall.hardware.chips import Tile, chip_of
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import VectorGemm
+from memwall.ops.launches import Gemm, VectorGemm
 from memwall.perfmodel.base import Terms, traffic_s
 
 _STEP = 8
@@ -41,6 +41,15 @@ _ROWS_IN_FLIGHT, _CHANNEL_TURN_BYTES = 2048, 128 * 1024
 _REFERENCE_NM, _ENERGY_EXPONENT = 16, 0.75
 #: tiles (rows, columns of the result) of a product alone
 _LONE: tuple[Tile, ...] = (_LARGE, (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
+
+
+def on_vector_units(launch: Gemm, pipe: Pipe) -> VectorGemm:
+    """The same product where no tensor cores serve its dtype."""
+    return VectorGemm(
+        pipe=pipe, converts=launch.pipe.dtype == "bfloat16" and pipe.dtype == "float32", batch=launch.batch,
+        m=launch.m, n=launch.n, k=launch.k, itemsize=launch.itemsize, read_bytes=launch.read_bytes,
+        write_bytes=launch.write_bytes,
+    )  # fmt: skip
 
 
 class Plan(NamedTuple):
@@ -97,7 +106,7 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
     useful = launch.batch * launch.m * launch.n / (plan.blocks // plan.splits * plan.tile[0] * plan.tile[1])
     reached = sustained(gpu, launch.pipe, known)
     share = reached * _kernel(launch, known)
-    limit = f", held by its power limit of {gpu.tdp_w:.0f} W" if reached < known.plateau else ""
+    limit = f", held by its power limit of {_power_w(gpu):.0f} W" if reached < known.plateau else ""
     if known.deep < 1 and _deep(launch):
         limit += f", {percent(known.deep, 0)} of the usual for so deep a product"
     if launch.converts:
@@ -114,8 +123,12 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
 def sustained(gpu: Gpu, pipe: Pipe, known: VectorGemmConstants) -> float:
     """Fraction of the peak that the GPU sustains: limited by its clock or by its power."""
     shrink = _REFERENCE_NM / chip_of(gpu).energy_nm
-    paid = known.flop_per_joule * shrink**_ENERGY_EXPONENT * gpu.tdp_w / gpu.peak(pipe)
+    paid = known.flop_per_joule * shrink**_ENERGY_EXPONENT * _power_w(gpu) / gpu.peak(pipe)
     return min(known.plateau, paid) if gpu.tdp_w else known.plateau
+
+
+def _power_w(gpu: Gpu) -> float:
+    return gpu.tdp_w * gpu.sustained_power
 
 
 def _kernel(launch: VectorGemm, known: VectorGemmConstants) -> float:

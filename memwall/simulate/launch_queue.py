@@ -1,60 +1,73 @@
-"""The launch queue: the CPU issues ops one after another, and the GPU runs them in order.
+"""The launch queue: the CPU issues kernels one after another, and the GPU runs them in order.
 
-The CPU takes ``dispatch_s`` for an op of the forward pass and less in the other phases; further launches of an op
-follow at the GPU's own pace. The GPU waits when nothing has been issued, and the wait is charged to the late kernel, so
-a run of tiny ops is overhead-bound as a whole.
-
-The host's time for an op is a property of a machine that no GPU's file can know: unless ``dispatch_s`` is stated
-otherwise it is an assumption, and the interval of a schedule covers :data:`HOST_RANGE_S`.
+What the CPU does for each is counted in :mod:`memwall.simulate.issue` and timed by a
+:class:`memwall.hardware.host.Host`. The GPU waits when nothing has been issued, and the wait is charged to the late
+kernel, so a run of tiny ops is overhead-bound as a whole. In a loop the CPU issues a step while the GPU still runs the
+one before it: a step then takes the longer of the two. A lone call starts on an idle GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from memwall.hardware.lookup import Gpu
-
-#: The CPU's time to issue an op of a phase, relative to the forward pass: launch after launch of a ResNet-50 step on a
-#: V100 (torch-tb-profiler's sample trace: 63, 57 and 37 us, the profiler's own time in all three)
-_DISPATCH: Mapping[str, float] = {"forward": 1.0, "backward": 0.9, "optimizer": 0.6}
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 
-#: CPU seconds for an op that GPUs' files assume, and the range that an 80 % interval allows for it. Modules of 15 ops
-#: and more that the host decides (KernelBench, eager, over twice the modeled time of their kernels) take 9 to 19 us an
-#: op on an L40S's own machine, and at the median 26, 32 and 38 us on cloud machines with an A10G, an A100 and a T4. The
-#: low end is an assumption about faster hosts
-ASSUMED_HOST_S, HOST_RANGE_S = 5e-6, (3e-6, 30e-6)
+class Step(NamedTuple):
+    """A kernel in the queue: seconds of the CPU up to its first launch and for later ones, seconds of the GPU once all
+    are issued, and the launches, which are taken to be alike."""
+
+    issue_s: float
+    busy_s: float
+    later_s: float = 0.0
+    launches: int = 1
 
 
-def host_is_assumed(gpu: Gpu) -> bool:
-    """Whether the CPU's time for an op is memwall's assumption; a CPU that runs the ops itself has none."""
-    return gpu.cpu is None and gpu.dispatch_s == ASSUMED_HOST_S
-
-
-def issue_s(gpu: Gpu, phase: str, launches: int) -> float:
-    """CPU seconds to issue an op of a phase; the launches after its first go out as fast as the GPU takes them."""
-    if not launches:
-        return 0.0
-    return gpu.dispatch_s * _DISPATCH[phase] + (launches - 1) * min(gpu.launch_overhead_s, gpu.dispatch_s)
-
-
-def queue(kernels: Iterable[tuple[float, float]], launch: str = "eager") -> tuple[list[float], float]:
-    """Run kernels, (seconds of the CPU to issue it, seconds of the GPU once it was issued) of each, through the queue;
-    in a CUDA ``graph`` all are issued beforehand, so that nothing waits. The seconds that the GPU waits for the CPU
-    before each, and those from the first issue to the end of the last.
-    """
-    waits, issued_s, gpu_s = [], 0.0, 0.0
-    for issue, busy_s in kernels:
-        issued_s += issue
-        wait_s = issued_s - gpu_s if launch == "eager" and issued_s > gpu_s else 0.0
+def queue(steps: Iterable[Step], ahead_s: float = 0.0) -> tuple[list[float], float]:
+    """Run kernels through the queue while the GPU is busy for ``ahead_s`` more. The seconds that the GPU waits for the
+    CPU before or within each, and those from the first issue to the end of the last."""
+    waits, issued_s, gpu_s = [], 0.0, ahead_s
+    for issue_s, busy_s, later_s, launches in steps:
+        issued_s += issue_s
+        wait_s = max(issued_s - gpu_s, 0.0)
+        if later_s:
+            issued_s += later_s
+            wait_s = max(wait_s, issued_s - gpu_s - busy_s * (launches - 1) / launches)
         waits.append(wait_s)
         gpu_s += busy_s + wait_s
     return waits, gpu_s
 
 
+def step_in_loop(steps: Sequence[Step]) -> tuple[list[float], float]:
+    """The waits of a step's kernels where the same step is issued again and again, and the seconds of a step: those of
+    the CPU, or of the GPU where it never catches up with the CPU."""
+    issued_s = sum(step.issue_s + step.later_s for step in steps)
+    busy_s = sum(step.busy_s for step in steps)
+    if busy_s >= issued_s:
+        return [0.0] * len(steps), busy_s
+    _, end_s = queue(steps)
+    waits, _ = queue(steps, end_s - issued_s)
+    return waits, busy_s + sum(waits)
+
+
+#: of a lone replay of a CUDA graph by compiled code, the share of the host's time that comes after the launch: the
+#: quickest take 62 us, and those whose kernels take 40 to 70 us take 30 us more than these (KernelBench on an L40S)
+_AFTER_REPLAY = 0.5
+
+
+def lone_replay(steps: Sequence[Step]) -> tuple[list[float], float]:
+    """The waits of the kernels of a CUDA graph that one call replays on an idle GPU, and the seconds until they are
+    done and the call has returned, for which the last kernel stands in."""
+    if not steps:
+        return [], 0.0
+    first, after_s = steps[0], _AFTER_REPLAY * steps[0].issue_s
+    waits, end_s = queue([first._replace(issue_s=first.issue_s - after_s), *steps[1:]])
+    back_s = max(first.issue_s - end_s, 0.0)
+    return [*waits[:-1], waits[-1] + back_s], end_s + back_s
+
+
 def waits_within(kernels: Iterable[tuple[float, float, float]]) -> list[float]:
-    """The waits that the times of finished kernels hold, as records do: (seconds to issue it, its whole time, the
-    overhead in that time) of each. No wait is longer than the overhead that was saved."""
+    """The waits that the times of finished kernels hold, in records that do not state them: (seconds to issue it, its
+    whole time, the overhead in that time) of each. No wait is longer than the overhead that was saved."""
     waits, issued_s, gpu_s = [], 0.0, 0.0
     for issue, time_s, overhead_s in kernels:
         issued_s += issue

@@ -11,21 +11,23 @@ On a CPU (a spec with ``[cpu]``) the terms are those of :mod:`memwall.perfmodel.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import repeat
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
+from memwall.hardware.host import Host, Work
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.registry import class_order
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
-from memwall.simulate.launch_queue import HOST_RANGE_S, host_is_assumed, issue_s, queue
+from memwall.simulate.issue import work_of
+from memwall.simulate.launch_queue import Step, lone_replay, queue, step_in_loop
 from memwall.simulate.memory import MemoryPeak, memory_peak, reserved_bytes, reuse_distances
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
@@ -50,6 +52,23 @@ class Totals:
     resident_bytes: int = 0
 
 
+class Timing(NamedTuple):
+    """When only the time of a kernel matters: its wall, its seconds, and those of them in which it waits for the
+    CPU."""
+
+    limited_by: str
+    time_s: float
+    wait_s: float
+
+    @classmethod
+    def of(cls, known: Prediction, wait_s: float) -> Timing:
+        """That of a predicted kernel after a wait."""
+        if wait_s:
+            link_s = known.link_s and known.link_s + wait_s
+            known = replace(known, overhead_s=known.overhead_s + wait_s, link_s=link_s)
+        return cls(known.limited_by, known.time_s, wait_s)
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The kernels of one plan on one GPU, in launch order. ``graph`` numbers the profile's graph that was simulated;
@@ -62,6 +81,15 @@ class Schedule:
     memory: MemoryPeak
     graph: int = 0
     plan: Plan | None = field(default=None, compare=False, repr=False)
+    #: how the CPU issues the kernels, one of :data:`memwall.simulate.issue.LAUNCHES`
+    launch: str = "eager"
+
+    @cached_property
+    def timings(self) -> Sequence[Timing]:
+        """The wall and the time of each kernel, in launch order."""
+        if isinstance(self.kernels, Kernels):
+            return self.kernels.timings()
+        return [Timing(kernel.limited_by, kernel.time_s, kernel.wait_s) for kernel in self.kernels]
 
     @property
     def mbu(self) -> float:
@@ -90,34 +118,46 @@ def time_by_wall(kernels: Iterable[Any]) -> dict[str, float]:
 
 
 def simulate(
-    graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None = None, graph_index: int = 0
-) -> Schedule:
-    """Run a plan on a modeled GPU. Each distinct kernel is predicted once; ``context`` holds what depends only on the
-    plan, for simulating several GPUs."""
+    graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None = None, graph_index: int = 0,
+    launch: str = "eager",
+) -> Schedule:  # fmt: skip
+    """Run a plan on a modeled GPU, its kernels issued in one of the ways of :data:`memwall.simulate.issue.LAUNCHES`.
+    Each distinct kernel is predicted once; ``context`` holds what depends only on the plan, for simulating several
+    GPUs."""
     context = context or PlanContext.of(graph, plan)
-    known = _predictions(graph, gpu, context)
-    issues = _issues(gpu, context)
-    waits, time_s = _queued(context, known, issues)
-    kernels = Kernels(plan, context, known, issues, waits)
+    known = _predictions(graph, as_launched(gpu, launch), context)
+    work = context.work(launch)
+    waits, time_s = _queued(gpu.host, work, context, known, launch)
     hosts_s = time_s, time_s
-    if host_is_assumed(gpu):
-        fast, slow = (_issues(replace(gpu, dispatch_s=host_s), context) for host_s in HOST_RANGE_S)
-        hosts_s = _queued(context, known, fast)[1], _queued(context, known, slow)[1]
+    if gpu.host.is_assumed:
+        fast, slow = (gpu.host.scaled(factor) for factor in (gpu.host.low, gpu.host.high))
+        hosts_s = _queued(fast, work, context, known, launch)[1], _queued(slow, work, context, known, launch)[1]
+    issues = [gpu.host.issue_s(each) for each in work]
+    kernels = Kernels(plan, context, known, issues, waits)
     totals = _totals(gpu, context, known, time_s, hosts_s)
-    return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan)
+    return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan, launch)
 
 
-def _issues(gpu: Gpu, context: PlanContext) -> list[float]:
-    """CPU seconds to issue a kernel of each kind."""
-    return [issue_s(gpu, kind.phase, kind.group.cost.kernels) for kind in context.kinds]
+def as_launched(gpu: Gpu, launch: str) -> Gpu:
+    """The GPU for kernels that are issued so: a CUDA graph of a step holds those too that a library launches one by
+    one. Compiled code does not: TorchDynamo leaves recurrent layers out, and they take as long in KernelBench."""
+    return replace(gpu, host=Host.uniform(0.0)) if launch == "graph" else gpu
 
 
 def _queued(
-    context: PlanContext, known: Sequence[Prediction], issues: Sequence[float]
-) -> tuple[list[float], float]:  # fmt: skip
+    host: Host, work: Sequence[Work], context: PlanContext, known: Sequence[Prediction], launch: str
+) -> tuple[list[float], float]:
     """The waits of the kernels and the time of all, in launch order."""
-    steps = [(issue, prediction.time_s) for issue, prediction in zip(issues, known, strict=True)]
-    return queue([steps[number] for number in context.order])
+    issue = {each: (host.issue_s(each) - (later_s := host.later_s(each)), later_s) for each in set(work)}
+    steps = []
+    for each, number in zip(work, context.order, strict=True):
+        issue_s, later_s = issue[each]
+        steps.append(Step(issue_s, known[number].time_s, later_s, context.kinds[number].group.cost.kernels))
+    return _QUEUED.get(launch, step_in_loop)(steps)
+
+
+#: how kernels are issued -> their way through the queue; all others stand in a loop
+_QUEUED: Mapping[str, Callable[[Sequence[Step]], tuple[list[float], float]]] = {"call": queue, "replay": lone_replay}
 
 
 class Kernels(Sequence[Estimate]):
@@ -131,20 +171,27 @@ class Kernels(Sequence[Estimate]):
 
     @cached_property
     def _all(self) -> tuple[Estimate, ...]:
-        context, known, issues = self._context, self._known, self._issues
-        launches = [kind.group.cost.kernels for kind in context.kinds]
-        return tuple(
-            Estimate(
-                id=index, name=context.kinds[n].name, op_ids=group.op_ids, op_class=context.kinds[n].op_class,
-                flops=context.kinds[n].flops, read_bytes=group.cost.read_bytes, write_bytes=group.cost.write_bytes,
-                bound_s=known[n].bound_s, compute_s=known[n].compute_s, memory_s=known[n].memory_s,
-                latency_s=known[n].latency_s, overhead_s=known[n].overhead_s + wait_s,
-                low_s=known[n].low_s + wait_s, high_s=known[n].high_s + wait_s,
-                launches=launches[n], recomputes=group.recomputes, issue_s=issues[n], wait_s=wait_s,
-                link_s=known[n].link_s and known[n].link_s + wait_s,
-            )
-            for index, (group, n, wait_s) in enumerate(zip(self._plan.groups, context.order, self._waits, strict=True))
+        return tuple(map(self._estimate, range(len(self))))
+
+    def _estimate(self, index: int) -> Estimate:
+        group, n, wait_s = self._plan.groups[index], self._context.order[index], self._waits[index]
+        kind, known = self._context.kinds[n], self._known[n]
+        return Estimate(
+            id=index, name=kind.name, op_ids=group.op_ids, op_class=kind.op_class, flops=kind.flops,
+            read_bytes=group.cost.read_bytes, write_bytes=group.cost.write_bytes,
+            bound_s=known.bound_s, compute_s=known.compute_s, memory_s=known.memory_s, latency_s=known.latency_s,
+            overhead_s=known.overhead_s + wait_s, low_s=known.low_s + wait_s, high_s=known.high_s + wait_s,
+            launches=group.cost.kernels, recomputes=group.recomputes, issue_s=self._issues[index], wait_s=wait_s,
+            link_s=known.link_s and known.link_s + wait_s,
         )  # fmt: skip
+
+    def timings(self) -> list[Timing]:
+        """What :attr:`Schedule.timings` says, without the estimates."""
+        of_kind = [Timing.of(known, 0.0) for known in self._known]
+        return [
+            Timing.of(self._known[n], wait_s) if wait_s else of_kind[n]
+            for n, wait_s in zip(self._context.order, self._waits, strict=True)
+        ]
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -153,7 +200,9 @@ class Kernels(Sequence[Estimate]):
         return iter(self._all)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._all[index]
+        if isinstance(index, slice) or "_all" in vars(self):
+            return self._all[index]
+        return self._estimate(range(len(self))[index])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._all == tuple(other)
@@ -238,6 +287,8 @@ class PlanContext:
     kernels: int
     total_flops: int
     dram_bytes: int
+    graph: Graph
+    plan: Plan
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> PlanContext:
@@ -271,7 +322,19 @@ class PlanContext:
             kernels=total(kind.group.cost.kernels for kind in kinds),
             total_flops=total(kind.flops for kind in kinds),
             dram_bytes=total(kind.group.cost.bytes for kind in kinds),
+            graph=graph, plan=plan,
         )  # fmt: skip
+
+    def work(self, launch: str) -> Sequence[Work]:
+        """The host's work for each kernel, in launch order."""
+        if launch not in self._work:
+            issued = [(group.op_ids, group.cost.kernels) for group in self.plan.groups]
+            self._work[launch] = work_of(self.graph, self.plan.policy, issued, launch)
+        return self._work[launch]
+
+    @cached_property
+    def _work(self) -> dict[str, Sequence[Work]]:
+        return {}
 
     def cold(self) -> PlanContext:
         """The same context with nothing in L2 when a kernel begins."""

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memwall.analysis.accuracy.samples import r1_s
 from memwall.analysis.validation import Row
+from memwall.core.graph import Graph, Op
+from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
+from memwall.ops import graph_costs
 from memwall.perfmodel.roofline import peak_compute_s
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
@@ -19,8 +22,8 @@ from memwall.simulate.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class ModuleSample:
-    """One measured run of a module. ``label`` is the data set's name for the GPU; ``policy`` and ``launch`` are those
-    of :meth:`memwall.record.profile.Profile.schedule`."""
+    """One measured run of a module. ``label`` is the data set's name for the GPU; ``policy``, ``launch`` and ``plan``
+    are those of :meth:`memwall.record.profile.Profile.schedule`."""
 
     dataset: str
     label: str
@@ -31,30 +34,60 @@ class ModuleSample:
     policy: str
     launch: str
     measured_s: float
+    plan: Plan | None = None
 
     @property
     def in_fit_half(self) -> bool:
         """Whether the constants may see the module: the parity of the CRC-32 of its name, the same on every GPU."""
         return zlib.crc32(self.module.encode()) % 2 == 0
 
+    def ran(self) -> Profile:
+        """The profile of what ran: a replay of compiled code first copies its inputs to where the CUDA graph reads
+        them."""
+        profile = self.profile.on([self.gpu])
+        if self.launch != "replay":
+            return profile
+        number = profile.graph_for(self.gpu)
+        graph = with_copied_inputs(profile.graphs[number])
+        costs = (*graph_costs(graph)[: len(graph.inputs)], *profile.costs[number])
+        return replace(profile, graphs=(graph,), costs=(costs,), simulations=(), attention=None)
+
     def schedule(self) -> Schedule:
-        return self.profile.on([self.gpu]).schedule(self.gpu, self.policy, launch=self.launch)
+        return self._scheduled(self.ran())
+
+    def _scheduled(self, ran: Profile) -> Schedule:
+        return ran.schedule(self.gpu, self.policy, launch=self.launch, plan=self.plan)
+
+    def row(self) -> Row:
+        """The run, modeled and measured."""
+        profile = self.ran()
+        schedule = self._scheduled(profile)
+        assert schedule.plan is not None
+        costs = [group.cost for group in schedule.plan.groups]
+        terms = [(peak_compute_s(cost, self.gpu), cost.bytes / self.gpu.dram_bytes_per_s) for cost in costs]
+        totals = schedule.totals
+        return Row(
+            self.dataset, self.label, self.op_class, profile.workload.dtype, totals.time_s, self.measured_s,
+            profile.step_bound_s(schedule) if totals.dram_bytes > 2 * self.gpu.l2_bytes else None, shape=self.module,
+            low_s=totals.low_s, high_s=totals.high_s, r0_s=sum(max(pair) for pair in terms),
+            r1_s=sum(r1_s(*pair) for pair in terms),
+        )  # fmt: skip
+
+
+def with_copied_inputs(graph: Graph) -> Graph:
+    """The graph with a copy of each input before its first op; the other ops read the copies."""
+    values, storages, ops = list(graph.values), list(graph.storages), list[Op]()
+    for number in graph.inputs:
+        value, storage = values[number], storages[values[number].storage]
+        values.append(replace(value, id=len(values), storage=len(storages)))
+        storages.append(replace(storage, id=len(storages)))
+        copy = len(values) - 1, number
+        ops.append(Op(len(ops), "aten.copy_.default", "movement", "forward", "", copy[:1], copy[1:], ("src",)))
+    first, given = len(ops), tuple(range(len(graph.values), len(values)))
+    ops += [replace(op, id=op.id + first) for op in graph.ops]
+    return replace(graph, values=tuple(values), storages=tuple(storages), ops=tuple(ops), inputs=given)
 
 
 def module_rows(samples: Iterable[ModuleSample]) -> list[Row]:
     """One row for each sample."""
-    return [_row(sample) for sample in samples]
-
-
-def _row(sample: ModuleSample) -> Row:
-    gpu, profile, schedule = sample.gpu, sample.profile, sample.schedule()
-    assert schedule.plan is not None
-    costs = [group.cost for group in schedule.plan.groups]
-    terms = [(peak_compute_s(cost, gpu), cost.bytes / gpu.dram_bytes_per_s) for cost in costs]
-    totals = schedule.totals
-    return Row(
-        sample.dataset, sample.label, sample.op_class, profile.workload.dtype, totals.time_s, sample.measured_s,
-        profile.step_bound_s(schedule) if totals.dram_bytes > 2 * gpu.l2_bytes else None, shape=sample.module,
-        low_s=totals.low_s, high_s=totals.high_s, r0_s=sum(max(pair) for pair in terms),
-        r1_s=sum(r1_s(*pair) for pair in terms),
-    )  # fmt: skip
+    return [sample.row() for sample in samples]

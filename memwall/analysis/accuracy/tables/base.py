@@ -147,7 +147,7 @@ _LABELS: Mapping[str, str] = {
     "A100 SXM": "a100-80gb-sxm",
     "A100 PCIe": "a100-80gb-pcie",
     "NVIDIA A100 80GB (Modal)": "a100-80gb-sxm",  # SXM or PCIe, not stated
-    "NVIDIA A10G (Modal)": "a10",
+    "NVIDIA A10G (Modal)": "a10g",
     "NVIDIA L40S (bare machine)": "l40s",
     "NVIDIA T4 (Modal)": "t4",
     "GH200 SXM": "gh200",

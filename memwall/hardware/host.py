@@ -1,0 +1,172 @@
+"""The host: the CPU and the software that issue a GPU's kernels, and the seconds that they take over each.
+
+A host is no property of a GPU: one GPU stands in machines of one's own and in those of clouds, whose CPUs differ by up
+to three. The seconds are of kinds of work (:class:`Work`); :mod:`memwall.simulate.issue` counts what each kernel asks
+for. ``hardware_specs/hosts`` holds a TOML file for each host that memwall knows, with a source next to each number;
+a file of a user's own has the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from operator import attrgetter, mul
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from memwall.core.errors import MissingError, UsageError, unknown
+from memwall.core.files import read_toml
+from memwall.core.structure import BadRecord, above_0, one_line, read, shown
+
+SCHEMA = "memwall.host/1"
+#: what is assumed where nobody names a host
+DEFAULT_HOST = "bare-metal"
+#: the name of a host of which only the seconds of an op are stated, by a GPU's file or an older record
+STATED = "stated"
+
+
+class Work(NamedTuple):
+    """What a host does to issue a kernel, as counts; :class:`Host` has the seconds of one of each."""
+
+    #: a call of PyTorch's dispatcher that launches
+    op: float = 0.0
+    #: an ``nn.Module`` called
+    module: float = 0.0
+    #: a call that launches nothing: a view
+    view: float = 0.0
+    #: an autograd node, made in forward or run in backward
+    node: float = 0.0
+    #: a kernel launched, with what prepares its arguments
+    launch: float = 0.0
+    #: a result allocated
+    allocation: float = 0.0
+    #: cuDNN's or cuBLAS's choice of a kernel and its set-up
+    cudnn: float = 0.0
+    cublas: float = 0.0
+    #: a call of compiled code (torch.compile): guards and wrapper; more where autograd keeps what backward needs
+    compiled_call: float = 0.0
+    compiled_autograd: float = 0.0
+    #: a kernel that compiled code launches
+    compiled_kernel: float = 0.0
+    #: a call of compiled code that replays a CUDA graph
+    replay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Seconds of the CPU for each kind of :class:`Work`. Hosts that are meant take ``low`` to ``high`` times as long in
+    8 of 10 machines; 1 and 1: the seconds are stated, not assumed."""
+
+    name: str
+    op_s: float = 0.0
+    module_s: float = 0.0
+    view_s: float = 0.0
+    node_s: float = 0.0
+    launch_s: float = 0.0
+    allocation_s: float = 0.0
+    cudnn_s: float = 0.0
+    cublas_s: float = 0.0
+    compiled_call_s: float = 0.0
+    compiled_autograd_s: float = 0.0
+    compiled_kernel_s: float = 0.0
+    replay_s: float = 0.0
+    #: a kernel that a library launches in a loop of its own, as cuDNN does for a recurrent layer; bare metal's where a
+    #: host does not state it
+    library_launch_s: float = 2.75e-6
+    low: Annotated[float, above_0] = 1.0
+    high: Annotated[float, above_0] = 1.0
+
+    def check(self) -> None:
+        if not self.low <= 1 <= self.high:
+            raise BadRecord(f": low and high enclose 1, and these are {self.low:g} and {self.high:g}")
+
+    @classmethod
+    def uniform(cls, op_s: float) -> Host:
+        """A host that takes as long for every op that launches, and for every kernel of compiled code, and no longer
+        for one that a library launches."""
+        return cls(STATED, op_s=op_s, compiled_kernel_s=op_s, library_launch_s=min(op_s, cls("").library_launch_s))
+
+    def scaled(self, factor: float) -> Host:
+        """A host that takes ``factor`` times as long for everything."""
+        return replace(self, **{name: factor * getattr(self, name) for name in (*_SECONDS, "library_launch_s")})
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether its seconds are those of other machines than the one that is meant."""
+        return self.low < self.high
+
+    def issue_s(self, work: Work) -> float:
+        """Seconds to issue a kernel."""
+        return sum(map(mul, work, _seconds(self)))
+
+    def later_s(self, work: Work) -> float:
+        """The part of :meth:`issue_s` after the first launch."""
+        return max(work.launch - 1, 0) * self.launch_s + max(work.compiled_kernel - 1, 0) * self.compiled_kernel_s
+
+
+_SECONDS = tuple(f"{kind}_s" for kind in Work._fields)
+_seconds = attrgetter(*_SECONDS)
+
+
+def packaged(folder: str) -> Mapping[str, Path]:
+    """Canonical name -> TOML file of a folder. In a wheel it is inside the package, in a checkout next to it."""
+    here = Path(__file__).resolve().parents[1]
+    for place in (here / folder, here.parent / folder):
+        if files := {path.stem: path for path in sorted(place.glob("*.toml"))}:
+            return files
+    raise MissingError(f"no {folder} next to {here}: the installation is incomplete; install it again")
+
+
+@cache
+def _files() -> Mapping[str, Path]:
+    return packaged("hardware_specs/hosts")
+
+
+def host_names() -> tuple[str, ...]:
+    """Names of all hosts that memwall knows."""
+    return tuple(_files())
+
+
+def load_host(name_or_path: str | Path | Host) -> Host:
+    """The host of that name, or of that TOML file.
+
+    Raises:
+        UsageError: no host has that name, or the file is wrong.
+    """
+    if isinstance(name_or_path, Host):
+        return name_or_path
+    if str(name_or_path) in _files():
+        return _packaged(str(name_or_path))
+    if isinstance(name_or_path, Path) or "/" in name_or_path or name_or_path.lower().endswith(".toml"):
+        return _read(Path(name_or_path))
+    raise unknown("host named", name_or_path, _files())
+
+
+@cache
+def _packaged(name: str) -> Host:
+    return _read(_files()[name])
+
+
+def default_host() -> Host:
+    """The host that is assumed where nobody names one."""
+    return load_host(DEFAULT_HOST)
+
+
+def _read(path: Path) -> Host:
+    found, label = read_toml(path), one_line(path)
+    if (schema := found.pop("schema", None)) != SCHEMA:
+        raise UsageError(f"{label}: schema is {shown(schema)}; want {SCHEMA!r}, as in a file of hosts")
+    known = [item.name for item in fields(Host)]
+    for key in found:
+        if key not in known:
+            raise unknown("number of a host named", one_line(key), known, where=label)
+    name = found.get("name")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise UsageError(f"{label}: name must be a line of text")
+    if missing := [kind for kind in _SECONDS if kind not in found]:
+        raise UsageError(f"{label} lacks {', '.join(missing)}; a host states the seconds of every kind of work, 0 too")
+    try:
+        return read(Host, found, label)
+    except BadRecord as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,115 @@
+"""What the host does to issue each kernel of a plan: calls, modules, views, autograd nodes, allocations, launches.
+
+The kinds of work are those of :class:`memwall.hardware.host.Work`. An eager op is a call of the dispatcher, from Python
+or from an autograd node. Calls that launch nothing have no place in a graph, which counts them: they are spread evenly
+over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch its kernels;
+``ideal`` is a call and its launches, the least that any kernel asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from memwall.core.graph import Graph, Op
+from memwall.hardware.host import Work
+from memwall.ops.registry import is_recurrent
+
+#: How the CPU issues kernels: one op after another, each step issued while the GPU still runs the one before it; the
+#: same for a lone call on an idle GPU; as a CUDA graph, issued beforehand, so that nothing waits; a lone call of
+#: compiled code that replays a CUDA graph; each alone, issued beforehand and with nothing in L2.
+LAUNCHES = ("eager", "call", "graph", "replay", "alone")
+
+#: calls that launch nothing and make no view: they allocate
+_ALLOCATING = ("aten.empty", "aten.new_empty")
+
+#: a kernel of a plan as the host sees it: its ops and its launches
+Issued = tuple[Sequence[int], int]
+
+
+def work_of(graph: Graph, policy: str, kernels: Sequence[Issued], launch: str = "eager") -> list[Work]:
+    """The work of each kernel of a plan, in launch order."""
+    if launch in ("eager", "call"):
+        kernels = [(op_ids, _launches(graph.ops[op_ids[0]], launches)) for op_ids, launches in kernels]
+        return _ISSUED.get(policy, _compiled)(graph, kernels)
+    work = [Work()] * len(kernels)
+    if work and (launch == "replay" or (launch == "graph" and policy != "eager")):
+        work[0] = Work(replay=1)
+    return work
+
+
+def _launches(op: Op, launches: int) -> int:
+    """The launches that the host is asked for; those of a recurrent layer are in its own model."""
+    return min(launches, 1) if is_recurrent(op.name) else launches
+
+
+def _eager(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
+    host = _Eager(graph)
+    return [host.work(graph.ops[op_ids[0]], launches) for op_ids, launches in kernels]
+
+
+def _compiled(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
+    found, called = [], set()
+    for op_ids, launches in kernels:
+        phase = graph.ops[op_ids[0]].phase
+        first = bool(launches) and phase not in called
+        called.update([phase] * first)
+        keeps = first and phase == "forward" and graph.takes_gradients and bool(graph.parameters)
+        found.append(Work(compiled_call=first, compiled_autograd=keeps, compiled_kernel=launches))
+    return found
+
+
+def _ideal(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
+    return [Work(op=bool(launches), launch=launches) for _, launches in kernels]
+
+
+#: policy -> how its kernels are issued; all others are compiled
+_ISSUED: Mapping[str, Callable[[Graph, Iterable[Issued]], list[Work]]] = {"eager": _eager, "ideal": _ideal}
+
+
+class _Eager:
+    """The host while it runs a graph op by op."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        allocating = sum(n for name, n in graph.free_calls.items() if name.startswith(_ALLOCATING))
+        ops = max(len(graph.ops), 1)
+        self.views, self.allocations = (sum(graph.free_calls.values()) - allocating) / ops, allocating / ops
+        held = (graph.values[i].storage for i in graph.parameters)
+        #: storages whose contents depend on what is trained
+        self.differentiated = set(held) if graph.takes_gradients else set()
+        self.written: set[int] = set()
+        self.module: list[str] = []
+
+    def work(self, op: Op, launches: int) -> Work:
+        """What an op asks of the host; to be called in the order of the ops."""
+        product = op.op_class == "contraction"
+        library = op.op_class == "convolution" or "batch_norm" in op.name or is_recurrent(op.name)
+        return Work(
+            op=bool(launches), module=self._modules(op), view=self.views, node=self._nodes(op), launch=launches,
+            allocation=self._made(op) + self.allocations, cudnn=library, cublas=product,
+        )  # fmt: skip
+
+    def _modules(self, op: Op) -> int:
+        """Modules called since the op before it; the backward pass and the optimizer call none."""
+        if op.phase != "forward":
+            return 0
+        before, self.module = self.module, op.module.split(".") if op.module else []
+        shared = 0
+        while shared < min(len(before), len(self.module)) and before[shared] == self.module[shared]:
+            shared += 1
+        return len(self.module) - shared
+
+    def _nodes(self, op: Op) -> bool:
+        """Whether autograd makes a node for a forward op, or runs one in backward."""
+        storages = self.graph.values
+        if op.phase == "forward" and not self.differentiated.isdisjoint(storages[i].storage for i in op.inputs):
+            self.differentiated.update(storages[i].storage for i in op.outputs)
+            return True
+        return op.phase == "backward"
+
+    def _made(self, op: Op) -> int:
+        """Results that it allocates: storages that nothing wrote before it."""
+        results = {self.graph.values[i].storage for i in op.outputs}
+        made = {i for i in results - self.written if not self.graph.storages[i].is_persistent}
+        self.written |= results
+        return len(made)
