@@ -70,13 +70,13 @@ def _compare(
     from memwall.pipeline import compare
     from memwall.record.profile import Profile
 
-    policies = workload.pop("policies")
+    policies, host = workload.pop("policies"), workload.pop("host")
     models = [target for target in targets if not is_record(target)]
     if not models:
         reason = f"{targets[0]} is already traced" if targets else "there is no target, and no profile in this folder"
         options.refuse(options.profile_options(workload), reason)
     if not targets:
-        for flag in ("--price",) * bool(price) + ("--policy",) * bool(policies):
+        for flag in ("--price",) * bool(price) + ("--policy",) * bool(policies) + ("--host",) * bool(host):
             raise UsageError(f"{flag} goes with a workload: name a target")
         return compare(None, gpu=gpus)
     if models and not gpus:
@@ -84,14 +84,14 @@ def _compare(
     if len(targets) == 1 and not models:
         saved = Profile.load(targets[0])
         with running(targets[0], messages):  # a compiler may have something to say
-            comparison = compare(saved, gpu=gpus, price=price, policy=policies)
+            comparison = compare(saved, gpu=gpus, price=price, policy=policies, host=host)
         warn_of_doubts(saved, gpus, messages)
         return comparison
-    how = {"policies": policies}
+    how = {"policies": policies, "host": host}
     records = [make_profile(t, gpus, {**workload, **how} if t in models else how, messages) for t in targets]
     if len(records) > 1:
         return compare(records, price=price)
-    comparison = compare(records[0], gpu=gpus, price=price)
+    comparison = compare(records[0], gpu=gpus, price=price, host=host)
     remember(records[0], messages)
     return comparison
 

@@ -112,6 +112,13 @@ def gpus(context: click.Context, parameter: click.Parameter, incomplete: str) ->
     return _starting(incomplete, gpu_names())
 
 
+def hosts(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of hosts."""
+    from memwall.hardware.host import host_names
+
+    return _starting(incomplete, host_names())
+
+
 def policies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of policies."""
     from memwall.fusion import POLICIES

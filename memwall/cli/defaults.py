@@ -13,7 +13,7 @@ from memwall.core.errors import UsageError, unknown
 from memwall.frontend.workload.sizes import SIZES
 
 #: options that may have a default; the gate has a table of its own
-KEYS = ("gpu", "mode", "policy", "dtype", "autocast", *SIZES, "optimizer", "attention", "cuda_graph", "real",
+KEYS = ("gpu", "host", "mode", "policy", "dtype", "autocast", *SIZES, "optimizer", "attention", "cuda_graph", "real",
         "input", "assume", "max_ops", "top", "sort", "by")  # fmt: skip
 _SAID = "memwall.defaults"
 

@@ -109,13 +109,18 @@ def command(
 def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> list[GatedWorkload]:
     """The workloads with what the command line says of how to trace them."""
     from memwall.frontend.workload.target import is_saved
+    from memwall.hardware.host import host_names, load_host
 
     named = options.profile_options(given)
+    if "host" in named:  # refused here, and found from another tree
+        load_host(named["host"])
+        named["host"] = named["host"] if named["host"] in host_names() else str(Path(named["host"]).resolve())
     if "input_specs" in named:
         named["input_specs"] = tuple(named["input_specs"])
     for workload in workloads:
         if is_saved(workload.target):
-            options.refuse(given, f"{workload.target} is already traced")
+            tracing = {name: value for name, value in given.items() if name != "host"}
+            options.refuse(tracing, f"{workload.target} is already traced")
     return [replace(workload, options={**workload.options, **named}) for workload in workloads]
 
 

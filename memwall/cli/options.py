@@ -29,11 +29,26 @@ def completing(kind: str) -> Callable[[click.Context, click.Parameter, str], lis
     return complete
 
 
+def _decorator(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
 def gpus_of(default: str) -> Callable[[F], F]:
-    """``--gpu``."""
-    return click.option(
-        "--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=completing("gpus"),
-        help=f"One GPU or several, by name (see memwall gpus) or by the path of a TOML file. [default: {default}]",
+    """``--gpu``, and ``--host``, what issues their kernels."""
+    return _decorator(
+        click.option(
+            "--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=completing("gpus"),
+            help=f"One GPU or several, by name (see memwall gpus) or by the path of a TOML file. [default: {default}]",
+        ),
+        click.option(
+            "--host", metavar="NAME", shell_complete=completing("hosts"),
+            help="The CPU that issues kernels: bare-metal, cloud-vm, or the path of a TOML file. [default: bare-metal]",
+        ),
     )  # fmt: skip
 
 
@@ -74,15 +89,6 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the record
 debug = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 
 quiet = click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")
-
-
-def _decorator(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 #: what --figure takes: the names of :data:`memwall.report.figures.profile.FIGURES`

@@ -86,7 +86,7 @@ def _base_of(subject: Subject, schedule: Schedule) -> Side | None:
     there = [s for s in subject.base.simulations if s.gpu == schedule.gpu]
     found = [s for s in there if s.policy == schedule.policy]
     if not found and there and schedule.policy in CHEAP:  # its graph is all that the policy needs
-        found = [subject.base.schedule(schedule.gpu, schedule.policy, graph=there[0].graph)]
+        found = [subject.base.schedule(schedule.gpu, schedule.policy, graph=there[0].graph, launch=schedule.launch)]
     return Side(subject.base, found[0]) if found else None
 
 

@@ -32,7 +32,7 @@ OPTIONS: Types = {
     "mode": (str,), "batch": (int,), "seq": (int,), "image": (str, int), "images": (int,),
     "video": (int,), "seconds": (int, float), "dtype": (str,), "autocast": (str,), "optimizer": (str,),
     "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "assume": (list,), "max_ops": (int,),
-    "no_grad": (bool,),
+    "no_grad": (bool,), "host": (str,),
 }  # fmt: skip
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
 _OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}

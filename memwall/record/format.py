@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
-from memwall.core.structure import BadRecord, read
+from memwall.core.structure import BadRecord, one_of, read
 from memwall.hardware.lookup import Gpu
 from memwall.ops.sdpa import Attention
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.graphs import AttentionRow, Costed, GraphRow, exist, read_attention, read_graph
-from memwall.simulate.launch_queue import issue_s, waits_within
+from memwall.simulate.issue import LAUNCHES, work_of
+from memwall.simulate.launch_queue import waits_within
 from memwall.simulate.memory import MemoryPeak
 from memwall.simulate.schedule import Schedule, Totals
 
@@ -80,6 +81,7 @@ class _Kernel:
     high_s: float | None = None
     launches: int = 1
     recomputes: tuple[int, ...] = ()
+    wait_s: float = 0.0
 
     def check(self) -> None:
         if not self.op_ids:
@@ -101,6 +103,8 @@ class _Schedule:
     gpu: str
     policy: str
     graph: int = 0
+    #: older records have none: as a graph where the host takes no time, and their kernels do not state their waits
+    launch: Annotated[str, one_of(("", *LAUNCHES))] = ""
     kernels: tuple[_Kernel, ...]
     totals: Annotated[Totals, _totals]
     memory: MemoryPeak
@@ -133,8 +137,8 @@ def schedule_to_row(schedule: Schedule) -> _Schedule:
     """A schedule as it is saved: without its plan."""
     kernels = tuple(_Kernel(*_kernel_fields(kernel)) for kernel in schedule.kernels)
     return _Schedule(
-        gpu=schedule.gpu.name, policy=schedule.policy, graph=schedule.graph, kernels=kernels, totals=schedule.totals,
-        memory=schedule.memory,
+        gpu=schedule.gpu.name, policy=schedule.policy, graph=schedule.graph, launch=schedule.launch, kernels=kernels,
+        totals=schedule.totals, memory=schedule.memory,
     )  # fmt: skip
 
 
@@ -191,12 +195,14 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
     for i, kernel in enumerate(row.kernels):
         exist(kernel.op_ids, len(ops), f"{where}.kernels[{i}].op_ids")
         exist(kernel.recomputes, len(ops), f"{where}.kernels[{i}].recomputes")
-    issues = [issue_s(gpu, ops[kernel.op_ids[0]].phase, kernel.launches) for kernel in row.kernels]
-    times = (max(k.compute_s, k.memory_s, k.latency_s) + k.overhead_s for k in row.kernels)
-    waits = waits_within(zip(issues, times, (k.overhead_s for k in row.kernels), strict=True))
+    launch = row.launch or ("eager" if gpu.cpu or gpu.host.op_s else "graph")
+    work = work_of(graphs[row.graph][0], row.policy, [(k.op_ids, k.launches) for k in row.kernels], launch)
+    issues = list(map(gpu.host.issue_s, work))
+    if not row.launch:
+        _restore_waits(row.kernels, issues)
     kernels = [
-        Estimate(**dict(zip(_ESTIMATED, _of_kernel(kernel), strict=True)), id=i, issue_s=issue, wait_s=wait)
-        for i, (kernel, issue, wait) in enumerate(zip(row.kernels, issues, waits, strict=True))
+        Estimate(**dict(zip(_ESTIMATED, _of_kernel(kernel), strict=True)), id=i, issue_s=issue)
+        for i, (kernel, issue) in enumerate(zip(row.kernels, issues, strict=True))
     ]
     sums = {"flops": sum(k.flops for k in kernels), "dram_bytes": sum(k.bytes for k in kernels)}
     for name, total in sums.items():
@@ -204,7 +210,15 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
             raise BadRecord("is not the sum over the kernels", f"{where}.totals.{name}")
     if row.policy == "eager" and sorted(k.op_ids for k in kernels) != [(i,) for i in range(len(ops))]:
         raise BadRecord(": eager launches each op alone and once, and these do not", f"{where}.kernels")
-    return Schedule(gpu, row.policy, tuple(kernels), row.totals, row.memory, row.graph)
+    return Schedule(gpu, row.policy, tuple(kernels), row.totals, row.memory, row.graph, launch=launch)
+
+
+def _restore_waits(kernels: Sequence[_Kernel], issues: Sequence[float]) -> None:
+    """Set the waits of the kernels of an older record, which were those of a lone step."""
+    times = (max(k.compute_s, k.memory_s, k.latency_s) + k.overhead_s for k in kernels)
+    waits = waits_within(zip(issues, times, (k.overhead_s for k in kernels), strict=True))
+    for kernel, wait_s in zip(kernels, waits, strict=True):
+        kernel.wait_s = wait_s
 
 
 def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule, ...], Attention | None]:

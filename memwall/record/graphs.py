@@ -84,6 +84,7 @@ class GraphRow:
     parameters: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     free_calls: Mapping[str, int] = field(default_factory=dict)
+    gradients: bool = False
     storages: tuple[Annotated[tuple[Any, ...], _storage], ...]
     values: Mapping[str, _Value]
     ops: tuple[_Op, ...]
@@ -132,6 +133,7 @@ def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> GraphRow:
     return GraphRow(
         attention=graph.attention, backends=graph.backends, inputs=graph.inputs, parameters=graph.parameters,
         outputs=graph.outputs, free_calls=dict(sorted(graph.free_calls.items())),
+        gradients=graph.gradients,
         storages=tuple((s.nbytes, s.role, s.name) if s.name else (s.nbytes, s.role) for s in graph.storages),
         values={
             str(v.id): _Value(v.spec.shape, v.spec.dtype, v.storage, _strides(v.spec), v.offset) for v in graph.values
@@ -210,7 +212,7 @@ def read_graph(row: GraphRow, where: str) -> Costed:
     ops = tuple(Op(*_of_op(op)) for op in row.ops)
     graph = Graph(
         tuple(values), storages, ops, row.inputs, row.parameters, row.outputs, row.free_calls, row.attention,
-        row.backends,
+        row.backends, row.gradients,
     )  # fmt: skip
     return graph, _with_launches(graph, row.ops)
 
@@ -279,14 +281,22 @@ def _cost(row: _Op) -> Cost:
 
 def _with_launches(graph: Graph, rows: Sequence[_Op]) -> tuple[Cost, ...]:
     """The costs with their launches, recomputed by the formulas: a record holds only counts. An op without a formula,
-    or with one that now counts other FLOPs or bytes, keeps what was saved, as one streaming kernel."""
+    or with one that now counts other FLOPs or bytes, keeps what was saved, as one streaming kernel; FLOPs of a pipe
+    that the formula did not count then change no launch."""
     try:
         fresh: Sequence[Cost | None] = graph_costs(graph)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # damage that no check above found
         fresh = [None] * len(rows)
-    return tuple(cost if cost and _counts_as(cost, row) else _cost(row) for row, cost in zip(rows, fresh, strict=True))
+    return tuple(_as_saved(cost, row) or _cost(row) for row, cost in zip(rows, fresh, strict=True))
 
 
-def _counts_as(cost: Cost, row: _Op) -> bool:
-    saved = row.pipes, row.read_bytes, row.write_bytes, row.modeled
-    return (cost.flops, cost.read_bytes, cost.write_bytes, cost.modeled) == saved
+def _as_saved(cost: Cost | None, row: _Op) -> Cost | None:
+    """The cost with the FLOPs that were saved; None where it counts something otherwise."""
+    if cost is None or (cost.read_bytes, cost.write_bytes, cost.modeled) != (
+        row.read_bytes, row.write_bytes, row.modeled,
+    ):  # fmt: skip
+        return None
+    if cost.flops == row.pipes:
+        return cost
+    known = bool(row.pipes) and all(cost.flops.get(pipe) == count for pipe, count in row.pipes.items())
+    return replace(cost, flops=row.pipes) if known else None

@@ -101,7 +101,7 @@ def fit_text(schedule: Schedule) -> str:
 
 def wall_shares(schedule: Schedule) -> dict[str, float]:
     """Fraction of the time under each wall: all of :data:`WALLS`, and the link where it limits a kernel."""
-    by_wall = time_by_wall(schedule.kernels)
+    by_wall = time_by_wall(schedule.timings)
     total = sum(by_wall.values())
     return {wall: time_s / total if total else 0.0 for wall, time_s in by_wall.items()}
 

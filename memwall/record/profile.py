@@ -192,7 +192,7 @@ class Profile:
 
         Args:
             graph: which of the graphs; None takes that of :meth:`graph_for`.
-            launch: how kernels are issued, one of :data:`memwall.record.schedules.LAUNCHES`.
+            launch: how kernels are issued, one of :data:`memwall.simulate.issue.LAUNCHES`.
             regions: for each op the region that it is in; the policy fuses within one only.
             plan: simulate this one, which another planner made.
 
@@ -201,9 +201,10 @@ class Profile:
             MissingError: the ``inductor`` policy needs a torch and a Triton that it knows.
         """
         number = self.graph_for(gpu) if graph is None else graph
-        if plan is None and regions is None and launch == "eager":
+        if plan is None and regions is None:
+            wanted = policy, number, gpu, launch
             for known in self.simulations:
-                if known.plan is not None and (known.policy, known.graph, known.gpu) == (policy, number, gpu):
+                if known.plan is not None and (known.policy, known.graph, known.gpu, known.launch) == wanted:
                     return known
         return self._schedules.schedule(gpu, policy, graph=number, launch=launch, regions=regions, plan=plan)
 
@@ -212,7 +213,7 @@ class Profile:
         and None elsewhere, or where another memwall grouped otherwise."""
         if schedule.plan is not None or schedule.policy not in CHEAP:
             return schedule.plan
-        plan = self.schedule(schedule.gpu, schedule.policy, graph=schedule.graph).plan
+        plan = self.schedule(schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch).plan
         fits = plan and [group.op_ids for group in plan.groups] == [kernel.op_ids for kernel in schedule.kernels]
         return plan if fits else None
 

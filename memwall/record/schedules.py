@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.core.graph import Graph
@@ -11,10 +11,6 @@ from memwall.fusion import UNIVERSAL, Plan, plan_graph
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.simulate.schedule import PlanContext, Schedule, simulate
-
-#: How the CPU issues kernels: one after another; as a CUDA graph, issued beforehand, so that nothing waits; each alone,
-#: issued beforehand and with nothing in L2.
-LAUNCHES = ("eager", "graph", "alone")
 
 #: policies whose plan can be made again from a saved record without a compiler or torch
 CHEAP = ("eager", "memwall", "ideal")
@@ -39,21 +35,19 @@ class Schedules:
         regions: Sequence[int] | None = None, plan: Plan | None = None,
     ) -> Schedule:  # fmt: skip
         """As :meth:`memwall.record.profile.Profile.schedule`."""
-        issued = gpu if launch == "eager" else replace(gpu, dispatch_s=0.0)
         if plan is not None:
             context = self._context(graph, plan)
-            return simulate(self.graphs[graph], plan, issued, context=context, graph_index=graph)
+            return simulate(self.graphs[graph], plan, gpu, context=context, graph_index=graph, launch=launch)
         apart = None if regions is None else tuple(regions)
         key = (gpu, policy, graph, launch, apart)
         if key not in self._made:
-            planned_for = gpu if launch == "alone" else issued
-            known = policy, None if policy in UNIVERSAL else planned_for, graph, apart
+            known = policy, None if policy in UNIVERSAL else gpu, graph, apart
             if known not in self._plans:
-                plan = plan_graph(policy, self.graphs[graph], self.costs[graph], planned_for, apart)
+                plan = plan_graph(policy, self.graphs[graph], self.costs[graph], gpu, apart)
                 self._plans[known] = plan, self._context(graph, plan)
             plan, context = self._plans[known]
             context = context.cold() if launch == "alone" else context
-            self._made[key] = simulate(self.graphs[graph], plan, issued, context=context, graph_index=graph)
+            self._made[key] = simulate(self.graphs[graph], plan, gpu, context=context, graph_index=graph, launch=launch)
         return self._made[key]
 
     def _context(self, graph: int, plan: Plan) -> PlanContext:

@@ -2,8 +2,8 @@
 
 One process per GPU. In it each policy has a row for what the CPU issues, one for what the GPU runs, one for the phases
 and modules that this belongs to, and two counters: the bytes alive, and the same by what they hold. A gap in the
-GPU's row is a wait for the CPU; an arrow leads from each launch to its kernel. Times are in microseconds, as the format
-wants, to the nanosecond.
+GPU's row is a wait for the CPU; one at its start is the end of the step before. An arrow leads from each launch to its
+kernel. Times are in microseconds, as the format wants, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ class Timeline(NamedTuple):
 
 
 def timeline(profile: Profile, schedule: Schedule) -> Timeline:
-    """The timeline of one of the profile's schedules; its last run ends at ``totals.time_s``."""
+    """The timeline of one of the profile's schedules. The GPU begins when it is done with the step before, which it
+    may be after the CPU has begun to issue, and ends ``totals.time_s`` later."""
     launches, runs = _queue(schedule.kernels)
     paths = [
         (kernel_phase(profile, schedule, kernel), *_STEP.findall(kernel_module(profile, schedule, kernel)))
@@ -183,9 +184,9 @@ def _memory_levels(profile: Profile, schedule: Schedule, runs: Sequence[Span]) -
     return memory
 
 
-def _queue(kernels: Iterable[Estimate]) -> tuple[list[Span], list[Span]]:
+def _queue(kernels: Sequence[Estimate]) -> tuple[list[Span], list[Span]]:
     launches, runs = [], []
-    issued_s = free_s = 0.0
+    issued_s, free_s = 0.0, _ahead_s(kernels)
     for kernel in kernels:
         launches.append(_span(issued_s, issued_s + kernel.issue_s))
         issued_s += kernel.issue_s
@@ -193,6 +194,18 @@ def _queue(kernels: Iterable[Estimate]) -> tuple[list[Span], list[Span]]:
         free_s += kernel.time_s
         runs.append(_span(start_s, free_s))
     return launches, runs
+
+
+def _ahead_s(kernels: Iterable[Estimate]) -> float:
+    """Seconds for which the GPU is still busy with the step before when the CPU begins to issue this one: no kernel
+    starts before its first launch."""
+    issued_s = free_s = ahead_s = 0.0
+    for kernel in kernels:
+        first_s = issued_s + kernel.issue_s / max(kernel.launches, 1)
+        ahead_s = max(ahead_s, first_s - free_s - kernel.wait_s)
+        issued_s += kernel.issue_s
+        free_s += kernel.time_s
+    return ahead_s
 
 
 def _span(start_s: float, end_s: float) -> Span:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from memwall import __version__
 from memwall.cli import COMMANDS
 from memwall.cli.target import DEFAULT_GPU
+from memwall.hardware.host import Work
 from memwall.hardware.lookup import gpu_names
 
 
@@ -104,6 +106,68 @@ def test_a_saved_profile_is_simulated_again(run, record):
     assert [s["gpu"] for s in json.loads(run("profile", record, "--json", "-q").out)["simulations"]] == ["old", "new"]
     again = json.loads(run("profile", record, "--gpu", "t4", "a100", "--json", "-q").out)
     assert [s["gpu"] for s in again["simulations"]] == ["t4", "a100-80gb-sxm"]
+
+
+def test_another_host_issues_the_kernels(run, folder, record):
+    bare, cloud = (run("profile", record, "--host", name, "--json", "-q") for name in ("bare-metal", "cloud-vm"))
+    times = []
+    for name, result in (("bare-metal", bare), ("cloud-vm", cloud)):
+        made = json.loads(result.out)
+        assert {gpu["host"]["name"] for gpu in made["gpus"].values()} == {name}
+        times.append(made["simulations"][0]["totals"]["time_s"])
+    assert times[0] < times[1]  # the net is small
+    seconds = "".join(f"{kind}_s = {1e-3 if kind == 'op' else 0}\n" for kind in Work._fields)
+    (folder / "mine.toml").write_text(f'schema = "memwall.host/1"\nname = "mine"\n{seconds}', encoding="utf-8")
+    page = run("profile", "net.py", "--gpu", "t4", "--host", "mine.toml", "-q").out
+    assert "mine: 1.00 ms of CPU time to issue an op" in " ".join(page.split())
+    assert run("compare", record, "--gpu", "t4", "v100", "--host", "cloud-vm", "-q").code == 0
+    assert run("profile", "net.py", "--host", "mine.tomb").error == (
+        "no host named 'mine.tomb'; there is bare-metal, cloud-vm"
+    )
+    assert run("profile", "net.py", "--host", "other.toml").code == 2
+
+
+def test_a_saved_profile_stays_on_its_host_unless_another_is_named(run):
+    assert run("profile", "net.py", "--gpu", "t4", "--host", "cloud-vm", "-o", "cloud.json", "-q").code == 0
+    for command in ("profile", "compare"):
+        for named, wanted in (((), "cloud-vm"), (("--host", "bare-metal"), "bare-metal")):
+            page = run(command, "cloud.json", "--gpu", "t4", "v100", *named, "-q").out
+            assert [name in page for name in ("cloud-vm", "bare-metal")] == [name == wanted for name in (
+                "cloud-vm", "bare-metal")]  # fmt: skip
+
+
+def test_gpus_that_wait_for_the_same_host_are_equally_fast(run, folder):
+    (folder / "normed.py").write_text(NORMED, encoding="utf-8")
+    page = run("compare", "normed.py", "--gpu", "h100", "a100", "--host", "cloud-vm", "-q").out
+    assert re.search(r"  h100-sxm, a100-80gb-sxm take [\d.]+ us a step each, and none is faster\.\n", page)
+    assert "is the fastest" not in page
+
+
+def test_the_gate_refuses_a_host_that_is_none(run):
+    for name, why in (("nosuch", "no host named 'nosuch'; there is"), ("nosuch.toml", "no such file: nosuch.toml")):
+        result = run("gate", "net.py", "--limit", "time_s=1s", "--host", name)
+        assert result.code == 2
+        assert result.error.startswith(why)
+
+
+NORMED = """
+import torch
+from torch import nn
+def model(): return nn.Sequential(nn.Linear(512, 512), nn.LayerNorm(512), nn.ReLU(), nn.Linear(512, 512))
+def inputs(): return (torch.randn(64, 512),)
+"""
+
+
+def test_what_one_module_saves_is_no_share_where_others_lose(run, folder):
+    """The first kernel of a compiled net waits for the call: the norm and what follows it win more than the net."""
+    (folder / "normed.py").write_text(NORMED, encoding="utf-8")
+    page = " ".join(run("fuse", "normed.py", "--gpu", "h100", "--policy", "memwall", "-q").out.split())
+    assert "% of the saved time in" not in page
+    saved, unit, most, lost = re.search(
+        r"memwall saves ([\d.]+) (ns|us) of .*?; \(top\) saves ([\d.]+) us, and the rest takes ([\d.]+) us more", page
+    ).groups()
+    saved_us = float(saved) / (1000 if unit == "ns" else 1)
+    assert float(most) - float(lost) == pytest.approx(saved_us, abs=0.02)
 
 
 def test_compare_uses_the_last_profile_made_here(run):

@@ -104,7 +104,7 @@ def test_compare_of_a_model_under_several_policies(run, folder):
     assert len(entries(result)) == len(set(entries(result))) == 6
     times = {(e["gpu"], e["policy"]): e["time_s"] for e in json.loads(result.out)["entries"]}
     for gpu in ("a100-80gb-sxm", "t4"):
-        assert times[gpu, "ideal"] <= times[gpu, "memwall"] <= times[gpu, "eager"]
+        assert times[gpu, "ideal"] <= min(times[gpu, "memwall"], times[gpu, "eager"])
 
 
 def test_one_policy_on_gpus_whose_plans_differ(run):

@@ -308,12 +308,12 @@ def model():
     return torch.nn.Sequential(*layers).half().to(memory_format=torch.channels_last)
 
 def inputs():
-    return (torch.randn(8, 3, 64, 64).half().contiguous(memory_format=torch.channels_last),)
+    return (torch.randn(64, 3, 64, 64).half().contiguous(memory_format=torch.channels_last),)
 """
 
 
-WEIGHTS, DATA = 5 * 64 * 64 * 9 * 2 + 3 * 64 * 9 * 2, 8 * 3 * 64 * 64 * 2
-HIDDEN = 8 * 64 * 64 * 64 * 2
+WEIGHTS, DATA = 5 * 64 * 64 * 9 * 2 + 3 * 64 * 9 * 2, 64 * 3 * 64 * 64 * 2
+HIDDEN = 64 * 64 * 64 * 64 * 2
 #: what is given up -> the bytes that then are NCHW: all; those of the weights; those of the input
 GIVEN_UP = {"both": WEIGHTS + DATA + 11 * HIDDEN, "model": WEIGHTS, "input": DATA}
 

@@ -235,7 +235,7 @@ def test_a06_the_interval_knows_the_host(run, folder):
     assert what_if["before"]["low_s"] < what_if["after"]["time_s"] < what_if["before"]["high_s"]
     page = " ".join(run(*asked).out.split())
     assert "host time assumed" in page
-    assert "of CPU time per op assumed" in page
+    assert "of CPU time to issue an op" in page
 
 
 def test_a06_a_full_queue_hides_the_host(run, models):
@@ -245,7 +245,7 @@ def test_a06_a_full_queue_hides_the_host(run, models):
     (what_if,) = record["what_if"]
     for end in ("low_s", "high_s"):  # times in a CUDA graph know no host
         assert what_if["before"][end] == pytest.approx(what_if["after"][end], rel=1e-3)
-    assert "of CPU time per op assumed" in run(*asked).out
+    assert "of CPU time to issue an op" in run(*asked).out
 
 
 def test_a08_the_bound_says_which_bandwidth_it_takes(run):

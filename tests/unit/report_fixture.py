@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.fusion import eager_plan
+from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Plain
@@ -27,10 +28,10 @@ def make_gpu(name: str = "old", scale: float = 1.0, **changes) -> Gpu:
         "compute_capability": "8.0", "release": "2016-06", "aliases": (), "sm_count": 100, "boost_clock_hz": 1e9,
         "peak_flop_per_s": {TENSOR: 100e12 * scale, VECTOR: 10e12}, "dram_bytes_per_s": 1e12,
         "dram_bytes": 16_000_000_000, "l2_bytes": 0, "l2_bytes_per_s": 4e12, "link_bytes_per_s": 300e9, "tdp_w": 300.0,
-        "launch_overhead_s": 1e-6, "dispatch_s": 0.0,
+        "launch_overhead_s": 1e-6,
         "achievable": {"dram": 1.0, "tensor.float16": 1.0, "vector.float32": 1.0},
         "sources": {"memory.dram_bytes_per_s": "made up for tests", "power.tdp_w": "made | up"},
-        "calibration": "datasheet",
+        "calibration": "datasheet", "host": Host.uniform(changes.pop("dispatch_s", 0.0)),
     }  # fmt: skip
     return Gpu(**{**fields, **changes})
 

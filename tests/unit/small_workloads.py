@@ -18,7 +18,8 @@ from memwall.core.flow import Flow
 from memwall.core.graph import Graph, TensorSpec
 from memwall.frontend.workload.loading import load_file
 from memwall.fusion import Group, Plan, plan_graph
-from memwall.fusion.pricing import Placement, Pricer
+from memwall.fusion.plan import Placement
+from memwall.fusion.pricing import Pricer
 from memwall.hardware.lookup import Gpu
 
 PROFILES = Path(__file__).parents[2] / "profiles"

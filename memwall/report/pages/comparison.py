@@ -9,7 +9,7 @@ from typing import Any
 import memwall.report.columns as col
 from memwall.analysis.compare import Change, Comparison, Entry, Flip
 from memwall.analysis.pipes import mfu_note, peaks_text
-from memwall.core.units import percent
+from memwall.core.units import duration, few, percent
 from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.record.kernels import printed_shares
 from memwall.report.document import Column, Document, Picture, Section, Sentence, Table, clean
@@ -103,6 +103,9 @@ def _summary(entries: Sequence[Entry]) -> str:
     misfits = f"; it does not fit {', '.join(names)}" if names else ""
     if len(names) == len(entries):
         misfits = "; it fits none of them"
+    alike = [clean(entry.label) for entry in entries if duration(entry.time_s) == duration(first.time_s)]
+    if best is first and len(alike) > 1:
+        return f"{few(alike)} take {duration(first.time_s)} a step each, and none is faster{misfits}."
     if best is first:
         takes = "takes" if len(entries) == 1 else "is the fastest at"
         return f"{clean(first.label)} {takes} {first.time_text} a step{misfits}."
@@ -153,8 +156,10 @@ def _range_note(entries: Sequence[Entry]) -> str:
 def _calibration_table(entries: Sequence[Entry]) -> list[Table]:
     """How the constants behind the times are known."""
     known = [entry for entry in entries if entry.calibrated]
+    hosts = [entry.host for entry in known]
     texts = col.text("calibrated", [entry.calibrated for entry in known], wraps=True)
-    return [col.table("Calibration", [*col.of(known, ": label name"), texts])] if known else []
+    named = [col.text("host", hosts)] if any(hosts) else []
+    return [col.table("Calibration", [*col.of(known, ": label name"), *named, texts])] if known else []
 
 
 def _mfu_note(entries: Sequence[Entry]) -> str:

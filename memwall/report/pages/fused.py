@@ -24,7 +24,7 @@ from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
 from memwall.report.pages.capture import capture_section
-from memwall.report.pages.profile_text import inputs_text
+from memwall.report.pages.profile_text import host_text, inputs_text
 from memwall.report.text import to_text
 from memwall.simulate.schedule import Schedule
 
@@ -120,6 +120,7 @@ def _header(found: Fused) -> Facts:
         ("target", workload.target),
         ("inputs", inputs_text(workload)),
         ("ops", f"{len(profile.graph.ops):,}, which move {size(profile.dram_bytes)} unfused"),
+        ("host", host_text(profile.simulations)),
         *(("note", note) for note in found.notes),
     )
 

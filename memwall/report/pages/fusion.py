@@ -152,7 +152,11 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     text = f"{schedule.policy} saves {listed(saved)}" + (f", and adds {listed(added)}" if added else "")
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
     if modules and not is_ideal:
-        text += f"; {percent(modules[0].saved_s / saved_s, 0)} of the saved time in {modules[0].module}"
+        most_s, module = modules[0].saved_s, modules[0].module
+        text += (
+            f"; {percent(most_s / saved_s, 0)} of the saved time in {module}" if most_s <= saved_s
+            else f"; {module} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
+        )  # fmt: skip
     return f"{text}."
 
 

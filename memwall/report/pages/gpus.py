@@ -115,7 +115,6 @@ def _numbers_table(gpu: Gpu) -> Table:
         ("boost clock", si(gpu.boost_clock_hz, "Hz"), "compute.boost_clock_hz"),
         ("TDP", f"{gpu.tdp_w:.0f} W" if gpu.tdp_w else col.NOTHING, "power.tdp_w"),
         ("launch latency", duration(gpu.launch_overhead_s), "host.launch_overhead_s"),
-        ("CPU per eager op", duration(gpu.dispatch_s), "host.dispatch_s"),
         *((f"achievable {key}", percent(f), f"achievable.{key}") for key, f in gpu.achievable.items() if key != "dram"),
     ]
     table = [(name, value, _source(gpu, key)) for name, value, key in rows]

@@ -16,6 +16,7 @@ from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, few, flop_rate, flops, intensity, percent, si, size
+from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.record.format import WorkloadInfo
 from memwall.record.kernels import fit_text, peak_place, rates, schedule_label, wall_shares
@@ -23,7 +24,6 @@ from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.validation import measured_sections
-from memwall.simulate.launch_queue import HOST_RANGE_S, host_is_assumed
 from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (
@@ -83,12 +83,10 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     if len(phases) > 1:
         blocks.append(share_table("Phases", "phase", phases))
     blocks.append(memory_table(profile, schedule))
-    captured = not schedule.gpu.dispatch_s and schedule.gpu.cpu is None
     facts = known_facts(
         ("calibrated", calibration_text(profile, schedule)),
-        ("launched", "as a CUDA graph: no kernel waits for the CPU" if captured else ""),
+        ("launched", "as a CUDA graph: no kernel waits for the CPU" if schedule.launch == "graph" else ""),
         ("step bound", _step_bound_text(profile, schedule)),
-        ("host", _host_text(schedule) if host_is_assumed(schedule.gpu) else ""),
     )
     blocks += [facts] if facts.items else []
     title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
@@ -113,10 +111,24 @@ def _step_bound_text(profile: Profile, schedule: Schedule) -> str:
     return f"{duration(bound_s)}: no run of the step is faster{kept}"
 
 
-def _host_text(schedule: Schedule) -> str:
-    """``5.00 us of CPU time per op assumed, 3.00 us to 30.00 us in the 80 % range``."""
-    low, high = map(duration, HOST_RANGE_S)
-    return f"{duration(schedule.gpu.dispatch_s)} of CPU time per op assumed, {low} to {high} in the 80 % range"
+def host_text(schedules: Sequence[Schedule]) -> str:
+    """``bare-metal: 9.80 us of CPU time to issue an op, 0.5 to 2.75 times as long in the 80 % range``, with each other
+    policy's time to issue a kernel; empty where no host issues kernels."""
+    said: dict[Host, dict[str, None]] = {}
+    for schedule in schedules:
+        launched = sum(1 for kernel in schedule.kernels if kernel.launches)
+        issued_s = sum(kernel.issue_s for kernel in schedule.kernels)
+        if not issued_s or schedule.gpu.cpu is not None:
+            continue
+        what = "an op" if schedule.policy == "eager" else f"a kernel of {schedule.policy}"
+        said.setdefault(schedule.gpu.host, {})[f"{duration(issued_s / launched)} of CPU time to issue {what}"] = None
+    texts = []
+    for host, times in said.items():
+        first, *others = times
+        spread = f", {host.low:g} to {host.high:g} times as long in the 80 % range" if host.is_assumed else ""
+        short = [text.replace(" of CPU time to issue", " for") for text in others]
+        texts.append(f"{host.name}: {', '.join((first, *short))}{spread}")
+    return "; ".join(texts)
 
 
 def full_title(profile: Profile, schedule: Schedule) -> str:
@@ -157,6 +169,7 @@ def header_facts(profile: Profile) -> Facts:
         ("intensity", f"{intensity(profile.flops / moved if moved else 0.0)} FLOP/byte"),
         ("coverage", _coverage_fact(profile)),
         ("kernels", _graphs_fact(profile)),
+        ("host", host_text(profile.simulations)),
         *(("note", line) for line in profile.notes),
     )
 

@@ -11,6 +11,7 @@ from memwall.analysis.accuracy import read_measured, score, score_files
 from memwall.analysis.accuracy.tables.encoder import layer_costs
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
+from memwall.hardware.host import load_host
 from tests.unit.places import truth
 from tests.unit.report_fixture import make_profile
 
@@ -238,7 +239,21 @@ def test_a_module_is_read_with_its_profile(tmp_path):
     assert sum(found.skipped.values()) == 2
     (row,) = score_files([table]).rows
     assert row.measured_s == pytest.approx(2e-3)
-    assert row.modeled_s == module.profile.schedule(module.gpu).totals.time_s
+    assert module.gpu.host == load_host("cloud-vm").scaled(1.13) and module.profile.graph.takes_gradients
+    assert row.modeled_s == module.profile.schedule(module.gpu, launch="call").totals.time_s
+
+
+def test_a_replay_of_compiled_code_copies_its_inputs_first(tmp_path):
+    table = tmp_path / "own_times.csv"
+    table.write_text(MODULES + "NVIDIA T4 (Modal),compile_cudagraphs,level1_1_X,2.0,0.1,1,3,100\n", encoding="utf-8")
+    _archive(tmp_path / "own_records.tar.xz", {"level1_1_X": make_profile().to_json().encode()})
+    (module,) = read_measured(table).modules
+    ran, was = module.ran().graph, module.profile.graph
+    (given,) = was.inputs  # 2 MiB, read and written once more
+    assert (ran.ops[0].name, ran.ops[0].outputs) == ("aten.copy_.default", (given,))
+    assert [op.name for op in ran.ops[1:]] == [op.name for op in was.ops]
+    assert sum(c.bytes for c in module.ran().costs[0]) == sum(c.bytes for c in module.profile.costs[0]) + 2 * 2**21
+    assert module.schedule().launch == "replay"
 
 
 def test_a_damaged_archive_is_refused(tmp_path):

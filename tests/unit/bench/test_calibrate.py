@@ -13,6 +13,7 @@ from memwall.bench.calibrate.spec import cpu_spec, cuda_spec
 from memwall.bench.clock import Clocks
 from memwall.core.graph import Pipe, contiguous
 from memwall.hardware.gpu import KERNELS, PRODUCTS, Cpu, Gpu
+from memwall.hardware.host import Host
 from memwall.hardware.lookup import identity_violations, load_gpu
 from memwall.ops import table_calls as calls
 from memwall.perfmodel.roofline import predict_cost
@@ -140,7 +141,7 @@ def test_a_spec_is_read_by_load_gpu(spec):
     assert gpu.peak(Pipe("tensor", "bfloat16")) == pytest.approx(400e9, rel=1e-3)
     assert gpu.achievable_fraction(Pipe("tensor", "bfloat16")) == pytest.approx(300 / 400, rel=1e-3)
     assert gpu.launch_overhead_s == pytest.approx(CALL_S)
-    assert gpu.dispatch_s == 0
+    assert gpu.host == Host.uniform(0.0)
     assert (gpu.l2_bytes, gpu.l2_bytes_per_s) == (1 << 25, pytest.approx(200e9, rel=1e-3))
     assert identity_violations(spec) == []
 
@@ -221,7 +222,7 @@ def test_a_known_board_keeps_its_datasheet_and_gets_fractions(as_measured):
     assert gpu.achievable["dram"] == pytest.approx(0.88)  # a triad
     assert gpu.achievable["tensor.bfloat16"] == pytest.approx(0.7, rel=1e-3)
     assert gpu.achievable["vector.float32"] == pytest.approx(0.8, rel=1e-3)
-    assert (gpu.launch_overhead_s, gpu.dispatch_s) == (2e-6, 4e-6)
+    assert (gpu.launch_overhead_s, gpu.host) == (2e-6, Host.uniform(4e-6))
     assert {str(p) for p in gpu.peak_flop_per_s} == {str(p) for p in board.peak_flop_per_s}
 
 

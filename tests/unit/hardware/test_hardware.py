@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
+from memwall.hardware import host
 from memwall.hardware import lookup as hardware
 from memwall.hardware.gpu import DTYPES, ENGINES
+from memwall.hardware.host import default_host
 from memwall.hardware.lookup import Gpu, all_gpus, gpu_names, identity_violations, load_gpu, match_device, read_spec
 
 NAMES = gpu_names()
@@ -73,7 +75,6 @@ def test_file_states_every_field_of_its_board(name: str) -> None:
     assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", gpu.release)
     assert gpu.vendor != "unknown" and gpu.architecture != "unknown" and gpu.full_name != gpu.name
     assert min(gpu.sm_count, gpu.l2_bytes, gpu.link_bytes_per_s, gpu.tdp_w, gpu.launch_overhead_s) > 0
-    assert gpu.dispatch_s == 5e-6
     assert gpu.l2_bytes_per_s >= gpu.dram_bytes_per_s
     assert pipe("vector.float32") in gpu.peak_flop_per_s
 
@@ -97,7 +98,7 @@ def test_calibration_says_what_the_fractions_are(name: str) -> None:
 
 def test_boards_of_the_design_are_all_there() -> None:
     wanted = """p100-pcie-16gb p100-sxm2-16gb v100-pcie-16gb v100-pcie-32gb v100-sxm2-16gb v100-sxm2-32gb
-        t4 a10 a40 a100-40gb-pcie a100-40gb-sxm a100-80gb-pcie a100-80gb-sxm rtx-3090 rtx-4090 rtx-a6000
+        t4 a10 a10g a40 a100-40gb-pcie a100-40gb-sxm a100-80gb-pcie a100-80gb-sxm rtx-3090 rtx-4090 rtx-a6000
         l4 l40s h100-pcie h100-sxm h100-nvl gh200 h200 b200 mi100 mi210 mi250x mi300x
         tpu-v4 tpu-v5e tpu-v5p wse-2"""
     assert set(wanted.split()) <= set(NAMES)
@@ -118,6 +119,7 @@ DATASHEET = [
     ("v100-sxm2-16gb", 80, 125e12, 15.7e12, 900, 16, 300),
     ("t4", 40, 65e12, 8.1e12, 320, 16, 70),
     ("a10", 72, 125e12, 31.2e12, 600, 24, 150),
+    ("a10g", 80, 70e12, 35e12, 600, 24, 300),
     ("a40", 84, 149.7e12, 37.4e12, 696, 48, 300),
     ("rtx-a6000", 84, 154.8e12, 38.7e12, 768, 48, 300),
     ("a100-40gb-sxm", 108, 312e12, 19.5e12, 1555, 40, 400),
@@ -232,7 +234,8 @@ DRIVER_STRINGS = {
     "Tesla V100-PCIE-32GB": "v100-pcie-32gb", "Tesla V100-SXM2-16GB": "v100-sxm2-16gb",
     "Tesla V100-SXM2-32GB": "v100-sxm2-32gb", "Tesla T4": "t4", "NVIDIA T4": "t4", "GeForce RTX 2080 Ti": "rtx-2080-ti",
     "NVIDIA GeForce RTX 2080 Ti": "rtx-2080-ti", "NVIDIA GeForce RTX 3090": "rtx-3090",
-    "NVIDIA GeForce RTX 4090": "rtx-4090", "NVIDIA RTX A6000": "rtx-a6000", "NVIDIA A10": "a10", "NVIDIA A40": "a40",
+    "NVIDIA GeForce RTX 4090": "rtx-4090", "NVIDIA RTX A6000": "rtx-a6000", "NVIDIA A10": "a10",
+    "NVIDIA A10G": "a10g", "NVIDIA A40": "a40",
     "A100-SXM4-40GB": "a100-40gb-sxm", "NVIDIA A100-SXM4-40GB": "a100-40gb-sxm",
     "NVIDIA A100-SXM4-80GB": "a100-80gb-sxm", "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
     "NVIDIA A100 80GB PCIe": "a100-80gb-pcie", "NVIDIA L4": "l4", "NVIDIA L40": "l40", "NVIDIA L40S": "l40s",
@@ -252,7 +255,6 @@ def test_driver_strings(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "NVIDIA A10G",  # another GPU than the A10
     "NVIDIA A100-SXM4-80GB MIG 1g.10gb",  # a slice is not the GPU
     "NVIDIA GeForce RTX 4090 Laptop GPU",
     "NVIDIA GeForce RTX 3090 Ti",
@@ -314,7 +316,7 @@ def test_specs_inside_the_package_come_first(tmp_path: Path, monkeypatch: pytest
     for folder, stem in (("memwall/hardware_specs", "inside"), ("hardware_specs", "beside")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{stem}.toml").write_text(MINIMAL)
-    monkeypatch.setattr(hardware, "__file__", str(tmp_path / "memwall" / "hardware" / "lookup.py"))
+    monkeypatch.setattr(host, "__file__", str(tmp_path / "memwall" / "hardware" / "host.py"))
     assert list(hardware._files.__wrapped__()) == ["inside"]
     (tmp_path / "memwall/hardware_specs/inside.toml").unlink()
     assert list(hardware._files.__wrapped__()) == ["beside"]
@@ -377,7 +379,7 @@ def test_minimal_file_and_its_defaults(tmp_path: Path) -> None:
     assert gpu == load_gpu(path) == read_spec(path) == Gpu.from_dict(gpu.to_dict())
     assert (gpu.name, gpu.full_name, gpu.vendor, gpu.calibration) == ("my-board", "my-board", "unknown", "datasheet")
     assert (gpu.sm_count, gpu.l2_bytes, gpu.l2_bytes_per_s) == (1, 0, 1000e9)
-    assert (gpu.dispatch_s, gpu.launch_overhead_s, gpu.achievable) == (5e-6, 2.5e-6, {"dram": 0.85})
+    assert (gpu.host, gpu.launch_overhead_s, gpu.achievable) == (default_host(), 2.5e-6, {"dram": 0.85})
     assert gpu.peak(pipe("vector.float32")) == 100e12  # the only peak there is
     assert gpu.sources == {"peak_flop_per_s.tensor.float16": "guess"}
     assert identity_violations(path) == []

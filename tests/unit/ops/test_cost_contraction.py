@@ -168,14 +168,36 @@ def test_lstm_multiplies_every_weight_with_every_step():
     # 2 * 40 rows * (128*16 + 128*32), and for each of 40 * 32 hidden elements 27: 12 sums of two products and two
     # biases in 4 gates, 3 sigmoids of 3, 2 tanh, 4 for c = f c + i g and h = o tanh(c)
     assert forward.total_flops == 491_520 + 34_560
-    # the input's product moves 4,096 + 1,280 + 10,240 bytes, each of 10 steps 8,192 + 256 + 1,024: in all 110,336. Once
-    # each would be 1,280 + 12,288 + 512 + 512 read and 2,560 + 512 written: 17,664
-    assert forward.extra_bytes == 92_672
-    assert forward.kernels == 11
+    # the input's product moves 4,096 + 1,280 + 10,240 bytes, the steps of a persistent kernel 8,192 of weights once and
+    # 2,560 + 10,240: in all 36,608. Once each would be 1,280 + 12,288 + 512 + 512 read and 2,560 + 512 written: 17,664
+    assert forward.extra_bytes == 18_944
+    assert forward.kernels == 2
     backward = cost("aten._cudnn_rnn_backward", inputs, [spec(10, 4, 16), spec(1, 4, 32), spec(1, 4, 32), *weights],
                     weight_stride0=4, batch_first=False)  # fmt: skip
     # 5 derivatives of 3, 6 products (do, d tanh, di, dg, df, dc), 2 sums (dc, dh), 4 bias gradients
     assert backward.total_flops == 983_040 + 40 * 32 * 27
+
+
+def test_a_recurrent_layer_that_is_not_persistent_reads_its_weights_at_each_step():
+    """cuDNN has no persistent kernels for float64: a product of the inputs, then two kernels for each of 10 steps."""
+    weights = [spec(128, 16, dtype="float64"), spec(128, 32, dtype="float64")]
+    inputs = [("input", spec(10, 4, 16, dtype="float64")), ("weight", weights)]
+    forward = cost("aten._cudnn_rnn", inputs, [spec(10, 4, 32, dtype="float64")], mode=2, weight_stride0=2)
+    # 8 bytes each: 2,048 + 640 + 5,120 elements, then 10 times 4,096 + 128 + 512; once each 640 + 6,144 and 1,280
+    assert forward.extra_bytes == 8 * (7_808 + 47_360 - 8_064)
+    assert forward.kernels == 21
+
+
+def test_projected_layers_have_five_tensors_each():
+    """LSTM of 2 layers with biases, input 16, hidden 32, projected to 8: 2 layers of a product and 3 kernels a step."""
+    layers = [[spec(128, size), spec(128, 8), spec(128), spec(128), spec(8, 32)] for size in (16, 8)]
+    result = cost("aten._cudnn_rnn", [("input", spec(10, 4, 16)), ("weight", [*layers[0], *layers[1]])],
+                  [spec(10, 4, 8)], mode=2, num_layers=2, hidden_size=32, has_biases=True)  # fmt: skip
+    assert result.kernels == 2 * (1 + 3 * 10)
+    (launch,) = result.launches
+    assert (launch.layers, launch.hidden, launch.state) == (2, 32, 8)
+    # 2 * 40 rows * (128*16 + 128*8 + 8*32 + 128*8 + 128*8 + 8*32)
+    assert sum(launch.pipe_flops.values()) == 80 * 5_632
 
 
 def test_batch_first_and_packed_rnn_count_their_steps():
@@ -183,8 +205,9 @@ def test_batch_first_and_packed_rnn_count_their_steps():
     out = spec(4, 10, 32)
     first = cost("aten._cudnn_rnn", [("input", spec(4, 10, 16)), ("weight", weights)], out,
                  batch_first=True, has_biases=False)  # fmt: skip
-    assert first.kernels == 11
+    (launch,) = first.launches
+    assert (first.kernels, launch.steps, launch.rows) == (2, 10, 40)
     packed = cost("aten._cudnn_rnn", [("input", spec(25, 16)), ("weight", weights)], out,
                   batch_sizes=(10, 10, 5), weight_stride0=2)  # fmt: skip
-    assert packed.kernels == 4
+    assert packed.kernels == 7  # sequences of different lengths have no persistent kernel
     assert packed.total_flops == 76_800 + 25 * 32 * 2  # 2 * 25 rows * (32*16 + 32*32), a sum and a tanh

@@ -87,6 +87,14 @@ def test_a_sparse_product_counts_stored_elements():
     assert sampled.flops == {VECTOR: 2 * 20 * 6}
 
 
+def test_a_product_of_two_sparse_matrices_is_as_much_as_it_stores():
+    """30 elements in 10 rows: each is one multiply-add at least."""
+    given, made = [[spec(11, dtype="int64"), spec(n, dtype="int64"), f32(n)] for n in (20, 30)]
+    found = cost("sparse.mm.default", [("self", given), ("mat2", given)], made)
+    assert found.flops == {VECTOR: 2 * 30}
+    assert (found.read_bytes, found.write_bytes) == (2 * (11 * 8 + 20 * 12), 11 * 8 + 30 * 12)
+
+
 def test_fake_quantization_is_four_flops():
     data = f32(100)
     found = cost("aten.fake_quantize_per_tensor_affine_cachemask.default", [("self", data)],

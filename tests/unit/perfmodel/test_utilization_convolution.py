@@ -1,9 +1,12 @@
 """Convolutions as launches: what the cost formulas say of them, and the time model. Counts are worked out by hand."""
 
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
 
+from memwall.analysis.accuracy.modules import module_rows
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.accuracy.samples import model_rows
 from memwall.core.graph import Pipe
@@ -165,6 +168,73 @@ def test_the_sentence_holds_the_numbers(work, words):
     assert "\n" not in text
 
 
+def test_a_strided_float32_gradient_runs_over_the_gaps_unless_the_library_searched():
+    # a window of 4 x 4 over 32 channels: 512 steps of k, of which a stride of 2 x 2 needs a quarter
+    work, gpu = launch(FP32, "input", cin=64, cout=32, window=4, stride=2), load_gpu("t4")
+    assert predict(work, gpu).facts["k"] == 512
+    assert predict(replace(work, searched=True), gpu).facts["k"] == 128
+    assert "1 in 4 taps meets an output" in explain(work, gpu, predict(work, gpu))
+    # 16 channels along k are too few for it: the direct kernel has a product for each phase
+    narrow = predict(launch(FP32, "input", cin=64, cout=16, window=4, stride=2), gpu).facts
+    assert (narrow["way"], narrow["k"]) == ("direct", 64)
+
+
+def test_places_that_a_stride_skips_are_zeroed_before():
+    # 1 x 1 at a stride of 2 leaves 3 of 4 places of 32 x 64 x 56 x 56 floats: 25.7 MB are written once more
+    work = launch(FP32, "input", window=1, stride=2, read_bytes=6_438_912, write_bytes=25_690_112)
+    gpu = load_gpu("v100-pcie-32gb")
+    terms = predict(work, gpu)
+    assert terms.ends_s == pytest.approx(25.69e6 / (900e9 * gpu.achievable["dram"]) + gpu.launch_overhead_s, rel=0.01)
+    assert "are zeroed before" in explain(work, gpu, terms)
+
+
+#: module of KernelBench, window, places in and out, milliseconds on a T4, an A10G and an L40S; 16 images, 3 channels
+#: to 64
+_VOLUMES = (
+    ("60", (3, 5, 7), (64, 64, 64), (62, 60, 58), (84.9, 32.0, 12.4)),
+    ("66", (3, 5, 7), (16, 256, 256), (14, 252, 250), (322.0, 130.0, 52.8)),
+)
+
+
+@pytest.mark.parametrize(("module", "window", "places_in", "places_out", "measured_ms"), _VOLUMES)
+def test_three_dimensions_without_tensor_cores_take_what_was_measured(
+    module, window, places_in, places_out, measured_ms
+):
+    data, result = 16 * 3 * 4 * math.prod(places_in), 16 * 64 * 4 * math.prod(places_out)
+    geometry = {"places_in": places_in, "places_out": places_out, "kernel": window}
+    work = replace(launch(TF32, n=16, cin=3, **geometry, read_bytes=data, write_bytes=result), stride=(1, 1, 1))
+    for name, measured in zip(("t4", "a10g", "l40s"), measured_ms, strict=True):
+        terms = predict(work, load_gpu(name))
+        assert terms.facts["way"] == "direct"
+        assert terms.time_s * 1e3 == pytest.approx(measured, rel=0.3)
+
+
+def test_tensor_cores_copy_to_channels_last_and_back():
+    # 16 x 64 x 130 x 258 and 16 x 32 x 128 x 256 floats, 205 MB, KernelBench's module 71: two further passes
+    work = launch(
+        TF32, "input", n=16, cin=64, cout=32, places_in=(130, 258), places_out=(128, 256),
+        read_bytes=67_182_592, write_bytes=137_379_840,
+    )  # fmt: skip
+    gpu = load_gpu("a100-80gb-sxm")
+    terms = predict(work, gpu)
+    assert terms.facts["relayout_s"] == pytest.approx(
+        2 * 204.6e6 / (gpu.dram_bytes_per_s * gpu.achievable["dram"]), rel=0.01
+    )
+    assert "copies NCHW to NHWC and back" in explain(work, gpu, terms)
+    assert terms.time_s * 1e3 == pytest.approx(0.645, rel=0.25)  # as measured on an A100
+
+
+@pytest.mark.parametrize("pipe", [FP16, FP32, TF32, Pipe("tensor", "float64")])
+@pytest.mark.parametrize("role", ["forward", "input", "weight"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("channels", [1, 3, 64])
+def test_every_launch_has_an_engine(pipe, role, dims, channels):
+    per_axis = {"kernel": (3,) * dims, "stride": (2,) * dims, "places_in": (16,) * dims, "places_out": (8,) * dims}
+    work = replace(launch(pipe, role, cin=channels, cout=channels), **per_axis)
+    for name in ("p4", "t4", "a100-80gb-sxm", "l40s", "h100-sxm", "b200", "mi210"):
+        assert predict(work, load_gpu(name)).time_s > 0
+
+
 def _errors(name, wanted):
     path = truth(name)
     if path is None:
@@ -186,3 +256,19 @@ def test_five_cells_are_met(name, wanted):
     errors = _errors(name, wanted)
     assert len(errors) == 5
     assert {cell: error for cell, error in errors.items() if error > 0.25} == {}
+
+
+def test_lone_convolutions_of_kernelbench_on_a_bare_machine():
+    path = truth("kernelbench_v0_times.csv")
+    if path is None:
+        pytest.skip("kernelbench_v0_times.csv is not here")
+    # longer than five times an op of the host, so that the kernel decides
+    samples = [
+        s for s in read_measured(path).modules
+        if "_conv_" in s.module and s.op_class == "level 1 eager" and s.gpu.name == "l40s" and s.measured_s > 6e-5
+        and not s.in_fit_half
+    ]  # fmt: skip
+    ratios = sorted(row.modeled_s / row.measured_s for row in module_rows(samples))
+    assert len(ratios) >= 9
+    assert statistics.median(abs(ratio - 1) for ratio in ratios) <= 0.2
+    assert abs(statistics.median(ratios) - 1) <= 0.1

@@ -172,15 +172,6 @@ def test_a_vector_is_a_product_of_one_column_and_a_scalar_product_streams():
     assert isinstance(work, Stream)
 
 
-def test_a_recurrent_layer_multiplies_at_every_step():
-    weights = [("weight", spec(512, 64)), ("weight", spec(512, 128)), ("weight", spec(512)), ("weight", spec(512))]
-    result = cost("aten._cudnn_rnn", [("input", spec(10, 4, 64)), *weights], spec(10, 4, 128), weight_stride0=4)
-    first, *steps = result.launches
-    assert (first.m, first.n, first.k) == (40, 512, 64)  # 10 steps of 4 rows at once
-    assert [(step.m, step.n, step.k) for step in steps] == 10 * [(4, 512, 128)]
-    assert result.kernels == 11
-
-
 MEASURED = truth("aiconfigurator_gemm.csv")
 
 

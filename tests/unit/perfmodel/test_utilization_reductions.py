@@ -15,10 +15,10 @@ from memwall.perfmodel.families import as_run, explain, predict
 from memwall.perfmodel.reduction import grid
 from memwall.perfmodel.roofline import bound_s, launches_of, predict_cost
 
-A100, A10, L40S, T4 = map(load_gpu, ("a100-80gb-sxm", "a10", "l40s", "t4"))
+A100, A10G, L40S, T4 = map(load_gpu, ("a100-80gb-sxm", "a10g", "l40s", "t4"))
 EVERY = [
     A100,
-    A10,
+    A10G,
     L40S,
     T4,
     *map(load_gpu, ("v100-sxm2-32gb", "h100-sxm", "b200", "mi300x", "rtx-4090", "p100-pcie-16gb")),
@@ -134,11 +134,11 @@ def test_a_thread_waits_for_each_element_of_its_window():
 IMAGES, VOLUMES = (16, 64, 256, 256), (16, 32, 64, 64, 64)
 #: modules of kernelbench_v0_times.csv that no constant was fitted to, and their milliseconds
 MEASURED = [
-    (batch_norm(1, 1024, 256, 256, affine=False), {"a100-80gb-sxm": 0.778, "a10": 1.72, "l40s": 1.25, "t4": 3.89}),
+    (batch_norm(1, 1024, 256, 256, affine=False), {"a100-80gb-sxm": 0.778, "a10g": 1.72, "l40s": 1.25, "t4": 3.89}),
     (pool("avg_pool3d", VOLUMES, (32, 32, 32), 3, 2, padding=[1, 1, 1]),
-     {"a100-80gb-sxm": 1.04, "a10": 1.39, "l40s": 0.845, "t4": 3.89}),
+     {"a100-80gb-sxm": 1.04, "a10g": 1.39, "l40s": 0.845, "t4": 3.89}),
     (call("aten.mul.Tensor", {"self": spec(16384, 4096)}, (spec(16384, 4096),), other=3.14),
-     {"a100-80gb-sxm": 0.324, "a10": 1.12, "l40s": 0.822, "t4": 2.24}),
+     {"a100-80gb-sxm": 0.324, "a10g": 1.12, "l40s": 0.822, "t4": 2.24}),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from memwall.report import render
+from memwall.report.trace_events import timeline
 from tests.unit.devtools import CHROMIUM, Page, served
 from tests.unit.report_fixture import HOSTILE, OLD, make_profile
 from tests.unit.timeline_fixture import several, with_source
@@ -108,8 +109,8 @@ def test_perfetto_reads_all_of_it(sql, profile):
     }
     for schedule in profile.simulations:
         process, kernels = f"{schedule.gpu.name} (modeled)", launched(schedule)
-        assert found[process, f"{schedule.policy}: GPU"] == (kernels, round(schedule.totals.time_s * 1e9))
-        if schedule.gpu.dispatch_s:
+        assert found[process, f"{schedule.policy}: GPU"] == (kernels, timeline(profile, schedule).runs[-1].end_ns)
+        if schedule.gpu.host.op_s:
             assert found[process, f"{schedule.policy}: CPU launches"][0] == kernels
     assert len(found) == 3 * 3 + 3 * 2
     # no slice lies upon another but those of the modules
@@ -129,9 +130,9 @@ def test_perfetto_follows_the_arrows(sql, profile):
         "select a.name, b.name, b.ts - a.ts from flow join slice a on slice_out = a.id join slice b on slice_in = b.id"
         " order by a.track_id, a.ts"
     )
-    assert len(pairs) == sum(launched(s) for s in profile.simulations if s.gpu.dispatch_s)
+    assert len(pairs) == sum(launched(s) for s in profile.simulations if s.gpu.host.op_s)
     assert all(launch == kernel for launch, kernel, _ in pairs)
-    assert pairs[0] == ["mm", "mm", 30_000]
+    assert pairs[0] == ["mm", "mm", 43_943]  # until the step before has ended
 
 
 @pytest.mark.browser
@@ -155,7 +156,7 @@ def test_perfetto_sees_the_memory(sql, profile):
 @pytest.mark.browser
 def test_perfetto_shows_what_a_kernel_says(sql):
     said = dict(
-        sql("select key, display_value from slice join args using (arg_set_id) where ts = 30000 and name = 'mm'"
+        sql("select key, display_value from slice join args using (arg_set_id) where ts = 43943 and name = 'mm'"
             " and category = 'contraction'")
     )  # fmt: skip
     assert said["args.source"] == "net.py:12"
@@ -177,12 +178,13 @@ def test_chrome_imports_all_of_it(viewers):
     profile = several()
     found = viewers.chrome(render(profile, "trace.json"))
     assert found["warnings"] == []
-    assert found["arrows"] == sum(launched(s) for s in profile.simulations if s.gpu.dispatch_s)
+    assert found["arrows"] == sum(launched(s) for s in profile.simulations if s.gpu.host.op_s)
     processes = {name: (rows, dict(counters)) for name, rows, counters in found["processes"]}
     for schedule in profile.simulations:
         rows, counters = processes[f"{schedule.gpu.name} (modeled)"]
         kernels = launched(schedule)
         row = next(row for row in rows if row[0] == f"{schedule.policy}: GPU")
-        assert row[1:] == [kernels, pytest.approx(schedule.totals.time_s * 1e3, abs=1e-6), kernels]
+        end_ms = timeline(profile, schedule).runs[-1].end_ns / 1e6
+        assert row[1:] == [kernels, pytest.approx(end_ms, abs=1e-6), kernels]
         for counter in ("memory", "memory:"):  # the roles stacked reach as high as their sum
             assert counters[f"{schedule.policy}: {counter}"] == schedule.totals.peak_memory_bytes

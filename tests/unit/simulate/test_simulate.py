@@ -42,7 +42,7 @@ def test_a_big_copy_takes_its_bytes_over_the_bandwidth():
     (kernel,) = run([500_000_000, 500_000_000]).kernels
     assert kernel.memory_s == pytest.approx(1e-3)  # 1 GB at 1 TB/s
     assert kernel.bound_s == pytest.approx(1e-3)
-    assert kernel.time_s == pytest.approx(1e-3 + 2e-6 + 5e-6)  # launch floor, and the first issue is waited for
+    assert kernel.time_s == pytest.approx(1e-3 + 2e-6)  # and the launch floor: issued while the step before it ran
     assert kernel.limited_by == "bandwidth"
 
 
@@ -77,7 +77,21 @@ def test_a_run_of_tiny_ops_waits_for_the_cpu():
     kernels = run([1_000] * 101).kernels
     # the GPU needs about 2 us for each and the CPU issues one every 5 us: each waits about 3 us
     assert {k.limited_by for k in kernels} == {"overhead"}
-    assert sum(k.time_s for k in kernels) == pytest.approx(100 * 5e-6 + 2e-6, rel=0.01)
+    assert sum(k.time_s for k in kernels) == pytest.approx(100 * 5e-6)  # one step after another is what the CPU needs
+
+
+def test_the_timings_of_a_schedule_are_those_of_its_kernels():
+    """Long kernels that hide the CPU, and tiny ones that wait for it; one alone is the same as among all."""
+    for machine in (gpu(), gpu(dispatch_s=1e-3)):
+        schedule = run([10**9, 100, 100, 10**7, 100], machine=machine)
+        alone = [schedule.kernels[index] for index in (0, 1, -1)]
+        kernels = [*schedule.kernels]
+        assert any(kernel.wait_s for kernel in kernels) == (machine != gpu())
+        assert alone == [kernels[0], kernels[1], kernels[-1]]
+        expected = [(kernel.limited_by, kernel.time_s, kernel.wait_s) for kernel in kernels]
+        assert schedule.timings == replace(schedule, kernels=tuple(kernels)).timings == expected
+    with pytest.raises(IndexError):
+        run([100, 100]).kernels[9]
 
 
 def test_the_cpu_runs_ahead_of_long_kernels():

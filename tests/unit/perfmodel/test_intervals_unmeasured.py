@@ -1,0 +1,44 @@
+"""The interval of kernels that no measured row of any GPU shows is the widest."""
+
+from __future__ import annotations
+
+import pytest
+
+from memwall.analysis.explanation import calibration_of
+from memwall.hardware.lookup import load_gpu
+from memwall.ops.table_calls import contiguous, cost
+from memwall.perfmodel.roofline import predict_cost
+
+A100 = load_gpu("a100-40gb-pcie")  # on which elementwise kernels were measured
+
+
+def _width(name: str, inputs: tuple, outputs: list, **attributes: object) -> float:
+    found = predict_cost(cost(name, inputs, outputs, **attributes), A100)
+    return found.high_s / found.low_s
+
+
+def _calibration(name: str, inputs: tuple, outputs: list, **attributes: object) -> str:
+    return calibration_of(cost(name, inputs, outputs, **attributes), A100)[0]
+
+
+ROWS = contiguous((4096, 4096), "float32")
+PLACES = contiguous((4096, 4096), "int64")
+UNMEASURED = {
+    "aten.sort.default": ((("self", ROWS),), [ROWS, PLACES], {"dim": 1, "descending": False}),
+    "aten.gather.default": ((("self", ROWS), ("index", PLACES)), [ROWS], {"dim": 1}),
+    "aten.scatter_add.default": ((("self", ROWS), ("index", PLACES), ("src", ROWS)), [ROWS], {"dim": 1}),
+}
+
+
+@pytest.mark.parametrize("name", UNMEASURED)
+def test_kernels_without_rows_have_the_widest_interval(name):
+    inputs, outputs, attributes = UNMEASURED[name]
+    assert _calibration(name, inputs, outputs, **attributes) == "datasheet only"
+    # 0.61 to 2.34 of the modeled time, unless the bound cuts it
+    assert _width(name, inputs, outputs, **attributes) > 2
+
+
+def test_measured_kernels_keep_their_narrow_one():
+    inputs = (("self", ROWS), ("other", ROWS))
+    assert _calibration("aten.add.Tensor", inputs, [ROWS]) == "yes"
+    assert _width("aten.add.Tensor", inputs, [ROWS]) < 1.6
