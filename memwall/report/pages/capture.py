@@ -37,7 +37,7 @@ def _facts(found: Fused, capture: Capture, guards: bool) -> list[tuple[str, str]
     phases = [op.phase for op, r in zip(found.profile.graph.ops, capture.regions, strict=False) if r < 0]
     optimizer = phases.count("optimizer")
     tail = f" ({optimizer:,} of them the optimizer's)" if optimizer else ""
-    graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {inside:,} ops in them"
+    graphs = f"{len(capture.graphs)} run, {capture.captures} captured; {counted(inside, 'op')} in them"
     breaks, lines = sum(item.count for item in capture.breaks), counted(len(capture.breaks), "line")
     whole = "none: one graph" if len(capture.graphs) == 1 else "none"
     kinds = (

@@ -137,19 +137,21 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     """``memwall saves 9.06 ms of 54.60 ms (1.20x) and 14.05 GB ..., the most of it in the optimizer``."""
     row, eager = policies.row(schedule), policies.eager.totals
     saved_s = eager.time_s - row.time_s
-    if saved_s <= 0:
-        more = f": {duration(-saved_s)} more than eager" if saved_s else ""
-        return f"{schedule.policy} saves no time on {policies.gpu.name}{more}."
     is_ideal = schedule.policy == "ideal"
     score = "" if row.time_score is None or is_ideal else f", {percent(row.time_score, 0)} of what ideal would"
     launches = eager.kernels - row.kernels
     amounts = (
-        (saved_s, f"{duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score})"),
         (row.saved_bytes, f"{size(abs(row.saved_bytes))} of DRAM traffic"),
         (launches, f"{abs(launches):,} {'of' if launches >= 0 else 'to'} {counted(eager.kernels, 'launch')}"),
     )
     saved, added = ([text for amount, text in amounts if (amount >= 0) is gain] for gain in (True, False))
-    text = f"{schedule.policy} saves {listed(saved)}" + (f", and adds {listed(added)}" if added else "")
+    if saved_s <= 0:
+        more = f": {duration(-saved_s)} more than eager" if saved_s else ""
+        fewer = [text for amount, text in amounts if amount > 0]
+        parts = listed((f"saves {listed(fewer)}" if fewer else "", f"adds {listed(added)}" if added else ""))
+        return f"{schedule.policy} saves no time on {policies.gpu.name}{more}{parts and f'; it {parts}'}."
+    time = f"{duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score})"
+    text = f"{schedule.policy} saves {listed((time, *saved))}" + (f", and adds {listed(added)}" if added else "")
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]
     if modules and not is_ideal:
         most_s, module = modules[0].saved_s, modules[0].module
@@ -161,8 +163,9 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    """``a, b and c``, without those that are empty."""
+    given = [part for part in parts if part]
+    return " and ".join(filter(None, (", ".join(given[:-1]), given[-1])))
 
 
 WHAT_IF_NOTE = (
