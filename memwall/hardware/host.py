@@ -44,9 +44,9 @@ class Work(NamedTuple):
     #: cuDNN's or cuBLAS's choice of a kernel and its set-up
     cudnn: float = 0.0
     cublas: float = 0.0
-    #: a call of compiled code (torch.compile): guards and wrapper; more where autograd keeps what backward needs
+    #: a call of compiled code (torch.compile): guards and wrapper; more where the module has parameters to guard
     compiled_call: float = 0.0
-    compiled_autograd: float = 0.0
+    compiled_parameters: float = 0.0
     #: a kernel that compiled code launches
     compiled_kernel: float = 0.0
     #: a call of compiled code that replays a CUDA graph
@@ -68,18 +68,23 @@ class Host:
     cudnn_s: float = 0.0
     cublas_s: float = 0.0
     compiled_call_s: float = 0.0
-    compiled_autograd_s: float = 0.0
+    compiled_parameters_s: float = 0.0
     compiled_kernel_s: float = 0.0
     replay_s: float = 0.0
     #: a kernel that a library launches in a loop of its own, as cuDNN does for a recurrent layer; bare metal's where a
     #: host does not state it
     library_launch_s: float = 2.75e-6
+    #: of the seconds of an eager op and of a replay in a lone call, the shares that come after its launch: returns to Python
+    op_after: float = 0.0
+    replay_after: float = 0.0
     low: Annotated[float, above_0] = 1.0
     high: Annotated[float, above_0] = 1.0
 
     def check(self) -> None:
         if not self.low <= 1 <= self.high:
             raise BadRecord(f": low and high enclose 1, and these are {self.low:g} and {self.high:g}")
+        if not (0 <= self.op_after <= 1 and 0 <= self.replay_after <= 1):
+            raise BadRecord(f": a share is from 0 to 1, and these are {self.op_after:g} and {self.replay_after:g}")
 
     @classmethod
     def uniform(cls, op_s: float) -> Host:
@@ -100,9 +105,13 @@ class Host:
         """Seconds to issue a kernel."""
         return sum(map(mul, work, _seconds(self)))
 
-    def later_s(self, work: Work) -> float:
-        """The part of :meth:`issue_s` after the first launch."""
-        return max(work.launch - 1, 0) * self.launch_s + max(work.compiled_kernel - 1, 0) * self.compiled_kernel_s
+    def split_s(self, work: Work, is_lone: bool = False) -> tuple[float, float, float]:
+        """The parts of :meth:`issue_s`: up to the first launch, for later ones, and, in a lone call, after the last:
+        what follows it there ends the call, and in a loop the next kernel."""
+        later_s = max(work.launch - 1, 0) * self.launch_s + max(work.compiled_kernel - 1, 0) * self.compiled_kernel_s
+        first_s = self.issue_s(work) - later_s
+        share = (self.op_after if work.op else self.replay_after if work.replay else 0.0) if is_lone else 0.0
+        return (1 - share) * first_s, later_s, share * first_s
 
 
 _SECONDS = tuple(f"{kind}_s" for kind in Work._fields)

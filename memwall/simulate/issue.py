@@ -53,8 +53,9 @@ def _compiled(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
         phase = graph.ops[op_ids[0]].phase
         first = bool(launches) and phase not in called
         called.update([phase] * first)
-        keeps = first and phase == "forward" and graph.takes_gradients and bool(graph.parameters)
-        found.append(Work(compiled_call=first, compiled_autograd=keeps, compiled_kernel=launches))
+        guarded = first and phase == "forward" and bool(graph.parameters)
+        node = first and graph.takes_gradients  # autograd sees a phase of compiled code as one op
+        found.append(Work(node=node, compiled_call=first, compiled_parameters=guarded, compiled_kernel=launches))
     return found
 
 

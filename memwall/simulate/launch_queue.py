@@ -14,55 +14,45 @@ from typing import NamedTuple
 
 class Step(NamedTuple):
     """A kernel in the queue: seconds of the CPU up to its first launch and for later ones, seconds of the GPU once all
-    are issued, and the launches, which are taken to be alike."""
+    are issued, the launches, which are taken to be alike, and seconds of the CPU after the last of them."""
 
     issue_s: float
     busy_s: float
     later_s: float = 0.0
     launches: int = 1
+    after_s: float = 0.0
 
 
 def queue(steps: Iterable[Step], ahead_s: float = 0.0) -> tuple[list[float], float]:
     """Run kernels through the queue while the GPU is busy for ``ahead_s`` more. The seconds that the GPU waits for the
-    CPU before or within each, and those from the first issue to the end of the last."""
-    waits, issued_s, gpu_s = [], 0.0, ahead_s
-    for issue_s, busy_s, later_s, launches in steps:
-        issued_s += issue_s
+    CPU before or within each, and those from the first issue until both are done; where the CPU is last, the last
+    kernel stands in for it."""
+    waits, cpu_s, issued_s, gpu_s = list[float](), 0.0, 0.0, ahead_s
+    for issue_s, busy_s, later_s, launches, after_s in steps:
+        if issue_s:  # else it was issued with the one before it
+            issued_s = cpu_s + issue_s
+            cpu_s = issued_s + later_s + after_s
         wait_s = max(issued_s - gpu_s, 0.0)
         if later_s:
-            issued_s += later_s
-            wait_s = max(wait_s, issued_s - gpu_s - busy_s * (launches - 1) / launches)
+            wait_s = max(wait_s, issued_s + later_s - gpu_s - busy_s * (launches - 1) / launches)
         waits.append(wait_s)
         gpu_s += busy_s + wait_s
+    if waits and (back_s := cpu_s - gpu_s) > 0:
+        waits[-1] += back_s
+        gpu_s = cpu_s
     return waits, gpu_s
 
 
 def step_in_loop(steps: Sequence[Step]) -> tuple[list[float], float]:
     """The waits of a step's kernels where the same step is issued again and again, and the seconds of a step: those of
     the CPU, or of the GPU where it never catches up with the CPU."""
-    issued_s = sum(step.issue_s + step.later_s for step in steps)
+    issued_s = sum(step.issue_s + step.later_s + step.after_s for step in steps)
     busy_s = sum(step.busy_s for step in steps)
     if busy_s >= issued_s:
         return [0.0] * len(steps), busy_s
     _, end_s = queue(steps)
     waits, _ = queue(steps, end_s - issued_s)
     return waits, busy_s + sum(waits)
-
-
-#: of a lone replay of a CUDA graph by compiled code, the share of the host's time that comes after the launch: the
-#: quickest take 62 us, and those whose kernels take 40 to 70 us take 30 us more than these (KernelBench on an L40S)
-_AFTER_REPLAY = 0.5
-
-
-def lone_replay(steps: Sequence[Step]) -> tuple[list[float], float]:
-    """The waits of the kernels of a CUDA graph that one call replays on an idle GPU, and the seconds until they are
-    done and the call has returned, for which the last kernel stands in."""
-    if not steps:
-        return [], 0.0
-    first, after_s = steps[0], _AFTER_REPLAY * steps[0].issue_s
-    waits, end_s = queue([first._replace(issue_s=first.issue_s - after_s), *steps[1:]])
-    back_s = max(first.issue_s - end_s, 0.0)
-    return [*waits[:-1], waits[-1] + back_s], end_s + back_s
 
 
 def waits_within(kernels: Iterable[tuple[float, float, float]]) -> list[float]:

@@ -27,7 +27,7 @@ from memwall.ops.registry import class_order
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
 from memwall.simulate.issue import work_of
-from memwall.simulate.launch_queue import Step, lone_replay, queue, step_in_loop
+from memwall.simulate.launch_queue import Step, queue, step_in_loop
 from memwall.simulate.memory import MemoryPeak, memory_peak, reserved_bytes, reuse_distances
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
@@ -148,16 +148,13 @@ def _queued(
     host: Host, work: Sequence[Work], context: PlanContext, known: Sequence[Prediction], launch: str
 ) -> tuple[list[float], float]:
     """The waits of the kernels and the time of all, in launch order."""
-    issue = {each: (host.issue_s(each) - (later_s := host.later_s(each)), later_s) for each in set(work)}
+    is_lone = launch in ("call", "replay")
+    issue = {each: host.split_s(each, is_lone) for each in set(work)}
     steps = []
     for each, number in zip(work, context.order, strict=True):
-        issue_s, later_s = issue[each]
-        steps.append(Step(issue_s, known[number].time_s, later_s, context.kinds[number].group.cost.kernels))
-    return _QUEUED.get(launch, step_in_loop)(steps)
-
-
-#: how kernels are issued -> their way through the queue; all others stand in a loop
-_QUEUED: Mapping[str, Callable[[Sequence[Step]], tuple[list[float], float]]] = {"call": queue, "replay": lone_replay}
+        issue_s, later_s, after_s = issue[each]
+        steps.append(Step(issue_s, known[number].time_s, later_s, context.kinds[number].group.cost.kernels, after_s))
+    return queue(steps) if is_lone else step_in_loop(steps)
 
 
 class Kernels(Sequence[Estimate]):

@@ -34,9 +34,18 @@ def test_each_kind_of_work_has_its_seconds() -> None:
     # an op, 2 modules, half a view and 3 launches: 1 + 2 x 10 + 0.5 x 4 + 3 x 100
     host = Host("made up", op_s=1.0, module_s=10.0, view_s=4.0, launch_s=100.0, compiled_kernel_s=7.0)
     work = Work(op=1, module=2, view=0.5, launch=3)
-    assert (host.issue_s(work), host.later_s(work)) == (323.0, 200.0)  # two launches after the first
-    assert host.later_s(Work(compiled_kernel=2)) == 7.0
+    assert host.issue_s(work) == 323.0
+    assert host.split_s(work) == (123.0, 200.0, 0.0)  # two launches after the first
+    assert host.split_s(Work(compiled_kernel=2)) == (7.0, 7.0, 0.0)
     assert host.scaled(2).issue_s(work) == 646.0
+
+
+def test_a_share_of_a_lone_call_comes_after_its_launch() -> None:
+    host = Host("made up", op_s=8.0, replay_s=62.0, compiled_call_s=5.0, op_after=0.25, replay_after=0.5)
+    assert host.split_s(Work(op=1), is_lone=True) == (6.0, 0.0, 2.0)
+    assert host.split_s(Work(replay=1), is_lone=True) == (31.0, 0.0, 31.0)
+    assert host.split_s(Work(compiled_call=1), is_lone=True) == (5.0, 0.0, 0.0)
+    assert host.split_s(Work(op=1)) == (8.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", host_names())

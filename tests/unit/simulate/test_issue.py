@@ -7,7 +7,7 @@ import pytest
 from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.hardware.host import Host, Work
 from memwall.simulate.issue import work_of
-from memwall.simulate.launch_queue import Step, lone_replay, queue, step_in_loop
+from memwall.simulate.launch_queue import Step, queue, step_in_loop
 
 
 def net(gradients=False, free_calls=None, phases=("forward",) * 3, classes=("contraction", "elementwise", "movement")):
@@ -52,12 +52,14 @@ def test_libraries_are_set_up():
 def test_compiled_code_is_called_once_a_phase():
     graph = net(phases=("forward", "forward", "backward"))
     assert work_of(graph, "memwall", KERNELS) == [
-        Work(compiled_call=1, compiled_autograd=1, compiled_kernel=1), Work(compiled_kernel=3),
-        Work(compiled_call=1, compiled_kernel=1),
+        Work(node=1, compiled_call=1, compiled_parameters=1, compiled_kernel=1), Work(compiled_kernel=3),
+        Work(node=1, compiled_call=1, compiled_kernel=1),
     ]  # fmt: skip
-    assert work_of(net(), "inductor", KERNELS)[0] == Work(compiled_call=1, compiled_kernel=1)
-    nothing_trained = replace(net(gradients=True), parameters=())
-    assert work_of(nothing_trained, "inductor", KERNELS)[0] == Work(compiled_call=1, compiled_kernel=1)
+    # a parameter is guarded with gradients and without, and autograd sees no more than one op
+    assert work_of(net(), "inductor", KERNELS)[0] == Work(compiled_call=1, compiled_parameters=1, compiled_kernel=1)
+    assert work_of(net(gradients=True), "inductor", KERNELS)[0].node == 1
+    nothing_guarded = replace(net(), parameters=())
+    assert work_of(nothing_guarded, "inductor", KERNELS)[0] == Work(compiled_call=1, compiled_kernel=1)
     assert work_of(net(), "ideal", KERNELS)[1] == Work(op=1, launch=3)
 
 
@@ -90,9 +92,15 @@ def test_a_step_in_a_loop_takes_the_longer_of_host_and_gpu():
 
 def test_a_lone_replay_returns_after_its_kernels_or_after_its_call():
     # launched after 31 of 62: kernels of 20 are done at 51, and the call at 62; those of 50 at 81
-    assert lone_replay([Step(62, 15), Step(0, 5)]) == ([31, 11], 62)
-    assert lone_replay([Step(62, 40), Step(0, 10)]) == ([31, 0], 81)
-    assert lone_replay([]) == ([], 0)
+    assert queue([Step(31, 15, after_s=31), Step(0, 5)]) == ([31, 11], 62)
+    assert queue([Step(31, 40, after_s=31), Step(0, 10)]) == ([31, 0], 81)
+    assert queue([]) == ([], 0)
+
+
+def test_what_follows_a_launch_runs_beside_the_kernel_and_before_the_next_launch():
+    # launched at 6 and 14, back at 8 and 16; the kernels end at 7 and 15
+    assert queue([Step(6, 1, after_s=2), Step(6, 1, after_s=2)]) == ([6, 8], 16)
+    assert queue([Step(6, 1, after_s=2), Step(6, 9, after_s=2)]) == ([6, 7], 23)
 
 
 @pytest.mark.parametrize(("launch", "time_us"), [("eager", 30), ("call", 32), ("graph", 6), ("alone", 6)])

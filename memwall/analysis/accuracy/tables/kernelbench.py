@@ -1,5 +1,5 @@
 """KernelBench's times of whole modules (ScalingIntelligence/KernelBench): the forward pass in float32 as the module
-stands, gradients enabled, events around one call after a synchronize.
+stands, under ``torch.no_grad`` (its ``scripts/generate_baseline_time.py``), events around one call after a synchronize.
 
 The modules themselves are saved profiles in an archive next to the table, ``NAME_records.tar.xz`` for
 ``NAME_times.csv``, one ``MODULE.json`` each.
@@ -30,7 +30,7 @@ _WAYS: Mapping[str, tuple[str, str]] = {
 #: label of a machine of a cloud → its host relative to cloud-vm, fitted to a third of the modules, those whose CRC-32
 #: is 0 or 2 modulo 6, where the host decides
 _CLOUD_HOSTS: Mapping[str, float] = {
-    "NVIDIA A100 80GB (Modal)": 1.11, "NVIDIA A10G (Modal)": 0.72, "NVIDIA T4 (Modal)": 1.13,
+    "NVIDIA A100 80GB (Modal)": 1.05, "NVIDIA A10G (Modal)": 0.77, "NVIDIA T4 (Modal)": 1.08,
 }  # fmt: skip
 
 
@@ -62,18 +62,10 @@ def _profiles(archive: Path) -> Mapping[str, Profile]:
                 handle = members.extractfile(member)
                 if handle and member.name.endswith(".json"):
                     made = Profile.from_dict(json.load(handle), f"{archive}: {member.name}")
-                    found[Path(member.name).stem] = _with_gradients(made)
+                    found[Path(member.name).stem] = made
     except (OSError, EOFError, tarfile.TarError, ValueError, RecursionError) as error:
         raise UsageError(f"{archive} is no archive of profiles: {error}") from None
     return found
-
-
-def _with_gradients(profile: Profile) -> Profile:
-    """The profile with an autograd node for each op that depends on a parameter: older records do not state it."""
-    graphs, attention = tuple(replace(graph, gradients=True) for graph in profile.graphs), profile.attention
-    if attention is not None:
-        attention = replace(attention, traced=replace(attention.traced, gradients=True))
-    return replace(profile, graphs=graphs, attention=attention)
 
 
 MODULES = Modules("kernelbench", "gpu way module mean_ms std_ms trials")
