@@ -74,7 +74,7 @@ class Host:
     #: a kernel that a library launches in a loop of its own, as cuDNN does for a recurrent layer; bare metal's where a
     #: host does not state it
     library_launch_s: float = 2.75e-6
-    #: of the seconds of an eager op and of a replay in a lone call, the shares that come after its launch: returns to Python
+    #: of a lone call, the shares of the seconds of an eager op and of a replay that come after the launch
     op_after: float = 0.0
     replay_after: float = 0.0
     low: Annotated[float, above_0] = 1.0

@@ -11,7 +11,7 @@ On a CPU (a spec with ``[cpu]``) the terms are those of :mod:`memwall.perfmodel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import repeat

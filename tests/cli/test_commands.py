@@ -153,7 +153,7 @@ def test_the_gate_refuses_a_host_that_is_none(run):
 NORMED = """
 import torch
 from torch import nn
-def model(): return nn.Sequential(nn.Linear(512, 512), nn.LayerNorm(512), nn.ReLU(), nn.Linear(512, 512))
+def model(): return nn.Sequential(nn.Linear(512, 512), nn.LayerNorm(512), nn.SiLU(), nn.Tanh(), nn.Linear(512, 512))
 def inputs(): return (torch.randn(64, 512),)
 """
 

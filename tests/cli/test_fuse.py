@@ -83,7 +83,9 @@ def test_json_is_one_record(run):
     assert eager["dram_bytes"] == 4 * (256 + 4096 + 64 + 256 + (256 + 256) + 256 + 512 + 8 + 32)
     assert record["capture"]["regions"] == [[0, 3]]
     assert [o["policy"] for o in record["what_if"]] == ["eager", "memwall", "ideal"]
-    assert all(o["after"]["time_s"] < o["before"]["time_s"] for o in record["what_if"])
+    # of a step that waits for the host, shorter launches save nothing
+    assert all(o["after"]["time_s"] <= o["before"]["time_s"] for o in record["what_if"])
+    assert record["what_if"][0]["after"]["time_s"] < record["what_if"][0]["before"]["time_s"]
 
 
 def test_by_module(run):

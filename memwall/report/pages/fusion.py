@@ -165,7 +165,7 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
 def listed(parts: Sequence[str]) -> str:
     """``a, b and c``, without those that are empty."""
     given = [part for part in parts if part]
-    return " and ".join(filter(None, (", ".join(given[:-1]), given[-1])))
+    return " and ".join(filter(None, (", ".join(given[:-1]), *given[-1:])))
 
 
 WHAT_IF_NOTE = (
