@@ -207,7 +207,7 @@ def report(pairs: Sequence[Pair]) -> str:
     )
     return f"""# Compiled code, modeled vs. measured
 
-KernelBench's modules in float32 as they stand (forward, gradients enabled, a lone call), under torch.compile: Inductor's
+KernelBench's modules in float32 as they stand (forward, a lone call, under `torch.no_grad`), under torch.compile: Inductor's
 own decisions for each GPU, priced like any plan, on the host that the eager times tell. Each line is of modules that no
 constant is fitted to (an odd CRC-32 of the name). Written by `python reports/compiled_report.py`.
 

@@ -170,7 +170,8 @@ def _not_overlapped(kernel: Estimate, launches: Sequence[Terms]) -> str:
     if max(sum(terms.body_s for terms in launches), kernel.link_s) < kernel.bound_s:
         modeled_s = sum(terms.time_s for terms in launches)
         return f"; the model of its launches says {duration(modeled_s)}, and the bound is taken in its place"
-    return f"; the {_OVERLAPPING[wall]} is {duration(own_s)} and {duration(spent_s - own_s)} that nothing overlaps"
+    rest = f"{duration(spent_s - own_s)} of what does not overlap with it"
+    return f"; the {duration(spent_s)} of {_OVERLAPPING[wall]} are {duration(own_s)} of its own and {rest}"
 
 
 def _around(kernel: Estimate, gpu: Gpu, latencies: int) -> str:
