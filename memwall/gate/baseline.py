@@ -68,8 +68,8 @@ def saved_profile(workload: GatedWorkload, root: Path) -> Profile:
 
     profile = Profile.load(root / workload.target)
     gpus, policies = workload.gpus or profile.gpus, workload.policies or profile.policies
-    if "host" in workload.options:
-        return resimulate(profile, gpus, policies, host=workload.options["host"])
+    if options := {name: workload.options[name] for name in ("host", "cuda_graph") if name in workload.options}:
+        return resimulate(profile, gpus, policies, **options)
     wanted = {(gpu, policy) for policy in policies for gpu in gpus}
     if wanted <= {(s.gpu, s.policy) for s in profile.simulations}:
         return profile.with_simulations(tuple(s for s in profile.simulations if (s.gpu, s.policy) in wanted))

@@ -138,7 +138,10 @@ def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base:
     if base is not None:
         return f"the baseline does not hold {quantity.title}; --update it"
     if subject.base is not None:
-        return f"the baseline has no {schedule.policy} on a {schedule.gpu.name} of the same numbers; --update it"
+        alike = (s.gpu.host for s in subject.base.simulations if replace(s.gpu, host=schedule.gpu.host) == schedule.gpu)
+        of = next((f"on the host {schedule.gpu.host.name}, but on {host.name}" for host in alike), "")
+        missing = f"{schedule.policy} on a {schedule.gpu.name} {of or 'of the same numbers'}"
+        return f"the baseline has no {missing}; --update it"
     if subject.compared:
         return f"there is no baseline of this workload ({subject.missing}); --allow-new lets a new workload pass"
     return "the limit is relative and there is no baseline; give --baseline or --baseline-ref"

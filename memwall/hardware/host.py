@@ -81,6 +81,8 @@ class Host:
     high: Annotated[float, above_0] = 1.0
 
     def check(self) -> None:
+        if not self.name.strip() or not self.name.isprintable():
+            raise BadRecord(": name must be a line of text")
         if not self.low <= 1 <= self.high:
             raise BadRecord(f": low and high enclose 1, and these are {self.low:g} and {self.high:g}")
         if not (0 <= self.op_after <= 1 and 0 <= self.replay_after <= 1):
@@ -170,9 +172,6 @@ def _read(path: Path) -> Host:
     for key in found:
         if key not in known:
             raise unknown("number of a host named", one_line(key), known, where=label)
-    name = found.get("name")
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise UsageError(f"{label}: name must be a line of text")
     if missing := [kind for kind in _SECONDS if kind not in found]:
         raise UsageError(f"{label} lacks {', '.join(missing)}; a host states the seconds of every kind of work, 0 too")
     try:

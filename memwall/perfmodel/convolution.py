@@ -320,7 +320,9 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
     split = f" with k split in {facts['parts']}" if facts["parts"] > 1 else ""
     units = "tensor cores" if facts["pipe"].engine == "tensor" else "vector units"
     copies = (
-        f"; {duration(facts['relayout_s'])} of the traffic copies to channels last and back" if facts["relayout_s"] else ""
+        f"; {duration(facts['relayout_s'])} of the traffic copies to channels last and back"
+        if facts["relayout_s"]
+        else ""
     )
     return (
         f"An implicit GEMM on {units} ({facts['pipe'].dtype}){split}: {run}{_gaps(launch)}; "

@@ -16,6 +16,7 @@ from memwall.gate.config import GateConfig, GatedWorkload, Limit, Scope, parse_l
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.run import run_gate
 from memwall.gate.tracing import Job, Traced, Tree, repeated
+from memwall.hardware.host import load_host
 from memwall.record.profile import Profile
 
 ROWS, WIDTH = 64, 32
@@ -150,6 +151,15 @@ def test_the_base_is_of_the_same_board(two):
         (found,), _ = check(two, "kernels=+0", base=base)
         assert found.verdict == "inconclusive"
         assert "no eager on a h100-sxm of the same numbers; --update it" in found.message
+
+
+def test_a_base_on_another_host_is_said(two):
+    cloud = two.with_simulations(
+        tuple(replace(s, gpu=replace(s.gpu, host=load_host("cloud-vm"))) for s in two.simulations)
+    )
+    (found,), _ = check(two, "time_s=+1 %", base=cloud)
+    assert found.verdict == "inconclusive"
+    assert "no eager on a h100-sxm on the host bare-metal, but on cloud-vm; --update it" in found.message
 
 
 def test_a_policy_that_the_base_was_not_simulated_under_is_from_its_graph(two, three):

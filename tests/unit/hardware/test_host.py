@@ -83,7 +83,8 @@ def test_a_broken_file_says_what_is_wrong(tmp_path: Path) -> None:
     assert "op_s must be a number that is not negative" in error_of(tmp_path, MINE.replace("2e-6", "-1"))
     assert "op_s must be a number that is not negative" in error_of(tmp_path, MINE.replace("2e-6", "'fast'"))
     assert "low and high enclose 1" in error_of(tmp_path, MINE + "low = 2.0\n")
-    for name in ("3", '""', '" "'):
+    assert "name is not text" in error_of(tmp_path, MINE.replace('"mine"', "3"))
+    for name in ('""', '" "', '"a\\nb"'):
         assert "name must be a line of text" in error_of(tmp_path, MINE.replace('"mine"', name))
     lacking = error_of(tmp_path, MINE.replace("view_s = 0\n", "").replace("launch_s = 3e-6\n", ""))
     assert "lacks view_s, launch_s; a host states the seconds of every kind of work" in lacking  # not 0 in silence
