@@ -6,11 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from memwall.core.errors import MissingError
 from memwall.frontend.workload.sizes import SIZES
 from memwall.record.measurement import Sensors
 
@@ -71,6 +74,28 @@ def versions() -> dict[str, Any]:
     with contextlib.suppress(PackageNotFoundError):
         triton = version("triton")
     return {"torch": torch.__version__, "python": platform.python_version(), "triton": triton}
+
+
+#: kind of device -> the variable that names a compiler, the usual ones, what it is for
+_COMPILERS = {
+    "cuda": ("CC", ("gcc", "clang", "cc"), "a C compiler, which Triton builds its launcher with"),
+    "cpu": ("CXX", ("g++", "clang++"), "a C++ compiler"),
+}
+
+
+def need_compiler(kind: str) -> None:
+    """Check that torch.compile has what it needs on a device (``cpu`` or ``cuda``), before anything runs. Raises
+    ``MissingError``: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and how to fix it."""
+    if kind == "cuda" and find_spec("triton") is None:
+        raise MissingError("torch.compile needs Triton on a GPU: pip install 'memwall[triton]'")
+    variable, names, what = _COMPILERS[kind]
+    own = os.environ.get(variable)
+    tried = (own,) if own else names
+    if not any(shutil.which(name) for name in tried):
+        missing = " or ".join(tried) + (f" (from {variable})" if own else "")
+        raise MissingError(
+            f"torch.compile needs {what} and found no {missing}; install one or leave the executor inductor out"
+        )
 
 
 # -- sensors -----------------------------------------------------------------------------------------------------------

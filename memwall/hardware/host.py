@@ -56,7 +56,7 @@ class Work(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Host:
     """Seconds of the CPU for each kind of :class:`Work`. Hosts that are meant take ``low`` to ``high`` times as long in
-    8 of 10 machines; 1 and 1: the seconds are stated, not assumed."""
+    8 of 10 machines, or nets where they were ``measured``; 1 and 1: the seconds are stated."""
 
     name: str
     op_s: float = 0.0
@@ -79,6 +79,8 @@ class Host:
     replay_after: float = 0.0
     low: Annotated[float, above_0] = 1.0
     high: Annotated[float, above_0] = 1.0
+    #: whether all of its seconds were measured on the machine that is meant
+    measured: bool = False
 
     def check(self) -> None:
         if not self.name.strip() or not self.name.isprintable():
@@ -99,9 +101,14 @@ class Host:
         return replace(self, **{name: factor * getattr(self, name) for name in (*_SECONDS, "library_launch_s")})
 
     @property
-    def is_assumed(self) -> bool:
-        """Whether its seconds are those of other machines than the one that is meant."""
+    def varies(self) -> bool:
+        """Whether it may take less or more."""
         return self.low < self.high
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether its seconds, or some of them, are those of other machines than the one that is meant."""
+        return self.varies and not self.measured
 
     def issue_s(self, work: Work) -> float:
         """Seconds to issue a kernel."""

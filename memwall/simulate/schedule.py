@@ -129,7 +129,7 @@ def simulate(
     work = context.work(launch)
     waits, time_s = _queued(gpu.host, work, context, known, launch)
     hosts_s = time_s, time_s
-    if gpu.host.is_assumed:
+    if gpu.host.varies:
         fast, slow = (gpu.host.scaled(factor) for factor in (gpu.host.low, gpu.host.high))
         hosts_s = _queued(fast, work, context, known, launch)[1], _queued(slow, work, context, known, launch)[1]
     issues = [gpu.host.issue_s(each) for each in work]

@@ -7,7 +7,9 @@ import pytest
 from memwall.bench.calibrate import run as calibration
 from memwall.bench.calibrate.sampling import Busy
 from memwall.core.graph import Pipe
+from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
+from tests.unit.bench import test_calibrate_host as host
 from tests.unit.bench.test_calibrate import ANSWER, quantities
 
 
@@ -18,6 +20,8 @@ def measured(monkeypatch):
 
     def ask(job):
         jobs.append(job)
+        if job["device"] == "host":
+            return {**host.answer(), "quantities": list(host.quantities(host.ON_CPU).values())}
         return {**ANSWER, "quantities": list(quantities().values())}
 
     monkeypatch.setattr(calibration, "_ask", ask)
@@ -42,6 +46,28 @@ def test_by_itself_it_goes_where_measure_looks(run, measured, tmp_path, monkeypa
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "new" / "folder"))
     assert run("calibrate", "-q").code == 0
     assert load_gpu(tmp_path / "new" / "folder" / "cpu.toml").name == "cpu"
+
+
+def test_a_host_is_written_shown_and_taken_by_profile(run, measured, tmp_path):
+    path = tmp_path / "host.toml"
+    result = run("calibrate", "--device", "host", "-o", str(path))
+    assert result.code == 0
+    assert result.out == path.read_text()
+    assert f"use it as --host {path}" in result.err
+    assert [job["device"] for job in measured] == ["host"]
+    assert load_host(path).op_s == pytest.approx(2e-6)
+    profiled = run("profile", "net.py", "--gpu", "a100-40gb-sxm", "--host", str(path), "-q")
+    assert profiled.code == 0, profiled.err
+    assert "measured: " in profiled.out and "times as long in the 80 % range" in profiled.out
+
+
+def test_a_hosts_default_place_and_a_wrong_one(run, measured, tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path))
+    assert run("calibrate", "--device", "host", "-q").code == 0
+    assert load_host(tmp_path / "host.toml").name == "measured"
+    wrong = run("calibrate", "--device", "host", "-o", "nowhere/host.toml")
+    assert wrong.code == 2 and "there is no folder nowhere" in wrong.err
+    assert "[cpu|cuda|host]" in run("calibrate", "--help").out
 
 
 @pytest.mark.parametrize(

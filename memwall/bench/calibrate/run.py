@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memwall.bench.calibrate.host_spec import host_spec
 from memwall.bench.calibrate.sampling import WIDE, Benchmark, Quantity, measure
 from memwall.bench.calibrate.spec import cpu_spec, cuda_spec
 from memwall.bench.clock import Clocks, open_device, timing_environment
-from memwall.bench.device import DEVICES, Device
+from memwall.bench.device import Device, need_compiler
 from memwall.bench.machine import cache_bytes
-from memwall.core.errors import MemwallError, MissingError, UsageError
+from memwall.core.errors import MemwallError, MissingError, unknown
 from memwall.core.files import cache_folder
 from memwall.core.process import Child, Lost
 
@@ -51,7 +53,7 @@ def calibrate(
     """Measure this machine's ceilings, some 20 s.
 
     Args:
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda``, or ``host``: the CPU as it issues kernels, to a GPU where there is one.
         threads: cores that a kernel uses; the figures of more than one are shaky wherever anything else runs.
         rounds: samples of each benchmark.
         accept_busy: measure although other processes run; every figure is then a lower limit of what the machine does.
@@ -60,14 +62,17 @@ def calibrate(
     Raises:
         MissingError: there is no such device, no torch, or the machine is too busy.
     """
-    if device not in DEVICES:
-        raise UsageError(f"no device {device!r}; there is {' and '.join(DEVICES)}")
+    if device not in _SPECS:
+        raise unknown("device", device, _SPECS)
     progress(f"measuring this machine's {device}, {rounds} rounds")
     job = {"device": device, "threads": threads, "rounds": rounds, "accept_busy": accept_busy}
     answer = _ask(job)
     quantities = {quantity.name: quantity for quantity in answer["quantities"]}
-    spec = (cuda_spec if device == "cuda" else cpu_spec)(answer, quantities, job)
-    return Calibration(device, spec, tuple(quantities.values()))
+    return Calibration(device, _SPECS[device](answer, quantities, job), tuple(quantities.values()))
+
+
+#: what is calibrated -> the text of its file
+_SPECS = {"cpu": cpu_spec, "cuda": cuda_spec, "host": host_spec}
 
 
 def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,12 +101,15 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
 def measure_here(job: Mapping[str, Any]) -> dict[str, Any]:
     """What a spec says of a device, and its quantities. Raises ``Busy``: other processes ran; ``MissingError``: there
     is no CUDA device."""
+    return _MEASURED[job["device"]](job)
+
+
+def _measure_cpu(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Bandwidths, products, functions, the time of a call."""
     import torch
 
     from memwall.bench.calibrate.benchmarks import cpu_benchmarks
 
-    if job["device"] == "cuda":
-        return _measure_cuda(job["rounds"])
     torch.set_num_threads(job["threads"])
     torch.manual_seed(0)
     caches = cache_bytes()
@@ -111,7 +119,7 @@ def measure_here(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"torch": torch.__version__, "isa": isa, "cache_bytes": caches, "quantities": list(found.values())}
 
 
-def _measure_cuda(rounds: int) -> dict[str, Any]:
+def _measure_cuda(job: Mapping[str, Any]) -> dict[str, Any]:
     """Bandwidths, products of each dtype, launch latency, the CPU's time per op."""
     import torch
 
@@ -119,7 +127,7 @@ def _measure_cuda(rounds: int) -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         raise MissingError("there is no CUDA device that torch can use here")
-    device = open_device("cuda")
+    device, rounds = open_device("cuda"), job["rounds"]
     count = min(ARRAY_ELEMENTS, torch.cuda.mem_get_info()[0] // 4 // 8)
     found = [_quantity(device, bench, FEW, rounds) for bench in memory(count, "cuda")]
     for bench in cuda_products():
@@ -141,6 +149,30 @@ def _measure_cuda(rounds: int) -> dict[str, Any]:
         "compute_capability": "{}.{}".format(*torch.cuda.get_device_capability()),
         "quantities": [*found, Quantity.of("dispatch", 1, samples, 0)],
     }  # fmt: skip
+
+
+def _measure_host(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Calls of each kind in loops and in nets, issued to a GPU where there is one; compiled code where there is a
+    compiler."""
+    import torch
+
+    from memwall.bench.calibrate import host_benchmarks as host
+
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    nets = host.nets()
+    work = host.net_work(nets)
+    benchmarks = [*host.loops(device), *host.net_benchmarks(nets, device)]
+    with contextlib.suppress(MissingError):
+        need_compiler(device)
+        benchmarks += host.compiled(device)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    benchmarks += host.recurrent() if device == "cuda" else []
+    found = measure(benchmarks, job["rounds"], accept_busy=job["accept_busy"], wait=wait)
+    return {"torch": torch.__version__, "device": device, "work": work, "quantities": list(found.values())}
+
+
+_MEASURED = {"cpu": _measure_cpu, "cuda": _measure_cuda, "host": _measure_host}
 
 
 def _quantity(device: Device, bench: Benchmark, calls: int, rounds: int) -> Quantity:

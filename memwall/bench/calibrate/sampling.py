@@ -31,11 +31,13 @@ WIDE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A function to time, and how much work one call does: bytes, FLOPs, elements or calls."""
+    """A function to time, and how much work one call does: bytes, FLOPs, elements or calls. ``calls``: how many make a
+    sample; 0: as many as take :data:`SAMPLE_S`."""
 
     name: str
     work: float
     run: Callable[[], Any]
+    calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +68,23 @@ class Busy(MissingError):
 
 
 def measure(
-    benchmarks: Sequence[Benchmark], rounds: int, *, accept_busy: bool = False, clocks: Clocks | None = None
-) -> dict[str, Quantity]:
+    benchmarks: Sequence[Benchmark], rounds: int, *, accept_busy: bool = False, clocks: Clocks | None = None,
+    wait: Callable[[], Any] = lambda: None,
+) -> dict[str, Quantity]:  # fmt: skip
     """Time all benchmarks, ``rounds`` samples each.
 
     ``accept_busy`` keeps the samples that others disturbed, in CPU time where the process had to wait for its core.
+    ``wait`` is called before each sample: a device that still works must not slow down who issues more.
 
     Raises:
         Busy: a benchmark has too few good samples.
     """
     clocks = clocks or Clocks()
-    calls = {bench.name: _calls(bench, clocks) for bench in benchmarks}
+    calls = {bench.name: bench.calls or _calls(bench, clocks) for bench in benchmarks}
     good: dict[str, list[float]] = {bench.name: [] for bench in benchmarks}
     for _ in range(rounds):
         wall, own, machine = clocks.wall(), clocks.own(), clocks.machine()
-        taken = {bench.name: _sample(bench, calls[bench.name], clocks, accept_busy) for bench in benchmarks}
+        taken = {bench.name: _sample(bench, calls[bench.name], clocks, accept_busy, wait) for bench in benchmarks}
         others = (clocks.machine() - machine - (clocks.own() - own)) / (clocks.wall() - wall)
         if accept_busy or others <= MOST_OTHERS:
             for name, seconds in taken.items():
@@ -101,10 +105,11 @@ def _calls(bench: Benchmark, clocks: Clocks) -> int:
     return max(1, round(SAMPLE_S / fastest)) if fastest > 0 else 1000
 
 
-def _sample(bench: Benchmark, calls: int, clocks: Clocks, accept_busy: bool) -> float | None:
+def _sample(bench: Benchmark, calls: int, clocks: Clocks, accept_busy: bool, wait: Callable[[], Any]) -> float | None:
     """Seconds per call; if the process did not have its core, in CPU time if that is accepted, else None."""
-    if calls > 1:
+    if calls > 1 or bench.calls:
         bench.run()  # other benchmarks have taken the caches meanwhile
+    wait()
     seconds, share = clocks.time(bench.run, calls)
     if share >= LEAST_SHARE:
         return seconds / calls

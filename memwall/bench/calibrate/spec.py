@@ -55,13 +55,13 @@ def _table(name: str, lines: Sequence[Line]) -> str:
 def head(name: str, title: str, how: str, vendor: str, architecture: str, *more: Line) -> list[Line]:
     """The unnamed table: what was measured, and how."""
     return [
-        Line("schema", '"memwall.gpu/1"'), Line("name", _quoted(name)), Line("full_name", _quoted(title), how),
-        Line("vendor", _quoted(vendor)), Line("architecture", _quoted(architecture)),
-        *(Line(line.key, _quoted(line.value)) for line in more), Line("calibration", '"measured"'),
+        Line("schema", '"memwall.gpu/1"'), Line("name", quoted(name)), Line("full_name", quoted(title), how),
+        Line("vendor", quoted(vendor)), Line("architecture", quoted(architecture)),
+        *(Line(line.key, quoted(line.value)) for line in more), Line("calibration", '"measured"'),
     ]  # fmt: skip
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A TOML string, without characters that it cannot contain."""
     return '"' + "".join(char for char in text if char.isprintable() and char not in '"\\') + '"'
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from memwall.bench.device import RUN_OPTIONS, in_doubt
+from memwall.bench.device import RUN_OPTIONS, in_doubt, need_compiler
 from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, Work, flags, plan_work
 from memwall.bench.kernels.workers import WorkerPool
 from memwall.core.errors import MissingError, UsageError
@@ -177,25 +174,3 @@ def _module(target: Any, options: Mapping[str, Any], inputs: Any) -> tuple[str, 
     if not isinstance(target, (str, Path)) or inputs is not None or own:
         return None
     return str(target), {name: options[name] for name in RUN_OPTIONS if name in options}
-
-
-#: kind of device -> the variable that names a compiler, the usual ones, what it is for
-_COMPILERS = {
-    "cuda": ("CC", ("gcc", "clang", "cc"), "a C compiler, which Triton builds its launcher with"),
-    "cpu": ("CXX", ("g++", "clang++"), "a C++ compiler"),
-}
-
-
-def need_compiler(kind: str) -> None:
-    """Check that torch.compile has what it needs on a device (``cpu`` or ``cuda``), before anything runs. Raises
-    ``MissingError``: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and how to fix it."""
-    if kind == "cuda" and find_spec("triton") is None:
-        raise MissingError("torch.compile needs Triton on a GPU: pip install 'memwall[triton]'")
-    variable, names, what = _COMPILERS[kind]
-    own = os.environ.get(variable)
-    tried = (own,) if own else names
-    if not any(shutil.which(name) for name in tried):
-        missing = " or ".join(tried) + (f" (from {variable})" if own else "")
-        raise MissingError(
-            f"torch.compile needs {what} and found no {missing}; install one or leave the executor inductor out"
-        )

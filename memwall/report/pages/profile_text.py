@@ -125,7 +125,7 @@ def host_text(schedules: Sequence[Schedule]) -> str:
     texts = []
     for host, times in said.items():
         first, *others = times
-        spread = f", {host.low:g} to {host.high:g} times as long in the 80 % range" if host.is_assumed else ""
+        spread = f", {host.low:g} to {host.high:g} times as long in the 80 % range" if host.varies else ""
         short = [text.replace(" of CPU time to issue", " for") for text in others]
         texts.append(f"{host.name}: {', '.join((first, *short))}{spread}")
     return "; ".join(texts)

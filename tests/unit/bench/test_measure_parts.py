@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import memwall
-from memwall.bench.device import Ready
+from memwall.bench.device import Ready, need_compiler
 from memwall.bench.kernels.benchmark_run import ROUNDS, BenchmarkRun, Limits, Result, plan_work, share
 from memwall.bench.kernels.executors import Built, Choices, choose
-from memwall.bench.kernels.run import need_compiler
 from memwall.bench.kernels.session import Questions, failure
 from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed
 from memwall.codegen import NotGenerated

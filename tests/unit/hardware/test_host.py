@@ -77,6 +77,12 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert load_host(host) is host
 
 
+def test_a_measured_host_varies_and_is_not_assumed(tmp_path: Path) -> None:
+    host = load_host(write(tmp_path, MINE + "low = 0.8\nhigh = 1.25\nmeasured = true\n"))
+    assert host.varies and not host.is_assumed
+    assert "measured is neither true nor false" in error_of(tmp_path, MINE + "measured = 1\n")
+
+
 def test_a_broken_file_says_what_is_wrong(tmp_path: Path) -> None:
     assert "did you mean op_s?" in error_of(tmp_path, MINE.replace("\nop_s", "\nops_s"))
     assert f"want {SCHEMA!r}" in error_of(tmp_path, MINE.replace(SCHEMA, "memwall.gpu/1"))
