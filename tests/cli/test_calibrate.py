@@ -58,13 +58,13 @@ def test_a_host_is_written_shown_and_taken_by_profile(run, measured, tmp_path):
     assert load_host(path).op_s == pytest.approx(2e-6)
     profiled = run("profile", "net.py", "--gpu", "a100-40gb-sxm", "--host", str(path), "-q")
     assert profiled.code == 0, profiled.err
-    assert "measured: " in profiled.out and "times as long in the 80 % range" in profiled.out
+    assert "this-machine: " in profiled.out and "times as long in the 80 % range" in profiled.out
 
 
 def test_a_hosts_default_place_and_a_wrong_one(run, measured, tmp_path, monkeypatch):
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path))
     assert run("calibrate", "--device", "host", "-q").code == 0
-    assert load_host(tmp_path / "host.toml").name == "measured"
+    assert load_host(tmp_path / "host.toml").name == "this-machine"
     wrong = run("calibrate", "--device", "host", "-o", "nowhere/host.toml")
     assert wrong.code == 2 and "there is no folder nowhere" in wrong.err
     assert "[cpu|cuda|host]" in run("calibrate", "--help").out

@@ -135,7 +135,7 @@ def host_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job
     off = "nets differ so from the sum of their calls" + (", and kinds of work from one ratio" if found.missing else "")
     measured = f"not {', '.join(found.missing)}" if found.missing else "every kind of work"
     return "\n".join(_remarks(found)) + document({"": [
-        Line("schema", quoted(SCHEMA)), Line("name", quoted("measured"), title),
+        Line("schema", quoted(SCHEMA)), Line("name", quoted("this-machine"), title),
         *(_line(kind, found, quantities) for kind in _SECONDS),
         *(Line(key, f"{getattr(bare, key):g}", "not measured here: bare-metal's") for key in _SHARES),
         Line("low", f"{1 / found.spread:.3f}", f"80 % range: {off}"), Line("high", f"{found.spread:.3f}", "the same"),
