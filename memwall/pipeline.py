@@ -36,8 +36,8 @@ def profile(
     mode: str = "inference", policy: str | Iterable[str] = "eager", optimizer: Any = "adamw",
     loss: Callable[[Any], Any] | None = None, dtype: str | None = None, autocast: str | None = None,
     batch: int | None = None, seq: int | None = None, image: str | tuple[int, int] | None = None,
-    images: int | None = None, video: int | None = None, seconds: float | None = None,
-    input_specs: Sequence[str] = (), assume: Sequence[str] = (), attention: str = "auto",
+    images: int | None = None, video: int | None = None, seconds: float | None = None, prompt: int | None = None,
+    context: int | None = None, input_specs: Sequence[str] = (), assume: Sequence[str] = (), attention: str = "auto",
     cuda_graph: bool = False, real: bool = False, strict: bool = False, max_ops: int = 200_000, replay: bool = True,
     no_grad: bool = False, host: str | Path | Host | None = None, progress: Callable[[str], None] | None = None,
 ) -> Profile:  # fmt: skip
@@ -49,7 +49,8 @@ def profile(
         inputs: what the module is called with: a tuple (positional) or a dict (keywords) of tensors on any device.
         gpu: names, specs or paths to specs; one or a list.
         mode: ``inference`` (``eval()``, forward), ``training`` (``train()``, forward, loss, backward, optimizer
-            step), or ``forward``: the module as it stands, gradients enabled, and what they need kept in memory.
+            step), ``forward``: the module as it stands, gradients enabled, and what they need kept in memory; or, of a
+            language model, ``prefill`` (a prompt that fills a cache) or ``decode`` (one more token with a cache).
         no_grad: without gradients; of ``forward`` alone.
         host: what issues the kernels: a name (``bare-metal``, ``cloud-vm``), a spec or the path of one; None takes
             bare-metal, or what a GPU's file states.
@@ -66,6 +67,7 @@ def profile(
         images: images of a sample.
         video: frames of a video.
         seconds: length of a sound.
+        prompt, context: of ``prefill`` the tokens of a prompt, of both modes the tokens that the cache holds before.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
         assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``, ``rounded=4``,
             ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; what was used is stated in ``notes``.
@@ -91,6 +93,7 @@ def profile(
         from memwall.frontend.torch import TraceOptions, trace
 
         sizes = {"batch": batch, "seq": seq, "image": image, "images": images, "video": video, "seconds": seconds}
+        sizes |= {"prompt": prompt, "context": context}
         workload = _workload(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
         options = TraceOptions(

@@ -113,11 +113,17 @@ shape = _decorator(
 
 workload = _decorator(
     click.option(
-        "--mode", type=click.Choice(MODES), help="[default: inference] forward: the module as it stands, no eval()."
+        "--mode", type=click.Choice(MODES),
+        help="[default: inference] forward: the module as it stands, no eval(); prefill, decode: a step with a cache.",
     ),
     click.option("--no-grad", is_flag=True, help="With --mode forward: no gradients will be taken."),
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),
     click.option("--seq", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(seq=...)."),
+    click.option("--prompt", type=click.IntRange(1), metavar="N", help="Tokens of a prompt: prefill_inputs(prompt=...)."),
+    click.option(
+        "--context", type=click.IntRange(1), metavar="N",
+        help="Tokens in the cache before the step: decode_inputs(context=...).",
+    ),
     click.option("--image", metavar="HxW", help="Pixels of an image, such as 1024x1024: inputs(image=(1024, 1024))."),
     click.option("--images", type=click.IntRange(1), metavar="N", help="Images of a sample: inputs(images=...)."),
     click.option("--video", type=click.IntRange(1), metavar="N", help="Frames of a video: inputs(video=...)."),

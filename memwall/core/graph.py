@@ -27,7 +27,9 @@ ITEMSIZE: Mapping[str, int] = {
 Span = tuple[int, int, int]
 
 PHASES = ("forward", "backward", "optimizer")
-ROLES = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation")
+#: what a storage holds for the model; ``kv_cache``: keys, values and states that earlier steps left, ``kv_made``: those
+#: that this step makes anew
+ROLES = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation", "kv_cache", "kv_made")
 
 
 class Pipe(NamedTuple):
@@ -179,7 +181,7 @@ class Storage:
     @property
     def is_persistent(self) -> bool:
         """Whether it exists before and after the step."""
-        return self.role in ("parameter", "buffer", "input", "optimizer_state")
+        return self.role in ("parameter", "buffer", "input", "optimizer_state", "kv_cache")
 
 
 @dataclass(frozen=True, slots=True)

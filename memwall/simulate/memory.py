@@ -23,9 +23,11 @@ class MemoryPeak:
     #: whatever else the step writes: results that die in their own phase, gradients of intermediates, copies of
     #: parameters (autocast), an optimizer's intermediates. Older records count these and inputs as activations
     temporaries: int = 0
-    #: what the step is given, caches of keys and values among it
+    #: what the step is given, but for caches
     inputs: int = 0
     buffers: int = 0
+    #: caches of keys, values and states: what earlier steps left, until it is last read, and what the next one finds
+    kv_cache: int = 0
     #: the id of the kernel that runs then; None: before the first one, or a record that does not say
     kernel: int | None = None
 
@@ -41,10 +43,10 @@ class MemoryPeak:
 
 
 #: the fields of MemoryPeak that count bytes
-KINDS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "buffers")
+KINDS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "buffers", "kv_cache")
 _ACTIVATION, _TEMPORARY = KINDS.index("activations"), KINDS.index("temporaries")
 #: role of a storage -> its place in KINDS; the plan tells activations from temporaries
-_KIND = {"parameter": 0, "gradient": 1, "optimizer_state": 2, "input": 5, "buffer": 6}
+_KIND = {"parameter": 0, "gradient": 1, "optimizer_state": 2, "input": 5, "buffer": 6, "kv_cache": 7, "kv_made": 7}
 
 
 #: assumed for a process's context on the GPU, in bytes: with kernels loaded lazily "300 something MB"
@@ -115,7 +117,8 @@ def _lives(graph: Graph, plan: Plan) -> list[Life]:
     lives = []
     for storage in graph.storages:
         if storage.is_persistent:
-            lives.append((_BEFORE, end, storage))
+            replaced = storage.role == "kv_cache" and storage.id not in kept
+            lives.append((_BEFORE, last.get(storage.id, _BEFORE) if replaced else end, storage))
         elif storage.id in first:
             stays = storage.role == "gradient" or storage.id in kept
             lives.append((first[storage.id], end if stays else last[storage.id], storage))

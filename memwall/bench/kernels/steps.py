@@ -22,7 +22,7 @@ from memwall.codegen import NotGenerated
 from memwall.core.graph import Graph, TensorSpec, Value
 from memwall.frontend.torch.build import make_optimizer
 from memwall.frontend.torch.options import parse_dtype
-from memwall.frontend.torch.run import backward, forward_step, scalar_loss
+from memwall.frontend.torch.losses import backward, forward_step, scalar_loss
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.inputs import stays_on_host
 from memwall.frontend.workload.sizes import SIZES

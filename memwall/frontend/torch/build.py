@@ -24,6 +24,7 @@ from memwall.core.errors import UsageError, message_of
 from memwall.core.units import size
 from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.copies import Copies
+from memwall.frontend.torch.kv_caches import is_of_cache
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.torch.recorder import Recorder
@@ -44,11 +45,13 @@ class Built(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Arguments of the forward call, and all tensors among them and inside them, by name."""
+    """Arguments of the forward call, all tensors among them and inside them, by name, and the names of those that a
+    cache of keys and values holds."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: dict[str, torch.Tensor]
+    cached: frozenset[str] = frozenset()
 
 
 def build_module(
@@ -99,7 +102,8 @@ def build_inputs(
     plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
     placed = [(name, tensor) for name, tensor in copies.found if tensor.device.type == device]
     tensors = {plain.get(id(tensor), name): tensor for name, tensor in placed}
-    return Inputs((), copied, tensors) if isinstance(copied, dict) else Inputs(copied, {}, tensors)
+    cached = frozenset(plain.get(id(tensor), name) for name, tensor in placed if is_of_cache(name))
+    return Inputs((), copied, tensors, cached) if isinstance(copied, dict) else Inputs(copied, {}, tensors, cached)
 
 
 def _seeded(make: Callable[[], Any]) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
 
 from memwall.core.errors import NeedsData, UsageError
 from memwall.core.graph import Graph
@@ -22,6 +21,7 @@ from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.build import (
     build_inputs,
     build_module,
+    Inputs,
     fused_everywhere,
     iterations,
     make_optimizer,
@@ -46,8 +46,10 @@ from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.flat_shards import whole_elements
 from memwall.frontend.torch.higher_order import plain_forms
+from memwall.frontend.torch.kv_caches import cached_tensors
 from memwall.frontend.torch.library_answers import library_answers
 from memwall.frontend.torch.light_imports import light_imports
+from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, tensors_in
 from memwall.frontend.torch.offload import offloading
 from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dtype
 from memwall.frontend.torch.origin import module_calls, module_names
@@ -149,7 +151,7 @@ class _Step:
         self.known = None if options.real else KnownValues()
         with SparseCopies():
             self.module, self.hidden, self.left_out = build_module(workload.model, self.device, warn, self.known)
-            self.args, self.kwargs, self.inputs = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
+            self.given = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
         with contextlib.nullcontext() if self.known is None else Carrying(self.known):
             if dtype is not None:
                 with SparseCopies():
@@ -161,8 +163,10 @@ class _Step:
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)
         if is_lazy(self.module):
             self._give_shapes(recorder)
+        if workload.advance is not None:
+            self.given = self._advance(recorder)
         self._assume(self.recorder)
-        self.parameters = _register(self.recorder, self.module, self.hidden, self.inputs)
+        self.parameters = _register(self.recorder, self.module, self.hidden, self.given)
         self.autocast = CudaAutocast()
         waits = waits_for_ranks(self.module, self.training)
         replays = options.replay and not (options.real or execute or waits or self.saves)
@@ -188,23 +192,36 @@ class _Step:
         """Make the parameters of lazy modules, which take their shapes from a first call: that of a copy, with copies
         of the inputs, so that nothing else is left of it."""
         copied = build_module(self.module, self.device, self.warn, self.known).module
-        args, kwargs, _ = build_inputs(self.kwargs or self.args, self.device, self.warn, None, self.known)
+        given = build_inputs(self.given.kwargs or self.given.args, self.device, self.warn, None, self.known)
+        with shaping(self.module, copied):
+            self._first_call(make, copied, given, "the first call, which gives lazy modules their shapes")
+        if self.known is not None:
+            self.known.forget(self.module.parameters())
+
+    def _advance(self, make: type[Recorder]) -> Inputs:
+        """The inputs of a step that follows a first call, which is no part of it."""
+        assert self.workload.advance is not None
+        output = self._first_call(make, self.module, self.given, "the call before the step")
+        advance = self.workload.advance
+        return build_inputs(lambda: advance(output, self.given.kwargs), self.device, self.warn, None, self.known)
+
+    def _first_call(self, make: type[Recorder], module: nn.Module, given: Inputs, what: str) -> Any:
+        """The output of a call that is not recorded."""
         unseen = lambda said: None  # noqa: E731
         recorder = make(device=self.device, max_ops=self.options.max_ops, warn=unseen, known=self.known)
         self._assume(recorder)
         seed_all()
-        doing = blaming("the first call, which gives lazy modules their shapes", self.gradients)
         autocast, device = CudaAutocast(), TracedDevice(self.device, known=self.known)
         if self.known is not None:
             draws, self.known.draws = self.known.draws, Draws()
         with (
-            empty_caches(), self._stand_ins(recorder, unseen, unseen), doing, device, recorder, autocast,
-            shaping(self.module, copied), autocast.region(self.autocast_dtype),
+            empty_caches(), self._stand_ins(recorder, unseen, unseen), blaming(what, self.gradients), device, recorder,
+            autocast, autocast.region(self.autocast_dtype),
         ):  # fmt: skip
-            copied(*args, **kwargs)
+            output = module(*given.args, **given.kwargs)
         if self.known is not None:
             self.known.draws = draws
-            self.known.forget(self.module.parameters())
+        return output
 
     @contextlib.contextmanager
     def _stand_ins(
@@ -243,7 +260,7 @@ class _Step:
             self.assumed,
         )
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
-        samples, tokens = _counts(self.inputs.values())
+        samples, tokens = _counts(self.given.tensors.values())
         whole = whole_elements(self.module, self.parameters)
         return replace(found, parameters=whole, samples=samples, tokens=tokens, attention=attention)
 
@@ -251,20 +268,33 @@ class _Step:
         """What was recorded."""
         recorder = self.recorder
         recorder.forget_unused(part for tensor in self.hidden.values() for part in plain_parts(tensor))
-        made = [part for tensor in _tensors_in(result) for part in plain_parts(tensor)]
+        made = [part for tensor in tensors_in(result) for part in plain_parts(tensor)]
         outputs = [t for t in made if t.device.type == self.device]
+        outputs += self._keep_caches(result)
         if any(recorder.knows(t) is None for t in outputs):
             self.warn(
                 "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
             )
         held = [part for parameter in self.parameters for part in plain_parts(parameter)]
         ids = (
-            [recorder.value(t) for item in self.inputs.values() for t in plain_parts(item)],
+            [recorder.value(t) for item in self.given.tensors.values() for t in plain_parts(item)],
             [recorder.value(t) for t in held],
         )
         outputs += [part for tensor in self.saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
         kept = dict.fromkeys(recorder.value(t) for t in outputs)
         return replace(recorder.graph(*ids, kept, self.options.attention), gradients=self.gradients)
+
+    def _keep_caches(self, result: Any) -> list[torch.Tensor]:
+        """What the caches hold after the step, which is there for the next one: results of the step get that role."""
+        found = []
+        for path, tensor in cached_tensors(self.given.args, self.given.kwargs, result):
+            for part in plain_parts(tensor):
+                number = self.recorder.knows(part) if part.device.type == self.device else None
+                if number is not None:
+                    found.append(part)
+                    if self.recorder.storages[self.recorder.storage(part)].role == "activation":
+                        self.recorder.set_role(part, "kv_made", path)
+        return found
 
     def _run(self, optimizer: torch.optim.Optimizer | None) -> Any:
         """Forward, backward and the optimizer's step under the recorder; the loss, or in inference the output."""
@@ -282,7 +312,7 @@ class _Step:
         with doing, calls, TracedDevice(self.device, known=self.known), recorder, self.autocast:
             with self.autocast.region(self.autocast_dtype), saving:
                 step = forward_step(self.module, self.workload.loss if self.training else None)
-                args, kwargs = self.args, self.kwargs
+                args, kwargs = self.given.args, self.given.kwargs
                 result = step(*args, **kwargs) if self.execute is None else self.execute(step, recorder, args, kwargs)
                 if self.training:
                     result = scalar_loss(self.workload, result)
@@ -302,14 +332,14 @@ class _Step:
 
     def _mark_gradients(self) -> None:
         """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""
-        for name, tensor in (*self.module.named_parameters(), *self.inputs.items()):
+        for name, tensor in (*self.module.named_parameters(), *self.given.tensors.items()):
             if tensor.is_leaf:
                 for part in flat_tensors([] if tensor.grad is None else plain_parts(tensor.grad)):
                     self.recorder.set_role(part, "gradient", name)
 
 
 def _register(
-    recorder: Recorder, module: nn.Module, hidden: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
+    recorder: Recorder, module: nn.Module, hidden: Mapping[str, torch.Tensor], given: Inputs
 ) -> list[torch.Tensor]:
     """Number the storages that exist before the step, by role; returns the parameters."""
     parameters: list[torch.Tensor] = []
@@ -321,9 +351,9 @@ def _register(
     for name, buffer in (*module.named_buffers(), *hidden.items()):
         for part in plain_parts(buffer):
             recorder.storage(part, "buffer", name)
-    for name, item in inputs.items():
+    for name, item in given.tensors.items():
         for part in plain_parts(item):
-            recorder.storage(part, "input", name)
+            recorder.storage(part, "kv_cache" if name in given.cached else "input", name)
     return parameters
 
 
@@ -344,50 +374,6 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
                 if part.device.type == recorder.device:
                     recorder.storage(part, "optimizer_state", f"{names.get(id(parameter), '')}.{key}")
     return optimizer
-
-
-def forward_step(module: Callable[..., Any], loss: Callable[[Any], Any] | None) -> Callable[..., Any]:
-    """Forward, followed by the workload's own loss if there is one."""
-    if loss is None:
-        return module
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        return loss(module(*args, **kwargs))
-
-    return step
-
-
-def scalar_loss(workload: Workload, output: Any) -> torch.Tensor:
-    """The scalar to differentiate: what the workload's loss gave, else the output's ``.loss``, else the sum of its
-    floating tensors."""
-    loss: Any = output
-    if workload.loss is None:
-        loss = getattr(output, "loss", None)
-        if loss is None and isinstance(output, Mapping):
-            loss = output.get("loss")
-    if workload.loss is None and loss is None:
-        floating = [t for t in _tensors_in(output) if t.is_floating_point() and t.requires_grad]
-        if not floating:
-            raise UsageError(
-                "training needs a loss: no output of the model is a floating tensor that depends on a parameter"
-            )
-        loss = sum((tensor.sum() for tensor in floating[1:]), floating[0].sum())
-    if not isinstance(loss, torch.Tensor):
-        raise UsageError(f"the loss is a {type(loss).__name__}; want a tensor")
-    if not loss.requires_grad:
-        raise UsageError("the loss depends on no parameter, so there is nothing to train")
-    return loss
-
-
-def backward(loss: torch.Tensor) -> None:
-    """Gradients of a loss, summed over its elements."""
-    loss.backward(None if loss.numel() == 1 else torch.ones_like(loss))
-
-
-def _tensors_in(output: Any) -> list[torch.Tensor]:
-    if is_dataclass(output) and not isinstance(output, (type, Mapping)):
-        output = vars(output)
-    return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor)]
 
 
 def _counts(inputs: Iterable[torch.Tensor]) -> tuple[int | None, int | None]:

@@ -4,7 +4,8 @@
 2. ``model()`` with ``inputs()``
 3. class ``Model`` with ``get_inputs()`` and optionally ``get_init_inputs()``
 
-Each may have ``loss(output)`` and ``optimizer(parameters)`` next to it.
+Each may have ``loss(output)`` and ``optimizer(parameters)`` next to it, and for a step with a cache
+``prefill_inputs(batch, prompt)`` and ``decode_inputs(batch, context)``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def inputs(batch=8):
 """
 
 _INPUT_NAMES = ("inputs", "get_inputs")
+#: mode → names of the function that makes the inputs, where they are others
+_INPUT_NAMES_OF = {"prefill": ("prefill_inputs", *_INPUT_NAMES), "decode": ("decode_inputs",)}
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Workload:
         asked: what its file asked of ``torch.cuda`` while it was loaded that depends on the GPU.
         notes: lines that every page of its profile states: what was left out, or is counted as something else; or
             functions of the traced module that return one, or nothing.
+        advance: for a step that follows another: the output and the inputs (keywords) of a first call, which is no
+            part of the step → the inputs of the step, a cache of keys and values among them.
     """
 
     model: nn.Module | Callable[..., nn.Module]
@@ -66,6 +71,7 @@ class Workload:
     target: str = ""
     asked: tuple[str, ...] = ()
     notes: tuple[str | Callable[[Any], str], ...] = ()
+    advance: Callable[[Any, dict[str, Any]], Inputs] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class Source:
     name: str
     sizes: Mapping[str, Any]
     input_specs: Sequence[str] = ()
+    mode: str = "inference"
 
     @property
     def folder(self) -> Path:
@@ -141,13 +148,20 @@ def _assemble(source: Source, maker: Any) -> Workload:
     if source.input_specs:
         inputs: Any = input_builder(source.input_specs)
     else:
-        function = next((source.get(n) for n in _INPUT_NAMES if callable(source.get(n))), None)
+        names = _INPUT_NAMES_OF.get(source.mode, _INPUT_NAMES)
+        function = next((source.get(n) for n in names if callable(source.get(n))), None)
+        if function is None and source.mode == "decode":
+            raise UsageError(
+                f"{source.shown} has no decode_inputs(); add 'def decode_inputs(batch=1, context=1024)', which returns "
+                "what forward is given for one more token: the token and the cache with the keys and values of context "
+                "tokens"
+            )
         if function is None:
             raise UsageError(
                 f"{source.shown} has {maker_name(maker)} but no inputs(); add one, as in "
                 "'def inputs(batch=8): return (torch.randn(batch, 1024),)', or give --input 'f32[8,1024]'"
             )
-        inputs = at_home(_with_sizes(function, source.sizes, takers), source.folder)
+        inputs = at_home(_with_sizes(function, _named_for(function, source.sizes), takers), source.folder)
     _refuse_untaken(source, takers)
     loss, optimizer = source.optional("loss"), source.optional("optimizer") or "adamw"
     return Workload(model, inputs, loss, optimizer, source.name, source.target)
@@ -202,6 +216,13 @@ def _with_sizes(function: Any, sizes: Mapping[str, Any], takers: dict[str, set[s
 
     call.__name__ = getattr(function, "__name__", "call")
     return call
+
+
+def _named_for(function: Any, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sizes as a function names them: the length of a prompt is the ``seq`` of inputs() that know no prompt."""
+    if "prompt" in sizes and {"prompt", "seq"} & _parameters(function).keys() == {"seq"}:
+        return {"seq" if name == "prompt" else name: size for name, size in sizes.items()}
+    return sizes
 
 
 def _refuse_untaken(source: Source, takers: Mapping[str, set[str]]) -> None:

@@ -31,13 +31,19 @@ def _image(name: str, value: Any) -> tuple[int, int]:
 
 
 #: How a step is run: ``inference`` (``eval()``, no gradients), ``training`` (``train()``, loss, backward,
-#: optimizer), or ``forward``: the module as it stands, with gradients unless they are declined
-MODES = ("inference", "training", "forward")
+#: optimizer), ``forward``: the module as it stands, with gradients unless they are declined; or as servers of language
+#: models do: ``prefill`` (a prompt, whose keys and values go into a cache) or ``decode`` (one more token with a cache)
+MODES = ("inference", "training", "forward", "prefill", "decode")
+#: modes in which a cache is filled or read
+SERVING = ("prefill", "decode")
 
 #: Size → (name, what the user gave) → what functions are given.
 SIZES: Mapping[str, Callable[[str, Any], Any]] = {
     "batch": _whole, "seq": _whole, "image": _image, "images": _whole, "video": _whole, "seconds": _seconds,
+    "prompt": _whole, "context": _whole,
 }  # fmt: skip
+#: sizes of :data:`SERVING`: tokens of the prompt, and tokens that the cache holds before the step
+SERVED = ("prompt", "context")
 
 
 def split_sizes(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,3 +55,13 @@ def split_sizes(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 def read_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes that are given, each as functions are given it; a UsageError where one is wrong."""
     return {name: read(name, given[name]) for name, read in SIZES.items() if given.get(name) is not None}
+
+
+def check_mode(mode: str, sizes: Mapping[str, Any]) -> None:
+    """Refuse sizes that are of other modes, by a UsageError."""
+    wrong = next((name for name in SERVED if name in sizes), None) if mode not in SERVING else None
+    if wrong:
+        raise UsageError(f"--{wrong} is of --mode prefill and --mode decode; --seq is the length in --mode {mode}")
+    if mode in SERVING and "seq" in sizes:
+        own = "--prompt, the tokens of a prompt" if mode == "prefill" else "--context, the tokens in the cache"
+        raise UsageError(f"--seq has no meaning in --mode {mode}; give {own}")

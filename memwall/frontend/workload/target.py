@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from memwall.core.errors import UsageError, nearest
 from memwall.frontend.workload.contract import Source, Workload, by_contract, by_name
 from memwall.frontend.workload.loading import importable, load_file, load_module
-from memwall.frontend.workload.sizes import read_sizes
+from memwall.frontend.workload.sizes import check_mode, read_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 
 KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON or a saved profile (.json)"
@@ -64,8 +64,8 @@ def resolve(
 
     ``given`` are some of :data:`memwall.frontend.workload.sizes.SIZES`, such as ``batch`` and ``seq``; they are passed
     to the file's functions that take them; ``input_specs`` are strings such as
-    ``f32[8,3,224,224]`` and replace the file's inputs. ``mode`` matters only to ``hf:``: training passes labels. While
-    the file is loaded, ``torch.cuda`` answers as with ``gpu``, and what is put on CUDA stays on the host; None: as this
+    ``f32[8,3,224,224]`` and replace the file's inputs. In training ``hf:`` passes labels; in prefill and decode the
+    inputs are those of a step with a cache. While the file is loaded, ``torch.cuda`` answers as with ``gpu``, and what is put on CUDA stays on the host; None: as this
     machine does.
 
     Raises:
@@ -76,6 +76,7 @@ def resolve(
     if not place:
         raise UsageError(f"{target!r} names nothing; want {KINDS}")
     sizes = read_sizes(given)
+    check_mode(mode, sizes)
     if kind == "hf":
         from memwall.frontend.workload.hf import from_config
 
@@ -91,14 +92,14 @@ def resolve(
     from memwall.frontend.torch.device import TracedDevice
 
     if gpu is None:
-        return _loaded(kind, place, name, target, sizes, input_specs)
+        return _loaded(kind, place, name, target, sizes, input_specs, mode)
     with cuda_answers(load_gpu(gpu)) as asked, TracedDevice("cpu", building=True):
-        made = _loaded(kind, place, name, target, sizes, input_specs)
+        made = _loaded(kind, place, name, target, sizes, input_specs, mode)
     return replace(made, asked=tuple(asked))
 
 
 def _loaded(
-    kind: str, place: str, name: str, target: str, sizes: Mapping[str, Any], input_specs: Sequence[str]
+    kind: str, place: str, name: str, target: str, sizes: Mapping[str, Any], input_specs: Sequence[str], mode: str
 ) -> Workload:
     if kind == "file":
         path = Path(place)
@@ -107,7 +108,7 @@ def _loaded(
         title = path.parent.name if path.stem == "model" and path.parent.name else path.stem
     else:
         module, title = load_module(place), place.rpartition(".")[2]
-    source = Source(module, place, target, title, sizes, input_specs)
+    source = Source(module, place, target, title, sizes, input_specs, mode)
     return by_name(source, name) if name else by_contract(source)
 
 

@@ -20,7 +20,9 @@ from memwall.frontend.workload.hf.config import read_config
 from memwall.frontend.workload.hf.inputs import make_inputs
 from memwall.frontend.workload.hf.labels import with_labels
 from memwall.frontend.workload.hf.quantized import quantization_note
+from memwall.frontend.workload.hf.serving import Served
 from memwall.frontend.workload.inputs import input_builder
+from memwall.frontend.workload.sizes import SERVING
 
 
 def from_config(
@@ -38,10 +40,8 @@ def from_config(
     if (quantized := quantization_note(read.raw, folder)) is not None:
         notes.append(quantized)
     if sizes.get("seq") == 1:
-        notes.append(
-            "one token without a cache is no decode step, which also reads the cache of all tokens before: for that,"
-            " profile a model file whose inputs() pass past_key_values"
-        )
+        notes.append("one token without a cache is no decode step: for that, give --mode decode --context TOKENS")
+    advance = None
     if input_specs:
         if sizes:
             raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")
@@ -56,8 +56,13 @@ def from_config(
             made = make_inputs(asked, built.again, said.append)
             return with_labels(asked, made, said.append) if asked.training else made
 
+        if mode in SERVING:
+            served = Served(asked, mode, lambda one: make_inputs(one, built.again, said.append))
+            inputs, advance = served.inputs, served.advance
+            notes.append(served.note())
+
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
-    return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes))
+    return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes), advance=advance)
 
 
 class _Built:

@@ -1,0 +1,41 @@
+"""Caches of keys and values, and of other states that a step hands to the next: which tensors they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+#: how arguments and outputs of models call a cache, any word of a path of keys and attributes
+_CACHE = re.compile(r"(^|[._])(past_key_values?|layer_past|past|caches?|mems)([._]|$)")
+
+
+def is_of_cache(path: str) -> bool:
+    """Whether a tensor at a path such as ``input.past_key_values.layers.0.keys`` is part of a cache."""
+    return _CACHE.search(path) is not None
+
+
+def cached_tensors(*given: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of the caches among arguments and outputs, with their paths."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for path, tensor in (item for thing in given for item in _tensors(thing, "", set())):
+        if is_of_cache(path):
+            found.setdefault(id(tensor), (path, tensor))
+    return list(found.values())
+
+
+def _tensors(thing: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(thing, torch.Tensor):
+        yield path, thing
+        return
+    if id(thing) in seen or isinstance(thing, (torch.nn.Module, type, str, bytes)):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, (list, tuple)):
+        parts: Mapping[Any, Any] = dict(enumerate(thing))
+    else:
+        parts = thing if isinstance(thing, Mapping) else getattr(thing, "__dict__", {})
+    for key, item in list(parts.items()):
+        yield from _tensors(item, f"{path}.{key}" if path else str(key), seen)

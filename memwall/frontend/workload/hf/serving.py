@@ -1,0 +1,101 @@
+"""Steps with a cache, as a server runs them: a prompt that fills it, or one more token for each sample.
+
+What the cache holds before the step is what the model itself leaves there after a first call with so many tokens: any
+kind of cache, of keys and values, of latents, of windows or of states. Nothing is padded, and no prefix is shared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from memwall.core.errors import UsageError
+from memwall.core.units import counted
+from memwall.frontend.workload.hf.asked import POSITIONS, SEQ, Asked, number
+from memwall.frontend.workload.hf.makers import MAKERS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Made = Callable[[Asked], Mapping[str, Tensor]]
+
+#: what forward calls its cache, and how its output calls what is left there
+_CACHES = ("past_key_values", "cache_params")
+#: outputs of an encoder, and the arguments that take them: a decoder alone runs after the first call
+_ENCODED = {"encoder_last_hidden_state": "encoder_outputs"}
+#: tokens of a prompt, and in the cache of a decode step, where the user gives none and the model has as many positions
+PROMPT = CONTEXT = 1024
+
+
+class Served:
+    """A step with a cache: its inputs, or those of the call before it and what follows from its output."""
+
+    def __init__(self, asked: Asked, mode: str, make: Made) -> None:
+        """``make`` gives the inputs that the processor would.
+
+        Raises:
+            UsageError: the model keeps no cache, or has too few positions.
+        """
+        self.asked, self.make = asked, make
+        self.cache = next((name for name in _CACHES if asked.takes(name)), "")
+        if not self.cache:
+            raise UsageError(f"{asked.model.__name__} keeps no cache, so it has no {mode} step; profile --mode inference")
+        if asked.config.is_encoder_decoder or not asked.takes("input_ids"):
+            raise UsageError(
+                f"{asked.model.__name__} has an encoder: its {mode} step is not made from a configuration; give a model"
+                f" file with {mode}_inputs()"
+            )
+        most = number(asked.text, *POSITIONS)
+        default = min(PROMPT, most - 1) if most else PROMPT
+        decodes = mode == "decode"
+        if decodes and "prompt" in asked.sizes:
+            raise UsageError("a decode step reads one token for each sample; --context says how many are in the cache")
+        self.new = 1 if decodes else int(asked.sizes.get("prompt", default))
+        self.before = int(asked.sizes.get("context", default if decodes else 0))
+        if most and self.new + self.before > most:
+            fitting = most - self.new
+            raise UsageError(
+                f"{counted(self.before, 'token')} in the cache and {self.new:,} more are beyond the {most:,} positions of"
+                f" {asked.model.__name__}; "
+                + (f"--context {fitting} is the most" if fitting > 0 and decodes else f"--prompt {most} is the most")
+            )
+
+    def note(self) -> str:
+        """What the step is, for the pages of its profile."""
+        samples = counted(self.asked.batch, "sample")
+        cached = f"{counted(self.before, 'token')} each in the cache" if self.before else "an empty cache"
+        logits = "; logits of the last position alone" if self.new > 1 and self._keeps else ""
+        return f"{counted(self.new, 'new token')} for each of {samples}, {cached}{logits}"
+
+    @property
+    def _keeps(self) -> bool:
+        return self.asked.takes("logits_to_keep")
+
+    def inputs(self) -> dict[str, Any]:
+        """The inputs of the step, or of the call before it."""
+        return self._with_cache(self.make(self._of(self.before or self.new)))
+
+    @property
+    def advance(self) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None:
+        """From the output of the call before the step to the step's inputs; None where the step is the first."""
+        return self._next if self.before else None
+
+    def _next(self, output: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        kept = getattr(output, self.cache, None)
+        if kept is None:
+            raise UsageError(f"{self.asked.model.__name__} leaves no {self.cache} in its output")
+        ids = MAKERS["input_ids"](self._of(self.new))
+        return self._with_cache({"input_ids": ids, self.cache: kept})
+
+    def _of(self, tokens: int) -> Asked:
+        return replace(self.asked, sizes={**self.asked.sizes, "seq": tokens})
+
+    def _with_cache(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        extra: dict[str, Any] = {"use_cache": True} if self._takes("use_cache") else {}
+        return {**made, **extra, **({"logits_to_keep": 1} if self._keeps else {})}
+
+    def _takes(self, name: str) -> bool:
+        many = (p.kind is inspect.Parameter.VAR_KEYWORD for p in self.asked.parameters.values())
+        return self.asked.takes(name) or any(many)
