@@ -20,10 +20,10 @@ from typing import Any, Self, TypeVar
 from memwall.analysis.problems import Problems
 from memwall.analysis.quantities import SORT_KEYS
 from memwall.core.errors import UsageError
-from memwall.core.graph import PHASES
+from memwall.core.graph import PHASES, SERVING
 from memwall.ops.registry import class_order
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import collapse, common_module, kernel_module, kernel_phase, shapes_text
+from memwall.record.kernels import collapse, common_module, kernel_module, kernel_phase, phase_name, shapes_text
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import MODEL_CLASSES, Schedule, time_by_wall
 
@@ -188,9 +188,9 @@ def class_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
 
 
 def phase_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
-    """Rows by phase: forward, backward, optimizer."""
+    """Rows by phase: forward (or prefill, or decode), backward, optimizer."""
     rows = _rows(schedule, [kernel_phase(profile, schedule, kernel) for kernel in schedule.kernels])
-    return tuple(sorted(rows, key=lambda row: PHASES.index(row.key)))
+    return tuple(sorted(rows, key=lambda row: (*SERVING, *PHASES).index(row.key)))
 
 
 def module_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
@@ -213,7 +213,8 @@ def equal_kernels(profile: Profile, graph: int, kernels: Sequence[Estimate]) -> 
         if module not in starred:
             starred[module] = collapse(module)
         shapes = tuple([values[i].spec for op in members for i in op.inputs])
-        keys.append((kernel.name, kernel.op_class, members[0].phase, starred[module], shapes, kernel.flops,
+        phase = phase_name(profile, members[0].phase)
+        keys.append((kernel.name, kernel.op_class, phase, starred[module], shapes, kernel.flops,
                      kernel.read_bytes, kernel.write_bytes))  # fmt: skip
     return keys
 

@@ -150,8 +150,14 @@ def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]
     ridge = f" where {schedule.gpu.name} needs {schedule.gpu.ridge_point(pipe):.0f}" if pipe else ""
     name = max(MODEL_CLASSES, key=lambda op_class: sum(k.time_s for k in matrix if k.op_class == op_class))
     text += f"; most of that is {name}, at {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}"
-    if 2 * _weight_bytes(profile, schedule, matrix) > own["bytes"]:
+    weights, cache = (
+        _bytes_of(roles, profile, schedule, matrix) for roles in (("parameter",), ("kv_cache", "kv_made"))
+    )
+    if 2 * weights > own["bytes"]:
         return f"{text}, so a larger batch or weights of fewer bytes would pay"
+    if 3 * cache > own["bytes"]:
+        held = f"{percent(cache / own['bytes'], 0)} of the bytes the cache's and {percent(weights / own['bytes'], 0)}"
+        return f"{text} and {held} the weights', so a cache of fewer bytes would pay{_fusing(profile, schedule)}"
     return f"{text} and most bytes activations, so fewer bytes per element would pay{_fusing(profile, schedule)}"
 
 
@@ -163,12 +169,12 @@ def _from_l2(schedule: Schedule) -> str:
     return f"; {percent(part, 0)} of the step's bytes are read from L2, which more DRAM bandwidth does not speed up"
 
 
-def _weight_bytes(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> int:
-    """Bytes of parameters that the kernels read, each once per kernel."""
+def _bytes_of(roles: tuple[str, ...], profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> int:
+    """Bytes of storages with one of the roles that the kernels read, each once per kernel."""
     graph = profile.graphs[schedule.graph]
     read = (dict.fromkeys(v for i in kernel.op_ids for v in graph.ops[i].inputs) for kernel in kernels)
     values = (graph.values[v] for ids in read for v in ids)
-    return sum(value.spec.nbytes for value in values if graph.storages[value.storage].role == "parameter")
+    return sum(value.spec.nbytes for value in values if graph.storages[value.storage].role in roles)
 
 
 def _compute(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:

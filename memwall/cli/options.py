@@ -119,7 +119,9 @@ workload = _decorator(
     click.option("--no-grad", is_flag=True, help="With --mode forward: no gradients will be taken."),
     click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),
     click.option("--seq", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(seq=...)."),
-    click.option("--prompt", type=click.IntRange(1), metavar="N", help="Tokens of a prompt: prefill_inputs(prompt=...)."),
+    click.option(
+        "--prompt", type=click.IntRange(1), metavar="N", help="Tokens of a prompt: prefill_inputs(prompt=...)."
+    ),
     click.option(
         "--context", type=click.IntRange(1), metavar="N",
         help="Tokens in the cache before the step: decode_inputs(context=...).",

@@ -27,6 +27,8 @@ ITEMSIZE: Mapping[str, int] = {
 Span = tuple[int, int, int]
 
 PHASES = ("forward", "backward", "optimizer")
+#: modes in which forward fills or reads a cache of keys and values, and what its phase is called there
+SERVING = ("prefill", "decode")
 #: what a storage holds for the model; ``kv_cache``: keys, values and states that earlier steps left, ``kv_made``: those
 #: that this step makes anew
 ROLES = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation", "kv_cache", "kv_made")

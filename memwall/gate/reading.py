@@ -30,7 +30,8 @@ Types = Mapping[str, tuple[type, ...]]
 #: settings of a workload -> the types they may have; the keywords of ``memwall.profile`` aside from gpu and policy
 OPTIONS: Types = {
     "mode": (str,), "batch": (int,), "seq": (int,), "image": (str, int), "images": (int,),
-    "video": (int,), "seconds": (int, float), "dtype": (str,), "autocast": (str,), "optimizer": (str,),
+    "video": (int,), "seconds": (int, float), "prompt": (int,), "context": (int,), "dtype": (str,), "autocast": (str,),
+    "optimizer": (str,),
     "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "assume": (list,), "max_ops": (int,),
     "no_grad": (bool,), "host": (str,),
 }  # fmt: skip

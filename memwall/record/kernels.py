@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memwall.core.graph import PHASES, TensorSpec
+from memwall.core.graph import PHASES, SERVING, TensorSpec
 from memwall.core.layers import collapse as collapse
 from memwall.core.units import apportioned, few, size
 from memwall.perfmodel.roofline import WALLS as WALLS
@@ -41,7 +41,14 @@ def common_module(paths: Sequence[str]) -> str:
 
 def kernel_phase(profile: Profile, schedule: Schedule, kernel: Estimate) -> str:
     """The phase in which a kernel runs: that of its last op."""
-    return profile.graphs[schedule.graph].ops[max(kernel.op_ids)].phase if kernel.op_ids else PHASES[0]
+    ops = profile.graphs[schedule.graph].ops
+    return phase_name(profile, ops[max(kernel.op_ids)].phase if kernel.op_ids else PHASES[0])
+
+
+def phase_name(profile: Profile, phase: str) -> str:
+    """A phase as it is called: the forward pass of a step with a cache is ``prefill`` or ``decode``."""
+    mode = profile.workload.mode
+    return mode if phase == PHASES[0] and mode in SERVING else phase
 
 
 def kernel_module(profile: Profile, schedule: Schedule, kernel: Estimate) -> str:
@@ -71,7 +78,10 @@ _SHORT = {
 
 
 #: the phase of a peak, in words
-_DURING = {"forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the optimizer step"}
+_DURING = {
+    "forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the optimizer step",
+    **{mode: f"in the {mode} step" for mode in SERVING},
+}  # fmt: skip
 #: ops of a fused kernel that are named
 _MOST_NAMES = 3
 

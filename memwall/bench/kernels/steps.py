@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_map
 from memwall.bench.kernels.executors import BUILDERS, Builder, Built
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import NotGenerated
-from memwall.core.graph import Graph, TensorSpec, Value
+from memwall.core.errors import UsageError
+from memwall.core.graph import SERVING, Graph, TensorSpec, Value
 from memwall.frontend.torch.build import make_optimizer
-from memwall.frontend.torch.options import parse_dtype
 from memwall.frontend.torch.losses import backward, forward_step, scalar_loss
+from memwall.frontend.torch.options import parse_dtype
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.inputs import stays_on_host
 from memwall.frontend.workload.sizes import SIZES
@@ -153,6 +154,10 @@ def module_step(target: str | Workload, options: Mapping[str, Any], device: str,
     :data:`memwall.bench.device.RUN_OPTIONS`. Raises ``UsageError``: the target is wrong, or gives no loss to train
     on."""
     mode = options.get("mode", "inference")
+    if mode in SERVING:
+        raise UsageError(
+            f"--mode {mode} cannot be measured: the step changes its cache, so that no run repeats another"
+        )
     sizes = {key: options[key] for key in (*SIZES, "input_specs") if key in options}
     workload = target if isinstance(target, Workload) else resolve(target, **sizes, mode=mode, gpu=None)
     module, args, kwargs = _built(workload, options.get("dtype"), device)

@@ -135,7 +135,7 @@ class DynamoRun:
             return output
 
     def _call_again(self, compiled: Callable[..., Any], recorder: Recorder, inputs: Any) -> None:
-        args, kwargs, _ = build_inputs(inputs, recorder.device, self.notes.append, self.dtype)
+        args, kwargs, *_ = build_inputs(inputs, recorder.device, self.notes.append, self.dtype)
         self._failed_guards.clear()
         before = len(self.graphs)
         failed = ""

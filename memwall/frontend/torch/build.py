@@ -24,9 +24,9 @@ from memwall.core.errors import UsageError, message_of
 from memwall.core.units import size
 from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.copies import Copies
-from memwall.frontend.torch.kv_caches import is_of_cache
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
+from memwall.frontend.torch.kv_caches import is_of_cache
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts, sparse_of, sparse_parts
 from memwall.frontend.torch.values import KnownValues

@@ -19,9 +19,9 @@ from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
 from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.autocast import CudaAutocast
 from memwall.frontend.torch.build import (
+    Inputs,
     build_inputs,
     build_module,
-    Inputs,
     fused_everywhere,
     iterations,
     make_optimizer,

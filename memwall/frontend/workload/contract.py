@@ -161,7 +161,9 @@ def _assemble(source: Source, maker: Any) -> Workload:
                 f"{source.shown} has {maker_name(maker)} but no inputs(); add one, as in "
                 "'def inputs(batch=8): return (torch.randn(batch, 1024),)', or give --input 'f32[8,1024]'"
             )
-        inputs = at_home(_with_sizes(function, _named_for(function, source.sizes), takers), source.folder)
+        named = _named_for(function, source.sizes)
+        inputs = at_home(_with_sizes(function, named, takers), source.folder)
+        takers[maker_name(function)] |= source.sizes.keys() - named.keys()
     _refuse_untaken(source, takers)
     loss, optimizer = source.optional("loss"), source.optional("optimizer") or "adamw"
     return Workload(model, inputs, loss, optimizer, source.name, source.target)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memwall.core.errors import UsageError
+from memwall.core.graph import SERVING
 
 
 def _whole(name: str, value: Any) -> int:
@@ -33,16 +34,14 @@ def _image(name: str, value: Any) -> tuple[int, int]:
 #: How a step is run: ``inference`` (``eval()``, no gradients), ``training`` (``train()``, loss, backward,
 #: optimizer), ``forward``: the module as it stands, with gradients unless they are declined; or as servers of language
 #: models do: ``prefill`` (a prompt, whose keys and values go into a cache) or ``decode`` (one more token with a cache)
-MODES = ("inference", "training", "forward", "prefill", "decode")
-#: modes in which a cache is filled or read
-SERVING = ("prefill", "decode")
+MODES = ("inference", "training", "forward", *SERVING)
 
 #: Size → (name, what the user gave) → what functions are given.
 SIZES: Mapping[str, Callable[[str, Any], Any]] = {
     "batch": _whole, "seq": _whole, "image": _image, "images": _whole, "video": _whole, "seconds": _seconds,
     "prompt": _whole, "context": _whole,
 }  # fmt: skip
-#: sizes of :data:`SERVING`: tokens of the prompt, and tokens that the cache holds before the step
+#: sizes of :data:`memwall.core.graph.SERVING`: tokens of the prompt, and tokens that the cache holds before the step
 SERVED = ("prompt", "context")
 
 

@@ -257,7 +257,7 @@ def kernel_table(title: str, rows: Sequence[KernelRow], note: str = "") -> Table
     return col.table(title, columns, note)
 
 
-_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+_PHASES = {"forward": "fwd", "backward": "bwd", "optimizer": "opt", "prefill": "prefill", "decode": "decode"}
 
 
 def memory_table(profile: Profile, schedule: Schedule) -> Table:

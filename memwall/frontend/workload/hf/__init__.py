@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.core.errors import UsageError, need
+from memwall.core.graph import SERVING
 from memwall.frontend.workload.contract import Workload
 from memwall.frontend.workload.hf.asked import Asked
 from memwall.frontend.workload.hf.classes import build, model_class
@@ -22,7 +23,6 @@ from memwall.frontend.workload.hf.labels import with_labels
 from memwall.frontend.workload.hf.quantized import quantization_note
 from memwall.frontend.workload.hf.serving import Served
 from memwall.frontend.workload.inputs import input_builder
-from memwall.frontend.workload.sizes import SERVING
 
 
 def from_config(

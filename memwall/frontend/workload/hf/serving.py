@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
 from memwall.core.units import counted
-from memwall.frontend.workload.hf.asked import POSITIONS, SEQ, Asked, number
+from memwall.frontend.workload.hf.asked import POSITIONS, Asked, number
 from memwall.frontend.workload.hf.makers import MAKERS
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ class Served:
         self.asked, self.make = asked, make
         self.cache = next((name for name in _CACHES if asked.takes(name)), "")
         if not self.cache:
-            raise UsageError(f"{asked.model.__name__} keeps no cache, so it has no {mode} step; profile --mode inference")
+            raise UsageError(
+                f"{asked.model.__name__} keeps no cache, so it has no {mode} step; profile --mode inference"
+            )
         if asked.config.is_encoder_decoder or not asked.takes("input_ids"):
             raise UsageError(
                 f"{asked.model.__name__} has an encoder: its {mode} step is not made from a configuration; give a model"
@@ -55,11 +57,10 @@ class Served:
         self.new = 1 if decodes else int(asked.sizes.get("prompt", default))
         self.before = int(asked.sizes.get("context", default if decodes else 0))
         if most and self.new + self.before > most:
-            fitting = most - self.new
+            fitting = f"--context {most - 1}" if decodes else f"--prompt {max(most - self.before, 1)}"
             raise UsageError(
-                f"{counted(self.before, 'token')} in the cache and {self.new:,} more are beyond the {most:,} positions of"
-                f" {asked.model.__name__}; "
-                + (f"--context {fitting} is the most" if fitting > 0 and decodes else f"--prompt {most} is the most")
+                f"{counted(self.before, 'token')} in the cache and {self.new:,} more are beyond the {most:,} positions"
+                f" of {asked.model.__name__}; {fitting} is the most"
             )
 
     def note(self) -> str:

@@ -1,0 +1,210 @@
+"""Steps with a cache: prefill and decode from configurations and from model files, against hand arithmetic."""
+
+import json
+
+import pytest
+import torch
+
+import memwall
+from memwall.core.errors import UsageError
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+#: keys and values of one token in one layer of Llama-3-8B: 2 of 8 heads of 128 in bfloat16
+PER_LAYER = 2 * 8 * 128 * 2
+#: two layers of it, small: 4 heads of 16, of which 2 hold keys and values
+SMALL = LLAMA | {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(fields) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        return f"hf:{tmp_path}"
+
+    return write
+
+
+def roles(profile) -> dict[str, int]:
+    return profile.graph.role_bytes
+
+
+def of(profile, role):
+    return [s for s in profile.graph.storages if s.role == role]
+
+
+def test_a_decode_step_of_llama_3_8b(config):
+    profile = memwall.profile(config(LLAMA), mode="decode", batch=32, context=4096, gpu="h100")
+    cache = 32 * 4096 * 32 * PER_LAYER
+    assert cache == 17_179_869_184
+    assert roles(profile)["kv_cache"] == cache
+    # transformers' dynamic cache copies: each layer reads what is there, writes one token more, and attention reads it
+    grown = 32 * 4097 * 32 * PER_LAYER
+    assert roles(profile)["kv_made"] == grown
+    copies = [op for op in profile.graph.ops if op.name == "aten.cat" and op.module.endswith("self_attn")]
+    values = profile.graph.values
+    written = sum(values[i].spec.nbytes for op in copies for i in op.outputs if values[i].spec.shape[2] == 4097)
+    assert written == grown
+    # of 8,030,261,248 weights the embedding of 128,256 x 4,096 gives 32 rows
+    read = {values[i].storage for op in profile.graph.ops for i in op.inputs}
+    weights = sum(s.nbytes for s in of(profile, "parameter") if s.id in read and "embed" not in s.name)
+    assert weights == 2 * (8_030_261_248 - 128_256 * 4_096)
+    assert weights + 32 * 4096 * 2 == pytest.approx(15.01e9, rel=1e-3)
+    # old keys are freed when they are copied: at the peak one tensor of one layer is there twice
+    memory = profile.simulations[0].memory
+    assert memory.kv_cache == pytest.approx(grown + cache / 64, rel=1e-4)
+    assert profile.workload.mode == "decode"
+
+
+def test_a_prefill_fills_the_cache_and_makes_logits_of_the_last_position(config):
+    profile = memwall.profile(config(SMALL), mode="prefill", batch=3, prompt=32, gpu="h100")
+    assert roles(profile)["kv_cache"] == 0
+    # the cache is made in the step and is there after it: 2 layers, 2 of 2 heads of 16, bfloat16
+    assert roles(profile)["kv_made"] == 3 * 32 * 2 * (2 * 2 * 16 * 2)
+    assert profile.simulations[0].memory.kv_cache == roles(profile)["kv_made"]
+    (head,) = [op for op in profile.graph.ops if op.module == "lm_head"]
+    assert profile.graph.values[head.outputs[0]].spec.numel == 3 * 256
+
+
+def test_a_prompt_after_others_reads_their_keys(config):
+    profile = memwall.profile(config(SMALL), mode="prefill", batch=3, prompt=8, context=24, gpu="h100")
+    assert roles(profile)["kv_cache"] == 3 * 24 * 2 * (2 * 2 * 16 * 2)
+    assert roles(profile)["kv_made"] == 3 * 32 * 2 * (2 * 2 * 16 * 2)
+
+
+def test_a_window_holds_no_more_than_it_sees(config):
+    mistral = SMALL | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 16}
+    profile = memwall.profile(config(mistral), mode="decode", context=40, gpu="h100")
+    token = 2 * (2 * 2 * 16 * 2)
+    assert roles(profile)["kv_made"] == 16 * token
+    # what the prompt left is a view: 15 tokens of each of two heads, which lie 40 tokens apart
+    lists = sum(s.nbytes for s in of(profile, "kv_cache") if s.name.endswith(("keys", "values")))
+    assert lists == 2 * 2 * (40 + 15) * 16 * 2
+
+
+def test_states_of_a_recurrence_do_not_grow(config):
+    mamba = {
+        "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 2,
+        "num_heads": 8, "head_dim": 16, "state_size": 32, "n_groups": 1, "vocab_size": 256, "conv_kernel": 4,
+        "expand": 2, "chunk_size": 16, "dtype": "float32",
+    }  # fmt: skip
+    short, long = (
+        memwall.profile(config(mamba), mode="decode", batch=2, context=n, gpu="h100").graph.role_bytes for n in (8, 48)
+    )
+    assert short["kv_cache"] == long["kv_cache"]
+    # 8 heads of 16 x 32 states, and 4 columns of 128 + 2 x 32 channels, in 2 layers for 2 samples, float32
+    assert short["kv_cache"] == 2 * 2 * 4 * (8 * 16 * 32 + 4 * (128 + 2 * 32))
+
+
+FILE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+    def forward(self, x, cache=None):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if cache is not None:
+            k, v = torch.cat((cache["k"], k), 1), torch.cat((cache["v"], v), 1)
+        out = nn.functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])
+        return out, {"k": k, "v": v}
+
+def model():
+    return Net()
+
+def inputs(batch=2, seq=16):
+    return {"x": torch.randn(batch, seq, 64)}
+"""
+DECODE = """
+def decode_inputs(batch=2, context=16):
+    kept = lambda: torch.randn(batch, context, 64)
+    return {"x": torch.randn(batch, 1, 64), "cache": {"k": kept(), "v": kept()}}
+"""
+
+
+def test_a_file_says_what_a_step_is_given(tmp_path):
+    path = tmp_path / "net.py"
+    path.write_text(FILE + DECODE, encoding="utf-8")
+    decode = memwall.profile(str(path), mode="decode", batch=4, context=100, gpu="h100")
+    assert roles(decode)["kv_cache"] == 2 * 4 * 100 * 64 * 4
+    assert roles(decode)["input"] == 4 * 64 * 4
+    # the length of a prompt is the seq of inputs()
+    prefill = memwall.profile(str(path), mode="prefill", prompt=32, gpu="h100")
+    assert roles(prefill)["input"] == 2 * 32 * 64 * 4
+    path.write_text(FILE, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"has no decode_inputs\(\); add 'def decode_inputs\(batch=1, context=1024\)'"):
+        memwall.profile(str(path), mode="decode", gpu="h100")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mode": "decode", "context": 64}, "64 tokens in the cache and 1 more are beyond the 64 positions"),
+        ({"mode": "prefill", "prompt": 65}, "--prompt 64 is the most"),
+        ({"mode": "decode", "prompt": 8}, "--context says how many are in the cache"),
+        ({"mode": "decode", "seq": 8}, "--seq has no meaning in --mode decode; give --context"),
+        ({"mode": "inference", "context": 8}, "--context is of --mode prefill and --mode decode"),
+    ],
+)
+def test_what_no_step_can_be(config, given, said):
+    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+        memwall.profile(config(SMALL), gpu="h100", **given)
+
+
+def test_models_without_a_cache_have_no_such_step(config):
+    bert = {"architectures": ["BertModel"], "model_type": "bert", "num_hidden_layers": 1}
+    with pytest.raises(UsageError, match="keeps no cache"):
+        memwall.profile(config({**bert, "architectures": ["BertForSequenceClassification"]}), mode="decode", gpu="h100")
+
+
+def test_the_page_names_the_step(config):
+    from memwall.report import render
+
+    profile = memwall.profile(config(SMALL), mode="decode", context=16, gpu="h100")
+    page = " ".join(render(profile, "text").split())
+    assert "1 new token for each of 1 sample, 16 tokens each in the cache" in page
+    assert "kv cache" in page and "in the decode step" in page
+    assert {row.phase for row in memwall_rows(profile)} == {"decode"}
+
+
+def memwall_rows(profile):
+    from memwall.analysis.table import kernel_rows
+
+    return kernel_rows(profile, profile.simulations[0])
+
+
+def test_the_step_is_kept_and_planned(config, tmp_path):
+    profile = memwall.profile(
+        config(SMALL), mode="decode", context=16, gpu="h100", policy=["eager", "memwall", "ideal"]
+    )
+    eager, planned, ideal = (s.totals for s in profile.simulations)
+    assert ideal.dram_bytes <= planned.dram_bytes <= eager.dram_bytes
+    profile.save(tmp_path / "step.json")
+    again = memwall.Profile.load(tmp_path / "step.json")
+    assert again.workload.mode == "decode" and again.simulations[0].memory == profile.simulations[0].memory
+
+
+def test_nothing_of_the_callers_changes():
+    """A cache that the caller holds is copied for the trace."""
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    settings = LlamaConfig(**{k: v for k, v in SMALL.items() if k not in ("architectures", "model_type")})
+    with torch.device("meta"):
+        model = LlamaForCausalLM(settings)
+    cache = DynamicCache(config=settings)
+    for layer in range(2):
+        cache.update(torch.zeros(1, 2, 8, 16), torch.zeros(1, 2, 8, 16), layer)
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    profile = memwall.profile(model, {"input_ids": ids, "past_key_values": cache}, mode="decode", gpu="h100")
+    assert roles(profile)["kv_cache"] == 2 * 2 * 2 * 8 * 16 * 4
+    assert cache.get_seq_length() == 8
