@@ -28,7 +28,7 @@ _WALLS: Mapping[str, _Pair] = {
 _MEMORY: Mapping[str, _Pair] = {
     "parameters": ("#751f83", "#f395fa"), "buffers": ("#2032e3", "#8452fa"),
     "optimizer_state": ("#d65e05", "#ec7015"), "gradients": ("#6a2c17", "#e89a7c"), "inputs": ("#8f60d2", "#bc84fa"),
-    "kv_cache": ("#0e6ec3", "#599ff6"),
+    "kv_cache": ("#c0855c", "#e2e40b"),
     "activations": ("#057c6f", "#53d8cd"), "temporaries": ("#814f1f", "#946030"),
 }  # fmt: skip
 _SERIES: tuple[_Pair, ...] = (

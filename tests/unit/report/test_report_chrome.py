@@ -267,9 +267,9 @@ def test_memory_by_hand():
     profile = three_ops(make_gpu(dispatch_s=10e-6))
     graph, plan = profile.graph, profile.simulations[0].plan
     assert list(memory_levels(graph, plan)) == [
-        (1000, 0, 0, 0, 0, 100, 0), (1000, 0, 0, 200, 0, 100, 0), (1000, 0, 0, 200, 0, 100, 0),
-        (1000, 0, 0, 500, 0, 100, 0), (1000, 0, 0, 300, 0, 100, 0), (1000, 1000, 0, 300, 0, 100, 0),
-        (1000, 1000, 0, 0, 0, 100, 0),
+        (1000, 0, 0, 0, 0, 100, 0, 0), (1000, 0, 0, 200, 0, 100, 0, 0), (1000, 0, 0, 200, 0, 100, 0, 0),
+        (1000, 0, 0, 500, 0, 100, 0, 0), (1000, 0, 0, 300, 0, 100, 0, 0), (1000, 1000, 0, 300, 0, 100, 0, 0),
+        (1000, 1000, 0, 0, 0, 100, 0, 0),
     ]  # fmt: skip
     assert memory_peak(graph, plan) == MemoryPeak(1000, 1000, 0, 300, inputs=100, kernel=2)
     ends = [round(e["ts"] + e["dur"], 3) for e in events_of(profile, "X", cat="elementwise")]
