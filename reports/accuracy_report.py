@@ -8,11 +8,12 @@ peak, 85 % of the bandwidth, 3 us) stands beside them on the same rows.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import correlation, mean, median, pstdev
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
@@ -159,6 +160,32 @@ def lone_tiles(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for gpu, ratios in sorted(found.items()):
         spread = [percentile(ratios, share) for share in (0.1, 0.5, 0.9)]
         yield gpu, str(len(ratios)), *(f"{value:.2f}" for value in spread), f"{spread[2] / spread[0]:.1f}"
+
+
+def waits(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """What NeuSight's convolutions of less than 1 ms in the model take beyond it: how far that agrees with the same
+    shape on other GPUs, and with the most similar other shapes on the same GPU."""
+    found: dict[str, dict[tuple[int, ...], float]] = {}
+    for row in rows:
+        if row.dataset == "neusight_conv" and row.modeled_s < 1e-3:
+            sizes = tuple(int(number) for number in re.findall(r"\d+", row.shape))
+            found.setdefault(row.gpu, {})[sizes] = row.measured_s - row.modeled_s
+    for gpu, own in sorted(found.items()):
+        spread_s = pstdev(own.values())
+        others = {sizes: [(more[sizes] - mean(more.values())) / pstdev(more.values())
+                          for name, more in found.items() if name != gpu and sizes in more] for sizes in own}  # fmt: skip
+        shared = [sizes for sizes in own if others[sizes]]
+        elsewhere = correlation([own[sizes] for sizes in shared], [mean(others[sizes]) for sizes in shared])
+        nearest = [mean(own[near] for near in alike(sizes, own)) for sizes in own]
+        neighbours = correlation(list(own.values()), nearest)
+        yield gpu, str(len(own)), f"{spread_s * 1e3:.2f}", str(len(shared)), f"{elsewhere:.2f}", f"{neighbours:.2f}"
+
+
+def alike(sizes: tuple[int, ...], among: Iterable[tuple[int, ...]], count: int = 3) -> list[tuple[int, ...]]:
+    """The other shapes whose sizes have the most similar logarithms."""
+    apart = ((sum(math.log(a / b) ** 2 for a, b in zip(sizes, other, strict=True) if a and b), other)
+             for other in among if other != sizes)  # fmt: skip
+    return [other for _, other in sorted(apart)[:count]]
 
 
 def without_regime(rows: Sequence[Row]) -> float:
@@ -314,6 +341,16 @@ a model of the shape cannot tell which of them a row ran at. (KernelBench's T4 r
 5.2 TFLOP/s from module to module, and NeuSight's at less than 4.)
 
 {markdown("GPU | rows | 10th percentile | median | 90th percentile | 90th over 10th", list(lone_tiles(scored.rows)))}
+
+## Convolutions that wait
+
+NeuSight's convolutions of less than 1 ms in the model, all rows. What they take beyond it is up to 0.6 ms on a P100 and
+half as much on an A100, and is a property of the shape: on other GPUs the same shapes are late. But it is none of its
+sizes: the three most similar shapes on the same GPU say little of it. We take it for the host's time, which
+depended on what had run before; the order of the run is not known. What is constant of it is in launch.call's
+``convolution``; the rest is scatter that no model of the shape removes.
+
+{markdown("GPU | rows | spread, ms | on other GPUs too | correlation with those | with three alike shapes", list(waits(scored.rows)))}
 
 ## Intervals
 

@@ -92,8 +92,8 @@ class ConvolutionConstants(Constants):
 
     FAMILY: ClassVar[str] = "convolution"
     VARIANTS: ClassVar[tuple[str, ...]] = ("float16", "tf32", "float32")
-    FOREIGN: ClassVar[tuple[float, float]] = (0.68, 1.85)
-    UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 1.85)
+    FOREIGN: ClassVar[tuple[float, float]] = (0.70, 1.67)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.62, 1.60)
     plateau: float = constant(0.6, 0.1, 1.0, "fraction of the peak of an implicit GEMM in 128 x 128 tiles")
     backward_input: float = constant(0.85, 0.1, 1.5, "the same for the input's gradient, over the plateau")
     backward_weight: float = constant(0.85, 0.1, 1.5, "the same for the weight's gradient, over the plateau")
@@ -104,8 +104,8 @@ class ConvolutionConstants(Constants):
     channel_slice: float = constant(32.0, 1.0, 64.0, "tensor cores take channels in multiples of this")
     relayout: float = constant(0.2, 0.0, 1.0, "share of NCHW tensors that tensor cores need copied to NHWC")
     winograd: float = constant(0.6, 0.1, 1.0, "fraction of the peak that Winograd's products reach")
-    winograd_traffic: float = constant(1.8, 0.1, 3.0, "rate of its transforms over that of the DRAM")
-    winograd_stages_s: float = constant(4e-5, 0.0, 5e-5, "seconds of its three further kernels")
+    winograd_traffic: float = constant(1.3, 0.1, 3.0, "rate of its transforms over that of the DRAM")
+    winograd_fused: float = constant(0.5, 0.1, 1.0, "fraction of the peak that Winograd in one kernel reaches")
     depthwise: float = constant(0.125, 0.01, 1.0, "fraction of the peak of depthwise kernels")
 
 
@@ -210,7 +210,7 @@ class LaunchConstants(Constants):
     layer_norm: float = constant(1.76, 0.0, 10.0, "way of nn.LayerNorm: checks, three results")
     batched: float = constant(1.2, 0.0, 10.0, "way of torch.bmm")
     linear: float = constant(1.97, 0.0, 10.0, "way of a product of 3 axes with 2: views around the call of cuBLAS")
-    convolution: float = constant(2.6, 0.0, 10.0, "way of nn.Conv2d: cuDNN's plan is looked up")
+    convolution: float = constant(2.6, 0.0, 20.0, "way of nn.Conv2d: cuDNN's plan is looked up")
 
 
 #: family -> its constants

@@ -5,17 +5,20 @@ serve the launch (:data:`_ENGINES`):
 
 - the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block.
   Tensor cores want channels last: NCHW tensors are copied to NHWC before it, and its result back;
-- Winograd F(4 x 4, r x r) in stages (Lavin and Gray 2015): input and weights are transformed, (4 + r - 1)^2 small
-  products make 4 x 4 outputs each, and those are transformed back. For r = 3 that is a quarter of the multiplies, but
-  36/16 of each tensor is written and read between the stages;
+- Winograd in stages (Lavin and Gray 2015): input and weights are transformed, the products of all points of the
+  transformed squares make 4 x 4 outputs each (5 x 5 of windows of 5), and those are transformed back. For windows of 3
+  that is a quarter of the multiplies, but 36/16 of each tensor is written and read between the stages;
+- Winograd F(2 x 2, 3 x 3) in one kernel: a block transforms what it loads and keeps it, 32 squares for 32 channels. It
+  spares only 5 of 9 multiplies, but moves no more than an implicit GEMM, and serves few channels well;
 - the direct kernel, an implicit GEMM that computes every operand's address and loads it when it needs it: what serves
   three dimensions, and data gradients with a stride, without tensor cores.
 
-Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines; every fp16 row of DeepBench on
-tensor cores is an implicit GEMM. A transposed convolution is the data gradient of another. With a stride in two
-dimensions the heuristic's float32 kernels run over all taps of the window, of which 1 in ``stride`` along each axis
-meets an output (KernelBench: such gradients take ``stride^2`` times as long; DeepBench searched, and found kernels in
-which each phase of the stride has its own taps, as they have in three dimensions). Where the stride leaves places
+Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines (in one kernel windows of 3,
+forward and where the library searched the input's gradient); every fp16 row of DeepBench on tensor cores is an implicit
+GEMM. A transposed convolution is the data gradient of another. With a stride in two dimensions the heuristic's float32
+kernels run over all taps of the window, of which 1 in ``stride`` along each axis meets an output (KernelBench: such
+gradients take ``stride^2`` times as long; DeepBench searched, and found kernels in which each phase of the stride has
+its own taps, as they have in three dimensions, but none in float16 on vector units). Where the stride leaves places
 without any tap, they are zeroed before. A depthwise convolution is not a product: PyTorch's kernels loop over its
 window with one thread per output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction
 of the peak.
@@ -33,7 +36,9 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Convolution
+from memwall.perfmodel import winograd
 from memwall.perfmodel.base import Terms, constants, traffic_s
+from memwall.perfmodel.tiles import Product, tiled
 
 #: tiles (m, n) of a block, by engine. Tensor cores: no row of DeepBench with 16 or 32 output channels is faster than a
 #: tile 64 wide would be
@@ -41,17 +46,10 @@ _TILES = {
     "vector": ((128, 128), (128, 64), (128, 32), (128, 16), (128, 8), (128, 1), (64, 64), (64, 32)),
     "tensor": ((256, 128), (128, 128), (128, 64), (64, 64)),
 }
-#: m n / (m + n) of the tile for which the plateau is stated
-_FULL_REUSE = 64
 #: side of the tiles of a product split along k
 _SPLIT_TILE = 64
-#: most that convolutions reach relative to what long products sustain: T4, 0.65 over 0.416 of its float32 peak. Only a
-#: GPU that is as power-limited is affected
-_OVER_SUSTAINED = 1.55
-#: steps of k in the shortest part of a weight's gradient, whose k is long: fits DeepBench's 1 x 1 windows best
-_WEIGHT_PART_STEPS = 512
-#: side of the squares of outputs that Winograd makes, and the windows that it serves
-_SQUARE, _WINDOWS = 4, ((3, 3), (5, 5))
+#: steps of k in the shortest part of a weight's gradient, whose k is long: fits DeepBench's float32 rows best
+_WEIGHT_PART_STEPS = 256
 #: steps of k for which half of the shorter of arithmetic and traffic is not hidden: a tile gathers its window,
 #: multiplies and stores one after another (KernelBench's convolutions of images with 3 channels; windows of one tap
 #: need no gathering, and a search finds kernels that hide it: DeepBench's rows have none of it)
@@ -74,15 +72,6 @@ _GRADIENT_CHANNELS = 32
 #: shared memory of a multiprocessor beyond which the library has tensor-core kernels for 3-D windows over few channels:
 #: an A100 runs them, an A10G and an L40S do not
 _SHARED_3D = 128 * 1024
-
-
-class _Product(NamedTuple):
-    """``batch`` products of [m, k] with [k, n]."""
-
-    batch: int
-    m: int
-    n: int
-    k: float
 
 
 def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident_bytes: int = 0) -> Terms:
@@ -108,10 +97,10 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
     channel_slice = 1.0  # channels along k come in multiples of this
     if pipe.engine == "tensor":
         channel_slice = known.channel_slice if chip_of(gpu).sliced_channels else _ALIGNED_BYTES / launch.itemsize
-    m, n, k = _dimensions(launch, channel_slice)
+    m, n, k = _dimensions(launch, channel_slice, phased=_phased(launch, pipe))
     parts = _parts(launch, gpu, known, m, n, k)
-    product = _Product(launch.groups * parts, m, n, k / parts)
-    compute_s, facts = _tiled(product, gpu, pipe, known, known.plateau * relative)
+    product = Product(launch.groups * parts, m, n, k / parts)
+    compute_s, facts = tiled(product, gpu, pipe, known, known.plateau * relative, _TILES[pipe.engine])
     sums_s = relayout_s = 0.0
     if parts > 1:  # partial sums in float32 are written, then added up by another kernel
         sums_s = traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
@@ -133,21 +122,23 @@ def _exposed(launch: Convolution, k: float) -> float:
     return _EXPOSED_STEPS / (_EXPOSED_STEPS + k)
 
 
-def _dimensions(launch: Convolution, channel_slice: float) -> tuple[int, int, float]:
+def _dimensions(launch: Convolution, channel_slice: float, *, phased: bool = True) -> tuple[int, int, float]:
     """m, n and k of a group's product; the channels at each window position are padded to whole slices."""
     window, places = math.prod(launch.kernel), launch.images * math.prod(launch.places_out)
     padded_in = math.ceil(launch.channels_in / channel_slice) * channel_slice
     if launch.role == "forward":
         return places, launch.channels_out, padded_in * window
     if launch.role == "weight":
-        return launch.channels_out, int(padded_in * window), float(places)
-    rows, taps = _met(launch, phased=_phased(launch))
+        return int(padded_in * window), launch.channels_out, float(places)
+    rows, taps = _met(launch, phased=phased)
     padded_out = math.ceil(launch.channels_out / channel_slice) * channel_slice
     return math.ceil(launch.images * rows), launch.channels_in, padded_out * taps
 
 
-def _phased(launch: Convolution) -> bool:
+def _phased(launch: Convolution, pipe: Pipe) -> bool:
     """Whether each phase of a data gradient's stride is a product of its own."""
+    if launch.itemsize == 2 and pipe.engine == "vector":
+        return len(launch.kernel) > 2
     return len(launch.kernel) > 2 or launch.searched or launch.itemsize != 4
 
 
@@ -172,52 +163,6 @@ def _parts(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n
     wanted = gpu.sm_count * max(known.lone_tile / _SPLIT_TILE**2, 1.0)
     shortest = _WEIGHT_PART_STEPS if launch.role == "weight" else known.part_steps
     return max(min(int(wanted / max(tiles, 1)), int(k / shortest)), 1)
-
-
-def _tiled(
-    product: _Product, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, fraction: float
-) -> tuple[float, dict[str, Any]]:
-    """Seconds of arithmetic of the best tile; and what it is.
-
-    Multiprocessors take tiles in waves. A step of k takes the time of its multiply-adds, but no less than in the
-    tile that fills a multiprocessor by itself: the lanes that a smaller one leaves idle cost as much.
-    """
-    fraction *= min(_OVER_SUSTAINED * gpu.achievable_fraction(pipe) / known.plateau, 1.0)
-    # multiply-adds of a multiprocessor per clock
-    rate = fraction * gpu.peak(pipe) / (2 * gpu.sm_count * gpu.boost_clock_hz)
-    best, facts = math.inf, dict[str, Any]()
-    for rows, columns in _TILES[pipe.engine]:
-        tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
-        rounds = math.ceil(tiles / gpu.sm_count)
-        reuse = (rows * columns / (rows + columns) / _FULL_REUSE) ** known.reuse
-        elements = rounds * rows * columns / reuse
-        clocks = max(elements, known.lone_tile) / rate
-        if clocks < best:
-            best = clocks
-            facts = {"tile": (rows, columns), "tiles": tiles, "rounds": rounds, "small": elements < known.lone_tile}
-    step_s = (product.k + known.ramp) / gpu.boost_clock_hz
-    return best * step_s, facts | {"plateau": fraction}
-
-
-def _winograd(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
-    points = (_SQUARE + launch.kernel[0] - 1) ** 2
-    places = launch.places_in if launch.role == "input" else launch.places_out
-    squares = launch.images * math.prod(math.ceil(size / _SQUARE) for size in places)
-    m, n, k = {
-        "forward": (squares, launch.channels_out, launch.channels_in),
-        "input": (squares, launch.channels_in, launch.channels_out),
-        "weight": (launch.channels_out, launch.channels_in, squares),
-    }[launch.role]
-    compute_s, facts = _tiled(_Product(points, m, n, k), gpu, pipe, known, known.winograd)
-    between = 2 * points * launch.itemsize * (m * k + k * n + m * n)
-    transforms_s = traffic_s(gpu, launch.bytes - resident + between, resident, known.winograd_traffic)
-    facts |= {"way": "Winograd", "pipe": pipe, "m": m, "n": n, "k": k, "points": points, "between": between,
-              "transforms_s": transforms_s}  # fmt: skip
-    # the stages run one after another: no stage hides another's time
-    memory_s = max(transforms_s, traffic_s(gpu, launch.bytes - resident, resident))
-    body_s, ends_s = max(compute_s + transforms_s, memory_s), known.winograd_stages_s
-    peak_s = 2 * points * m * n * k / gpu.peak(pipe)
-    return Terms(compute_s, memory_s, ends_s, body_s, ends_s, facts, peak_s)
 
 
 def _direct(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
@@ -260,17 +205,13 @@ def _serves_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
     return is_flat or launch.channels_in >= _DIRECT_SLICE or chip_of(gpu).shared_bytes > _SHARED_3D
 
 
-def _serves_winograd(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
-    is_square = launch.kernel in _WINDOWS and all(step == 1 for step in (*launch.stride, *launch.dilation))
-    return is_square and launch.groups == 1 and pipe.engine == "vector" and pipe.dtype != "float64"
-
-
 def _serves_direct(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
     return pipe.engine == "vector" and (len(launch.kernel) > 2 or _is_strided_gradient(launch))
 
 
 _ENGINES = (
-    _Engine(_serves_gemm, _implicit_gemm), _Engine(_serves_winograd, _winograd), _Engine(_serves_direct, _direct),
+    _Engine(_serves_gemm, _implicit_gemm), _Engine(winograd.serves_staged, winograd.staged),
+    _Engine(winograd.serves_fused, winograd.fused), _Engine(_serves_direct, _direct),
 )  # fmt: skip
 
 
@@ -305,6 +246,14 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
             f" multiply-adds per clock of each of {gpu.sm_count} SMs, since each loads its operand;"
             f" {_walls(launch, terms)}."
         )
+    if facts["way"] == "fused Winograd":
+        return (
+            f"Winograd in one kernel, 16 products {facts['m']}x{facts['n']}x{facts['k']} in {facts['blocks']} blocks of"
+            f" {winograd.FUSED_BLOCK} squares and {winograd.FUSED_BLOCK} channels, run as {facts['rounds']} waves on"
+            f" {gpu.sm_count} SMs; the plateau is {percent(facts['plateau'], 0)} of"
+            f" {gpu.peak(facts['pipe']) / 1e12:.3g} TFLOP/s; {_walls(launch, terms)}, in which the weights are"
+            " transformed."
+        )
     (rows, columns), tiles, rounds = facts["tile"], facts["tiles"], facts["rounds"]
     waves, waiting = tiles / gpu.sm_count, " and too small to fill a multiprocessor" if facts["small"] else ""
     run = (
@@ -319,13 +268,11 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
         )
     split = f" with k split in {facts['parts']}" if facts["parts"] > 1 else ""
     units = "tensor cores" if facts["pipe"].engine == "tensor" else "vector units"
-    copies = (
-        f"; {duration(facts['relayout_s'])} of the traffic copies to channels last and back"
-        if facts["relayout_s"]
-        else ""
-    )
+    copies = ""
+    if facts["relayout_s"]:
+        copies = f"; {duration(facts['relayout_s'])} of the traffic copies to channels last and back"
     return (
-        f"An implicit GEMM on {units} ({facts['pipe'].dtype}){split}: {run}{_gaps(launch)}; "
+        f"An implicit GEMM on {units} ({facts['pipe'].dtype}){split}: {run}{_gaps(launch, facts['pipe'])}; "
         f"{_walls(launch, terms)}{copies}."
     )
 
@@ -334,14 +281,14 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
 _DIRECT_REASON = ("a data gradient with a stride and few channels", "three dimensions without tensor cores")
 
 
-def _gaps(launch: Convolution) -> str:
+def _gaps(launch: Convolution, pipe: Pipe) -> str:
     """What the stride of a data gradient costs."""
     if launch.role != "input":
         return ""
     if _skips(launch):
         return "; the places that the stride skips are zeroed before"
     gaps = math.prod(launch.stride)
-    runs_over = gaps > 1 and not _phased(launch)
+    runs_over = gaps > 1 and not _phased(launch, pipe)
     return f"; 1 in {gaps} taps meets an output, since it runs over the gaps of the stride" if runs_over else ""
 
 

@@ -79,14 +79,33 @@ def test_tiles_and_rounds_of_an_implicit_gemm():
     assert (facts["tile"], facts["tiles"], facts["rounds"]) == ((128, 64), 784, 6)
 
 
-@pytest.mark.parametrize(("window", "points"), [(3, 36), (5, 64)])
-def test_winograd_makes_sixteen_outputs_of_so_many_multiplies(window, points):
+@pytest.mark.parametrize(("window", "side", "points"), [(3, 7, 36), (5, 6, 81)])
+def test_winograd_in_stages_makes_squares_of_4_and_for_windows_of_5_of_5(window, side, points):
+    # 28 places are 7 squares of 4, each of 6 x 6 inputs, or 6 of 5, each of 9 x 9
     work = launch(FP32, cin=512, cout=512, hw=28, window=window)
     facts = predict(work, load_gpu("v100-sxm2-16gb")).facts
     assert (facts["way"], facts["points"]) == ("Winograd", points)
-    assert (facts["m"], facts["n"], facts["k"]) == (32 * 7 * 7, 512, 512)
+    assert (facts["m"], facts["n"], facts["k"]) == (32 * side**2, 512, 512)
     # each point's three matrices are written by one stage and read by the next
-    assert facts["between"] == 2 * points * 4 * (2 * 1568 * 512 + 512 * 512)
+    assert facts["between"] == 2 * points * 4 * (2 * 32 * side**2 * 512 + 512 * 512)
+
+
+def test_few_channels_take_winograd_in_one_kernel():
+    # 16 images of 14 x 14 are 16 x 7 x 7 = 784 squares of 2 x 2: 25 blocks of 32, and 24 channels one block wide
+    work = launch(FP32, n=16, cin=1347, cout=24, hw=14)
+    gpu = load_gpu("t4")
+    terms = predict(work, gpu)
+    assert (terms.facts["way"], terms.facts["blocks"], terms.facts["rounds"]) == ("fused Winograd", 25, 1)
+    # 16 multiplies make 4 outputs of 9 taps: 4 x 9 / 16 = 2.25 fewer
+    assert terms.peak_s == pytest.approx(2 * 784 * 4 * 9 * 1347 * 24 / 2.25 / 8.1e12, rel=0.02)
+    assert "784x24x1347 in 25 blocks of 32 squares and 32 channels, run as 1 waves" in explain(work, gpu, terms)
+
+
+def test_winograd_in_one_kernel_serves_a_gradient_only_where_the_library_searched():
+    work = launch(FP32, "input", n=16, cin=24, cout=1347, hw=14)
+    gpu = load_gpu("t4")
+    assert predict(work, gpu).facts["way"] != "fused Winograd"
+    assert predict(replace(work, searched=True), gpu).facts["way"] == "fused Winograd"
 
 
 @pytest.mark.parametrize("change", [{"stride": 2}, {"window": 1}, {"groups": 2}, {"pipe": FP16}])
@@ -100,8 +119,8 @@ def test_products_of_the_gradients():
     of_input = predict(launch(role="input", cin=32, cout=96), gpu).facts
     assert (of_input["m"], of_input["n"], of_input["k"]) == (100_352, 32, 96 * 9)
     of_weight = predict(launch(role="weight", cin=32, cout=96), gpu).facts
-    assert (of_weight["m"], of_weight["n"], of_weight["k"]) == (96, 32 * 9, 100_352)
-    assert of_weight["parts"] > 1  # 2 x 5 tiles of 64 x 64 do not fill 108 SMs
+    assert (of_weight["m"], of_weight["n"], of_weight["k"]) == (32 * 9, 96, 100_352)
+    assert of_weight["parts"] > 1  # 5 x 2 tiles of 64 x 64 do not fill 108 SMs
     skipping = predict(launch(role="input", cin=256, cout=512, window=1, stride=2), gpu).facts
     assert (skipping["m"], skipping["k"]) == (25_088, 512)  # a quarter of the places meets a window
 
