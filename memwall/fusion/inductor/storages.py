@@ -105,7 +105,8 @@ class Storages:
         return self._steps[key][1]
 
 
-#: A permutation as the two transpositions of decomposed attention: heads, then the last two axes.
+#: A permutation as the two transpositions of decomposed attention: heads, then the last two axes. Of three axes it is
+#: what nn.MultiheadAttention does; torch.compile 2.13 fails on the permutation written as one call, and says so.
 _SPLIT: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {
     ((0, 2, 3, 1),): [((0, 2, 1, 3),), ((0, 1, 3, 2),)],
     ((0, 3, 1, 2),): [((0, 1, 3, 2),), ((0, 2, 1, 3),)],
