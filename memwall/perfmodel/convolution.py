@@ -249,10 +249,10 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
     if facts["way"] == "fused Winograd":
         return (
             f"Winograd in one kernel, 16 products {facts['m']}x{facts['n']}x{facts['k']} in {facts['blocks']} blocks of"
-            f" {winograd.FUSED_BLOCK} squares and {winograd.FUSED_BLOCK} channels, run as {facts['rounds']} waves on"
-            f" {gpu.sm_count} SMs; the plateau is {percent(facts['plateau'], 0)} of"
-            f" {gpu.peak(facts['pipe']) / 1e12:.3g} TFLOP/s; {_walls(launch, terms)}, in which the weights are"
-            " transformed."
+            f" {winograd.FUSED_BLOCK} squares by {winograd.FUSED_BLOCK} channels on {gpu.sm_count} SMs ="
+            f" {facts['blocks'] / gpu.sm_count:.3g} waves, run as {facts['rounds']}; the plateau is"
+            f" {percent(facts['plateau'], 0)} of {gpu.peak(facts['pipe']) / 1e12:.3g} TFLOP/s; {_walls(launch, terms)},"
+            " in which the weights are transformed."
         )
     (rows, columns), tiles, rounds = facts["tile"], facts["tiles"], facts["rounds"]
     waves, waiting = tiles / gpu.sm_count, " and too small to fill a multiprocessor" if facts["small"] else ""

@@ -98,7 +98,7 @@ def test_few_channels_take_winograd_in_one_kernel():
     assert (terms.facts["way"], terms.facts["blocks"], terms.facts["rounds"]) == ("fused Winograd", 25, 1)
     # 16 multiplies make 4 outputs of 9 taps: 4 x 9 / 16 = 2.25 fewer
     assert terms.peak_s == pytest.approx(2 * 784 * 4 * 9 * 1347 * 24 / 2.25 / 8.1e12, rel=0.02)
-    assert "784x24x1347 in 25 blocks of 32 squares and 32 channels, run as 1 waves" in explain(work, gpu, terms)
+    assert "25 blocks of 32 squares by 32 channels on 40 SMs = 0.625 waves, run as 1;" in explain(work, gpu, terms)
 
 
 def test_winograd_in_one_kernel_serves_a_gradient_only_where_the_library_searched():
