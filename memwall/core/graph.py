@@ -30,8 +30,8 @@ PHASES = ("forward", "backward", "optimizer")
 #: modes in which forward fills or reads a cache of keys and values, and what its phase is called there
 SERVING = ("prefill", "decode")
 #: what a storage holds for the model; ``kv_cache``: keys, values and states that earlier steps left, ``kv_made``: those
-#: that this step makes anew
-ROLES = ("parameter", "buffer", "input", "gradient", "optimizer_state", "activation", "kv_cache", "kv_made")
+#: that this step makes anew; ``replaced``: another input or buffer that no object and no module holds after the step
+ROLES = ("parameter", "buffer", "input", "replaced", "gradient", "optimizer_state", "activation", "kv_cache", "kv_made")
 
 
 class Pipe(NamedTuple):
@@ -182,8 +182,8 @@ class Storage:
 
     @property
     def is_persistent(self) -> bool:
-        """Whether it exists before and after the step."""
-        return self.role in ("parameter", "buffer", "input", "optimizer_state", "kv_cache")
+        """Whether it exists before the step, and after it unless it is replaced."""
+        return self.role in ("parameter", "buffer", "input", "replaced", "optimizer_state", "kv_cache")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,10 @@ class MemoryPeak:
 KINDS = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "inputs", "buffers", "kv_cache")
 _ACTIVATION, _TEMPORARY = KINDS.index("activations"), KINDS.index("temporaries")
 #: role of a storage -> its place in KINDS; the plan tells activations from temporaries
-_KIND = {"parameter": 0, "gradient": 1, "optimizer_state": 2, "input": 5, "buffer": 6, "kv_cache": 7, "kv_made": 7}
+_KIND = {
+    "parameter": 0, "gradient": 1, "optimizer_state": 2, "input": 5, "replaced": 5, "buffer": 6, "kv_cache": 7,
+    "kv_made": 7,
+}  # fmt: skip
 
 
 #: assumed for a process's context on the GPU, in bytes: with kernels loaded lazily "300 something MB"
@@ -103,8 +106,9 @@ Life = tuple[int, int, Storage]
 
 
 def _lives(graph: Graph, plan: Plan) -> list[Life]:
-    """Parameters, buffers, inputs and optimizer state live throughout (a training step in steady state), gradients and
-    outputs from their first write to the end, any other storage from the first group that touches it to the last."""
+    """Parameters, buffers, inputs and optimizer state live throughout (a training step in steady state), but to their
+    last use where the step replaces them; gradients and outputs live from their first write to the end, any other
+    storage from the first group that touches it to the last."""
     values, end = graph.values, len(plan.groups)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -117,8 +121,8 @@ def _lives(graph: Graph, plan: Plan) -> list[Life]:
     lives = []
     for storage in graph.storages:
         if storage.is_persistent:
-            replaced = storage.role == "kv_cache" and storage.id not in kept
-            lives.append((_BEFORE, last.get(storage.id, _BEFORE) if replaced else end, storage))
+            replaced = storage.role == "replaced" or (storage.role == "kv_cache" and storage.id not in kept)
+            lives.append((_BEFORE, last.get(storage.id, end) if replaced else end, storage))
         elif storage.id in first:
             stays = storage.role == "gradient" or storage.id in kept
             lives.append((first[storage.id], end if stays else last[storage.id], storage))

@@ -53,7 +53,11 @@ def test_f42_a_cache_in_any_object_is_in_the_peak():
     weights = 3 * (64 * 64 + 64) * 4
     # each layer's grown keys and values stay referenced by the cache
     assert peak(made) >= weights + 3 * 2 * CACHE_BYTES
-    assert sum(storage.role == "input" for storage in made.graph.storages) == 1 + 3 * 2
+    roles = [storage.role for storage in made.graph.storages]
+    assert (roles.count("input"), roles.count("replaced")) == (
+        1,
+        3 * 2,
+    )  # longer ones stand in the cache after the step
 
 
 def test_f42_llama_8b_with_8k_cached_tokens_fits_no_l4():
@@ -104,8 +108,8 @@ def test_f43_the_state_of_a_module_is_its_own_in_each_trace():
         layer.keys, layer.values = layer.keys.to("meta"), layer.values.to("meta")
     made = memwall.profile(module, (torch.zeros(2, 4, 1, 64),))
     assert module.cache.layers[0].keys.shape[2] == 1024
-    # the cache, the longer keys and values that are made of it, the projection
-    assert peak(made) >= 2 * CACHE_BYTES + 2 * CACHE_BYTES + (64 * 64 + 64) * 4
+    # the values, the longer values and keys (the shorter keys are gone by then), the projection
+    assert peak(made) >= CACHE_BYTES + 2 * CACHE_BYTES + (64 * 64 + 64) * 4
 
 
 def test_f52_an_inner_compiled_module_is_traced():

@@ -75,7 +75,8 @@ class Structures:
 
 
 def _attribute(value: Any) -> Any:
-    """A key equal for equal plain values and for the same object; None for a tensor: its data might steer the model."""
+    """A key equal for equal plain values and for the same object with the same plain fields, which a layer may count
+    in; None for a tensor: its data might steer the model."""
     if isinstance(value, _PRIMITIVE):
         return type(value), value
     if isinstance(value, torch.Tensor):
@@ -83,7 +84,14 @@ def _attribute(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         items = tuple([_attribute(item) for item in value])
         return None if any(item is None for item in items) else (type(value), items)
-    return "object", id(value)
+    fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    held = list(fields.items()) if isinstance(fields, dict) else []
+    plain = [(_plain(name), _plain(item)) for name, item in held]
+    return "object", id(value), tuple(plain)
+
+
+def _plain(item: Any) -> Any:
+    return item if isinstance(item, _PRIMITIVE) else id(item)
 
 
 def _uses(root: nn.Module) -> Counter[int]:

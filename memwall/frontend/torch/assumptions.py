@@ -75,6 +75,7 @@ class _Rule(NamedTuple):
     pattern: str
     kind: str
     text: str
+    said: str
 
 
 def read_assumptions(texts: Iterable[str]) -> tuple[_Rule, ...]:
@@ -91,7 +92,7 @@ def _read(text: str) -> _Rule:
         KINDS[kind].read(value)
     except (ValueError, KeyError):
         raise UsageError(f"--assume {text!r}: {kind} wants {KINDS[kind].wants}, not {value!r}") from None
-    return _Rule(pattern.strip() or "*", kind, value)
+    return _Rule(pattern.strip() or "*", kind, value, text)
 
 
 class Assumptions:
@@ -101,6 +102,7 @@ class Assumptions:
         self._rules = tuple(rules)
         self._where = where
         self._used: dict[str, dict[str, None]] = {}
+        self._asked: set[_Rule] = set()
 
     @property
     def by_module(self) -> bool:
@@ -127,6 +129,7 @@ class Assumptions:
         module = self._where()[0]
         for rule in reversed(self._rules):
             if rule.kind == kind and fnmatchcase(module, rule.pattern):
+                self._asked.add(rule)
                 return rule.text
         return KINDS[kind].default
 
@@ -159,6 +162,10 @@ class Assumptions:
         size = torch.tensor((width, height, width, height), dtype=torch.float32, device="cpu")
         middle = size / 2 + size * torch.tensor((-span / 2, -span / 2, span / 2, span / 2), device="cpu")
         return middle.expand(count, 4), f"boxes={text}"
+
+    def unused(self) -> list[str]:
+        """What the user assumes and no call asked for, as it was written."""
+        return [rule.said for rule in self._rules if rule not in self._asked]
 
     def lines(self) -> list[str]:
         """What was assumed, a line each."""

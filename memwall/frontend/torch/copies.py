@@ -161,7 +161,8 @@ class Copies:
             elif name in _HELD:
                 fields[name] = type(value)((key, self._at(key, item)) for key, item in value.items())
             elif type(value) in _CONTAINERS and not value:
-                fields[name] = self._memo[id(value)] = type(value)()  # which the handle of a hook may point to
+                # which other modules, or the handle of a hook, may share
+                fields[name] = self._memo.setdefault(id(value), type(value)())
             else:
                 fields[name] = self._at(name, value)
         made._compiled_call_impl = None

@@ -45,6 +45,7 @@ from memwall.frontend.torch.distributed import (
 from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.flat_shards import whole_elements
+from memwall.frontend.torch.held import settle_state, storages_held
 from memwall.frontend.torch.higher_order import plain_forms
 from memwall.frontend.torch.kv_caches import cached_tensors
 from memwall.frontend.torch.library_answers import library_answers
@@ -167,6 +168,7 @@ class _Step:
             self.given = self._advance(recorder)
         self._assume(self.recorder)
         self.parameters = _register(self.recorder, self.module, self.hidden, self.given)
+        self.held = storages_held(self.recorder, *self.given[:2], self.module)
         self.autocast = CudaAutocast()
         waits = waits_for_ranks(self.module, self.training)
         replays = options.replay and not (options.real or execute or waits or self.saves)
@@ -248,17 +250,16 @@ class _Step:
                 result = self._run(optimizer)
                 graph = self._graph(result)
                 graph, attention = lowered(graph, self.options.attention, forms_open=self.device == "meta")
-        capture: dict[str, Any] = {
-            "replayed_blocks": len(self.replayer.instances) if self.replayer else 0,
-            "real": self.options.real,
-        }
+        replayed = len(self.replayer.instances) if self.replayer else 0
+        capture: dict[str, Any] = {"replayed_blocks": replayed, "real": self.options.real}
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
+        unused = list(self.options.assume)
         if self.known is not None and self.known.assumptions is not None:
             self.assumed += self.known.assumptions.lines()
-        capture |= noted(
-            filter(None, [*notes, *self.left_out, *library_notes(graph), one_rank(graph), iterations(optimizer)]),
-            self.assumed,
-        )
+            unused = self.known.assumptions.unused()
+        said = [f"--assume {text} changes nothing: no call that is traced asks for it" for text in unused]
+        also = filter(None, [*library_notes(graph), one_rank(graph), iterations(optimizer), *said])
+        capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(self.given.tensors.values())
         whole = whole_elements(self.module, self.parameters)
@@ -275,14 +276,13 @@ class _Step:
             self.warn(
                 "no recorded op wrote an output of the model: work in another thread is not seen, nor are unset tensors"
             )
-        held = [part for parameter in self.parameters for part in plain_parts(parameter)]
-        ids = (
-            [recorder.value(t) for item in self.given.tensors.values() for t in plain_parts(item)],
-            [recorder.value(t) for t in held],
-        )
+        given = (self.given.tensors.values(), self.parameters)
+        inputs, parameters = ([recorder.value(part) for t in ts for part in plain_parts(t)] for ts in given)
         outputs += [part for tensor in self.saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
-        kept = dict.fromkeys(recorder.value(t) for t in outputs)
-        return replace(recorder.graph(*ids, kept, self.options.attention), gradients=self.gradients)
+        kept = [recorder.value(t) for t in outputs]
+        kept += settle_state(recorder, self.held, storages_held(recorder, result, *self.given[:2], self.module))
+        graph = recorder.graph(inputs, parameters, dict.fromkeys(kept), self.options.attention)
+        return replace(graph, gradients=self.gradients)
 
     def _keep_caches(self, result: Any) -> list[torch.Tensor]:
         """What the caches hold after the step, which is there for the next one: results of the step get that role."""

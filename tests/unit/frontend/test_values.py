@@ -533,3 +533,29 @@ def test_what_building_draws_leaves_the_draws_of_a_step_as_they_are():
     trace(memwall.Workload(Filled, (torch.zeros(8, 8),)), TraceOptions("forward"))
     filled = list(DRAWN)
     assert filled == _drawn(lambda x: None, False)[0]
+
+
+class _Masks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.inner(x)
+        return y[y > 0]
+
+
+@pytest.mark.parametrize(
+    ("assume", "real", "unused"),
+    [
+        (["iner:nonzero=0.1"], False, ["iner:nonzero=0.1"]),  # a module that there is not
+        (["nonzero=0.1", "nonzero=0.9"], False, ["nonzero=0.1"]),  # a later one holds
+        (["condition=false", "nonzero=0.1"], False, ["condition=false"]),
+        (["nonzero=0.1"], True, ["nonzero=0.1"]),
+        (["nonzero=0.1"], False, []),
+    ],
+)
+def test_an_assumption_that_nothing_asks_for_is_said(assume, real, unused):
+    made = memwall.profile(_Masks(), torch.randn(4, 8), assume=assume, real=real)
+    said = [note for note in made.notes if "changes nothing" in note]
+    assert said == [f"--assume {text} changes nothing: no call that is traced asks for it" for text in unused]

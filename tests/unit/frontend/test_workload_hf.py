@@ -118,7 +118,8 @@ def test_sizes_and_inputs_of_the_user(save):
     ({}, 'no "model_type"'),
     ([], 'no "model_type"'),
     ({"model_type": 3}, 'no "model_type"'),
-    ({"model_type": "no-such"}, "has no model type 'no-such'"),
+    ({"model_type": "no-such"}, "has no model type 'no-such'; profile it with a version that has it, or from a model"),
+    ({"model_type": "llamaa"}, "has no model type 'llamaa'; did you mean llama?"),
     ({"model_type": "no-such", "auto_map": {"AutoModel": "evil.Model"}}, "its own code is not run"),
     ({"model_type": "llama", "vocab_size": "many"}, "config.json"),
 ])  # fmt: skip
@@ -190,3 +191,12 @@ def test_quantised_weights_are_counted_as_built_and_said(save):
 def test_sizes_that_cannot_be(save, given, says):
     with pytest.raises(UsageError, match=says):
         resolve(save(LLAMA), **given)
+
+
+def test_seconds_that_whisper_does_not_take(save):
+    """Each of the encoder's 1,500 positions stands for 20 ms, and the feature extractor pads to all of them."""
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    target = save({"model_type": "whisper", **heads, "encoder_layers": 1, "decoder_layers": 1, "d_model": 16})
+    with pytest.raises(UsageError, match="--seconds 45 was given, but WhisperForConditionalGeneration takes 30 s"):
+        resolve(target, seconds=45.0)
+    assert resolve(target, seconds=30.0).inputs()["input_features"].shape == (1, 80, 3000)

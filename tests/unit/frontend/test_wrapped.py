@@ -444,7 +444,7 @@ def test_a_cache_that_has_been_used_is_in_memory(kind):
     held = 2 * 2 * (2 * 2 * (256 if kind == "static" else 16) * 32) * 4
     weights = made.graph.role_bytes["parameter"]
     assert made.simulations[0].totals.peak_memory_bytes >= weights + held
-    assert held <= made.graph.role_bytes["input"] <= held + 200
+    assert held <= made.graph.role_bytes["kv_cache"] <= held + 200
     assert cache.get_seq_length() == 16
 
 

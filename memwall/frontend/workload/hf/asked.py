@@ -136,6 +136,21 @@ class Asked:
         for size, (what, inputs) in _TAKEN_BY.items():
             if size in self.sizes and not any(name in self.parameters for name in inputs):
                 raise UsageError(f"--{size} {self.sizes[size]} was given, but {self.model.__name__} takes no {what}")
+        fixed = None if hasattr(self.config, "audio_config") else self.fixed_columns
+        if fixed and self.sizes.get("seconds", fixed / COLUMN_RATE) != fixed / COLUMN_RATE:
+            raise UsageError(
+                f"--seconds {self.sizes['seconds']:g} was given, but {self.model.__name__} takes"
+                f" {fixed / COLUMN_RATE:g} s whatever is said: pad a shorter sound, and take a longer one as --batch"
+            )
+
+    @cached_property
+    def fixed_columns(self) -> int | None:
+        """Columns of a spectrogram of which each has a position, as in Whisper's encoder, whose second layer takes
+        two."""
+        if number(self.audio, "input_feat_per_channel") or not number(self.audio, "num_mel_bins"):
+            return None
+        positions = number(self.audio, "max_source_positions")
+        return 2 * positions if positions else None
 
     @cached_property
     def required(self) -> list[str]:

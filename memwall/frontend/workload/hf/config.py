@@ -10,7 +10,7 @@ import inspect
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, nearest
 from memwall.core.files import read_json
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.hf.quantized import is_quantised
@@ -85,7 +85,9 @@ def _kind(transformers: Any, raw: dict[str, Any], source: Path) -> tuple[Any, tu
     custom = " (its own code is not run)" if "auto_map" in raw else ""
     named = ", ".join(map(str, raw.get("architectures") or ()))
     lacking = f" nor an architecture {named[:60]}" if named else ""
-    raise UsageError(f"{source}: {version} has no model type {model_type[:40]!r}{lacking}{custom}")
+    close = nearest(model_type, CONFIG_MAPPING, cutoff=0.85)
+    way = f"did you mean {close[0]}?" if close else "profile it with a version that has it, or from a model file"
+    raise UsageError(f"{source}: {version} has no model type {model_type[:40]!r}{lacking}{custom}; {way}")
 
 
 def architectures(transformers: Any, raw: dict[str, Any]) -> list[Any]:

@@ -68,14 +68,6 @@ def _constant(value: int) -> Callable[[Asked], int]:
     return lambda asked: value
 
 
-def _fixed_columns(asked: Asked) -> int | None:
-    """Columns of a spectrogram of which each has a position, as in Whisper's encoder, whose second layer takes two."""
-    if number(asked.audio, "input_feat_per_channel") or not number(asked.audio, "num_mel_bins"):
-        return None
-    positions = number(asked.audio, "max_source_positions")
-    return 2 * positions if positions else None
-
-
 #: Model types whose spectrograms are (batch, mels, columns), though nothing else tells.
 _CHANNELS_FIRST = frozenset(
     ("clvp", "glmasr", "glmasr_encoder", "qwen3_asr_encoder", "voxtral_realtime", "voxtral_realtime_encoder")
@@ -86,7 +78,7 @@ def _spectrogram(asked: Asked) -> Tensor:
     """Whisper's is (batch, mels, columns), 30 s by its encoder's positions; others' are (batch, columns, mels)."""
     import torch
 
-    columns = _fixed_columns(asked)
+    columns = asked.fixed_columns
     if asked.config.model_type in _CHANNELS_FIRST:
         return torch.randn((asked.batch, asked.mels, asked.columns()), dtype=asked.dtype)
     if asked.takes("is_longer"):  # CLAP: (batch, 1, columns, mels) of 10 s in steps of 10 ms
@@ -98,7 +90,7 @@ def _spectrogram(asked: Asked) -> Tensor:
 def _spectrogram_mask(asked: Asked) -> Tensor:
     import torch
 
-    return torch.ones((asked.batch, _fixed_columns(asked) or asked.columns()), dtype=torch.int64)
+    return torch.ones((asked.batch, asked.fixed_columns or asked.columns()), dtype=torch.int64)
 
 
 def _longer(asked: Asked) -> Tensor:
