@@ -75,7 +75,6 @@ class VectorGemmConstants(Constants):
     step_clocks: float = constant(450.0, 50.0, 4000.0, "clocks of a lone block's step of 8 in k")
     tile_clocks: float = constant(2500.0, 0.0, 20000.0, "clocks to fill a wave and store its results")
     split_s: float = constant(4e-6, 0.0, 2e-5, "seconds to add the parts of a product whose k is split")
-    dram: float = constant(0.6, 0.2, 1.0, "fraction of the DRAM bandwidth that operands and results reach")
     reach_bytes: float = constant(9e7, 1e6, 1e10, "operand rows in flight, end to end, that the TLB reaches")
     walk: float = constant(0.0, 0.0, 10.0, "how much longer a step takes where every row misses the TLB")
     conflict: float = constant(0.0, 0.0, 10.0, "how much longer where rows lie a multiple of 128 KiB apart")

@@ -3,13 +3,15 @@
 A block makes one tile of the result in steps of 8 along k; ``ceil(tiles / SMs)`` of them run one after another on the
 fullest multiprocessor. Partial tiles cost as much as whole ones. The library's tiles differ by GPU:
 cuBLAS runs batched products of any size in 128x128 tiles on an A100 (2048 clocks for 8 of k, whatever m and n), and
-with 128 columns on Pascal (NeuSight bmm).
+with 128 columns on Pascal (NeuSight bmm). Arithmetic and memory overlap as in :mod:`memwall.perfmodel.gemm`: poorly
+where both take equally long, by the hypotenuse. NeuSight's calls of more than 150 us on V100, P100, A100 and T4 take 1.3
+to 2.1 times the longer of the two where these are within a quarter of each other, and 1.02 to 1.07 times below a third.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, hypot
 from typing import NamedTuple
 
 from memwall.core.graph import Pipe
@@ -84,14 +86,17 @@ def predict(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, resident_b
     """The terms of a launch with the constants given."""
     resident = min(resident_bytes, launch.read_bytes)
     resident += launch.write_bytes if resident else 0  # with its operands in L2, a launch leaves its results there
-    memory_s = traffic_s(gpu, launch.bytes - resident, resident, known.dram)
+    memory_s = traffic_s(gpu, launch.bytes - resident, resident)
     rate = gpu.peak(launch.pipe) * _kernel(launch, known)
     multiply_add_s = 2 * gpu.sm_count / rate * _row_misses(launch, known)
     on = _OnGpu(gpu.sm_count, gpu.boost_clock_hz, multiply_add_s, sustained(gpu, launch.pipe, known), known)
     ways = (
-        Terms.of(plan.compute_s, memory_s, plan.steps_s, plan.ends_s, {"plan": plan})
+        Terms(
+            plan.compute_s, memory_s, plan.steps_s + plan.ends_s, hypot(max(plan.compute_s, plan.steps_s), memory_s),
+            plan.ends_s, {"plan": plan},
+        )
         for plan in _plans(launch, gpu, on)
-    )
+    )  # fmt: skip
     return min(ways, key=lambda terms: terms.time_s)
 
 

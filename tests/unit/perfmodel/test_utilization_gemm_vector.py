@@ -66,7 +66,21 @@ def test_deep_thin_products_are_split_along_k() -> None:
 def test_a_matrix_times_a_vector_is_as_fast_as_its_matrix_streams() -> None:
     gpu = load_gpu("a100-40gb-pcie")
     terms = _terms("a100-40gb-pcie", 1, 16384, 16384)
-    assert terms.time_s == terms.memory_s > 4 * 16384**2 / gpu.dram_bytes_per_s
+    assert terms.time_s == pytest.approx(terms.memory_s, rel=1e-3)
+    assert terms.memory_s > 4 * 16384**2 / gpu.dram_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "measured_s"),
+    [(17, 14891, 3224, 0.454e-3), (4829, 11, 26644, 0.995e-3), (25, 57748, 3459, 1.454e-3), (7591, 31, 17769, 1.078e-3)],
+)
+def test_arithmetic_and_memory_of_equal_length_overlap_poorly(m: int, n: int, k: int, measured_s: float) -> None:
+    """Linear calls on a V100 (NeuSight), which take 1.2 times the longer of the two and more."""
+    work, gpu = _work(m, n, k, bias=True), load_gpu("v100-pcie-32gb")
+    terms = predict(work, gpu)
+    shorter_s, longer_s = sorted((terms.compute_s, terms.memory_s))
+    assert shorter_s > 0.8 * longer_s and measured_s > 1.2 * longer_s
+    assert call_s(gpu, terms.time_s, work) == pytest.approx(measured_s, rel=0.12)
 
 
 def test_boards_without_multiprocessors_lose_nothing_to_tiles() -> None:
