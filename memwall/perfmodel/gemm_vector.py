@@ -3,9 +3,8 @@
 A block makes one tile of the result in steps of 8 along k; ``ceil(tiles / SMs)`` of them run one after another on the
 fullest multiprocessor. Partial tiles cost as much as whole ones. The library's tiles differ by GPU:
 cuBLAS runs batched products of any size in 128x128 tiles on an A100 (2048 clocks for 8 of k, whatever m and n), and
-with 128 columns on Pascal (NeuSight bmm). Arithmetic and memory overlap as in :mod:`memwall.perfmodel.gemm`: poorly
-where both take equally long, by the hypotenuse. NeuSight's calls of more than 150 us on V100, P100, A100 and T4 take 1.3
-to 2.1 times the longer of the two where these are within a quarter of each other, and 1.02 to 1.07 times below a third.
+with 128 columns on Pascal (NeuSight bmm). Arithmetic and memory overlap by the hypotenuse: calls over 150 us on V100,
+P100, A100 and T4 take 1.3 to 2.1 times the longer of the two where these are alike, else 1.02 to 1.07 (NeuSight).
 """
 
 from __future__ import annotations
@@ -90,14 +89,12 @@ def predict(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, resident_b
     rate = gpu.peak(launch.pipe) * _kernel(launch, known)
     multiply_add_s = 2 * gpu.sm_count / rate * _row_misses(launch, known)
     on = _OnGpu(gpu.sm_count, gpu.boost_clock_hz, multiply_add_s, sustained(gpu, launch.pipe, known), known)
-    ways = (
-        Terms(
-            plan.compute_s, memory_s, plan.steps_s + plan.ends_s, hypot(max(plan.compute_s, plan.steps_s), memory_s),
-            plan.ends_s, {"plan": plan},
-        )
-        for plan in _plans(launch, gpu, on)
-    )  # fmt: skip
-    return min(ways, key=lambda terms: terms.time_s)
+    return min((_overlapped(plan, memory_s) for plan in _plans(launch, gpu, on)), key=lambda terms: terms.time_s)
+
+
+def _overlapped(plan: Plan, memory_s: float) -> Terms:
+    body_s = hypot(max(plan.compute_s, plan.steps_s), memory_s)
+    return Terms(plan.compute_s, memory_s, plan.steps_s + plan.ends_s, body_s, plan.ends_s, {"plan": plan})
 
 
 def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms) -> str:

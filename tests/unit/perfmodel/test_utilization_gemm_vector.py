@@ -71,11 +71,10 @@ def test_a_matrix_times_a_vector_is_as_fast_as_its_matrix_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "measured_s"),
-    [(17, 14891, 3224, 0.454e-3), (4829, 11, 26644, 0.995e-3), (25, 57748, 3459, 1.454e-3), (7591, 31, 17769, 1.078e-3)],
+    ("m", "n", "k", "measured_s"), [(17, 14891, 3224, 4.54e-4), (4829, 11, 26644, 9.95e-4), (25, 57748, 3459, 1.454e-3)]
 )
-def test_arithmetic_and_memory_of_equal_length_overlap_poorly(m: int, n: int, k: int, measured_s: float) -> None:
-    """Linear calls on a V100 (NeuSight), which take 1.2 times the longer of the two and more."""
+def test_arithmetic_and_memory_of_equal_length_overlap_poorly(m, n, k, measured_s):
+    """Linear calls on a V100 (NeuSight) take 1.2 times the longer of the two and more."""
     work, gpu = _work(m, n, k, bias=True), load_gpu("v100-pcie-32gb")
     terms = predict(work, gpu)
     shorter_s, longer_s = sorted((terms.compute_s, terms.memory_s))
