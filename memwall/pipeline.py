@@ -37,9 +37,10 @@ def profile(
     loss: Callable[[Any], Any] | None = None, dtype: str | None = None, autocast: str | None = None,
     batch: int | None = None, seq: int | None = None, image: str | tuple[int, int] | None = None,
     images: int | None = None, video: int | None = None, seconds: float | None = None, prompt: int | None = None,
-    context: int | None = None, input_specs: Sequence[str] = (), assume: Sequence[str] = (), attention: str = "auto",
-    cuda_graph: bool = False, real: bool = False, strict: bool = False, max_ops: int = 200_000, replay: bool = True,
-    no_grad: bool = False, host: str | Path | Host | None = None, progress: Callable[[str], None] | None = None,
+    context: int | None = None, input_specs: Sequence[str] = (), assume: str | Sequence[str] = (),
+    attention: str = "auto", cuda_graph: bool = False, real: bool = False, strict: bool = False,
+    max_ops: int = 200_000, replay: bool = True, no_grad: bool = False, host: str | Path | Host | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Profile:  # fmt: skip
     """Trace a model without a GPU and without weights, and model its time on one or more GPUs.
 
@@ -98,7 +99,7 @@ def profile(
         say(f"tracing {workload.name}")
         options = TraceOptions(
             mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0],
-            mode == "forward" and not no_grad, tuple(assume),
+            mode == "forward" and not no_grad, (assume,) if isinstance(assume, str) else tuple(assume),
         )  # fmt: skip
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
         result = result.on(gpus)

@@ -222,6 +222,9 @@ def make_optimizer(source: Any, parameters: list[torch.Tensor]) -> torch.optim.O
                 f"no optimizer {source!r}; want {', '.join(OPTIMIZERS)} or none; :foreach, :fused or :loop may follow"
             )
         optimizer = _BY_NAME[name](parameters, **_VARIANTS[variant])
+    elif not callable(source):
+        kind = type(source).__name__
+        raise UsageError(f"the optimizer is of class {kind}; want a name or a function: lambda parameters: {kind}(...)")
     else:
         optimizer = source(parameters)
     if not isinstance(optimizer, torch.optim.Optimizer):

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from memwall.frontend.torch.attention import jagged_kernels
 from memwall.frontend.torch.cuda_answers import is_cuda, tensor_dtype
+from memwall.frontend.torch.tensors import is_wrapper
 from memwall.frontend.torch.values import KnownValues
 from memwall.frontend.workload.blame import is_machinery
 
@@ -56,6 +57,14 @@ def _is_machinery(filename: str) -> bool:
     return is_machinery(filename) and "_higher_order_ops" not in filename  # which check that a GPU is asked
 
 
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins: of tensors without data another address for each storage, so that two are not
+    taken for one."""
+    if not tensor.is_meta or is_wrapper(type(tensor)):
+        return tensor.data_ptr()
+    return (tensor.untyped_storage()._cdata << 20) + tensor.storage_offset() * tensor.element_size()
+
+
 class TracedDevice(TorchFunctionMode):
     """Function mode that maps CUDA devices to ``device`` (``meta`` or ``cpu``) and creates tensors there by default;
     on ``meta`` Python finds the ``known`` values. While a model is built (``building``), weights are not filled."""
@@ -91,6 +100,7 @@ class TracedDevice(TorchFunctionMode):
             self._instead |= {method: partial(self._array, method) for method in _ARRAYS}
         elif not building:
             self._instead |= {make: partial(self._random, make) for make in _RANDOM}
+            self._instead[torch.Tensor.data_ptr] = _address
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         instead = self._instead.get(func)

@@ -130,7 +130,21 @@ def test_layers_that_count_in_a_shared_dict_are_not_replayed():
             self.count["calls"] += 1
             return self.inner(x) if self.count["calls"] % 2 else self.inner(self.inner(x))
 
-    for count in ({"calls": 0},):
-        made, _ = profiled(nn.Sequential(*(Counts(count) for _ in range(6))), torch.zeros(128, 64))
-        assert made.model_flops == 9 * 2 * 128 * 64 * 64  # three layers take one product, three take two
-        assert count == {"calls": 0}
+    count = {"calls": 0}
+    made, _ = profiled(nn.Sequential(*(Counts(count) for _ in range(6))), torch.zeros(128, 64))
+    assert made.model_flops == 9 * 2 * 128 * 64 * 64  # three layers take one product, three take two
+    assert count == {"calls": 0}
+
+
+def test_different_tensors_have_different_addresses():
+    class Compares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, q, k):
+            return self.linear(q) if q.data_ptr() == k.data_ptr() else q
+
+    x = torch.zeros(128, 64)
+    assert profiled(Compares(), (x, x))[0].model_flops == 2 * 128 * 64 * 64
+    assert profiled(Compares(), (x, torch.zeros(128, 64)))[0].model_flops == 0

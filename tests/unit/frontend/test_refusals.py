@@ -158,3 +158,10 @@ def test_sizes_belong_to_targets_that_make_their_inputs(options):
     for given in ((torch.nn.Linear(4, 4), (x,)), (memwall.Workload(torch.nn.Linear(4, 4), (x,)),)):
         with pytest.raises(UsageError, match=f"{', '.join(options)} belongs to a model file or to hf:"):
             memwall.profile(*given, **options)
+
+
+def test_an_optimizer_that_is_made_already_is_refused_with_what_is_wanted():
+    module = torch.nn.Linear(4, 4)
+    made = torch.optim.SGD(module.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=r"of class SGD; want a name or a function: lambda parameters: SGD\(\.\.\.\)"):
+        memwall.profile(module, torch.zeros(2, 4), mode="training", optimizer=made)

@@ -559,3 +559,8 @@ def test_an_assumption_that_nothing_asks_for_is_said(assume, real, unused):
     made = memwall.profile(_Masks(), torch.randn(4, 8), assume=assume, real=real)
     said = [note for note in made.notes if "changes nothing" in note]
     assert said == [f"--assume {text} changes nothing: no call that is traced asks for it" for text in unused]
+
+
+def test_one_assumption_may_stand_alone():
+    made = memwall.profile(_Masks(), torch.randn(4, 8), assume="nonzero=0.25")
+    assert made.graph.specs(made.graph.outputs)[0].shape == (8,)

@@ -200,3 +200,22 @@ def test_seconds_that_whisper_does_not_take(save):
     with pytest.raises(UsageError, match="--seconds 45 was given, but WhisperForConditionalGeneration takes 30 s"):
         resolve(target, seconds=45.0)
     assert resolve(target, seconds=30.0).inputs()["input_features"].shape == (1, 80, 3000)
+
+
+@pytest.mark.parametrize("named", [{}, {"architectures": ["ViTForImageClassification"]}])
+def test_a_library_that_does_not_load_is_named(save, monkeypatch, named):
+    """As torchvision for another torch, which fails while transformers imports it."""
+    import transformers
+
+    broken = ImportError("no model")
+    broken.__cause__ = RuntimeError("operator torchvision::nms does not exist")
+
+    def fail(self, name):
+        raise broken
+
+    monkeypatch.setattr(type(transformers), "__getattr__", fail)
+    monkeypatch.delitem(vars(transformers), "ViTForImageClassification", raising=False)
+    with pytest.raises(
+        MissingError, match=r"cannot load ViT.*torchvision::nms does not exist; install what it imports"
+    ):
+        resolve(save({"model_type": "vit", **TINY, **named}))

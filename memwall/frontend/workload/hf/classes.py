@@ -7,8 +7,8 @@ import inspect
 import sys
 from typing import Any
 
-from memwall.core.errors import MissingError, UsageError, message_of
-from memwall.frontend.workload.hf.config import Read, all_parts, architectures
+from memwall.core.errors import UsageError, message_of
+from memwall.frontend.workload.hf.config import Read, all_parts, architectures, loaded, not_loaded
 
 #: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
 _AUTO_MAPPINGS = (
@@ -51,20 +51,10 @@ def _listed(transformers: Any, config: Any) -> list[Any]:
             continue  # its head has no size
         names = getattr(modeling_auto, mapping, {}).get(config.model_type)
         for name in names if isinstance(names, (list, tuple)) else (names,):
-            each = _loaded(transformers, name) if name else None
+            each = loaded(transformers, name) if name else None
             if getattr(each, "config_class", None) is not None:
                 found.append(each)
     return found
-
-
-def _loaded(transformers: Any, name: str) -> Any:
-    try:
-        return getattr(transformers, name, None)
-    except ImportError as error:
-        raise MissingError(
-            f"transformers cannot load {name}: {message_of(error.__cause__ or error)}; install what it imports, in"
-            " versions that fit this torch"
-        ) from error
 
 
 def _holders(config: Any) -> list[str]:
@@ -82,6 +72,8 @@ def _written(config: Any) -> list[Any]:
         classes = [c for c in vars(importlib.import_module(home)).values() if inspect.isclass(c)]
     except ImportError:
         return []
+    except Exception as error:  # of a library that it imports
+        raise not_loaded(home, error) from error
     own = [c for c in classes if c.__module__ == home and getattr(c, "config_class", None) is type(config)]
     return [c for c in reversed(own) if "forward" in vars(c)]
 

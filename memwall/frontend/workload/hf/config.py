@@ -10,7 +10,7 @@ import inspect
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memwall.core.errors import UsageError, nearest
+from memwall.core.errors import MissingError, UsageError, message_of, nearest
 from memwall.core.files import read_json
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.hf.quantized import is_quantised
@@ -93,8 +93,24 @@ def _kind(transformers: Any, raw: dict[str, Any], source: Path) -> tuple[Any, tu
 def architectures(transformers: Any, raw: dict[str, Any]) -> list[Any]:
     """The model classes of transformers that a configuration names."""
     named = raw.get("architectures")
-    found = [getattr(transformers, str(name), None) for name in (named if isinstance(named, list) else ())]
+    found = [loaded(transformers, str(name)) for name in (named if isinstance(named, list) else ())]
     return [each for each in found if inspect.isclass(each) and getattr(each, "config_class", None) is not None]
+
+
+def loaded(transformers: Any, name: str) -> Any:
+    """What transformers has by a name, else None; a MissingError where it cannot import it."""
+    try:
+        return getattr(transformers, name, None)
+    except ImportError as error:
+        raise not_loaded(name, error.__cause__ or error) from error
+
+
+def not_loaded(name: str, error: BaseException) -> MissingError:
+    """The error that an installed library does not let transformers import something."""
+    return MissingError(
+        f"transformers cannot load {name}: {message_of(error)}; install what it imports, in versions that fit this"
+        " torch"
+    )
 
 
 def _check_read(config: Any, raw: dict[str, Any], source: Path) -> None:
