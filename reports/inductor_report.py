@@ -136,9 +136,9 @@ def measure(workload: str, mode: str) -> Row:
     gpu = memwall.load_gpu(GPU)
     record = memwall.profile(ROOT / "profiles" / workload / "model.py", gpu=gpu, mode=mode)
     graph, costs = record.graph, record.costs[0]
-    start = time.perf_counter()
+    start = time.process_time()
     theirs = inductor_plan(graph, costs, gpu)
-    compile_s = time.perf_counter() - start
+    compile_s = time.process_time() - start
     return Row(workload, mode, compile_s, plan_diff(graph, plan_graph("memwall", graph, costs, gpu), theirs, gpu))
 
 
@@ -211,7 +211,7 @@ def report(rows: list[Row]) -> str:
 What `torch.compile` {torch.__version__.partition("+")[0]} would launch on {GPU}, read from its own scheduler with no GPU at hand (`--policy
 inductor`), beside what our planner would (`--policy memwall`). Forward and backward; the optimizer, which
 `torch.compile(model)` leaves alone, is left out. Kernels are launches, bytes compulsory DRAM bytes by our counting rules
-for both. Written by `python reports/inductor_report.py`; the seconds are of one run on one core, cold caches, repeated layers
+for both. Written by `python reports/inductor_report.py`; the seconds are CPU time of one run, cold caches, repeated layers
 compiled once. Neither plan has been run on a GPU here.
 
 | workload | mode | kernels, ours | Inductor's | ratio | GB, ours | Inductor's | ratio | pairs of ops agreed, % | neighbours agreed, % | together in ours alone | in Inductor's alone | compile, s |
