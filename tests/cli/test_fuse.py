@@ -71,7 +71,9 @@ def test_the_page_of_a_model(run, monkeypatch):
 
 
 def test_json_is_one_record(run):
-    result = run("fuse", "net.py", "--gpu", "a100", *PLAIN, "--json", "-q", "--what-if", "launch_overhead_s=0")
+    # as a CUDA graph, since shorter launches save nothing of an eager step that waits for the host
+    flags = ("--cuda-graph", "--json", "-q", "--what-if", "launch_overhead_s=0")
+    result = run("fuse", "net.py", "--gpu", "a100", *PLAIN, *flags)
     assert result.err == ""
     record = json.loads(result.out)
     assert record["schema"] == "memwall.fusion/1"
@@ -83,9 +85,8 @@ def test_json_is_one_record(run):
     assert eager["dram_bytes"] == 4 * (256 + 4096 + 64 + 256 + (256 + 256) + 256 + 512 + 8 + 32)
     assert record["capture"]["regions"] == [[0, 3]]
     assert [o["policy"] for o in record["what_if"]] == ["eager", "memwall", "ideal"]
-    # of a step that waits for the host, shorter launches save nothing
-    assert all(o["after"]["time_s"] <= o["before"]["time_s"] for o in record["what_if"])
-    assert record["what_if"][0]["after"]["time_s"] < record["what_if"][0]["before"]["time_s"]
+    seconds = [(o["before"]["time_s"], o["after"]["time_s"]) for o in record["what_if"]]
+    assert seconds[0][1] < seconds[0][0] and all(after <= before * (1 + 1e-9) for before, after in seconds)
 
 
 def test_by_module(run):
