@@ -180,7 +180,8 @@ class _Maker:
             if policy == "inductor" and optional and (count := distinct_ops(graph)) > MOST_UNASKED:
                 raise UsageError(f"it would compile {count:,} ops; --policy inductor does so, in its time")
             regions, plan = self.planned.get(number), self._plan(policy, number, gpu)
-            found = self.profile.schedule(gpu, policy, graph=number, regions=regions, plan=plan)
+            launch = self.profile.launch
+            found = self.profile.schedule(gpu, policy, graph=number, regions=regions, plan=plan, launch=launch)
         except (MemwallError, ImportError) as error:
             if policy != "inductor" or not optional:
                 raise

@@ -90,6 +90,11 @@ class Profile:
         """The policies that it was simulated under, each once."""
         return list(dict.fromkeys(schedule.policy for schedule in self.simulations))
 
+    @property
+    def launch(self) -> str:
+        """How the kernels of its simulations are issued; one after another where it has none."""
+        return self.simulations[0].launch if self.simulations else "eager"
+
     @cached_property
     def flops(self) -> int:
         """FLOPs of all ops, causal attention counted as causal."""

@@ -89,6 +89,17 @@ def test_json_is_one_record(run):
     assert seconds[0][1] < seconds[0][0] and all(after <= before * (1 + 1e-9) for before, after in seconds)
 
 
+def test_a_cuda_graph_leaves_out_the_host_and_free_launches_lose_nothing(run):
+    """Fuse ignored --cuda-graph. A planner that pays nothing for launches makes more of them, which the host pays."""
+    graph = ("--cuda-graph", "--json", "-q", "--what-if", "launch_overhead_s=0", "--no-capture")
+    plain = json.loads(run("fuse", "net.py", "--gpu", "a100", *PLAIN, *graph[1:]).out)
+    captured = json.loads(run("fuse", "net.py", "--gpu", "a100", *PLAIN, *graph).out)
+    seconds = [[row["time_s"] for row in made["gpus"][0]["policies"]] for made in (plain, captured)]
+    assert seconds[1][0] < seconds[0][0] / 2  # eager: four short kernels, each issued by the host
+    for outcome in (*plain["what_if"], *captured["what_if"]):
+        assert outcome["after"]["time_s"] <= outcome["before"]["time_s"] * (1 + 1e-9)
+
+
 def test_by_module(run):
     result = run(
         "fuse", "net.py", "--mode", "training", "--gpu", "a100", *PLAIN, "--by", "module", "--no-capture", "-q"
