@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -186,12 +187,17 @@ def test_every_task_of_the_readme_works(tmp_path):
     header = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
     traces_fixture.write(tmp_path, events, **header).rename(tmp_path / "trace.json.gz")  # known by its content
     tasks = re.findall(r"\| `(memwall .*?)` \|", README)
-    assert len(tasks) == 10
+    assert len(tasks) == 11
+    (tmp_path / "DIR").mkdir()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "llama", "vocab_size": 99, "max_position_embeddings": 8192, **sizes}
+    (tmp_path / "DIR" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    needs = {"--emit": "triton", "hf:": "transformers"}
     for command in (["init", "-q", "-b", "main"], ["add", "net.py"], ["commit", "-q", "-m", "first"]):
         gate_repo.git(tmp_path, *command)
     gate_repo.git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
     for task in tasks:
-        if "measure" not in task and ("--emit" not in task or find_spec("triton")):
+        if "measure" not in task and all(find_spec(library) for word, library in needs.items() if word in task):
             line = task.replace("memwall", f"'{sys.executable}' -m memwall", 1)
             done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False,
                                   env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip

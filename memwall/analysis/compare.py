@@ -201,11 +201,8 @@ def compare_profile(
     named = policies or tuple(profile.policies) or ("eager",)
     # those made in this run or by a compiler are kept, the others are made again
     known = {(s.gpu, s.policy): s for s in profile.simulations if s.policy not in CHEAP}
-    schedules = [
-        known.get((gpu, policy)) or profile.schedule(gpu, policy, launch=profile.launch)
-        for policy in named
-        for gpu in gpus
-    ]
+    pairs = [(gpu, policy) for policy in named for gpu in gpus]
+    schedules = [known.get(pair) or profile.schedule(*pair, launch=profile.launch) for pair in pairs]
     entries = [_entry(profile, s, schedule_label(profile, s), schedules[0], price) for s in schedules]
     flipped = flips(profile, schedules) if len(named) == 1 else ()
     subject = f"{profile.workload.name}, {profile.workload.configuration}"
