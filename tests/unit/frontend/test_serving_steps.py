@@ -151,6 +151,8 @@ def test_a_file_says_what_a_step_is_given(tmp_path):
     [
         ({"mode": "decode", "context": 64}, "64 tokens in the cache and 1 more are beyond the 64 positions"),
         ({"mode": "prefill", "prompt": 65}, "--prompt 64 is the most"),
+        ({"mode": "prefill", "prompt": 8, "context": 70}, "--context 63 is the most"),
+        ({"mode": "decode", "input_specs": ["i64[1,1]"]}, "--input makes no cache"),
         ({"mode": "decode", "prompt": 8}, "--context says how many are in the cache"),
         ({"mode": "decode", "seq": 8}, "--seq has no meaning in --mode decode; give --context"),
         ({"mode": "inference", "context": 8}, "--context is of --mode prefill and --mode decode"),

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 #: what forward calls its cache, and how its output calls what is left there
 _CACHES = ("past_key_values", "cache_params")
-#: outputs of an encoder, and the arguments that take them: a decoder alone runs after the first call
-_ENCODED = {"encoder_last_hidden_state": "encoder_outputs"}
 #: tokens of a prompt, and in the cache of a decode step, where the user gives none and the model has as many positions
-PROMPT = CONTEXT = 1024
+TOKENS = 1024
 
 
 class Served:
@@ -50,14 +48,15 @@ class Served:
                 f" file with {mode}_inputs()"
             )
         most = number(asked.text, *POSITIONS)
-        default = min(PROMPT, most - 1) if most else PROMPT
+        default = min(TOKENS, most - 1) if most else TOKENS
         decodes = mode == "decode"
         if decodes and "prompt" in asked.sizes:
             raise UsageError("a decode step reads one token for each sample; --context says how many are in the cache")
         self.new = 1 if decodes else int(asked.sizes.get("prompt", default))
         self.before = int(asked.sizes.get("context", default if decodes else 0))
         if most and self.new + self.before > most:
-            fitting = f"--context {most - 1}" if decodes else f"--prompt {max(most - self.before, 1)}"
+            shorter = not decodes and self.before < most
+            fitting = f"--prompt {most - self.before}" if shorter else f"--context {most - 1}"
             raise UsageError(
                 f"{counted(self.before, 'token')} in the cache and {self.new:,} more are beyond the {most:,} positions"
                 f" of {asked.model.__name__}; {fitting} is the most"
