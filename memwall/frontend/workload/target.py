@@ -78,9 +78,7 @@ def resolve(
     sizes = read_sizes(given)
     check_mode(mode, sizes)
     if mode == "decode" and input_specs:
-        raise UsageError(
-            "--input makes no cache, which --mode decode reads; give a model file with decode_inputs()"
-        )
+        raise UsageError("--input makes no cache, which --mode decode reads; give a model file with decode_inputs()")
     if kind == "hf":
         from memwall.frontend.workload.hf import from_config
 
