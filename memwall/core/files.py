@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gc
 import gzip
+import io
 import json
 import os
 import tempfile
@@ -137,6 +139,29 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits
         raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file with the number of their line; lines that begin with ``#`` before the header are comments.
+
+    Raises:
+        UsageError: as :func:`read_text`, or a row has more or fewer cells than the header.
+    """
+    lines = io.StringIO(read_text(path, kind="table")).readlines()
+    comments = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    reader = csv.reader(lines[comments:], strict=True)
+    try:
+        header = next(reader, None)
+        if not header:
+            raise UsageError(f"{path} is empty")
+        for cells in reader:
+            if cells and len(cells) != len(header):
+                raise UsageError(f"{path}:{comments + reader.line_num}: {len(cells)} cells where the header has"
+                                 f" {len(header)}")  # fmt: skip
+            if cells:
+                yield comments + reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise UsageError(f"{path} is not CSV: {error}") from None
 
 
 @uncollected()

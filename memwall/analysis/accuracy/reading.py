@@ -5,11 +5,9 @@ Lines that begin with ``#`` before the header are comments. A row that cannot be
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from memwall.analysis.accuracy.samples import Sample, halves, left_out, model_ro
 from memwall.analysis.accuracy.tables import TABLES, Kind, Skip
 from memwall.analysis.validation import Row, devices
 from memwall.core.errors import UsageError
-from memwall.core.files import read_text
+from memwall.core.files import read_csv
 from memwall.record.profile import Profile
 
 
@@ -61,7 +59,7 @@ def _read_profile(source: Path, found: Measured) -> None:
 def _read_table(source: Path, found: Measured) -> None:
     kind = None
     into: dict[type, list[Any]] = {Sample: found.samples, ModuleSample: found.modules, Row: found.rows}
-    for line, record in _records(source):
+    for line, record in read_csv(source):
         kind = kind or _recognise(source, record)
         try:
             for item in kind.read(record, source):
@@ -80,26 +78,6 @@ def _recognise(source: Path, record: Mapping[str, str]) -> Kind:
     missing = sorted(nearest.columns - record.keys())
     named = f"the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
     raise UsageError(f"{source} is not a table of measured times: it lacks {named} of the nearest kind, {nearest.name}")
-
-
-def _records(source: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """The rows of a CSV file with the number of their line. Raises UsageError: it cannot be read, or a row has more or
-    fewer cells than the header."""
-    lines = StringIO(read_text(source)).readlines()
-    comments = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    reader = csv.reader(lines[comments:], strict=True)
-    try:
-        header = next(reader, None)
-        if not header:
-            raise UsageError(f"{source} is empty")
-        for cells in reader:
-            if cells and len(cells) != len(header):
-                raise UsageError(f"{source}:{comments + reader.line_num}: {len(cells)} cells where the header has"
-                                 f" {len(header)}")  # fmt: skip
-            if cells:
-                yield comments + reader.line_num, dict(zip(header, cells, strict=True))
-    except csv.Error as error:
-        raise UsageError(f"{source} is not CSV: {error}") from None
 
 
 @dataclass(frozen=True)
