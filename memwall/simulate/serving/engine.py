@@ -100,6 +100,10 @@ class Policy:
         return 1 + self.speculation.draft_tokens if self.speculation else 1
 
 
+#: chunked prefill, as vLLM runs without options
+DEFAULT = Policy()
+
+
 class Engine:
     """An engine under a policy: steps with their drafts, times interpolated over the context, a cache in blocks."""
 

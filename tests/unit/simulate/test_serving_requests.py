@@ -1,0 +1,190 @@
+"""Requests on a simulated server: by hand, against a loop over every step, and what must hold of any server."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from memwall.core.errors import UsageError
+from memwall.simulate.serving.engine import Policy, Speculation
+from memwall.simulate.serving.requests import Disaggregated, Spread, simulate_requests
+from memwall.simulate.serving.workload import Asked, Lengths, Workload
+from tests.unit.simulate.engines import Affine, Saturating, Windowed
+from tests.unit.simulate.naive_server import serve
+
+RANGE = Workload(prompt=Lengths(1024, 0.5, 1.0), generate=Lengths(128, 0.5, 1.0), concurrency=24, requests=120)
+PLAIN = Policy(captured=())
+
+
+def fixed(prompt, generate, **options):
+    return Workload(prompt=Lengths(prompt), generate=Lengths(generate), **options)
+
+
+def trace(*rows):
+    return Workload(trace=tuple(Asked(*row) for row in rows))
+
+
+def test_one_request_alone():
+    """TTFT is the step of its prompt, and each later token a decode step: contexts of 100, 101, 102."""
+    steps = Affine(base_s=1, decode_s=0.5, context_s=0.01, prompt_s=0.1)
+    found = simulate_requests(steps, fixed(100, 4, concurrency=1, requests=1), PLAIN)
+    assert found.ttft.mean == pytest.approx(1 + 10)
+    assert found.tpot.mean == pytest.approx(1.5 + 0.01 * 101)
+    assert found.latency.mean == pytest.approx(11 + 3 * 2.51)
+    assert (found.tallies[0].steps, found.prompt_share, found.batch) == (4, 0.25, pytest.approx(7.53 / 18.53))
+    assert found.tokens_per_s == pytest.approx(4 / 18.53)
+    assert found.tokens_per_s_per_user == pytest.approx(1 / 2.51)
+
+
+def test_a_prompt_over_the_budget_comes_in_chunks():
+    """250 tokens in steps of 100, 100, 50; the cache before them is read again."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0.001, prompt_s=0.01)
+    found = simulate_requests(
+        steps, fixed(250, 2, concurrency=1, requests=1), replace(PLAIN, token_budget=100, max_batch=1)
+    )
+    assert found.ttft.mean == pytest.approx(3 + 2.5 + 0.001 * (100 + 200))
+
+
+def test_two_requests_share_a_step_and_a_third_waits_for_a_place():
+    """Batch of two: both prompts in one step of 3 s, then nine decode steps of 1 s; the third begins at 12 s."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0.1)
+    found = simulate_requests(steps, trace((0, 10, 10), (0, 10, 10), (5, 20, 10)), replace(PLAIN, max_batch=2))
+    assert [row.ttft_s for row in found.served] == pytest.approx([3, 3, 7 + 3])
+    assert [row.end_s for row in found.served] == pytest.approx([12, 12, 24])
+    assert found.served[2].wait_s == pytest.approx(7)
+
+
+def test_decodes_go_on_in_a_chunked_step_and_wait_otherwise():
+    """The second request arrives in the first one's third decode step: its prompt of 2 s is shared, or stalls it."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0.1)
+    rows = (0, 10, 11), (4.5, 10, 11)
+    shared = simulate_requests(steps, trace(*rows), PLAIN)
+    apart = simulate_requests(steps, trace(*rows), replace(PLAIN, chunked=False))
+    assert [row.end_s for row in shared.served] == pytest.approx([2 + 10 + 1, 7 + 10])
+    assert [row.end_s for row in apart.served] == pytest.approx([2 + 10 + 2, 7 + 10])
+    assert shared.served[1].ttft_s == apart.served[1].ttft_s == pytest.approx(0.5 + 2)
+
+
+def test_a_full_cache_preempts_the_youngest_once():
+    """Six blocks of 16 for two requests of 32 + 32 tokens. Each takes three blocks until the token after its 48th
+    wants a fourth: at 16 decode steps the second one falls, and comes back for its prompt and 17 tokens when the first
+    has its last one: a prompt of 49 tokens, then 14 decodes."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0, capacity_bytes=96)
+    found = simulate_requests(steps, trace((0, 32, 32), (0, 32, 32)), PLAIN)
+    assert found.preemptions == 1
+    assert [row.end_s for row in found.served] == pytest.approx([32, 32 + 1 + 14])
+    assert [row.ttft_s for row in found.served] == [1, 1]
+
+
+def test_a_cached_prefix_is_not_computed():
+    steps = Affine(base_s=0, decode_s=0, context_s=0, prompt_s=1)
+    assert simulate_requests(steps, fixed(100, 1, concurrency=1, requests=1, prefix_hit=0.8)).ttft.mean == 100 - 80
+
+
+def test_speculation_makes_the_expected_tokens():
+    """Two drafts at 0.5 make 1.75 tokens a step: 70 tokens after the first are 40 steps."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0)
+    policy = replace(PLAIN, speculation=Speculation(draft_tokens=2, accept=0.5))
+    found = simulate_requests(steps, fixed(10, 71, concurrency=1, requests=1), policy)
+    assert found.tallies[0].steps == 1 + 40
+    assert found.tpot.mean == pytest.approx(1 / 1.75)
+
+
+def test_disaggregated_engines_by_hand():
+    """A prompt of 100 takes 10 s, its cache of 112 bytes (7 blocks) 2 s on the link, and then a token each second; the
+    second prompt is computed meanwhile, and joins 10 s later."""
+    both = Affine(base_s=0, decode_s=0, context_s=0, prompt_s=0.1), Affine(base_s=1, decode_s=0, context_s=0)
+    server = Disaggregated(prompt=both[0], decode=both[1], link_bytes_per_s=56)
+    policy = replace(PLAIN, token_budget=100, max_batch=100)
+    found = simulate_requests(server, trace((0, 100, 21), (0, 100, 21)), policy)
+    assert [row.ttft_s for row in found.served] == pytest.approx([12, 22])
+    assert [row.end_s for row in found.served] == pytest.approx([32, 42])
+    assert simulate_requests(replace(server, prompt_engines=2), trace((0, 100, 2), (0, 100, 2)), policy).ttft.p99 == 12
+
+
+@pytest.mark.parametrize("make", [Affine, Saturating, Windowed])
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("cache", [10**9, 14_000])
+@pytest.mark.parametrize("arrivals", [{}, {"concurrency": None, "rate_per_s": 40.0}])
+def test_stretches_are_the_loop_over_every_step(make, chunked, cache, arrivals):
+    """A cache of 14,000 tokens forces preemptions. Times of these engines are affine between nodes but for kinks."""
+    steps, policy = make(capacity_bytes=cache), Policy(chunked=chunked, token_budget=2048, max_batch=20)
+    workload = replace(RANGE, prefix_hit=0.25, **arrivals)
+    found = simulate_requests(steps, workload, policy)
+    slow, preempted, count = serve(steps, list(workload.asked()), policy, workload.concurrency)
+    by_end = sorted(end for _, end in slow)
+    assert sorted(row.end_s for row in found.served) == pytest.approx(by_end, rel=1e-9)
+    assert sorted(row.ttft_s for row in found.served) == pytest.approx(sorted(ttft for ttft, _ in slow), rel=1e-6)
+    assert (found.preemptions, found.tallies[0].steps) == (preempted, count)
+    assert (cache < 10**9) == (preempted > 0)
+
+
+def test_curved_times_are_near_the_loop_over_every_step():
+    """Decodes that take the root of the context: each step within 0.1 %, so the ends too."""
+    steps = Affine()
+    steps.step_s = lambda decodes, context, prefills=(): 1e-3 + 1e-4 * context**0.5 + 1e-5 * sum(n for n, _ in prefills)
+    found = simulate_requests(steps, RANGE)
+    slow, _, _ = serve(steps, list(RANGE.asked()), Policy(), RANGE.concurrency)
+    assert sorted(row.end_s for row in found.served) == pytest.approx(sorted(end for _, end in slow), rel=1e-3)
+
+
+def test_few_steps_are_asked_for_and_the_run_is_fast():
+    """A thousand requests of 256 tokens take some 4,000 steps; times of decodes are shared by requests."""
+    asked = []
+    steps = Affine()
+    price = steps.step_s
+    steps.step_s = lambda *args: asked.append(args) or price(*args)
+    workload = Workload(prompt=Lengths(1024, 0.8, 1.0), generate=Lengths(256), concurrency=64, requests=1000)
+    begin = time.process_time()
+    found = simulate_requests(steps, workload)
+    assert time.process_time() - begin < 0.3
+    with_prompts = found.tallies[0].steps * found.prompt_share
+    assert len(asked) - with_prompts < 200 < found.tallies[0].steps / 10
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(chunked=False), Policy(max_batch=10)])
+def test_littles_law(policy):
+    """Requests per second times their latency are the clients, but for the ramps at both ends."""
+    found = simulate_requests(Affine(), replace(RANGE, requests=4000), policy)
+    assert found.requests_per_s * found.latency.mean == pytest.approx(24, rel=0.01)
+
+
+def test_the_same_workload_gives_the_same_result():
+    first, second = (simulate_requests(Saturating(), replace(RANGE, concurrency=None, rate_per_s=9.0)) for _ in "ab")
+    assert first == second
+    assert first != simulate_requests(Saturating(), replace(RANGE, concurrency=None, rate_per_s=9.0, seed=1))
+
+
+def test_a_warm_up_is_left_out():
+    """The first wave waits for all its prompts; later requests do not."""
+    whole = simulate_requests(Affine(), replace(RANGE, requests=400))
+    later = simulate_requests(Affine(), replace(RANGE, requests=400, warmup=48))
+    assert len(later.served) == 352
+    assert later.ttft.mean < whole.ttft.mean
+    assert later.served == whole.served[48:]
+
+
+def test_percentiles_by_hand():
+    assert Spread.of(range(101)) == Spread(50, 50, 90, 99)
+    assert Spread.of([None, 3.0]) == Spread(3.0, 3.0, 3.0, 3.0)
+    assert Spread.of([None]) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "workload", "message"),
+    [
+        (Affine(max_context=8192), fixed(9000, 256, concurrency=1), "a prompt of 7,936 is the most"),
+        (Affine(max_context=100), fixed(10, 256, concurrency=1), "99 tokens of both is the most"),
+        (Affine(capacity_bytes=1000), fixed(900, 256, concurrency=1), "991 tokens fit"),
+        (Affine(capacity_bytes=50, weights_bytes=120), fixed(9, 2, concurrency=1), "3 times as many GPUs hold them"),
+        (Affine(capacity_bytes=5, reserved_bytes=9), fixed(9, 2, concurrency=1), "no number of GPUs helps"),
+        (Disaggregated(prompt=Affine(), decode=Affine(max_context=99), link_bytes_per_s=1), fixed(99, 2, rate_per_s=1),
+         "a prompt of 97 is the most"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_line(steps, workload, message):
+    with pytest.raises(UsageError) as raised:
+        simulate_requests(steps, workload)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
