@@ -86,7 +86,7 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes | Iterable[str])
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the cyclic garbage collector, which would search a record's millions of new objects again and again."""
+    """Without the cyclic garbage collector, which would search millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -55,7 +55,8 @@ def shown(value: object) -> str:
 
 def one_line(value: object, longest: int = 300) -> str:
     """Text without line breaks and other characters that do not print, cut to a length."""
-    line = "".join(char if char.isprintable() else "?" for char in str(value))
+    text = str(value)
+    line = text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
     return line if len(line) <= longest else f"{line[: longest - 3]}..."
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from memwall.core.errors import UsageError
+from memwall.core.files import uncollected
 from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan
 from memwall.hardware.lookup import Gpu
@@ -43,6 +44,7 @@ POLICIES: Mapping[str, Planner] = {
 UNIVERSAL = frozenset(("eager", "ideal"))
 
 
+@uncollected()
 def plan_graph(
     policy: str, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None
 ) -> Plan:

@@ -236,9 +236,17 @@ def _places(content: str) -> dict[str, tuple[int, str]]:
             places.setdefault(table, (number, ""))
         elif assigned and _BARE_KEY.fullmatch(start):
             key = f"{table}.{_bare(start)}" if table else _bare(start)
-            comment = _COMMENT.match(row) if "#" in row else None
-            places.setdefault(key, (number, one_line(comment[1].strip()) if comment else ""))
+            places.setdefault(key, (number, _comment(row)))
     return places
+
+
+def _comment(row: str) -> str:
+    """What stands behind the first ``#`` that is not in quotes."""
+    before, _, comment = row.partition("#")
+    if '"' in before or "'" in before:
+        found = _COMMENT.match(row)
+        comment = found[1] if found else ""
+    return one_line(comment.strip())
 
 
 def _bare(key: str) -> str:

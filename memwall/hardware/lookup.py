@@ -195,7 +195,7 @@ def _squeezed(text: str) -> str:
 @cache
 def _exact() -> Mapping[str, str]:
     """Squeezed label -> canonical name. Two GPUs never share one (tested)."""
-    return {_squeezed(label): gpu.name for gpu in all_gpus() for label in (gpu.name, gpu.full_name, *gpu.aliases)}
+    return {_squeezed(label): gpu.name for gpu in stated() for label in (gpu.name, gpu.full_name, *gpu.aliases)}
 
 
 def _fitting(query: str) -> list[str]:

@@ -26,6 +26,8 @@ _MADE_BY = frozenset(map(id, (functools, functools.cache, functools.lru_cache)))
 _DEPTH = 4
 #: packages whose caches hold no tensors of a model
 _OTHERS = frozenset((*sys.stdlib_module_names, "torch", "numpy", "sympy", "memwall"))
+#: modules whose large caches hold names of modules
+_IMPORTERS = frozenset(("transformers.utils.import_utils", "diffusers.utils.import_utils"))
 
 
 @contextlib.contextmanager
@@ -59,7 +61,7 @@ def _search() -> None:
         if _is_new(name, module):
             held = vars(module)
             if not (_MAKERS.isdisjoint(held) and _MADE_BY.isdisjoint(map(id, held.values()))):
-                _CACHES.update(_caches_in(module))
+                _CACHES.update(cached for cached in _caches_in(module) if cached.__module__ not in _IMPORTERS)
 
 
 def _searched() -> list[tuple[str, ModuleType]]:
@@ -127,7 +129,9 @@ def _has_tensor(item: Any, depth: int) -> bool:
     belong to whoever made it."""
     if isinstance(item, torch.Tensor):
         return True
-    if not depth or isinstance(item, (str, bytes, type, ModuleType, FunctionType, torch.nn.Module, _Cached)):
+    if not (depth and gc.is_tracked(item)):  # what holds only numbers and text is not tracked
+        return False
+    if isinstance(item, (type, ModuleType, FunctionType, torch.nn.Module, _Cached)):
         return False
     fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
     parts = item if isinstance(item, (tuple, list)) else fields.values() if isinstance(fields, dict) else ()

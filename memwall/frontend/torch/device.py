@@ -36,13 +36,17 @@ _RANDOM = frozenset((torch.rand, torch.randn))
 _OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
+#: ``torch.nn.init`` by name, which libraries replace
+_INITS = {
+    name: f for name, f in vars(torch.nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)
+}
 #: What fills new weights: nothing to do where tensors have no values.
 FILLERS = frozenset(
     [
         getattr(torch.Tensor, name)
         for name in ("normal_", "uniform_", "zero_", "fill_", "random_", "bernoulli_", "mul_", "add_")
     ]
-    + [f for name, f in vars(torch.nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)]
+    + [*_INITS.values()]
 )
 
 
@@ -104,6 +108,8 @@ class TracedDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         instead = self._instead.get(func)
+        if instead is None and self._fills_nothing:  # transformers puts functions of its own in the place of torch's
+            instead = self._instead.get(_INITS.get(getattr(func, "__name__", "")))
         if instead is not None:
             return instead(*args, **(kwargs or {}))
         return func(*args, **self._mapped(kwargs)) if kwargs else func(*args)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import memwall
+from memwall.frontend.torch.device import TracedDevice
 
 X = torch.zeros(4, 8)
 #: integers that the model found
@@ -112,3 +113,26 @@ class Differentiated(nn.Module):
 
 def test_a_second_attempt_sees_the_first_call_of_functions_with_a_cache():
     assert _ops(Differentiated)[:5] == ["aten.addmm", "aten.arange", "aten._to_copy", "aten.cos", "aten.mul.Tensor"]
+
+
+def test_initialisation_that_a_library_puts_in_the_place_of_torchs_fills_nothing(monkeypatch):
+    """transformers replaces the functions of ``torch.nn.init`` while it builds a model: no number is drawn for weights,
+    by theirs as little as by torch's."""
+    own = torch.nn.init.normal_
+
+    def normal_(tensor, mean=0.0, std=1.0, generator=None):
+        return own(tensor, mean=mean, std=std, generator=generator)
+
+    monkeypatch.setattr(torch.nn.init, "normal_", normal_)
+    filled = []
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda tensor, *args, **options: filled.append(tensor))
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(4, 4))
+            torch.nn.init.normal_(self.weight)
+
+    with TracedDevice("meta", building=True):
+        Model()
+    assert not filled
