@@ -38,8 +38,9 @@ _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 #: ``torch.nn.init`` by name, which libraries replace
 _INITS = {
-    name: f for name, f in vars(torch.nn.init).items() if name.endswith("_") and not name.startswith("_") and callable(f)
-}
+    name: f for name, f in vars(torch.nn.init).items()
+    if name.endswith("_") and not name.startswith("_") and callable(f)
+}  # fmt: skip
 #: What fills new weights: nothing to do where tensors have no values.
 FILLERS = frozenset(
     [
