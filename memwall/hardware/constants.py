@@ -146,6 +146,25 @@ class RecurrentConstants(Constants):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConstants(Constants):
+    """How the fused experts of an inference server use a GPU, by server and format of the weights; clocks at the boost
+    clock, bytes per clock of one multiprocessor."""
+
+    FAMILY: ClassVar[str] = "experts"
+    VARIANTS: ClassVar[tuple[str, ...]] = tuple(
+        f"{engine}_{scheme}" for scheme in (
+            "bfloat16", "fp8", "fp8_block", "int4_wo", "nvfp4", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "w4afp8",
+        ) for engine in ("vllm", "trtllm", "sglang")
+    )  # fmt: skip
+    plateau: float = constant(0.7, 0.02, 1.1, "fraction of its peak that a multiprocessor reaches inside a tile")
+    load: float = constant(40.0, 0.5, 400.0, "bytes of operands that a multiprocessor loads in a clock")
+    tile_clocks: float = constant(2000.0, 0.0, 3e4, "clocks to begin and to end a tile")
+    dram: float = constant(0.8, 0.1, 1.0, "fraction of the DRAM bandwidth that weights stream at")
+    stream: float = constant(0.5, 0.02, 2.0, "fraction of it that rows are sorted, activated and summed at")
+    start_s: float = constant(1.5e-5, 0.0, 3e-4, "seconds of the shortest layer beyond its launch latencies")
+
+
+@dataclass(frozen=True, slots=True)
 class RowsConstants(Constants):
     """How row kernels use a GPU. Clocks are boost clocks of a multiprocessor of four warp schedulers with all its
     threads busy. The bandwidth is a share of a triad's, so that both also hold on GPUs of other sizes."""
@@ -216,7 +235,7 @@ class LaunchConstants(Constants):
 CONSTANTS: Mapping[str, type[Constants]] = {
     kind.FAMILY: kind
     for kind in (
-        GemmConstants, VectorGemmConstants, ConvolutionConstants, AttentionConstants, RecurrentConstants, RowsConstants,
-        StreamConstants, LaunchConstants, PlainConstants,
+        GemmConstants, VectorGemmConstants, ConvolutionConstants, AttentionConstants, RecurrentConstants, ExpertsConstants,
+        RowsConstants, StreamConstants, LaunchConstants, PlainConstants,
     )
 }  # fmt: skip

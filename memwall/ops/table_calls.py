@@ -10,6 +10,7 @@ from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec, contiguous
 from memwall.ops import Call, Cost, cost_of
+from memwall.ops.experts import cost_of_experts, loads_of
 from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Rows, Stream, VectorGemm
 
 Inputs = Sequence[tuple[str, TensorSpec]]
@@ -125,6 +126,22 @@ def served_attention(batch: int, heads: int, kv_heads: int, queries: int, keys: 
         replace(work, kernel="serving") if isinstance(work, Attention) else work for work in found.launches
     )
     return replace(found, launches=launches)
+
+
+def experts(
+    tokens: int, hidden: int, inter: int, top_k: int, experts: int, *, tp: int = 1, ep: int = 1,
+    dtype: str = "bfloat16", skew: float = 0.0, gated: bool = True, even: bool = False, engine: str = "vllm",
+) -> Cost:  # fmt: skip
+    """The experts of a mixture, without the router, on the GPU that has most rows.
+
+    Args:
+        tokens: of all ``ep`` GPUs; ``inter`` and ``experts`` are the model's, which ``tp`` and ``ep`` divide.
+        dtype: of the weights (:data:`memwall.ops.experts.SCHEMES`).
+        skew: exponent of the power law of the experts' loads; 0: all alike, by chance, or in turn if ``even``.
+        engine: whose kernels run: vllm, trtllm or sglang.
+    """
+    loads = loads_of(tokens, experts, top_k, ep, skew=skew, even=even)
+    return cost_of_experts(tokens, hidden, -(-inter // tp), loads, dtype, engine, gates=1 + gated)
 
 
 @lru_cache(maxsize=1 << 16)

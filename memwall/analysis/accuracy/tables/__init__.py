@@ -5,6 +5,8 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - ``memwall measure -o rows.csv``: gpu, executor, class, dtype, modeled_s, measured_s, bound_s, status (seconds)
 - products: gpu, framework, dtype (bfloat16, float16, fp8), m, n, k, latency_ms; kernels in a CUDA graph, weights cold
 - fused attention: gpu, phase (prefill, decode), batch, isl, step, heads, kv_heads, head_dim, dtype, latency_ms
+- experts of a mixture: gpu, framework (vllm, trtllm, sglang), kernel_source, moe_dtype, num_tokens, hidden_size,
+  inter_size, topk, num_experts, moe_tp_size, moe_ep_size, distribution (balanced, power_law_1.2), latency_ms
 - float32 ops in eager calls: op (linear, bmm, add, mul, relu, gelu, softmax, ln, ...), gpu, b, m, k, n, h, latency_ms
 - float32 convolutions in eager calls: gpu, n, cin, cout, ksize, hw, stride, padding, latency_ms
 - layers of an LLM: gpu, op, num_tokens, tp, n_head, n_kv_head, n_embd, n_ffn, vocab, gated_mlp, median_ms
@@ -17,14 +19,23 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - Triton layers: Liger-Kernel's columns (:mod:`memwall.analysis.accuracy.tables.liger`)
 """
 
-from memwall.analysis.accuracy.tables import aiconfigurator, encoder, kernelbench, library, liger, neusight, vidur
+from memwall.analysis.accuracy.tables import (
+    aiconfigurator,
+    encoder,
+    kernelbench,
+    library,
+    liger,
+    neusight,
+    serving,
+    vidur,
+)
 from memwall.analysis.accuracy.tables.base import OWN, Kind, Skip
 
 __all__ = ["TABLES", "Kind", "Skip"]
 
 #: Kinds of tables; the first whose columns are all present is used.
 TABLES: tuple[Kind, ...] = (
-    OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, neusight.CONV, neusight.OPS, vidur.OPS,
+    OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, serving.EXPERTS, neusight.CONV, neusight.OPS, vidur.OPS,
     vidur.ALL_REDUCE, library.CONV, library.GEMM, liger.OPS, liger.PAIRS, library.BANDWIDTH, library.PRODUCTS,
     encoder.ENCODER, kernelbench.MODULES,
 )  # fmt: skip
