@@ -27,7 +27,8 @@ from memwall.hardware.lookup import Gpu  # noqa: E402
 from memwall.perfmodel.families import constants  # noqa: E402
 
 TABLES = ("aiconfigurator_gemm", "aiconfigurator_attention", "neusight_ops_train_subsample", "neusight_ops_amd",
-          "neusight_conv_subsample", "vidur_mlp_ops", "deepbench_gemm", "deepbench_conv")  # fmt: skip
+          "neusight_conv_subsample", "vidur_mlp_ops", "deepbench_gemm", "deepbench_conv", "aiconfigurator_moe",
+          "aiconfigurator_mla")  # fmt: skip
 #: residuals drawn from each GPU and table, and the seed
 DRAWN, SEED = 400, 1
 

@@ -43,12 +43,14 @@ class GemmConstants(Constants):
     """How a library's matrix kernels use a GPU; clocks at the boost clock, bytes per clock of one SM."""
 
     FAMILY: ClassVar[str] = "gemm"
-    VARIANTS: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "tf32", "fp8", "int8", "float32", "float64")
+    VARIANTS: ClassVar[tuple[str, ...]] = (
+        "bfloat16", "float16", "tf32", "fp8", "int8", "float32", "float64", "latent_bfloat16", "latent_fp8",
+    )  # fmt: skip
     FOREIGN: ClassVar[tuple[float, float]] = (0.84, 1.25)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.75, 1.26)
     plateau: float = constant(0.9, 0.3, 1.1, "fraction of its peak that an SM reaches inside a tile")
     sustained: float = constant(0.65, 0.2, 2.0, "fraction of the peak that 1 W per TFLOP/s of float16 allows")
-    load: float = constant(45.0, 4.0, 400.0, "bytes of operands that an SM loads in a clock")
+    load: float = constant(45.0, 0.5, 400.0, "bytes of operands that an SM loads in a clock")
     depth_clocks: float = constant(6.0, 0.0, 30.0, "clocks that a lone tile takes for 2 bytes of a row")
     rounding: float = constant(0.7, 0.0, 1.0, "share of a partial wave's idle time that is lost")
     tile_clocks: float = constant(2500.0, 0.0, 9000.0, "clocks to begin and to end a tile of 128 x 256")
@@ -146,6 +148,30 @@ class RecurrentConstants(Constants):
 
 
 @dataclass(frozen=True, slots=True)
+class LatentConstants(Constants):
+    """How latent attention of an inference server uses a GPU, by server, phase and dtype of the cache; clocks at the
+    boost clock, bytes per clock of one multiprocessor."""
+
+    FAMILY: ClassVar[str] = "latent"
+    VARIANTS: ClassVar[tuple[str, ...]] = tuple(
+        f"{engine}_{phase}_{cache}" for phase in ("prefill", "decode") for cache in ("bfloat16", "fp8")
+        for engine in ("trtllm", "sglang", "vllm")
+    )  # fmt: skip
+    FOREIGN: ClassVar[tuple[float, float]] = (0.71, 1.46)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.71, 2.32)
+    plateau: float = constant(0.6, 0.02, 1.2, "fraction of the peak that products reach inside a tile")
+    rows: float = constant(0.5, 0.005, 3.0, "fraction of the DRAM bandwidth that queries, results and new latents take")
+    start_s: float = constant(1e-5, 0.0, 5e-4, "seconds of the shortest call beyond its launch latency")
+    host_s: float = constant(1.5e-4, 0.0, 1e-2, "seconds that the server's host takes outside of a CUDA graph")
+    # prefill
+    block_clocks: float = constant(4000.0, 0.0, 1e5, "clocks of a block before and after its loop")
+    # decode
+    stream: float = constant(0.9, 0.02, 1.0, "fraction of the DRAM bandwidth that cached latents reach")
+    sm_bytes_per_clock: float = constant(25.0, 0.3, 200.0, "bytes of latents that a block loads in a clock")
+    most_parts: float = constant(256.0, 1.0, 1024.0, "most blocks that share a sequence")
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConstants(Constants):
     """How the fused experts of an inference server use a GPU, by server and format of the weights; clocks at the boost
     clock, bytes per clock of one multiprocessor."""
@@ -156,6 +182,8 @@ class ExpertsConstants(Constants):
             "bfloat16", "fp8", "fp8_block", "int4_wo", "nvfp4", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "w4afp8",
         ) for engine in ("vllm", "trtllm", "sglang")
     )  # fmt: skip
+    FOREIGN: ClassVar[tuple[float, float]] = (0.61, 1.55)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.23)
     plateau: float = constant(0.7, 0.02, 1.1, "fraction of its peak that a multiprocessor reaches inside a tile")
     load: float = constant(40.0, 0.5, 400.0, "bytes of operands that a multiprocessor loads in a clock")
     tile_clocks: float = constant(2000.0, 0.0, 3e4, "clocks to begin and to end a tile")
@@ -235,7 +263,7 @@ class LaunchConstants(Constants):
 CONSTANTS: Mapping[str, type[Constants]] = {
     kind.FAMILY: kind
     for kind in (
-        GemmConstants, VectorGemmConstants, ConvolutionConstants, AttentionConstants, RecurrentConstants, ExpertsConstants,
-        RowsConstants, StreamConstants, LaunchConstants, PlainConstants,
+        GemmConstants, VectorGemmConstants, ConvolutionConstants, AttentionConstants, RecurrentConstants,
+        LatentConstants, ExpertsConstants, RowsConstants, StreamConstants, LaunchConstants, PlainConstants,
     )
 }  # fmt: skip

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
 from memwall.ops.base import Cost
-from memwall.ops.launches import Experts
+from memwall.ops.serving import Experts
 
 #: (rows, experts that have so many)
 Loads = tuple[tuple[int, int], ...]
@@ -134,8 +134,9 @@ def cost_of_experts(
         raise unknown("format of experts", scheme, SCHEMES)
     weight_bytes, dtype, itemsize = SCHEMES[scheme]
     work = Experts(
-        pipe=Pipe("tensor", dtype), engine=engine, scheme=scheme, tokens=tokens, hidden=hidden, inter=inter, gates=gates,
-        loads=loads, expert_bytes=round((gates + 1) * inter * hidden * weight_bytes), itemsize=itemsize, count=KERNELS,
+        pipe=Pipe("tensor", dtype), engine=engine, scheme=scheme, tokens=tokens, hidden=hidden, inter=inter,
+        gates=gates, loads=loads, expert_bytes=round((gates + 1) * inter * hidden * weight_bytes), itemsize=itemsize,
+        count=KERNELS,
     )  # fmt: skip
     moved = _ROW_ITEMSIZE * min(tokens, work.rows) * hidden
     work = replace(work, read_bytes=work.active * work.expert_bytes + moved, write_bytes=moved)

@@ -248,55 +248,6 @@ class Attention(Launch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts(Launch):
-    """The experts of a mixture that are on one GPU: the rows of the tokens sorted by expert, a grouped product into
-    ``gates * inter`` columns, the activation, a grouped product back to ``hidden`` columns, and the sum over each
-    token's experts. ``engine`` is the inference server whose kernels run, ``scheme`` the format of the weights."""
-
-    FAMILY: ClassVar[str] = "experts"
-    pipe: Pipe
-    engine: str
-    scheme: str
-    tokens: int
-    hidden: int
-    #: columns that this GPU has of an expert's ``inter``, and the first product's columns for each of them
-    inter: int
-    gates: int
-    #: (rows, experts that have so many), without those that have none
-    loads: tuple[tuple[int, int], ...]
-    #: of one expert's weights and their scales; of one activation in the products
-    expert_bytes: int
-    itemsize: float
-
-    @property
-    def variant(self) -> str:
-        return f"{self.engine}_{self.scheme}"
-
-    @property
-    def active(self) -> int:
-        """Experts with at least one row."""
-        return sum(experts for _, experts in self.loads)
-
-    @property
-    def rows(self) -> int:
-        """Rows of all experts: a token's row once for each of its experts here."""
-        return sum(rows * experts for rows, experts in self.loads)
-
-    def blocks(self, size: int) -> int:
-        """Blocks of ``size`` rows that hold the rows of all experts, each expert's last one filled up."""
-        return sum(-(-rows // size) * experts for rows, experts in self.loads)
-
-    @property
-    def products(self) -> tuple[tuple[int, int], ...]:
-        """Columns and depth of the two products."""
-        return (self.gates * self.inter, self.hidden), (self.hidden, self.inter)
-
-    @property
-    def pipe_flops(self) -> Mapping[Pipe, int]:
-        return {self.pipe: 2 * self.rows * sum(n * k for n, k in self.products)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rows(Launch):
     """``rows`` rows of ``columns`` adjacent elements, each held by one warp or block. ``kind`` is the kernel:
     ``softmax_warp`` (PersistentSoftmax.cuh: up to 1024 columns in a warp's registers), ``softmax_block`` (SoftMax.cu:

@@ -8,10 +8,11 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from typing import Any
 
-from memwall.core.graph import Pipe, TensorSpec, contiguous
+from memwall.core.graph import ITEMSIZE, Pipe, TensorSpec, contiguous
 from memwall.ops import Call, Cost, cost_of
 from memwall.ops.experts import cost_of_experts, loads_of
 from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Rows, Stream, VectorGemm
+from memwall.ops.serving import Latent, LatentProduct
 
 Inputs = Sequence[tuple[str, TensorSpec]]
 
@@ -126,6 +127,69 @@ def served_attention(batch: int, heads: int, kv_heads: int, queries: int, keys: 
         replace(work, kernel="serving") if isinstance(work, Attention) else work for work in found.launches
     )
     return replace(found, launches=launches)
+
+
+#: DeepSeek-V2 and V3: numbers of a head's query without position, of its rotated part, of the latent, of a value
+LATENT_WIDTHS = (128, 64, 512, 128)
+
+
+@lru_cache(maxsize=1 << 16)
+def latent_prefill(
+    batch: int, heads: int, queries: int, keys: int, dtype: str = "bfloat16", *, engine: str = "trtllm",
+    absorbed: bool = False, eager: bool = False, widths: tuple[int, int, int, int] = LATENT_WIDTHS,
+) -> Cost:  # fmt: skip
+    """Causal latent attention (MLA) of ``queries`` new tokens whose last attends to all ``keys``, without the products
+    before and after it; ``heads`` are those of one GPU, ``dtype`` that of the cache (bfloat16 or fp8). ``absorbed``
+    kernels attend to the latents, and do more than is needed."""
+    nope, rope, rank, value = widths
+    pairs = queries * (keys - queries) + queries * (queries + 1) // 2
+    pipe, itemsize = Pipe("tensor", dtype), 1 if dtype == "fp8" else 2
+    new_bytes = batch * queries * (rank + rope) * itemsize
+    of_keys = keys * (rank + rope if absorbed else heads * (nope + value) + rope)
+    per_query = heads * (rank + rope if absorbed else nope + rope)
+    read = 2 * batch * (queries * per_query + of_keys)
+    write = 2 * batch * queries * heads * (rank if absorbed else value) + new_bytes
+    work = Latent(
+        pipe=pipe, engine=engine, cache=dtype, itemsize=itemsize, batch=batch, heads=heads, queries=queries, keys=keys,
+        pairs=pairs, nope=nope, rope=rope, rank=rank, value=value, absorbed=absorbed, eager=eager,
+        read_bytes=read, write_bytes=write,
+    )  # fmt: skip
+    flops = 2 * batch * heads * pairs * (nope + rope + value)
+    return Cost({pipe: flops}, read, write, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def latent_decode(
+    batch: int, heads: int, keys: int, kv_dtype: str = "bfloat16", dtype: str = "bfloat16", *, engine: str = "trtllm",
+    eager: bool = False, widths: tuple[int, int, int, int] = LATENT_WIDTHS,
+) -> Cost:  # fmt: skip
+    """One new token of each sequence against the cached latents of ``keys`` tokens, all ``heads`` of one GPU sharing
+    them: queries of ``rank + rope`` and results of ``rank`` numbers of ``dtype``, absorbed into which
+    :func:`latent_product` is."""
+    nope, rope, rank, value = widths
+    itemsize = 1 if kv_dtype == "fp8" else 2
+    rows = batch * heads * ITEMSIZE[dtype]
+    pipe = Pipe("tensor", kv_dtype)
+    work = Latent(
+        pipe=pipe, engine=engine, cache=kv_dtype, itemsize=itemsize, batch=batch, heads=heads, queries=1, keys=keys,
+        pairs=keys, nope=nope, rope=rope, rank=rank, value=value, absorbed=True, eager=eager,
+    )  # fmt: skip
+    work = replace(work, read_bytes=work.latent_bytes + rows * (rank + rope), write_bytes=rows * rank)
+    return Cost(work.pipe_flops, work.read_bytes, work.write_bytes, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def latent_product(tokens: int, heads: int, kind: str, dtype: str = "bfloat16",
+                   widths: tuple[int, int, int, int] = LATENT_WIDTHS) -> Cost:  # fmt: skip
+    """The products around absorbed attention, one for each head of one GPU: ``mla_gen_pre`` turns queries into the
+    latent's space, ``mla_gen_post`` results out of it. With ``dtype`` fp8 they are quantised on the way."""
+    nope, _, rank, value = widths
+    n, k = {"mla_gen_pre": (rank, nope), "mla_gen_post": (value, rank)}[kind]
+    pipe, itemsize = Pipe("tensor", dtype), 1 if dtype == "fp8" else 2
+    read, write = heads * k * (2 * tokens + itemsize * n), 2 * heads * tokens * n
+    work = LatentProduct(pipe=pipe, batch=heads, m=tokens, n=n, k=k, itemsize=itemsize, read_bytes=read,
+                         write_bytes=write)  # fmt: skip
+    return Cost({pipe: work.flops}, read, write, launches=(work,))
 
 
 def experts(

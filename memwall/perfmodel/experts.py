@@ -9,8 +9,8 @@ For each height of the menu, and each of the two products::
     stream_s = weights of the experts that have rows, at ``dram`` of the bandwidth
     time_s   = hypot(longer of pipe and load; stream_s)
 
-and the shortest is taken. Rows are sorted, activated and summed at ``stream`` of the bandwidth before, between and after
-the products, and ``start_s`` is what the shortest layer takes.
+and the shortest is taken. Rows are sorted, activated and summed at ``stream`` of the bandwidth before, between and
+after the products, and ``start_s`` is what the shortest layer takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from memwall.core.units import bandwidth, duration, flop_rate, percent, size
 from memwall.hardware.constants import ExpertsConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Experts
+from memwall.ops.serving import Experts
 from memwall.perfmodel.base import Terms, traffic_s
 
 #: rows of a block, the fewest that tensor cores multiply, and columns

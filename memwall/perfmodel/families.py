@@ -9,8 +9,20 @@ from typing import Any, NamedTuple
 from memwall.core.units import bandwidth, flop_rate, flops, percent, size
 from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Attention, Convolution, Experts, Gemm, Launch, Plain, Recurrent, Reduction
-from memwall.perfmodel import attention, convolution, experts, gemm, gemm_vector, recurrent, reduction, rows, stream
+from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Recurrent, Reduction
+from memwall.ops.serving import Experts, Latent
+from memwall.perfmodel import (
+    attention,
+    convolution,
+    experts,
+    gemm,
+    gemm_vector,
+    latent,
+    recurrent,
+    reduction,
+    rows,
+    stream,
+)
 from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of, traffic_s
 
 __all__ = [
@@ -20,7 +32,7 @@ __all__ = [
 
 
 #: Kinds of launches that have FLOPs.
-MATRIX = (Gemm, Convolution, Attention, Recurrent, Experts)
+MATRIX = (Gemm, Convolution, Attention, Latent, Recurrent, Experts)
 
 
 def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
@@ -57,6 +69,7 @@ MODELS: Mapping[str, Model] = {
     "rows": Model(rows.predict, rows.explain),
     "stream": Model(stream.predict, stream.explain),
     "recurrent": Model(recurrent.predict, recurrent.explain),
+    "latent": Model(latent.predict, latent.explain),
     "experts": Model(experts.predict, experts.explain),
     "gemm_vector": Model(gemm_vector.predict, gemm_vector.explain),
     "plain": Model(_predict_plain, _explain_plain),

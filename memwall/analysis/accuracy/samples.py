@@ -45,6 +45,8 @@ class Sample:
     resolution_s: float = 0.0
     #: the key of the half that it belongs to; empty: its shape, so that rows of one shape, on any GPU, are in one half
     split: str = ""
+    #: its bytes and FLOPs are those expected of a random draw that the table does not state: they bound nothing
+    drawn: bool = False
 
     @property
     def in_fit_half(self) -> bool:
@@ -119,7 +121,7 @@ def _row(sample: Sample, predicted: Prediction) -> Row:
     compute_s, memory_s = peak_compute_s(cost, gpu), cost.bytes / gpu.dram_bytes_per_s
     return Row(
         sample.dataset, sample.label, sample.op_class, sample.dtype, predicted.time_s, sample.measured_s,
-        predicted.bound_s if cost.bytes > 2 * gpu.l2_bytes else None,
+        predicted.bound_s if cost.bytes > 2 * gpu.l2_bytes and not sample.drawn else None,
         shape=sample.shape, low_s=predicted.low_s, high_s=predicted.high_s, limited_by=_limited_by(sample, predicted),
         datasheet_limit="compute" if compute_s > memory_s else "bandwidth", r0_s=max(compute_s, memory_s),
         r1_s=r1_s(compute_s, memory_s), calibrated=calibration_of(cost, gpu)[0],

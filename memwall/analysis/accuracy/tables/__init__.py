@@ -7,6 +7,8 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - fused attention: gpu, phase (prefill, decode), batch, isl, step, heads, kv_heads, head_dim, dtype, latency_ms
 - experts of a mixture: gpu, framework (vllm, trtllm, sglang), kernel_source, moe_dtype, num_tokens, hidden_size,
   inter_size, topk, num_experts, moe_tp_size, moe_ep_size, distribution (balanced, power_law_1.2), latency_ms
+- latent attention: gpu, framework, kind (context_mla, generation_mla, mla_bmm), op_name, kernel_source, mla_dtype,
+  kv_cache_dtype, bmm_dtype, num_heads (of one GPU), batch_size, isl, step, num_tokens, latency_ms
 - float32 ops in eager calls: op (linear, bmm, add, mul, relu, gelu, softmax, ln, ...), gpu, b, m, k, n, h, latency_ms
 - float32 convolutions in eager calls: gpu, n, cin, cout, ksize, hw, stride, padding, latency_ms
 - layers of an LLM: gpu, op, num_tokens, tp, n_head, n_kv_head, n_embd, n_ffn, vocab, gated_mlp, median_ms
@@ -35,7 +37,7 @@ __all__ = ["TABLES", "Kind", "Skip"]
 
 #: Kinds of tables; the first whose columns are all present is used.
 TABLES: tuple[Kind, ...] = (
-    OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, serving.EXPERTS, neusight.CONV, neusight.OPS, vidur.OPS,
-    vidur.ALL_REDUCE, library.CONV, library.GEMM, liger.OPS, liger.PAIRS, library.BANDWIDTH, library.PRODUCTS,
-    encoder.ENCODER, kernelbench.MODULES,
+    OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, serving.EXPERTS, serving.LATENT, neusight.CONV, neusight.OPS,
+    vidur.OPS, vidur.ALL_REDUCE, library.CONV, library.GEMM, liger.OPS, liger.PAIRS, library.BANDWIDTH,
+    library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES,
 )  # fmt: skip

@@ -29,8 +29,8 @@ class Skip(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """The call that one time of a row measures, with its cost on the row's shape. ``warm`` bytes of what it reads are
-    in L2 before it; None: what the same call leaves there. ``split`` as in :class:`Sample`; ``time`` is the column of
-    the time if not the table's, ``measured_s`` the time itself if no column has it."""
+    in L2 before it; None: what the same call leaves there. ``split`` and ``drawn`` as in :class:`Sample`; ``time`` is
+    the column of the time if not the table's, ``measured_s`` the time itself if no column has it."""
 
     op_class: str
     dtype: str
@@ -38,6 +38,7 @@ class Call:
     cost: Cost
     warm: int | None = None
     split: str = ""
+    drawn: bool = False
     time: str = ""
     measured_s: float | None = None
 
@@ -82,7 +83,7 @@ class Table(Kind):
         warm = int(cost.read_bytes * kept_share(gpu, cost.bytes)) if call.warm is None else call.warm
         measured_s = seconds(record, call.time or self.time) if call.measured_s is None else call.measured_s
         return Sample(self.name, label, gpu, call.op_class, call.dtype, call.shape, cost, self.launch, warm, measured_s,
-                      self.resolution_s, call.split)  # fmt: skip
+                      self.resolution_s, call.split, call.drawn)  # fmt: skip
 
 
 # -- cells, all of which raise ValueError if they are not what they should be ------------------------------------------

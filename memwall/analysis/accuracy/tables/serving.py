@@ -8,15 +8,25 @@ kernels have no 4-bit weights, which are made bfloat16 before (they are read at 
 
 from __future__ import annotations
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Table, gpu_named, known, size
+from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, known, size
+from memwall.ops import table_calls as calls
 from memwall.ops.experts import SCHEMES, Loads, cost_of_experts, loads_of
 
 #: experts of two matrices, with a squared ReLU between them: (hidden, inter, experts) of NVIDIA's Nemotron 3
 _PLAIN = {(2688, 1856, 128), (4096, 2688, 512), (1024, 2688, 512), (8192, 5120, 512), (2048, 5120, 512)}
 
 _SIZES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+#: DeepSeek-V3: hidden, experts
+_GROUPED = (7168, 256)
 #: routing -> exponent of its power law
 _SKEWS = {"balanced": 0.0, "power_law_1.01": 1.01, "power_law_1.2": 1.2}
+_LATENT_DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8"}
+_LATENT_PRODUCTS = {"mla_gen_pre": "mla_gen_pre", "mla_gen_post": "mla_gen_post"}
+#: SGLang's kernels that attend to latents in prefill too: their longest rows take the FLOPs of 1088 numbers a pair at
+#: the rate at which others' take those of 320
+_ABSORBED = ("flash_attention", "triton")
+#: servers whose attention is timed in eager calls: none of their rows is shorter than 0.1 ms
+_EAGER = ("vllm",)
 
 
 def _experts(record: Record) -> Call:
@@ -27,6 +37,8 @@ def _experts(record: Record) -> Call:
     if experts % ep or top_k > experts:
         raise ValueError(f"{top_k} of {experts} experts on {ep} GPUs do not divide")
     law = record["distribution"]
+    if law == "balanced" and "flashinfer_trtllm" in source and (hidden, experts) == _GROUPED:
+        raise Skip("DeepSeek-V3's kernels route within groups of experts, not as the table says")
     skew = float(known(_SKEWS, law, "distribution"))
     loads = loads_of(tokens, experts, top_k, ep, skew=skew, even=not skew)
     own_tokens = engine == "sglang" and source.startswith(("sglang_fused_moe_triton", "sglang_marlin"))
@@ -37,7 +49,8 @@ def _experts(record: Record) -> Call:
     gates = 1 if (hidden, inter, experts) in _PLAIN else 2
     cost = cost_of_experts(tokens, hidden, -(-inter // tp), loads, scheme, engine, gates=gates)
     shape = ",".join(map(str, (*sizes, law)))
-    return Call(op_class="experts", dtype=dtype, shape=f"{engine} {source} {shape}", cost=cost, split=shape)
+    named = f"{engine} {source} {shape}"
+    return Call(op_class="experts", dtype=dtype, shape=named, cost=cost, split=shape, drawn=skew > 0)
 
 
 def _with_others(loads: Loads, tokens: int, top_k: int) -> Loads:
@@ -48,6 +61,35 @@ def _with_others(loads: Loads, tokens: int, top_k: int) -> Loads:
     return (first, *((most, experts - 1) for _ in range(experts > 1)), *others)
 
 
+def _latent(record: Record) -> Call:
+    gpu_named(record["gpu"])
+    kind, engine, heads = record["kind"], record["framework"], size(record, "num_heads")
+    if kind == "mla_bmm":
+        source, tokens, name = record["kernel_source"], size(record, "num_tokens"), record["op_name"]
+        dtype = "bfloat16" if "dequant_bf16" in source else known(_LATENT_DTYPES, record["bmm_dtype"], "dtype")
+        cost = calls.latent_product(tokens, heads, known(_LATENT_PRODUCTS, name, "product"), dtype)
+        shape = f"{name},{heads},{tokens}"
+        return Call(op_class="latent product", dtype=dtype, shape=f"{engine} {source} {shape}", cost=cost, split=shape)
+    batch, cache = size(record, "batch_size"), known(_LATENT_DTYPES, record["kv_cache_dtype"], "dtype")
+    known({"bfloat16": 2}, record["mla_dtype"], "dtype")
+    if kind == "generation_mla":
+        keys = count(record, "step") + size(record, "isl")
+        cost = calls.latent_decode(batch, heads, keys, cache, engine=engine, eager=engine in _EAGER)
+        op_class, shape = "latent decode", f"decode b={batch},h={heads},k={keys}"
+    else:
+        queries, prefix = size(record, "isl"), count(record, "step")
+        absorbed = engine == "sglang" and record["kernel_source"] in _ABSORBED
+        cost = calls.latent_prefill(
+            batch, heads, queries, queries + prefix, cache, engine=engine, absorbed=absorbed, eager=engine in _EAGER
+        )  # fmt: skip
+        op_class, shape = "latent prefill", f"prefill b={batch},h={heads},q={queries},k={queries + prefix}"
+    return Call(op_class=op_class, dtype=cache, shape=f"{engine} {shape}", cost=cost, split=shape)
+
+
 EXPERTS = Table(
     "aiconfigurator_moe", f"gpu framework kernel_source moe_dtype {' '.join(_SIZES)} distribution latency_ms", _experts
 )
+LATENT = Table(
+    "aiconfigurator_mla", "gpu framework kind op_name kernel_source mla_dtype kv_cache_dtype bmm_dtype num_heads "
+    "batch_size isl step num_tokens latency_ms", _latent,
+)  # fmt: skip
