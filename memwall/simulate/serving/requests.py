@@ -71,12 +71,12 @@ class Served(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Mean and percentiles of some seconds."""
+    """Mean and percentiles of some seconds; percentiles are None where only the mean is known."""
 
     mean: float
-    p50: float
-    p90: float
-    p99: float
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:

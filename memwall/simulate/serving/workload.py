@@ -19,6 +19,9 @@ TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "generated_tokens")
 #: requests by default: so many for each client of a closed loop, but no fewer than the second number
 _PER_CLIENT, _FEWEST = 10, 200
 
+#: typical lengths of a prompt, and of an answer
+_TYPICAL = 16
+
 _SHARES = re.compile(r"(\d*\.?\d+)(?:\s*-\s*(\d*\.?\d+))?")
 
 
@@ -52,9 +55,10 @@ class Lengths:
     def most(self) -> int:
         return max(int(self.nominal * self.high), 1)
 
-    @property
-    def mean(self) -> float:
-        return (self.least + self.most) / 2
+    def evenly(self, count: int) -> list[int]:
+        """So many lengths that stand for all."""
+        span = self.most - self.least
+        return [self.least + round(span * (i + 0.5) / count) for i in range(count if span else 1)]
 
 
 class Asked(NamedTuple):
@@ -113,6 +117,12 @@ class Workload:
     def cached(self, prompt_tokens: int) -> int:
         """Tokens of a prompt that are in the cache: whole blocks, and the last token never."""
         return min(int(self.prefix_hit * prompt_tokens), prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def typical(self) -> list[Asked]:
+        """Requests that stand for all: the trace, or lengths over their ranges, evenly."""
+        prompts, generated = self.prompt.evenly(_TYPICAL), self.generate.evenly(_TYPICAL)
+        each = [Asked(None, prompt, tokens) for prompt in prompts for tokens in generated]
+        return [asked._replace(cached_tokens=self.cached(asked.prompt_tokens)) for asked in self.trace or each]
 
     def asked(self) -> Iterator[Asked]:
         """The requests in the order of their arrival."""

@@ -1,0 +1,131 @@
+"""The steady state of a server: by hand, and against simulations that run for long."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from memwall.core.errors import UsageError
+from memwall.simulate.serving.engine import Policy, Speculation
+from memwall.simulate.serving.requests import simulate_requests
+from memwall.simulate.serving.steady import largest_batch, steady_state
+from memwall.simulate.serving.workload import Asked, Lengths, Workload
+from tests.unit.simulate.engines import Affine, Saturating
+
+#: engines x prompt, generate x policy x clients, or the share of the largest rate; none of the lengths that the limits
+#: of doubt were chosen with (128, 1024, 4096 and 32768 prompt tokens)
+GRID = [
+    *itertools.product((Affine, Saturating), ((300, 400), (700, 150), (2500, 200)), (Policy(), Policy(chunked=False)),
+                       (1, 20, 150, 0.2, 0.6)),
+    *itertools.product((Affine,), ((6000, 60), (20000, 300)), (Policy(token_budget=2048),), (3, 40, 0.6, 0.9)),
+]  # fmt: skip
+
+
+def both(make, lengths, policy, load):
+    """Steady state and simulation of clients, or of the same drawn arrivals."""
+    prompt, generate = lengths
+    workload = Workload(prompt=Lengths(prompt, 0.5, 1.0), generate=Lengths(generate, 0.5, 1.0), concurrency=1)
+    if isinstance(load, int):
+        workload = replace(workload, concurrency=load)
+        long = replace(workload, requests=max(3000, 30 * load), warmup=max(1000, 10 * load))
+        return steady_state(make(), workload, policy), simulate_requests(make(), long, policy)
+    most = steady_state(make(), workload, policy).most_requests_per_s
+    drawn = replace(workload, concurrency=None, rate_per_s=load * most, requests=4000)
+    long = Workload(trace=tuple(drawn.asked()), warmup=500)
+    return steady_state(make(), long, policy), simulate_requests(make(), long, policy)
+
+
+@pytest.mark.parametrize("grid", [GRID[::7], pytest.param(GRID, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_the_grid_agrees_with_simulations_or_doubts(grid):
+    """TPOT within 5 %, TTFT within 15 %, unless the result says why not; most of the grid is not doubted."""
+    wrong, doubted = [], []
+    for cell in grid:
+        steady, run = both(*cell)
+        tpot, ttft = steady.tpot.mean / run.tpot.mean - 1, steady.ttft.mean / run.ttft.mean - 1
+        doubted += [cell] if steady.doubt else []
+        if not steady.doubt and (abs(tpot) > 0.05 or abs(ttft) > 0.15):
+            wrong.append((cell, f"{tpot:+.1%}", f"{ttft:+.1%}"))
+    assert not wrong
+    assert len(doubted) <= len(grid) / 4
+
+
+def test_one_client_by_hand():
+    """A prompt of 100 takes 11 s; nine decodes at 1.5 s and a mean context of 104.5 tokens."""
+    steps = Affine(base_s=1, decode_s=0.5, context_s=0.01, prompt_s=0.1)
+    found = steady_state(steps, Workload(prompt=Lengths(100), generate=Lengths(10), concurrency=1), Policy(captured=()))
+    assert found.ttft.mean == pytest.approx(11)
+    assert found.tpot.mean == pytest.approx(1.5 + 1.045)
+    assert found.requests_per_s == pytest.approx(1 / (11 + 9 * 2.545))
+    assert found.first_wave_s == pytest.approx(11)
+    assert found.ttft.p99 is None and not found.doubt and not found.overloaded
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(max_batch=16), Policy(chunked=False)])
+def test_littles_law(policy):
+    workload = Workload(prompt=Lengths(500), generate=Lengths(100), concurrency=64)
+    found = steady_state(Affine(), workload, policy)
+    latency_s = found.ttft.mean + 99 * found.tpot.mean
+    assert found.requests_per_s * latency_s == pytest.approx(64)
+
+
+def test_a_full_cache_is_the_largest_batch():
+    """Ten sequences of 1,000 and half of 200 tokens, and the next one, in 69 blocks: 11,500 of 11,040 bytes are ten."""
+    steps = Affine(capacity_bytes=11_500)
+    workload = Workload(prompt=Lengths(1000), generate=Lengths(200), concurrency=32)
+    assert largest_batch(steps, workload) == 10
+    found = steady_state(steps, workload)
+    assert found.largest_batch == 10 and found.batch < 10
+    run = simulate_requests(steps, replace(workload, requests=1500, warmup=300))
+    assert found.tpot.mean == pytest.approx(run.tpot.mean, rel=0.1)  # which preempts, and computes again
+    assert found.tokens_per_s == pytest.approx(run.tokens_per_s, rel=0.1)
+
+
+def test_the_first_wave_waits_for_its_prompts():
+    workload = Workload(prompt=Lengths(1000, 0.8, 1.0), generate=Lengths(300), concurrency=100)
+    for policy in (Policy(), Policy(token_budget=2000), Policy(chunked=False)):
+        run = simulate_requests(Affine(), replace(workload, requests=100), policy)
+        found = steady_state(Affine(), workload, policy)
+        assert found.first_wave_s == pytest.approx(run.ttft.mean, rel=0.05)
+        assert found.ttft.mean < found.first_wave_s / 4
+
+
+def test_speculation_is_faster_by_its_expected_tokens():
+    workload = Workload(prompt=Lengths(100), generate=Lengths(401), concurrency=1)
+    plain, guessed = (
+        steady_state(
+            Affine(prompt_s=0, decode_s=0, context_s=0), workload, Policy(max_batch=8, speculation=speculation)
+        )
+        for speculation in (None, Speculation(draft_tokens=1, accept=0.6))
+    )
+    assert plain.tpot.mean / guessed.tpot.mean == pytest.approx(1.6)
+
+
+def test_too_high_a_rate_is_overloaded_and_near_it_is_doubted():
+    workload = Workload(prompt=Lengths(1024), generate=Lengths(256), concurrency=1)
+    most = steady_state(Affine(), workload).most_requests_per_s
+    over = steady_state(Affine(), replace(workload, concurrency=None, rate_per_s=1.2 * most))
+    assert over.overloaded == f"overloaded: {1.2 * most:.4g} requests per second come, and {most:.4g}/s is the most"
+    assert over.ttft.mean == math.inf and over.requests_per_s == most
+    near = steady_state(Affine(), replace(workload, concurrency=None, rate_per_s=0.9 * most))
+    assert "90% of the most" in near.doubt and not near.overloaded
+
+
+def test_a_trace_is_taken_at_its_rate():
+    rows = tuple(Asked(i / 10, 500, 100) for i in range(101))
+    found = steady_state(Affine(), Workload(trace=rows))
+    assert found == steady_state(Affine(), Workload(prompt=Lengths(500), generate=Lengths(100), rate_per_s=10))
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (Workload(generate=Lengths(1), concurrency=4), "steady_state wants 2 or more, simulate_requests 1"),
+        (Workload(trace=(Asked(0.0, 5, 5), Asked(0.0, 5, 5))), "simulate_requests runs it"),
+    ],
+)
+def test_what_has_no_steady_state_is_refused(workload, message):
+    with pytest.raises(UsageError, match=message):
+        steady_state(Affine(), workload)
