@@ -46,6 +46,8 @@ class Chip:
     attention: str = "flash"
     #: queries and keys of a server's attention tile (what fits the rows of short sequences best)
     serving_tile: Tile = (128, 64)
+    #: TensorRT-LLM decodes groups of query heads by its XQA kernels (decoderXQARunner.cpp), not by those of trtllm-gen
+    xqa: bool = True
     #: two multiprocessors share one tile of a library's product
     paired_tiles: bool = False
     #: tiles of a batch of products on vector units, which fit NeuSight's bmm best on P100, P4, V100, T4 and A100; later
@@ -110,8 +112,8 @@ CHIPS: Mapping[str, Chip] = {
     "sm_86": _nvidia("ampere", 48, 16, 100, 7, serving_tile=_SHORT),
     "sm_89": _nvidia("ada", 48, 24, 100, 5, serving_tile=_SHORT),
     "sm_90": _nvidia("hopper", 64, 32, 228, 5),
-    "sm_100": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True),
-    "sm_103": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True),
+    "sm_100": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True, xqa=False),
+    "sm_103": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True, xqa=False),
     "sm_120": _nvidia("blackwell", 48, 24, 100, 5),
     "gfx908": _amd("cdna", 256, 4, 10, attention="math"),
     "gfx90a": _amd("cdna2", 512, 8, 8),

@@ -6,12 +6,13 @@ keeps fast tensor cores at half of their peak. Tiles are whole: a causal call pa
 on its diagonal, a short sequence for a whole tile.
 
 One query (decode): a block streams the keys and values of one key head for the whole group of query heads that
-share it (FlashDecoding, XQA); where that leaves multiprocessors idle, several blocks share a long sequence and a
-last pass combines their parts. Without a group, or with one too wide for a tile, each query head has its own blocks.
+share it (FlashDecoding, XQA); several blocks share a long sequence, and a last pass combines their parts. Without a
+group, with one too wide for a tile, or where a server's groups would have too few blocks, each query head has its own.
 """
 
 from __future__ import annotations
 
+from math import hypot
 from typing import NamedTuple
 
 from memwall.core.graph import Pipe
@@ -31,7 +32,12 @@ WIDEST_GROUP = 32
 #: query rows of the narrowest tensor core tile, to which a group is padded
 GROUP_ROWS = 8
 #: a sequence is split until each multiprocessor has this many blocks, but no part gets fewer keys
-BLOCKS_PER_SM, LEAST_PART = 2, 256
+SPLIT = (2, 256)
+#: the same of a group in TensorRT-LLM's XQA kernels, which it takes where so many times their blocks fill the GPU
+#: (decoderXQAConstants.h: kTargetWaveFactor, kMinHistoryTokensPerBlock, kEnableMinBlockFactor)
+XQA_SPLIT, XQA_BLOCKS = (8, 128), 4
+#: share of a partial wave's idle time that is lost
+ROUNDING = 0.5
 #: blocks of unequal length end unevenly: by this fraction of the longest, on average
 UNEVEN_END = 0.5
 #: a float32 product on TF32 cores takes three of them (CUTLASS, OpMultiplyAddFastF32)
@@ -167,17 +173,20 @@ def _ms(seconds: float) -> str:
 
 def _decode(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
     group = launch.heads // launch.kv_heads
-    alone = group == 1 or group > WIDEST_GROUP
+    xqa = launch.kernel == "serving" and chip_of(gpu).xqa
+    few = XQA_BLOCKS * launch.batch * launch.kv_heads * max(launch.pairs // XQA_SPLIT[1], 1) < gpu.sm_count
+    alone = group == 1 or group > WIDEST_GROUP or (xqa and few)
     sequences = launch.batch * (launch.heads if alone else launch.kv_heads)
     rows = 1 if alone else -(-group // GROUP_ROWS) * GROUP_ROWS
-    parts = max(1, min(BLOCKS_PER_SM * gpu.sm_count // sequences, launch.pairs // LEAST_PART))
+    most, least = XQA_SPLIT if xqa and not alone else SPLIT
+    parts = max(1, min(most * gpu.sm_count // sequences, launch.pairs // least))
     blocks = sequences * parts
     fixed, rate = known.block_clocks, known.sm_bytes_per_clock
     if alone:
         fixed, rate = known.head_block_clocks, known.head_bytes_per_clock
     part_bytes = -(-launch.pairs // parts) * (launch.head_size + launch.value_size) * launch.itemsize
     clocks = fixed + known.row_clocks * rows * launch.head_size + part_bytes / rate
-    waves = -(-blocks // gpu.sm_count)
+    waves = ROUNDING * -(-blocks // gpu.sm_count) + (1 - ROUNDING) * max(blocks / gpu.sm_count, 1.0)
     blocks_s = (waves * clocks - fixed) / gpu.boost_clock_hz
     traffic = _moved_s(launch, gpu, known, min(resident_bytes, launch.read_bytes))
     join_s = known.join_s if parts > 1 else 0.0
@@ -185,9 +194,9 @@ def _decode(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byt
     compute_s, ends_s = products / gpu.peak(launch.pipe), known.latency_s + fixed / gpu.boost_clock_hz
     facts = {
         "sequences": sequences, "parts": parts, "blocks": blocks, "clocks": clocks, "blocks_s": blocks_s,
-        "join_s": join_s,
+        "join_s": join_s, "waves": waves,
     }  # fmt: skip
-    body_s = max(compute_s, max(traffic, blocks_s) + join_s)
+    body_s = max(compute_s, hypot(traffic, blocks_s) + join_s)
     return Terms(compute_s, traffic, blocks_s + join_s + ends_s, body_s, ends_s, facts)
 
 
@@ -201,7 +210,7 @@ def _explain_decode(launch: Attention, gpu: Gpu, known: AttentionConstants, term
     return (
         f"{launch.bytes / 1e6:.4g} MB, keys and values of {launch.pairs} tokens for each of {facts['sequences']} "
         f"sequences{parts}: {blocks} blocks of {facts['clocks']:.0f} clocks on {gpu.sm_count} SMs = "
-        f"{blocks / gpu.sm_count:.1f} waves, run as {-(-blocks // gpu.sm_count)}, {busy[terms.wall]}: "
+        f"{blocks / gpu.sm_count:.1f} waves, run as {facts['waves']:.1f}, {busy[terms.wall]}: "
         f"{rate / 1e12:.3g} TB/s of {gpu.dram_bytes_per_s / 1e12:.3g}; {1e6 * terms.memory_s:.1f} us of memory against "
         f"{1e6 * terms.latency_s:.1f} us of latency{joined}."
     )

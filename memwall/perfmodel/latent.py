@@ -21,11 +21,11 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import LatentConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.serving import Latent
-from memwall.perfmodel.attention import BLOCKS_PER_SM, UNEVEN_END
+from memwall.perfmodel.attention import UNEVEN_END
 from memwall.perfmodel.base import Terms, traffic_s
 
-#: fewest keys of a part of a sequence
-_LEAST_PART = 64
+#: a sequence is split until each multiprocessor has this many blocks, but no part gets fewer keys
+_BLOCKS_PER_SM, _LEAST_PART = 2, 64
 #: fewest query rows that tensor cores multiply
 _LEAST_ROWS = 16
 
@@ -71,7 +71,7 @@ def _moved_bytes(launch: Latent) -> int:
 
 def _decode(launch: Latent, gpu: Gpu, known: LatentConstants, math_s: float, resident_bytes: int) -> Terms:
     products_s = math_s * max(_LEAST_ROWS / launch.heads, 1.0)
-    most = min(BLOCKS_PER_SM * gpu.sm_count // launch.batch, launch.keys // _LEAST_PART, int(known.most_parts))
+    most = min(_BLOCKS_PER_SM * gpu.sm_count // launch.batch, launch.keys // _LEAST_PART, int(known.most_parts))
     parts = max(most, 1)
     part_bytes = ceil(launch.keys / parts) * launch.latent_bytes / (launch.batch * launch.keys)
     waves = ceil(launch.batch * parts / gpu.sm_count)
