@@ -18,6 +18,9 @@ _SCALES = {
     "s": ((1.0, " s"), (1e-3, " ms"), (1e-6, " us"), (1e-9, " ns")),
     "fraction": ((0.01, " %"),),
     "count": ((1.0, ""),),
+    "per s": ((1.0, "/s"),),
+    "USD": ((1.0, " USD"),),
+    "J": ((1.0, " J"),),
 }
 
 #: unit -> digits after the point to begin with; 2 elsewhere

@@ -2,7 +2,7 @@
 
 A row says what the quantity is called, its unit, which way is better, how it is read from a kernel (or some kernels
 together) and from a whole workload, and where it appears: as a column of a table, as a key of ``--sort``, as a limit of
-a gate (and so in a history). A new row appears there by itself.
+a gate (and so in a history), as an objective of a server. A new row appears there by itself.
 
 A whole-workload figure is read from a schedule or a profile; a quantity that adds up over kernels can be limited per
 module too. A kernel belongs to a module pattern if all its ops' common module, or a parent of it, matches.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memwall.analysis.serving import Candidate
     from memwall.core.graph import Graph, Op, TensorSpec
     from memwall.record.profile import Profile
     from memwall.simulate.schedule import Schedule
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One figure. ``unit`` is one of ``s``, ``B``, ``FLOP``, ``FLOP/s``, ``FLOP/B``, ``count``, ``fraction``,
-    ``ratio``, ``interval`` (two times) and ``word``; ``lower`` is better, or higher.
+    ``per s``, ``USD``, ``J``, ``ratio``, ``interval`` (two times) and ``word``; ``lower`` is better, or higher.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Quantity:
     per: str = ""
     #: how a whole-workload figure is read
     read: Callable[[Profile, Schedule], float | None] = lambda profile, schedule: None
+    #: how the figure of a server is read: it can be a service-level objective
+    serve: Callable[[Candidate], float | None] | None = None
     #: the attribute of a kernel, and of rows of kernels
     attribute: str = ""
     #: whether it adds up over kernels, so that a limit can be on a module
@@ -137,6 +140,46 @@ def _written_apart(graph: Graph, schedule: Schedule) -> set[int]:
     return {storage for storage in written if len(touchers[storage]) > 1}
 
 
+def _spread(name: str, place: str) -> Callable[[Candidate], float | None]:
+    def serve(candidate: Candidate) -> float | None:
+        spread = getattr(candidate.run, name, None)
+        return getattr(spread, place) if spread else None
+
+    return serve
+
+
+def _served(name: str) -> Callable[[Candidate], float | None]:
+    return lambda candidate: getattr(candidate.run, name, None)
+
+
+#: times of requests, each as a mean and as percentiles
+_TIMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end time of a request"}
+_PLACES = {"": ("mean", "mean"), "_p50": ("p50", "median"), "_p90": ("p90", "90th percentile of the"),
+           "_p99": ("p99", "99th percentile of the")}  # fmt: skip
+
+#: of a server
+_SERVED = (
+    *(Quantity(name=f"{name}{suffix}_s", title=f"{which} {title}", unit="s", serve=_spread(name, place))
+      for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
+    Quantity(name="tokens_per_s", title="generated tokens", unit="per s", lower=False, serve=_served("tokens_per_s")),
+    Quantity(name="tokens_per_s_per_user", title="generated tokens for each user", unit="per s", lower=False,
+             serve=_served("tokens_per_s_per_user")),
+    Quantity(name="tokens_per_s_per_gpu", title="generated tokens on each GPU", unit="per s", lower=False,
+             serve=lambda candidate: candidate.run.tokens_per_s / candidate.gpus),
+    Quantity(name="requests_per_s", title="requests", unit="per s", lower=False, serve=_served("requests_per_s")),
+    Quantity(name="batch", title="mean decoding sequences", unit="count", lower=False, serve=_served("batch")),
+    Quantity(name="cache_use", title="share of the KV cache that is taken", unit="fraction",
+             serve=_served("cache_use")),
+    Quantity(name="preemptions", title="sequences preempted", unit="count", serve=_served("preemptions")),
+    Quantity(name="usd_per_million_tokens", title="all cost, by million generated tokens", unit="USD",
+             serve=lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s)),
+    Quantity(name="usd_per_million_prompt_tokens", title="all cost, by million tokens of prompts", unit="USD",
+             serve=lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
+    Quantity(name="energy_per_token_j", title="energy of a generated token", unit="J",
+             serve=lambda candidate: candidate.energy_per_token_j),
+)  # fmt: skip
+
+
 _ROWS = (
     # what a gate limits, in the order in which a history lists them
     Quantity(name="kernels", title="kernels launched", unit="count", per="schedule", read=_total("kernels"),
@@ -214,6 +257,7 @@ _ROWS = (
     Quantity(name="low_s", title="low end of the 80 % interval", unit="s", attribute="low_s", tables="csv", place=81),
     Quantity(name="high_s", title="high end of the 80 % interval", unit="s", attribute="high_s", tables="csv",
              place=82),
+    *_SERVED,
 )  # fmt: skip
 
 
@@ -234,11 +278,21 @@ QUANTITIES = _named(_ROWS, lambda row: row.name)
 #: name -> quantity that a gate can limit
 LIMITS = _named((row for row in _ROWS if row.per), lambda row: row.name)
 
+#: name -> quantity of a server
+SERVED = _named(_SERVED, lambda row: row.name)
+
 #: key of ``--sort`` -> quantity, the default first
 SORT_KEYS = _named((QUANTITIES["time_s"], *_BY_PLACE), lambda row: row.sort)
 
 #: other names of a limit
 ALIASES = {"peak_memory_bytes": "peak_memory", "memory": "peak_memory", "launches": "kernels", "time": "time_s"}
+
+#: other names of a quantity of a server: without its unit, and
+SERVED_ALIASES = {
+    **{name.removesuffix("_s"): name for name, row in SERVED.items() if row.unit == "s"},
+    "cost_per_mtok": "usd_per_million_tokens", "cost_per_prompt_mtok": "usd_per_million_prompt_tokens",
+    "energy_per_token": "energy_per_token_j",
+}  # fmt: skip
 
 
 def quantity_of(attribute: str) -> Quantity | None:

@@ -10,11 +10,12 @@ from itertools import accumulate
 
 from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
 from memwall.analysis.layouts import given_up, layouts
+from memwall.analysis.limits import Limit
 from memwall.analysis.matching import match_ops
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
 from memwall.core.units import size
 from memwall.frontend.dynamo.capture import capture_of
-from memwall.gate.config import Limit, Limits
+from memwall.gate.config import Limits
 from memwall.gate.result import Check, Problem
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.numbers import apart
 from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.analysis.table import group_by
@@ -19,7 +20,6 @@ from memwall.core.units import percent, size
 from memwall.frontend.dynamo.capture import capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.sizes import SIZES
-from memwall.gate.config import Limit, parse_limit
 from memwall.gate.evaluate import kernels_in
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from memwall.gate.config import Limit
+    from memwall.analysis.limits import Limit
     from memwall.record.profile import Profile
 
 __all__ = ["Profiler", "assert_bound"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.quantities import nchw_bytes
 from memwall.bench.ab import Side, run_ab
 from memwall.bench.device import RUN_OPTIONS
@@ -28,7 +29,7 @@ from memwall.gate.baseline import (
     shown,
 )  # fmt: skip
 from memwall.gate.checkout import Checkout, checked_out
-from memwall.gate.config import APART, GateConfig, GatedWorkload, Limit, parse_limit
+from memwall.gate.config import APART, GateConfig, GatedWorkload
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import Job, Traced, Tracers, Tree, differ, profile_both, repeated

@@ -11,11 +11,11 @@ from typing import Any
 
 import memwall.report.columns as col
 from memwall.analysis.history import THRESHOLD, Row, Step, commits, steps, trends
+from memwall.analysis.limits import find_quantity
 from memwall.analysis.numbers import apart, change_text
 from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.core.units import percent
-from memwall.gate.config import find_quantity
 from memwall.report.document import Column, Document, Facts, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart
 from memwall.report.figures.trend import trend_chart

@@ -65,7 +65,7 @@ class Served(NamedTuple):
         return (self.end_s - self.first_s) / (self.generated_tokens - 1) if self.generated_tokens > 1 else None
 
     @property
-    def latency_s(self) -> float:
+    def e2e_s(self) -> float:
         """From its arrival to its last token."""
         return self.end_s - self.arrival_s
 
@@ -108,9 +108,9 @@ class Requests:
         return Spread.of(row.tpot_s for row in self.served)
 
     @cached_property
-    def latency(self) -> Spread:
+    def e2e(self) -> Spread:
         """From arrival to the last token."""
-        return Spread.of(row.latency_s for row in self.served) or Spread(*[math.nan] * 4)
+        return Spread.of(row.e2e_s for row in self.served) or Spread(*[math.nan] * 4)
 
     @cached_property
     def wait(self) -> Spread:
@@ -160,6 +160,16 @@ class Requests:
     def prompt_share(self) -> float:
         """Share of the steps that have prompts."""
         return sum(tally.prompt_steps for tally in self.tallies) / max(sum(tally.steps for tally in self.tallies), 1)
+
+    @property
+    def wall(self) -> str:
+        """What requests wait for before their first step, for most of the time: ``cache`` or ``batch``; empty: the step
+        that runs."""
+        cache_s = sum(tally.full_cache_s for tally in self.tallies)
+        batch_s = sum(tally.full_batch_s for tally in self.tallies)
+        if cache_s + batch_s < sum(tally.busy_s for tally in self.tallies) / 2:
+            return ""
+        return "cache" if cache_s > batch_s else "batch"
 
     @property
     def _decoding(self) -> list[Tally]:

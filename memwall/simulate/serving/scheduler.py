@@ -87,6 +87,9 @@ class Tally:
     batch_s: float = 0.0
     cache_s: float = 0.0
     cache_peak: float = 0.0
+    #: seconds in which a request waited for the cache, or for a place in the largest batch
+    full_cache_s: float = 0.0
+    full_batch_s: float = 0.0
 
 
 class Scheduler:
@@ -198,6 +201,9 @@ class Scheduler:
         tally.busy_s += seconds
         tally.batch_s += decodes * seconds
         tally.cache_s += use * seconds
+        if self._waiting and not self._admits(self._waiting[0]):
+            full = "full_batch_s" if self.load - len(self._waiting) >= self.policy.max_batch else "full_cache_s"
+            setattr(tally, full, getattr(tally, full) + seconds)
         tally.cache_peak = max(tally.cache_peak, min(use, 1.0))
 
     # -- the begin of a step or a stretch ------------------------------------------------------------------------------

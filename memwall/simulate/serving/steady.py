@@ -59,6 +59,8 @@ class Steady:
     first_wave_s: float
     overloaded: str = ""
     doubt: str = ""
+    #: what requests wait for before their first step: ``cache`` or ``batch``; empty: the step that runs
+    wall: str = ""
 
     @property
     def tokens_per_s_per_user(self) -> float:
@@ -331,12 +333,13 @@ def _steady(
     server: _Server, per_s: float, point: _Point, ttft_s: float, first_wave_s: float, overloaded: str = "",
     doubt: str = "",
 ) -> Steady:  # fmt: skip
-    load = server.load
+    load, full = server.load, "batch" if server.load.slots == server.policy.max_batch else "cache"
+    waits = per_s * ttft_s > 2 * point.prompts + per_s * point.residual_s
     held = point.batch * load.engine.kv_bytes(load.context) + point.prompts * load.engine.kv_bytes(load.prompt)
     return Steady(
         ttft=Spread(ttft_s), tpot=Spread(point.batch / per_s / (load.generate - 1)), requests_per_s=per_s,
         tokens_per_s=per_s * load.generate, prompt_tokens_per_s=per_s * load.prompt, batch=point.batch,
         cache_use=min(held / load.engine.cache_bytes, 1.0), prompt_share=point.prompt_share, largest_batch=load.slots,
         most_requests_per_s=server.closed(load.slots).ends_per_s, first_wave_s=first_wave_s,
-        overloaded=overloaded, doubt=doubt,
+        overloaded=overloaded, doubt=doubt, wall=full if waits else "",
     )  # fmt: skip

@@ -124,7 +124,7 @@ sys.modules[name] = memwall.analysis.quantities = types.ModuleType(name)
 exec(compile(before + row + end + after, place, "exec"), sys.modules[name].__dict__)
 
 from memwall.cli import main
-from memwall.gate.config import parse_limit
+from memwall.analysis.limits import parse_limit
 from memwall.report.pages.profile import KERNEL_COLUMNS
 
 assert parse_limit("extra_bytes", "3 MB").amount == 3e6

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import memwall
+from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.quantities import LIMITS
 from memwall.frontend.dynamo.capture import CAPTURE_KEY
-from memwall.gate.config import GateConfig, GatedWorkload, Limit, Scope, parse_limit, parse_scope
+from memwall.gate.config import GateConfig, GatedWorkload, Scope, parse_scope
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.run import run_gate
 from memwall.gate.tracing import Job, Traced, Tree, repeated

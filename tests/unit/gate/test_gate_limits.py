@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from memwall.analysis.limits import find_quantity, parse_limit
 from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError, suggest
-from memwall.gate.config import find_quantity, parse_limit
 
 BUDGETS = [
     ("time_s", "3.2 ms", 3.2e-3), ("time_s", "3.2ms", 3.2e-3), ("time_s", "250 us", 250e-6),

@@ -32,7 +32,7 @@ def test_one_request_alone():
     found = simulate_requests(steps, fixed(100, 4, concurrency=1, requests=1), PLAIN)
     assert found.ttft.mean == pytest.approx(1 + 10)
     assert found.tpot.mean == pytest.approx(1.5 + 0.01 * 101)
-    assert found.latency.mean == pytest.approx(11 + 3 * 2.51)
+    assert found.e2e.mean == pytest.approx(11 + 3 * 2.51)
     assert (found.tallies[0].steps, found.prompt_share, found.batch) == (4, 0.25, pytest.approx(7.53 / 18.53))
     assert found.tokens_per_s == pytest.approx(4 / 18.53)
     assert found.tokens_per_s_per_user == pytest.approx(1 / 2.51)
@@ -148,7 +148,7 @@ def test_few_steps_are_asked_for_and_the_run_is_fast():
 def test_littles_law(policy):
     """Requests per second times their latency are the clients, but for the ramps at both ends."""
     found = simulate_requests(Affine(), replace(RANGE, requests=4000), policy)
-    assert found.requests_per_s * found.latency.mean == pytest.approx(24, rel=0.01)
+    assert found.requests_per_s * found.e2e.mean == pytest.approx(24, rel=0.01)
 
 
 def test_the_same_workload_gives_the_same_result():

@@ -1,0 +1,183 @@
+"""Servers and objectives: the cheapest candidate that keeps its service-level objectives, and what stops a cheaper one.
+
+A candidate is a simulated server, or its steady state, with GPUs, price and power. An objective is a quantity with a
+bound, as in ``ttft_p99<500ms``; :data:`memwall.analysis.quantities.SERVED` has all quantities.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memwall.analysis.limits import Limit, parse_limit
+from memwall.analysis.numbers import apart
+from memwall.analysis.quantities import SERVED, SERVED_ALIASES
+from memwall.core.errors import UsageError, suggest
+from memwall.core.units import few
+from memwall.simulate.serving.requests import Requests
+from memwall.simulate.serving.steady import Steady
+
+_OBJECTIVE = re.compile(r"\s*(\w+)\s*(<=?|>=?)\s*([^<>=+\-\s][^<>=]*)")
+
+#: wall -> what stops a server
+WALLS = {
+    "overloaded": "requests come faster than they are served", "cache": "requests wait for the KV cache",
+    "batch": "requests wait for a place in the largest batch", "prompts": "steps with prompts",
+    "decode": "steps of decodes",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A server under a workload. ``gpus`` are all that it needs, with what each costs and draws; ``wall`` is what
+    limits a decode step of its engine, if known (``bandwidth``)."""
+
+    name: str
+    run: Requests | Steady
+    gpus: int = 1
+    usd_per_gpu_hour: float | None = None
+    watts_per_gpu: float | None = None
+    wall: str = ""
+
+    def usd_per_million(self, tokens_per_s: float) -> float | None:
+        """USD of a million tokens if they pay for everything; None without a price."""
+        if self.usd_per_gpu_hour is None:
+            return None
+        return self.gpus * self.usd_per_gpu_hour / 3600 / tokens_per_s * 1e6
+
+    @property
+    def energy_per_token_j(self) -> float | None:
+        """Joules of the GPUs per generated token; None without their power."""
+        return None if self.watts_per_gpu is None else self.gpus * self.watts_per_gpu / self.run.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A candidate and the first objective that it misses: its value, and the wall in words."""
+
+    candidate: Candidate
+    objective: Limit
+    value: float | None
+    wall: str
+
+    def __str__(self) -> str:
+        value = _value(self.objective, self.value)
+        return f"{self.candidate.name}, misses {_text(self.objective)} with {value}: {self.wall}"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The cheapest candidate that keeps all objectives, and the cheaper one nearest in price with what stops it."""
+
+    candidate: Candidate
+    cheaper: Stop | None
+
+
+def objective(text: str) -> Limit:
+    """An objective such as ``ttft_p99<500ms`` or ``tokens_per_s_per_user>20``.
+
+    Raises:
+        UsageError: no such quantity or unit (names the nearest), or a bound on the wrong side.
+    """
+    found = _OBJECTIVE.fullmatch(text)
+    if found is None:
+        raise UsageError(f"cannot read the objective {text[:60]!r}; want one such as 'ttft_p99<500ms'")
+    name, side, bound = found.groups()
+    quantity = SERVED.get(SERVED_ALIASES.get(name, name))
+    if quantity is None:
+        raise UsageError(f"no quantity of a server {name!r}; {suggest(name, [*SERVED, *SERVED_ALIASES])}")
+    right = "<" if quantity.lower else ">"
+    if side[0] != right:
+        better = "lower" if quantity.lower else "higher"
+        raise UsageError(f"{text.strip()}: {quantity.title} is better when {better}; want {name}{right}{bound.strip()}")
+    return parse_limit(quantity, bound.strip())
+
+
+def value_of(candidate: Candidate, limit: Limit) -> float | None:
+    """What a candidate has of the quantity of an objective; None where it is unknown."""
+    serve = limit.quantity.serve
+    return serve(candidate) if serve else None
+
+
+def best(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> Best:
+    """The cheapest candidate that keeps all objectives: by USD per million generated tokens, or by GPU seconds where no
+    price is known.
+
+    Raises:
+        UsageError: there is no candidate, some have no price, an objective is wrong or of an unknown value, or no
+            candidate keeps all; the message has the best value that is reached.
+    """
+    if not candidates:
+        raise UsageError("no candidate to choose from; give one or more")
+    unpriced = [each.name for each in candidates if each.usd_per_gpu_hour is None]
+    if 0 < len(unpriced) < len(candidates):
+        raise UsageError(f"no price of {few(unpriced)}: costs compare where all candidates have one, or none")
+    limits = [objective(each) if isinstance(each, str) else each for each in objectives]
+    _check_known(candidates, limits)
+    ranked = sorted(candidates, key=_cost)
+    for index, candidate in enumerate(ranked):
+        if not _missed(candidate, limits):
+            return Best(candidate, stop(ranked[index - 1], limits) if index else None)
+    raise UsageError(_unreachable(candidates, limits))
+
+
+def _cost(candidate: Candidate) -> float:
+    price = 1.0 if candidate.usd_per_gpu_hour is None else candidate.usd_per_gpu_hour
+    return candidate.gpus * price / candidate.run.tokens_per_s
+
+
+def _check_known(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> None:
+    for name in (limit.quantity.name for limit in limits if all(value_of(each, limit) is None for each in candidates)):
+        alike = [row for row in SERVED.values() if row.name.partition("_")[0] == name.partition("_")[0]]
+        known = [row.name for row in alike if row.serve and any(row.serve(each) is not None for each in candidates)]
+        hint = f"{', '.join(known)} is known" if known else "give the price and the power of a GPU"
+        raise UsageError(f"{name} is unknown of all candidates; {hint}")
+
+
+def stop(candidate: Candidate, limits: Sequence[Limit]) -> Stop | None:
+    """The first objective that a candidate misses, and its wall; None where it keeps all."""
+    missed = _missed(candidate, limits)
+    return Stop(candidate, missed[0], value_of(candidate, missed[0]), _wall(candidate, missed[0])) if missed else None
+
+
+def _missed(candidate: Candidate, limits: Sequence[Limit]) -> list[Limit]:
+    values = [(limit, value_of(candidate, limit)) for limit in limits]
+    return [limit for limit, value in values if value is None or math.isinf(value) or not limit.holds(value)]
+
+
+def _wall(candidate: Candidate, limit: Limit) -> str:
+    """What stands behind a value, in words: waits for all but the time of later tokens, and then the kind of step."""
+    run, name = candidate.run, limit.quantity.name
+    if getattr(run, "overloaded", ""):
+        return WALLS["overloaded"]
+    if run.wall and not name.startswith(("tpot", "tokens_per_s_per_user")):
+        return WALLS[run.wall]
+    if name.startswith("ttft") or run.prompt_share > 0.5:
+        return WALLS["prompts"]
+    return WALLS["decode"] + f", limited by {candidate.wall}" * bool(candidate.wall)
+
+
+def _unreachable(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> str:
+    """Why no candidate keeps all objectives."""
+    for limit in limits:
+        known = [each for each in candidates if value_of(each, limit) is not None]
+        if all(limit in _missed(each, limits) for each in candidates):
+            nearest = (min if limit.quantity.lower else max)(known, key=lambda each: value_of(each, limit) or 0.0)
+            value = _value(limit, value_of(nearest, limit))
+            return f"no candidate keeps {_text(limit)}: {value} is the best, of {nearest.name}"
+    nearest = min(candidates, key=lambda each: len(_missed(each, limits)))
+    return f"no candidate keeps all objectives; the nearest, {stop(nearest, limits)}"
+
+
+def _text(limit: Limit) -> str:
+    """``ttft_p99_s < 500.00 ms``."""
+    return f"{limit.quantity.name} {'<' if limit.quantity.lower else '>'} {_value(limit, limit.amount)}"
+
+
+def _value(limit: Limit, value: float | None) -> str:
+    """A value next to the bound of an objective, with digits that tell them apart."""
+    if value is None:
+        return "unknown"
+    return apart([value, limit.amount], limit.quantity.unit)[0] if math.isfinite(value) else "endless"

@@ -1,0 +1,122 @@
+"""Objectives of a server, and the cheapest candidate that keeps them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from memwall.analysis.quantities import SERVED
+from memwall.analysis.serving import Candidate, best, objective, stop, value_of
+from memwall.core.errors import UsageError
+from memwall.simulate.serving.engine import Policy
+from memwall.simulate.serving.requests import simulate_requests
+from memwall.simulate.serving.steady import steady_state
+from memwall.simulate.serving.workload import Lengths, Workload
+from tests.unit.simulate.engines import Affine
+
+PLAIN = Policy(captured=())
+
+
+def one_request(name="a", decode_s=0.1, prompt_s=0.01, **options):
+    """A prompt of 100 tokens, then ten at ``decode_s``: TTFT 1 s, 11 tokens in 2 s by default."""
+    steps = Affine(base_s=0, decode_s=decode_s, context_s=0, prompt_s=prompt_s)
+    workload = Workload(prompt=Lengths(100), generate=Lengths(11), concurrency=1, requests=1)
+    return Candidate(name=name, run=simulate_requests(steps, workload, PLAIN), **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("ttft<9", 1.0), ("ttft_p99<900ms", 1.0), ("tpot_p50_s<1", 0.1), ("e2e<3s", 2.0),
+        ("tokens_per_s>1", 5.5), ("tokens_per_s_per_user>20/s", 10.0), ("tokens_per_s_per_gpu>=1", 2.75),
+        ("requests_per_s>1", 0.5), ("preemptions<1", 0), ("cost_per_mtok<2 USD", 2 * 1.98 / 3600 / 5.5 * 1e6),
+        ("cost_per_prompt_mtok<2$", 2 * 1.98 / 3600 / 50 * 1e6), ("energy_per_token<1J", 2 * 550 / 5.5),
+    ],
+)  # fmt: skip
+def test_values_by_hand(text, value):
+    candidate = one_request(gpus=2, usd_per_gpu_hour=1.98, watts_per_gpu=550)
+    assert value_of(candidate, objective(text)) == pytest.approx(value)
+
+
+def test_units_of_objectives():
+    assert objective("ttft_p99 < 500ms").amount == 0.5
+    assert objective("tpot<=30 ms").amount == pytest.approx(0.03)
+    assert objective("cache_use<90%").amount == pytest.approx(0.9)
+    assert objective("tokens_per_s>1.5k/s").amount == 1500
+
+
+def test_the_cheapest_that_holds_and_what_stops_the_next_cheaper():
+    """Cost per token: 4 at 5.5/s, 2 at 3.5/s, 1 at 1.0/s, so that the slow ones are cheaper."""
+    fast = one_request("fast", usd_per_gpu_hour=4)
+    middle = one_request("middle", decode_s=0.2143, usd_per_gpu_hour=2)
+    slow = one_request("slow", decode_s=1.0, usd_per_gpu_hour=0.2, wall="bandwidth")
+    found = best([fast, slow, middle], ["tpot<300ms"])
+    assert found.candidate is middle and found.cheaper.candidate is slow
+    assert str(found.cheaper) == ("slow, misses tpot_s < 300.00 ms with 1.00 s: steps of decodes, limited by bandwidth")
+    assert best([fast, slow, middle], []).cheaper is None
+    assert best([fast, slow, middle], ["tpot<100.1ms"]).candidate is fast
+
+
+def test_walls():
+    """What stops a server: a full cache, a full batch, prompts, or too high a rate."""
+    workload = Workload(prompt=Lengths(512), generate=Lengths(64), concurrency=64, requests=300)
+
+    def wall(text, workload=workload, policy=PLAIN, run=simulate_requests, **options):
+        return stop(Candidate(name="a", run=run(Affine(**options), workload, policy)), [objective(text)]).wall
+
+    assert wall("ttft<1us", capacity_bytes=9000) == "requests wait for the KV cache"
+    assert wall("ttft<1us", policy=Policy(max_batch=8)) == "requests wait for a place in the largest batch"
+    assert wall("ttft<1us") == "steps with prompts"
+    assert wall("tpot<1us", policy=Policy(max_batch=2)) == "steps of decodes"
+    assert wall("ttft<1us", capacity_bytes=9000, run=steady_state) == "requests wait for the KV cache"
+    assert wall("ttft<1us", policy=Policy(max_batch=8), run=steady_state).endswith("largest batch")
+    assert wall("ttft<1us", run=steady_state) == "steps with prompts"
+    many = Workload(prompt=Lengths(512), generate=Lengths(64), rate_per_s=1e4)
+    assert wall("ttft<1us", workload=many, run=steady_state) == "requests come faster than they are served"
+
+
+def test_an_overloaded_server_keeps_no_bound_on_the_first_token():
+    many = Workload(prompt=Lengths(512), generate=Lengths(64), rate_per_s=1e4)
+    candidate = Candidate(name="a", run=steady_state(Affine(), many))
+    assert value_of(candidate, objective("ttft<3600s")) == math.inf
+    assert "with endless: requests come faster" in str(stop(candidate, [objective("ttft<3600s")]))
+
+
+@pytest.mark.parametrize(
+    ("objectives", "message"),
+    [
+        (["ttft<500ms"], "no candidate keeps ttft_s < 500.00 ms: 800.00 ms is the best, of quick prompts"),
+        (["ttft<900ms", "tpot<150ms"], "no candidate keeps all objectives; the nearest, "),
+        (["tfft<500ms"], "no quantity of a server 'tfft'; did you mean ttft?"),
+        (["ttft<5 mins"], "no unit 'mins'"),
+        (["ttft>5ms"], "better when lower; want ttft<5ms"),
+        (["tokens_per_s<5"], "better when higher; want tokens_per_s>5"),
+        (["ttft=5ms"], "cannot read the objective"),
+        (["ttft<+5%"], "cannot read the objective"),
+        (["cost_per_mtok<2"], "usd_per_million_tokens is unknown of all candidates; give the price"),
+    ],
+)
+def test_what_cannot_be_kept_or_read_is_one_line(objectives, message):
+    candidates = [one_request("even"), one_request("quick prompts", decode_s=0.3, prompt_s=0.008)]
+    with pytest.raises(UsageError) as raised:
+        best(candidates, objectives)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_price_of_some_is_no_comparison():
+    with pytest.raises(UsageError, match="no price of b: costs compare where all candidates have one, or none"):
+        best([one_request("a", usd_per_gpu_hour=1.0), one_request("b")], [])
+    with pytest.raises(UsageError, match="give one or more"):
+        best([], [])
+
+
+def test_percentiles_need_a_simulation():
+    steady = steady_state(Affine(), Workload(concurrency=4))
+    with pytest.raises(UsageError, match="ttft_p99_s is unknown of all candidates; ttft_s is known"):
+        best([Candidate(name="a", run=steady)], ["ttft_p99<1s"])
+
+
+def test_every_quantity_of_a_server_is_read():
+    candidate = one_request(usd_per_gpu_hour=1.0, watts_per_gpu=1.0)
+    assert [name for name, row in SERVED.items() if row.serve(candidate) is None] == []
