@@ -4,7 +4,7 @@ In: profiles (:mod:`memwall.record`) and files of measured times. Out: frozen ro
 :mod:`memwall.gate` judges; nothing here formats a page. Start with ``quantities``, which says what every figure is
 called, its unit and where it appears, ``limits``, how a bound of it is written, and ``table``, which groups and sums
 kernels. ``matching``, ``diff`` and ``plan_diff`` find what changed; ``compare`` and ``history`` show profiles side by
-side. ``verdict``, ``explanation``, ``savings``, ``whatif``, ``breaks``, ``rewrites`` and ``op_counts`` say what limits a
-step and what would help; ``fused`` is all of ``memwall fuse``; ``serving`` chooses the cheapest server that keeps its
+side. ``verdict``, ``explanation``, ``savings``, ``whatif``, ``breaks``, ``rewrites`` and ``op_counts`` say what limits
+a step and what would help; ``fused`` is all of ``memwall fuse``; ``serving`` chooses the cheapest server that keeps its
 objectives. ``validation`` and ``accuracy`` compare the model with measured times.
 """

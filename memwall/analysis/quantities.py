@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memwall.analysis.serving import Candidate
     from memwall.core.graph import Graph, Op, TensorSpec
     from memwall.record.profile import Profile
     from memwall.simulate.schedule import Schedule
@@ -38,8 +37,8 @@ class Quantity:
     per: str = ""
     #: how a whole-workload figure is read
     read: Callable[[Profile, Schedule], float | None] = lambda profile, schedule: None
-    #: how the figure of a server is read: it can be a service-level objective
-    serve: Callable[[Candidate], float | None] | None = None
+    #: how it is read from a :class:`memwall.analysis.serving.Candidate`, whose objectives can limit it
+    serve: Callable[[Any], float | None] | None = None
     #: the attribute of a kernel, and of rows of kernels
     attribute: str = ""
     #: whether it adds up over kernels, so that a limit can be on a module
@@ -140,15 +139,15 @@ def _written_apart(graph: Graph, schedule: Schedule) -> set[int]:
     return {storage for storage in written if len(touchers[storage]) > 1}
 
 
-def _spread(name: str, place: str) -> Callable[[Candidate], float | None]:
-    def serve(candidate: Candidate) -> float | None:
+def _spread(name: str, place: str) -> Callable[[Any], float | None]:
+    def serve(candidate: Any) -> float | None:
         spread = getattr(candidate.run, name, None)
         return getattr(spread, place) if spread else None
 
     return serve
 
 
-def _served(name: str) -> Callable[[Candidate], float | None]:
+def _served(name: str) -> Callable[[Any], float | None]:
     return lambda candidate: getattr(candidate.run, name, None)
 
 
