@@ -31,8 +31,8 @@ from tests.unit.places import truth  # noqa: E402
 
 HERE = Path(__file__).parent
 FILES = (
-    "aiconfigurator_gemm", "aiconfigurator_attention", "neusight_ops_train_subsample", "neusight_ops_amd",
-    "neusight_conv_subsample", "vidur_mlp_ops", "vidur_allreduce", "deepbench_gemm", "deepbench_conv",
+    "aiconfigurator_gemm", "aiconfigurator_quant_gemm", "aiconfigurator_attention", "neusight_ops_train_subsample",
+    "neusight_ops_amd", "neusight_conv_subsample", "vidur_mlp_ops", "vidur_allreduce", "deepbench_gemm", "deepbench_conv",
     "liger_fused_vs_unfused", "bandwidth_measured", "gemm_peak_measured",
 )  # fmt: skip
 #: whole modules, their goals by level: of single ops, of chains, of nets

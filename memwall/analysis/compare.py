@@ -23,6 +23,7 @@ from memwall.core.units import duration
 from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.fusion import UNIVERSAL
+from memwall.hardware.gpu import DTYPES
 from memwall.hardware.lookup import Gpu
 from memwall.record.kernels import peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
@@ -361,9 +362,6 @@ def _by_name(profile: Profile, schedule: Schedule) -> dict[str, Sums]:
 
 
 # -- the machines themselves -------------------------------------------------------------------------------------------
-
-#: dtypes whose peaks are compared
-DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
 
 
 def best_peak(gpu: Gpu, dtype: str) -> float | None:

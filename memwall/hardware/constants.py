@@ -27,8 +27,10 @@ class Constants:
     #: the former where that is wider (``tools/foreign_intervals.py``); here the widest of all families
     FOREIGN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.34)
-    #: a variant that no row of any GPU shows: it takes the first one's constants, and the widest interval
+    #: a variant that no row of any GPU shows: it takes the constants of the one that it is like, or else of the first,
+    #: and the widest interval
     UNMEASURED: ClassVar[str] = ""
+    LIKE: ClassVar[str] = ""
     interval_low: float = constant(0.61, 0.01, 1.0, "measured over modeled time, 10th percentile")
     interval_high: float = constant(2.34, 1.0, 100.0, "measured over modeled time, 90th percentile")
 
@@ -43,9 +45,13 @@ class GemmConstants(Constants):
     """How a library's matrix kernels use a GPU; clocks at the boost clock, bytes per clock of one SM."""
 
     FAMILY: ClassVar[str] = "gemm"
+    #: by pipe; those of quantised products by kernel (:data:`memwall.ops.quantised.KERNELS`)
     VARIANTS: ClassVar[tuple[str, ...]] = (
-        "bfloat16", "float16", "tf32", "fp8", "int8", "float32", "float64", "latent_bfloat16", "latent_fp8",
+        "bfloat16", "float16", "tf32", "fp8", "int8", "float32", "float64", "int4_wo", "int8_wo", "sq", "fp8_scaled",
+        "fp8_block", "fp8_block_sglang", "nvfp4", "nvfp4_sglang", "nvfp4_trtllm", "latent_bfloat16", "latent_fp8",
     )  # fmt: skip
+    UNMEASURED: ClassVar[str] = "mxfp4"
+    LIKE: ClassVar[str] = "int4_wo"
     FOREIGN: ClassVar[tuple[float, float]] = (0.84, 1.25)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.75, 1.26)
     plateau: float = constant(0.9, 0.3, 1.1, "fraction of its peak that an SM reaches inside a tile")

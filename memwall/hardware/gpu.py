@@ -22,7 +22,8 @@ from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.host import Host, default_host
 
 ENGINES = ("tensor", "vector")
-DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "int8")
+#: ``fp4``: 4-bit floats with a scale for each block (NVFP4, MXFP4)
+DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "fp4", "int8")
 PIPE_NAMES = tuple(f"{engine}.{dtype}" for engine in ENGINES for dtype in DTYPES)
 
 #: Where a file states no achievable fraction: 85 % of the bandwidth, 75 % of a peak.
@@ -39,6 +40,7 @@ _FALLBACK: Mapping[Pipe, tuple[Pipe, ...]] = {
         "tensor.float16": "vector.float16 tensor.bfloat16 vector.float32",
         "tensor.bfloat16": "vector.float32",  # no native bfloat16: libraries convert and use FP32
         "tensor.fp8": "tensor.float16 tensor.bfloat16 vector.float32",  # converted up
+        "tensor.fp4": "tensor.float16 tensor.bfloat16 vector.float32",
         "tensor.int8": "vector.int8 vector.float32",
     }.items()
 }
@@ -46,7 +48,7 @@ _LAST_RESORT = Pipe("vector", "float32")
 
 #: Whose achievable fraction stands in for a pipe that has none, in this order.
 _NEIGHBOURS: Mapping[str, tuple[str, ...]] = {
-    "tensor": ("float16", "bfloat16", "tf32", "float32", "fp8", "int8", "float64"),
+    "tensor": ("float16", "bfloat16", "tf32", "float32", "fp8", "fp4", "int8", "float64"),
     "vector": ("float32", "float64", "float16", "bfloat16", "int8"),
 }
 

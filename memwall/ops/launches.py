@@ -65,11 +65,21 @@ class Gemm(Launch):
     m: int
     n: int
     k: int
-    itemsize: int
+    itemsize: float
 
     @property
     def variant(self) -> str:
         return self.pipe.dtype
+
+    @property
+    def splits(self) -> bool:
+        """Whether several blocks may share a result, each with a part of k."""
+        return True
+
+    @property
+    def side_itemsizes(self) -> tuple[float, float]:
+        """Bytes per operand element of the shorter of m and n, and of the longer."""
+        return self.itemsize, self.itemsize
 
     @property
     def pipe_flops(self) -> Mapping[Pipe, int]:
@@ -79,6 +89,32 @@ class Gemm(Launch):
     def flops(self) -> int:
         """FLOPs, 2 for each multiply-add."""
         return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedGemm(Gemm):
+    """A product with weights [n, k] as a scheme of :mod:`memwall.ops.quantised` stores them. ``itemsize`` is that of
+    the activations and of the arithmetic; narrower weights are converted to it inside the kernel."""
+
+    scheme: str
+    #: the table of constants of the kernel that runs it
+    kernel: str
+    weight_itemsize: float
+
+    @property
+    def variant(self) -> str:
+        return self.kernel
+
+    @property
+    def splits(self) -> bool:
+        """Kernels of 16-bit activations do (TensorRT-LLM's, Marlin); those of scaled operands do not: SGLang's and
+        vLLM's products take a time in proportion to k where they have few tiles."""
+        return self.weight_itemsize < self.itemsize
+
+    @property
+    def side_itemsizes(self) -> tuple[float, float]:
+        sides = self.itemsize, self.weight_itemsize
+        return sides if self.m <= self.n else sides[::-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +339,13 @@ class Stream(Launch):
     @property
     def variant(self) -> str:
         return "elementwise" if self.measured else "unmeasured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion(Stream):
+    """Activations quantised for a product on the pipe ``product``; a GPU without it runs none."""
+
+    product: Pipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from memwall.core.graph import ITEMSIZE, Pipe, TensorSpec, contiguous
-from memwall.ops import Call, Cost, cost_of
+from memwall.ops import Call, Cost, cost_of, quantised
 from memwall.ops.experts import cost_of_experts, loads_of
 from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Rows, Stream, VectorGemm
 from memwall.ops.serving import Latent, LatentProduct
@@ -35,6 +35,16 @@ def product(m: int, n: int, k: int, dtype: str, *, bias: bool = False, out: str 
         return cost("aten.addmm.default", inputs, [result], allow_tf32=False)
     name = "aten._scaled_mm.default" if dtype.startswith("float8") else "aten.mm.default"
     return cost(name, (("self", left), ("mat2", right)), [result], allow_tf32=False)
+
+
+@lru_cache(maxsize=1 << 16)
+def quantised_product(
+    m: int, n: int, k: int, scheme: str, out: str = "bfloat16", *, engine: str = "", converts: bool = True
+) -> Cost:
+    """``y[m, n] = x[m, k] W[n, k]`` with weights as a ``scheme`` of :mod:`memwall.ops.quantised` stores them, by the
+    kernels of an ``engine`` (trtllm, vllm, sglang), or of the one that is usual. bfloat16 activations are quantised
+    before it where the scheme asks; ``converts`` False: an earlier op did."""
+    return quantised.product(m, n, k, scheme, out, engine=engine, converts=converts)
 
 
 @lru_cache(maxsize=1 << 16)

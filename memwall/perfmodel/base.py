@@ -100,7 +100,7 @@ constants: Callable[[type[C], Gpu, str], C] = _cached(_constants)
 def table_of(kind: type[Constants], gpu: Gpu, variant: str) -> str | None:
     """``gemm.bfloat16``: the variant's table, else the first other one of the family that the GPU has."""
     tables = {key.rpartition(".")[0] for key in gpu.utilization}
-    wanted = (f"{kind.FAMILY}.{name}" for name in (variant, *kind.VARIANTS))
+    wanted = (f"{kind.FAMILY}.{kind.LIKE if name == kind.UNMEASURED else name}" for name in (variant, *kind.VARIANTS))
     return next((table for table in wanted if table in tables), None)
 
 

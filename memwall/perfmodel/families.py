@@ -9,7 +9,18 @@ from typing import Any, NamedTuple
 from memwall.core.units import bandwidth, flop_rate, flops, percent, size
 from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Recurrent, Reduction
+from memwall.ops.launches import (
+    Attention,
+    Conversion,
+    Convolution,
+    Gemm,
+    Launch,
+    Plain,
+    QuantisedGemm,
+    Recurrent,
+    Reduction,
+    VectorGemm,
+)
 from memwall.ops.serving import Experts, Latent
 from memwall.perfmodel import (
     attention,
@@ -85,17 +96,26 @@ def predict(launch: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
 
 def as_run(launch: Launch, gpu: Gpu) -> Launch:
     """The launch as a GPU runs it: a reduction in the blocks that it has there, a product on vector units where there
-    are no tensor cores for the dtype, and plain FLOPs and bytes where there is nothing to compute or no family
-    describes the kernels."""
+    are no tensor cores for the dtype, a quantised one with weights dequantised, and plain FLOPs and bytes where there
+    is nothing to compute or no family describes the kernels."""
     if isinstance(launch, Plain):
         return launch
     if not gpu.has_multiprocessors or (isinstance(launch, MATRIX) and not any(launch.pipe_flops.values())):
-        return Plain(read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, flops=launch.pipe_flops)
+        flops = launch.pipe_flops
+        return Plain(
+            read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, count=launch.latencies, flops=flops
+        )  # fmt: skip
+    if isinstance(launch, Conversion) and gpu.ceiling_pipe(launch.product) != launch.product:
+        return Plain(count=0)
     if isinstance(launch, Reduction):
         return reduction.as_stream(launch, gpu)
     if isinstance(launch, Convolution):
         return replace(launch, pipe=gpu.ceiling_pipe(launch.pipe))
-    if type(launch) is Gemm and (pipe := gpu.ceiling_pipe(launch.pipe)).engine == "vector":
+    if isinstance(launch, QuantisedGemm):
+        launch = gemm.dequantised(launch, gpu)
+    if isinstance(launch, VectorGemm) or not isinstance(launch, Gemm):
+        return launch
+    if (pipe := gpu.ceiling_pipe(launch.pipe)).engine == "vector":
         return gemm_vector.on_vector_units(launch, pipe)
     return launch
 

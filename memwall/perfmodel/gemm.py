@@ -13,20 +13,26 @@ and split of the menu::
 
 and the shortest is taken. The hypotenuse models the poor overlap where both take equally long. ``pipe`` and the power
 are arithmetic, DRAM bytes are traffic, and ``load``, ``depth``, ``store``, ``split`` and ``start`` are latency.
+
+Quantised products (:mod:`memwall.ops.quantised`) run so too, each kernel with constants of its own: bytes are those of
+the stored operands, scales included; ``plateau``, ``load`` and ``tile`` hold what dequantisation and scaling cost.
+Those of scaled operands are not split along k.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, hypot, sqrt
 from typing import NamedTuple
 
-from memwall.core.graph import Pipe
+from memwall.core.graph import ITEMSIZE, Pipe
 from memwall.core.units import bandwidth, counted, duration, flop_rate, percent, size
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Gemm
+from memwall.ops.launches import Gemm, QuantisedGemm
+from memwall.ops.quantised import SCHEMES, kernels_of
 from memwall.perfmodel.base import Terms, kept_share, traffic_s
 
 #: rows and columns of a block's result, the largest first; the shorter side goes along the shorter of m and n
@@ -76,6 +82,15 @@ def predict(launch: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 
     return Terms(max(best.pipe_s, held_s), moved_s, latency_s, best.total_s, known.start_s, facts)
 
 
+def dequantised(launch: QuantisedGemm, gpu: Gpu) -> QuantisedGemm:
+    """The product as the GPU runs it: without the scheme's pipe, of 16-bit activations and dequantised weights."""
+    pipe = gpu.ceiling_pipe(launch.pipe)
+    if pipe == launch.pipe:
+        return launch
+    kernel = kernels_of(SCHEMES[launch.scheme].dequantised).product
+    return replace(launch, pipe=pipe, itemsize=ITEMSIZE["float16"], kernel=kernel)
+
+
 def _sustained(gpu: Gpu, known: GemmConstants) -> float:
     """Fraction of the peak that the GPU's power sustains on all SMs. A FLOP's energy grows with the voltage squared, so
     about with the square of the rate: the rate grows with the square root of the power."""
@@ -90,7 +105,8 @@ def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_
     results, k, sms, clock = launch.batch * launch.m * launch.n, launch.k, gpu.sm_count, gpu.boost_clock_hz
     math_s = 2 * sms / (gpu.peak(launch.pipe) * known.plateau)  # of a multiply-add in one SM
     byte_s = 1 / (known.load * clock)
-    step = max(_STEP_BYTES // launch.itemsize, 1)
+    step = max(int(_STEP_BYTES // launch.itemsize), 1)
+    short_bytes, long_bytes = launch.side_itemsizes
     step_s = known.depth_clocks * launch.itemsize / 2 / clock
     partial_s = _PARTIAL_BYTES * results / gpu.l2_bytes_per_s
     balance = sqrt(step_s * k / partial_s)  # the split whose wait along k equals its time for partial sums
@@ -100,14 +116,14 @@ def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_
         tiles = ceil(short / rows) * ceil(long / columns) * launch.batch
         ends_s = known.tile_clocks * sqrt(rows * columns / _AREA) / clock
         fill = int(min(sms / tiles, balance, k / _LEAST_DEPTH))
-        for split in {1, 2, 4, fill}:
+        for split in {1, 2, 4, fill} if launch.splits else (1,):
             if split < 1 or (split > 1 and k < split * _LEAST_DEPTH):
                 continue
             blocks, depth = tiles * split, ceil(k / split / step) * step
             waves = blocks / sms
             rounds = known.rounding * ceil(waves) + (1 - known.rounding) * max(waves, 1.0)
             pipe_s = rounds * (depth * rows * columns * math_s + ends_s)
-            load_s = rounds * (depth * (rows + columns) * launch.itemsize * byte_s + ends_s)
+            load_s = rounds * (depth * (rows * short_bytes + columns * long_bytes) * byte_s + ends_s)
             depth_s = depth * step_s
             total_s = max(hypot(max(pipe_s, load_s, depth_s), stream_s), held_s)
             split_s = known.split_s + split * partial_s if split > 1 else 0.0
@@ -137,12 +153,21 @@ def explain(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
         f"{counted(facts['blocks'], 'block')} on {gpu.sm_count} SMs = {facts['waves']:.3g} waves, "
         f"run as {facts['rounds']:.3g}, {percent(used, 0)} of the tiles' FLOPs are needed"
     )
-    return f"{blocks}: {waves}; {_wall(launch, gpu, known, terms)}."
+    return f"{blocks}: {waves}; {_wall(launch, gpu, known, terms)}{_as_stored(launch, gpu)}."
+
+
+def _as_stored(launch: Gemm, gpu: Gpu) -> str:
+    """What becomes of weights that are narrower than the arithmetic."""
+    if not isinstance(launch, QuantisedGemm) or launch.weight_itemsize >= launch.itemsize:
+        return ""
+    text = f"; weights of {8 * launch.weight_itemsize:.0f} bits are dequantised in the kernel, for {launch.pipe}"
+    asked = SCHEMES[launch.scheme].pipe
+    return text if asked == launch.pipe.dtype else f"{text}, as {gpu.name} has no {asked} tensor cores"
 
 
 def _depth(launch: Gemm, split: int) -> int:
     """Elements of k that a block multiplies, its last step full."""
-    step = max(_STEP_BYTES // launch.itemsize, 1)
+    step = max(int(_STEP_BYTES // launch.itemsize), 1)
     return ceil(launch.k / split / step) * step
 
 

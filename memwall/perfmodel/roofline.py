@@ -183,7 +183,7 @@ def way_of(known: LaunchConstants, launch: Launch | None) -> float:
 def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "graph") -> Prediction:
     """The prediction for all launches of a cost, with the arguments of :func:`launches_of`."""
     launches = launches_of(cost, gpu, resident_bytes)
-    floors_s = cost.latencies * launch_floor_s(gpu, launch)
+    floors_s = sum(item.latencies for item, _ in launches) * launch_floor_s(gpu, launch)
     bound = bound_s(cost, gpu)
     walls = {TERMS[wall]: 0.0 for wall in OVERLAPPING}
     body = ends = down = up = spared = 0.0

@@ -209,8 +209,12 @@ def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence
     free = [f for f in fields(kind) if f.name not in INTERVAL and "low" in f.metadata]
     if not free:
         return start
-    # Each constant is searched in units of its present value; one that is 0 in twentieths of its range.
-    units = [getattr(start, f.name) or (f.metadata["high"] - f.metadata["low"]) / 20 for f in free]
+    # Each constant is searched in units of its present value; one that is next to nothing in twentieths of its range.
+    twentieths = [(f.metadata["high"] - f.metadata["low"]) / 20 for f in free]
+    units = [
+        value if (value := getattr(start, f.name)) > least / 50 else least
+        for f, least in zip(free, twentieths, strict=True)
+    ]
     first = [getattr(start, f.name) / unit for f, unit in zip(free, units, strict=True)]
     bounds = [(f.metadata["low"] / unit, f.metadata["high"] / unit) for f, unit in zip(free, units, strict=True)]
 

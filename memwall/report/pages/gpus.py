@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import memwall.report.columns as col
-from memwall.analysis.compare import DTYPES, Machine, best_peak, compare_gpus
+from memwall.analysis.compare import Machine, best_peak, compare_gpus
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent, si, size
+from memwall.hardware.gpu import DTYPES
 from memwall.hardware.lookup import Gpu, load_gpu
 from memwall.report.document import Document, Section, Sentence, Table, clean, known_facts
 from memwall.report.kinds import Report
@@ -17,8 +18,8 @@ from memwall.report.kinds import Report
 #: rows of the growth table: key of ``Machine.growth`` -> what a reader sees
 GROWTH = {
     "float16": "fp16 peak", "bfloat16": "bf16 peak", "tf32": "tf32 peak", "float32": "fp32 peak",
-    "float64": "fp64 peak", "fp8": "fp8 peak", "int8": "int8 peak", "bandwidth": "bandwidth", "capacity": "capacity",
-    "l2": "last cache", "link": "link", "ridge_float16": "fp16 ridge point", "tdp": "TDP",
+    "float64": "fp64 peak", "fp8": "fp8 peak", "fp4": "fp4 peak", "int8": "int8 peak", "bandwidth": "bandwidth",
+    "capacity": "capacity", "l2": "last cache", "link": "link", "ridge_float16": "fp16 ridge point", "tdp": "TDP",
 }  # fmt: skip
 
 

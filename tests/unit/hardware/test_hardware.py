@@ -99,8 +99,8 @@ def test_calibration_says_what_the_fractions_are(name: str) -> None:
 def test_boards_of_the_design_are_all_there() -> None:
     wanted = """p100-pcie-16gb p100-sxm2-16gb v100-pcie-16gb v100-pcie-32gb v100-sxm2-16gb v100-sxm2-32gb
         t4 a10 a10g a40 a100-40gb-pcie a100-40gb-sxm a100-80gb-pcie a100-80gb-sxm rtx-3090 rtx-4090 rtx-a6000
-        l4 l40s h100-pcie h100-sxm h100-nvl gh200 h200 b200 mi100 mi210 mi250x mi300x
-        tpu-v4 tpu-v5e tpu-v5p wse-2"""
+        l4 l40s h100-pcie h100-sxm h100-nvl gh200 h200 b200 b300 gb200 gb300 rtx-pro-6000-server
+        mi100 mi210 mi250x mi300x tpu-v4 tpu-v5e tpu-v5p wse-2"""
     assert set(wanted.split()) <= set(NAMES)
 
 
@@ -135,6 +135,10 @@ DATASHEET = [
     ("gh200", 132, 989.4e12, 66.9e12, 4000, 96, 1000),
     ("h200", 132, 989.4e12, 66.9e12, 4800, 141, 700),
     ("b200", 148, 2250e12, 75e12, 8000, 180, 1000),
+    ("gb200", 152, 2500e12, 80e12, 8000, 186, 1200),  # 360 PFLOPS sparse for 72
+    ("b300", 148, 2250e12, 75e12, 8000, 270, 1100),
+    ("gb300", 152, 2500e12, 80e12, 8000, 279, 1400),
+    ("rtx-pro-6000-server", 188, 503.8e12, 126e12, 1597, 96, 600),  # 4 PFLOPS of sparse FP4, an eighth
     ("mi100", 120, 184.6e12, 23.1e12, 1228.8, 32, 300),
     ("mi210", 104, 181e12, 22.6e12, 1638.4, 64, 300),
     ("mi250x", 110, 191.5e12, 23.95e12, 1638.4, 64, 280),  # one of two dies: 383 and 47.9 halved
@@ -240,7 +244,9 @@ DRIVER_STRINGS = {
     "NVIDIA A100-SXM4-80GB": "a100-80gb-sxm", "NVIDIA A100-PCIE-40GB": "a100-40gb-pcie",
     "NVIDIA A100 80GB PCIe": "a100-80gb-pcie", "NVIDIA L4": "l4", "NVIDIA L40": "l40", "NVIDIA L40S": "l40s",
     "NVIDIA H100 PCIe": "h100-pcie", "NVIDIA H100 80GB HBM3": "h100-sxm", "NVIDIA H100 NVL": "h100-nvl",
-    "NVIDIA GH200 480GB": "gh200", "NVIDIA H200": "h200", "NVIDIA B200": "b200", "AMD Instinct MI100": "mi100",
+    "NVIDIA GH200 480GB": "gh200", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
+    "NVIDIA B300 SXM6 AC": "b300", "NVIDIA GB200": "gb200", "NVIDIA GB300": "gb300",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000-server", "AMD Instinct MI100": "mi100",
     "AMD Instinct MI210": "mi210", "AMD Instinct MI250X": "mi250x", "AMD Instinct MI250X/MI250": "mi250x",
     "AMD Instinct MI300X": "mi300x", "AMD Instinct MI300X VF": "mi300x", "TPU v4": "tpu-v4", "TPU v5 lite": "tpu-v5e",
     "TPU v5p": "tpu-v5p",
@@ -294,7 +300,7 @@ def test_forgiving_names(text: str, name: str) -> None:
 @pytest.mark.parametrize(("name", "message"), [
     ("h10", r"^no GPU named 'h10'; did you mean h100-sxm, h100-pcie, h100-nvl\? \("),
     ("zzz", r"^no GPU named 'zzz' \(memwall gpus lists all"),
-    ("rtx", "'rtx' fits several: rtx-2080-ti, rtx-3090, rtx-a6000, rtx-4090;"),
+    ("rtx", "'rtx' fits several: rtx-2080-ti, rtx-3090, rtx-a6000, rtx-4090, rtx-pro-6000-server;"),
     ("a100 pcie", "fits several: a100-40gb-pcie, a100-80gb-pcie"),
 ])  # fmt: skip
 def test_unknown_and_ambiguous_names_list_candidates(name: str, message: str) -> None:

@@ -4,6 +4,8 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 
 - ``memwall measure -o rows.csv``: gpu, executor, class, dtype, modeled_s, measured_s, bound_s, status (seconds)
 - products: gpu, framework, dtype (bfloat16, float16, fp8), m, n, k, latency_ms; kernels in a CUDA graph, weights cold
+- quantised products: gpu, framework (trtllm, vllm, sglang), kernel_source, gemm_dtype (a scheme of
+  :mod:`memwall.ops.quantised`), m, n, k, latency_ms
 - fused attention: gpu, phase (prefill, decode), batch, isl, step, heads, kv_heads, head_dim, dtype, latency_ms
 - experts of a mixture: gpu, framework (vllm, trtllm, sglang), kernel_source, moe_dtype, num_tokens, hidden_size,
   inter_size, topk, num_experts, moe_tp_size, moe_ep_size, distribution (balanced, power_law_1.2), latency_ms
@@ -37,7 +39,8 @@ __all__ = ["TABLES", "Kind", "Skip"]
 
 #: Kinds of tables; the first whose columns are all present is used.
 TABLES: tuple[Kind, ...] = (
-    OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, serving.EXPERTS, serving.LATENT, neusight.CONV, neusight.OPS,
+    OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, aiconfigurator.QUANTISED, serving.EXPERTS, serving.LATENT,
+    neusight.CONV, neusight.OPS,
     vidur.OPS, vidur.ALL_REDUCE, library.CONV, library.GEMM, liger.OPS, liger.PAIRS, library.BANDWIDTH,
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES,
 )  # fmt: skip

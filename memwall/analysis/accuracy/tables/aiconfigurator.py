@@ -7,6 +7,7 @@ largest value, convert): the shortest rows take 9.5 to 12 us more than those of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, known, size
@@ -15,6 +16,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Attention
+from memwall.ops.quantised import SCHEMES
 from memwall.perfmodel.roofline import launch_floor_s
 from memwall.perfmodel.stream import round_trip_s
 
@@ -23,6 +25,8 @@ _OPERANDS = {"bfloat16": "bfloat16", "float16": "float16", "fp8": "float8_e4m3fn
 
 #: most copies of the weights in rotation (aiconfigurator's collect_gemm.py)
 _COPIES = 5
+#: the same of each engine's collector; one copy for vLLM's 4-bit weights fits no better
+_ENGINE_COPIES = {"trtllm": _COPIES, "sglang": 6, "vllm": 6}
 #: architecture -> least seconds of the three launches of the quantisation, from the shortest rows: none of them can
 #: start before the last block of the one before has stored
 _QUANTISE_S = {"hopper": 9.6e-6, "ada": 10.2e-6, "blackwell": 11.2e-6}
@@ -30,6 +34,19 @@ _QUANTISE_S = {"hopper": 9.6e-6, "ada": 10.2e-6, "blackwell": 11.2e-6}
 _INSTRUCTIONS = 16
 
 
+#: engine and dtype of the table -> scheme, and whether the row includes the quantisation of activations; TensorRT-LLM's
+#: 8-bit floats are those of the other table
+_TIMED: Mapping[tuple[str, str], tuple[str, bool]] = {
+    ("trtllm", "int4_wo"): ("int4_wo", True), ("trtllm", "int8_wo"): ("int8_wo", True), ("trtllm", "sq"): ("sq", True),
+    ("trtllm", "fp8_block"): ("fp8_block", True), ("sglang", "fp8_block"): ("fp8_block", True),
+    ("trtllm", "nvfp4"): ("nvfp4", True), ("sglang", "nvfp4"): ("nvfp4", True), ("vllm", "nvfp4"): ("nvfp4", True),
+    ("sglang", "fp8"): ("fp8", True), ("vllm", "fp8"): ("fp8_static", True), ("sglang", "fp8_static"): ("fp8", False),
+}  # fmt: skip
+#: rows that time something else than the kernels
+_NOT_KERNELS = {
+    ("vllm", "fp8_block"): "eager calls of vLLM's block-scaled products: 0.06 to 0.3 ms are the host's",
+    ("sglang", "int8_wo"): "SGLang's int8_wo multiplies int8 activations that seven of PyTorch's ops quantise",
+}
 #: the version whose collector makes a cache of kind SELFKONLY (collect_attn.py). Of its grouped decode rows 66 would
 #: move up to 1.8 times what DRAM can, were keys and values two tensors, and none does where they are one: an inference
 _ONE_CACHE, _LARGEST_GROUP = "trtllm_1.0.0", 32
@@ -40,18 +57,17 @@ def _gemm(record: Record) -> Call:
     operands = known(_OPERANDS, dtype, "dtype")
     m, n, k = (size(record, name) for name in "mnk")
     cost = calls.product(m, n, k, operands, out="bfloat16")
-    weights = n * k * ITEMSIZE[operands]
-    warm = _warm_bytes(cost, gpu, weights)
+    warm = _warm_bytes(cost, gpu, n * k * ITEMSIZE[operands])
     if dtype == "fp8":
         cost = _quantised(cost, m * k, gpu)
     return Call(op_class="gemm", dtype=dtype, shape=f"m={m},n={n},k={k}", cost=cost, warm=warm, split=f"{m}x{n}x{k}")
 
 
-def _warm_bytes(cost: Cost, gpu: Gpu, weights: int) -> int:
+def _warm_bytes(cost: Cost, gpu: Gpu, weights: int, most_copies: int = _COPIES) -> int:
     """Bytes that a product finds in L2: its activations if all it touches fits, its weights if all copies do."""
     if cost.bytes > gpu.l2_bytes:
         return 0
-    copies = min(_COPIES, -(-gpu.l2_bytes // weights))
+    copies = min(most_copies, -(-gpu.l2_bytes // weights))
     held = (1.1 if gpu.architecture == "ada" else 0.9) * gpu.l2_bytes
     return cost.read_bytes - (0 if cost.bytes + (copies - 1) * weights <= held else weights)
 
@@ -65,6 +81,20 @@ def _quantised(product: Cost, elements: int, gpu: Gpu) -> Cost:
     # The product comes first: its bytes in L2 are known, and the others find what all of them touch.
     launches = (*product.launches, replace(largest.launches[0], count=2), *converted.launches)
     return replace(product, read_bytes=product.read_bytes + elements, launches=launches)
+
+
+def _quantised_gemm(record: Record) -> Call:
+    gpu, engine, name = gpu_named(record["gpu"]), record["framework"], record["gemm_dtype"]
+    if why := _NOT_KERNELS.get((engine, name)):
+        raise Skip(why)
+    if engine == "trtllm" and name in ("fp8", "fp8_static"):
+        return replace(_gemm({**record, "dtype": "fp8"}), dtype=f"{name} {engine}")
+    scheme, converts = known(_TIMED, (engine, name), "engine and dtype")
+    m, n, k = (size(record, axis) for axis in "mnk")
+    cost = calls.quantised_product(m, n, k, scheme, engine=engine, converts=converts)
+    warm = _warm_bytes(cost, gpu, SCHEMES[scheme].weights.nbytes(n, k), _ENGINE_COPIES[engine])
+    shape = f"m={m},n={n},k={k}"
+    return Call(op_class="gemm", dtype=f"{name} {engine}", shape=shape, cost=cost, warm=warm, split=f"{m}x{n}x{k}")
 
 
 def _attention(record: Record) -> Call:
@@ -99,6 +129,9 @@ def _keys_alone(cost: Cost) -> Cost:
 
 
 GEMM = Table("aiconfigurator_gemm", "gpu framework dtype m n k latency_ms", _gemm)
+QUANTISED = Table(
+    "aiconfigurator_quant_gemm", "gpu framework kernel_source gemm_dtype m n k latency_ms", _quantised_gemm
+)
 ATTENTION = Table(
     "aiconfigurator_attention", "gpu phase batch isl step heads kv_heads head_dim dtype latency_ms", _attention
 )

@@ -16,6 +16,7 @@ from memwall.ops import Cost
 from memwall.perfmodel.base import kept_share
 
 T = TypeVar("T")
+K = TypeVar("K", str, tuple[str, str])
 Record = Mapping[str, Any]
 
 #: the smallest and the largest plausible time in seconds, and rate; the largest plausible size of an axis
@@ -121,10 +122,10 @@ def _number(
     return number
 
 
-def known(table: Mapping[str, T], name: str, what: str) -> T:
-    """The entry of a name; raises :class:`Skip` if the table does not have it."""
+def known(table: Mapping[K, T], name: K, what: str) -> T:
+    """The entry of a name, or of several; raises :class:`Skip` if the table does not have it."""
     if name not in table:
-        raise Skip(f"{what} {name[:40]!r} is not known")
+        raise Skip(f"{what} {(name if isinstance(name, str) else ' '.join(name))[:40]!r} is not known")
     return table[name]
 
 
@@ -152,6 +153,7 @@ _LABELS: Mapping[str, str] = {
     "NVIDIA L40S (bare machine)": "l40s",
     "NVIDIA T4 (Modal)": "t4",
     "GH200 SXM": "gh200",
+    "rtx_pro_6000_server": "rtx-pro-6000-server",
 }
 
 

@@ -92,7 +92,7 @@ _OPS: Mapping[str, tuple[str, Callable[[_Layer], Cost]]] = {
 
 def _weight_bytes(cost: Cost) -> int:
     """Bytes of the right operand of a product."""
-    return sum(work.k * work.n * work.itemsize for work in cost.launches if isinstance(work, Gemm))
+    return sum(int(work.k * work.n * work.itemsize) for work in cost.launches if isinstance(work, Gemm))
 
 
 def _op(record: Record) -> Call:

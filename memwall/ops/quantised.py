@@ -1,0 +1,134 @@
+"""Quantised products of inference engines, y[m, n] = x[m, k] W[n, k]: how each scheme stores and multiplies.
+
+A row of :data:`SCHEMES` has the bits of weights and activations, their scales and the pipe. Schemes of 16-bit
+activations dequantise the weights inside the kernel and multiply on the 16-bit pipe. The others quantise the
+activations, of 16 bits, in launches of their own, unless an earlier op did (SmoothQuant: the norm). A GPU without the
+pipe keeps 16-bit activations and dequantises the weights, as Marlin's kernels do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import NamedTuple
+
+from memwall.core.graph import ITEMSIZE, Pipe
+from memwall.ops.base import Cost
+from memwall.ops.launches import Conversion, QuantisedGemm
+
+#: bytes of an activation before it is quantised
+_HALF_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A matrix of ``bits`` per element; one scale of ``scale_bytes``, and a zero point of ``zero_bits``, for each block
+    of ``block`` rows and columns (columns run along k; 0: all of them)."""
+
+    bits: int
+    block: tuple[int, int] = (1, 0)
+    scale_bytes: int = 0
+    zero_bits: int = 0
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """Bytes of the elements, scales and zero points."""
+        blocks = ceil(rows / (self.block[0] or rows)) * ceil(columns / (self.block[1] or columns))
+        return ceil(rows * columns * self.bits / 8) + blocks * self.scale_bytes + ceil(blocks * self.zero_bits / 8)
+
+    @property
+    def itemsize(self) -> float:
+        """Bytes of an element without its scale."""
+        return self.bits / 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """How the operands of a product are stored, and the tensor pipe that multiplies them."""
+
+    weights: Stored
+    activations: Stored = Stored(bits=16)
+    pipe: str = "float16"
+    #: the scheme that a GPU without the pipe runs, on its 16-bit pipe
+    dequantised: str = "int8_wo"
+
+
+class Kernels(NamedTuple):
+    """What an engine runs for a scheme."""
+
+    #: the product's table of constants
+    product: str
+    #: launches that quantise the activations: the last converts, those before it find the largest value
+    conversions: int = 0
+    #: integer instructions of each, for an element and for a row of k
+    instructions: int = 16
+    row_instructions: int = 0
+
+
+_FP8 = Stored(bits=8, block=(0, 0), scale_bytes=4)
+_INT8 = Stored(bits=8, scale_bytes=4)
+_NVFP4 = Stored(bits=4, block=(1, 16), scale_bytes=1)
+
+SCHEMES: Mapping[str, Scheme] = {
+    "int4_wo": Scheme(weights=Stored(bits=4, block=(1, 128), scale_bytes=2), dequantised="int4_wo"),
+    # AWQ and GPTQ: a zero point of 4 bits for each group
+    "int4_awq": Scheme(weights=Stored(bits=4, block=(1, 128), scale_bytes=2, zero_bits=4), dequantised="int4_wo"),
+    "mxfp4": Scheme(weights=Stored(bits=4, block=(1, 32), scale_bytes=1), dequantised="mxfp4"),
+    "int8_wo": Scheme(weights=Stored(bits=8, scale_bytes=2)),
+    "fp8": Scheme(weights=_FP8, activations=_FP8, pipe="fp8"),
+    "fp8_static": Scheme(weights=_FP8, activations=_FP8, pipe="fp8"),
+    "fp8_block": Scheme(
+        weights=Stored(bits=8, block=(128, 128), scale_bytes=4),
+        activations=Stored(bits=8, block=(1, 128), scale_bytes=4), pipe="fp8",
+    ),
+    "nvfp4": Scheme(weights=_NVFP4, activations=_NVFP4, pipe="fp4", dequantised="int4_wo"),
+    "sq": Scheme(weights=_INT8, activations=_INT8, pipe="int8"),
+}  # fmt: skip
+
+#: (scheme, engine) -> its kernels, where they are others than the scheme's, which have engine ""
+KERNELS: Mapping[tuple[str, str], Kernels] = {
+    ("int4_wo", ""): Kernels("int4_wo"),
+    ("int4_awq", ""): Kernels("int4_wo"),
+    ("mxfp4", ""): Kernels("mxfp4"),
+    ("int8_wo", ""): Kernels("int8_wo"),
+    ("fp8", ""): Kernels("fp8_scaled", 1),
+    # vLLM's static_scaled_fp8_quant has up to 1024 threads for a row of k, which take an SM some 2000 clocks however
+    # short it is, on H200, B200 and L40S alike, and half a clock for each element
+    ("fp8_static", ""): Kernels("fp8_scaled", 1, 32, 128_000),
+    ("fp8_block", ""): Kernels("fp8_block", 1),
+    ("fp8_block", "sglang"): Kernels("fp8_block_sglang", 1),
+    ("nvfp4", ""): Kernels("nvfp4", 1),
+    ("nvfp4", "sglang"): Kernels("nvfp4_sglang", 1),
+    ("nvfp4", "trtllm"): Kernels("nvfp4_trtllm", 1),
+    ("sq", ""): Kernels("sq"),
+}
+
+
+def kernels_of(scheme: str, engine: str = "") -> Kernels:
+    """The kernels of a scheme in an engine (trtllm, vllm, sglang)."""
+    return KERNELS.get((scheme, engine), KERNELS[scheme, ""])
+
+
+def product(m: int, n: int, k: int, scheme: str, out: str, *, engine: str = "", converts: bool = True) -> Cost:
+    """The cost of a product of bfloat16 activations; ``converts`` False: an earlier op quantised them."""
+    how, kernels = SCHEMES[scheme], kernels_of(scheme, engine)
+    pipe, before = Pipe("tensor", how.pipe), _conversions(m, k, how, kernels) if converts else ()
+    stored, weights, written = how.activations.nbytes(m, k), how.weights.nbytes(n, k), m * n * ITEMSIZE[out]
+    gemm = QuantisedGemm(
+        pipe=pipe, batch=1, m=m, n=n, k=k, itemsize=how.activations.itemsize, scheme=scheme, kernel=kernels.product,
+        weight_itemsize=how.weights.itemsize, read_bytes=stored + weights, write_bytes=written,
+    )  # fmt: skip
+    # The product comes first: which of its bytes are in L2 is known, and the others find what all of them touch.
+    given = before[0].read_bytes if before else stored
+    return Cost({pipe: gemm.flops}, given + weights, written, launches=(gemm, *before))
+
+
+def _conversions(m: int, k: int, how: Scheme, kernels: Kernels) -> tuple[Conversion, ...]:
+    """The launches that quantise [m, k] activations."""
+    if not kernels.conversions:
+        return ()
+    last = Conversion(
+        read_bytes=_HALF_BYTES * m * k, write_bytes=how.activations.nbytes(m, k), elements=m * k,
+        instructions=m * (k * kernels.instructions + kernels.row_instructions), product=Pipe("tensor", how.pipe),
+    )  # fmt: skip
+    return (*[replace(last, write_bytes=0)] * (kernels.conversions - 1), last)
