@@ -77,17 +77,22 @@ class Speculation:
 class Policy:
     """How the scheduler fills a step. ``chunked``: decodes first, then prompts, cut where ``token_budget`` ends, as
     vLLM v1 does; otherwise prompts run whole in steps of their own while decodes wait. A step of decodes alone runs
-    the next batch in ``captured`` (empty: no graphs)."""
+    the next batch in ``captured`` (empty: no graphs). A prompt is admitted when the cache also has room for the share
+    ``reserve`` of all that running requests may still generate: 0 as vLLM does, which preempts where it went wrong; 1
+    as TensorRT-LLM does (``GUARANTEED_NO_EVICT``); SGLang is between."""
 
     token_budget: int = 8192
     max_batch: int = 256
     chunked: bool = True
     captured: tuple[int, ...] = CAPTURED
     speculation: Speculation | None = None
+    reserve: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.token_budget, self.max_batch) < 1:
             raise UsageError("a step has at least 1 token and 1 sequence: token_budget and max_batch are above 0")
+        if not 0 <= self.reserve <= 1:
+            raise UsageError(f"a reserved share of {self.reserve:g}; want 0 (none) to 1 (all that may be generated)")
         if self.chunked and self.max_batch * self.verified > self.token_budget:
             raise UsageError(
                 f"{self.max_batch} sequences of {self.verified} tokens do not fit into a step of {self.token_budget};"

@@ -253,7 +253,8 @@ class Scheduler:
         most = self.engine.kv_bytes(request.most_tokens + self.policy.verified)
         if self._most_bytes + most <= self.engine.cache_bytes:
             return True
-        return self._used_bytes() + self._prompt_bytes(request) <= self.engine.cache_bytes
+        reserve, used = self.policy.reserve, self._used_bytes() + self._prompt_bytes(request)
+        return used + reserve * (self._most_bytes + most - used) <= self.engine.cache_bytes
 
     def _admit(self, now_s: float) -> Request:
         request = self._waiting.popleft()

@@ -24,8 +24,9 @@ from memwall.simulate.serving.engine import DEFAULT, Engine, Policy, Steps
 from memwall.simulate.serving.requests import Spread, check_longest
 from memwall.simulate.serving.workload import Workload
 
-#: parts of a step's budget that the chain distinguishes, and the most states that it may have
-_PARTS, _MOST_STATES = 8, 256
+#: parts of a step's budget that the chain distinguishes, the most states that it may have, and the share of the last
+#: one from which a chain that is cut there is another
+_PARTS, _MOST_STATES, _CUT = 8, 256, 1e-4
 
 #: bits of the nodes of the interpolation over eighths of prompts, and over the decodes of their step
 _NODE_BITS = 3
@@ -135,8 +136,9 @@ class _Load:
         self.steps = max(sum(math.ceil(each / tokens - 1e-9) for each in later) / len(later), 1.0)
         weighted = sum(each.prompt_tokens * more + more * more / 2 for each, more in zip(asked, later, strict=True))
         self.context = weighted / sum(later)
-        held = engine.kv_bytes(self.context + policy.verified)
-        self.slots = max(min(policy.max_batch, engine.cache_bytes // held), 1)
+        held = engine.kv_bytes(self.context + policy.verified) * (1 - policy.reserve)
+        held += engine.kv_bytes(self.prompt + self.generate + policy.verified) * policy.reserve
+        self.slots = max(min(policy.max_batch, int(engine.cache_bytes / held)), 1)
 
     @property
     def new(self) -> float:
@@ -187,27 +189,33 @@ class _Server:
         return self._point(clients, self.closed(clients).ends_per_s)
 
     def _point(self, clients: int, rate_per_s: float) -> _Point:
-        """The means over a chain of steps: before each, parts of prompts wait, which are its states. Prompts come with
-        the rate, or where a request ends."""
-        load, parts = self.load, self._parts(clients)
-        state = np.arange(parts * clients + 1)
-        batch = clients - -(-state // parts)
+        """The means over a chain of steps. Where it has too many states, only few prompts wait, or as many as make
+        some clients one."""
+        point, last = self._chain(clients, clients, rate_per_s)
+        return point if last < _CUT else self._chain(clients, min(clients, _MOST_STATES), rate_per_s)[0]
+
+    def _chain(self, clients: int, count: int, rate_per_s: float) -> tuple[_Point, float]:
+        """The chain of ``count`` times some clients, and the share of its last state if it is cut. Before each step
+        parts of prompts wait, which are its states; prompts come with the rate, or where a request ends."""
+        load, parts, each = self.load, self._parts(count), clients / count
+        state = np.arange(min(parts * count, _MOST_STATES) + 1)
+        batch = count - -(-state // parts)
         decodes = batch if self.policy.chunked else np.where(state, 0, batch)
-        served = np.minimum(state, self._capacity(batch, parts))
-        seconds = np.array([self.step_s(int(n), float(x)) for n, x in zip(decodes, served / parts, strict=True)])
-        prompts = [
-            _poisson(rate_per_s * s) if rate_per_s else _binomial(int(n), 1 / load.steps)
-            for n, s in zip(decodes, seconds, strict=True)
-        ]
-        share = _stationary(_moves(parts, served, prompts))
+        served = np.minimum(state, self._capacity(batch * each, parts) / each)
+        steps = zip(decodes * each, served / parts * each, strict=True)
+        seconds = np.array([self.step_s(round(n), float(prompts)) for n, prompts in steps])
+        come = [_poisson(rate_per_s * s / each) if rate_per_s else _binomial(int(n), 1 / load.steps)
+                for n, s in zip(decodes, seconds, strict=True)]  # fmt: skip
+        share = _stationary(_moves(parts, served, come))
         mean_s = share @ seconds
-        return _Point(
-            ends_per_s=float(share @ decodes / load.steps / mean_s),
-            batch=float(share @ (seconds * batch) / mean_s),
-            prompts=float(share @ (seconds * (clients - batch)) / mean_s),
+        point = _Point(
+            ends_per_s=float(share @ decodes / load.steps / mean_s) * each,
+            batch=float(share @ (seconds * batch) / mean_s) * each,
+            prompts=float(share @ (seconds * (count - batch)) / mean_s) * each,
             prompt_share=float(1 - share[0]),
             residual_s=float(share @ seconds**2 / mean_s / 2),
         )
+        return point, float(share[-1]) if len(state) <= parts * count else 0.0
 
     def _parts(self, clients: int) -> int:
         """Parts of a prompt that the chain distinguishes."""
@@ -243,10 +251,11 @@ def _between(value: float) -> Sequence[tuple[int, float]]:
 
 
 def _binomial(count: int, chance: float) -> np.ndarray:
-    """The probabilities of 0 to ``count``."""
-    shares: np.ndarray = np.ones(1)
-    for _ in range(count):
-        shares = np.convolve(shares, (1 - chance, chance))
+    """The probabilities of 0, 1, ... up to far above the mean."""
+    chance, mean = min(chance, 1 - 1e-12), count * chance
+    k = np.arange(min(count, int(mean + 8 * math.sqrt(mean)) + 8) + 1)
+    chosen = np.concatenate([[0.0], np.cumsum(np.log((count - k[1:] + 1) / k[1:]))])
+    shares: np.ndarray = np.exp(chosen + k * math.log(chance) + (count - k) * math.log1p(-chance))
     return shares
 
 

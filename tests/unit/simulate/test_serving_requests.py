@@ -78,6 +78,14 @@ def test_a_full_cache_preempts_the_youngest_once():
     assert [row.ttft_s for row in found.served] == [1, 1]
 
 
+def test_a_reserve_preempts_nobody():
+    """The same cache: two of 32 + 32 tokens want nine blocks in the end, with the next token, so the second waits."""
+    steps = Affine(base_s=1, decode_s=0, context_s=0, prompt_s=0, capacity_bytes=96)
+    found = simulate_requests(steps, trace((0, 32, 32), (0, 32, 32)), replace(PLAIN, reserve=1.0))
+    assert found.preemptions == 0 and found.wall == "cache"
+    assert [row.end_s for row in found.served] == pytest.approx([32, 64])
+
+
 def test_a_cached_prefix_is_not_computed():
     steps = Affine(base_s=0, decode_s=0, context_s=0, prompt_s=1)
     assert simulate_requests(steps, fixed(100, 1, concurrency=1, requests=1, prefix_hit=0.8)).ttft.mean == 100 - 80

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from memwall.core.errors import UsageError
+from memwall.simulate.serving import steady
 from memwall.simulate.serving.engine import Policy, Speculation
 from memwall.simulate.serving.requests import simulate_requests
 from memwall.simulate.serving.steady import largest_batch, steady_state
@@ -43,10 +44,10 @@ def test_the_grid_agrees_with_simulations_or_doubts(grid):
     """TPOT within 5 %, TTFT within 15 %, unless the result says why not; most of the grid is not doubted."""
     wrong, doubted = [], []
     for cell in grid:
-        steady, run = both(*cell)
-        tpot, ttft = steady.tpot.mean / run.tpot.mean - 1, steady.ttft.mean / run.ttft.mean - 1
-        doubted += [cell] if steady.doubt else []
-        if not steady.doubt and (abs(tpot) > 0.05 or abs(ttft) > 0.15):
+        found, run = both(*cell)
+        tpot, ttft = found.tpot.mean / run.tpot.mean - 1, found.ttft.mean / run.ttft.mean - 1
+        doubted += [cell] if found.doubt else []
+        if not found.doubt and (abs(tpot) > 0.05 or abs(ttft) > 0.15):
             wrong.append((cell, f"{tpot:+.1%}", f"{ttft:+.1%}"))
     assert not wrong
     assert len(doubted) <= len(grid) / 4
@@ -81,6 +82,32 @@ def test_a_full_cache_is_the_largest_batch():
     run = simulate_requests(steps, replace(workload, requests=1500, warmup=300))
     assert found.tpot.mean == pytest.approx(run.tpot.mean, rel=0.1)  # which preempts, and computes again
     assert found.tokens_per_s == pytest.approx(run.tokens_per_s, rel=0.1)
+
+
+def test_a_reserve_leaves_fewer_places():
+    """1,200 tokens and the next one in 76 blocks: nine, not ten; between them as much as is reserved."""
+    steps, workload = (
+        Affine(capacity_bytes=11_500),
+        Workload(prompt=Lengths(1000), generate=Lengths(200), concurrency=32),
+    )
+    assert largest_batch(steps, workload, Policy(reserve=1.0)) == 9
+    run = simulate_requests(steps, replace(workload, requests=1500, warmup=300), Policy(reserve=1.0))
+    assert run.preemptions == 0
+    found = steady_state(steps, workload, Policy(reserve=1.0))
+    assert found.tokens_per_s == pytest.approx(run.tokens_per_s, rel=0.03)
+    assert found.wall == run.wall == "cache"
+
+
+@pytest.mark.parametrize("budget", [8192, 1024, 400])
+def test_chains_with_few_states_are_near_whole_ones(budget, monkeypatch):
+    """With 50 states for 200 clients; prompts of 600 tokens fit into each step, come close to it, or fill it."""
+    workload = Workload(prompt=Lengths(600), generate=Lengths(200), concurrency=200)
+    whole = steady_state(Affine(), workload, Policy(token_budget=budget))
+    monkeypatch.setattr(steady, "_MOST_STATES", 50)
+    few = steady_state(Affine(), workload, Policy(token_budget=budget))
+    assert few != whole
+    assert few.tpot.mean == pytest.approx(whole.tpot.mean, rel=0.03)
+    assert few.ttft.mean == pytest.approx(whole.ttft.mean, rel=0.15)
 
 
 def test_the_first_wave_waits_for_its_prompts():

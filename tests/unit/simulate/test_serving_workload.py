@@ -71,6 +71,7 @@ def test_a_wrong_trace_is_refused_in_one_line(tmp_path, text, message):
         (lambda: Lengths(0), "want 1 or more"),
         (lambda: Speculation(draft_tokens=3, accept=1.2), "not 1.2; 1 is the nearest"),
         (lambda: Policy(token_budget=128, max_batch=256), "max_batch 128 is the most"),
+        (lambda: Policy(reserve=2), "want 0 (none) to 1"),
         (lambda: Engine(Affine(weights_bytes=90, capacity_bytes=50), Policy()), "2 times as many GPUs hold them"),
     ],
 )
