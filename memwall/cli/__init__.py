@@ -33,6 +33,8 @@ COMMANDS = {
     "report": "Render a saved profile as text, HTML, pictures or tables.",
     "accuracy": "Score the model against measured kernels.",
     "gpus": "List the GPUs, or show one with its sources.",
+    "clusters": "List the clusters, or show one with its links and their sources.",
+    "comm": "Model collectives between the GPUs of a cluster, by message size.",
     "ops": "Say which ops are costed, fused, generated and read from traces.",
     "calibrate": "Measure what this machine reaches; write it as a hardware spec.",
 }

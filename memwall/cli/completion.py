@@ -119,6 +119,13 @@ def hosts(context: click.Context, parameter: click.Parameter, incomplete: str) -
     return _starting(incomplete, host_names())
 
 
+def clusters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of clusters."""
+    from memwall.hardware.cluster import cluster_names
+
+    return _starting(incomplete, cluster_names())
+
+
 def policies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of policies."""
     from memwall.fusion import POLICIES

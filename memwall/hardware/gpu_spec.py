@@ -127,7 +127,7 @@ class _Spec:
     @classmethod
     def read(cls, path: Path) -> _Spec:
         document, content = _parse(path)
-        raw = cls(path, dict(_flat(document)), _places(content))
+        raw = cls(path, dict(_flat(document)), places_of(content))
         raw._check_schema()
         checked = {key: raw._checked(key, value) for key, value in raw.values.items()}
         return cls(path, {key: checked[key] for key in _KEYS if key in checked}, raw.places)
@@ -225,7 +225,7 @@ _BARE_KEY = re.compile(r"[\w.\"'\- ]+")
 _COMMENT = re.compile(r"""(?:[^"'#]|"(?:[^"\\]|\\.)*"|'[^']*')*#\s*(.*)""")
 
 
-def _places(content: str) -> dict[str, tuple[int, str]]:
+def places_of(content: str) -> dict[str, tuple[int, str]]:
     """Dotted key -> its line and the comment at the line's end. For messages; tomllib reads the values."""
     places: dict[str, tuple[int, str]] = {}
     table = ""

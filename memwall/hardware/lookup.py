@@ -139,7 +139,7 @@ def with_nearest_constants(gpu: Gpu, others: Iterable[Gpu]) -> Gpu:
     names the GPU on whose rows a table was scored."""
     tables: list[tuple[tuple[float, float, str], str, Gpu]] = []
     for other in others:
-        generations, peaks, name = _distance(gpu, other)
+        generations, peaks, name = distance(gpu, other)
         if generations < _UNRELATED:
             for table in _tables(other):
                 away = generations + (0.0 if table in other.fitted_on else _UNSCORED[generations > 0])
@@ -163,7 +163,7 @@ def _tables(other: Gpu) -> Mapping[str, Mapping[str, float]]:
     return tables
 
 
-def _distance(gpu: Gpu, other: Gpu) -> tuple[float, float, str]:
+def distance(gpu: Gpu, other: Gpu) -> tuple[float, float, str]:
     """Smaller is more similar: generations apart, then peaks and bandwidths."""
     if gpu.compute_capability == other.compute_capability is not None:
         generations: float = -1

@@ -1,16 +1,31 @@
-"""Collectives over the links of GPUs: how long it takes to send what crosses (:mod:`memwall.ops.collective`).
+"""Collectives between GPUs: how long they take on a cluster (:mod:`memwall.hardware.cluster`).
 
-A GPU's ``link_bytes_per_s`` counts both directions, so a link carries half of it each way. In a ring all-reduce each of
-n GPUs sends and receives 2 (n - 1) / n of the buffer in 2 (n - 1) steps (Patarasu and Yuan, 2009). The two GPUs of a
-pair share a bridge of some of the links; several pairs, or nodes, communicate over PCIe or the network, which is then
-the bottleneck.
+An algorithm says how many steps a collective takes on each level of links, and how many bytes leave a group of GPUs
+there. In a ring of n GPUs each sends ``(n - 1) / n`` of the message, and twice that in an all-reduce (Patarasu and
+Yuan, 2009); between nodes that crosses all rails. A tree sends 2 messages in ``log n`` steps between nodes (double
+binary trees: Sanders et al., 2009). A switch that does the sums (NVLS) has each GPU send its message and receive its
+part of the sum: ``(n + 1) / n``. Hierarchically, nodes exchange only what their GPUs have summed. NCCL has three
+protocols: LL and LL128 have short steps and a low rate, Simple the opposite. Each time is that of
+:class:`~memwall.hardware.cluster.Protocol`; levels overlap, and the fastest algorithm and protocol is taken.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from memwall.core.errors import UsageError, unknown
+from memwall.core.units import counted, percent
+from memwall.hardware.cluster import LIBRARIES, Cluster, Link, Protocol, load_cluster
 from memwall.hardware.lookup import Gpu
+
+LAUNCHES = ("eager", "graph")
+#: beyond it vLLM and SGLang call NCCL (``max_size`` in vLLM's custom_all_reduce.py)
+CUSTOM_BYTES = 8 << 20
+#: kinds of links on which these run custom all-reduces of more than two GPUs: the GPUs read each other's memory
+_DIRECT_READS = ("nvlink", "nvswitch", "nvls", "xgmi")
 
 
 def link_s(nbytes: float, gpu: Gpu) -> float:
@@ -19,42 +34,264 @@ def link_s(nbytes: float, gpu: Gpu) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """How NCCL uses the link between the GPUs of a network."""
+class CollectiveTime:
+    """Seconds of one collective. ``wire_s``: the bytes of the op's first algorithm (most often a ring) at the nominal
+    rate of the slowest level, which ``time_s`` may beat where switches do sums; ``bound_s``: the fewest bytes that any
+    algorithm could send. ``sent_bytes``: link → bytes that leave a group of GPUs one way, as taken."""
 
-    #: one way, bytes per second; None: half of the GPU's own figure
-    bytes_per_s: float | None
-    #: fraction of that rate that large buffers reach
-    reached: float
-    #: seconds of the launch and setup, and of each step of the ring
-    start_s: float
-    step_s: float
+    time_s: float
+    wire_s: float
+    bound_s: float
+    algorithm: str
+    protocol: str
+    sent_bytes: Mapping[str, float]
+    words: str
 
 
-#: (network's kind, whether all GPUs are behind one switch or bridge, architecture) -> the slowest link.
-#: Nominal rates: NVLink as the GPU has it, an NVLink bridge of a pair 300e9, PCIe 4 and 5 x16, a 200 Gbit/s adapter.
-#: Fractions and latencies are fitted to Vidur's all-reduce rows; there are none over a network on Hopper.
-_LINKS = {
-    ("dgx", True, "ampere"): Link(None, 0.571, 42e-6, 1.0e-6),
-    ("dgx", True, "hopper"): Link(None, 0.787, 26e-6, 0.35e-6),
-    ("dgx", False, "ampere"): Link(25e9, 0.322, 108e-6, 0.0),
-    ("pairwise_nvlink", True, "ampere"): Link(300e9, 0.652, 37e-6, 1.9e-6),
-    ("pairwise_nvlink", True, "hopper"): Link(300e9, 0.659, 11.7e-6, 2.3e-6),
-    ("pairwise_nvlink", False, "ampere"): Link(32e9, 0.739, 53e-6, 0.84e-6),
-    ("pairwise_nvlink", False, "hopper"): Link(64e9, 0.776, 2.6e-6, 2.6e-6),
+class Level(NamedTuple):
+    """A link with the job's groups on it: ``groups`` of ``gpus`` GPUs each."""
+
+    name: str
+    link: Link
+    groups: int
+    gpus: int
+
+    @property
+    def rate(self) -> float:
+        return self.link.rate(self.gpus, self.groups)
+
+
+class Leg(NamedTuple):
+    """What an algorithm does on a level: steps, the share of the message that leaves a group, and that which a GPU
+    keeps and copies in its own memory."""
+
+    level: Level
+    steps: float
+    share: float
+    own: float = 0.0
+
+
+class Way(NamedTuple):
+    """An algorithm with the protocol of each of its legs."""
+
+    algorithm: str
+    protocol: str
+    legs: Sequence[Leg]
+    protocols: Sequence[Protocol]
+
+    def time_s(self, nbytes: float) -> float:
+        start_s = max(how.start_s for how in self.protocols)
+        steps_s = sum(leg.steps * how.step_s for leg, how in zip(self.legs, self.protocols, strict=True))
+        streams_s = (_stream_s(leg, how, nbytes) for leg, how in zip(self.legs, self.protocols, strict=True))
+        return start_s + steps_s + max(streams_s)
+
+
+def _stream_s(leg: Leg, how: Protocol, nbytes: float) -> float:
+    """Seconds of a leg's bytes in the best number of pieces."""
+    bytes_s = (leg.share + leg.own * how.own_parts) * nbytes / (leg.level.rate * how.share)
+    return bytes_s + 2 * math.sqrt(bytes_s * how.fill_s)
+
+
+# -- what an algorithm sends -------------------------------------------------------------------------------------------
+
+
+def _ring(levels: Sequence[Level], rounds: int = 1, whole: bool = False) -> list[Leg]:
+    """Through all GPUs, each node entered once; ``whole``: the message goes around undivided."""
+    workers = math.prod(level.groups for level in levels)
+    share = 1.0 if whole else rounds * (workers - 1) / workers
+    own = 0.0 if whole else 1 / workers
+    legs, outer = [], workers
+    for i, level in enumerate(levels):
+        inside, outer = outer, outer // level.groups
+        edges = inside - outer if i < len(levels) - 1 else inside
+        legs.append(Leg(level, rounds * (workers - 1) * edges / workers, share, own))
+    return legs
+
+
+def _tree(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+    """A chain in each node, double binary trees between nodes."""
+    *inner, last = levels
+    depth = math.ceil(math.log2(last.groups))
+    return [*(Leg(each, rounds * (each.groups - 1), rounds) for each in inner), Leg(last, rounds * depth, rounds)]
+
+
+def _hierarchy(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+    """Each level on its own: of what leaves a group, every GPU sends its part."""
+    others = [rounds * (each.groups - 1) for each in levels]
+    return [Leg(each, n, n / each.groups, 1 / each.groups) for each, n in zip(levels, others, strict=True)]
+
+
+def _in_switch(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+    """Sums, and copies, in the innermost switch; a hierarchy between nodes."""
+    first, *others = _hierarchy(levels, rounds)
+    parts = first.level.groups
+    return [Leg(first.level, 1, (parts + 1) / parts), *others]
+
+
+def _pairs(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+    """Every GPU sends a part to each other one, over the level that joins the two."""
+    workers = math.prod(level.groups for level in levels)
+    peers = [each.gpus * (each.groups - 1) for each in levels]
+    return [Leg(each, n, each.gpus * n / workers, 1 / workers) for each, n in zip(levels, peers, strict=True)]
+
+
+def _transfer(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+    """The message to one GPU behind the outermost link."""
+    return [Leg(levels[-1], 1, 1.0)]
+
+
+def _one_shot(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+    """Every GPU reads the messages of all others."""
+    return [Leg(each, each.groups - 1, each.groups - 1) for each in levels]
+
+
+class Op(NamedTuple):
+    """A collective: how often its bytes go around, and its algorithms by the name of their protocols' group."""
+
+    rounds: int
+    algorithms: Mapping[str, Callable[..., list[Leg]]]
+    #: whether the message is sent undivided
+    whole: bool = False
+
+    def bus_factor(self, workers: int) -> float:
+        """Bus bandwidth over ``nbytes / time_s`` (nccl-tests, PERFORMANCE.md)."""
+        return 1.0 if self.whole else self.rounds * (workers - 1) / workers
+
+
+def _chain(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+    return _ring(levels, rounds, whole=True)
+
+
+OPS: Mapping[str, Op] = {
+    "all_reduce": Op(2, {"ring": _ring, "tree": _tree, "nvls": _in_switch}),
+    "all_gather": Op(1, {"ring": _ring, "hierarchical": _hierarchy}),
+    "reduce_scatter": Op(1, {"ring": _ring, "hierarchical": _hierarchy}),
+    "all_to_all": Op(1, {"direct": _pairs}),
+    "broadcast": Op(1, {"ring": _chain, "tree": _tree}, whole=True),
+    "send_recv": Op(1, {"send": _transfer, "direct": _transfer}, whole=True),
 }
+#: algorithm → its protocols: of the innermost level, and of the others
+_PROTOCOLS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    **dict.fromkeys(("ring", "tree", "hierarchical"), (("ll", "ll"), ("ll128", "ll128"), ("simple", "simple"))),
+    "nvls": (("nvls", "simple"),),
+    "direct": (("direct_ll", "direct_ll"), ("direct", "direct")),
+    "send": (("send", "send"),),
+    "one-shot": (("one_shot", "one_shot"),),
+    "two-shot": (("two_shot", "two_shot"),),
+    "TensorRT-LLM one-shot": (("trtllm_one_shot", "trtllm_one_shot"),),
+    "TensorRT-LLM two-shot": (("trtllm_two_shot", "trtllm_two_shot"),),
+}
+#: library → the algorithms of its own all-reduce
+_CUSTOM: Mapping[str, Mapping[str, Callable[..., list[Leg]]]] = {
+    "nccl": {},
+    "custom": {"one-shot": _one_shot, "two-shot": _hierarchy},
+    "trtllm": {"TensorRT-LLM one-shot": _one_shot, "TensorRT-LLM two-shot": _hierarchy},
+}
+#: as NCCL prints them
+_PRINTED = {"ll": "LL", "ll128": "LL128", "simple": "Simple", "direct_ll": "LL", "direct": "Simple", "nvls": "Simple"}
 
 
-def all_reduce_s(gpu: Gpu, link: Link, nbytes: int, workers: int) -> tuple[float, float]:
-    """Seconds of an all-reduce, and of its bytes alone at the nominal rate of the link."""
-    rate = link.bytes_per_s or gpu.link_bytes_per_s / 2
-    steps = 2 * (workers - 1)
-    wire_s = steps / workers * nbytes / rate
-    return wire_s / link.reached + link.start_s + steps * link.step_s, wire_s
+# -- the time ----------------------------------------------------------------------------------------------------------
 
 
-def link_of(kind: str, close: bool, architecture: str) -> Link | None:
-    """The link of a network (``dgx`` or ``pairwise_nvlink``; ``close``: all GPUs are behind one switch or bridge), from
-    another architecture where this one has no data; None for an unknown kind."""
-    known = [link for (name, near, _), link in _LINKS.items() if (name, near) == (kind, close)]
-    return _LINKS.get((kind, close, architecture), known[-1]) if known else None
+def collective_s(
+    op: str, nbytes: float, workers: int, cluster: str | Cluster, *, per_node: int | None = None,
+    library: str = "nccl", launch: str = "graph",
+) -> CollectiveTime:  # fmt: skip
+    """Time of one collective.
+
+    Args:
+        op: a key of :data:`OPS`.
+        nbytes: the message as nccl-tests define its size: what a GPU holds of an all-reduce, all that an all-gather
+            makes, a reduce-scatter takes or a GPU sends in an all-to-all.
+        workers: GPUs that take part; ``per_node`` of them on each node, as many as fit if None.
+        library: ``nccl``; ``custom``, as vLLM and SGLang, or ``trtllm``, which have all-reduces of their own inside a
+            node and call NCCL for other ops and beyond :data:`CUSTOM_BYTES`.
+        launch: ``graph``: in a CUDA graph or back to back; ``eager``: from Python, no faster than the host; custom
+            all-reduces then copy the message first.
+
+    Raises:
+        UsageError: unknown names, or a number of GPUs that the cluster does not join.
+    """
+    for kind, name, known in (("op", op, OPS), ("library", library, LIBRARIES), ("launch", launch, LAUNCHES)):
+        if name not in known:
+            raise unknown(kind, name, known)
+    if not 0 < nbytes < math.inf:
+        raise UsageError(f"a message has 1 byte or more, not {nbytes:g}")
+    found = load_cluster(cluster)
+    levels = levels_of(found, workers, per_node)
+    if not levels:
+        return CollectiveTime(0.0, 0.0, 0.0, "none", "", {}, "one GPU has nobody to send to")
+    ways = list(_ways(op, levels, library if nbytes <= CUSTOM_BYTES else "nccl"))
+    bound_s = _bound_s(OPS[op], levels) * nbytes
+    time_s, way = min(((way.time_s(nbytes), way) for way in ways), key=lambda item: item[0])
+    sent = {leg.level.name: leg.share * nbytes for leg in way.legs}
+    eager_s = _eager_s(found, time_s, nbytes, library, op) if launch == "eager" else time_s
+    wire_s = _slowest_s(next(iter(OPS[op].algorithms.values()))(levels, OPS[op].rounds)) * nbytes
+    words = f"{_words(way)}; {percent(wire_s / time_s)} of the link's rate"
+    return CollectiveTime(max(eager_s, bound_s), wire_s, bound_s, way.algorithm, way.protocol, sent, words)
+
+
+def levels_of(cluster: Cluster, workers: int, per_node: int | None = None) -> list[Level]:
+    """The links that a job crosses, the innermost first.
+
+    Raises:
+        UsageError: as :meth:`Cluster.groups`.
+    """
+    levels, gpus = [], 1
+    for (name, link), groups in zip(cluster.link.items(), cluster.groups(workers, per_node), strict=True):
+        if groups > 1:
+            levels.append(Level(name, link, groups, gpus))
+        gpus *= groups
+    return levels
+
+
+def _ways(op: str, levels: Sequence[Level], library: str) -> Iterator[Way]:
+    """The algorithms with each of their protocols that the links have."""
+    algorithms = dict(OPS[op].algorithms)
+    inside = len(levels) == 1
+    reads = levels[0].link.kind in _DIRECT_READS or levels[0].groups == 2
+    if _CUSTOM[library] and op == "all_reduce" and inside and reads:
+        algorithms = dict(_CUSTOM[library])
+    elif inside:
+        algorithms = {name: legs for name, legs in algorithms.items() if name not in ("tree", "hierarchical")}
+    elif levels[0].link.kind != "nvls":
+        algorithms.pop("hierarchical", None)
+    for name, legs_of in algorithms.items():
+        legs = legs_of(levels, OPS[op].rounds)
+        for first, other in _PROTOCOLS[name]:
+            names = [first, *[other] * (len(legs) - 1)]
+            if all(each in leg.level.link.protocols for each, leg in zip(names, legs, strict=True)):
+                hows = [leg.level.link.protocols[each] for each, leg in zip(names, legs, strict=True)]
+                yield Way(name, _PRINTED.get(first, ""), legs, hows)
+
+
+def _slowest_s(legs: Sequence[Leg]) -> float:
+    """Seconds per byte of message on the slowest level at its nominal rate."""
+    return max(leg.share / leg.level.rate for leg in legs)
+
+
+def _bound_s(op: Op, levels: Sequence[Level]) -> float:
+    """Seconds per byte of message that no algorithm beats: switches that do sums spare half of an all-reduce."""
+    if op.algorithms == OPS["all_to_all"].algorithms:
+        return _slowest_s(_pairs(levels))
+    if op.whole:
+        return 1 / levels[-1].rate
+    legs = _hierarchy(levels, op.rounds)
+    in_switch = [leg._replace(share=leg.share / op.rounds) if leg.level.link.kind == "nvls" else leg for leg in legs]
+    return _slowest_s(in_switch)
+
+
+def _eager_s(cluster: Cluster, time_s: float, nbytes: float, library: str, op: str) -> float:
+    """Of calls from Python: custom all-reduces copy the message, and the host takes its time."""
+    if _CUSTOM[library] and op == "all_reduce":
+        gpu = cluster.hardware
+        time_s += 2 * nbytes / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
+    return max(time_s, cluster.eager_s.get(library, 0.0))
+
+
+def _words(way: Way) -> str:
+    """What was taken, and where its bytes go."""
+    steps = counted(round(sum(leg.steps for leg in way.legs)), "step")
+    sent = ", ".join(f"{leg.share:.3g} x the message on {leg.level.name}" for leg in way.legs)
+    return f"{f'{way.algorithm} {way.protocol}'.strip()}: {steps}, {sent}"

@@ -11,6 +11,7 @@ import pytest
 from memwall import __version__
 from memwall.cli import COMMANDS
 from memwall.cli.target import DEFAULT_GPU
+from memwall.hardware.cluster import cluster_names
 from memwall.hardware.host import Work
 from memwall.hardware.lookup import gpu_names
 
@@ -193,6 +194,27 @@ def test_compare_a_model_and_profiles(run, record):
     assert result.code == 0
     assert "tiny on t4" in result.out
     assert "net on h100-sxm" in result.out
+
+
+def test_clusters(run, folder):
+    assert all(name in run("clusters").out for name in cluster_names())
+    one = run("clusters", "DGX-H100").out
+    assert "450.00 GB/s" in one and "as in azure-nd-a100-v4" in one
+    assert json.loads(run("clusters", "dgx-h100", "--json").out)["link"]["nvlink"]["kind"] == "nvls"
+
+
+def test_comm(run, folder):
+    """More GPUs than a node has run on several; sizes double."""
+    out = run("comm", "--cluster", "dgx-h100", "--gpus", "16", "--op", "all_gather", "send_recv", "--max", "4K").out
+    assert "16 GPUs of dgx-h100" in out and out.count("4,096") == 2
+    run("comm", "--cluster", "dgx-h100", "--max", "3K", "-o", "t.csv", "-o", "t.md", "-o", "t.json", "-o", "t.html")
+    rows = json.loads((folder / "t.json").read_text())
+    assert [row["nbytes"] for row in rows] == [1024, 2048]
+    for row in rows:
+        # nccl-tests: an all-reduce of 8 GPUs has 2 x 7/8 of the algorithm's bandwidth on the bus
+        assert row["bus_bytes_per_s"] == pytest.approx(1.75 * row["nbytes"] / row["time_s"])
+        assert row["link_share"] == pytest.approx(row["bus_bytes_per_s"] / 450e9)
+    assert (folder / "t.csv").read_text().splitlines()[0].startswith("cluster,op,gpus,nbytes,time_s,")
 
 
 def test_gpus(run, folder):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memwall.analysis.accuracy.collectives import CollectiveSample, collective_rows
 from memwall.analysis.accuracy.modules import ModuleSample, module_rows
 from memwall.analysis.accuracy.samples import Sample, halves, left_out, model_rows
 from memwall.analysis.accuracy.tables import TABLES, Kind, Skip
@@ -26,6 +27,7 @@ class Measured:
 
     samples: list[Sample] = field(default_factory=list)
     modules: list[ModuleSample] = field(default_factory=list)
+    collectives: list[CollectiveSample] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     #: reason -> rows
     skipped: Counter[str] = field(default_factory=Counter)
@@ -41,7 +43,7 @@ def read_measured(path: str | Path) -> Measured:
         _read_table(source, found)
     else:
         raise UsageError(f"cannot score {source}: want a saved profile (.json) or a table (.csv)")
-    if not (found.samples or found.modules or found.rows):
+    if not (found.samples or found.modules or found.collectives or found.rows):
         reason = f": {found.skipped.most_common(1)[0][0]}" if found.skipped else ""
         raise UsageError(f"{source} holds no measured kernel that was timed{reason}")
     return found
@@ -58,7 +60,9 @@ def _read_profile(source: Path, found: Measured) -> None:
 
 def _read_table(source: Path, found: Measured) -> None:
     kind = None
-    into: dict[type, list[Any]] = {Sample: found.samples, ModuleSample: found.modules, Row: found.rows}
+    into: dict[type, list[Any]] = {
+        Sample: found.samples, ModuleSample: found.modules, CollectiveSample: found.collectives, Row: found.rows,
+    }  # fmt: skip
     for line, record in read_csv(source):
         kind = kind or _recognise(source, record)
         try:
@@ -104,13 +108,21 @@ def score_files(paths: Iterable[str | Path], *, split: bool = False) -> Scored:
     found = [read_measured(path) for path in paths]
     samples = [sample for measured in found for sample in measured.samples]
     modules = [module for measured in found for module in measured.modules]
+    collectives = [each for measured in found for each in measured.collectives]
     skipped: Counter[str] = sum((measured.skipped for measured in found), Counter())
-    rows = [row for measured in found for row in measured.rows] + _modeled(samples, modules)
+    rows = [row for measured in found for row in measured.rows] + _modeled(samples, modules, collectives)
     if not split:
         return Scored(rows, skipped)
-    parts = zip((*halves(samples), left_out(samples)), (*halves(modules), left_out(modules)), strict=True)
+    parts = zip(
+        (*halves(samples), left_out(samples)),
+        (*halves(modules), left_out(modules)),
+        (*halves(collectives), [each.left_out() for each in collectives]),
+        strict=True,
+    )
     return Scored(rows, skipped, Split(*(_modeled(*part) for part in parts)))
 
 
-def _modeled(samples: Iterable[Sample], modules: Iterable[ModuleSample]) -> list[Row]:
-    return model_rows(samples) + module_rows(modules)
+def _modeled(
+    samples: Iterable[Sample], modules: Iterable[ModuleSample], collectives: Iterable[CollectiveSample]
+) -> list[Row]:
+    return model_rows(samples) + module_rows(modules) + collective_rows(collectives)

@@ -113,8 +113,38 @@ def test_an_all_reduce_by_hand(tmp_path):
     path.write_text("network,num_workers,size,median_ms,devices_per_node\nh100_dgx,8,90000000,0.4,8\n")
     (row,) = score_files([path]).rows
     # 2 x 7 / 8 of 90 MB at 450 GB/s each way are 350 us
-    assert row.r0_s == pytest.approx(350e-6)
-    assert row.modeled_s == pytest.approx(350e-6 / 0.787 + 26e-6 + 14 * 0.35e-6)
+    assert row.r0_s == pytest.approx(350e-6) and row.r1_s == pytest.approx(350e-6 / 0.85 + 3e-6)
+    assert (row.gpu, row.op_class, row.measured_s) == ("h100_dgx", "all_reduce", 0.4e-3)
+
+
+COLLECTIVES = "gpu,lib,op,dtype,n_gpus,devices_per_node,bytes,time_us\n"
+
+
+def test_collectives_by_hand(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        COLLECTIVES
+        + "h200_sxm,NCCL 2.29,alltoall,half,8,,90000000,200\nhgx-b200,any,all_gather,half,8,4,90000000,200\n"
+        "h100_sxm,vLLM_custom_eager,all_reduce(custom),bfloat16,2,,4096,20\nl40s,TRTLLM,all_reduce(custom),half,2,,64,5\n"
+    )
+    pairs, nodes, eager, trt = read_measured(path).collectives
+    assert (pairs.cluster.name, pairs.op, pairs.launch) == ("dgx-h200", "all_to_all", "graph")
+    # 7 / 8 of 90 MB at 450 GB/s; between two half nodes over 4 adapters of 50 GB/s
+    assert pairs.row().r0_s == pytest.approx(175e-6) and nodes.row().r0_s == pytest.approx(90e6 * 7 / 8 / 200e9)
+    assert (eager.library, eager.launch, eager.row().op_class) == ("custom", "eager", "all_reduce custom")
+    assert (trt.library, trt.launch) == ("trtllm", "graph")
+
+
+def test_collectives_that_no_cluster_can_run_are_counted(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        COLLECTIVES + "voodoo,NCCL,all_gather,half,2,,8,9\nh100_sxm,NCCL,gossip,half,2,,8,9\n"
+        "a100_pairwise_nvlink,NCCL,all_reduce,half,8,,8,9\nh100_sxm,NCCL,all_gather,half,2,,8,9\n"
+    )
+    assert set(read_measured(path).skipped) == {
+        "there is no cluster of the GPU 'voodoo'", "op 'gossip' is not known",
+        "a100-4-pairs joins 1 to 4 GPUs, not 8",
+    }  # fmt: skip
 
 
 def test_what_cannot_be_scored_is_counted(tmp_path):
@@ -196,7 +226,7 @@ def test_every_row_of_a_real_table_is_read(name):
         pytest.skip("the measured tables are not here")
     count, baselines = REAL[name]
     found = read_measured(path)
-    assert len(found.samples) + len(found.rows) == count
+    assert len(found.samples) + len(found.collectives) + len(found.rows) == count
     assert not found.skipped
     if baselines:
         cells = {(c.gpu, c.op_class, c.dtype): c for c in score(score_files([path]).rows)}

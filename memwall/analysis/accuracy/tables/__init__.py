@@ -14,7 +14,9 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - float32 ops in eager calls: op (linear, bmm, add, mul, relu, gelu, softmax, ln, ...), gpu, b, m, k, n, h, latency_ms
 - float32 convolutions in eager calls: gpu, n, cin, cout, ksize, hw, stride, padding, latency_ms
 - layers of an LLM: gpu, op, num_tokens, tp, n_head, n_kv_head, n_embd, n_ffn, vocab, gated_mlp, median_ms
-- all-reduce: network, num_workers, size (bytes), median_ms, devices_per_node
+- collectives: gpu (or the name of a cluster), lib, op, dtype, n_gpus, devices_per_node (may be empty), bytes, time_us;
+  sizes as nccl-tests define them (:mod:`memwall.analysis.accuracy.tables.collectives`)
+- all-reduce from Python: network, num_workers, size (bytes), median_ms, devices_per_node
 - cuBLAS and cuDNN loops: DeepBench's columns (:mod:`memwall.analysis.accuracy.tables.library`)
 - encoder layers of BERT-large: what, config ("... b8 s512"), implementation (PyTorch), ms
 - rates: gpu, benchmark, measured_GBps; gpu, dtype, measured_tflops, shape_mnk
@@ -25,6 +27,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 
 from memwall.analysis.accuracy.tables import (
     aiconfigurator,
+    collectives,
     encoder,
     kernelbench,
     library,
@@ -40,7 +43,7 @@ __all__ = ["TABLES", "Kind", "Skip"]
 #: Kinds of tables; the first whose columns are all present is used.
 TABLES: tuple[Kind, ...] = (
     OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, aiconfigurator.QUANTISED, serving.EXPERTS, serving.LATENT,
-    neusight.CONV, neusight.OPS,
-    vidur.OPS, vidur.ALL_REDUCE, library.CONV, library.GEMM, liger.OPS, liger.PAIRS, library.BANDWIDTH,
+    neusight.CONV, neusight.OPS, vidur.OPS, collectives.NCCL, collectives.ALL_REDUCE, library.CONV, library.GEMM,
+    liger.OPS, liger.PAIRS, library.BANDWIDTH,
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES,
 )  # fmt: skip

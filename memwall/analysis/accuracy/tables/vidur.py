@@ -1,17 +1,15 @@
-"""Vidur's tables (microsoft/vidur): the layers of an LLM as vLLM runs them in float16, and NCCL's all-reduce."""
+"""Vidur's table (microsoft/vidur): the layers of an LLM as vLLM runs them in float16."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 
-from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, gpu_named, known, seconds, size
-from memwall.analysis.validation import Row
+from memwall.analysis.accuracy.tables.base import Call, Record, Table, gpu_named, known, size
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.indexing import select_steps
 from memwall.ops.launches import Gemm, Stream
-from memwall.perfmodel.collectives import all_reduce_s, link_of
 from memwall.perfmodel.stream import BLOCK_THREADS
 
 _DTYPE, _ITEMSIZE = "float16", 2
@@ -109,23 +107,7 @@ def _op(record: Record) -> Call:
     return Call(op_class=op_class, dtype=_DTYPE, shape=shape, cost=cost, warm=warm, split=split)
 
 
-def _all_reduce(record: Record) -> Row:
-    """One measured all-reduce; its network is a GPU's label and the interconnect, as in ``a100_dgx``."""
-    network = record["network"]
-    label, _, kind = network.partition("_")
-    gpu, nbytes, workers = gpu_named(label), size(record, "size"), size(record, "num_workers")
-    per_node, measured_s = size(record, "devices_per_node"), seconds(record, "median_ms")
-    link = link_of(kind, workers <= per_node and (kind == "dgx" or workers <= 2), gpu.architecture)
-    if link is None:
-        raise Skip(f"how a network {kind[:40]!r} joins its GPUs is not known")
-    modeled_s, wire_s = all_reduce_s(gpu, link, nbytes, workers)
-    shape = f"{nbytes} bytes, {workers} GPUs, {per_node} in a node"
-    return Row(ALL_REDUCE.name, network, "all_reduce", "float16", modeled_s, measured_s, shape=shape,
-               r0_s=wire_s, r1_s=wire_s / 0.85 + 3e-6)  # fmt: skip
-
-
 OPS = Table(
     "vidur_mlp_ops", "gpu op num_tokens tp n_head n_kv_head n_embd n_ffn vocab gated_mlp median_ms", _op, "kernel",
     time="median_ms", resolution_s=_RESOLUTION_S,
 )  # fmt: skip
-ALL_REDUCE = Table("vidur_allreduce", "network num_workers size median_ms devices_per_node", _all_reduce)

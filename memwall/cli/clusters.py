@@ -1,0 +1,24 @@
+"""``memwall clusters``: the clusters, or one with its links and their sources."""
+
+from __future__ import annotations
+
+import click
+
+from memwall.cli import options
+from memwall.cli.output import Out
+from memwall.cli.parsing import Command
+from memwall.hardware.cluster import cluster_names, load_cluster
+
+
+@click.command("clusters", cls=Command)
+@click.argument("name", required=False, shell_complete=options.completing("clusters"))
+@options.as_json
+@options.debug
+def command(name: str | None, as_json: bool) -> None:
+    """List the clusters; with NAME, or the path of a TOML file, show its links and where each number comes from."""
+    from memwall.report.pages.clusters import ClusterReport, ClustersReport
+
+    if name is None:
+        Out(as_json=as_json).show(ClustersReport([load_cluster(each) for each in cluster_names()]))
+    else:
+        Out(as_json=as_json).show(ClusterReport(load_cluster(name)))

@@ -1,0 +1,71 @@
+"""``memwall comm``: how long collectives take between the GPUs of a cluster, as nccl-tests print it."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from memwall.analysis.communication import sweep
+from memwall.cli import options
+from memwall.cli.output import Out
+from memwall.cli.parsing import Command, SeveralOption
+from memwall.core.errors import UsageError
+from memwall.hardware.cluster import load_cluster
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+class Bytes(click.ParamType[int]):
+    """A size as nccl-tests take it: ``512``, ``1K``, ``8M``, in powers of 1024."""
+
+    name = "bytes"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = re.fullmatch(r"([0-9]{1,15})([KMGT]?)(?:I?B)?", str(value).upper())
+        if not found or not int(found[1]):
+            raise UsageError(f"{param.opts[0] if param else 'size'}: a size is as in 512, 1K, 8M or 1G, not {value!r}")
+        return int(found[1]) << _UNITS[found[2]]
+
+
+@click.command("comm", cls=Command)
+@click.option("--cluster", required=True, metavar="NAME", shell_complete=options.completing("clusters"),
+              help="See memwall clusters; the path of a TOML file works too.")  # fmt: skip
+@click.option(
+    "--op",
+    "ops",
+    cls=SeveralOption,
+    metavar="NAME...",
+    help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv. [default: all_reduce]",
+)
+@click.option("--gpus", type=int, metavar="N", help="GPUs that take part. [default: those of a node]")
+@click.option("--per-node", type=int, metavar="N", help="GPUs on each node. [default: as many as fit]")
+@click.option("--min", "least", type=Bytes(), default="1K", show_default=True, help="The smallest message.")
+@click.option(
+    "--max", "most", type=Bytes(), default="1G", show_default=True, help="The largest; each is twice the last."
+)
+@click.option("--library", default="nccl", show_default=True, metavar="NAME",
+              help="nccl; custom: all-reduces of vLLM and SGLang; trtllm: those of TensorRT-LLM.")  # fmt: skip
+@click.option(
+    "--launch",
+    default="graph",
+    show_default=True,
+    metavar="NAME",
+    help="graph: back to back or in a CUDA graph; eager: calls from Python, no faster than the host.",
+)
+@options.common("clusters.CommReport")
+def command(
+    out: Out, cluster: str, ops: tuple[str, ...], gpus: int | None, per_node: int | None, least: int, most: int,
+    library: str, launch: str,
+) -> None:  # fmt: skip
+    """Model the time of collectives by message size: time, algorithm and bus bandwidth, and what was taken.
+
+    Sizes are as nccl-tests define them. No GPU is needed.
+    """
+    from memwall.report.pages.clusters import CommReport
+
+    out.plan(CommReport)
+    found = load_cluster(cluster)
+    rows = sweep(found, ops or ("all_reduce",), found.gpus_per_node if gpus is None else gpus, least, most,
+                 per_node=per_node, library=library, launch=launch)  # fmt: skip
+    out.show(CommReport(found, rows))
