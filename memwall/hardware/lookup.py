@@ -87,7 +87,7 @@ def gpu_names() -> tuple[str, ...]:
 @cache
 def all_gpus() -> tuple[Gpu, ...]:
     """All GPUs, by vendor, then release."""
-    return tuple(sorted(map(_packaged, _files()), key=lambda gpu: (gpu.vendor, gpu.release, gpu.name)))
+    return tuple(_packaged(gpu.name) for gpu in stated())
 
 
 def spec_path(name: str) -> Path:
@@ -128,8 +128,8 @@ def _inherited(gpu: Gpu) -> Gpu:
 
 
 def stated() -> list[Gpu]:
-    """All GPUs with the constants that their own files state."""
-    return [_own(name) for name in _files()]
+    """All GPUs with the constants that their own files state, by vendor, then release."""
+    return sorted(map(_own, _files()), key=lambda gpu: (gpu.vendor, gpu.release, gpu.name))
 
 
 def with_nearest_constants(gpu: Gpu, others: Iterable[Gpu]) -> Gpu:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
 from memwall.ops.base import Cost
+from memwall.ops.quantised import FP8_BLOCK, INT4, MXFP4, MXFP8, NVFP4
 from memwall.ops.serving import Experts
 
 #: (rows, experts that have so many)
@@ -42,16 +43,14 @@ class Scheme(NamedTuple):
     itemsize: float
 
 
-_BLOCK = 1 + 4 / 128**2
 #: name -> format; the name of a dtype, or as aiconfigurator's ``moe_dtype``
 SCHEMES: Mapping[str, Scheme] = {
     "bfloat16": Scheme(2, "bfloat16", 2), "float16": Scheme(2, "float16", 2), "fp8": Scheme(1, "fp8", 1),
-    "fp8_block": Scheme(_BLOCK, "fp8", 1),  # a float32 for 128 x 128
-    "int4_wo": Scheme(0.5 + 2 / 128, "bfloat16", 2),  # a 16-bit scale for 128
-    "w4afp8": Scheme(0.5 + 2 / 128, "fp8", 1),
-    "nvfp4": Scheme(0.5 + 1 / 16, "fp4", 0.5 + 1 / 16),  # a byte for 16
-    "w4a16_mxfp4": Scheme(0.5 + 1 / 32, "bfloat16", 2),  # a byte for 32
-    "w4a8_mxfp4_mxfp8": Scheme(0.5 + 1 / 32, "fp8", 1 + 1 / 32),
+    "fp8_block": Scheme(FP8_BLOCK.element_bytes, "fp8", 1),
+    "int4_wo": Scheme(INT4.element_bytes, "bfloat16", 2), "w4afp8": Scheme(INT4.element_bytes, "fp8", 1),
+    "nvfp4": Scheme(NVFP4.element_bytes, "fp4", NVFP4.element_bytes),
+    "w4a16_mxfp4": Scheme(MXFP4.element_bytes, "bfloat16", 2),
+    "w4a8_mxfp4_mxfp8": Scheme(MXFP4.element_bytes, "fp8", MXFP8.element_bytes),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import NamedTuple
 
 from memwall.core.graph import ITEMSIZE, Pipe
@@ -41,6 +41,12 @@ class Stored:
         """Bytes of an element without its scale."""
         return self.bits / 8
 
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of an element with its share of the scale and the zero point, those of whole rows and tensors aside."""
+        shared = (self.scale_bytes + self.zero_bits / 8) / prod(self.block) if all(self.block) else 0.0
+        return self.itemsize + shared
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
@@ -65,23 +71,27 @@ class Kernels(NamedTuple):
     row_instructions: int = 0
 
 
+INT4 = Stored(bits=4, block=(1, 128), scale_bytes=2)
+MXFP4 = Stored(bits=4, block=(1, 32), scale_bytes=1)
+NVFP4 = Stored(bits=4, block=(1, 16), scale_bytes=1)
+MXFP8 = Stored(bits=8, block=(1, 32), scale_bytes=1)
+FP8_BLOCK = Stored(bits=8, block=(128, 128), scale_bytes=4)
 _FP8 = Stored(bits=8, block=(0, 0), scale_bytes=4)
 _INT8 = Stored(bits=8, scale_bytes=4)
-_NVFP4 = Stored(bits=4, block=(1, 16), scale_bytes=1)
 
 SCHEMES: Mapping[str, Scheme] = {
-    "int4_wo": Scheme(weights=Stored(bits=4, block=(1, 128), scale_bytes=2), dequantised="int4_wo"),
+    "int4_wo": Scheme(weights=INT4, dequantised="int4_wo"),
     # AWQ and GPTQ: a zero point of 4 bits for each group
-    "int4_awq": Scheme(weights=Stored(bits=4, block=(1, 128), scale_bytes=2, zero_bits=4), dequantised="int4_wo"),
-    "mxfp4": Scheme(weights=Stored(bits=4, block=(1, 32), scale_bytes=1), dequantised="mxfp4"),
+    "int4_awq": Scheme(weights=replace(INT4, zero_bits=4), dequantised="int4_wo"),
+    "mxfp4": Scheme(weights=MXFP4, dequantised="mxfp4"),
     "int8_wo": Scheme(weights=Stored(bits=8, scale_bytes=2)),
     "fp8": Scheme(weights=_FP8, activations=_FP8, pipe="fp8"),
     "fp8_static": Scheme(weights=_FP8, activations=_FP8, pipe="fp8"),
     "fp8_block": Scheme(
-        weights=Stored(bits=8, block=(128, 128), scale_bytes=4),
+        weights=FP8_BLOCK,
         activations=Stored(bits=8, block=(1, 128), scale_bytes=4), pipe="fp8",
     ),
-    "nvfp4": Scheme(weights=_NVFP4, activations=_NVFP4, pipe="fp4", dequantised="int4_wo"),
+    "nvfp4": Scheme(weights=NVFP4, activations=NVFP4, pipe="fp4", dequantised="int4_wo"),
     "sq": Scheme(weights=_INT8, activations=_INT8, pipe="int8"),
 }  # fmt: skip
 
