@@ -76,10 +76,10 @@ class Speculation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """How the scheduler fills a step. ``chunked``: decodes first, then prompts, cut where ``token_budget`` ends, as
-    vLLM v1 does; otherwise prompts run whole in steps of their own while decodes wait. A step of decodes alone runs
-    the next batch in ``captured`` (empty: no graphs). A prompt is admitted when the cache also has room for the share
-    ``reserve`` of all that running requests may still generate: 0 as vLLM does, which preempts where it went wrong; 1
-    as TensorRT-LLM does (``GUARANTEED_NO_EVICT``); SGLang is between."""
+    vLLM v1 does; otherwise prompts run whole in steps of their own while decodes wait, as SGLang does without mixed
+    chunks. A step of decodes alone runs the next batch in ``captured`` (empty: no graphs). A prompt is admitted when
+    the cache also has room for the share ``reserve`` of all that running requests may still generate: 0 as vLLM does,
+    which preempts where it went wrong; 1 as TensorRT-LLM does (``GUARANTEED_NO_EVICT``); SGLang is between."""
 
     token_budget: int = 8192
     max_batch: int = 256

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +43,10 @@ _NEAR_OVERLOAD, _STALLS, _FULL_STEPS, _FEW = 0.75, 0.015, 0.97, 0.1
 class Steady:
     """Means of a server that has run for long; names and units as those of
     :class:`~memwall.simulate.serving.requests.Requests`. ``largest_batch`` sequences fit into the cache and the policy,
-    with which the server makes ``most_requests_per_s``; ``first_wave_s`` is the mean TTFT of the clients' first
-    requests, which all come at once; ``overloaded`` says so (then the batch is the largest, and the wait has no end),
-    ``doubt`` where a simulation is more exact, and why; else they are empty."""
+    with which the server makes ``most_requests_per_s``. The clients' first requests all come at once, with a mean TTFT
+    of ``first_wave_s``; ``run_ttft_s`` is that of a run of as many requests as the workload has, the first ones with
+    it, which is what benchmarks report. ``overloaded`` says so (then the batch is the largest, and the wait has no
+    end), ``doubt`` where a simulation is more exact, and why; else they are empty."""
 
     ttft: Spread
     tpot: Spread
@@ -58,6 +59,7 @@ class Steady:
     largest_batch: int
     most_requests_per_s: float
     first_wave_s: float
+    run_ttft_s: float
     overloaded: str = ""
     doubt: str = ""
     #: what requests wait for before their first step: ``cache`` or ``batch``; empty: the step that runs
@@ -95,7 +97,9 @@ def steady_state(steps: Steps, workload: Workload, policy: Policy = DEFAULT) -> 
     doubt = ""
     if point.prompt_share > _FULL_STEPS and 0 < point.prompts < _FEW * clients and clients <= load.slots:
         doubt = "prompts just fill the token budget of every step: how many wait is uncertain"
-    return _steady(server, point.ends_per_s, point, ttft_s, server.first_wave_s(clients), doubt=doubt)
+    first_s, first = server.first_wave_s(clients), min(clients, load.slots, workload.count) / workload.count
+    found = _steady(server, point.ends_per_s, point, ttft_s)
+    return replace(found, first_wave_s=first_s, run_ttft_s=first * first_s + (1 - first) * ttft_s, doubt=doubt)
 
 
 def _rate(workload: Workload) -> float:
@@ -294,7 +298,7 @@ def _open(server: _Server, rate_per_s: float) -> Steady:
     most_per_s = server.closed(slots).ends_per_s
     if rate_per_s > _OVERLOAD * most_per_s:
         said = f"overloaded: {rate_per_s:.4g} requests per second come, and {most_per_s:.4g}/s is the most"
-        return _steady(server, most_per_s, server.closed(slots), math.inf, math.inf, overloaded=said)
+        return replace(_steady(server, most_per_s, server.closed(slots), math.inf), overloaded=said)
     nodes = _grid(slots)
     points = [_Point(0.0, 0.0, 0.0, 0.0, 0.0), *(server.fed(node) for node in nodes[1:])]
     known = [_interpolated(n, nodes, points) for n in range(slots + 1)]
@@ -308,7 +312,8 @@ def _open(server: _Server, rate_per_s: float) -> Steady:
     columns = zip(*known, strict=True)
     mean = _Point(*(sum(s * value for s, value in zip(shares, column, strict=True)) for column in columns))
     ttft_s = (mean.prompts + waiting) / rate_per_s + mean.residual_s
-    return _steady(server, rate_per_s, mean, ttft_s, ttft_s, doubt=_doubt(server, rate_per_s, most_per_s, mean))
+    found = _steady(server, rate_per_s, mean, ttft_s)
+    return replace(found, doubt=_doubt(server, rate_per_s, most_per_s, mean))
 
 
 def _doubt(server: _Server, rate_per_s: float, most_per_s: float, mean: _Point) -> str:
@@ -338,10 +343,7 @@ def _interpolated(number: int, nodes: Sequence[int], points: Sequence[_Point]) -
     return _Point(*(a + share * (b - a) for a, b in pairs))
 
 
-def _steady(
-    server: _Server, per_s: float, point: _Point, ttft_s: float, first_wave_s: float, overloaded: str = "",
-    doubt: str = "",
-) -> Steady:  # fmt: skip
+def _steady(server: _Server, per_s: float, point: _Point, ttft_s: float) -> Steady:
     load, full = server.load, "batch" if server.load.slots == server.policy.max_batch else "cache"
     waits = per_s * ttft_s > 2 * point.prompts + per_s * point.residual_s
     held = point.batch * load.engine.kv_bytes(load.context) + point.prompts * load.engine.kv_bytes(load.prompt)
@@ -349,6 +351,6 @@ def _steady(
         ttft=Spread(ttft_s), tpot=Spread(point.batch / per_s / (load.generate - 1)), requests_per_s=per_s,
         tokens_per_s=per_s * load.generate, prompt_tokens_per_s=per_s * load.prompt, batch=point.batch,
         cache_use=min(held / load.engine.cache_bytes, 1.0), prompt_share=point.prompt_share, largest_batch=load.slots,
-        most_requests_per_s=server.closed(load.slots).ends_per_s, first_wave_s=first_wave_s,
-        overloaded=overloaded, doubt=doubt, wall=full if waits else "",
+        most_requests_per_s=server.closed(load.slots).ends_per_s, first_wave_s=ttft_s,
+        run_ttft_s=ttft_s, wall=full if waits else "",
     )  # fmt: skip

@@ -98,6 +98,8 @@ class Workload:
             raise UsageError(f"{self.rate_per_s:g} requests per second; want a rate above 0, such as 1")
         if not 0 <= self.prefix_hit <= 1:
             raise UsageError(f"a share of {self.prefix_hit:g} of the prompt in the cache; want 0 to 1")
+        if self.count < 1:
+            raise UsageError(f"{self.requests} requests are no workload; want 1 or more")
         if not 0 <= self.warmup < self.count:
             raise UsageError(f"a warm-up of {self.warmup} of {self.count} requests; {self.count - 1} is the most")
 

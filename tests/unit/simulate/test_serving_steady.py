@@ -119,6 +119,16 @@ def test_the_first_wave_waits_for_its_prompts():
         assert found.ttft.mean < found.first_wave_s / 4
 
 
+@pytest.mark.parametrize("clients", [4, 32, 300])
+def test_a_benchmark_of_ten_requests_for_each_client_has_the_first_wave_in_its_mean(clients):
+    """With 32 clients the first wave more than doubles the mean TTFT."""
+    workload = Workload(prompt=Lengths(4096, 0.8, 1.0), generate=Lengths(512, 0.8, 1.0), concurrency=clients)
+    for make in (Affine, Saturating):
+        run, found = simulate_requests(make(), workload), steady_state(make(), workload)
+        assert found.run_ttft_s == pytest.approx(run.ttft.mean, rel=0.1)
+        assert clients != 32 or found.ttft.mean < run.ttft.mean / 2
+
+
 def test_speculation_is_faster_by_its_expected_tokens():
     workload = Workload(prompt=Lengths(100), generate=Lengths(401), concurrency=1)
     plain, guessed = (

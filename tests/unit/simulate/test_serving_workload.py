@@ -67,6 +67,7 @@ def test_a_wrong_trace_is_refused_in_one_line(tmp_path, text, message):
         (lambda: Workload(concurrency=0), "want a concurrency of 1"),
         (lambda: Workload(concurrency=1, prefix_hit=1.5), "want 0 to 1"),
         (lambda: Workload(concurrency=1, requests=5, warmup=5), "4 is the most"),
+        (lambda: Workload(concurrency=1, requests=0), "0 requests are no workload; want 1 or more"),
         (lambda: Lengths.parse(10, "a-b"), "want one such as 0.8-1.0"),
         (lambda: Lengths(0), "want 1 or more"),
         (lambda: Speculation(draft_tokens=3, accept=1.2), "not 1.2; 1 is the nearest"),
