@@ -27,6 +27,8 @@ class Constants:
     #: the former where that is wider (``tools/foreign_intervals.py``); here the widest of all families
     FOREIGN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.34)
+    #: both, of variants whose kernels differ more between GPUs
+    FOREIGN_OF: ClassVar[Mapping[str, tuple[float, float]]] = {}
     #: a variant that no row of any GPU shows: it takes the constants of the one that it is like, or else of the first,
     #: and the widest interval
     UNMEASURED: ClassVar[str] = ""
@@ -50,6 +52,12 @@ class GemmConstants(Constants):
         "bfloat16", "float16", "tf32", "fp8", "int8", "float32", "float64", "int4_wo", "int8_wo", "sq", "fp8_scaled",
         "fp8_block", "fp8_block_sglang", "nvfp4", "nvfp4_sglang", "nvfp4_trtllm", "latent_bfloat16", "latent_fp8",
     )  # fmt: skip
+    #: residuals of the fit half of aiconfigurator_quant_gemm with each GPU left out, GPU and table of equal weight
+    FOREIGN_OF: ClassVar[Mapping[str, tuple[float, float]]] = {
+        **dict.fromkeys(("int4_wo", "int8_wo", "sq"), (0.47, 1.35)),
+        **dict.fromkeys(("fp8_scaled", "fp8_block", "fp8_block_sglang"), (0.84, 1.45)),
+        **dict.fromkeys(("nvfp4", "nvfp4_sglang", "nvfp4_trtllm"), (0.84, 1.45)),
+    }
     UNMEASURED: ClassVar[str] = "mxfp4"
     LIKE: ClassVar[str] = "int4_wo"
     FOREIGN: ClassVar[tuple[float, float]] = (0.84, 1.25)

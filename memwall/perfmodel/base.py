@@ -109,7 +109,8 @@ def _interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, flo
         return Constants.UNKNOWN
     known = constants(kind, gpu, variant)
     known_as = CALIBRATED.index(calibrated(kind, gpu, variant))
-    return ((known.interval_low, known.interval_high), kind.FOREIGN, kind.UNKNOWN)[known_as]
+    foreign, unknown = (kind.FOREIGN_OF.get(variant, of_all) for of_all in (kind.FOREIGN, kind.UNKNOWN))
+    return ((known.interval_low, known.interval_high), foreign, unknown)[known_as]
 
 
 #: the 80 % interval of a family's launches on a GPU, as multiples of the modeled time

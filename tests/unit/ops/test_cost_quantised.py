@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from memwall.analysis.accuracy import Sample, read_measured
-from memwall.analysis.accuracy.samples import halves, model_rows
+from memwall.analysis.accuracy.samples import halves, left_out, model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import load_gpu
@@ -110,6 +110,14 @@ def test_a_scheme_without_rows_has_the_widest_interval() -> None:
     assert found.high_s / found.time_s == pytest.approx(2.34, rel=0.01)
 
 
+def test_kernels_of_another_gpu_have_a_wider_interval() -> None:
+    a10 = load_gpu("a10")  # no quantised product was measured on it
+    there = predict_cost(quantised_product(M, 16384, 16384, "int4_wo"), a10)
+    here = predict_cost(quantised_product(M, 16384, 16384, "int4_wo"), A100)
+    assert there.high_s / there.time_s == pytest.approx(1.35, rel=0.01)
+    assert here.high_s / here.time_s < 1.3
+
+
 MEASURED = truth("aiconfigurator_quant_gemm.csv")
 
 
@@ -135,6 +143,12 @@ def test_no_measured_product_is_faster_than_the_bound(samples: list[Sample]) -> 
     bounded = [row for row in model_rows(samples) if row.bound_s is not None]  # operands of more than twice the L2
     assert len(bounded) > 1000
     assert max(row.bound_s / row.measured_s for row in bounded) <= 1
+
+
+def test_the_interval_of_a_gpu_left_out_holds_most_rows(samples: list[Sample]) -> None:
+    rows = model_rows(left_out(halves(samples)[1]))
+    inside = sum(row.low_s <= row.measured_s <= row.high_s for row in rows)
+    assert inside > 0.75 * len(rows)
 
 
 def test_every_row_is_read_or_left_out_for_a_stated_reason() -> None:
