@@ -143,8 +143,10 @@ class Cluster:
             raise UsageError(f"{self.name} joins {f'1 to {most}' if most else '1 or more'} GPUs, not {workers}")
         if per_node is not None and not 1 <= per_node <= self.gpus_per_node:
             raise UsageError(f"a node of {self.name} has 1 to {self.gpus_per_node} GPUs, not {per_node}")
-        if per_node is not None and workers % min(per_node, workers):
-            raise UsageError(f"{workers} GPUs are not equally many on each node at {per_node} per node")
+        inside = per_node or max((link.gpus for link in list(self.link.values())[:-1]), default=workers)
+        nodes = math.ceil(workers / inside)
+        if workers % nodes or (per_node and workers % min(per_node, workers)):
+            raise UsageError(f"{workers} GPUs are not equally many on each of {nodes} nodes of {inside}")
 
 
 def cluster_names() -> tuple[str, ...]:

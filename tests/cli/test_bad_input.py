@@ -107,7 +107,7 @@ CASES = {
     "comm --cluster dgx": "no cluster named 'dgx'",
     "comm --cluster dgx-h100 --gpus 0": "dgx-h100 joins 1 or more GPUs, not 0",
     "comm --cluster a100-4-pairs --gpus 8": "a100-4-pairs joins 1 to 4 GPUs, not 8",
-    "comm --cluster dgx-h100 --gpus 9 --per-node 8": "9 GPUs are not equally many on each node at 8 per node",
+    "comm --cluster dgx-h100 --gpus 9 --per-node 8": "9 GPUs are not equally many on each of 2 nodes of 8",
     "comm --cluster dgx-h100 --op allreduce": "no op 'allreduce'; did you mean all_reduce?",
     "comm --cluster dgx-h100 --library mpi": "no library 'mpi'; there is nccl, custom, trtllm",
     "comm --cluster dgx-h100 --min 4Q": "--min: a size is as in 512, 1K, 8M or 1G, not '4Q'",

@@ -15,8 +15,8 @@ from memwall.hardware.cluster import Cluster, load_cluster
 #: data sets' names of GPUs → the cluster that they were timed in
 _CLUSTERS: Mapping[str, str] = {
     "a100_sxm": "dgx-a100-80gb", "h100_sxm": "dgx-h100", "h200_sxm": "dgx-h200", "b200_sxm": "hgx-b200",
-    "gb200": "gb200-nvl72", "l40s": "l40s-8-pcie",
-    "b300_sxm": "hgx-b200", "gb300": "gb200-nvl72",  # of the same links; no constant was fitted to their rows
+    "b300_sxm": "hgx-b300", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "l40s": "l40s-8-pcie",
+    "rtx_pro_6000_server": "rtx-pro-6000-8-pcie",
     "a100_dgx": "azure-nd-a100-v4", "h100_dgx": "dgx-h100", "a100_pairwise_nvlink": "a100-4-pairs",
     "h100_pairwise_nvlink": "h100-4-pairs", "v100(vtrain)": "dgx-1-v100", "a100_sxm(vtrain)": "dgx-a100-80gb",
 }  # fmt: skip
