@@ -5,5 +5,5 @@ seconds in launch order with its wall, the sums over them, and the device memory
 
 :mod:`~memwall.simulate.schedule` is where to start reading; it prices each kernel with :mod:`memwall.perfmodel`.
 :mod:`~memwall.simulate.launch_queue` says when each one starts, :mod:`~memwall.simulate.memory` what is alive and what
-is still in L2.
+is still in L2, :mod:`~memwall.simulate.serving` what a server does with the time of its steps.
 """
