@@ -66,6 +66,8 @@ class Link:
     rails: Annotated[int, at_least_1] = 1
     #: links that the rings use among 2, 3, ... GPUs, where no switch makes all equal; the last is all of them
     rings: tuple[int, ...] = ()
+    #: whether other links may take its protocols: not if it is known to be unlike its kind
+    lends: bool = True
     #: name of :data:`PROTOCOLS` -> how it uses the link
     protocols: Mapping[str, Protocol] = field(default_factory=dict)
 
@@ -213,7 +215,7 @@ def with_nearest_protocols(cluster: Cluster, others: Iterable[Cluster]) -> Clust
 def _donors(cluster: Cluster, link: Link, protocol: str, near: Iterable[Cluster]) -> list[tuple[str, Protocol]]:
     """The clusters from which a link takes a protocol, and how it runs there."""
     stated = [(_unlike(known, link), other, known.protocols[protocol]) for other in near
-              for known in other.link.values() if protocol in known.protocols]  # fmt: skip
+              for known in other.link.values() if known.lends and protocol in known.protocols]  # fmt: skip
     best = min((unlike for unlike, _, _ in stated), default=None)
     nearest: dict[str, tuple[str, Protocol]] = {}
     for unlike, other, how in stated:

@@ -199,7 +199,8 @@ def test_compare_a_model_and_profiles(run, record):
 def test_clusters(run, folder):
     assert all(name in run("clusters").out for name in cluster_names())
     one = run("clusters", "DGX-H100").out
-    assert "450.00 GB/s" in one and "as in azure-nd-a100-v4" in one
+    assert "450.00 GB/s" in one and "aiconfigurator" in one
+    assert "as in dgx-h100" in run("clusters", "aws-p5").out
     assert json.loads(run("clusters", "dgx-h100", "--json").out)["link"]["nvlink"]["kind"] == "nvls"
 
 

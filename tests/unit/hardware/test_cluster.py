@@ -86,6 +86,15 @@ def test_a_file_of_ones_own_takes_what_it_lacks_from_similar_links(tmp_path):
     assert made.link["network"].rate(4, 2) == 25e9 and made.link["network"].rate(1, 2) == 12.5e9
 
 
+def test_a_slow_network_lends_nothing(tmp_path):
+    """Azure's adapters reach a quarter of their rate; another cluster of A100s takes what a DGX has."""
+    made = load(tmp_path, MINE.replace("h100-sxm", "a100-80gb-sxm").replace("ethernet", "infiniband"))
+    taken = {source for key, source in made.taken_from.items() if key.startswith("network.")}
+    assert not any("azure" in source for source in taken)
+    assert load_cluster("azure-nd-a100-v4").link["network"].protocols["simple"].share < 0.3
+    assert made.link["network"].protocols["simple"].share > 0.9
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

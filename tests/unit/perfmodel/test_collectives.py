@@ -24,7 +24,9 @@ def cluster(kind: str = "nvswitch", *protocols: str, rails: int = 8) -> Cluster:
     how = dict.fromkeys(protocols or ("simple", "direct"), PLAIN)
     inner = Link(kind, 8, 100e9, protocols=how)
     outer = {name: known for name, known in how.items() if name not in ("nvls", "one_shot", "two_shot")}
-    return Cluster("made up", "h100-sxm", 8, {"nvlink": inner, "net": Link("infiniband", 0, 10e9, rails, (), outer)})
+    return Cluster(
+        "made up", "h100-sxm", 8, {"nvlink": inner, "net": Link("infiniband", 0, 10e9, rails, protocols=outer)}
+    )
 
 
 #: op → what each of 8 GPUs sends of 80 MB, in MB, and its steps
