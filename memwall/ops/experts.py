@@ -125,17 +125,18 @@ def _settle(gpus: list[list[int]], missing: int, most: int) -> None:
 
 @lru_cache(maxsize=1 << 16)
 def cost_of_experts(
-    tokens: int, hidden: int, inter: int, loads: Loads, scheme: str, engine: str, *, gates: int = 2
+    tokens: int, hidden: int, inter: int, loads: Loads, scheme: str, engine: str, *, gates: int = 2,
+    moved_rows: int = 0,
 ) -> Cost:  # fmt: skip
-    """The experts of one GPU with their ``loads``; ``inter`` are its columns of each. Raises UsageError: the format is
-    not known."""
+    """The experts of one GPU with their ``loads``; ``inter`` are its columns of each, ``moved_rows`` the rows around
+    the products if they are more. Raises UsageError: the format is not known."""
     if scheme not in SCHEMES:
         raise unknown("format of experts", scheme, SCHEMES)
     weight_bytes, dtype, itemsize = SCHEMES[scheme]
     work = Experts(
         pipe=Pipe("tensor", dtype), engine=engine, scheme=scheme, tokens=tokens, hidden=hidden, inter=inter,
         gates=gates, loads=loads, expert_bytes=round((gates + 1) * inter * hidden * weight_bytes), itemsize=itemsize,
-        count=KERNELS,
+        count=KERNELS, moved_rows=max(moved_rows, sum(rows * experts for rows, experts in loads)),
     )  # fmt: skip
     moved = _ROW_ITEMSIZE * min(tokens, work.rows) * hidden
     work = replace(work, read_bytes=work.active * work.expert_bytes + moved, write_bytes=moved)

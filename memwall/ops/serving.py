@@ -91,6 +91,8 @@ class Experts(Launch):
     #: of one expert's weights and their scales; of one activation in the products
     expert_bytes: int
     itemsize: float
+    #: rows that are activated and summed: kernels that skip rows of experts elsewhere only in products move them all
+    moved_rows: int
 
     @property
     def variant(self) -> str:

@@ -205,6 +205,7 @@ def latent_product(tokens: int, heads: int, kind: str, dtype: str = "bfloat16",
 def experts(
     tokens: int, hidden: int, inter: int, top_k: int, experts: int, *, tp: int = 1, ep: int = 1,
     dtype: str = "bfloat16", skew: float = 0.0, gated: bool = True, even: bool = False, engine: str = "vllm",
+    moved_rows: int = 0,
 ) -> Cost:  # fmt: skip
     """The experts of a mixture, without the router, on the GPU that has most rows.
 
@@ -213,9 +214,12 @@ def experts(
         dtype: of the weights (:data:`memwall.ops.experts.SCHEMES`).
         skew: exponent of the power law of the experts' loads; 0: all alike, by chance, or in turn if ``even``.
         engine: whose kernels run: vllm, trtllm or sglang.
+        moved_rows: rows that are activated and summed, if more than those of the GPU's experts: vLLM's Triton and
+            Marlin kernels take ``tokens * top_k`` where ``ep`` GPUs share the experts.
     """
     loads = loads_of(tokens, experts, top_k, ep, skew=skew, even=even)
-    return cost_of_experts(tokens, hidden, -(-inter // tp), loads, dtype, engine, gates=1 + gated)
+    columns = -(-inter // tp)
+    return cost_of_experts(tokens, hidden, columns, loads, dtype, engine, gates=1 + gated, moved_rows=moved_rows)
 
 
 @lru_cache(maxsize=1 << 16)

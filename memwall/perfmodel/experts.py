@@ -61,7 +61,7 @@ def predict(launch: Experts, gpu: Gpu, known: ExpertsConstants, resident_bytes: 
 def _around_bytes(launch: Experts) -> int:
     """Bytes of rows that are gathered, activated and summed, each read and written once."""
     per_row = 4 * launch.hidden + (launch.gates + 1) * launch.inter
-    return _ITEMSIZE * (launch.rows * per_row + 2 * launch.tokens * launch.hidden)
+    return _ITEMSIZE * (launch.moved_rows * per_row + 2 * launch.tokens * launch.hidden)
 
 
 def _product(launch: Experts, gpu: Gpu, known: ExpertsConstants, n: int, k: int, warm: float) -> _Product:

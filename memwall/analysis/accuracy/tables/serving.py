@@ -16,6 +16,8 @@ from memwall.ops.experts import SCHEMES, Loads, cost_of_experts, loads_of
 _PLAIN = {(2688, 1856, 128), (4096, 2688, 512), (1024, 2688, 512), (8192, 5120, 512), (2048, 5120, 512)}
 
 _SIZES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+#: vLLM's kernels that skip the choices of experts elsewhere only in the products
+_ALL_ROWS = ("triton_tritonexperts", "marlin", "fused_moe")
 #: DeepSeek-V3: hidden, experts
 _GROUPED = (7168, 256)
 #: routing -> exponent of its power law
@@ -47,7 +49,8 @@ def _experts(record: Record) -> Call:
     known(SCHEMES, dtype, "dtype")
     scheme = "bfloat16" if source.startswith("sglang_fused_moe_triton") and "mxfp4" in dtype else dtype
     gates = 1 if (hidden, inter, experts) in _PLAIN else 2
-    cost = cost_of_experts(tokens, hidden, -(-inter // tp), loads, scheme, engine, gates=gates)
+    moved = tokens * top_k if source.startswith("vllm") and any(name in source for name in _ALL_ROWS) else 0
+    cost = cost_of_experts(tokens, hidden, -(-inter // tp), loads, scheme, engine, gates=gates, moved_rows=moved)
     shape = ",".join(map(str, (*sizes, law)))
     named = f"{engine} {source} {shape}"
     return Call(op_class="experts", dtype=dtype, shape=named, cost=cost, split=shape, drawn=skew > 0)
