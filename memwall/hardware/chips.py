@@ -114,7 +114,7 @@ CHIPS: Mapping[str, Chip] = {
     "sm_90": _nvidia("hopper", 64, 32, 228, 5),
     "sm_100": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True, xqa=False),
     "sm_103": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True, xqa=False),
-    "sm_120": _nvidia("blackwell", 48, 24, 100, 5),
+    "sm_120": _nvidia("blackwell", 48, 24, 100, 5, serving_tile=_SHORT),
     "gfx908": _amd("cdna", 256, 4, 10, attention="math"),
     "gfx90a": _amd("cdna2", 512, 8, 8),
     "gfx942": _amd("cdna3", 512, 8, 8),

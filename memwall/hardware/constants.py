@@ -171,8 +171,8 @@ class LatentConstants(Constants):
         f"{engine}_{phase}_{cache}" for phase in ("prefill", "decode") for cache in ("bfloat16", "fp8")
         for engine in ("trtllm", "sglang", "vllm")
     )  # fmt: skip
-    FOREIGN: ClassVar[tuple[float, float]] = (0.71, 1.46)
-    UNKNOWN: ClassVar[tuple[float, float]] = (0.71, 2.32)
+    FOREIGN: ClassVar[tuple[float, float]] = (0.80, 1.46)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.74, 2.16)
     plateau: float = constant(0.6, 0.02, 1.2, "fraction of the peak that products reach inside a tile")
     rows: float = constant(0.5, 0.005, 3.0, "fraction of the DRAM bandwidth that queries, results and new latents take")
     start_s: float = constant(1e-5, 0.0, 5e-4, "seconds of the shortest call beyond its launch latency")
@@ -196,8 +196,8 @@ class ExpertsConstants(Constants):
             "bfloat16", "fp8", "fp8_block", "int4_wo", "nvfp4", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "w4afp8",
         ) for engine in ("vllm", "trtllm", "sglang")
     )  # fmt: skip
-    FOREIGN: ClassVar[tuple[float, float]] = (0.61, 1.55)
-    UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.23)
+    FOREIGN: ClassVar[tuple[float, float]] = (0.66, 1.44)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 1.80)
     plateau: float = constant(0.7, 0.02, 1.1, "fraction of its peak that a multiprocessor reaches inside a tile")
     load: float = constant(40.0, 0.5, 400.0, "bytes of operands that a multiprocessor loads in a clock")
     tile_clocks: float = constant(2000.0, 0.0, 3e4, "clocks to begin and to end a tile")

@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
 from memwall.ops.base import Cost
-from memwall.ops.quantised import FP8_BLOCK, INT4, MXFP4, MXFP8, NVFP4
+from memwall.ops.quantised import MXFP8, Scheme, Stored
+from memwall.ops.quantised import SCHEMES as QUANTISED
 from memwall.ops.serving import Experts
 
 #: (rows, experts that have so many)
@@ -35,23 +35,15 @@ _DEALS = 5
 _ROW_ITEMSIZE = 2
 
 
-class Scheme(NamedTuple):
-    """A format of experts' weights: its bytes with scales, and the pipe and the bytes of an activation in products."""
-
-    weight_bytes: float
-    pipe: str
-    itemsize: float
-
-
-#: name -> format; the name of a dtype, or as aiconfigurator's ``moe_dtype``
+_MXFP4, _INT4 = QUANTISED["mxfp4"], QUANTISED["int4_wo"]
+#: name -> format of weights and activations; the name of a dtype, or as aiconfigurator's ``moe_dtype``
 SCHEMES: Mapping[str, Scheme] = {
-    "bfloat16": Scheme(2, "bfloat16", 2), "float16": Scheme(2, "float16", 2), "fp8": Scheme(1, "fp8", 1),
-    "fp8_block": Scheme(FP8_BLOCK.element_bytes, "fp8", 1),
-    "int4_wo": Scheme(INT4.element_bytes, "bfloat16", 2), "w4afp8": Scheme(INT4.element_bytes, "fp8", 1),
-    "nvfp4": Scheme(NVFP4.element_bytes, "fp4", NVFP4.element_bytes),
-    "w4a16_mxfp4": Scheme(MXFP4.element_bytes, "bfloat16", 2),
-    "w4a8_mxfp4_mxfp8": Scheme(MXFP4.element_bytes, "fp8", MXFP8.element_bytes),
-}  # fmt: skip
+    **{name: Scheme(weights=Stored(bits=16), pipe=name) for name in ("bfloat16", "float16")},
+    **{name: QUANTISED[name] for name in ("fp8", "fp8_block", "int4_wo", "nvfp4")},
+    "w4afp8": replace(_INT4, activations=QUANTISED["fp8"].activations, pipe="fp8"),
+    "w4a16_mxfp4": _MXFP4,
+    "w4a8_mxfp4_mxfp8": replace(_MXFP4, activations=MXFP8, pipe="fp8"),
+}
 
 
 def expected_active(tokens: int, experts: int, top_k: int) -> float:
@@ -132,11 +124,12 @@ def cost_of_experts(
     the products if they are more. Raises UsageError: the format is not known."""
     if scheme not in SCHEMES:
         raise unknown("format of experts", scheme, SCHEMES)
-    weight_bytes, dtype, itemsize = SCHEMES[scheme]
+    stored, acts = SCHEMES[scheme].weights, SCHEMES[scheme].activations
     work = Experts(
-        pipe=Pipe("tensor", dtype), engine=engine, scheme=scheme, tokens=tokens, hidden=hidden, inter=inter,
-        gates=gates, loads=loads, expert_bytes=round((gates + 1) * inter * hidden * weight_bytes), itemsize=itemsize,
-        count=KERNELS, moved_rows=max(moved_rows, sum(rows * experts for rows, experts in loads)),
+        pipe=Pipe("tensor", SCHEMES[scheme].pipe), engine=engine, scheme=scheme, tokens=tokens, hidden=hidden,
+        inter=inter, gates=gates, loads=loads, itemsize=acts.itemsize, count=KERNELS,
+        expert_bytes=stored.nbytes(gates * inter, hidden) + stored.nbytes(hidden, inter),
+        moved_rows=max(moved_rows, sum(rows * experts for rows, experts in loads)),
     )  # fmt: skip
     moved = _ROW_ITEMSIZE * min(tokens, work.rows) * hidden
     work = replace(work, read_bytes=work.active * work.expert_bytes + moved, write_bytes=moved)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import ceil
 from typing import NamedTuple
 
 from memwall.core.graph import ITEMSIZE, Pipe
@@ -40,12 +40,6 @@ class Stored:
     def itemsize(self) -> float:
         """Bytes of an element without its scale."""
         return self.bits / 8
-
-    @property
-    def element_bytes(self) -> float:
-        """Bytes of an element with its share of the scale and the zero point, those of whole rows and tensors aside."""
-        shared = (self.scale_bytes + self.zero_bits / 8) / prod(self.block) if all(self.block) else 0.0
-        return self.itemsize + shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,13 +74,13 @@ def test_choices_that_do_not_fit_are_refused():
 
 
 def test_bytes_of_an_expert_of_deepseek_by_format():
-    """44,040,192 weights: a byte each and 4 for 128 x 128 of them; half a byte and one for 16, or for 32; a 16-bit
-    scale for 128."""
+    """44,040,192 weights: a byte each, and 4 for a product or for 128 x 128; half a byte and one for 16, or for 32; a
+    16-bit scale for 128."""
     weights = 3 * 7168 * 2048
     assert weights == 44_040_192
     read = {name: launch(1, DEEPSEEK, dtype=name).expert_bytes for name in SCHEMES}
     assert read["bfloat16"] == 88_080_384
-    assert read["fp8"] == weights
+    assert read["fp8"] == weights + 2 * 4
     assert read["fp8_block"] == weights + 2688 * 4
     assert read["nvfp4"] == weights // 2 + weights // 16
     assert read["w4a16_mxfp4"] == read["w4a8_mxfp4_mxfp8"] == weights // 2 + weights // 32
@@ -107,7 +107,8 @@ def test_experts_without_a_gate_have_two_matrices():
 
 def test_few_tokens_wait_for_weights_and_many_for_arithmetic():
     assert predict(launch(8), H100).wall == "bandwidth"
-    assert predict(launch(1 << 16), H100).wall == "compute"
+    many = predict(launch(1 << 16), H100)
+    assert many.compute_s > 10 * many.memory_s
     times = [predict(launch(tokens), H100).time_s for tokens in (1, 2, 8, 64, 512, 4096, 32768)]
     assert times == sorted(times)
 
@@ -130,10 +131,11 @@ def test_measured_layers_of_experts_that_no_constant_was_fitted_to():
     if path is None:
         pytest.skip("aiconfigurator's layers of experts are not here")
     found = score_files([path], split=True)
-    errors = sorted(abs(row.modeled_s / row.measured_s - 1) for row in found.split.held_out if row.dtype != "nvfp4")
-    assert len(errors) > 2000
-    assert errors[len(errors) // 2] < 0.15  # 13.5 %; a roofline of 75 % and 85 % and 3 us: 60 %
-    assert sum(errors) / len(errors) < 0.23  # 19.9 %
-    others = sorted(abs(row.modeled_s / row.measured_s - 1) for row in found.split.left_out if row.dtype != "nvfp4")
-    assert others[len(others) // 2] < 0.23  # 20.6 % with the constants of the nearest other GPU
-    assert not [row.shape for row in found.rows if row.is_violation and row.dtype != "nvfp4"]
+    errors = sorted(abs(row.modeled_s / row.measured_s - 1) for row in found.split.held_out)
+    assert len(errors) > 4900
+    assert errors[len(errors) // 2] < 0.13  # 11.6 %; a roofline of 75 % and 85 % and 3 us: 63 %
+    assert sum(errors) / len(errors) < 0.20  # 17.9 %; 57 %
+    others = sorted(abs(row.modeled_s / row.measured_s - 1) for row in found.split.left_out)
+    assert others[len(others) // 2] < 0.18  # 15.8 % with the constants of the nearest other GPU
+    # one row reads 256 experts at 1.6 times its GPU's DRAM bandwidth: what ran is not known
+    assert [row.shape.split()[-1] for row in found.rows if row.is_violation] == ["64,7168,2048,8,256,16,1,balanced"]

@@ -8,6 +8,8 @@ kernels have no 4-bit weights, which are made bfloat16 before (they are read at 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memwall.analysis.accuracy.tables.base import Call, Record, Skip, Table, count, gpu_named, known, size
 from memwall.ops import table_calls as calls
 from memwall.ops.experts import SCHEMES, Loads, cost_of_experts, loads_of
@@ -43,14 +45,15 @@ def _experts(record: Record) -> Call:
         raise Skip("DeepSeek-V3's kernels route within groups of experts, not as the table says")
     skew = float(known(_SKEWS, law, "distribution"))
     loads = loads_of(tokens, experts, top_k, ep, skew=skew, even=not skew)
-    own_tokens = engine == "sglang" and source.startswith(("sglang_fused_moe_triton", "sglang_marlin"))
-    if own_tokens and ep > 1:
-        loads = _with_others(loads, tokens, top_k)
     known(SCHEMES, dtype, "dtype")
     scheme = "bfloat16" if source.startswith("sglang_fused_moe_triton") and "mxfp4" in dtype else dtype
     gates = 1 if (hidden, inter, experts) in _PLAIN else 2
     moved = tokens * top_k if source.startswith("vllm") and any(name in source for name in _ALL_ROWS) else 0
     cost = cost_of_experts(tokens, hidden, -(-inter // tp), loads, scheme, engine, gates=gates, moved_rows=moved)
+    if ep > 1 and source.startswith(("sglang_fused_moe_triton", "sglang_marlin")):
+        loads = _with_others(loads, tokens, top_k)
+        more = cost_of_experts(tokens, hidden, -(-inter // tp), loads, scheme, engine, gates=gates)
+        cost = replace(cost, launches=more.launches)
     shape = ",".join(map(str, (*sizes, law)))
     named = f"{engine} {source} {shape}"
     return Call(op_class="experts", dtype=dtype, shape=named, cost=cost, split=shape, drawn=skew > 0)
