@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memwall.ops import Call, Cost, register_cost
     from memwall.pipeline import compare, profile, trace
     from memwall.record.profile import Profile
+    from memwall.serving import serve
 
 __all__ = [
     "Call",
@@ -36,6 +37,7 @@ __all__ = [
     "on_host",
     "profile",
     "register_cost",
+    "serve",
     "trace",
 ]
 
@@ -54,6 +56,7 @@ _HOMES = {
     "on_host": "memwall.frontend.workload.inputs",
     "profile": "memwall.pipeline",
     "register_cost": "memwall.ops",
+    "serve": "memwall.serving",
     "trace": "memwall.pipeline",
 }
 

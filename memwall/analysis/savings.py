@@ -20,7 +20,7 @@ from typing import Annotated
 
 from memwall.analysis.table import OTHERS, group_by, summed, sums
 from memwall.core.structure import finite
-from memwall.fusion import Plan
+from memwall.fusion import REWRITING, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import collapse, common_module, kernel_module, short_name
@@ -133,11 +133,11 @@ class PolicySet:
     def row(self, schedule: Schedule) -> PolicyRow:
         """The totals of one policy next to eager and ideal."""
         own, eager, ideal = schedule.totals, self.eager.totals, self.ideal.totals
-        saved = eager.dram_bytes - own.dram_bytes
+        saved, rewrites = eager.dram_bytes - own.dram_bytes, schedule.policy in REWRITING
         return PolicyRow(
             schedule.policy, own.time_s, eager.time_s / own.time_s if own.time_s else 1.0, own.kernels, own.dram_bytes,
-            saved, _score(saved, eager.dram_bytes - ideal.dram_bytes),
-            _score(eager.time_s - own.time_s, eager.time_s - ideal.time_s),
+            saved, None if rewrites else _score(saved, eager.dram_bytes - ideal.dram_bytes),
+            None if rewrites else _score(eager.time_s - own.time_s, eager.time_s - ideal.time_s),
             own.mfu, own.peak_memory_bytes, schedule.fits,
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ class Stop:
 
     def __str__(self) -> str:
         value = _value(self.objective, self.value)
-        return f"{self.candidate.name}, misses {_text(self.objective)} with {value}: {self.wall}"
+        return f"{self.candidate.name}, misses {objective_text(self.objective)} with {value}: {self.wall}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +166,12 @@ def _unreachable(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> st
         if all(limit in _missed(each, limits) for each in candidates):
             nearest = (min if limit.quantity.lower else max)(known, key=lambda each: value_of(each, limit) or 0.0)
             value = _value(limit, value_of(nearest, limit))
-            return f"no candidate keeps {_text(limit)}: {value} is the best, of {nearest.name}"
+            return f"no candidate keeps {objective_text(limit)}: {value} is the best, of {nearest.name}"
     nearest = min(candidates, key=lambda each: len(_missed(each, limits)))
     return f"no candidate keeps all objectives; the nearest, {stop(nearest, limits)}"
 
 
-def _text(limit: Limit) -> str:
+def objective_text(limit: Limit) -> str:
     """``ttft_p99_s < 500.00 ms``."""
     return f"{limit.quantity.name} {'<' if limit.quantity.lower else '>'} {_value(limit, limit.amount)}"
 

@@ -17,6 +17,7 @@ from memwall.analysis.table import share, sums
 from memwall.analysis.whatif import outcome, parse_change
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, flop_rate, flops, percent, size
+from memwall.fusion import REWRITING
 from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import LINK, Estimate, launch_floor_s
 from memwall.record.kernels import peak_place, printed_shares, wall_shares
@@ -64,7 +65,7 @@ def fusion_gain(profile: Profile, schedule: Schedule) -> FusionGain | None:
         return None
     gpu, graph, launch = schedule.gpu, schedule.graph, schedule.launch
     same = [s for s in profile.simulations if (s.gpu, s.graph, s.launch) == (gpu, graph, launch)]
-    fused = [s for s in same if s.policy not in ("eager", "ideal")]
+    fused = [s for s in same if s.policy not in ("eager", "ideal", *REWRITING)]
     ideal = fused or [profile.schedule(gpu, "ideal", graph=graph, launch=launch)]
     best = min(ideal, key=lambda s: s.totals.time_s)
     saved_s = schedule.totals.time_s - best.totals.time_s

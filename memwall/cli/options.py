@@ -76,7 +76,9 @@ def policies_of(help_text: str) -> Callable[[F], F]:
     )  # fmt: skip
 
 
-policies = policies_of("How ops run: eager, inductor, memwall or ideal. [default: eager; a saved profile's own]")
+policies = policies_of(
+    "How ops run: eager, inductor, memwall, server or ideal. [default: eager; a saved profile's own]"
+)
 
 what_ifs = click.option(
     "--what-if", "what_ifs", multiple=True, metavar="SPEC",

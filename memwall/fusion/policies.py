@@ -37,11 +37,15 @@ POLICIES: Mapping[str, Planner] = {
     "eager": eager_plan,
     "inductor": _planner("memwall.fusion.compiled", "inductor_plan"),
     "memwall": _planner("memwall.fusion.planner", "memwall_plan"),
+    "server": _planner("memwall.fusion.server.plan", "server_plan"),
     "ideal": _planner("memwall.fusion.ideal", "ideal_plan"),
 }
 
+#: policies that do more than fuse: no share of what fusion could win says what they save
+REWRITING = frozenset(("server",))
+
 #: policies with the same plan on every GPU
-UNIVERSAL = frozenset(("eager", "ideal"))
+UNIVERSAL = frozenset(("eager", "server", "ideal"))
 
 
 @uncollected()

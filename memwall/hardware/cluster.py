@@ -270,3 +270,17 @@ def _check_keys(kind: type, record: Any, where: str) -> None:
         if below and key == below[0] and isinstance(record[key], dict):
             for name, value in record[key].items():
                 _check_keys(below[1], value, f"{where}.{key}.{one_line(name)}")
+
+
+def cluster_of(gpu: Gpu) -> Cluster:
+    """The cluster that memwall knows with a GPU, the first by name; else one of the same architecture.
+
+    Raises:
+        UsageError: there is none; says which there are.
+    """
+    known = [load_cluster(name) for name in cluster_names()]
+    alike = [each for each in known if each.gpu == gpu.name]
+    alike = alike or [each for each in known if each.hardware.architecture == gpu.architecture]
+    if not alike:
+        raise UsageError(f"no cluster of {gpu.name} is known; --cluster names one: {', '.join(cluster_names())}")
+    return alike[0]

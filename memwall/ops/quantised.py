@@ -113,6 +113,11 @@ def kernels_of(scheme: str, engine: str = "") -> Kernels:
     return KERNELS.get((scheme, engine), KERNELS[scheme, ""])
 
 
+def pipe_of(scheme: str) -> Pipe:
+    """The pipe that multiplies the operands as a scheme stores them."""
+    return Pipe("tensor", SCHEMES[scheme].pipe)
+
+
 def product(m: int, n: int, k: int, scheme: str, out: str, *, engine: str = "", converts: bool = True) -> Cost:
     """The cost of a product of bfloat16 activations; ``converts`` False: an earlier op quantised them."""
     how, kernels = SCHEMES[scheme], kernels_of(scheme, engine)

@@ -127,16 +127,21 @@ def convolution(
 
 
 @lru_cache(maxsize=1 << 16)
-def served_attention(batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, dtype: str) -> Cost:
-    """Causal attention of an inference server, whose last query attends to every key: a prefill or a decode step."""
+def served_attention(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, dtype: str, kv: str = ""
+) -> Cost:
+    """Causal attention of an inference server, whose last query attends to every key: a prefill or a decode step. The
+    cache holds numbers of ``kv``, empty: of ``dtype``."""
     query = contiguous((batch, queries, heads, size), dtype)
     key = contiguous((batch, keys, kv_heads, size), dtype)
     inputs = (("query", query), ("key", key), ("value", key))
     found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=True, dropout_p=0.0)
+    spared = 2 * key.numel * (key.itemsize - ITEMSIZE[kv or dtype])
     launches = tuple(
-        replace(work, kernel="serving") if isinstance(work, Attention) else work for work in found.launches
+        replace(work, kernel="serving", read_bytes=work.read_bytes - spared) if isinstance(work, Attention) else work
+        for work in found.launches
     )
-    return replace(found, launches=launches)
+    return replace(found, read_bytes=found.read_bytes - spared, launches=launches)
 
 
 #: DeepSeek-V2 and V3: numbers of a head's query without position, of its rotated part, of the latent, of a value
@@ -235,7 +240,19 @@ def rows(kind: str, shape: tuple[int, ...], dtype: str, read: int, written: int)
     """A fused kernel with a block of 1024 threads a row, in two passes, that reads ``read`` and writes ``written``
     tensors of this shape."""
     spec = contiguous(shape, dtype)
-    work = Rows(kind=kind, rows=math.prod(shape[:-1]), columns=shape[-1], itemsize=spec.itemsize,
-                read_bytes=read * spec.nbytes, write_bytes=written * spec.nbytes, rows_per_sm=2,
-                second_pass_bytes=spec.nbytes)  # fmt: skip
-    return Cost({}, read * spec.nbytes, written * spec.nbytes, launches=(work,))
+    return row_kernel(
+        kind, math.prod(shape[:-1]), shape[-1], spec.itemsize, read * spec.nbytes, written * spec.nbytes, spec.nbytes
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def row_kernel(
+    kind: str, count: int, columns: int, itemsize: int, read_bytes: int, write_bytes: int,
+    again_bytes: int | None = None,
+) -> Cost:  # fmt: skip
+    """The same over ``count`` rows and the given bytes; ``again_bytes`` of them (None: a row of results for each row)
+    are read in the second pass."""
+    second = count * columns * itemsize if again_bytes is None else again_bytes
+    work = Rows(kind=kind, rows=count, columns=columns, itemsize=itemsize, read_bytes=read_bytes,
+                write_bytes=write_bytes, rows_per_sm=2, second_pass_bytes=second)  # fmt: skip
+    return Cost({}, read_bytes, write_bytes, launches=(work,))

@@ -54,10 +54,7 @@ def test_f42_a_cache_in_any_object_is_in_the_peak():
     # each layer's grown keys and values stay referenced by the cache
     assert peak(made) >= weights + 3 * 2 * CACHE_BYTES
     roles = [storage.role for storage in made.graph.storages]
-    assert (roles.count("input"), roles.count("replaced")) == (
-        1,
-        3 * 2,
-    )  # longer ones stand in the cache after the step
+    assert (roles.count("input"), roles.count("replaced")) == (1, 3 * 2)  # longer ones are in the cache after the step
 
 
 def test_f42_llama_8b_with_8k_cached_tokens_fits_no_l4():
@@ -108,6 +105,8 @@ def test_f43_the_state_of_a_module_is_its_own_in_each_trace():
         layer.keys, layer.values = layer.keys.to("meta"), layer.values.to("meta")
     made = memwall.profile(module, (torch.zeros(2, 4, 1, 64),))
     assert module.cache.layers[0].keys.shape[2] == 1024
+    held = sum(storage.nbytes for storage in made.graph.storages if storage.is_persistent)
+    assert held == 2 * CACHE_BYTES + (64 * 64 + 64) * 4 + 2 * 4 * 64 * 4  # before the step: cache, projection, input
     # the values, the longer values and keys (the shorter keys are gone by then), the projection
     assert peak(made) >= CACHE_BYTES + 2 * CACHE_BYTES + (64 * 64 + 64) * 4
 

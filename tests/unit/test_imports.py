@@ -14,13 +14,14 @@ from tests.unit.places import ROOT
 #: The order in which the data flows. ``pipeline.py`` stands behind ``analysis``; nothing imports the package itself.
 ORDER = (
     "core", "hardware", "ops", "perfmodel", "frontend", "fusion", "simulate", "record", "codegen", "analysis",
-    "pipeline", "traces", "bench", "gate", "report", "cli", "__init__", "__main__",
+    "pipeline", "serving", "traces", "bench", "gate", "report", "cli", "__init__", "__main__",
 )  # fmt: skip
 
 #: Modules that stay importable without torch: the front door of every folder, and every command.
-LIGHT = ("memwall", "memwall.pipeline", *(f"memwall.{name}" for name in ORDER[:-2] if name != "pipeline"),
+LIGHT = ("memwall", "memwall.pipeline", "memwall.serving",
+         *(f"memwall.{name}" for name in ORDER[:-2] if name not in ("pipeline", "serving")),
          *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "compare", "report", "fuse", "accuracy",
-                                               "calibrate", "measure", "gate", "trace_input")),
+                                               "calibrate", "measure", "gate", "trace_input", "serve")),
          "memwall.analysis.fused", "memwall.analysis.accuracy", "memwall.analysis.history", "memwall.gate.run",
          "memwall.gate.pytest_plugin", "memwall.frontend.workload", "memwall.frontend.dynamo.capture",
          "memwall.record.profile", "memwall.bench.kernels", "memwall.bench.ab", "memwall.bench.calibrate",

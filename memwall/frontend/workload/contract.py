@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from memwall.frontend.workload.hf.quantized import Stored
+
     Inputs = tuple[Any, ...] | list[Any] | dict[str, Any]
 
 SMALLEST = """\
@@ -61,6 +63,9 @@ class Workload:
             functions of the traced module that return one, or nothing.
         advance: for a step that follows another: the output and the inputs (keywords) of a first call, which is no
             part of the step → the inputs of the step, a cache of keys and values among them.
+        most_tokens: of a sequence, where the model says.
+        stored: how its configuration says that weights are stored, which the traced module does not show; None where
+            nothing does.
     """
 
     model: nn.Module | Callable[..., nn.Module]
@@ -72,6 +77,8 @@ class Workload:
     asked: tuple[str, ...] = ()
     notes: tuple[str | Callable[[Any], str], ...] = ()
     advance: Callable[[Any, dict[str, Any]], Inputs] | None = None
+    most_tokens: int | None = None
+    stored: Callable[[], Stored] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ several packed sequences.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from memwall.frontend.workload.hf.classes import build, model_class
 from memwall.frontend.workload.hf.config import read_config
 from memwall.frontend.workload.hf.inputs import make_inputs
 from memwall.frontend.workload.hf.labels import with_labels
-from memwall.frontend.workload.hf.quantized import quantization_note
+from memwall.frontend.workload.hf.quantized import quantization_note, stored
 from memwall.frontend.workload.hf.serving import Served
 from memwall.frontend.workload.inputs import input_builder
 
@@ -41,7 +42,7 @@ def from_config(
         notes.append(quantized)
     if sizes.get("seq") == 1:
         notes.append("one token without a cache is no decode step: for that, give --mode decode --context TOKENS")
-    advance = None
+    advance = most = None
     if input_specs:
         if sizes:
             raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")
@@ -58,11 +59,12 @@ def from_config(
 
         if mode in SERVING:
             served = Served(asked, mode, lambda one: make_inputs(one, built.again, said.append))
-            inputs, advance = served.inputs, served.advance
+            inputs, advance, most = served.inputs, served.advance, served.most or None
             notes.append(served.note())
 
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
-    return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes), advance=advance)
+    return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes), advance=advance,
+                    most_tokens=most, stored=partial(stored, read.raw, folder))  # fmt: skip
 
 
 class _Built:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.units import size
 
@@ -23,6 +25,64 @@ _BITS: Mapping[str, float] = {
 
 #: Keys under which formats list the modules that stay as they are, as names or patterns.
 _KEPT = ("modules_to_not_convert", "exclude_modules", "ignore", "ignored_layers")
+
+
+#: format -> the scheme of products with such weights (:mod:`memwall.ops.quantised`)
+_SCHEMES: Mapping[str, str] = {
+    "fp8": "fp8", "fbgemm_fp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4_awq", "int4_awq": "int4_awq",
+    "w4a16_awq": "int4_awq", "w8a8_sq": "sq", "int8": "int8_wo",
+}  # fmt: skip
+#: (type, bits) of compressed-tensors' weights -> scheme
+_COMPRESSED = {("float", 8): "fp8", ("float", 4): "nvfp4", ("int", 8): "int8_wo", ("int", 4): "int4_wo"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a configuration says that weights are stored: the ``scheme`` of products, empty where nothing is said; what
+    is ``listed`` stays in the model's dtype."""
+
+    scheme: str = ""
+    listed: tuple[str, ...] = ()
+
+    def keeps(self, path: str) -> bool:
+        """Whether the module of that path stays as it is."""
+        return any(_listed(f"{path}.weight", pattern) for pattern in self.listed)
+
+
+def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
+    """How the weights of a configuration are stored.
+
+    Raises:
+        UsageError: in a format that is not modeled; says which are.
+    """
+    found = _stated(raw, folder)
+    if found is None:
+        return Stored()
+    scheme = _scheme(found, _method(found).lower())
+    if not scheme:
+        known = ", ".join(sorted({*_SCHEMES, "gptq", "compressed-tensors"}))
+        raise UsageError(f"weights quantised as {_method(found)} are not modeled; --weights says as what to take them"
+                         f" (formats known: {known})")  # fmt: skip
+    return Stored(scheme, tuple(str(name) for key in _KEPT for name in found.get(key) or ()))
+
+
+def _scheme(found: Mapping[str, Any], method: str) -> str:
+    """The scheme of a format; empty where it is not known."""
+    groups = found.get("config_groups")
+    group: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if isinstance(weights, Mapping) and method not in _SCHEMES:
+        scheme = _COMPRESSED.get((str(weights.get("type")), int(weights.get("num_bits") or 0)), "")
+        if scheme == "int8_wo" and group.get("input_activations"):
+            return "sq"
+        blocks = weights.get("strategy") == "block" or weights.get("block_structure")
+        return "fp8_block" if scheme == "fp8" and blocks else scheme
+    if method == "gptq":
+        return {4: "int4_wo", 8: "int8_wo"}.get(found.get("bits", 4), "")
+    scheme = _SCHEMES.get(method, "")
+    if scheme == "fp8" and found.get("weight_block_size"):
+        return "fp8_block"
+    return "fp8_static" if scheme == "fp8" and found.get("activation_scheme") == "static" else scheme
 
 
 def quantization_note(raw: Mapping[str, Any], folder: Path) -> Callable[[Any], str] | None:

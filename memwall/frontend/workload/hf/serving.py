@@ -47,7 +47,7 @@ class Served:
                 f"{asked.model.__name__} has an encoder: its {mode} step is not made from a configuration; give a model"
                 f" file with {mode}_inputs()"
             )
-        most = number(asked.text, *POSITIONS)
+        self.most = most = number(asked.text, *POSITIONS)
         default = min(TOKENS, most - 1) if most else TOKENS
         decodes = mode == "decode"
         if decodes and "prompt" in asked.sizes:

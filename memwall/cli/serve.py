@@ -1,0 +1,79 @@
+"""``memwall serve``: what a server of a language model does under load, on any GPU."""
+
+from __future__ import annotations
+
+import click
+
+from memwall.cli import options
+from memwall.cli.output import Out
+from memwall.cli.parsing import Command, SeveralOption
+from memwall.core.errors import UsageError
+
+
+@click.command("serve", cls=Command)
+@click.argument("target", metavar="TARGET", shell_complete=options.completing("files"))
+@click.option("--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=options.completing("gpus"),
+              help="One GPU or several. [default: h100-sxm]")  # fmt: skip
+@click.option("--tp", "counts", cls=SeveralOption, metavar="N...",
+              help="GPUs that share the model: one number or several. [default: 1]")  # fmt: skip
+@click.option("--cluster", metavar="NAME", shell_complete=options.completing("clusters"),
+              help="How the GPUs are joined. [default: the cluster that memwall knows with the GPU]")  # fmt: skip
+@click.option("--prompt", type=click.IntRange(1), default=1024, show_default=True, help="Tokens of a prompt.")
+@click.option("--generate", type=click.IntRange(2), default=256, show_default=True, help="Tokens of an answer.")
+@click.option("--lengths", default="1", metavar="RANGE", help="Shares of both, such as 0.8-1.0. [default: 1]")
+@click.option("--concurrency", "clients", cls=SeveralOption, metavar="N...",
+              help="Clients that wait for an answer before they ask again. [default: 1 4 16 64 256]")  # fmt: skip
+@click.option("--rate", type=float, metavar="R", help="Requests per second at random times, instead of clients.")
+@click.option("--weights", default="model", show_default=True, metavar="NAME",
+              help="model: as its configuration says; fp8, fp8-block, int8, int4, nvfp4, mxfp4.")  # fmt: skip
+@click.option("--kv", default="model", show_default=True, metavar="NAME", help="Dtype of the cache: model or fp8.")
+@click.option("--price", "prices", cls=SeveralOption, metavar="NAME=USD...", help="USD per hour of a GPU, by name.")
+@click.option("--slo", cls=SeveralOption, metavar="LIMIT...",
+              help="'ttft_p99<500ms' 'tpot<30ms': the cheapest point that keeps them.")  # fmt: skip
+@click.option("--prefix-hit", type=float, default=0.0, metavar="SHARE", help="Share of a prompt in the cache already.")
+@click.option("--utilization", type=float, default=0.9, show_default=True, help="Share of a GPU's memory to take.")
+@click.option("--engine", default="vllm", show_default=True, metavar="NAME", help="vllm, sglang or trtllm.")
+@click.option("--closed-form", is_flag=True, help="Solve for the steady state, without simulation or percentiles.")
+@options.common("serving.ServingReport")
+def command(
+    out: Out, target: str, gpus: tuple[str, ...], counts: tuple[str, ...], cluster: str | None, prompt: int,
+    generate: int, lengths: str, clients: tuple[str, ...], rate: float | None, weights: str, kv: str,
+    prices: tuple[str, ...], slo: tuple[str, ...], prefix_hit: float, utilization: float, engine: str,
+    closed_form: bool,
+) -> None:  # fmt: skip
+    """Model a server of a language model: latency, throughput, memory and cost under load.
+
+    TARGET is a model with a decode step: hf:FOLDER, or a file with decode_inputs(). One step is traced; batching,
+    chunked prompts and the cache are those of vLLM, SGLang and TensorRT-LLM. No GPU is needed.
+    """
+    from memwall.report.pages.serving import ServingReport
+    from memwall.serving import serve
+
+    out.plan(ServingReport)
+    if rate is not None and clients:
+        raise UsageError("--rate and --concurrency say both how requests come: give one")
+    found = serve(
+        target, gpu=gpus or ("h100-sxm",), tp=_numbers("--tp", counts) or (1,), cluster=cluster, prompt=prompt,
+        generate=generate, lengths=lengths, concurrency=_numbers("--concurrency", clients) or (1, 4, 16, 64, 256),
+        rate=rate, weights=weights, kv=kv, price=_prices(prices), slo=slo, prefix_hit=prefix_hit,
+        utilization=utilization, engine=engine, closed_form=closed_form,
+    )  # fmt: skip
+    out.show(ServingReport(found))
+
+
+def _numbers(option: str, words: tuple[str, ...]) -> tuple[int, ...]:
+    for word in words:
+        if not word.isdecimal() or not 0 < int(word) < 1 << 20:
+            raise UsageError(f"{option} takes whole numbers above 0, not {word[:40]!r}")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _prices(words: tuple[str, ...]) -> dict[str, float]:
+    found = {}
+    for word in words:
+        name, _, usd = word.partition("=")
+        try:
+            found[name] = float(usd)
+        except ValueError:
+            raise UsageError(f"--price takes NAME=USD, such as h100=2.5, not {word[:40]!r}") from None
+    return found

@@ -1,0 +1,284 @@
+"""The kernels of a server as functions of the step: what each must do for any batch, context and share of the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from memwall.core.graph import ITEMSIZE
+from memwall.ops import Cost, table_calls
+from memwall.ops.experts import SCHEMES as EXPERTS
+from memwall.ops.quantised import SCHEMES
+
+#: scheme of products -> that of experts, where it is another
+OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4", "int8_wo": "fp8", "sq": "fp8"}
+
+NO_COST = Cost(launches=())
+#: rows from this length on take a kernel with a block for each
+_NORM_COLUMNS = 256
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an engine: ``decodes`` sequences make a token each, with ``context_tokens`` in their caches in all;
+    each prefill is (new tokens, tokens before them in the cache)."""
+
+    decodes: int
+    context_tokens: int
+    prefills: tuple[tuple[int, int], ...] = ()
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens that pass through the model."""
+        return self.decodes + sum(new for new, _ in self.prefills)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that get logits."""
+        return self.decodes + len(self.prefills)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an engine holds the model: ``tp`` GPUs share each product, ``ep`` of them the experts; ``weights`` names a
+    scheme of :mod:`memwall.ops.quantised` (empty: the model's own dtype), ``kv`` the dtype of the cache; ``engine`` is
+    the one whose kernels run."""
+
+    tp: int = 1
+    ep: int = 1
+    weights: str = ""
+    kv: str = ""
+    engine: str = "vllm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel of a step, or a few that follow one another. ``place`` is not part of it: layers are alike."""
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        """What it must do on one GPU."""
+        raise NotImplementedError
+
+    def weights_bytes(self, layout: Layout) -> int:
+        """Bytes of its weights on one GPU."""
+        return 0
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        """Bytes that one sequence of so many tokens holds in its cache, on one GPU."""
+        return 0
+
+
+def _shared(count: int, parts: int) -> int:
+    """The largest share of a count that is divided."""
+    return -(-count // parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product(Kernel):
+    """``[rows, k] x [k, n]`` with weights. ``split``: the GPUs share its columns (``column``), its rows (``row``) or
+    nothing (``whole``). ``of_sequences``: it has a row for each sequence, not for each token."""
+
+    n: int
+    k: int
+    dtype: str
+    split: str = "whole"
+    of_sequences: bool = False
+    #: whether quantisation leaves it as it is
+    kept: bool = False
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        rows, n, k = step.sequences if self.of_sequences else step.tokens, *self._sizes(layout)
+        if self.kept or not layout.weights:
+            return table_calls.product(rows, n, k, self.dtype)
+        return table_calls.quantised_product(rows, n, k, layout.weights, self.dtype, engine=layout.engine)
+
+    def weights_bytes(self, layout: Layout) -> int:
+        n, k = self._sizes(layout)
+        if self.kept or not layout.weights:
+            return n * k * ITEMSIZE[self.dtype]
+        return SCHEMES[layout.weights].weights.nbytes(n, k)
+
+    def _sizes(self, layout: Layout) -> tuple[int, int]:
+        n = _shared(self.n, layout.tp) if self.split == "column" else self.n
+        return n, _shared(self.k, layout.tp) if self.split == "row" else self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Kernel):
+    """Attention with a paged cache, which rotates queries and keys and stores keys and values; ``window`` is the most
+    keys that a query attends to, 0 for all."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    dtype: str
+    window: int = 0
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        heads, kv_heads = _shared(self.heads, layout.tp), _shared(self.kv_heads, layout.tp)
+        found = NO_COST
+        for batch, queries, keys in _calls(step):
+            seen = min(keys, self.window + queries - 1) if self.window else keys
+            found += table_calls.served_attention(
+                batch, heads, kv_heads, queries, seen, self.head_size, self.dtype, kv=layout.kv
+            )
+        return found
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        held = min(tokens, self.window) if self.window else tokens
+        width = _shared(self.kv_heads, layout.tp) * (self.head_size + self.value_size)
+        return held * width * ITEMSIZE[layout.kv or self.dtype]
+
+
+def _calls(step: Step) -> Iterator[tuple[int, int, int]]:
+    """(sequences, new tokens of each, keys of the last one) of the attention calls of a step."""
+    if step.decodes:
+        yield step.decodes, 1, round(step.context_tokens / step.decodes) + 1
+    for new, before in step.prefills:
+        yield 1, new, new + before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent(Kernel):
+    """Multi-head latent attention: decodes attend to the latents themselves (absorbed), prompts to the keys and values
+    that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU."""
+
+    heads: int
+    nope: int
+    rope: int
+    rank: int
+    value: int
+    dtype: str
+
+    @property
+    def _widths(self) -> tuple[int, int, int, int]:
+        return self.nope, self.rope, self.rank, self.value
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        heads, kv, found = _shared(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
+        for batch, queries, keys in _calls(step):
+            if queries == 1:
+                for kind in ("mla_gen_pre", "mla_gen_post"):
+                    found += table_calls.latent_product(batch, heads, kind, self.dtype, self._widths)
+                found += table_calls.latent_decode(
+                    batch, heads, keys, kv, self.dtype, engine=layout.engine, widths=self._widths
+                )
+            else:
+                found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
+                found += table_calls.latent_prefill(
+                    batch, heads, queries, keys, kv, engine=layout.engine, widths=self._widths
+                )
+        return found
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return _shared(self.heads, layout.tp) * (self.nope + self.value) * self.rank * ITEMSIZE[self.dtype]
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        return tokens * (self.rank + self.rope) * ITEMSIZE[layout.kv or self.dtype]
+
+
+def _kv_name(layout: Layout, dtype: str) -> str:
+    return "fp8" if layout.kv else dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State(Kernel):
+    """The update of a state of constant size: the state is read and written once for each sequence, the rest for each
+    token."""
+
+    state_bytes: int
+    read_bytes: int
+    write_bytes: int
+    weight_bytes: int
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        state = step.sequences * self.state_bytes
+        read = (state + step.tokens * self.read_bytes + self.weight_bytes) // layout.tp
+        write = (state + step.tokens * self.write_bytes) // layout.tp
+        return table_calls.stream(read, write, max(write // 4, 1))
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return self.weight_bytes // layout.tp
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        return self.state_bytes // layout.tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts(Kernel):
+    """The fused layer of a mixture: permute, grouped products, activation, combine."""
+
+    hidden: int
+    inter: int
+    count: int
+    top_k: int
+    gated: bool
+    dtype: str
+    kept: bool = False
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        return table_calls.experts(
+            step.tokens, self.hidden, self.inter, self.top_k, self.count, tp=layout.tp // layout.ep, ep=layout.ep,
+            dtype=self._scheme(layout), gated=self.gated, engine=layout.engine,
+        )  # fmt: skip
+
+    def weights_bytes(self, layout: Layout) -> int:
+        stored, inter = EXPERTS[self._scheme(layout)].weights, (1 + self.gated) * self.inter
+        return self.count * (stored.nbytes(inter, self.hidden) + stored.nbytes(self.hidden, self.inter)) // layout.tp
+
+    def _scheme(self, layout: Layout) -> str:
+        return self.dtype if self.kept or not layout.weights else OF_EXPERTS.get(layout.weights, layout.weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between(Kernel):
+    """Element-wise ops and norms between two anchors: bytes of each token, and those read once. ``columns``: the row
+    that it reduces over; 0 for none. ``shared``: of tensors that the GPUs share."""
+
+    read_bytes: int
+    write_bytes: int
+    weight_bytes: int
+    columns: int
+    itemsize: int
+    shared: bool
+    of_sequences: bool = False
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        rows, parts = step.sequences if self.of_sequences else step.tokens, layout.tp if self.shared else 1
+        read = (rows * self.read_bytes + self.weight_bytes) // parts
+        write = rows * self.write_bytes // parts
+        if self.columns >= _NORM_COLUMNS:
+            return table_calls.row_kernel("block_norm", rows, self.columns, self.itemsize, read, write)
+        return table_calls.stream(read, write, max(write // self.itemsize, 1))
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return self.weight_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective(Kernel):
+    """A message between the GPUs of an engine: ``width`` bytes for each token, or for each sequence."""
+
+    op: str
+    width: int
+    of_sequences: bool = False
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        return NO_COST
+
+    def message_bytes(self, step: Step) -> int:
+        """Bytes of the message, as nccl-tests define its size."""
+        return self.width * (step.sequences if self.of_sequences else step.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(Kernel):
+    """The next token from the logits: their float32 form, its largest, and a sum over it."""
+
+    vocabulary: int
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        count = step.sequences * self.vocabulary
+        return table_calls.stream(6 * count, 4 * count, count)

@@ -1,0 +1,71 @@
+"""A traced step → its plan under the ``server`` policy, and its kernels for any other step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memwall.core.graph import Graph
+from memwall.fusion.plan import Group, Plan, not_run
+from memwall.fusion.server.kernels import Kernel, Layout
+from memwall.fusion.server.reading import Reader, sampling
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+
+#: what a region's kernel is called in reports
+_NAMES = {
+    "product": "fused product", "attention": "paged attention", "state": "state update", "experts": "fused experts",
+    "between": "fused element-wise",
+}  # fmt: skip
+
+
+def server_plan(
+    graph: Graph, costs: Sequence[Cost], gpu: Gpu | None = None, regions: Sequence[int] | None = None
+) -> Plan:
+    """One group for each kernel of a server, on one GPU; prepared ops do not run.
+
+    Raises:
+        UsageError: the graph is no step with a cache.
+    """
+    reader = Reader(graph)
+    step, layout = reader.step, Layout()
+    groups = [not_run(region.ops) for region in reader.regions if region.kind == "prepared" and region.ops]
+    for read in reader.read():
+        region = read.region
+        reads, writes = ([value.id for value in values] for values in reader.outside(region))
+        name = _NAMES[region.kind] if len(region.ops) > 1 else ""
+        groups.append(Group(tuple(region.ops), tuple(reads), tuple(writes), read.kernel.cost(step, layout), name=name))
+    return Plan("server", tuple(groups))
+
+
+@dataclass(frozen=True)
+class Served:
+    """The kernels of a model on a server, with how many of each a step runs. ``other_bytes`` are weights that no kernel
+    reads whole: tables of embeddings."""
+
+    kernels: tuple[tuple[Kernel, int], ...]
+    other_bytes: int
+
+    def weights_bytes(self, layout: Layout) -> int:
+        """Bytes of the weights on one GPU."""
+        return self.other_bytes // layout.tp + sum(n * kernel.weights_bytes(layout) for kernel, n in self.kernels)
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        """Bytes on one GPU of the cache of a sequence of so many tokens."""
+        return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels)
+
+
+def served(graph: Graph, keeps: Callable[[str], bool] = lambda path: False) -> Served:
+    """The kernels of a model, from one decode step; ``keeps`` as of :class:`Reader`.
+
+    Raises:
+        UsageError: the graph is no step with a cache.
+    """
+    reader = Reader(graph, keeps)
+    reads = reader.read()
+    kernels = Counter(kernel for read in reads for kernel in (*read.before, read.kernel, *read.after))
+    kernels.update(sampling(graph))
+    own = sum(n * kernel.weights_bytes(Layout()) for kernel, n in kernels.items())
+    held = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
+    return Served(tuple((kernel, n) for kernel, n in kernels.items()), max(held - own, 0))

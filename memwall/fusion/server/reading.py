@@ -1,0 +1,298 @@
+"""Regions of a traced step → the kernels of a server: their sizes, and how GPUs share them.
+
+GPUs share the heads of attention, the columns of a product whose result no norm or choice needs whole, and the rows of
+the one that follows it; its sums are added by an all-reduce (Shoeybi et al., Megatron-LM, arXiv 1909.08053).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from memwall.core.errors import UsageError
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, Op, Value, distinct_bytes
+from memwall.fusion.server.kernels import (
+    Attention,
+    Between,
+    Collective,
+    Experts,
+    Kernel,
+    Latent,
+    Product,
+    Sampling,
+    State,
+    Step,
+)  # fmt: skip
+from memwall.fusion.server.regions import CACHES, Region, regions
+
+_FIXED = ("parameter", "buffer")
+#: classes of ops that need whole rows; and ops, which choose from them
+_WHOLE_CLASSES, _CHOICES = ("reduction", "normalization"), ("topk", "sort", "argmax")
+
+
+@dataclass(frozen=True)
+class Read:
+    """A region, its kernel, and the messages before it and behind it."""
+
+    region: Region
+    kernel: Kernel
+    before: tuple[Collective, ...] = ()
+    after: tuple[Collective, ...] = ()
+
+
+class Reader:
+    """Reads the kernels of one traced step, a decode or a prefill."""
+
+    def __init__(self, graph: Graph, keeps: Callable[[str], bool] = lambda path: False) -> None:
+        """``keeps`` says which modules quantisation leaves as they are, next to the head and routers.
+
+        Raises:
+        UsageError: the graph is no step of a language model.
+        """
+        self.graph, self.flow, self.keeps = graph, Flow.of(graph), keeps
+        self.regions = regions(graph, self.flow)
+        if not any(region.kind in ("attention", "state") for region in self.regions):
+            raise UsageError("the server policy is of steps with a cache; profile with --mode prefill or --mode decode")
+        self._sharded: set[int] = set()
+        self._partial: set[int] = set()
+
+    @cached_property
+    def step(self) -> Step:
+        """The step that was traced."""
+        batch, new = self._shape
+        before = max((cached for _, cached in map(self._cached, self._of("attention"))), default=0)
+        if new == 1 and before:
+            return Step(batch, batch * before)
+        return Step(0, 0, ((new, before),) * batch)
+
+    @cached_property
+    def _shape(self) -> tuple[int, int]:
+        """Samples, and new tokens of each."""
+        for i in self.graph.inputs:
+            value = self.graph.values[i]
+            if self.graph.storages[value.storage].role not in CACHES and value.spec.shape:
+                batch, new = (*value.spec.shape, 1)[:2]
+                return batch, new
+        raise UsageError("the step has no input whose shape says how many tokens it takes")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the traced step."""
+        batch, new = self._shape
+        return batch * new
+
+    def _of(self, kind: str) -> Iterator[Region]:
+        return (region for region in self.regions if region.kind == kind)
+
+    def read(self) -> list[Read]:
+        """All kernels in the order in which they run, prepared ops left out."""
+        found = []
+        for number, region in enumerate(self.regions):
+            if region.kind == "prepared":
+                continue
+            before: tuple[Collective, ...] = ()
+            if waiting := region.reads & self._partial:
+                before = (Collective(op="all_reduce", width=self._width(self.regions[min(waiting)])),)
+                self._partial -= waiting
+            kernel, after = _MAKERS[region.kind](self, number, region)
+            found.append(Read(region, kernel, before, after))
+        return found
+
+    # -- what a region reads and writes -------------------------------------------------------------------------------
+
+    def outside(self, region: Region) -> tuple[list[Value], list[Value]]:
+        """The values that a region reads of others, and those that others, or the caller, read of it."""
+        inside, values, flow = set(region.ops), self.graph.values, self.flow
+        read = {v: values[i] for op in region.ops for i, v in flow.reads[op] if flow.writer[v] not in inside}
+        views = {(value.storage, value.offset, value.spec): value for value in read.values()}
+        views |= {
+            (values[i].storage, values[i].offset, values[i].spec): values[i]
+            for op in region.ops for i, v in flow.reads[op] if flow.writer[v] not in inside
+        }  # fmt: skip
+        written = {}
+        for op in region.ops:
+            for i, version in flow.writes[op]:
+                if version in flow.kept or not inside.issuperset(flow.readers[version]):
+                    written[version] = values[i]
+        return list(views.values()), list(written.values())
+
+    def _split(self, values: Iterable[Value]) -> tuple[list[Value], list[Value], list[Value]]:
+        """Values of weights and what was prepared; of caches; and of tokens."""
+        found: tuple[list[Value], list[Value], list[Value]] = ([], [], [])
+        for value in values:
+            role = self.graph.storages[value.storage].role
+            if value.storage in self._prepared:
+                if self._prepared[value.storage]:
+                    found[0].append(value)
+            else:
+                found[0 if role in _FIXED else 1 if role in CACHES else 2].append(value)
+        return found
+
+    @cached_property
+    def _prepared(self) -> dict[int, bool]:
+        """Storages that are prepared, and whether of weights; what is made of positions alone is little."""
+        found: dict[int, bool] = {}
+        for op in (self.graph.ops[i] for region in self._of("prepared") for i in region.ops):
+            read = [self.graph.values[i].storage for i in op.inputs]
+            of_weights = any(found.get(i, self.graph.storages[i].role in _FIXED) for i in read)
+            found |= dict.fromkeys((self.graph.values[i].storage for i in op.outputs), of_weights)
+        return found
+
+    def _width(self, region: Region) -> int:
+        """Bytes of a token in the last result of a region."""
+        _, written = self.outside(region)
+        return max(value.spec.nbytes for value in written) // self.tokens
+
+    # -- kernels ------------------------------------------------------------------------------------------------------
+
+    def product(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        ops = [self.graph.ops[i] for i in region.ops]
+        made = [self.graph.values[op.outputs[0]].spec for op in ops]
+        n, rows = sum(spec.shape[-1] for spec in made), made[0].numel // made[0].shape[-1]
+        k = self._inner(ops[0])
+        is_last = self._is_last(number)
+        of_sequences = is_last and rows <= self._shape[0]
+        wholes = self._wholes(number, {spec.shape[-1] for spec in made})
+        split = "row" if region.reads & self._sharded else "whole" if wholes else "column"
+        after: tuple[Collective, ...] = ()
+        if split == "row":
+            self._partial.add(number)
+        elif split == "column" and is_last:
+            after = (Collective(op="all_gather", width=n * made[0].itemsize, of_sequences=of_sequences),)
+        elif split == "column":
+            self._sharded.add(number)
+        kept = is_last or not wholes.isdisjoint(_CHOICES) or all(self.keeps(op.module) for op in ops)
+        return Product(n=n, k=k, dtype=made[0].dtype, split=split, of_sequences=of_sequences, kept=kept), after
+
+    def _is_last(self, number: int) -> bool:
+        """Whether a region makes logits: the model's output, or what only element-wise ops separate from it."""
+        after = [i for i, region in enumerate(self.regions) if number in region.reads]
+        if after:
+            return all(self.regions[i].kind == "between" and self._is_last(i) for i in after)
+        made = {self.graph.values[i].storage for op in self.regions[number].ops for i in self.graph.ops[op].outputs}
+        return not made.isdisjoint(self.graph.values[i].storage for i in self.graph.outputs)
+
+    def _inner(self, op: Op) -> int:
+        specs = self.graph.specs(op.inputs)
+        return next(a.shape[-1] for a, b in pairwise(specs) if len(a.shape) > 1 and len(b.shape) > 1)
+
+    def _wholes(self, number: int, widths: set[int]) -> set[str]:
+        """Ops that reduce over, or choose from, whole rows of one of these widths, of those that read the results."""
+        near = (region for region in self.regions if number in region.reads and region.kind in ("between", "experts"))
+        ops = (self.graph.ops[i] for region in near for i in region.ops)
+        found = set()
+        for op in ops:
+            name, specs = op.name.split(".")[1], self.graph.specs(op.inputs)
+            if (
+                (op.op_class in _WHOLE_CLASSES or name in _CHOICES)
+                and specs
+                and specs[0].shape[-1:]
+                and (specs[0].shape[-1] in widths)
+            ):
+                found.add(name)
+        return found
+
+    def attention(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        self._sharded.add(number)
+        query, result, itemsize = self._core(region)
+        heads = query.spec.numel // (self.tokens * query.spec.shape[-1])
+        size, value_size = query.spec.shape[-1], result.spec.shape[-1]
+        for op in (self.graph.ops[i] for i in region.ops):
+            weight = next((s for s in self.graph.specs(op.inputs)[1:] if len(s.shape) == 2), None)
+            if op.op_class == "contraction" and weight is not None and "bmm" not in op.name:
+                nope = weight.shape[-1] // heads - value_size
+                return Latent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
+                              dtype=query.spec.dtype), ()  # fmt: skip
+        kv_heads, cached = self._cached(region)
+        if not kv_heads:
+            read = self._split(self.outside(region)[0])[2]
+            width = distinct_bytes(read) // (self.tokens * itemsize)
+            kv_heads = max((width - heads * size) // (size + value_size), 1)
+        before = self.step.context_tokens // self.step.decodes if self.step.decodes else 0
+        window = cached + 1 if cached and cached < before else 0
+        return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, window=window,
+                         dtype=query.spec.dtype), ()  # fmt: skip
+
+    def _core(self, region: Region) -> tuple[Value, Value, int]:
+        """The queries, the result, and the bytes of a number of attention."""
+        values = self.graph.values
+        cores = [
+            op for op in (self.graph.ops[i] for i in region.ops)
+            if op.op_class == "attention" or (op.op_class == "contraction" and "bmm" in op.name)
+        ]  # fmt: skip
+        query, result = values[cores[0].inputs[0]], values[cores[-1].outputs[0]]
+        return query, result, query.spec.itemsize
+
+    def _cached(self, region: Region) -> tuple[int, int]:
+        """Heads and tokens of what is in the cache before the step; zeros where nothing is."""
+        for value in self.outside(region)[0]:
+            if self.graph.storages[value.storage].role == "kv_cache" and len(value.spec.shape) == 4:
+                return value.spec.shape[1], value.spec.shape[2]
+        return 0, 0
+
+    def state(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        if region.reads & self._sharded:
+            self._sharded.add(number)
+        read, written = self.outside(region)
+        fixed, cached, data = self._split(read)
+        _, stored, made = self._split(written)
+        batch, _ = self._shape
+        return State(
+            state_bytes=max(distinct_bytes(cached), distinct_bytes(stored)) // batch,
+            read_bytes=distinct_bytes(data) // self.tokens, write_bytes=distinct_bytes(made) // self.tokens,
+            weight_bytes=distinct_bytes(fixed),
+        ), ()  # fmt: skip
+
+    def experts(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        self._partial.add(number)
+        weights = [
+            spec for op in region.ops if self.graph.ops[op].op_class == "contraction"
+            for spec in self.graph.specs(self.graph.ops[op].inputs[:2])[1:] if len(spec.shape) == 3
+        ]  # fmt: skip
+        first, last = weights[0], weights[-1]
+        count, hidden, inter = first.shape[0], first.shape[1], last.shape[1]
+        return Experts(hidden=hidden, inter=inter, count=count, top_k=self._chosen(number), dtype=first.dtype,
+                       gated=first.shape[2] == 2 * inter, kept=self.keeps(region.place)), ()  # fmt: skip
+
+    def _chosen(self, number: int) -> int:
+        """Experts of a token: what the last choice before them makes."""
+        near = [i for r in sorted(self.regions[number].reads) for i in self.regions[r].ops]
+        for i in reversed([*near, *self.regions[number].ops]):
+            if self.graph.ops[i].name.startswith("aten.topk"):
+                return self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1]
+        return 1
+
+    def between(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        shared = bool(region.reads & self._sharded)
+        if shared:
+            self._sharded.add(number)
+        read, written = self.outside(region)
+        ops = [self.graph.ops[i] for i in region.ops]
+        tables = {op.inputs[0] for op in ops if op.name.startswith("aten.embedding")}
+        fixed, _, data = self._split(value for value in read if value.id not in tables)
+        gathered = sum(self.graph.specs(op.outputs)[0].nbytes for op in ops if op.inputs and op.inputs[0] in tables)
+        widths = (self.graph.specs(op.inputs)[0].shape[-1] for op in ops if op.op_class in _WHOLE_CLASSES)
+        kernel = Between(
+            read_bytes=(distinct_bytes(data) + gathered) // self.tokens,
+            write_bytes=distinct_bytes(written) // self.tokens, weight_bytes=distinct_bytes(fixed),
+            columns=max(widths, default=0), itemsize=max((value.spec.itemsize for value in written), default=1),
+            shared=shared, of_sequences=self._is_last(number),
+        )  # fmt: skip
+        after = (Collective(op="all_reduce", width=gathered // self.tokens),) if gathered else ()
+        return kernel, after
+
+
+_MAKERS = {
+    "product": Reader.product, "attention": Reader.attention, "state": Reader.state, "experts": Reader.experts,
+    "between": Reader.between,
+}  # fmt: skip
+
+
+def sampling(graph: Graph) -> tuple[Kernel, ...]:
+    """The choice of the next token, which the model leaves to its caller."""
+    specs = [graph.values[i].spec for i in graph.outputs]
+    widest = max((spec.shape[-1] for spec in specs if len(spec.shape) in (2, 3) and spec.shape[-1] > 1000), default=0)
+    return (Sampling(vocabulary=widest),) if widest else ()

@@ -1,0 +1,227 @@
+"""A step with a cache → the kernels that a server runs in its place: which ops each of them stands for.
+
+Anchors come first: products with weights (those of one module that read the same tensor are one, as fused QKV and
+gate-up projections), the experts of a mixture, and what is done with a cache (attention, or the update of a state) with
+all that is computed for it alone: rotary embeddings, norms of queries and keys, copies of the cache, masks. What
+follows from weights and positions alone is prepared once, when the server starts. All other ops between two anchors are
+one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from memwall.core.flow import Flow
+from memwall.core.graph import Graph, Op
+
+#: roles of memory whose contents are known before the first request
+_FIXED = ("parameter", "buffer")
+CACHES = ("kv_cache", "kv_made")
+_PRODUCTS = ("contraction",)
+
+
+@dataclass(slots=True)
+class Region:
+    """Ops of one kernel, in call order. ``kind``: product, experts, attention, state, between or prepared; ``place``
+    is the module."""
+
+    kind: str
+    ops: list[int]
+    place: str
+    #: anchors on the longest way to it
+    level: int = 0
+    #: numbers of the regions whose results it reads
+    reads: set[int] = field(default_factory=set)
+
+
+def regions(graph: Graph, flow: Flow) -> list[Region]:
+    """The regions of a step, in the order in which they run; each op is in one."""
+    return _Walk(graph, flow).run()
+
+
+def _place(region: Region) -> tuple[int, int]:
+    return (region.kind != "prepared", max(region.ops, default=-1))
+
+
+class _Walk:
+    def __init__(self, graph: Graph, flow: Flow) -> None:
+        self.graph, self.flow, self.ops = graph, flow, graph.ops
+        self.role = [storage.role for storage in graph.storages]
+        self.owner: dict[int, Region] = {}
+        self.before = [
+            [flow.writer[v] for v in (*[v for _, v in reads], *[flow.carries[v] for _, v in writes])
+             if v >= 0 and flow.writer[v] >= 0]
+            for reads, writes in zip(flow.reads, flow.writes, strict=True)
+        ]  # fmt: skip
+        self.after: list[list[int]] = [[] for _ in self.ops]
+        for number, sources in enumerate(self.before):
+            for source in sources:
+                self.after[source].append(number)
+
+    def run(self) -> list[Region]:
+        self._prepared()
+        self._experts()
+        self._cached()
+        self._products()
+        self._between()
+        found = sorted({id(region): region for region in self.owner.values()}.values(), key=_place)
+        number = {id(region): i for i, region in enumerate(found)}
+        for op in self.ops:
+            sources = (number[id(self.owner[before])] for before in self.before[op.id])
+            self.owner[op.id].reads.update(sources)
+        for i, region in enumerate(found):
+            region.reads.discard(i)
+        return found
+
+    def _take(self, kind: str, ops: Iterable[int], place: str) -> Region:
+        region = Region(kind, sorted(ops), place)
+        self.owner.update(dict.fromkeys(region.ops, region))
+        return region
+
+    def _prepared(self) -> None:
+        """Ops that read nothing but weights, and what follows from those and from positions."""
+        found: set[int] = set()
+        for op in self.ops:
+            fixed = (
+                self.role[self.graph.values[i].storage] in _FIXED or self.flow.writer[v] in found
+                for i, v in self.flow.reads[op.id]
+            )
+            written = (self.role[self.graph.values[i].storage] for i in op.outputs)
+            if all(fixed) and not any(role in CACHES for role in written):
+                found.add(op.id)
+        self._take("prepared", found, "")
+
+    def weight(self, op: Op) -> int | None:
+        """The value of the weights that a product reads, as they are or prepared."""
+        for value, version in self.flow.reads[op.id][::-1]:
+            maker = self.flow.writer[version]
+            fixed = self.role[self.graph.values[value].storage] == "parameter"
+            prepared = maker >= 0 and maker in self.owner and self.owner[maker].kind == "prepared"
+            if (fixed or prepared) and len(self.graph.values[value].spec.shape) > 1:
+                return value
+        return None
+
+    def _experts(self) -> None:
+        """All that the modules do whose products have weights with an axis of experts."""
+        places = {
+            op.module for op in self.ops
+            if op.op_class in _PRODUCTS and op.id not in self.owner and (weight := self.weight(op)) is not None
+            and len(self.graph.values[weight].spec.shape) == 3
+        }  # fmt: skip
+        for place in places:
+            self._take("experts", self._inside(place), place)
+
+    def _inside(self, place: str) -> list[int]:
+        start = f"{place}."
+        return [
+            op.id for op in self.ops if op.id not in self.owner and (op.module == place or op.module.startswith(start))
+        ]
+
+    def _cached(self) -> None:
+        """What is done with each layer's cache, and all that is computed for that alone."""
+        seeds: dict[str, set[int]] = {}
+        for op in self.ops:
+            if op.id in self.owner:
+                continue
+            with_cache = any(self.role[self.graph.values[i].storage] in CACHES for i in (*op.inputs, *op.outputs))
+            is_product = op.op_class in _PRODUCTS and self.weight(op) is not None
+            is_core = op.op_class == "attention" or op.op_class in _PRODUCTS
+            if not is_product and (with_cache or is_core):
+                seeds.setdefault(op.module, set()).add(op.id)
+        for place, own in seeds.items():
+            inside = self._closed(place, own)
+            while large := self._reads_state(place, inside):
+                inside = self._closed(place, inside | large)
+            names = {self.ops[i].name for i in inside}
+            attends = any(self.ops[i].op_class == "attention" for i in inside) or any("softmax" in n for n in names)
+            self._take("attention" if attends else "state", inside, place)
+
+    def _reads_state(self, place: str, inside: set[int]) -> set[int]:
+        """Ops of the module outside that read what is as large as its state: a server's kernel never writes it."""
+        values, flow = self.graph.values, self.flow
+        held = [
+            values[i].spec.nbytes for op in inside for i, _ in flow.reads[op]
+            if self.role[values[i].storage] == "kv_cache"
+        ]  # fmt: skip
+        least = max(held, default=0)
+        made = {v for op in inside for i, v in flow.writes[op] if values[i].spec.nbytes >= least > 0}
+        readers = {reader for version in made for reader in flow.readers[version]}
+        return {i for i in readers - inside if i not in self.owner and self.ops[i].module == place}
+
+    def _closed(self, place: str, seeds: set[int]) -> set[int]:
+        """The seeds, what is between two of them, and what is computed for them alone in the same module."""
+        inside, candidates = set(seeds), self._inside(place)
+        follows: set[int] = set()
+        for number in candidates:
+            if number in seeds or any(before in follows for before in self.before[number]):
+                follows.add(number)
+        last = max(seeds)
+        for number in reversed([i for i in candidates if i <= last]):
+            readers = self.after[number]
+            if not readers or number in inside:
+                continue
+            is_product = self.ops[number].op_class in _PRODUCTS and self.weight(self.ops[number]) is not None
+            needed = any(reader in inside for reader in readers) if number in follows else False
+            alone = all(reader in inside for reader in readers) and not is_product
+            if needed or alone:
+                inside.add(number)
+        return inside
+
+    def _products(self) -> None:
+        """Products with weights; those of one module that read the same tensor are one kernel."""
+        alike: dict[tuple[str, int, int], list[int]] = {}
+        for op in self.ops:
+            if op.id not in self.owner and op.op_class in _PRODUCTS and (weight := self.weight(op)) is not None:
+                value, version = next(use for use in self._data(op) if use[0] != weight)
+                alike.setdefault((op.module.rpartition(".")[0], version, self.graph.values[value].offset), []).append(
+                    op.id
+                )
+        for (place, *_), own in alike.items():
+            self._take("product", own, place if len(own) > 1 else self.ops[own[0]].module)
+
+    def _data(self, op: Op) -> Sequence[tuple[int, int]]:
+        """The operands that are no bias: biases stand first."""
+        uses = self.flow.reads[op.id]
+        return [use for use in uses if self.role[self.graph.values[use[0]].storage] not in _FIXED] or uses
+
+    def _between(self) -> None:
+        """One kernel for all ops between the same anchors that pass data to each other, or read the same results."""
+        level: dict[int, int] = {}
+        open_regions: dict[int, Region] = {}
+        for op in self.ops:
+            steps = [self._level_after(before, level) for before in self.before[op.id]]
+            region = self.owner.get(op.id)
+            if region is not None and region.kind != "prepared":
+                region.level = max([region.level, *steps])
+                level[op.id] = region.level
+                continue
+            level[op.id] = max(steps, default=0)
+            if region is not None:
+                continue
+            joined = {id(found): found for found in self._neighbours(op.id, level, open_regions)}
+            own, *others = joined.values() if joined else [Region("between", [], op.module, level[op.id])]
+            for other in others:
+                own.ops += other.ops
+                self.owner.update(dict.fromkeys(other.ops, own))
+                open_regions = {source: own if found is other else found for source, found in open_regions.items()}
+            own.ops = sorted([*own.ops, op.id])
+            self.owner[op.id] = own
+            for source in self._anchors(op.id, level):
+                open_regions[source] = own
+
+    def _level_after(self, number: int, level: dict[int, int]) -> int:
+        kind = self.owner[number].kind
+        return 0 if kind == "prepared" else level[number] + (kind != "between")
+
+    def _anchors(self, number: int, level: dict[int, int]) -> list[int]:
+        """The anchors directly before an op, as numbers of their first ops."""
+        near = (before for before in self.before[number] if self.owner[before].kind not in ("between", "prepared"))
+        return [self.owner[before].ops[0] for before in near if self._level_after(before, level) == level[number]]
+
+    def _neighbours(self, number: int, level: dict[int, int], open_regions: dict[int, Region]) -> list[Region]:
+        near = [
+            self.owner[before] for before in self.before[number]
+            if self.owner[before].kind == "between" and level[before] == level[number]
+        ]  # fmt: skip
+        return near + [open_regions[a] for a in self._anchors(number, level) if a in open_regions]

@@ -1,0 +1,213 @@
+"""``memwall serve``: a language model → what a server of it does under load, on any GPU.
+
+One decode step is traced; its kernels (:mod:`memwall.fusion.server`) are evaluated at any batch and context, on each
+GPU and for each number of GPUs that share the model (:class:`~memwall.simulate.serving.timing.GpuSteps`), and a server
+with those steps is run under each load (:mod:`memwall.simulate.serving`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from memwall.analysis.limits import Limit
+from memwall.analysis.serving import Best, Candidate, best, objective
+from memwall.core.errors import UsageError, unknown
+from memwall.core.units import counted
+from memwall.fusion.server import Layout, Served, Step, served
+from memwall.fusion.server.kernels import Attention, Latent
+from memwall.hardware.cluster import Cluster, cluster_of, load_cluster
+from memwall.hardware.lookup import Gpu, load_gpus
+from memwall.ops.quantised import pipe_of
+from memwall.pipeline import Names, profile
+from memwall.simulate.serving.engine import DEFAULT, Policy
+from memwall.simulate.serving.requests import Requests, simulate_requests
+from memwall.simulate.serving.steady import Steady, largest_batch, steady_state
+from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
+from memwall.simulate.serving.workload import Lengths, Workload
+
+#: ``--weights`` -> scheme of :mod:`memwall.ops.quantised`
+WEIGHTS = {
+    "model": "", "fp8": "fp8", "fp8-block": "fp8_block", "int8": "int8_wo", "int4": "int4_wo", "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+}  # fmt: skip
+#: ``--kv`` -> dtype of the cache
+CACHES = {"model": "", "fp8": "float8_e4m3fn"}
+ENGINES = ("vllm", "sglang", "trtllm")
+#: tokens in the cache of the traced step where the model states no limit, and the most: windows of no more are seen
+_CONTEXT, _MOST_CONTEXT = 8191, 131_071
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model as servers run it: its kernels, how its weights are stored, and the most tokens of a sequence."""
+
+    name: str
+    served: Served
+    scheme: str = ""
+    max_context: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One engine under one load. ``steps`` knows the time of any of its steps; ``refused`` says in a line why it does
+    not run, else it is empty and ``candidate`` has the figures."""
+
+    gpu: Gpu
+    layout: Layout
+    workload: Workload
+    steps: GpuSteps
+    candidate: Candidate | None = None
+    largest_batch: int = 0
+    refused: str = ""
+
+    @property
+    def name(self) -> str:
+        """``h100-sxm x 4``."""
+        return self.gpu.name if self.layout.tp == 1 else f"{self.gpu.name} x {self.layout.tp}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """All points of a question, in the order asked: GPU, GPUs that share the model, load."""
+
+    model: Model
+    points: tuple[Point, ...]
+    objectives: tuple[Limit, ...] = ()
+    best: Best | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_model(target: str | Path, *, weights: str = "model", gpu: str = "h100-sxm") -> Model:
+    """Trace one decode step of a target and read what a server runs.
+
+    Raises:
+        UsageError: as :func:`memwall.profile`; the model keeps no cache, or weights are stored in an unknown format.
+    """
+    from memwall.frontend.workload import resolve
+
+    if weights not in WEIGHTS:
+        raise unknown("scheme of weights", weights, WEIGHTS)
+    named = resolve(str(target), mode="decode", gpu=gpu)
+    how = named.stored() if named.stored is not None and weights == "model" else None
+    most = named.most_tokens
+    context = min(most - 1, _MOST_CONTEXT) if most else _CONTEXT
+    made = profile(target, mode="decode", batch=2, context=context, gpu=gpu)
+    kernels = served(made.graph, how.keeps) if how is not None else served(made.graph)
+    notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
+    scheme = how.scheme if how is not None else WEIGHTS[weights]
+    return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, notes=notes)
+
+
+def serve(
+    target: str | Path | Model, *, gpu: Names = "h100-sxm", tp: int | Iterable[int] = 1,
+    cluster: str | Path | Cluster | None = None, prompt: int = 1024, generate: int = 256, lengths: str = "1",
+    concurrency: int | Iterable[int] | None = (1, 4, 16, 64, 256), rate: float | None = None, weights: str = "model",
+    kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (), prefix_hit: float = 0.0,
+    utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT, closed_form: bool = False,
+) -> Serving:  # fmt: skip
+    """What a server of a model does under load.
+
+    Args:
+        target: a language model as :func:`memwall.profile` takes it, with a decode step; or one that was read.
+        gpu: names, specs or paths of specs; one or a list.
+        tp: how many GPUs share the model, one number or several.
+        cluster: how the GPUs are joined; None takes the one that memwall knows with the GPU.
+        prompt, generate: tokens of a request; ``lengths`` is the range of both, ``0.8-1.0`` of nominal.
+        concurrency: clients that each wait for an answer before they ask again, one number or several.
+        rate: requests per second at random times, instead of clients.
+        weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
+        price: USD per hour of a GPU, by name.
+        slo: objectives such as ``ttft_p99<500ms``; the cheapest point that keeps them is picked.
+        prefix_hit: share of a prompt that is in the cache already.
+        utilization: share of a GPU's memory that the server takes.
+        engine: whose kernels run, one of :data:`ENGINES`.
+        closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.
+
+    Raises:
+        UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives.
+    """
+    for kind, name, names in (("dtype of the cache", kv, CACHES), ("engine", engine, ENGINES)):
+        if name not in names:
+            raise unknown(kind, name, names)
+    if not 0 < utilization <= 1:
+        raise UsageError(f"a server takes a share of a GPU's memory above 0 and up to 1, not {utilization:g}")
+    gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
+    limits = tuple(objective(text) for text in slo)
+    loads = _loads(concurrency, rate, Lengths.parse(prompt, lengths), Lengths.parse(generate, lengths), prefix_hit)
+    prices = _prices(price or {}, gpus)
+    model = target if isinstance(target, Model) else read_model(target, weights=weights, gpu=gpus[0].name)
+    points = []
+    for each in gpus:
+        for count in [tp] if isinstance(tp, int) else tp:
+            layout = Layout(tp=count, weights=model.scheme, kv=CACHES[kv], engine=engine)
+            joined = _cluster(each, count, cluster)
+            _check_layout(model.served, layout)
+            steps = GpuSteps(model.served, each, layout, joined, utilization, max_context=model.max_context)
+            for load in loads:
+                points.append(_point(steps, load, policy, prices.get(each.name), closed_form))
+    if all(point.refused for point in points):
+        raise UsageError(points[0].refused)
+    lacking = [f"{each.name} has no pipe for {model.scheme} and multiplies dequantised weights" for each in gpus
+               if model.scheme and each.ceiling_pipe(pipe_of(model.scheme)) != pipe_of(model.scheme)]  # fmt: skip
+    found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
+    return Serving(model=model, points=tuple(points), objectives=limits, best=found, notes=tuple(lacking))
+
+
+def _loads(
+    concurrency: int | Iterable[int] | None, rate: float | None, prompt: Lengths, generate: Lengths, hit: float
+) -> list[Workload]:  # fmt: skip
+    common: dict[str, Any] = {"prompt": prompt, "generate": generate, "prefix_hit": hit}
+    if rate is not None:
+        return [Workload(**common, rate_per_s=rate)]
+    numbers = [concurrency] if isinstance(concurrency, int) else list(concurrency or ())
+    if not numbers:
+        raise UsageError("no load given: name concurrency, or a rate")
+    return [Workload(**common, concurrency=number) for number in numbers]
+
+
+def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]:
+    named = {load_gpus([name])[0].name: each for name, each in price.items()}
+    for name, each in named.items():
+        if not each > 0:
+            raise UsageError(f"a GPU costs more than nothing: the price of {name} is {each:g}")
+        if name not in {gpu.name for gpu in gpus}:
+            raise UsageError(f"a price of {name}, which is not among the GPUs: {', '.join(g.name for g in gpus)}")
+    return named
+
+
+def _cluster(gpu: Gpu, count: int, named: str | Path | Cluster | None) -> Cluster | None:
+    if named is not None:
+        return load_cluster(named)
+    return cluster_of(gpu) if count > 1 else None
+
+
+def _check_layout(kernels: Served, layout: Layout) -> None:
+    """Raises UsageError: GPUs do not divide the heads."""
+    for kernel in (kernel for kernel, _ in kernels.kernels if isinstance(kernel, (Attention, Latent))):
+        if layout.tp < 1 or kernel.heads % layout.tp:
+            fitting = max(n for n in range(1, max(layout.tp, 1) + 1) if kernel.heads % n == 0)
+            raise UsageError(f"{layout.tp} GPUs do not divide {kernel.heads} heads; --tp {fitting} does")
+
+
+def _point(steps: GpuSteps, load: Workload, policy: Policy, price: float | None, closed_form: bool) -> Point:
+    point = Point(gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps)
+    try:
+        run: Requests | Steady = (steady_state if closed_form else simulate_requests)(steps, load, policy)
+        most = largest_batch(steps, load, policy)
+    except UsageError as error:
+        return replace(point, refused=str(error))
+    batch = max(round(run.batch), 1)
+    context = (load.prompt.least + load.prompt.most + (load.generate.least + load.generate.most) / 2) / 2
+    candidate = Candidate(
+        name=f"{point.name}, {_load_name(load)}", run=run, gpus=steps.layout.tp, usd_per_gpu_hour=price,
+        watts_per_gpu=steps.gpu.tdp_w, wall=steps.wall(Step(batch, round(batch * context))),
+    )  # fmt: skip
+    return replace(point, candidate=candidate, largest_batch=most)
+
+
+def _load_name(load: Workload) -> str:
+    return counted(load.concurrency, "client") if load.concurrency else f"{load.rate_per_s:g} requests/s"

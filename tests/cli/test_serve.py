@@ -1,0 +1,114 @@
+"""``memwall serve``: what it prints, writes and refuses."""
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+#: Llama-3-8B with 2 of its 32 layers
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    return f"hf:{tmp_path / 'llama'}"
+
+
+def points(run, *words):
+    result = run("serve", *words, "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_a_table_of_loads(run, model, tmp_path):
+    result = run(
+        "serve",
+        model,
+        "--gpu",
+        "h100",
+        "--tp",
+        "1",
+        "2",
+        "--concurrency",
+        "1",
+        "16",
+        "-o",
+        str(tmp_path / "s.csv"),
+        "-o",
+        str(tmp_path / "s.html"),
+    )
+    assert result.code == 0, result.err
+    assert "h100-sxm x 2" in result.out and "16 clients" in result.out
+    assert len((tmp_path / "s.csv").read_text(encoding="utf-8").splitlines()) == 5
+    assert "TPOT" in (tmp_path / "s.html").read_text(encoding="utf-8")
+
+
+def test_one_client_gets_the_times_of_lone_steps(run, model):
+    (point,) = points(run, model, "--gpu", "h100", "--concurrency", "1", "--prompt", "512", "--generate", "64")[
+        "points"
+    ]
+    # 2 layers and the head: 0.44 G + 0.53 G weights in bfloat16 at 3.35 TB/s at most
+    layer = 2 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
+    least_s = (2 * layer + 2 * 4096 * 128256) / 3.35e12
+    assert least_s < point["tpot_s"] < 1.6 * least_s
+    assert point["tpot_p50_s"] == pytest.approx(point["tpot_s"], rel=0.05)
+    assert point["ttft_s"] > 2 * 512 * layer / 2 / 989e12  # the prompt's FLOPs at the peak
+    assert point["tokens_per_s_per_user"] == pytest.approx(1 / point["tpot_s"])
+    # keys and values of 576 tokens in 2 layers
+    assert point["kv_bytes_per_sequence"] == 576 * 2 * (2 * 8 * 128 * 2)
+
+
+def test_quantised_weights_are_stored_as_the_scheme_says(run, model):
+    (point,) = points(run, model, "--weights", "int4", "--concurrency", "1")["points"]
+    quantised = 2 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
+    groups = quantised / 128
+    others = 2 * 128256 * 4096 * 2 + 5 * 4096 * 2  # table and head, norms
+    assert point["weights_bytes"] == pytest.approx(quantised / 2 + groups * 2 + others, rel=1e-6)
+
+
+def test_an_fp8_cache_halves_its_bytes(run, model):
+    plain, halved = (points(run, model, "--concurrency", "1", *more)["points"][0] for more in ((), ("--kv", "fp8")))
+    assert 2 * halved["kv_bytes_per_sequence"] == plain["kv_bytes_per_sequence"]
+
+
+def test_an_objective_picks_the_cheapest(run, model):
+    words = ("--gpu", "h100", "--tp", "1", "2", "--concurrency", "1", "64", "--price", "h100=2.5", "--slo")
+    found = points(run, model, *words, "tpot<1.2ms")
+    kept = [p for p in found["points"] if p["tpot_s"] < 1.2e-3]
+    cheapest = min(kept, key=lambda p: p["usd_per_million_tokens"])
+    clients = "1 client" if cheapest["concurrency"] == 1 else "64 clients"
+    assert found["best"] == f"h100-sxm{'' if cheapest['tp'] == 1 else ' x 2'}, {clients}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tp", "3"), "3 GPUs do not divide 32 heads; --tp 2 does"),
+        (("--weights", "fp9"), "no scheme of weights 'fp9'; did you mean fp8?"),
+        (("--kv", "int3"), "no dtype of the cache 'int3'"),
+        (("--engine", "tgi"), "no engine 'tgi'"),
+        (("--slo", "tpot<1us"), "no candidate keeps tpot_s < 1.00 us"),
+        (("--price", "b200=3"), "a price of b200, which is not among the GPUs"),
+        (("--price", "h100"), "--price takes NAME=USD"),
+        (("--tp", "x"), "--tp takes whole numbers above 0, not 'x'"),
+        (("--utilization", "2"), "above 0 and up to 1, not 2"),
+        (("--rate", "3", "--concurrency", "2"), "--rate and --concurrency say both how requests come"),
+        (("--prompt", "20000"), "8,192"),
+    ],
+)
+def test_bad_input_gets_one_line(run, model, words, said):
+    result = run("serve", model, "--gpu", "h100", *words)
+    assert said in result.error and result.code == 2
+
+
+def test_a_model_without_a_cache_has_no_server(run, tmp_path):
+    (tmp_path / "net.py").write_text("import torch\nmodel = torch.nn.Linear(8, 8)\n", encoding="utf-8")
+    result = run("serve", str(tmp_path / "net.py"))
+    assert result.code == 2 and "decode_inputs" in result.error

@@ -1,0 +1,152 @@
+"""The server policy: what an engine runs in place of a language model's own ops, against hand arithmetic."""
+
+import json
+
+import pytest
+
+import memwall
+from memwall.core.errors import UsageError
+from memwall.fusion.server import Layout, Step, served
+from memwall.fusion.server.kernels import Attention, Collective, Experts, Latent, Product
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None, "tie_word_embeddings": False,
+    "max_position_embeddings": 32768, "dtype": "bfloat16",
+}  # fmt: skip
+#: DeepSeek-V3 with its widths and experts, 4 of its 61 layers, the first 3 without experts
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 7168,
+    "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 4, "first_k_dense_replace": 3,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "vocab_size": 129280, "max_position_embeddings": 4096,
+    "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+#: windows of 128 keys in every other layer, sinks, experts with biases
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 256,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048,
+    "num_local_experts": 8, "num_experts_per_tok": 4, "sliding_window": 128, "max_position_embeddings": 4096,
+    "layer_types": ["sliding_attention", "full_attention"], "dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def traced(tmp_path):
+    def trace(fields, mode="decode", **sizes) -> memwall.Profile:
+        (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        return memwall.profile(f"hf:{tmp_path}", mode=mode, gpu="h100", **sizes)
+
+    return trace
+
+
+def of(model, kind):
+    return [(kernel, n) for kernel, n in model.kernels if isinstance(kernel, kind)]
+
+
+def test_a_decode_step_of_llama_3_8b_reads_the_weights_once_and_the_cache_once(traced):
+    profile = traced(LLAMA, batch=32, context=4096)
+    schedule = profile.schedule(memwall.load_gpu("h100-sxm"), "server")
+    # 8,030,261,248 weights but the table of 128,256 x 4,096, of which 32 rows are read; 2 x 8 x 128 numbers of a token
+    weights = 2 * (8_030_261_248 - 128_256 * 4096) + 32 * 4096 * 2
+    cache = 32 * 4096 * 32 * (2 * 8 * 128 * 2)
+    assert (round(weights / 1e9, 2), round(cache / 1e9, 2)) == (15.01, 17.18)
+    # activations: two reads and two writes of 4096 a layer and norm, QKV, gate and up; no more than 2 % of it all
+    assert weights + cache < schedule.totals.dram_bytes < 1.02 * (weights + cache)
+    eager = profile.schedule(memwall.load_gpu("h100-sxm"), "eager").totals
+    assert eager.dram_bytes > 2 * schedule.totals.dram_bytes  # the dynamic cache is copied in every step
+    # a layer: QKV, attention, its output, gate and up, down, an activation and two norms; embedding's norm and logits
+    assert schedule.totals.kernels == 32 * 8 + 2
+
+
+def test_each_op_is_in_one_group_and_masks_are_prepared(traced):
+    profile = traced(GPT_OSS, batch=3, context=300)
+    groups = profile.schedule(memwall.load_gpu("h100-sxm"), "server").kernels
+    owned = [op for kernel in groups for op in kernel.op_ids]
+    assert len(owned) == len(set(owned)) == len(profile.graph.ops)
+    masks = [op.id for op in profile.graph.ops if op.name == "aten.where.self"]
+    assert masks and all(kernel.launches == 0 for kernel in groups if set(kernel.op_ids) & set(masks))
+
+
+def test_windows_and_sinks_are_seen(traced):
+    model = served(traced(GPT_OSS, batch=2, context=1000).graph)
+    windows = {kernel.window: n for kernel, n in of(model, Attention)}
+    assert windows == {128: 1, 0: 1}
+    assert [(k.heads, k.kv_heads, k.head_size) for k, _ in of(model, Attention)] == [(8, 2, 64)] * 2
+    token = 2 * 2 * 64 * 2
+    assert model.kv_bytes(1000, Layout()) == (128 + 1000) * token
+
+
+def test_mixtral_at_batch_1_touches_2_of_8_experts(traced):
+    model = served(traced(MIXTRAL, batch=2, context=100).graph)
+    ((experts, count),) = of(model, Experts)
+    assert (experts.count, experts.top_k, experts.gated, count) == (8, 2, True, 2)
+    cost = experts.cost(Step(1, 100), Layout())
+    one = 3 * 4096 * 14336 * 2  # an expert's three matrices in bfloat16: 352,321,536 bytes
+    assert cost.read_bytes == pytest.approx(2 * one, rel=1e-3)
+    assert cost.total_flops == 2 * 2 * 3 * 4096 * 14336
+
+
+def test_deepseek_holds_576_numbers_of_a_token_and_layer(traced):
+    model = served(traced(DEEPSEEK, batch=2, context=100).graph)
+    ((latent, count),) = of(model, Latent)
+    assert (latent.rank, latent.rope, latent.nope, latent.value, latent.heads, count) == (512, 64, 128, 128, 128, 4)
+    assert model.kv_bytes(1, Layout()) == 576 * 2 * 4
+    assert 576 * 2 * 61 == 70_272  # of all 61 layers
+    assert model.kv_bytes(1, Layout(tp=8)) == model.kv_bytes(1, Layout())  # every GPU holds the latents
+
+
+def test_all_weights_are_counted_once_and_shared_as_megatron_does(traced):
+    profile = traced(LLAMA, batch=2, context=100)
+    model = served(profile.graph)
+    held = profile.graph.role_bytes["parameter"]
+    assert model.weights_bytes(Layout()) == held == 2 * 8_030_261_248
+    splits = {(k.n, k.k): k.split for k, _ in of(model, Product)}
+    assert splits == {
+        (6144, 4096): "column", (4096, 4096): "row", (28672, 4096): "column", (4096, 14336): "row",
+        (128256, 4096): "column",
+    }  # fmt: skip
+    # norms of 4,096 in bfloat16 are on every GPU
+    assert model.weights_bytes(Layout(tp=8)) == pytest.approx(held / 8 + 65 * 4096 * 2 * 7 / 8, rel=1e-6)
+    # two all-reduces of b x s x h a layer, and one of the embedding
+    (reduced, gathered) = of(model, Collective)
+    assert (reduced[0].op, reduced[0].width, reduced[1]) == ("all_reduce", 4096 * 2, 2 * 32 + 1)
+    assert (gathered[0].op, gathered[0].width, gathered[1]) == ("all_gather", 128256 * 2, 1)
+
+
+@pytest.mark.parametrize("fields", [LLAMA | {"num_hidden_layers": 2}, MIXTRAL, DEEPSEEK, GPT_OSS])
+def test_one_trace_gives_the_bytes_of_any_batch_and_context(traced, fields):
+    """The kernels from one small trace cost what those of a trace of the asked size do."""
+    model = served(traced(fields, batch=2, context=700).graph)
+    for batch, context in ((1, 130), (7, 533), (64, 2048)):
+        again = served(traced(fields, batch=batch, context=context).graph)
+        step = Step(batch, batch * context)
+        ours, theirs = (sum(n * k.cost(step, Layout()).bytes for k, n in m.kernels) for m in (model, again))
+        assert ours == (theirs if batch > 1 else pytest.approx(theirs, rel=1e-7))  # of one sample a choice is a view
+
+
+def test_a_prompt_runs_the_same_kernels(traced):
+    prompt = traced(LLAMA | {"num_hidden_layers": 2}, mode="prefill", batch=1, prompt=64)
+    model = served(traced(LLAMA | {"num_hidden_layers": 2}, batch=2, context=100).graph)
+    step = Step(0, 0, ((64, 0),))
+    schedule = prompt.schedule(memwall.load_gpu("h100-sxm"), "server")
+    planned = sum(kernel.flops for kernel in schedule.kernels)
+    assert planned == sum(n * kernel.cost(step, Layout()).total_flops for kernel, n in model.kernels)
+
+
+def test_other_models_have_no_server(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 8)\ndef inputs():\n    return (torch.zeros(2, 8),)\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(UsageError, match="the server policy is of steps with a cache; profile with --mode prefill"):
+        memwall.profile(tmp_path / "net.py", gpu="h100", policy="server")
