@@ -22,6 +22,7 @@ from memwall.hardware.cluster import Cluster, cluster_of, load_cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
 from memwall.pipeline import Names, profile
+from memwall.record.profile import Profile
 from memwall.simulate.serving.engine import DEFAULT, Policy
 from memwall.simulate.serving.requests import Requests, simulate_requests
 from memwall.simulate.serving.steady import Steady, largest_batch, steady_state
@@ -36,8 +37,8 @@ WEIGHTS = {
 #: ``--kv`` -> dtype of the cache
 CACHES = {"model": "", "fp8": "float8_e4m3fn"}
 ENGINES = ("vllm", "sglang", "trtllm")
-#: tokens in the cache of the traced step where the model states no limit, and the most: windows of no more are seen
-_CONTEXT, _MOST_CONTEXT = 8191, 131_071
+#: tokens in the cache of the traced step, the first that can be traced: windows of no more are seen
+_CONTEXTS = (16_383, 2047)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +95,22 @@ def read_model(target: str | Path, *, weights: str = "model", gpu: str = "h100-s
     named = resolve(str(target), mode="decode", gpu=gpu)
     how = named.stored() if named.stored is not None and weights == "model" else None
     most = named.most_tokens
-    context = min(most - 1, _MOST_CONTEXT) if most else _CONTEXT
-    made = profile(target, mode="decode", batch=2, context=context, gpu=gpu)
+    made = _traced(str(target), most or _CONTEXTS[-1] + 1, gpu)
     kernels = served(made.graph, how.keeps) if how is not None else served(made.graph)
     notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
     scheme = how.scheme if how is not None else WEIGHTS[weights]
     return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, notes=notes)
+
+
+def _traced(target: str, most: int, gpu: str) -> Profile:
+    """A decode step with as many tokens in the cache as can be traced: a model may loop over them in Python."""
+    contexts = sorted({min(context, most - 1) for context in _CONTEXTS}, reverse=True)
+    for context in contexts[:-1]:
+        try:
+            return profile(target, mode="decode", batch=2, context=context, gpu=gpu)
+        except UsageError:
+            continue
+    return profile(target, mode="decode", batch=2, context=contexts[-1], gpu=gpu)
 
 
 def serve(

@@ -41,13 +41,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an engine holds the model: ``tp`` GPUs share each product, ``ep`` of them the experts; ``weights`` names a
-    scheme of :mod:`memwall.ops.quantised` (empty: the model's own dtype), ``kv`` the dtype of the cache; ``engine`` is
-    the one whose kernels run."""
+    """How an engine holds the model: ``tp`` GPUs share each product; ``dp`` such groups have sequences of their own, and
+    all their GPUs share the experts, whole ones among ``ep`` of them and the columns of each among the others.
+    ``weights`` and ``experts`` name schemes of :mod:`memwall.ops.quantised` (empty: the model's own dtype, and as the
+    other weights), ``kv`` the dtype of the cache; ``engine`` is the one whose kernels run."""
 
     tp: int = 1
     ep: int = 1
+    dp: int = 1
     weights: str = ""
+    experts: str = ""
     kv: str = ""
     engine: str = "vllm"
 
@@ -220,16 +223,19 @@ class Experts(Kernel):
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         return table_calls.experts(
-            step.tokens, self.hidden, self.inter, self.top_k, self.count, tp=layout.tp // layout.ep, ep=layout.ep,
-            dtype=self._scheme(layout), gated=self.gated, engine=layout.engine,
+            step.tokens * layout.dp, self.hidden, self.inter, self.top_k, self.count,
+            tp=max(layout.tp * layout.dp // layout.ep, 1), ep=layout.ep, dtype=self._scheme(layout), gated=self.gated,
+            engine=layout.engine,
         )  # fmt: skip
 
     def weights_bytes(self, layout: Layout) -> int:
         stored, inter = EXPERTS[self._scheme(layout)].weights, (1 + self.gated) * self.inter
-        return self.count * (stored.nbytes(inter, self.hidden) + stored.nbytes(self.hidden, self.inter)) // layout.tp
+        one = stored.nbytes(inter, self.hidden) + stored.nbytes(self.hidden, self.inter)
+        return self.count * one // (layout.tp * layout.dp)
 
     def _scheme(self, layout: Layout) -> str:
-        return self.dtype if self.kept or not layout.weights else OF_EXPERTS.get(layout.weights, layout.weights)
+        scheme = layout.experts or layout.weights
+        return self.dtype if self.kept or not scheme else OF_EXPERTS.get(scheme, scheme)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

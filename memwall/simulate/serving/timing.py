@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from memwall.core.errors import UsageError
-from memwall.fusion.server.kernels import Attention, Between, Collective, Kernel, Latent, Layout, Product, Step
+from memwall.fusion.server.kernels import (
+    Attention, Between, Collective, Experts, Kernel, Latent, Layout, Product, Step,
+)  # fmt: skip
 from memwall.fusion.server.plan import Served
 from memwall.hardware.cluster import Cluster
 from memwall.hardware.lookup import Gpu
@@ -83,7 +85,10 @@ class GpuSteps:
         """Seconds of one kernel."""
         if isinstance(kernel, Collective):
             return self._message_s(kernel, step)
-        return self.prediction(kernel, step).time_s if step.tokens else 0.0
+        if not step.tokens:
+            return 0.0
+        exchanged_s = self._exchanged_s(kernel, step) if isinstance(kernel, Experts) and self.layout.dp > 1 else 0.0
+        return self.prediction(kernel, step).time_s + exchanged_s
 
     def by_kind(self, step: Step) -> dict[str, float]:
         """Seconds of a step by the class of its kernels."""
@@ -107,6 +112,14 @@ class GpuSteps:
         cost = kernel.cost(step, self.layout)
         written = cost.read_bytes - kernel.weights_bytes(self.layout) if isinstance(kernel, (Product, Between)) else 0
         return predict_cost(cost, self.gpu, int(written * kept_share(self.gpu, cost.write_bytes + written)), "graph")
+
+    def _exchanged_s(self, kernel: Experts, step: Step) -> float:
+        """Seconds in which groups with sequences of their own send tokens to experts and get results back."""
+        assert self.cluster is not None
+        workers = self.layout.tp * self.layout.dp
+        nbytes = 2 * kernel.hidden * step.tokens * self.layout.dp
+        ways = ("all_gather", "reduce_scatter")
+        return sum(collective_s(op, nbytes, workers, self.cluster).time_s for op in ways)
 
     def _message_s(self, kernel: Collective, step: Step) -> float:
         if self.layout.tp == 1 or not step.tokens:
