@@ -47,7 +47,8 @@ def test_a_table_of_loads(run, model, tmp_path):
     assert result.code == 0, result.err
     assert "h100-sxm x 2" in result.out and "16 clients" in result.out
     assert len((tmp_path / "s.csv").read_text(encoding="utf-8").splitlines()) == 5
-    assert "TPOT" in (tmp_path / "s.html").read_text(encoding="utf-8")
+    page = (tmp_path / "s.html").read_text(encoding="utf-8")
+    assert "TPOT" in page and "tokens/s of a user" in page
 
 
 def test_one_client_gets_the_times_of_lone_steps(run, model):

@@ -41,8 +41,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an engine holds the model: ``tp`` GPUs share each product; ``dp`` such groups have sequences of their own, and
-    all their GPUs share the experts, whole ones among ``ep`` of them and the columns of each among the others.
+    """How an engine holds the model: ``tp`` GPUs share each product; ``dp`` such groups have sequences of their own,
+    and all their GPUs share the experts, whole ones among ``ep`` of them and columns of each among the others.
     ``weights`` and ``experts`` name schemes of :mod:`memwall.ops.quantised` (empty: the model's own dtype, and as the
     other weights), ``kv`` the dtype of the cache; ``engine`` is the one whose kernels run."""
 

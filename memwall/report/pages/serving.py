@@ -11,7 +11,9 @@ import memwall.report.columns as col
 from memwall.analysis.quantities import SERVED
 from memwall.analysis.serving import objective_text
 from memwall.core.units import counted, duration, size
-from memwall.report.document import Block, Document, Section, Sentence, Table, known_facts
+from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.figures.scene import Chart
+from memwall.report.figures.serving import serving_chart
 from memwall.report.kinds import Report
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class ServingReport(Report):
     """A table for each GPU and number of GPUs, the memory, and the kernels of a decode step."""
 
     noun = "what a server does"
-    kinds = ("text", "md", "html", "csv", "json")
+    kinds = ("text", "md", "html", "csv", "json", "svg", "png", "pdf")
     found: Serving
 
     def document(self, kind: str) -> Document:
@@ -46,6 +48,8 @@ class ServingReport(Report):
         blocks += [Sentence(line) for line in self._refused()]
         if self.found.best is not None:
             blocks += [Sentence(line) for line in _choice(self.found)]
+        if kind == "html":
+            blocks.append(Picture(self.figure(), "throughput of a GPU against speed for a user; latency against load"))
         sections = [Section("", tuple(blocks))]
         sections.append(Section("Memory of a GPU", (self._memory(),)))
         if ran := [point for point in self.found.points if point.candidate is not None]:
@@ -54,6 +58,9 @@ class ServingReport(Report):
         if notes:
             sections.append(Section("Notes", tuple(Sentence(note) for note in notes)))
         return Document(f"{model.name}: serving", tuple(sections))
+
+    def figure(self) -> Chart:
+        return serving_chart(self.found)
 
     def _refused(self) -> list[str]:
         """Each reason once, with the engines that it holds back."""

@@ -13,7 +13,15 @@ from functools import cached_property
 
 from memwall.core.errors import UsageError
 from memwall.fusion.server.kernels import (
-    Attention, Between, Collective, Experts, Kernel, Latent, Layout, Product, Step,
+    Attention,
+    Between,
+    Collective,
+    Experts,
+    Kernel,
+    Latent,
+    Layout,
+    Product,
+    Step,
 )  # fmt: skip
 from memwall.fusion.server.plan import Served
 from memwall.hardware.cluster import Cluster
