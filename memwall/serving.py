@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from memwall.analysis.limits import Limit
@@ -23,11 +24,11 @@ from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
 from memwall.pipeline import Names, profile
 from memwall.record.profile import Profile
-from memwall.simulate.serving.engine import DEFAULT, Policy
-from memwall.simulate.serving.requests import Requests, simulate_requests
+from memwall.simulate.serving.engine import DEFAULT, Policy, Speculation
+from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
 from memwall.simulate.serving.steady import Steady, largest_batch, steady_state
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
-from memwall.simulate.serving.workload import Lengths, Workload
+from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 
 #: ``--weights`` -> scheme of :mod:`memwall.ops.quantised`
 WEIGHTS = {
@@ -37,6 +38,8 @@ WEIGHTS = {
 #: ``--kv`` -> dtype of the cache
 CACHES = {"model": "", "fp8": "float8_e4m3fn"}
 ENGINES = ("vllm", "sglang", "trtllm")
+#: of a GPU between engines that no cluster joins: an adapter of 400 Gbit/s
+_NETWORK_BYTES_PER_S = 50e9
 #: tokens in the cache of the traced step, the first that can be traced: windows of no more are seen
 _CONTEXTS = (16_383, 2047)
 
@@ -64,11 +67,28 @@ class Point:
     candidate: Candidate | None = None
     largest_batch: int = 0
     refused: str = ""
+    gpus: int = 1
 
     @property
     def name(self) -> str:
-        """``h100-sxm x 4``."""
-        return self.gpu.name if self.layout.tp == 1 else f"{self.gpu.name} x {self.layout.tp}"
+        """``h100-sxm x 4``: all GPUs that it needs."""
+        return self.gpu.name if self.gpus == 1 else f"{self.gpu.name} x {self.gpus}"
+
+    @property
+    def load(self) -> str:
+        """``64 clients``."""
+        asked = self.workload
+        if asked.trace:
+            return counted(len(asked.trace), "request")
+        return counted(asked.concurrency, "client") if asked.concurrency else f"{asked.rate_per_s:g} requests/s"
+
+    @property
+    def context(self) -> float:
+        """Mean tokens in the cache of a sequence that decodes."""
+        asked = self.workload
+        if asked.trace:
+            return fmean(each.prompt_tokens + each.generated_tokens / 2 for each in asked.trace)
+        return (asked.prompt.least + asked.prompt.most + (asked.generate.least + asked.generate.most) / 2) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +139,8 @@ def serve(
     concurrency: int | Iterable[int] | None = (1, 4, 16, 64, 256), rate: float | None = None, weights: str = "model",
     kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (), prefix_hit: float = 0.0,
     utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT, closed_form: bool = False,
+    trace: str | Path | None = None, draft: str | Path | Model | None = None, draft_tokens: int = 4,
+    accept: float = 0.7, disaggregate: tuple[int, int] | None = None,
 ) -> Serving:  # fmt: skip
     """What a server of a model does under load.
 
@@ -137,6 +159,10 @@ def serve(
         utilization: share of a GPU's memory that the server takes.
         engine: whose kernels run, one of :data:`ENGINES`.
         closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.
+        trace: a CSV file of requests, instead of clients: arrival_s, prompt_tokens, generated_tokens.
+        draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability
+            ``accept`` if those before it are; one step of the model verifies them.
+        disaggregate: engines that run prompts alone, and engines that decode; caches go over the network between them.
 
     Raises:
         UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives.
@@ -148,18 +174,21 @@ def serve(
         raise UsageError(f"a server takes a share of a GPU's memory above 0 and up to 1, not {utilization:g}")
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
     limits = tuple(objective(text) for text in slo)
-    loads = _loads(concurrency, rate, Lengths.parse(prompt, lengths), Lengths.parse(generate, lengths), prefix_hit)
+    loads = _loads(
+        concurrency, rate, Lengths.parse(prompt, lengths), Lengths.parse(generate, lengths), prefix_hit, trace
+    )
     prices = _prices(price or {}, gpus)
     model = target if isinstance(target, Model) else read_model(target, weights=weights, gpu=gpus[0].name)
-    points = []
-    for each in gpus:
-        for count in [tp] if isinstance(tp, int) else tp:
-            layout = Layout(tp=count, weights=model.scheme, kv=CACHES[kv], engine=engine)
-            joined = _cluster(each, count, cluster)
-            _check_layout(model.served, layout)
-            steps = GpuSteps(model.served, each, layout, joined, utilization, max_context=model.max_context)
-            for load in loads:
-                points.append(_point(steps, load, policy, prices.get(each.name), closed_form))
+    drafting = draft if draft is None or isinstance(draft, Model) else read_model(draft, gpu=gpus[0].name)
+    asked = _Asked(
+        kv=CACHES[kv], engine=engine, utilization=utilization, cluster=cluster, policy=policy, closed_form=closed_form,
+        draft=drafting, draft_tokens=draft_tokens, accept=accept, disaggregate=disaggregate,
+    )  # fmt: skip
+    points = [
+        _point(server, load, prices.get(each.name))
+        for each in gpus for count in ([tp] if isinstance(tp, int) else tp)
+        for server in [_server(model, each, count, asked)] for load in loads
+    ]  # fmt: skip
     if all(point.refused for point in points):
         raise UsageError(points[0].refused)
     lacking = [f"{each.name} has no pipe for {model.scheme} and multiplies dequantised weights" for each in gpus
@@ -168,10 +197,71 @@ def serve(
     return Serving(model=model, points=tuple(points), objectives=limits, best=found, notes=tuple(lacking))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What holds for all engines."""
+
+    kv: str
+    engine: str
+    utilization: float
+    cluster: str | Path | Cluster | None
+    policy: Policy
+    closed_form: bool
+    draft: Model | None
+    draft_tokens: int
+    accept: float
+    disaggregate: tuple[int, int] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Server:
+    """Engines under a policy; ``steps`` are those that decode."""
+
+    steps: GpuSteps
+    engines: GpuSteps | Disaggregated
+    policy: Policy
+    gpus: int
+    closed_form: bool
+
+    def run(self, load: Workload) -> Requests | Steady:
+        if not self.closed_form:
+            return simulate_requests(self.engines, load, self.policy)
+        if isinstance(self.engines, Disaggregated):
+            raise UsageError("prompts and decodes on separate engines have no closed form: leave out --closed-form")
+        return steady_state(self.engines, load, self.policy)
+
+
+def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
+    layout = Layout(tp=count, weights=model.scheme, kv=asked.kv, engine=asked.engine)
+    _check_layout(model.served, layout)
+    cluster = _cluster(gpu, count, asked.cluster)
+    steps = GpuSteps(model.served, gpu, layout, cluster, asked.utilization, max_context=model.max_context)
+    policy, engines, gpus = asked.policy, steps, count
+    if asked.draft is not None:
+        own = replace(layout, weights=asked.draft.scheme)
+        _check_layout(asked.draft.served, own)
+        drafts = GpuSteps(asked.draft.served, gpu, own, cluster, asked.utilization)
+        guess = Speculation(draft_tokens=asked.draft_tokens, accept=asked.accept, draft=drafts)
+        policy = replace(policy, speculation=guess)
+    if asked.disaggregate is None:
+        return _Server(steps=steps, engines=engines, policy=policy, gpus=gpus, closed_form=asked.closed_form)
+    prompts, decodes = asked.disaggregate
+    network = _NETWORK_BYTES_PER_S if cluster is None else list(cluster.link.values())[-1].bytes_per_s
+    apart = Disaggregated(
+        prompt=steps, decode=steps, prompt_engines=prompts, decode_engines=decodes, link_bytes_per_s=network
+    )
+    return _Server(
+        steps=steps, engines=apart, policy=policy, gpus=count * (prompts + decodes), closed_form=asked.closed_form
+    )
+
+
 def _loads(
-    concurrency: int | Iterable[int] | None, rate: float | None, prompt: Lengths, generate: Lengths, hit: float
+    concurrency: int | Iterable[int] | None, rate: float | None, prompt: Lengths, generate: Lengths, hit: float,
+    trace: str | Path | None,
 ) -> list[Workload]:  # fmt: skip
     common: dict[str, Any] = {"prompt": prompt, "generate": generate, "prefix_hit": hit}
+    if trace is not None:
+        return [Workload(**common, trace=read_trace(trace))]
     if rate is not None:
         return [Workload(**common, rate_per_s=rate)]
     numbers = [concurrency] if isinstance(concurrency, int) else list(concurrency or ())
@@ -204,21 +294,17 @@ def _check_layout(kernels: Served, layout: Layout) -> None:
             raise UsageError(f"{layout.tp} GPUs do not divide {kernel.heads} heads; --tp {fitting} does")
 
 
-def _point(steps: GpuSteps, load: Workload, policy: Policy, price: float | None, closed_form: bool) -> Point:
-    point = Point(gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps)
+def _point(server: _Server, load: Workload, price: float | None) -> Point:
+    steps = server.steps
+    point = Point(gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps, gpus=server.gpus)
     try:
-        run: Requests | Steady = (steady_state if closed_form else simulate_requests)(steps, load, policy)
-        most = largest_batch(steps, load, policy)
+        run = server.run(load)
+        most = largest_batch(steps, load, server.policy)
     except UsageError as error:
         return replace(point, refused=str(error))
     batch = max(round(run.batch), 1)
-    context = (load.prompt.least + load.prompt.most + (load.generate.least + load.generate.most) / 2) / 2
     candidate = Candidate(
-        name=f"{point.name}, {_load_name(load)}", run=run, gpus=steps.layout.tp, usd_per_gpu_hour=price,
-        watts_per_gpu=steps.gpu.tdp_w, wall=steps.wall(Step(batch, round(batch * context))),
+        name=f"{point.name}, {point.load}", run=run, gpus=server.gpus, usd_per_gpu_hour=price,
+        watts_per_gpu=steps.gpu.tdp_w, wall=steps.wall(Step(batch, round(batch * point.context))),
     )  # fmt: skip
     return replace(point, candidate=candidate, largest_batch=most)
-
-
-def _load_name(load: Workload) -> str:
-    return counted(load.concurrency, "client") if load.concurrency else f"{load.rate_per_s:g} requests/s"

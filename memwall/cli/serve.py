@@ -33,13 +33,19 @@ from memwall.core.errors import UsageError
 @click.option("--prefix-hit", type=float, default=0.0, metavar="SHARE", help="Share of a prompt in the cache already.")
 @click.option("--utilization", type=float, default=0.9, show_default=True, help="Share of a GPU's memory to take.")
 @click.option("--engine", default="vllm", show_default=True, metavar="NAME", help="vllm, sglang or trtllm.")
+@click.option("--trace", metavar="FILE", help="CSV of requests: arrival_s, prompt_tokens, generated_tokens.")
+@click.option("--draft", metavar="TARGET", help="A smaller model that guesses tokens, which one step verifies.")
+@click.option("--draft-tokens", type=click.IntRange(1), default=4, show_default=True, help="Tokens that it guesses.")
+@click.option("--accept", type=float, default=0.7, show_default=True, help="Chance that a guess is right.")
+@click.option("--disaggregate", metavar="P:D", help="P engines run prompts, D decode; each has the GPUs of --tp.")
 @click.option("--closed-form", is_flag=True, help="Solve for the steady state, without simulation or percentiles.")
 @options.common("serving.ServingReport")
 def command(
     out: Out, target: str, gpus: tuple[str, ...], counts: tuple[str, ...], cluster: str | None, prompt: int,
     generate: int, lengths: str, clients: tuple[str, ...], rate: float | None, weights: str, kv: str,
     prices: tuple[str, ...], slo: tuple[str, ...], prefix_hit: float, utilization: float, engine: str,
-    closed_form: bool,
+    closed_form: bool, trace: str | None, draft: str | None, draft_tokens: int, accept: float,
+    disaggregate: str | None,
 ) -> None:  # fmt: skip
     """Model a server of a language model: latency, throughput, memory and cost under load.
 
@@ -50,13 +56,15 @@ def command(
     from memwall.serving import serve
 
     out.plan(ServingReport)
-    if rate is not None and clients:
-        raise UsageError("--rate and --concurrency say both how requests come: give one")
+    ways = [name for name, given in (("--rate", rate), ("--concurrency", clients), ("--trace", trace)) if given]
+    if len(ways) > 1:
+        raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
     found = serve(
         target, gpu=gpus or ("h100-sxm",), tp=_numbers("--tp", counts) or (1,), cluster=cluster, prompt=prompt,
         generate=generate, lengths=lengths, concurrency=_numbers("--concurrency", clients) or (1, 4, 16, 64, 256),
         rate=rate, weights=weights, kv=kv, price=_prices(prices), slo=slo, prefix_hit=prefix_hit,
         utilization=utilization, engine=engine, closed_form=closed_form,
+        trace=trace, draft=draft, draft_tokens=draft_tokens, accept=accept, disaggregate=_pair(disaggregate),
     )  # fmt: skip
     out.show(ServingReport(found))
 
@@ -77,3 +85,12 @@ def _prices(words: tuple[str, ...]) -> dict[str, float]:
         except ValueError:
             raise UsageError(f"--price takes NAME=USD, such as h100=2.5, not {word[:40]!r}") from None
     return found
+
+
+def _pair(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, second = text.partition(":")
+    if not (colon and first.isdecimal() and second.isdecimal() and int(first) and int(second)):
+        raise UsageError(f"--disaggregate takes engines of prompts and of decodes, such as 1:2, not {text[:40]!r}")
+    return int(first), int(second)

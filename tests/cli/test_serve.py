@@ -79,6 +79,31 @@ def test_an_fp8_cache_halves_its_bytes(run, model):
     assert 2 * halved["kv_bytes_per_sequence"] == plain["kv_bytes_per_sequence"]
 
 
+def test_a_draft_that_is_always_right_makes_several_tokens_a_step(run, model):
+    """The model drafts for itself: 2 guesses and a verification of 3 tokens take 3 steps, and make 1 or 3 tokens."""
+    plain, never, always = (
+        points(run, model, "--concurrency", "1", *more)["points"][0]["tpot_s"]
+        for more in ((), *(("--draft", model, "--draft-tokens", "2", "--accept", chance) for chance in "01"))
+    )
+    assert never == pytest.approx(3 * plain, rel=0.1)
+    assert always == pytest.approx(plain, rel=0.1)
+
+
+def test_engines_apart_take_their_gpus(run, model):
+    (point,) = points(run, model, "--concurrency", "8", "--disaggregate", "1:2")["points"]
+    assert (point["tp"], point["gpus"]) == (1, 3)
+    (one,) = points(run, model, "--concurrency", "8")["points"]
+    assert point["tpot_s"] < one["tpot_s"]  # no prompt stands in the way of a decode
+
+
+def test_a_trace_of_requests(run, model, tmp_path):
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,prompt_tokens,generated_tokens\n0,100,10\n5,200,10\n", encoding="utf-8")
+    (point,) = points(run, model, "--trace", str(path))["points"]
+    (alone,) = points(run, model, "--concurrency", "1", "--prompt", "150", "--generate", "10")["points"]
+    assert point["tpot_s"] == pytest.approx(alone["tpot_s"], rel=0.02)
+
+
 def test_an_objective_picks_the_cheapest(run, model):
     words = ("--gpu", "h100", "--tp", "1", "2", "--concurrency", "1", "64", "--price", "h100=2.5", "--slo")
     found = points(run, model, *words, "tpot<1.2ms")
@@ -100,8 +125,11 @@ def test_an_objective_picks_the_cheapest(run, model):
         (("--price", "h100"), "--price takes NAME=USD"),
         (("--tp", "x"), "--tp takes whole numbers above 0, not 'x'"),
         (("--utilization", "2"), "above 0 and up to 1, not 2"),
-        (("--rate", "3", "--concurrency", "2"), "--rate and --concurrency say both how requests come"),
+        (("--rate", "3", "--concurrency", "2"), "--rate and --concurrency say how requests come: give one"),
         (("--prompt", "20000"), "8,192"),
+        (("--disaggregate", "2"), "--disaggregate takes engines of prompts and of decodes, such as 1:2"),
+        (("--disaggregate", "1:1", "--closed-form"), "have no closed form: leave out --closed-form"),
+        (("--trace", "no.csv"), "no.csv"),
     ],
 )
 def test_bad_input_gets_one_line(run, model, words, said):

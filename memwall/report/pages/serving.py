@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import memwall.report.columns as col
 from memwall.analysis.quantities import SERVED
 from memwall.analysis.serving import objective_text
-from memwall.core.units import counted, duration, size
+from memwall.core.units import duration, size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart
 from memwall.report.figures.serving import serving_chart
@@ -74,7 +74,7 @@ class ServingReport(Report):
         ran = [point for point in self.found.points if point.candidate is not None]
         of = lambda name: [SERVED[name].serve(p.candidate) for p in ran]  # type: ignore[misc] # noqa: E731
         columns = [
-            col.text("GPUs", [point.name for point in ran]), col.text("load", [_load(point) for point in ran]),
+            col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran]),
             col.seconds("TTFT", of("ttft_s")), col.seconds("p99", of("ttft_p99_s"), like=of("ttft_s")),
             col.seconds("TPOT", of("tpot_s")), col.seconds("p99", of("tpot_p99_s"), like=of("tpot_s")),
             col.fixed("a user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
@@ -120,8 +120,8 @@ class ServingReport(Report):
 
 
 _COLUMNS = (
-    "gpu", "tp", "concurrency", "rate_per_s", "prompt_tokens", "generated_tokens", "weights_bytes", "reserved_bytes",
-    "kv_bytes_per_sequence", "largest_batch", "wall", "refused",
+    "gpu", "tp", "gpus", "concurrency", "rate_per_s", "prompt_tokens", "generated_tokens", "weights_bytes",
+    "reserved_bytes", "kv_bytes_per_sequence", "largest_batch", "wall", "refused",
 )  # fmt: skip
 _MEMORY_NOTE = (
     "buffers: activations, CUDA graphs and communication; cache: what is left of the share that the server takes, "
@@ -137,13 +137,14 @@ _NOTE = (
 def _row(point: Point) -> tuple[Any, ...]:
     load, steps, made = point.workload, point.steps, point.candidate
     figures = [q.serve(made) if q.serve is not None and made is not None else None for q in SERVED.values()]
-    return (point.gpu.name, point.layout.tp, load.concurrency, load.rate_per_s, load.prompt.nominal,
+    return (point.gpu.name, point.layout.tp, point.gpus, load.concurrency, load.rate_per_s, load.prompt.nominal,
             load.generate.nominal, steps.weights_bytes, steps.reserved_bytes, steps.kv_bytes(_longest(point)),
             point.largest_batch, made.wall if made else "", point.refused, *figures)  # fmt: skip
 
 
 def _longest(point: Point) -> int:
-    return point.workload.prompt.most + point.workload.generate.most
+    longest = point.workload.longest
+    return longest.prompt_tokens + longest.generated_tokens
 
 
 def _stored(scheme: str, held: str) -> str:
@@ -152,13 +153,10 @@ def _stored(scheme: str, held: str) -> str:
 
 def _requests(found: Serving) -> str:
     load = found.points[0].workload
+    if load.trace:
+        return f"{len(load.trace):,} of a trace"
     hit = f", {load.prefix_hit:.0%} of a prompt cached" if load.prefix_hit else ""
     return f"{load.prompt.nominal:,} tokens in{hit}, {load.generate.nominal:,} out"
-
-
-def _load(point: Point) -> str:
-    load = point.workload
-    return counted(load.concurrency, "client") if load.concurrency else f"{load.rate_per_s:g}/s"
 
 
 def _choice(found: Serving) -> list[str]:
@@ -178,9 +176,8 @@ def _step(points: Sequence[Point]) -> Table:
     found = []
     for point in last:
         assert point.candidate is not None
-        load, batch = point.workload, max(round(point.candidate.run.batch), 1)
-        context = load.prompt.nominal + load.generate.nominal // 2
-        found.append((batch, point.steps.by_kind(Step(batch, batch * context))))
+        batch = max(round(point.candidate.run.batch), 1)
+        found.append((batch, point.steps.by_kind(Step(batch, round(batch * point.context)))))
     kinds = [kind for kind in _KERNELS if any(kind in taken for _, taken in found)]
     columns = [col.text("GPUs", [point.name for point in last]), col.plain("batch", [batch for batch, _ in found])]
     totals = [sum(taken.values()) for _, taken in found]
