@@ -16,6 +16,7 @@ from typing import Any
 from memwall.analysis.limits import Limit
 from memwall.analysis.serving import Best, Candidate, best, objective
 from memwall.core.errors import UsageError, unknown
+from memwall.core.files import uncollected
 from memwall.core.units import counted
 from memwall.fusion.server import Layout, Served, Step, served
 from memwall.fusion.server.kernels import Attention, Latent
@@ -133,6 +134,7 @@ def _traced(target: str, most: int, gpu: str) -> Profile:
     return profile(target, mode="decode", batch=2, context=contexts[-1], gpu=gpu)
 
 
+@uncollected()
 def serve(
     target: str | Path | Model, *, gpu: Names = "h100-sxm", tp: int | Iterable[int] = 1,
     cluster: str | Path | Cluster | None = None, prompt: int = 1024, generate: int = 256, lengths: str = "1",

@@ -50,6 +50,7 @@ class GpuSteps:
     host_s: float = 0.0
     max_context: int | None = None
     _known: dict[tuple[int, int], float] = field(default_factory=dict)
+    _prompts: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layout.tp > 1 and self.cluster is None:
@@ -78,8 +79,19 @@ class GpuSteps:
     def step_s(self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = ()) -> float:
         """Seconds of a step."""
         step = Step(decodes, context_tokens, tuple(prefills))
+        decoded_s = self._cached_s(Step(decodes, context_tokens)) if decodes else 0.0
+        return self.host_s + self._rows_s(step) + decoded_s + sum(self._prompt_s(prefill) for prefill in step.prefills)
+
+    def _prompt_s(self, prefill: tuple[int, int]) -> float:
+        """Seconds of what reads the cache for one prompt, most of which are alike."""
+        if prefill not in self._prompts:
+            self._prompts[prefill] = self._cached_s(Step(0, 0, (prefill,)))
+        return self._prompts[prefill]
+
+    def _cached_s(self, step: Step) -> float:
+        """Seconds of the kernels that read a cache."""
         cached = ((kernel, n) for kernel, n in self.served.kernels if isinstance(kernel, _CACHED))
-        return self.host_s + self._rows_s(step) + sum(n * self.kernel_s(kernel, step) for kernel, n in cached)
+        return sum(n * self.kernel_s(kernel, step) for kernel, n in cached)
 
     def _rows_s(self, step: Step) -> float:
         """Seconds of the kernels that read no cache."""
