@@ -103,7 +103,7 @@ class Serving:
     notes: tuple[str, ...] = field(default=())
 
 
-def read_model(target: str | Path, *, weights: str = "model", gpu: str = "h100-sxm") -> Model:
+def read_model(target: str | Path, *, weights: str = "model", gpu: str | Gpu = "h100-sxm") -> Model:
     """Trace one decode step of a target and read what a server runs.
 
     Raises:
@@ -123,7 +123,7 @@ def read_model(target: str | Path, *, weights: str = "model", gpu: str = "h100-s
     return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, notes=notes)
 
 
-def _traced(target: str, most: int, gpu: str) -> Profile:
+def _traced(target: str, most: int, gpu: str | Gpu) -> Profile:
     """A decode step with as many tokens in the cache as can be traced: a model may loop over them in Python."""
     contexts = sorted({min(context, most - 1) for context in _CONTEXTS}, reverse=True)
     for context in contexts[:-1]:
@@ -180,8 +180,8 @@ def serve(
         concurrency, rate, Lengths.parse(prompt, lengths), Lengths.parse(generate, lengths), prefix_hit, trace
     )
     prices = _prices(price or {}, gpus)
-    model = target if isinstance(target, Model) else read_model(target, weights=weights, gpu=gpus[0].name)
-    drafting = draft if draft is None or isinstance(draft, Model) else read_model(draft, gpu=gpus[0].name)
+    model = target if isinstance(target, Model) else read_model(target, weights=weights, gpu=gpus[0])
+    drafting = draft if draft is None or isinstance(draft, Model) else read_model(draft, gpu=gpus[0])
     asked = _Asked(
         kv=CACHES[kv], engine=engine, utilization=utilization, cluster=cluster, policy=policy, closed_form=closed_form,
         draft=drafting, draft_tokens=draft_tokens, accept=accept, disaggregate=disaggregate,
@@ -195,6 +195,9 @@ def serve(
         raise UsageError(points[0].refused)
     lacking = [f"{each.name} has no pipe for {model.scheme} and multiplies dequantised weights" for each in gpus
                if model.scheme and each.ceiling_pipe(pipe_of(model.scheme)) != pipe_of(model.scheme)]  # fmt: skip
+    joined = {point.gpu.name: point.steps.cluster for point in points}
+    lacking += [f"{name}: joined as the GPUs of {known.name}" for name, known in joined.items()
+                if known is not None and cluster is None and known.gpu != name]  # fmt: skip
     found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
     return Serving(model=model, points=tuple(points), objectives=limits, best=found, notes=tuple(lacking))
 

@@ -273,14 +273,13 @@ def _check_keys(kind: type, record: Any, where: str) -> None:
 
 
 def cluster_of(gpu: Gpu) -> Cluster:
-    """The cluster that memwall knows with a GPU, the first by name; else one of the same architecture.
-
-    Raises:
-        UsageError: there is none; says which there are.
-    """
+    """The cluster that memwall knows with a GPU, the first by name; else the one whose innermost link has the most
+    similar rate, of the same architecture if several do."""
     known = [load_cluster(name) for name in cluster_names()]
-    alike = [each for each in known if each.gpu == gpu.name]
-    alike = alike or [each for each in known if each.hardware.architecture == gpu.architecture]
-    if not alike:
-        raise UsageError(f"no cluster of {gpu.name} is known; --cluster names one: {', '.join(cluster_names())}")
-    return alike[0]
+
+    def away(cluster: Cluster) -> tuple[bool, float, bool]:
+        rate = next(iter(cluster.link.values())).bytes_per_s
+        far = abs(math.log(rate / (gpu.link_bytes_per_s / 2 or rate)))
+        return cluster.gpu != gpu.name, round(far, 3), cluster.hardware.architecture != gpu.architecture
+
+    return min(known, key=away)

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.hardware.cluster import KINDS, PROTOCOLS, SCHEMA, cluster_names, load_cluster, stated_clusters
+from memwall.hardware.cluster import (
+    KINDS,
+    PROTOCOLS,
+    SCHEMA,
+    cluster_names,
+    cluster_of,
+    load_cluster,
+    stated_clusters,
+)  # fmt: skip
+from memwall.hardware.lookup import load_gpu
 
 MINE = f"""schema = "{SCHEMA}"
 name = "mine"
@@ -125,3 +134,12 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path, before, after, message)
 def test_an_unknown_name_has_a_suggestion():
     with pytest.raises(UsageError, match=r"^no cluster named 'dgx-h10'; did you mean dgx-h100\?$"):
         load_cluster("dgx-h10")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cluster"),
+    [("h100-sxm", "aws-p5"), ("b200", "aws-p6-b200"), ("a10", "l40s-8-pcie"), ("h100-pcie", "h100-4-pairs")],
+)
+def test_a_gpu_has_a_cluster_with_its_own_sort_of_link(gpu, cluster):
+    """An A10 has PCIe 4 x16 alone; an H100 PCIe a bridge to one other."""
+    assert cluster_of(load_gpu(gpu)).name == cluster
