@@ -160,6 +160,7 @@ def serve(
         prefix_hit: share of a prompt that is in the cache already.
         utilization: share of a GPU's memory that the server takes.
         engine: whose kernels run, one of :data:`ENGINES`.
+        policy: how the scheduler fills a step: tokens, sequences, chunks.
         closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.
         trace: a CSV file of requests, instead of clients: arrival_s, prompt_tokens, generated_tokens.
         draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability

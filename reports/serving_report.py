@@ -127,7 +127,8 @@ def deployment(record: Record) -> Iterator[Scored]:
     decode = engine_of(record, "decode_" if apart else "")
     workers = max(number(record, "decode_num_workers"), 1) if apart else 1
     ranks = decode.layout.dp * workers
-    said = [number(record, "concurrency", 0), 0 if apart else number(record, "batch_size", 0) * ranks]
+    of_batch = number(record, "decode_batch_size" if apart else "batch_size", 0) * ranks
+    said = [number(record, "concurrency", 0), of_batch]
     clients = max(round(min(n for n in said if n) / ranks), 1)
     shares = 0.8 if "InferenceX" in record["origin"] else 1.0
     load = Workload(

@@ -114,7 +114,7 @@ CASES = {
     "comm --cluster dgx-h100 --min 2M --max 1M": "is larger than the largest",
     "comm --cluster dgx-h100 -o page.xls": "end the name in one of .json .html .md .csv .txt",
     "gpu": "no command 'gpu'; did you mean gpus?",
-    "frobnicate": "no command 'frobnicate'; there is profile, compare, fuse, measure, gate, report, accuracy, gpus,",
+    "frobnicate": "no command 'frobnicate'; there is profile, compare, serve, fuse, measure, gate, report,",
     "--bogus": "No such option",
 }
 
