@@ -204,6 +204,8 @@ class Reader:
             weight = next((s for s in self.graph.specs(op.inputs)[1:] if len(s.shape) == 2), None)
             if op.op_class == "contraction" and weight is not None and "bmm" not in op.name:
                 nope = weight.shape[-1] // heads - value_size
+                rank, rope = weight.shape[-2], size - nope
+                self._check(region, {heads * size + rank + rope, heads * (size + rope) + rank + rope})
                 return Latent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
                               dtype=query.spec.dtype), ()  # fmt: skip
         kv_heads, cached = self._cached(region)
@@ -211,10 +213,22 @@ class Reader:
             read = self._split(self.outside(region)[0])[2]
             width = distinct_bytes(read) // (self.tokens * itemsize)
             kv_heads = max((width - heads * size) // (size + value_size), 1)
+        each = heads * size + kv_heads * size
+        self._check(region, {each, each + kv_heads * value_size})
         before = self.step.context_tokens // self.step.decodes if self.step.decodes else 0
         window = cached + 1 if cached and cached < before else 0
         return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, window=window,
                          dtype=query.spec.dtype), ()  # fmt: skip
+
+    def _check(self, region: Region, widths: set[int]) -> None:
+        """Raises UsageError: attention reads other numbers of each new token than queries, keys and values."""
+        read = self._split(self.outside(region)[0])[2]
+        width = distinct_bytes(read) // (self.tokens * self._core(region)[2])
+        if width not in widths:
+            raise UsageError(
+                f"the attention of {region.place} is of no kind that the server policy models: it reads {width:,} numbers"
+                f" of each new token where queries, keys and values have {max(widths):,}"
+            )
 
     def _core(self, region: Region) -> tuple[Value, Value, int]:
         """The queries, the result, and the bytes of a number of attention."""
@@ -240,6 +254,11 @@ class Reader:
         fixed, cached, data = self._split(read)
         _, stored, made = self._split(written)
         batch, _ = self._shape
+        if distinct_bytes(stored) != distinct_bytes(cached) and self.step.decodes:
+            raise UsageError(
+                f"{region.place} keeps a cache that grows and is not that of attention, such as the index of sparse"
+                " attention, which the server policy does not model"
+            )
         return State(
             state_bytes=max(distinct_bytes(cached), distinct_bytes(stored)) // batch,
             read_bytes=distinct_bytes(data) // self.tokens, write_bytes=distinct_bytes(made) // self.tokens,

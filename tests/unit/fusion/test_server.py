@@ -8,6 +8,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.fusion.server import Layout, Step, served
 from memwall.fusion.server.kernels import Attention, Collective, Experts, Latent, Product
+from tests.unit.places import shared
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -141,6 +142,16 @@ def test_a_prompt_runs_the_same_kernels(traced):
     schedule = prompt.schedule(memwall.load_gpu("h100-sxm"), "server")
     planned = sum(kernel.flops for kernel in schedule.kernels)
     assert planned == sum(n * kernel.cost(step, Layout()).total_flops for kernel, n in model.kernels)
+
+
+def test_a_cache_that_is_no_attentions_is_refused(traced):
+    """DeepSeek-V3.2 keeps the keys of an index, by which attention chooses what it reads."""
+    folder = shared("configs/deepseek-ai--DeepSeek-V3.2")
+    if folder is None:
+        pytest.skip("the configuration is not at hand")
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 1}
+    with pytest.raises(UsageError, match="indexer keeps a cache that grows and is not that of attention"):
+        served(traced(fields, batch=2, context=100).graph)
 
 
 def test_other_models_have_no_server(tmp_path):
