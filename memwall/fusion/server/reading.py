@@ -226,8 +226,8 @@ class Reader:
         width = distinct_bytes(read) // (self.tokens * self._core(region)[2])
         if width not in widths:
             raise UsageError(
-                f"the attention of {region.place} is of no kind that the server policy models: it reads {width:,} numbers"
-                f" of each new token where queries, keys and values have {max(widths):,}"
+                f"the attention of {region.place} is of no kind that the server policy models: it reads {width:,}"
+                f" numbers of each new token where queries, keys and values have {max(widths):,}"
             )
 
     def _core(self, region: Region) -> tuple[Value, Value, int]:
