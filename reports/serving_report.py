@@ -37,12 +37,13 @@ from memwall.simulate.serving.workload import Lengths, Workload  # noqa: E402
 from tests.unit.places import shared, truth  # noqa: E402
 
 HERE = Path(__file__).parent
-#: of the page as committed
-SHORT = """What falls short: of single engines the median TPOT meets its goal (13.5 percent of 240 rows, goal 15), the mean does not
-(35, goal 22), nor does TTFT (41.5, goal 30). Rows of DeepSeek-R1 on more than 8 GPUs, most of those with prompts and
-decodes apart, are modeled two to three times too slow: the table says that 16 to 72 GPUs share the attention, where every
-GPU would hold the whole latent cache, while such deployments give each GPU sequences of its own; and rows that speculate
-are not marked. Experts of 4 bits (Kimi-K2.5) are modeled at the speed of vLLM's Marlin kernels in their table.
+#: how to read the page
+READING = """What is not held out: no constant is fitted to these rows, but ten requests for each client, the first ones counted, were
+chosen after four for each had been scored on some of them, and rows are not split into halves.
+
+What stands out, with likely causes that are not verified: DeepSeek-R1 on more than 8 GPUs, most with prompts and decodes
+apart, is modeled far too slow; such deployments may give each GPU sequences of its own, or speculate, which the table does
+not mark. Kimi-K2.5 has experts of 4 bits, modeled as vLLM's kernels in their own table.
 """
 GPUS = {
     "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "gb200": "gb200", "b300_sxm": "b300",
@@ -263,7 +264,7 @@ def main() -> None:
     rows = f" --rows {arguments.rows}" if arguments.rows else ""
     command = f"`python reports/serving_report.py{rows}` writes this page."
     (HERE / "serving.md").write_text(
-        f"# Serving: modeled and measured\n\n{command}\n\n{head}\n\n{SHORT}{text}\n", encoding="utf-8"
+        f"# Serving: modeled and measured\n\n{command}\n\n{head}\n\n{READING}{text}\n", encoding="utf-8"
     )
 
 

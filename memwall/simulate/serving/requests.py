@@ -61,7 +61,7 @@ class Served(NamedTuple):
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time of each token after the first; None where there is none."""
+        """Mean time per token after the first; None for a request that makes one token."""
         return (self.end_s - self.first_s) / (self.generated_tokens - 1) if self.generated_tokens > 1 else None
 
     @property

@@ -46,7 +46,7 @@ class Collectives(Kind):
 
 @lru_cache(maxsize=256)
 def _cluster(label: str, efa: bool = False) -> Cluster:
-    """The cluster that a data set means; a name of memwall's own works too. Raises Skip: there is none."""
+    """The cluster that a data set means; a name of memwall's own works too. Raises Skip: no cluster has that name."""
     try:
         return load_cluster("aws-p6-b200" if efa else _CLUSTERS.get(label, label))
     except UsageError:
