@@ -116,22 +116,24 @@ def read_model(target: str | Path, *, weights: str = "model", gpu: str | Gpu = "
     named = resolve(str(target), mode="decode", gpu=gpu)
     how = named.stored() if named.stored is not None and weights == "model" else None
     most = named.most_tokens
-    made = _traced(str(target), most or _CONTEXTS[-1] + 1, gpu)
+    made, context = _traced(str(target), most or _CONTEXTS[-1] + 1, gpu)
     kernels = served(made.graph, how.keeps) if how is not None else served(made.graph)
     notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
+    if most and context < most - 1:
+        notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
     scheme = how.scheme if how is not None else WEIGHTS[weights]
     return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, notes=notes)
 
 
-def _traced(target: str, most: int, gpu: str | Gpu) -> Profile:
-    """A decode step with as many tokens in the cache as can be traced: a model may loop over them in Python."""
+def _traced(target: str, most: int, gpu: str | Gpu) -> tuple[Profile, int]:
+    """A decode step with as many tokens in the cache as can be traced, and these: a model may loop over them."""
     contexts = sorted({min(context, most - 1) for context in _CONTEXTS}, reverse=True)
     for context in contexts[:-1]:
         try:
-            return profile(target, mode="decode", batch=2, context=context, gpu=gpu)
+            return profile(target, mode="decode", batch=2, context=context, gpu=gpu), context
         except UsageError:
             continue
-    return profile(target, mode="decode", batch=2, context=contexts[-1], gpu=gpu)
+    return profile(target, mode="decode", batch=2, context=contexts[-1], gpu=gpu), contexts[-1]
 
 
 @uncollected()
