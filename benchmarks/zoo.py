@@ -79,6 +79,7 @@ class Worker:
         import transformers
 
         import memwall.frontend.torch
+        import memwall.frontend.workload.hf
         import memwall.pipeline  # noqa: F401
 
         transformers.logging.set_verbosity_error()
@@ -266,6 +267,7 @@ def run(cases: Sequence[Case], workers: int, rows: Path) -> None:
     variables = environment()
     variables["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), variables["PYTHONPATH"]))
     variables |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)  # a module is compiled once, not once per fork
     waiting = list(reversed(cases))
     busy: dict[Any, tuple[Case, float]] = {}
     idle: list[Any] = []
