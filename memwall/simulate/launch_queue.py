@@ -22,6 +22,11 @@ class Step(NamedTuple):
     launches: int = 1
     after_s: float = 0.0
 
+    def scaled(self, factor: float) -> Step:
+        """The same on a host that takes ``factor`` times as long for everything."""
+        issue_s, busy_s, later_s, launches, after_s = self
+        return Step(factor * issue_s, busy_s, factor * later_s, launches, factor * after_s)
+
 
 def queue(steps: Iterable[Step], ahead_s: float = 0.0) -> tuple[list[float], float]:
     """Run kernels through the queue while the GPU is busy for ``ahead_s`` more. The seconds that the GPU waits for the

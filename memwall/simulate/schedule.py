@@ -126,14 +126,14 @@ def simulate(
     GPUs."""
     context = context or PlanContext.of(graph, plan)
     known = _predictions(graph, as_launched(gpu, launch), context)
-    work = context.work(launch)
-    waits, time_s = _queued(gpu.host, work, context, known, launch)
+    issued, host = context.issued(launch), gpu.host
+    steps = issued.steps(host, [each.time_s for each in known], is_lone=launch in ("call", "replay"))
+    waits, time_s = _queued(issued, steps, launch)
     hosts_s = time_s, time_s
-    if gpu.host.varies:
-        fast, slow = (gpu.host.scaled(factor) for factor in (gpu.host.low, gpu.host.high))
-        hosts_s = _queued(fast, work, context, known, launch)[1], _queued(slow, work, context, known, launch)[1]
-    issues = [gpu.host.issue_s(each) for each in work]
-    kernels = Kernels(plan, context, known, issues, waits)
+    if host.varies:
+        fast, slow = ([each.scaled(factor) for each in steps] for factor in (host.low, host.high))
+        hosts_s = _queued(issued, fast, launch)[1], _queued(issued, slow, launch)[1]
+    kernels = Kernels(plan, context, known, issued.seconds(host), waits)
     totals = _totals(gpu, context, known, time_s, hosts_s)
     return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan, launch)
 
@@ -144,17 +144,32 @@ def as_launched(gpu: Gpu, launch: str) -> Gpu:
     return replace(gpu, host=Host.uniform(0.0)) if launch == "graph" else gpu
 
 
-def _queued(
-    host: Host, work: Sequence[Work], context: PlanContext, known: Sequence[Prediction], launch: str
-) -> tuple[list[float], float]:
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    """How the kernels of a plan are issued: each distinct work of the host with each kind of kernel (its number and its
+    launches), and which of these each kernel is, in launch order."""
+
+    kinds: Sequence[tuple[Work, int, int]]
+    order: Sequence[int]
+
+    def seconds(self, host: Host) -> list[float]:
+        """The seconds to issue each kernel."""
+        of_kind = [host.issue_s(work) for work, _, _ in self.kinds]
+        return [of_kind[number] for number in self.order]
+
+    def steps(self, host: Host, busy_s: Sequence[float], is_lone: bool) -> list[Step]:
+        """Each kind in the queue; ``busy_s`` is by kind of kernel."""
+        found = []
+        for work, number, launches in self.kinds:
+            issue_s, later_s, after_s = host.split_s(work, is_lone)
+            found.append(Step(issue_s, busy_s[number], later_s, launches, after_s))
+        return found
+
+
+def _queued(issued: _Issued, of_kind: Sequence[Step], launch: str) -> tuple[list[float], float]:
     """The waits of the kernels and the time of all, in launch order."""
-    is_lone = launch in ("call", "replay")
-    issue = {each: host.split_s(each, is_lone) for each in set(work)}
-    steps = []
-    for each, number in zip(work, context.order, strict=True):
-        issue_s, later_s, after_s = issue[each]
-        steps.append(Step(issue_s, known[number].time_s, later_s, context.kinds[number].group.cost.kernels, after_s))
-    return queue(steps) if is_lone else step_in_loop(steps)
+    steps = [of_kind[number] for number in issued.order]
+    return queue(steps) if launch in ("call", "replay") else step_in_loop(steps)
 
 
 class Kernels(Sequence[Estimate]):
@@ -322,15 +337,21 @@ class PlanContext:
             graph=graph, plan=plan,
         )  # fmt: skip
 
-    def work(self, launch: str) -> Sequence[Work]:
-        """The host's work for each kernel, in launch order."""
-        if launch not in self._work:
-            issued = [(group.op_ids, group.cost.kernels) for group in self.plan.groups]
-            self._work[launch] = work_of(self.graph, self.plan.policy, issued, launch)
-        return self._work[launch]
+    def issued(self, launch: str) -> _Issued:
+        """How the host issues the kernels."""
+        if launch not in self._issued:
+            launches = [kind.group.cost.kernels for kind in self.kinds]
+            calls = [(group.op_ids, launches[n]) for group, n in zip(self.plan.groups, self.order, strict=True)]
+            work = work_of(self.graph, self.plan.policy, calls, launch)
+            numbers: dict[tuple[Work, int, int], int] = {}
+            order = [
+                numbers.setdefault((w, n, launches[n]), len(numbers)) for w, n in zip(work, self.order, strict=True)
+            ]
+            self._issued[launch] = _Issued(list(numbers), order)
+        return self._issued[launch]
 
     @cached_property
-    def _work(self) -> dict[str, Sequence[Work]]:
+    def _issued(self) -> dict[str, _Issued]:
         return {}
 
     def cold(self) -> PlanContext:
