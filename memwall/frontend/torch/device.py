@@ -72,9 +72,13 @@ def _address(tensor: torch.Tensor) -> int:
 
 class TracedDevice(TorchFunctionMode):
     """Function mode that maps CUDA devices to ``device`` (``meta`` or ``cpu``) and creates tensors there by default;
-    on ``meta`` Python finds the ``known`` values. While a model is built (``building``), weights are not filled."""
+    on ``meta`` Python finds the ``known`` values. While a model is built (``building``), weights are not filled. With
+    ``note``, which is called with what that assumes, activations that go to the host stay where they are."""
 
-    def __init__(self, device: str, *, building: bool = False, known: KnownValues | None = None) -> None:
+    def __init__(
+        self, device: str, *, building: bool = False, known: KnownValues | None = None,
+        note: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.device = torch.device(device)
         self._known = known
@@ -104,6 +108,9 @@ class TracedDevice(TorchFunctionMode):
         if known is not None and building:  # with data the tensor would be on the host
             self._instead |= {method: partial(self._array, method) for method in _ARRAYS}
         elif not building:
+            if known is not None and note is not None:
+                self._note = note
+                self._instead |= {torch.Tensor.to: self._to_host_or_device, torch.Tensor.cpu: self._to_host}
             self._instead |= {make: partial(self._random, make) for make in _RANDOM}
             self._instead[torch.Tensor.data_ptr] = _address
 
@@ -173,6 +180,24 @@ class TracedDevice(TorchFunctionMode):
             with torch._C._DisableTorchDispatch():
                 return torch.Tensor.to(tensor, *args, **options)
         return torch.Tensor.to(tensor, *args, **options)
+
+    def _to_host_or_device(self, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        device = options.get("device", args[0] if args else None)
+        if not isinstance(device, (str, torch.device)) or torch.device(device).type != "cpu" or self._has_value(tensor):
+            return self._to(tensor, *args, **options)
+        _, dtype, _, _ = torch._C._nn._parse_to(*args, **{k: v for k, v in options.items() if k != "copy"})
+        here = self._to_host(tensor)
+        return here if dtype is None else torch.Tensor.to(here, dtype)
+
+    def _to_host(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        """An activation that goes to the host: without its data it cannot be there."""
+        if self._has_value(tensor):
+            return tensor.cpu(**options)
+        self._note("a copy to the host takes no time, and ops on what the model moved there (.cpu()) run on the GPU")
+        return tensor
+
+    def _has_value(self, tensor: torch.Tensor) -> bool:
+        return not tensor.is_meta or self._known is None or self._known.has(tensor)
 
     def _device(self, tensor: torch.Tensor, caller: FrameType) -> torch.device:
         """``cuda:0`` to the model's code; torch's own and memwall's need to know where the tensor is."""

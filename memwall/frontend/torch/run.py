@@ -213,7 +213,7 @@ class _Step:
         recorder = make(device=self.device, max_ops=self.options.max_ops, warn=unseen, known=self.known)
         self._assume(recorder)
         seed_all()
-        autocast, device = CudaAutocast(), TracedDevice(self.device, known=self.known)
+        autocast, device = CudaAutocast(), TracedDevice(self.device, known=self.known, note=unseen)
         if self.known is not None:
             draws, self.known.draws = self.known.draws, Draws()
         with (
@@ -258,6 +258,7 @@ class _Step:
             self.assumed += self.known.assumptions.lines()
             unused = self.known.assumptions.unused()
         said = [f"--assume {text} changes nothing: no call that is traced asks for it" for text in unused]
+        said += [] if self.known is None else self.known.said
         also = filter(None, [*library_notes(graph), one_rank(graph), iterations(optimizer), *said])
         capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
@@ -309,7 +310,8 @@ class _Step:
         assumptions = self.known.assumptions if self.known is not None else None
         saving = saved_by_autograd(self.saved) if self.saves else contextlib.nullcontext()
         doing = blaming("running the model", self.gradients, assumptions.used if assumptions is not None else str)
-        with doing, calls, TracedDevice(self.device, known=self.known), recorder, self.autocast:
+        device = TracedDevice(self.device, known=self.known, note=self.assumed.append)
+        with doing, calls, device, recorder, self.autocast:
             with self.autocast.region(self.autocast_dtype), saving:
                 step = forward_step(self.module, self.workload.loss if self.training else None)
                 args, kwargs = self.given.args, self.given.kwargs

@@ -52,6 +52,11 @@ TO_COPY = torch.ops.aten._to_copy.default
 BY_FEW = frozenset((*SAME_OF_ONE, *SUMS, NONZERO, TO_COPY))
 #: Ops that leave out what is repeated.
 UNIQUE = frozenset(("aten._unique2", "aten.unique_consecutive", "aten.unique_dim"))
+#: Ops that pick rows of a table by number -> how many there are, and the numbers.
+PICKS: Mapping[str, Callable[[tuple], tuple[int, torch.Tensor]]] = {
+    "aten.embedding": lambda args: (args[0].shape[0], args[1]),
+    "aten.index_select": lambda args: (args[0].shape[args[1]] if args[0].dim() else 1, args[2]),
+}
 #: What activations are, element by element: finite.
 FINITE: Mapping[str, bool] = {"aten.isnan": False, "aten.isinf": False, "aten.isfinite": True}
 #: Ops that round activations, a cast to integers among them.
@@ -124,6 +129,18 @@ def by_few(func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         pages = mmap.mmap(-1, tensor.numel() * dtype.itemsize)  # zeros, which take memory once they are written
         return torch.frombuffer(pages, dtype=dtype).view(tensor.shape)
     return func(tensor, *args, **kwargs)
+
+
+def wrong_picks(known: Any, name: str, args: tuple) -> dict[str, None]:
+    """What is wrong with the ``known`` numbers of rows that are picked, where none is assumed."""
+    rows, places = PICKS[name](args)
+    numbers = None if known.assumed(places) else known.of(places)
+    if numbers is None or numbers.is_meta or not numbers.numel():
+        return {}
+    least, most = map(int, torch.aminmax(once(numbers)))
+    if least >= 0 and most < rows:
+        return {}
+    return {f"index {least if least < 0 else most} is outside a table of {rows} rows: the step fails on a GPU": None}
 
 
 def is_uniform(value: torch.Tensor) -> bool:

@@ -34,6 +34,7 @@ from memwall.frontend.torch.value_rules import (
     MOST_INTEGERS,
     MOST_OF_MASKS,
     NUMBERED,
+    PICKS,
     UNIQUE,
     UNSET,
     Kind,
@@ -44,6 +45,7 @@ from memwall.frontend.torch.value_rules import (
     is_small,
     is_uniform,
     selected,
+    wrong_picks,
 )
 from memwall.ops.signatures import Signature
 
@@ -53,21 +55,18 @@ _HOST = torch.device("cpu")
 
 
 class KnownValues:
-    """The values of one trace. Where there are ``assumptions``, they answer what depends on activations.
-
-    ``asked`` counts the calls whose result left the tensors or gave one its shape: what the model's Python, or the
-    kernels that run, may depend on.
-    """
+    """The values of one trace. Where there are ``assumptions``, they answer what depends on activations. ``asked``
+    counts the calls whose result left the tensors or gave one its shape: what Python or the kernels may depend on."""
 
     def __init__(self) -> None:
         self.asked = 0
         self.draws = Draws()
+        self.said: dict[str, None] = {}  # of the values, for the report
         self.assumptions: Assumptions | None = None
         self._shadows: dict[int, Shadow] = {}
         self._results = Results()
-        #: random numbers that were drawn on the host
+        #: random numbers that were drawn on the host, and unknown normal numbers, none of which is zero
         self._numbers: dict[int, torch.UntypedStorage] = {}
-        #: unknown normal numbers, none of which is zero
         self._normal: dict[int, torch.UntypedStorage] = {}
         self._bytes = 0
         self._swept_at = _SWEPT_BYTES
@@ -252,6 +251,8 @@ class KnownValues:
         self.draws.missed |= kind.random
         if signature.updates:
             return None
+        if signature.name in PICKS:
+            self.said |= wrong_picks(self, signature.name, args)
         if signature.name == "aten.masked_select":
             mask = self.of(args[1])
             if mask is not None and not mask.is_meta:
@@ -326,8 +327,7 @@ class KnownValues:
 
     def assumed(self, tensor: torch.Tensor) -> tuple[str, ...]:
         """What a tensor's value rests on."""
-        found = self._shadows.get(address_of(tensor))
-        return found.assumed if found else ()
+        return found.assumed if (found := self._shadows.get(address_of(tensor))) else ()
 
     def _note(self, assumed: Iterable[str]) -> None:
         if self.assumptions is not None:

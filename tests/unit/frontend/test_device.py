@@ -136,3 +136,36 @@ def test_initialisation_that_a_library_puts_in_the_place_of_torchs_fills_nothing
     with TracedDevice("meta", building=True):
         Model()
     assert not filled
+
+
+@pytest.mark.parametrize("move", [lambda y: y.cpu(), lambda y: y.to("cpu"), lambda y: y.to(device="cpu", copy=True)])
+def test_an_output_that_goes_to_the_host_stays_a_trace(move):
+    """A copy to the host is no kernel; what Python then asks of the data still has none."""
+    layer = nn.Linear(8, 8)
+    module = nn.Identity()
+    module.forward = lambda x: move(layer(x))
+    profile = memwall.profile(module, (X,), gpu="a100")
+    assert [op.name for op in profile.graph.ops] == ["aten.addmm"]
+    assert any("copy to the host takes no time" in note for note in profile.notes)
+    module.forward = lambda x: move(layer(x)).numpy()
+    with pytest.raises(memwall.MemwallError, match=r"data on the host \(\.numpy\(\)\)"):
+        memwall.profile(module, (X,), gpu="a100")
+
+
+def test_a_cast_on_the_way_to_the_host_is_a_kernel():
+    module = nn.Identity()
+    module.forward = lambda x: (x @ x.T).to("cpu", torch.float16)
+    names = [op.name for op in memwall.profile(module, (X,), gpu="a100").graph.ops]
+    assert names == ["aten.mm", "aten._to_copy"]
+
+
+@pytest.mark.parametrize(
+    ("pick", "row"), [(lambda x, at: nn.functional.embedding(at, x), 4), (lambda x, at: x.index_select(0, at), -1)]
+)
+def test_numbers_of_rows_that_a_table_lacks_are_said(pick, row):
+    """Embedding and index_select of 4 rows, of which a GPU's kernel asserts that they are there."""
+    module = nn.Identity()
+    module.forward = lambda x, at: pick(x * 2, at)
+    assert not memwall.profile(module, (X, torch.tensor([0, 3])), gpu="a100").notes
+    profile = memwall.profile(module, (X, torch.tensor([0, row])), gpu="a100")
+    assert list(profile.notes) == [f"index {row} is outside a table of 4 rows: the step fails on a GPU"]
