@@ -6,16 +6,21 @@ import contextlib
 import csv
 import gc
 import gzip
+import hashlib
 import io
 import json
 import os
+import pickle
+import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from memwall.core.errors import UsageError
+
+T = TypeVar("T")
 
 #: A saved record of a 126-layer training step on ten GPUs is about 60 MB; a file beyond this is not memwall's.
 MAX_JSON_BYTES = 1 << 30
@@ -82,6 +87,24 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes | Iterable[str])
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
+
+
+def remembered(name: str, sources: Iterable[Path], make: Callable[[], T]) -> T:
+    """What ``make`` returns, from the cache where it was made of the same ``sources``: files, their contents. It is
+    kept there under ``name``, the newest alone; a cache that cannot be read or written is done without."""
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {name}".encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    path = cache_folder() / f"{name}.pickle"
+    with contextlib.suppress(Exception):  # another version's, cut off, unreadable
+        stamp, _, pickled = path.read_bytes().partition(b"\n")
+        if stamp == digest.hexdigest().encode():
+            return cast(T, pickle.loads(pickled))
+    made = make()
+    with contextlib.suppress(OSError, UsageError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, digest.hexdigest().encode() + b"\n" + pickle.dumps(made, 5))
+    return made
 
 
 @contextlib.contextmanager

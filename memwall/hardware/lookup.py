@@ -9,7 +9,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from memwall.core import graph
 from memwall.core.errors import UsageError, nearest
+from memwall.core.files import remembered
 from memwall.core.structure import shown
 from memwall.hardware.chips import GENERATIONS
 from memwall.hardware.gpu import Gpu
@@ -87,7 +89,7 @@ def gpu_names() -> tuple[str, ...]:
 @cache
 def all_gpus() -> tuple[Gpu, ...]:
     """All GPUs, by vendor, then release."""
-    return tuple(_packaged(gpu.name) for gpu in stated())
+    return remembered("gpus", _sources(), lambda: tuple(map(_inherited, stated())))
 
 
 def spec_path(name: str) -> Path:
@@ -106,14 +108,18 @@ def _files() -> Mapping[str, Path]:
     return packaged("hardware_specs")
 
 
-@cache
+def _sources() -> list[Path]:
+    """What the packaged GPUs follow from: their files, and the modules that read them and that their types are in."""
+    return [*_files().values(), *sorted(Path(__file__).parent.glob("*.py")), Path(graph.__file__)]
+
+
 def _packaged(name: str) -> Gpu:
-    return _inherited(_own(name))
+    return _by_name()[name]
 
 
 @cache
-def _own(name: str) -> Gpu:
-    return read_spec(_files()[name])
+def _by_name() -> Mapping[str, Gpu]:
+    return {gpu.name: gpu for gpu in all_gpus()}
 
 
 #: the distance from which two GPUs are unrelated: other vendors'
@@ -127,9 +133,10 @@ def _inherited(gpu: Gpu) -> Gpu:
     return gpu if gpu.cpu is not None else with_nearest_constants(gpu, stated())
 
 
-def stated() -> list[Gpu]:
+@cache
+def stated() -> tuple[Gpu, ...]:
     """All GPUs with the constants that their own files state, by vendor, then release."""
-    return sorted(map(_own, _files()), key=lambda gpu: (gpu.vendor, gpu.release, gpu.name))
+    return tuple(sorted(map(read_spec, _files().values()), key=lambda gpu: (gpu.vendor, gpu.release, gpu.name)))
 
 
 def with_nearest_constants(gpu: Gpu, others: Iterable[Gpu]) -> Gpu:
@@ -195,7 +202,7 @@ def _squeezed(text: str) -> str:
 @cache
 def _exact() -> Mapping[str, str]:
     """Squeezed label -> canonical name. Two GPUs never share one (tested)."""
-    return {_squeezed(label): gpu.name for gpu in stated() for label in (gpu.name, gpu.full_name, *gpu.aliases)}
+    return {_squeezed(label): gpu.name for gpu in all_gpus() for label in (gpu.name, gpu.full_name, *gpu.aliases)}
 
 
 def _fitting(query: str) -> list[str]:
