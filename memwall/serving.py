@@ -7,19 +7,25 @@ with those steps is run under each load (:mod:`memwall.simulate.serving`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from memwall.analysis.limits import Limit
 from memwall.analysis.serving import Best, Candidate, best, objective
-from memwall.core.errors import UsageError, unknown
+from memwall.core.errors import TooManyOps, UsageError, unknown
 from memwall.core.files import uncollected
+from memwall.core.graph import Pipe
 from memwall.core.units import counted
+from memwall.frontend.workload import resolve
+from memwall.frontend.workload.hf.quantized import Stored
+from memwall.frontend.workload.target import is_saved
 from memwall.fusion.server import Layout, Served, Step, served
-from memwall.fusion.server.kernels import Attention, Latent
+from memwall.fusion.server.kernels import Attention, Latent, Product
 from memwall.hardware.cluster import Cluster, cluster_of, load_cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
@@ -39,6 +45,8 @@ WEIGHTS = {
 #: ``--kv`` -> dtype of the cache
 CACHES = {"model": "", "fp8": "float8_e4m3fn"}
 ENGINES = ("vllm", "sglang", "trtllm")
+#: dtypes that engines run on GPUs alone that multiply them
+_HALVES = ("bfloat16", "float16")
 #: of a GPU between engines that no cluster joins: an adapter of 400 Gbit/s
 _NETWORK_BYTES_PER_S = 50e9
 #: tokens in the cache of the traced step, the first that can be traced: windows of no more are seen
@@ -103,37 +111,47 @@ class Serving:
     notes: tuple[str, ...] = field(default=())
 
 
-def read_model(target: str | Path, *, weights: str = "model", gpu: str | Gpu = "h100-sxm") -> Model:
-    """Trace one decode step of a target and read what a server runs.
+def read_model(
+    target: str | Path | Profile, *, weights: str = "model", dtype: str | None = None, tokens: int | None = None
+) -> Model:
+    """Trace one decode step of a target, or take one that was profiled, and read what a server runs.
+
+    Args:
+        weights: a key of :data:`WEIGHTS`.
+        dtype: cast the model to this first.
+        tokens: the most of a sequence that will be asked, where the model does not say how many it takes.
 
     Raises:
         UsageError: as :func:`memwall.profile`; the model keeps no cache, or weights are stored in an unknown format.
     """
-    from memwall.frontend.workload import resolve
-
     if weights not in WEIGHTS:
         raise unknown("scheme of weights", weights, WEIGHTS)
-    named = resolve(str(target), mode="decode", gpu=gpu)
-    how = named.stored() if named.stored is not None and weights == "model" else None
-    most = named.most_tokens
-    made, context = _traced(str(target), most or _CONTEXTS[-1] + 1, gpu)
-    kernels = served(made.graph, how.keeps) if how is not None else served(made.graph)
+    made, context = (target, None) if isinstance(target, Profile) else _decode_step(str(target), dtype, tokens)
+    if made.workload.mode != "decode":
+        raise UsageError(f"{made.workload.name} is a profile of {made.workload.mode}; one of --mode decode is served")
+    stated = made.capture.get("serving", {})
+    if weights == "model" and "refused" in stated:
+        raise UsageError(stated["refused"])
+    kept = Stored(listed=tuple(stated.get("kept", ())))
+    kernels = served(made.graph, kept.keeps) if weights == "model" else served(made.graph)
     notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
-    if most and context < most - 1:
+    most = stated.get("most_tokens")
+    if most and context and context < min(most - 1, tokens or most):
         notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
-    scheme = how.scheme if how is not None else WEIGHTS[weights]
+    scheme = stated.get("weights", "") if weights == "model" else WEIGHTS[weights]
     return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, notes=notes)
 
 
-def _traced(target: str, most: int, gpu: str | Gpu) -> tuple[Profile, int]:
-    """A decode step with as many tokens in the cache as can be traced, and these: a model may loop over them."""
-    contexts = sorted({min(context, most - 1) for context in _CONTEXTS}, reverse=True)
-    for context in contexts[:-1]:
-        try:
-            return profile(target, mode="decode", batch=2, context=context, gpu=gpu), context
-        except UsageError:
-            continue
-    return profile(target, mode="decode", batch=2, context=contexts[-1], gpu=gpu), contexts[-1]
+def _decode_step(target: str, dtype: str | None, tokens: int | None) -> tuple[Profile, int | None]:
+    """A step with as many tokens in the cache as can be traced, and these: a model may loop over them."""
+    if is_saved(target):
+        return Profile.load(target), None
+    most = resolve(target, mode="decode").most_tokens or tokens or _CONTEXTS[-1] + 1
+    *longer, shortest = sorted({min(context, most - 1) for context in _CONTEXTS}, reverse=True)
+    for context in longer:
+        with contextlib.suppress(TooManyOps):
+            return profile(target, mode="decode", batch=2, context=context, dtype=dtype), context
+    return profile(target, mode="decode", batch=2, context=shortest, dtype=dtype), shortest
 
 
 @uncollected()
@@ -144,12 +162,13 @@ def serve(
     kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (), prefix_hit: float = 0.0,
     utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT, closed_form: bool = False,
     trace: str | Path | None = None, draft: str | Path | Model | None = None, draft_tokens: int = 4,
-    accept: float = 0.7, disaggregate: tuple[int, int] | None = None,
+    accept: float = 0.7, disaggregate: tuple[int, int] | None = None, dtype: str | None = None,
 ) -> Serving:  # fmt: skip
     """What a server of a model does under load.
 
     Args:
-        target: a language model as :func:`memwall.profile` takes it, with a decode step; or one that was read.
+        target: a language model as :func:`memwall.profile` takes it, with a decode step; a saved profile of one, or
+            one that was read.
         gpu: names, specs or paths of specs; one or a list.
         tp: how many GPUs share the model, one number or several.
         cluster: how the GPUs are joined; None takes the one that memwall knows with the GPU.
@@ -168,6 +187,7 @@ def serve(
         draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability
             ``accept`` if those before it are; one step of the model verifies them.
         disaggregate: engines that run prompts alone, and engines that decode; caches go over the network between them.
+        dtype: cast the models to this first.
 
     Raises:
         UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives.
@@ -183,8 +203,10 @@ def serve(
         concurrency, rate, Lengths.parse(prompt, lengths), Lengths.parse(generate, lengths), prefix_hit, trace
     )
     prices = _prices(price or {}, gpus)
-    model = target if isinstance(target, Model) else read_model(target, weights=weights, gpu=gpus[0])
-    drafting = draft if draft is None or isinstance(draft, Model) else read_model(draft, gpu=gpus[0])
+    longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
+    read = partial(read_model, dtype=dtype, tokens=longest)
+    model = target if isinstance(target, Model) else read(target, weights=weights)
+    drafting = draft if draft is None or isinstance(draft, Model) else read(draft)
     asked = _Asked(
         kv=CACHES[kv], engine=engine, utilization=utilization, cluster=cluster, policy=policy, closed_form=closed_form,
         draft=drafting, draft_tokens=draft_tokens, accept=accept, disaggregate=disaggregate,
@@ -195,7 +217,7 @@ def serve(
         for server in [_server(model, each, count, asked)] for load in loads
     ]  # fmt: skip
     if all(point.refused for point in points):
-        raise UsageError(points[0].refused)
+        raise UsageError(f"{points[0].name}: {points[0].refused}")
     lacking = [f"{each.name} has no pipe for {model.scheme} and multiplies dequantised weights" for each in gpus
                if model.scheme and each.ceiling_pipe(pipe_of(model.scheme)) != pipe_of(model.scheme)]  # fmt: skip
     joined = {point.gpu.name: point.steps.cluster for point in points}
@@ -302,9 +324,19 @@ def _check_layout(kernels: Served, layout: Layout) -> None:
             raise UsageError(f"{layout.tp} GPUs do not divide {kernel.heads} heads; --tp {fitting} does")
 
 
+def _lacks(kernels: Served, gpu: Gpu) -> str:
+    """Why engines do not run the model's dtype on a GPU; empty where they do."""
+    dtypes = {kernel.dtype for kernel, _ in kernels.kernels if isinstance(kernel, Product)}
+    other = "float16" if Pipe("tensor", "float16") in gpu.peak_flop_per_s else "float32"
+    lacking = sorted(d for d in dtypes if d in _HALVES and gpu.ceiling_pipe(Pipe("tensor", d)).dtype != d)
+    return f"{lacking[0]}, the model's dtype, does not run there; --dtype {other} does" if lacking else ""
+
+
 def _point(server: _Server, load: Workload, price: float | None) -> Point:
     steps = server.steps
     point = Point(gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps, gpus=server.gpus)
+    if lacking := _lacks(steps.served, steps.gpu):
+        return replace(point, refused=lacking)
     try:
         run = server.run(load)
         most = largest_batch(steps, load, server.policy)

@@ -26,6 +26,7 @@ from memwall.core.errors import UsageError
 @click.option("--rate", type=float, metavar="R", help="Requests per second at random times, instead of clients.")
 @click.option("--weights", default="model", show_default=True, metavar="NAME",
               help="model: as its configuration says; fp8, fp8-block, int8, int4, nvfp4, mxfp4.")  # fmt: skip
+@click.option("--dtype", metavar="NAME", help="Cast the model to this first, such as float16.")
 @click.option("--kv", default="model", show_default=True, metavar="NAME", help="Dtype of the cache: model or fp8.")
 @click.option("--price", "prices", cls=SeveralOption, metavar="NAME=USD...", help="USD per hour of a GPU, by name.")
 @click.option("--slo", cls=SeveralOption, metavar="LIMIT...",
@@ -45,12 +46,13 @@ def command(
     generate: int, lengths: str, clients: tuple[str, ...], rate: float | None, weights: str, kv: str,
     prices: tuple[str, ...], slo: tuple[str, ...], prefix_hit: float, utilization: float, engine: str,
     closed_form: bool, trace: str | None, draft: str | None, draft_tokens: int, accept: float,
-    disaggregate: str | None,
+    disaggregate: str | None, dtype: str | None,
 ) -> None:  # fmt: skip
     """Model a server of a language model: latency, throughput, memory and cost under load.
 
-    TARGET is a model with a decode step: hf:FOLDER, or a file with decode_inputs(). One step is traced; batching,
-    chunked prompts and the cache are those of vLLM, SGLang and TensorRT-LLM. No GPU is needed.
+    TARGET is a model with a decode step: hf:FOLDER, a file with decode_inputs(), or a saved profile of such a step.
+    One step is traced; batching, chunked prompts and the cache are those of vLLM, SGLang and TensorRT-LLM. No GPU is
+    needed.
     """
     from memwall.report.pages.serving import ServingReport
     from memwall.serving import serve
@@ -65,6 +67,7 @@ def command(
         rate=rate, weights=weights, kv=kv, price=_prices(prices), slo=slo, prefix_hit=prefix_hit,
         utilization=utilization, engine=engine, closed_form=closed_form,
         trace=trace, draft=draft, draft_tokens=draft_tokens, accept=accept, disaggregate=_pair(disaggregate),
+        dtype=dtype,
     )  # fmt: skip
     out.show(ServingReport(found))
 

@@ -24,6 +24,10 @@ class NeedsData(UsageError):
     """The model's Python reads a tensor's contents, which a trace without data does not have."""
 
 
+class TooManyOps(UsageError):
+    """The trace passed the most ops that it may have: a Python loop, perhaps over tokens."""
+
+
 class Unsupported(Exception):
     """There is no rule, operator or kernel for an op or a call; the message says why."""
 

@@ -130,11 +130,88 @@ def test_an_objective_picks_the_cheapest(run, model):
         (("--disaggregate", "2"), "--disaggregate takes engines of prompts and of decodes, such as 1:2"),
         (("--disaggregate", "1:1", "--closed-form"), "have no closed form: leave out --closed-form"),
         (("--trace", "no.csv"), "no.csv"),
+        (("--dtype", "float17"), "no floating dtype named 'float17'"),
+        (("--prompt", "8000"), "a prompt of 7,936 is the most"),
+        (("--slo", "ttft=3"), "want one such as 'ttft_p99<500ms'"),
     ],
 )
 def test_bad_input_gets_one_line(run, model, words, said):
     result = run("serve", model, "--gpu", "h100", *words)
     assert said in result.error and result.code == 2
+
+
+MIXTRAL = LLAMA | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 2048,
+    "num_attention_heads": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+}  # fmt: skip
+INT8 = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}, "quant_method": "compressed-tensors"}
+
+
+def described(folder, fields):
+    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    return f"hf:{folder}"
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        (7, 'quantization_config is \'7\'; want a table such as {"quant_method": "fp8"}'),
+        ({"quant_method": "quip-magic"}, "weights quantised as quip-magic are not modeled; --weights says"),
+        (json.loads(json.dumps(INT8).replace("8", '"x"')), "weights quantised as compressed-tensors are not modeled"),
+    ],
+)
+def test_quantisation_that_is_not_known(run, tmp_path, stated, said):
+    target = described(tmp_path, LLAMA | {"quantization_config": stated})
+    assert said in run("serve", target, "--concurrency", "1").error
+    assert run("serve", target, "--concurrency", "1", "--weights", "fp8").code == (2 if stated == 7 else 0)
+
+
+def test_int8_experts_are_int8(run, tmp_path):
+    """8 bits of each weight and a scale of 2 bytes for each column; the products run on 16-bit activations."""
+    (point,) = points(run, described(tmp_path, MIXTRAL | {"quantization_config": INT8}), "--concurrency", "1")["points"]
+    expert, scales = 3 * 1024 * 2048, 2 * (2 * 2048 + 1024)
+    attention, columns = 1024 * 2048 + 1024 * 1024, 2 * (2048 + 1024)
+    layer = 8 * (expert + scales) + attention + columns + 2 * 8 * 1024  # and the router, in bfloat16
+    assert point["weights_bytes"] == 2 * layer + 2 * 2 * 32000 * 1024 + 2 * (2 * 2 + 1) * 1024
+    from memwall.ops import table_calls
+
+    (pipe,) = table_calls.experts(4, 1024, 2048, 2, 8, dtype="int8_wo").flops
+    assert pipe.dtype == "float16"
+
+
+def test_a_gpu_that_lacks_the_dtype_is_left_out(run, model):
+    said = "v100-sxm2-16gb: bfloat16, the model's dtype, does not run there; --dtype float16 does"
+    assert said in run("serve", model, "--gpu", "v100", "h100", "--concurrency", "1").out
+    assert said in run("serve", model, "--gpu", "v100").error
+    assert run("serve", model, "--gpu", "v100", "--dtype", "float16", "--concurrency", "1").code == 0
+
+
+def test_a_saved_decode_step_is_served(run, model, tmp_path):
+    saved, prompt = str(tmp_path / "s.json"), str(tmp_path / "p.json")
+    run("profile", model, "--mode", "decode", "--batch", "2", "--context", "8191", "-o", saved)
+    words = ("--concurrency", "4", "--gpu", "b200")
+    assert points(run, saved, *words)["points"] == points(run, model, *words)["points"]
+    run("profile", model, "--mode", "prefill", "--prompt", "8", "-o", prompt)
+    assert "llama is a profile of prefill; one of --mode decode is served" in run("serve", prompt).error
+
+
+def test_only_a_trace_that_is_too_long_is_tried_with_fewer_tokens(monkeypatch, model):
+    from memwall import serving
+    from memwall.core.errors import TooManyOps, UsageError
+
+    asked = []
+
+    def refuse(target, context, **options):
+        asked.append(context)
+        raise (TooManyOps if len(asked) == 1 else UsageError)("no")
+
+    monkeypatch.setattr(serving, "profile", refuse)
+    with pytest.raises(UsageError):
+        serving.read_model(model)
+    assert asked == [8191, 2047]
+    with pytest.raises(UsageError):
+        serving.read_model(model)
+    assert asked == [8191, 2047, 8191]
 
 
 def test_a_model_without_a_cache_has_no_server(run, tmp_path):

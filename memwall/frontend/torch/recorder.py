@@ -17,7 +17,7 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import TooManyOps, UsageError
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.carrying import with_places
 from memwall.frontend.torch.distributed import group_size
@@ -353,7 +353,7 @@ class Recorder(TorchDispatchMode):
 
     def _watch_length(self, count: int) -> None:
         if count > self.max_ops:
-            raise UsageError(
+            raise TooManyOps(
                 f"the trace passed {self.max_ops:,} ops in {self.modules.path or 'the model'}: a Python loop, over "
                 "time steps perhaps; shorten the sequence, use a fused op (nn.LSTM, a scan), or raise max_ops"
                 " (--max-ops)"

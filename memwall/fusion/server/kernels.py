@@ -12,7 +12,7 @@ from memwall.ops.experts import SCHEMES as EXPERTS
 from memwall.ops.quantised import SCHEMES
 
 #: scheme of products -> that of experts, where it is another
-OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4", "int8_wo": "fp8", "sq": "fp8"}
+OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4"}
 
 NO_COST = Cost(launches=())
 #: rows from this length on take a kernel with a block for each

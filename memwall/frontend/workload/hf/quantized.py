@@ -33,7 +33,12 @@ _SCHEMES: Mapping[str, str] = {
     "w4a16_awq": "int4_awq", "w8a8_sq": "sq", "int8": "int8_wo",
 }  # fmt: skip
 #: (type, bits) of compressed-tensors' weights -> scheme
-_COMPRESSED = {("float", 8): "fp8", ("float", 4): "nvfp4", ("int", 8): "int8_wo", ("int", 4): "int4_wo"}
+_COMPRESSED: Mapping[tuple[str, Any], str] = {
+    ("float", 8): "fp8",
+    ("float", 4): "nvfp4",
+    ("int", 8): "int8_wo",
+    ("int", 4): "int4_wo",
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,13 @@ def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
         known = ", ".join(sorted({*_SCHEMES, "gptq", "compressed-tensors"}))
         raise UsageError(f"weights quantised as {_method(found)} are not modeled; --weights says as what to take them"
                          f" (formats known: {known})")  # fmt: skip
-    return Stored(scheme, tuple(str(name) for key in _KEPT for name in found.get(key) or ()))
+    return Stored(scheme, _kept(found))
+
+
+def _kept(found: Mapping[str, Any]) -> tuple[str, ...]:
+    given = (found.get(key) or () for key in _KEPT)
+    lists = (names if isinstance(names, (list, tuple)) else (names,) for names in given)
+    return tuple(str(name) for names in lists for name in names)
 
 
 def _scheme(found: Mapping[str, Any], method: str) -> str:
@@ -72,7 +83,7 @@ def _scheme(found: Mapping[str, Any], method: str) -> str:
     group: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if isinstance(weights, Mapping) and method not in _SCHEMES:
-        scheme = _COMPRESSED.get((str(weights.get("type")), int(weights.get("num_bits") or 0)), "")
+        scheme = _COMPRESSED.get((str(weights.get("type")), weights.get("num_bits")), "")
         if scheme == "int8_wo" and group.get("input_activations"):
             return "sq"
         blocks = weights.get("strategy") == "block" or weights.get("block_structure")
@@ -96,7 +107,7 @@ def quantization_note(raw: Mapping[str, Any], folder: Path) -> Callable[[Any], s
     experts = str(raw.get("expert_dtype", ""))  # DeepSeek V4: MXFP4, whatever the other weights are
     if experts and experts != method:
         method, bits = f"{method} (experts {experts})", None
-    kept = tuple(str(name) for key in _KEPT for name in found.get(key) or ())
+    kept = _kept(found)
 
     def note(module: Any) -> str:
         weights = list(_weights(module, kept))
@@ -120,11 +131,20 @@ def is_quantised(raw: Mapping[str, Any], folder: Path) -> bool:
 def _stated(raw: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
     parts = [raw, *(value for value in raw.values() if isinstance(value, Mapping))]
     for key in ("quantization_config", "compression_config"):
-        found = next((part[key] for part in parts if isinstance(part.get(key), Mapping)), None)
+        found = next((part[key] for part in parts if part.get(key) is not None), None)
         if found is not None:
-            return found
+            return _table(found, key)
     path = folder / "hf_quant_config.json"
-    return read_json(path).get("quantization") if path.is_file() else None
+    if not path.is_file():
+        return None
+    return _table(_table(read_json(path), path.name).get("quantization") or {}, f"quantization of {path.name}") or None
+
+
+def _table(value: Any, name: str) -> Mapping[str, Any]:
+    """A part of a configuration. Raises UsageError: it is no table."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f'{name} is {str(value)[:40]!r}; want a table such as {{"quant_method": "fp8"}}, or none')
+    return value
 
 
 def _method(found: Mapping[str, Any]) -> str:
