@@ -1,0 +1,133 @@
+"""How a training job is laid out over GPUs: ``tp=8,sp,pp=4,dp=16,fsdp=full,microbatches=32,schedule=interleaved:2``.
+
+Ranks are numbered as Megatron does it: those that share tensors are next to each other, then those that share a
+context, then the replicas, then the stages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from memwall.core.errors import UsageError, unknown
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
+#: what each replica holds a share of: ``grad`` of gradients and optimizer state, ``full`` of weights too
+SHARDS = ("none", "grad", "full")
+RECOMPUTES = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """A layout of training. ``tp`` GPUs share each product (``sp``: and what lies between products, along the
+    sequence), ``cp`` each sequence, ``ep`` the experts (of the replicas' GPUs); ``pp`` stages of layers; ``dp``
+    replicas. A step has ``microbatches`` for each replica; ``chunks`` of layers for each stage are of the interleaved
+    schedule. ``recompute`` drops activations of attention's core, or all but the inputs of blocks, and computes them
+    again in backward."""
+
+    tp: int = 1
+    sp: bool = False
+    pp: int = 1
+    dp: int = 1
+    fsdp: str = "none"
+    cp: int = 1
+    ep: int = 1
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    recompute: str = "none"
+
+    @classmethod
+    def parse(cls, text: str) -> Parallelism:
+        """The layout that a text such as ``tp=8,sp,pp=4,recompute=full`` says; what it does not say is 1, or none.
+
+        Raises:
+            UsageError: an unknown key (names the nearest), one given twice, or a value that it cannot have.
+        """
+        given: dict[str, Any] = {}
+        for part in filter(None, re.split(r"[,\s]+", text.strip())):
+            key, equals, value = part.partition("=")
+            if key not in _READERS:
+                raise unknown("key of a layout", key[:40], _READERS)
+            if key in given:
+                raise UsageError(f"the layout says {key} twice: {text[:80]!r}")
+            given |= _READERS[key](key, value if equals else "")
+        found = cls(**given)
+        found.check()
+        return found
+
+    @property
+    def world(self) -> int:
+        """GPUs of the job."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    def check(self, *, world: int | None = None, layers: int | None = None, heads: int | None = None) -> None:
+        """Refuse a layout that no job can have, or that does not divide so many GPUs, layers or heads.
+
+        Raises:
+            UsageError: says which, and what would do.
+        """
+        replica, virtual, wanted = self.tp * self.cp * self.pp, self.pp * self.chunks, world or self.world
+        hint = f": dp={wanted // replica} would" if wanted % replica == 0 else ""
+        rules = (
+            (self.sp and self.tp == 1, "sp shares the sequence among the GPUs of tp: give tp=2 or more"),
+            (self.schedule == "interleaved" and self.chunks < 2, "schedule=interleaved:N needs 2 or more chunks"),
+            (self.chunks > 1 and self.microbatches % self.pp,
+             f"the interleaved schedule needs microbatches that pp divides, not {self.microbatches} with pp={self.pp}"),
+            ((self.dp * self.cp * self.tp) % self.ep, f"ep={self.ep} does not divide the {self.dp * self.cp * self.tp}"
+             " GPUs of a stage"),
+            (wanted != self.world, f"{self} needs {self.world:,} GPUs, not {wanted:,}{hint}"),
+            (layers is not None and virtual > layers,
+             f"{virtual} stages of layers, and the model has {layers} equal layers"),
+            (heads is not None and heads % self.tp, f"tp={self.tp} does not divide the {heads} heads of attention"),
+        )  # fmt: skip
+        for is_wrong, why in rules:
+            if is_wrong:
+                raise UsageError(why)
+
+    def __str__(self) -> str:
+        """The text that :meth:`parse` reads, without what is 1 or none."""
+        said = []
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "schedule" and value == "interleaved":
+                said.append(f"schedule=interleaved:{self.chunks}")
+            elif value != item.default and item.name != "chunks":
+                said.append(item.name if value is True else f"{item.name}={value}")
+        return ",".join(said) or "tp=1"
+
+
+def _count(key: str, value: str) -> dict[str, int]:
+    if not value.isascii() or not value.isdecimal() or not 0 < int(value) < 1 << 20:
+        raise UsageError(f"{key} of a layout is a whole number above 0, as in {key}=8, not {value[:40]!r}")
+    return {key: int(value)}
+
+
+def _flag(key: str, value: str) -> dict[str, bool]:
+    if value:
+        raise UsageError(f"{key} of a layout takes no value; leave it out or write {key} alone")
+    return {key: True}
+
+
+def _schedule(key: str, value: str) -> dict[str, Any]:
+    name, colon, chunks = value.partition(":")
+    if name not in SCHEDULES or (colon and name != "interleaved"):
+        raise unknown("schedule", value[:40], ("gpipe", "1f1b", "interleaved:2", "zb"))
+    return {key: name, **(_count("chunks", chunks) if colon else {})}
+
+
+def _one_of(known: tuple[str, ...]) -> Callable[[str, str], dict[str, str]]:
+    def read(key: str, value: str) -> dict[str, str]:
+        if value not in known:
+            raise unknown(key, value[:40], known)
+        return {key: value}
+
+    return read
+
+
+_READERS: Mapping[str, Callable[[str, str], Mapping[str, Any]]] = {
+    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "microbatches"), _count), "sp": _flag, "schedule": _schedule,
+    "fsdp": _one_of(SHARDS), "recompute": _one_of(RECOMPUTES),
+}  # fmt: skip

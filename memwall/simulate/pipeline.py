@@ -1,0 +1,192 @@
+"""Pipeline schedules, simulated: stages of layers that hand microbatches on, forward and backward.
+
+Stage k of p ranks with v chunks each runs on rank ``k % p``. Every rank has a fixed order of tasks and runs each as
+soon as what it needs has arrived; sends overlap with computing. The orders:
+
+- ``gpipe``: all forward, then all backward (Huang et al., 2019).
+- ``1f1b``: as few microbatches in flight as keep the last rank busy (PipeDream-Flush, Narayanan et al., 2021).
+- ``interleaved``: the same with several chunks of layers per rank (Narayanan et al., 2021, Megatron-LM).
+- ``zb``: backward in two, gradients of weights later, where a rank would wait (ZB-H1, Qi et al., 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memwall.core.errors import UsageError
+
+
+class Stage(NamedTuple):
+    """Seconds of one microbatch in a stage: forward, backward without and with what ``weight_s`` can do later, and
+    ``send_s`` until its result is on the next stage."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float = 0.0
+    send_s: float = 0.0
+
+
+class Task(NamedTuple):
+    """``F``, ``B`` or ``W`` (gradients of weights) of a microbatch in a stage."""
+
+    kind: str
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        words = {"F": "forward", "B": "backward", "W": "weight gradients"}
+        return f"{words[self.kind]} of microbatch {self.microbatch} in stage {self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRun:
+    """A simulated step. By rank: seconds that it computes, and the most microbatches (of one stage each) whose
+    activations it holds. ``ends``: when each task was done."""
+
+    time_s: float
+    busy_s: tuple[float, ...]
+    in_flight: tuple[int, ...]
+    ends: Mapping[Task, float]
+
+    @property
+    def slowest(self) -> int:
+        """The rank that computes longest, the first of equal ones."""
+        return max(range(len(self.busy_s)), key=lambda rank: self.busy_s[rank])
+
+    @property
+    def bubble(self) -> float:
+        """Time that the slowest rank waits, as a share of that in which it computes."""
+        busy_s = self.busy_s[self.slowest]
+        return self.time_s / busy_s - 1 if busy_s else 0.0
+
+
+def run_pipeline(
+    stages: Sequence[Stage], ranks: int, microbatches: int, schedule: str,
+    orders: Sequence[Sequence[Task]] | None = None,
+) -> PipelineRun:  # fmt: skip
+    """One step.
+
+    Args:
+        stages: in the order of the layers; ``ranks`` divides their number.
+        schedule: a key of :data:`ORDERS`.
+        orders: the tasks of each rank, in place of those of the schedule.
+
+    Raises:
+        UsageError: stages that do not divide, or orders in which ranks wait for each other (names the tasks).
+    """
+    if not stages or len(stages) % ranks:
+        raise UsageError(f"{len(stages)} stages do not divide among {ranks} ranks")
+    chunks, splits = len(stages) // ranks, schedule == "zb"
+    tasks = orders or [ORDERS[schedule](rank, ranks, chunks, microbatches) for rank in range(ranks)]
+    ends = _ends(tasks, stages, splits)
+    busy = tuple(sum(_time_s(task, stages, splits) for task in each) for each in tasks)
+    release = "W" if splits else "B"
+    return PipelineRun(max(ends.values()), busy, tuple(_most_held(each, release) for each in tasks), ends)
+
+
+def _ends(orders: Sequence[Sequence[Task]], stages: Sequence[Stage], splits: bool) -> dict[Task, float]:
+    """When each task is done: ranks take turns, each running until it waits."""
+    ends: dict[Task, float] = {}
+    free_s, place, moved = [0.0] * len(orders), [0] * len(orders), True
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            while place[rank] < len(order):
+                task = order[place[rank]]
+                ready_s = _ready_s(task, stages, ends)
+                if ready_s is None:
+                    break
+                free_s[rank] = ends[task] = max(free_s[rank], ready_s) + _time_s(task, stages, splits)
+                place[rank] += 1
+                moved = True
+    stuck = [f"rank {rank} at the {order[at]}" for rank, (order, at) in enumerate(zip(orders, place, strict=True))
+             if at < len(order)]  # fmt: skip
+    if stuck:
+        raise UsageError(f"deadlock: {', '.join(stuck[:3])} {'wait' if len(stuck) > 1 else 'waits'} for each other")
+    return ends
+
+
+def _ready_s(task: Task, stages: Sequence[Stage], ends: Mapping[Task, float]) -> float | None:
+    """When what a task needs has arrived; None: not yet known."""
+    kind, stage, microbatch = task
+    needs: list[tuple[Task, float]] = []
+    if kind == "F" and stage:
+        needs = [(Task("F", stage - 1, microbatch), stages[stage - 1].send_s)]
+    elif kind == "B":
+        needs = [(Task("F", stage, microbatch), 0.0)]
+        if stage + 1 < len(stages):
+            needs.append((Task("B", stage + 1, microbatch), stages[stage].send_s))
+    elif kind == "W":
+        needs = [(Task("B", stage, microbatch), 0.0)]
+    if any(need not in ends for need, _ in needs):
+        return None
+    return max((ends[need] + send_s for need, send_s in needs), default=0.0)
+
+
+def _time_s(task: Task, stages: Sequence[Stage], splits: bool) -> float:
+    stage = stages[task.stage]
+    if task.kind == "B":
+        return stage.backward_s if splits else stage.backward_s + stage.weight_s
+    return stage.forward_s if task.kind == "F" else stage.weight_s
+
+
+def _most_held(order: Iterable[Task], release: str) -> int:
+    """The most microbatches between their forward and what releases their activations."""
+    held = most = 0
+    for task in order:
+        held += (task.kind == "F") - (task.kind == release)
+        most = max(most, held)
+    return most
+
+
+# -- the order of a rank's tasks ---------------------------------------------------------------------------------------
+
+
+def _gpipe(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
+    return [Task(kind, rank, i) for kind in "FB" for i in range(microbatches)]
+
+
+def _one_forward_one_backward(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
+    forward = [Task("F", rank, i) for i in range(microbatches)]
+    backward = [Task("B", rank, i) for i in range(microbatches)]
+    return _alternating(forward, backward, ranks - rank - 1)
+
+
+def _interleaved(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
+    """Megatron-LM's: groups of as many microbatches as ranks pass through a chunk before the next one."""
+    each = ranks * chunks
+
+    def task(kind: str, k: int) -> Task:
+        chunk = k % each // ranks if kind == "F" else chunks - 1 - k % each // ranks
+        return Task(kind, chunk * ranks + rank, k // each * ranks + k % ranks)
+
+    total = microbatches * chunks
+    forward, backward = ([task(kind, k) for k in range(total)] for kind in "FB")
+    return _alternating(forward, backward, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
+
+
+def _zero_bubble(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
+    """ZB-H1: the gradients of weights as many microbatches later as ranks come before, at the end all that are left."""
+    found: list[Task] = []
+    for task in _one_forward_one_backward(rank, ranks, chunks, microbatches):
+        found.append(task)
+        if task.kind == "B" and task.microbatch >= rank:
+            found.append(Task("W", rank, task.microbatch - rank))
+    return found + [Task("W", rank, i) for i in range(max(microbatches - rank, 0), microbatches)]
+
+
+def _alternating(forward: Sequence[Task], backward: Sequence[Task], ahead: int) -> list[Task]:
+    """``ahead`` tasks forward, then one forward and one backward in turn, then the rest backward."""
+    ahead = min(ahead, len(forward))
+    found = list(forward[:ahead])
+    for pair in zip(forward[ahead:], backward, strict=False):
+        found += pair
+    return found + list(backward[len(forward) - ahead :])
+
+
+#: schedule -> (rank, ranks, chunks, microbatches) -> the tasks of the rank
+ORDERS: Mapping[str, Callable[[int, int, int, int], list[Task]]] = {
+    "gpipe": _gpipe, "1f1b": _one_forward_one_backward, "interleaved": _interleaved, "zb": _zero_bubble,
+}  # fmt: skip
