@@ -96,7 +96,8 @@ class Asked(TorchFunctionMode):
 
 def _passes_on(frame: FrameType) -> bool:
     """Whether a frame is this file's, or passes on to torch what another asked: the mode of the traced device."""
-    return frame.f_code.co_filename == __file__ or frame.f_code is TracedDevice.__torch_function__.__code__
+    passing = (TracedDevice.__torch_function__.__code__, TracedDevice._read.__code__)
+    return frame.f_code.co_filename == __file__ or frame.f_code in passing
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def profile(
         prompt, context: of ``prefill`` the tokens of a prompt, of both modes the tokens that the cache holds before.
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
         assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``, ``rounded=4``,
-            ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; what was used is stated in ``notes``.
+            ``number=1``, ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; ``notes`` state what was
+            used.
         attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
         cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
         real: trace small real tensors, for models whose Python depends on data.

@@ -152,7 +152,8 @@ workload = _decorator(
     click.option("--cuda-graph", is_flag=True, help="Replay the step as a CUDA graph: no kernel waits for the CPU."),
     click.option(
         "--assume", cls=SeveralOption, metavar="[MODULES:]WHAT=VALUE...",
-        help="What holds where activations decide: nonzero=0.5 experts=balanced rounded=4 boxes=0.5 condition=true.",
+        help="What holds where activations decide: nonzero=0.5 experts=balanced rounded=4 number=1 boxes=0.5"
+        " condition=true.",
     ),
     click.option("--real", is_flag=True, help="Trace on real CPU tensors, for models that read their own data."),
     click.option("--max-ops", type=click.IntRange(1), metavar="N", help="Stop a runaway trace. [default: 200000]"),

@@ -1,8 +1,8 @@
 """What a trace assumes where the model's shapes or branches depend on activations, which have no values.
 
-``nonzero=0.5 experts=balanced rounded=4 boxes=0.5 condition=true`` holds unless the user says otherwise, for the whole
-model or for the modules that a pattern names. Every assumption that was used is stated, with the module and the line
-that needed it.
+``nonzero=0.5 experts=balanced rounded=4 number=1 boxes=0.5 condition=true`` holds unless the user says otherwise, for
+the whole model or for the modules that a pattern names. Every assumption that was used is stated, with the module and
+the line that needed it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memwall.core.errors import UsageError, unknown
-from memwall.frontend.torch.value_rules import UNTAGGED
+from memwall.frontend.torch.value_rules import UNTAGGED, WHOLE
 
 Read = Callable[[str], Any]
 
@@ -30,6 +30,13 @@ def _fraction(text: str) -> float:
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
+        raise ValueError
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
         raise ValueError
     return value
 
@@ -58,6 +65,7 @@ KINDS: Mapping[str, Kind] = {
     "rounded": Kind(
         _count, "a whole number of at least 0", "4", "the value of activations that are rounded to whole numbers"
     ),
+    "number": Kind(_number, "a number", "1", "what Python reads of activations (.item(), .tolist(), .numpy())"),
     "boxes": Kind(
         _fraction, "a fraction from 0 to 1", "0.5", "how much of its image's height and width a detected box spans"
     ),
@@ -114,6 +122,11 @@ class Assumptions:
         text = self._text(kind)
         self.note(f"{kind}={text}")
         return KINDS[kind].read(text)
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor on the host of equal elements, which are what is assumed that Python reads of activations."""
+        kind = "condition" if tensor.dtype is torch.bool else "rounded" if tensor.dtype in WHOLE else "number"
+        return torch.tensor(self.value(kind), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
     def unasked(self, kind: str) -> tuple[Any, str]:
         """What is assumed here, and as it is noted once something depends on it."""
@@ -183,8 +196,8 @@ def assumed_result(assumptions: Assumptions, name: str, args: tuple) -> Any:
     """The result on ``meta`` of an op whose shape, or result, depends on activations; NotImplemented for one that no
     assumption answers."""
     tensor = args[0]
-    if name == "aten._local_scalar_dense" and tensor.dtype is torch.bool:
-        return assumptions.value("condition")
+    if name == "aten._local_scalar_dense":
+        return assumptions.read(tensor).item()
     make = _COUNTED.get(name)
     if make is None:
         return NotImplemented

@@ -111,6 +111,7 @@ class TracedDevice(TorchFunctionMode):
             if known is not None and note is not None:
                 self._note = note
                 self._instead |= {torch.Tensor.to: self._to_host_or_device, torch.Tensor.cpu: self._to_host}
+                self._instead |= {method: partial(self._read, method) for method in (torch.Tensor.tolist, *_ARRAYS)}
             self._instead |= {make: partial(self._random, make) for make in _RANDOM}
             self._instead[torch.Tensor.data_ptr] = _address
 
@@ -195,6 +196,13 @@ class TracedDevice(TorchFunctionMode):
             return tensor.cpu(**options)
         self._note("a copy to the host takes no time, and ops on what the model moved there (.cpu()) run on the GPU")
         return tensor
+
+    def _read(self, method: Callable[..., Any], tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        """Numbers that Python reads of a tensor, assumed where they are not known."""
+        assumptions = self._known.assumptions if self._known is not None else None
+        if assumptions is None or self._has_value(tensor) or (tensor.requires_grad and method in _ARRAYS):
+            return method(tensor, *args, **options)
+        return method(assumptions.read(tensor), *args, **options)
 
     def _has_value(self, tensor: torch.Tensor) -> bool:
         return not tensor.is_meta or self._known is None or self._known.has(tensor)

@@ -15,6 +15,8 @@ from memwall.frontend.workload.blame import blame, library_frame, user_frame
 
 _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
 
+_LENGTHS = "pack_padded_sequence wants lengths on the host, and inputs are on the device"
+
 _SPARSE = "torch has no shape function for an op on a sparse tensor of this layout"
 
 _NESTED = "a nested tensor of the strided layout needs data"
@@ -22,6 +24,7 @@ _NESTED = "a nested tensor of the strided layout needs data"
 #: What is wanted, if it is not a value → its kind of error, and what would help.
 _ADVICE: Mapping[str, tuple[type[MemwallError], str]] = {
     _HOST: (UsageError, "give it device=x.device, or register it as a buffer"),
+    _LENGTHS: (UsageError, "say that they stay there: memwall.on_host(lengths) in inputs, or @host behind --input"),
     _SPARSE: (NeedsData, "trace real tensors with --real, or take COO or CSR if it is neither"),
     SPARSE_TWICE: (NeedsData, "trace real tensors with --real"),
     _NESTED: (NeedsData, "make it with layout=torch.jagged, or trace real tensors with --real"),
@@ -38,7 +41,7 @@ class NeedsGradients(Exception):
 #: An op of a library that torch cannot run without data, in torch's messages.
 _NO_SHAPES = re.compile(
     r"Could not run '(?!aten::)([\w:.]+)' with arguments from the 'Meta' backend"
-    r"|(?<![\w:])(?!aten::)([\w:.]+): attempted to run this operator with Meta tensors"
+    r"|(?<![\w:.])(?!aten::)([\w:.]+): attempted to run this operator with Meta tensors"
     r"|no fake impl registered for <CustomOpDef\(([\w:.]+)\)>"
     r"|could not find the fake impl[^:]*?operator (?!aten::)(\w+::[\w.]+)"
     r"|(?!aten::)(\w+::[\w.]+): We could not find the fake impl"
@@ -50,6 +53,7 @@ _NEEDS_DATA = (
     ("torch.nonzero()", "which elements are nonzero (a boolean mask as index, nonzero() or one-argument where())"),
     ("Cannot copy out of meta tensor", "a tensor's data on the host (.tolist(), .cpu(), .numpy() or print)"),
     ("convert meta device type tensor to numpy", "a tensor's data on the host (.numpy())"),
+    ("'lengths' argument should be a 1D CPU", _LENGTHS),
     ("NestedTensorImpl storage must be", _NESTED),
     (SPARSE_TWICE, SPARSE_TWICE),
     ("'SparseMeta' backend", _SPARSE),

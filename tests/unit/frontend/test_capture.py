@@ -133,6 +133,12 @@ class ReadsData(Clean):
         return (x * largest).sum()
 
 
+class NeedsData(Clean):
+    def forward(self, x):
+        x = self.a(x)
+        return (x * torch.histogram(x.detach(), 4).hist.sum()).sum()
+
+
 class NamesCuda(Clean):
     def forward(self, x):
         return self.a(x) + torch.ones(16, device="cuda") + torch.ones(16)
@@ -274,9 +280,17 @@ def test_a_model_that_reads_data_is_captured_on_real_tensors():
 
 
 def test_without_data_it_falls_back_to_real_tensors_by_itself():
-    workload = Workload(ReadsData, (torch.ones(8, 16),))
+    workload = Workload(NeedsData, (torch.ones(8, 16),))
     found = capture(workload, TRAINING, trace(workload, TraceOptions(mode="training", real=True)).graph)
-    assert found.data == "real" and len(found.breaks) == 2
+    assert (found.data, found.unmatched) == ("real", 0)
+
+
+def test_what_python_reads_of_activations_is_assumed_in_a_capture_too():
+    graph, found = captured(ReadsData)
+    assert names(graph, found)[:7] == [
+        "addmm 0", "max 0", "sum 1", "gt.Scalar 1", "add.Tensor 2", "mul.Tensor 2", "sum 2",
+    ]  # fmt: skip
+    assert (found.data, found.unmatched, len(found.breaks)) == ("meta", 0, 2)
 
 
 def test_a_model_that_names_cuda_is_captured_on_the_traced_device():

@@ -66,3 +66,8 @@ def test_what_is_picked_on_the_host_is_no_kernel():
     assert not profile.coverage.unmodeled
     assert all(op.outputs for op in profile.graph.ops)
     assert [op.name for op in profile.graph.ops if "index" in op.name] == ["aten.index_put_"]
+
+
+def test_lengths_on_the_device_are_refused_with_the_way_out():
+    with pytest.raises(UsageError, match=r"wants lengths on the host.*\(at .*forward.*memwall\.on_host\(lengths\)"):
+        profiled("LSTM", torch.tensor([5, 3, 2]))

@@ -445,13 +445,28 @@ class Listed(nn.Module):
         return x * x.flatten().tolist()[0]
 
 
-@pytest.mark.parametrize(("module", "word"), [(Count(), "value"), (Listed(), "tolist")])
-def test_data_dependent_python_gets_a_line_and_a_way_out(module, word):
+class Histogram(nn.Module):
+    """Calls what torch runs on data alone."""
+
+    def forward(self, x):
+        return x * torch.histogram(x.flatten(), 4).hist.sum()
+
+
+def test_data_dependent_python_gets_a_line_and_a_way_out():
     with pytest.raises(UsageError) as caught:
-        memwall.profile(module, (torch.randn(4, 8),))
+        memwall.profile(Histogram(), (torch.randn(4, 8),))
     message = str(caught.value)
-    assert "\n" not in message and word in message and "--real" in message
+    assert "\n" not in message and "shape function" in message and "--real" in message
     assert "test_trace.py:" in message and "in forward" in message
+
+
+@pytest.mark.parametrize(
+    ("module", "assume", "rows"), [(Count(), (), 1), (Count(), ("number=3",), 3), (Listed(), (), 4)]
+)
+def test_numbers_that_python_reads_of_activations_are_assumed(module, assume, rows):
+    profile = memwall.profile(module, (torch.randn(4, 8),), assume=assume)
+    assert profile.graph.values[profile.graph.outputs[0]].spec.shape == (rows, 8)
+    assert [note.partition(",")[0] for note in profile.notes] == [f"assumed: {assume[0] if assume else 'number=1'}"]
 
 
 def test_real_tensors_take_the_branch():
