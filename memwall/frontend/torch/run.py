@@ -258,8 +258,7 @@ class _Step:
             self.assumed += self.known.assumptions.lines()
             unused = self.known.assumptions.unused()
         said = [f"--assume {text} changes nothing: no call that is traced asks for it" for text in unused]
-        said += [] if self.known is None else self.known.said
-        also = filter(None, [*library_notes(graph), one_rank(graph), iterations(optimizer), *said])
+        also = filter(None, [*library_notes(graph), one_rank(graph), iterations(optimizer), *said, *getattr(self.known, "said", ())])
         capture |= _serving(self.workload) if self.options.mode in SERVING else {}
         capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
