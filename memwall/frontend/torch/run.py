@@ -175,8 +175,7 @@ class _Step:
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
 
     def _set_mode(self) -> None:
-        """Call ``train()`` or ``eval()``; where a model's own does more, which needs data, set the flags alone and
-        say so."""
+        """Call ``train()`` or ``eval()``; where a model's own does more that needs data, set the flags and say so."""
         try:
             with blaming("setting the mode of the model"):
                 self.module.train(self.training)
@@ -258,7 +257,8 @@ class _Step:
             self.assumed += self.known.assumptions.lines()
             unused = self.known.assumptions.unused()
         said = [f"--assume {text} changes nothing: no call that is traced asks for it" for text in unused]
-        also = filter(None, [*library_notes(graph), one_rank(graph), iterations(optimizer), *said, *getattr(self.known, "said", ())])
+        said += getattr(self.known, "said", ())
+        also = filter(None, [*library_notes(graph), one_rank(graph), iterations(optimizer), *said])
         capture |= _serving(self.workload) if self.options.mode in SERVING else {}
         capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
