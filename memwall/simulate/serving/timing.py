@@ -17,6 +17,7 @@ from memwall.fusion.server.kernels import (
     Between,
     Collective,
     Experts,
+    Index,
     Kernel,
     Latent,
     Layout,
@@ -35,7 +36,7 @@ UTILIZATION = 0.9
 #: tokens of a step for whose activations memory is reserved, and bytes of CUDA's context, graphs and NCCL's buffers
 _BUDGET_TOKENS, _CONTEXT_BYTES = 8192, 2 << 30
 #: kernels that read the cache
-_CACHED = (Attention, Latent)
+_CACHED = (Attention, Latent, Index)
 
 
 @dataclass
