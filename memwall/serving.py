@@ -8,6 +8,7 @@ with those steps is run under each load (:mod:`memwall.simulate.serving`).
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +26,7 @@ from memwall.frontend.workload import resolve
 from memwall.frontend.workload.hf.quantized import Stored
 from memwall.frontend.workload.target import is_saved
 from memwall.fusion.server import Layout, Served, Step, served
-from memwall.fusion.server.kernels import Attention, Latent, Product
+from memwall.fusion.server.kernels import Attention, Experts, Latent, Product, State
 from memwall.hardware.cluster import Cluster, cluster_of, load_cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
@@ -156,13 +157,13 @@ def _decode_step(target: str, dtype: str | None, tokens: int | None) -> tuple[Pr
 
 @uncollected()
 def serve(
-    target: str | Path | Model, *, gpu: Names = "h100-sxm", tp: int | Iterable[int] = 1,
-    cluster: str | Path | Cluster | None = None, prompt: int = 1024, generate: int = 256, lengths: str = "1",
-    concurrency: int | Iterable[int] | None = (1, 4, 16, 64, 256), rate: float | None = None, weights: str = "model",
-    kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (), prefix_hit: float = 0.0,
-    utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT, closed_form: bool = False,
-    trace: str | Path | None = None, draft: str | Path | Model | None = None, draft_tokens: int = 4,
-    accept: float = 0.7, disaggregate: tuple[int, int] | None = None, dtype: str | None = None,
+    target: str | Path | Model, *, gpu: Names = "h100-sxm", tp: int | Iterable[int] = 1, ep: int = 1, dp: int = 1,
+    pp: int = 1, cluster: str | Path | Cluster | None = None, prompt: int = 1024, generate: int = 256,
+    lengths: str = "1", concurrency: int | Iterable[int] | None = (1, 4, 16, 64, 256), rate: float | None = None,
+    weights: str = "model", kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (),
+    prefix_hit: float = 0.0, utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT,
+    closed_form: bool = False, trace: str | Path | None = None, draft: str | Path | Model | None = None,
+    draft_tokens: int = 4, accept: float = 0.7, disaggregate: tuple[int, int] | None = None, dtype: str | None = None,
 ) -> Serving:  # fmt: skip
     """What a server of a model does under load.
 
@@ -170,7 +171,10 @@ def serve(
         target: a language model as :func:`memwall.profile` takes it, with a decode step; a saved profile of one, or
             one that was read.
         gpu: names, specs or paths of specs; one or a list.
-        tp: how many GPUs share the model, one number or several.
+        tp: how many GPUs share each product, one number or several.
+        ep: GPUs that have experts of their own, of the ``tp * dp`` that share them; columns are shared by the others.
+        dp: groups of ``tp`` GPUs that attend to sequences of their own (attention data parallelism).
+        pp: stages of ``tp * dp`` GPUs that have the layers one after another (pipeline parallelism).
         cluster: how the GPUs are joined; None takes the one that memwall knows with the GPU.
         prompt, generate: tokens of a request; ``lengths`` is the range of both, ``0.8-1.0`` of nominal.
         concurrency: clients that each wait for an answer before they ask again, one number or several.
@@ -208,7 +212,8 @@ def serve(
     model = target if isinstance(target, Model) else read(target, weights=weights)
     drafting = draft if draft is None or isinstance(draft, Model) else read(draft)
     asked = _Asked(
-        kv=CACHES[kv], engine=engine, utilization=utilization, cluster=cluster, policy=policy, closed_form=closed_form,
+        layout=Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine), utilization=utilization, cluster=cluster,
+        policy=policy, closed_form=closed_form,
         draft=drafting, draft_tokens=draft_tokens, accept=accept, disaggregate=disaggregate,
     )  # fmt: skip
     points = [
@@ -231,8 +236,7 @@ def serve(
 class _Asked:
     """What holds for all engines."""
 
-    kv: str
-    engine: str
+    layout: Layout
     utilization: float
     cluster: str | Path | Cluster | None
     policy: Policy
@@ -262,11 +266,11 @@ class _Server:
 
 
 def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
-    layout = Layout(tp=count, weights=model.scheme, kv=asked.kv, engine=asked.engine)
+    layout = replace(asked.layout, tp=count, weights=model.scheme)
     _check_layout(model.served, layout)
-    cluster = _cluster(gpu, count, asked.cluster)
+    cluster = _cluster(gpu, layout.gpus, asked.cluster)
     steps = GpuSteps(model.served, gpu, layout, cluster, asked.utilization, max_context=model.max_context)
-    policy, engines, gpus = asked.policy, steps, count
+    policy, engines, gpus = _of_groups(asked.policy, layout.dp), steps, layout.gpus
     if asked.draft is not None:
         own = replace(layout, weights=asked.draft.scheme)
         _check_layout(asked.draft.served, own)
@@ -281,7 +285,7 @@ def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
         prompt=steps, decode=steps, prompt_engines=prompts, decode_engines=decodes, link_bytes_per_s=network
     )
     return _Server(
-        steps=steps, engines=apart, policy=policy, gpus=count * (prompts + decodes), closed_form=asked.closed_form
+        steps=steps, engines=apart, policy=policy, gpus=gpus * (prompts + decodes), closed_form=asked.closed_form
     )
 
 
@@ -316,12 +320,36 @@ def _cluster(gpu: Gpu, count: int, named: str | Path | Cluster | None) -> Cluste
     return cluster_of(gpu) if count > 1 else None
 
 
+def _of_groups(policy: Policy, groups: int) -> Policy:
+    """The policy of all groups of GPUs with sequences of their own, each of which has a scheduler."""
+    return replace(policy, token_budget=policy.token_budget * groups, max_batch=policy.max_batch * groups)
+
+
 def _check_layout(kernels: Served, layout: Layout) -> None:
-    """Raises UsageError: GPUs do not divide the heads."""
-    for kernel in (kernel for kernel, _ in kernels.kernels if isinstance(kernel, (Attention, Latent))):
-        if layout.tp < 1 or kernel.heads % layout.tp:
-            fitting = max(n for n in range(1, max(layout.tp, 1) + 1) if kernel.heads % n == 0)
-            raise UsageError(f"{layout.tp} GPUs do not divide {kernel.heads} heads; --tp {fitting} does")
+    """Raises UsageError: GPUs do not divide the heads, the experts or the layers."""
+    for name in ("tp", "ep", "dp", "pp"):
+        if getattr(layout, name) < 1:
+            raise UsageError(f"--{name} {getattr(layout, name)}: want 1 or more")
+    attending = [(kernel, n) for kernel, n in kernels.kernels if isinstance(kernel, (Attention, Latent, State))]
+    for heads in (kernel.heads for kernel, _ in attending if isinstance(kernel, (Attention, Latent))):
+        _check_divides(layout.tp, heads, "heads", "tp")
+    experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, Experts)]
+    if layout.ep > 1 and not experts:
+        raise UsageError(f"--ep {layout.ep}: the model has no experts to divide")
+    for count in experts:
+        _check_divides(layout.ep, count, "experts", "ep")
+    if layout.stage_gpus % layout.ep:
+        raise UsageError(f"--ep {layout.ep} does not divide the {layout.stage_gpus} GPUs of --tp {layout.tp} and --dp"
+                         f" {layout.dp}; --ep {math.gcd(layout.ep, layout.stage_gpus)} does")  # fmt: skip
+    layers = sum(n for _, n in attending)
+    if layout.pp > layers:
+        raise UsageError(f"{layout.pp} stages are more than the {layers} layers; --pp {layers} is the most")
+
+
+def _check_divides(parts: int, count: int, what: str, option: str) -> None:
+    if count % parts:
+        fitting = max(n for n in range(1, parts + 1) if count % n == 0)
+        raise UsageError(f"{parts} GPUs do not divide {count} {what}; --{option} {fitting} does")
 
 
 def _lacks(kernels: Served, gpu: Gpu) -> str:

@@ -115,7 +115,7 @@ def schemes(record: Record, model: Model) -> tuple[str, str]:
 def steps_of(name: str, gpu_name: str, layout: Layout) -> GpuSteps:
     """The engine of a model."""
     model, gpu = model_of(name), load_gpu(GPUS[gpu_name])
-    cluster = cluster_of(gpu) if layout.tp * layout.dp > 1 else None
+    cluster = cluster_of(gpu) if layout.gpus > 1 else None
     return GpuSteps(model.served, gpu, layout, cluster, UTILIZATION, max_context=model.max_context)
 
 
@@ -134,8 +134,8 @@ def deployment(record: Record) -> Iterator[Scored]:
     apart = record["mode"] == "disagg"
     decode = engine_of(record, "decode_" if apart else "")
     workers = max(number(record, "decode_num_workers"), 1) if apart else 1
-    ranks = decode.layout.dp * workers
-    of_batch = number(record, "decode_batch_size" if apart else "batch_size", 0) * ranks
+    ranks = workers
+    of_batch = number(record, "decode_batch_size" if apart else "batch_size", 0) * ranks * decode.layout.dp
     said = [number(record, "concurrency", 0), of_batch]
     clients = max(round(min(n for n in said if n) / ranks), 1)
     shares = 0.8 if "InferenceX" in record["origin"] else 1.0
@@ -143,11 +143,11 @@ def deployment(record: Record) -> Iterator[Scored]:
         prompt=Lengths(number(record, "isl"), shares), generate=Lengths(number(record, "osl"), shares),
         concurrency=clients, requests=min(PER_CLIENT * clients, max(MOST_REQUESTS, clients)),
     )  # fmt: skip
-    policy = Policy(max_batch=max(clients, 256), token_budget=max(8192, clients))
+    policy = Policy(max_batch=max(clients, 256), token_budget=max(8192 * decode.layout.dp, clients))
     steps: Any = decode
     if apart:
         prompts = engine_of(record, "prefill_")
-        engines = max(round(number(record, "prefill_num_workers") * prompts.layout.dp / ranks), 1)
+        engines = max(round(number(record, "prefill_num_workers") / ranks), 1)
         steps = Disaggregated(prompt=prompts, decode=decode, prompt_engines=engines, link_bytes_per_s=LINK_BYTES_PER_S)
     run = simulate_requests(steps, load, policy)
     context = load.prompt.nominal + load.generate.nominal // 2
@@ -178,13 +178,13 @@ def throughput(record: Record) -> Iterator[Scored]:
     steps = steps_of(record["model"], record["gpu"], layout)
     prompt, generate = int(record["isl"]), int(record["osl"])
     free = steps.capacity_bytes - steps.weights_bytes - steps.reserved_bytes
-    clients = max(min(int(free // max(steps.kv_bytes(prompt + generate), 1)), 2048), 1)
+    clients = max(min(int(free // max(steps.kv_bytes(prompt + generate), 1)), 2048 * dp), 1)
     load = Workload(prompt=Lengths(prompt), generate=Lengths(generate), concurrency=clients, requests=3 * clients)
-    run = simulate_requests(steps, load, Policy(max_batch=clients, token_budget=8192))
+    run = simulate_requests(steps, load, Policy(max_batch=clients, token_budget=max(8192 * dp, clients)))
     step = Step(clients, clients * (prompt + generate // 2))
     prompts_s = generate and roofline_s(steps, Step(0, 0, ((prompt, 0),))) * clients / generate
-    yield Scored("output tokens/s", record, run.tokens_per_s * dp, float(record["output_tok_s"]),
-                 clients * dp / (roofline_s(steps, step) + prompts_s))  # fmt: skip
+    yield Scored("output tokens/s", record, run.tokens_per_s, float(record["output_tok_s"]),
+                 clients / (roofline_s(steps, step) + prompts_s))  # fmt: skip
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,13 @@ from memwall.core.errors import UsageError
 @click.option("--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=options.completing("gpus"),
               help="One GPU or several. [default: h100-sxm]")  # fmt: skip
 @click.option("--tp", "counts", cls=SeveralOption, metavar="N...",
-              help="GPUs that share the model: one number or several. [default: 1]")  # fmt: skip
+              help="GPUs that share each product: one number or several. [default: 1]")  # fmt: skip
+@click.option("--ep", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+              help="Of these and those of --dp, GPUs with experts of their own.")  # fmt: skip
+@click.option("--dp", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+              help="Groups of --tp GPUs that attend to sequences of their own.")  # fmt: skip
+@click.option("--pp", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+              help="Stages of a pipeline, each of --tp times --dp GPUs.")  # fmt: skip
 @click.option("--cluster", metavar="NAME", shell_complete=options.completing("clusters"),
               help="How the GPUs are joined. [default: the cluster that memwall knows with the GPU]")  # fmt: skip
 @click.option("--prompt", type=click.IntRange(1), default=1024, show_default=True, help="Tokens of a prompt.")
@@ -42,11 +48,11 @@ from memwall.core.errors import UsageError
 @click.option("--closed-form", is_flag=True, help="Solve for the steady state, without simulation or percentiles.")
 @options.common("serving.ServingReport")
 def command(
-    out: Out, target: str, gpus: tuple[str, ...], counts: tuple[str, ...], cluster: str | None, prompt: int,
-    generate: int, lengths: str, clients: tuple[str, ...], rate: float | None, weights: str, kv: str,
-    prices: tuple[str, ...], slo: tuple[str, ...], prefix_hit: float, utilization: float, engine: str,
-    closed_form: bool, trace: str | None, draft: str | None, draft_tokens: int, accept: float,
-    disaggregate: str | None, dtype: str | None,
+    out: Out, target: str, gpus: tuple[str, ...], counts: tuple[str, ...], ep: int, dp: int, pp: int,
+    cluster: str | None, prompt: int, generate: int, lengths: str, clients: tuple[str, ...],
+    rate: float | None, weights: str, kv: str, prices: tuple[str, ...], slo: tuple[str, ...],
+    prefix_hit: float, utilization: float, engine: str, closed_form: bool, trace: str | None,
+    draft: str | None, draft_tokens: int, accept: float, disaggregate: str | None, dtype: str | None,
 ) -> None:  # fmt: skip
     """Model a server of a language model: latency, throughput, memory and cost under load.
 
@@ -62,8 +68,9 @@ def command(
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
     found = serve(
-        target, gpu=gpus or ("h100-sxm",), tp=_numbers("--tp", counts) or (1,), cluster=cluster, prompt=prompt,
-        generate=generate, lengths=lengths, concurrency=_numbers("--concurrency", clients) or (1, 4, 16, 64, 256),
+        target, gpu=gpus or ("h100-sxm",), tp=_numbers("--tp", counts) or (1,), ep=ep, dp=dp, pp=pp,
+        cluster=cluster, prompt=prompt, generate=generate, lengths=lengths,
+        concurrency=_numbers("--concurrency", clients) or (1, 4, 16, 64, 256),
         rate=rate, weights=weights, kv=kv, price=_prices(prices), slo=slo, prefix_hit=prefix_hit,
         utilization=utilization, engine=engine, closed_form=closed_form,
         trace=trace, draft=draft, draft_tokens=draft_tokens, accept=accept, disaggregate=_pair(disaggregate),

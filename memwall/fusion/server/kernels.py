@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost, table_calls
@@ -42,18 +41,29 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an engine holds the model: ``tp`` GPUs share each product; ``dp`` such groups have sequences of their own,
-    and all their GPUs share the experts, whole ones among ``ep`` of them and columns of each among the others.
-    ``weights`` and ``experts`` name schemes of :mod:`memwall.ops.quantised` (empty: the model's own dtype, and as the
-    other weights), ``kv`` the dtype of the cache; ``engine`` is the one whose kernels run."""
+    """How an engine holds the model: ``tp`` GPUs share each product; ``dp`` such groups attend to sequences of their
+    own, and all their GPUs share the experts, whole ones among ``ep`` of them and columns of each among the others;
+    ``pp`` stages of such GPUs have the layers one after another. ``weights`` and ``experts`` name schemes of
+    :mod:`memwall.ops.quantised` (empty: the model's own dtype, and as the other weights), ``kv`` the dtype of the
+    cache; ``engine`` is the one whose kernels run."""
 
     tp: int = 1
     ep: int = 1
     dp: int = 1
+    pp: int = 1
     weights: str = ""
     experts: str = ""
     kv: str = ""
     engine: str = "vllm"
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs that have the same layers."""
+        return self.tp * self.dp
+
+    @property
+    def gpus(self) -> int:
+        return self.stage_gpus * self.pp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +157,7 @@ def _calls(step: Step) -> Iterator[tuple[int, int, int]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent(Kernel):
     """Multi-head latent attention: decodes attend to the latents themselves (absorbed), prompts to the keys and values
-    that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU. ``top_k``: a query attends to
-    the latents of no more tokens, which an index chooses; 0: to all."""
+    that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU."""
 
     heads: int
     nope: int
@@ -156,7 +165,6 @@ class Latent(Kernel):
     rank: int
     value: int
     dtype: str
-    top_k: int = 0
 
     @property
     def _widths(self) -> tuple[int, int, int, int]:
@@ -164,19 +172,17 @@ class Latent(Kernel):
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         heads, kv, found = _shared(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
-        how: Any = {"engine": layout.engine, "widths": self._widths}
         for batch, queries, keys in _calls(step):
-            chosen = min(keys, self.top_k or keys)
-            if queries == 1 or chosen < keys:
+            if queries == 1:
                 for kind in ("mla_gen_pre", "mla_gen_post"):
-                    found += table_calls.latent_product(batch * queries, heads, kind, self.dtype, self._widths)
+                    found += table_calls.latent_product(batch, heads, kind, self.dtype, self._widths)
+                found += table_calls.latent_decode(
+                    batch, heads, keys, kv, self.dtype, engine=layout.engine, widths=self._widths
+                )
             else:
                 found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
-            if queries == 1:
-                found += table_calls.latent_decode(batch, heads, chosen, kv, self.dtype, **how)
-            else:
                 found += table_calls.latent_prefill(
-                    batch, heads, queries, keys, kv, absorbed=chosen < keys, top_k=self.top_k, **how
+                    batch, heads, queries, keys, kv, engine=layout.engine, widths=self._widths
                 )
         return found
 
@@ -189,28 +195,6 @@ class Latent(Kernel):
 
 def _kv_name(layout: Layout, dtype: str) -> str:
     return "fp8" if layout.kv else dtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Index(Kernel):
-    """The index of sparse attention (DeepSeek-V3.2): ``heads`` queries of ``size`` fp8 numbers score the key of every
-    token before, and the ``top_k`` of the largest weighted sums are attended to. The keys, in fp8 with a float32 scale
-    each, are a cache of their own, which is, like the index, whole on every GPU."""
-
-    heads: int
-    size: int
-    top_k: int
-
-    def cost(self, step: Step, layout: Layout) -> Cost:
-        found = NO_COST
-        for batch, queries, keys in _calls(step):
-            found += table_calls.index_scores(batch, self.heads, queries, keys, self.size)
-            scored = 4 * batch * queries * keys
-            found += table_calls.stream(scored, 4 * batch * queries * min(self.top_k, keys), scored // 4)
-        return found
-
-    def kv_bytes(self, tokens: int, layout: Layout) -> int:
-        return tokens * (self.size + 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +222,8 @@ class State(Kernel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(Kernel):
-    """The fused layer of a mixture: permute, grouped products, activation, combine."""
+    """The fused layer of a mixture: permute, grouped products, activation, combine. The tokens of a step are those of
+    all groups."""
 
     hidden: int
     inter: int
@@ -250,15 +235,15 @@ class Experts(Kernel):
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         return table_calls.experts(
-            step.tokens * layout.dp, self.hidden, self.inter, self.top_k, self.count,
-            tp=max(layout.tp * layout.dp // layout.ep, 1), ep=layout.ep, dtype=self._scheme(layout), gated=self.gated,
+            step.tokens, self.hidden, self.inter, self.top_k, self.count,
+            tp=max(layout.stage_gpus // layout.ep, 1), ep=layout.ep, dtype=self._scheme(layout), gated=self.gated,
             engine=layout.engine,
         )  # fmt: skip
 
     def weights_bytes(self, layout: Layout) -> int:
         stored, inter = EXPERTS[self._scheme(layout)].weights, (1 + self.gated) * self.inter
         one = stored.nbytes(inter, self.hidden) + stored.nbytes(self.hidden, self.inter)
-        return self.count * one // (layout.tp * layout.dp)
+        return self.count * one // layout.stage_gpus
 
     def _scheme(self, layout: Layout) -> str:
         scheme = layout.experts or layout.weights

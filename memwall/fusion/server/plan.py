@@ -16,7 +16,7 @@ from memwall.ops import Cost
 #: what a region's kernel is called in reports
 _NAMES = {
     "product": "fused product", "attention": "paged attention", "state": "state update", "experts": "fused experts",
-    "between": "fused element-wise", "index": "sparse index",
+    "between": "fused element-wise",
 }  # fmt: skip
 
 
@@ -49,11 +49,12 @@ class Served:
 
     def weights_bytes(self, layout: Layout) -> int:
         """Bytes of the weights on one GPU."""
-        return self.other_bytes // layout.tp + sum(n * kernel.weights_bytes(layout) for kernel, n in self.kernels)
+        own = self.other_bytes // layout.tp + sum(n * kernel.weights_bytes(layout) for kernel, n in self.kernels)
+        return own // layout.pp
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
         """Bytes on one GPU of the cache of a sequence of so many tokens."""
-        return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels)
+        return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels) // layout.pp
 
 
 def served(graph: Graph, keeps: Callable[[str], bool] = lambda path: False) -> Served:

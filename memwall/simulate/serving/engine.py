@@ -109,6 +109,14 @@ class Policy:
 DEFAULT = Policy()
 
 
+def between(value: float, bits: int) -> Sequence[tuple[int, float]]:
+    """The nodes around a number, whole numbers of so many bits, and the weight of each."""
+    step = 1 << max(int(value).bit_length() - bits, 0)
+    low = int(value) // step * step
+    share = (value - low) / step
+    return ((low, 1 - share), (low + step, share)) if share else ((low, 1.0),)
+
+
 class Engine:
     """An engine under a policy: steps with their drafts, times interpolated over the context, a cache in blocks."""
 

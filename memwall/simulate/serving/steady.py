@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memwall.core.errors import UsageError
-from memwall.simulate.serving.engine import DEFAULT, Engine, Policy, Steps
+from memwall.simulate.serving.engine import DEFAULT, Engine, Policy, Steps, between
 from memwall.simulate.serving.requests import Spread, check_longest
 from memwall.simulate.serving.workload import Workload
 
@@ -169,8 +169,8 @@ class _Server:
         if not prompts:
             return self.load.engine.decode_s(decodes, decodes * self.load.context)
         total = 0.0
-        for batch, of_batch in _between(decodes):
-            for eighths, of_prompts in _between(8 * prompts):
+        for batch, of_batch in between(decodes, _NODE_BITS):
+            for eighths, of_prompts in between(8 * prompts, _NODE_BITS):
                 total += of_batch * of_prompts * self._node_s(batch, eighths)
         return total
 
@@ -244,14 +244,6 @@ class _Server:
             before, done = int(done + 1e-9), done + prompts
             total_s += (int(done + 1e-9) - before) * clock_s
         return total_s / wave
-
-
-def _between(value: float) -> Sequence[tuple[int, float]]:
-    """The nodes around a number, and the weight of each."""
-    step = 1 << max(int(value).bit_length() - _NODE_BITS, 0)
-    low = int(value) // step * step
-    share = (value - low) / step
-    return ((low, 1 - share), (low + step, share)) if share else ((low, 1.0),)
 
 
 def _binomial(count: int, chance: float) -> np.ndarray:

@@ -1,13 +1,14 @@
 """Kernels of a server × GPU × layout → seconds of any engine step (:class:`~memwall.simulate.serving.engine.Steps`).
 
 A kernel's time is the model's of a single one, in a CUDA graph; activations that the kernel before wrote are read from
-L2 as far as they fit. What depends on the number of tokens alone is evaluated once for each number, what reads a cache
-for each step.
+L2 as far as they fit. Times are linear between nodes of a step's tokens and of its contexts, 32 to an octave, of which
+each is evaluated once; numbers below 64 are exact. Groups with sequences of their own advance together, as their
+experts wait for all, and stages of a pipeline work on as many parts of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,11 +18,12 @@ from memwall.fusion.server.kernels import (
     Between,
     Collective,
     Experts,
-    Index,
     Kernel,
     Latent,
     Layout,
     Product,
+    Sampling,
+    State,
     Step,
 )  # fmt: skip
 from memwall.fusion.server.plan import Served
@@ -30,13 +32,29 @@ from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.base import kept_share
 from memwall.perfmodel.collectives import collective_s
 from memwall.perfmodel.roofline import Prediction, predict_cost
+from memwall.simulate.serving.engine import between
 
 #: share of a GPU's memory that a server takes (vLLM's ``gpu_memory_utilization``)
 UTILIZATION = 0.9
 #: tokens of a step for whose activations memory is reserved, and bytes of CUDA's context, graphs and NCCL's buffers
 _BUDGET_TOKENS, _CONTEXT_BYTES = 8192, 2 << 30
 #: kernels that read the cache
-_CACHED = (Attention, Latent, Index)
+_CACHED = (Attention, Latent)
+#: bits of the nodes between which times are linear
+_NODE_BITS = 6
+#: what a node counts -> the kernels whose time it is, where that has another name
+_KINDS = {"decodes": "cache", "prompt": "cache"}
+
+
+def _depends_on(kernel: Kernel) -> str:
+    """What the time of a kernel depends on: the cache, a state and tokens, or the number of sequences or of tokens."""
+    if isinstance(kernel, _CACHED):
+        return "cache"
+    if isinstance(kernel, State):
+        return "state"
+    if isinstance(kernel, Experts):
+        return "experts"
+    return "sequences" if isinstance(kernel, Sampling) or getattr(kernel, "of_sequences", False) else "tokens"
 
 
 @dataclass
@@ -50,12 +68,11 @@ class GpuSteps:
     utilization: float = UTILIZATION
     host_s: float = 0.0
     max_context: int | None = None
-    _known: dict[tuple[int, int], float] = field(default_factory=dict)
-    _prompts: dict[tuple[int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[str, int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.layout.tp > 1 and self.cluster is None:
-            raise UsageError(f"{self.layout.tp} GPUs of {self.gpu.name} share a model over a link: name the cluster")
+        if self.layout.gpus > 1 and self.cluster is None:
+            raise UsageError(f"{self.layout.gpus} GPUs of {self.gpu.name} share a model over a link: name the cluster")
 
     @cached_property
     def weights_bytes(self) -> int:
@@ -74,36 +91,68 @@ class GpuSteps:
         return int(self.gpu.dram_bytes * self.utilization)
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes on one GPU of the cache of a sequence."""
-        return self.served.kv_bytes(tokens, self.layout)
+        """Bytes on one GPU of the cache of a sequence, on average over the groups of which one holds it."""
+        return self.served.kv_bytes(tokens, self.layout) // self.layout.dp
 
     def step_s(self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = ()) -> float:
         """Seconds of a step."""
         step = Step(decodes, context_tokens, tuple(prefills))
-        decoded_s = self._cached_s(Step(decodes, context_tokens)) if decodes else 0.0
-        return self.host_s + self._rows_s(step) + decoded_s + sum(self._prompt_s(prefill) for prefill in step.prefills)
+        own = self._own(step)
+        total_s = self.host_s + self._sum_s("state", own) + self._sent_s(own)
+        parts = ("tokens", own.tokens), ("sequences", own.sequences), ("experts", self._of_stage(step))
+        for kind, count in parts:
+            total_s += sum(share * self._node_s(kind, rows) for rows, share in between(count, _NODE_BITS))
+        if decodes:
+            each = between(context_tokens / decodes, _NODE_BITS)
+            total_s += sum(share * self._node_s("decodes", own.decodes, keys) for keys, share in each)
+        return total_s + sum(map(self._prompt_s, own.prefills))
+
+    def _own(self, step: Step) -> Step:
+        """What the fullest group does of a step, in one of the parts that are in the pipeline."""
+        parts = self.layout.dp * self.layout.pp
+        if parts == 1:
+            return step
+        decodes = -(-step.decodes // parts)
+        tokens = round(step.context_tokens * decodes / step.decodes) if decodes else 0
+        return Step(decodes, tokens, step.prefills[::parts])
+
+    def _of_stage(self, step: Step) -> int:
+        """Tokens of all groups in one of the parts that are in the pipeline."""
+        return -(-step.decodes // self.layout.pp) + sum(new for new, _ in step.prefills[:: self.layout.pp])
+
+    def _sent_s(self, own: Step) -> float:
+        """Seconds in which stages send tokens to the next."""
+        if self.layout.pp == 1:
+            return 0.0
+        assert self.cluster is not None
+        width = max(kernel.width for kernel, _ in self.served.kernels if isinstance(kernel, Collective))
+        sent = collective_s("send_recv", width * own.tokens, self.layout.gpus, self.cluster)
+        return (self.layout.pp - 1) * sent.time_s
 
     def _prompt_s(self, prefill: tuple[int, int]) -> float:
-        """Seconds of what reads the cache for one prompt, most of which are alike."""
-        if prefill not in self._prompts:
-            self._prompts[prefill] = self._cached_s(Step(0, 0, (prefill,)))
-        return self._prompts[prefill]
+        """Seconds of what reads the cache for one prompt."""
+        new, before = (between(tokens, _NODE_BITS) for tokens in prefill)
+        return sum(a * b * self._node_s("prompt", queries, keys) for queries, a in new for keys, b in before)
 
-    def _cached_s(self, step: Step) -> float:
-        """Seconds of the kernels that read a cache."""
-        cached = ((kernel, n) for kernel, n in self.served.kernels if isinstance(kernel, _CACHED))
-        return sum(n * self.kernel_s(kernel, step) for kernel, n in cached)
-
-    def _rows_s(self, step: Step) -> float:
-        """Seconds of the kernels that read no cache."""
-        key = step.tokens, step.sequences
+    def _node_s(self, kind: str, count: int, keys: int = 0) -> float:
+        """Seconds of the kernels of a kind for so many tokens or sequences."""
+        key = kind, count, keys
         if key not in self._known:
-            rows = ((kernel, n) for kernel, n in self.served.kernels if not isinstance(kernel, _CACHED))
-            self._known[key] = sum(n * self.kernel_s(kernel, step) for kernel, n in rows)
+            step = Step(0, 0, ((count, keys),)) if kind == "prompt" else Step(count, count * keys)
+            self._known[key] = self._sum_s(_KINDS.get(kind, kind), step)
         return self._known[key]
 
+    def _sum_s(self, kind: str, step: Step) -> float:
+        return sum(n * self.kernel_s(kernel, step) for kernel, n in self._of.get(kind, ()))
+
+    @cached_property
+    def _of(self) -> dict[str, list[tuple[Kernel, int]]]:
+        """The kernels by what their time depends on."""
+        kinds = {_depends_on(kernel) for kernel, _ in self.served.kernels}
+        return {kind: [each for each in self.served.kernels if _depends_on(each[0]) == kind] for kind in kinds}
+
     def kernel_s(self, kernel: Kernel, step: Step) -> float:
-        """Seconds of one kernel."""
+        """Seconds of one kernel for what one group does; experts have the tokens of all groups."""
         if isinstance(kernel, Collective):
             return self._message_s(kernel, step)
         if not step.tokens:
@@ -111,21 +160,26 @@ class GpuSteps:
         exchanged_s = self._exchanged_s(kernel, step) if isinstance(kernel, Experts) and self.layout.dp > 1 else 0.0
         return self.prediction(kernel, step).time_s + exchanged_s
 
+    def each(self, step: Step) -> Iterator[tuple[Kernel, int, Step]]:
+        """The kernels with what each does of a step."""
+        own, of_stage = self._own(step), Step(self._of_stage(step), 0)
+        for kernel, n in self.served.kernels:
+            yield kernel, n, of_stage if isinstance(kernel, Experts) else own
+
     def by_kind(self, step: Step) -> dict[str, float]:
         """Seconds of a step by the class of its kernels."""
         taken: dict[str, float] = {}
-        for kernel, n in self.served.kernels:
+        for kernel, n, own in self.each(step):
             name = type(kernel).__name__
-            taken[name] = taken.get(name, 0.0) + n * self.kernel_s(kernel, step)
+            taken[name] = taken.get(name, 0.0) + n * self.kernel_s(kernel, own)
         return taken
 
     def wall(self, step: Step) -> str:
         """What most of a step's time waits for: a wall of the kernels, or ``link``."""
         taken: dict[str, float] = {}
-        for kernel, n in self.served.kernels:
-            is_message = isinstance(kernel, Collective)
-            name = "link" if is_message else self.prediction(kernel, step).limited_by
-            taken[name] = taken.get(name, 0.0) + n * self.kernel_s(kernel, step)
+        for kernel, n, own in self.each(step):
+            name = "link" if isinstance(kernel, Collective) else self.prediction(kernel, own).limited_by
+            taken[name] = taken.get(name, 0.0) + n * self.kernel_s(kernel, own)
         return max(taken, key=taken.__getitem__)
 
     def prediction(self, kernel: Kernel, step: Step) -> Prediction:
@@ -135,12 +189,16 @@ class GpuSteps:
         return predict_cost(cost, self.gpu, int(written * kept_share(self.gpu, cost.write_bytes + written)), "graph")
 
     def _exchanged_s(self, kernel: Experts, step: Step) -> float:
-        """Seconds in which groups with sequences of their own send tokens to experts and get results back."""
+        """Seconds in which groups with sequences of their own send tokens to experts and get results back: all tokens
+        to all GPUs, or each to those that have its experts, whichever takes less."""
         assert self.cluster is not None
-        workers = self.layout.tp * self.layout.dp
-        nbytes = 2 * kernel.hidden * step.tokens * self.layout.dp
-        ways = ("all_gather", "reduce_scatter")
-        return sum(collective_s(op, nbytes, workers, self.cluster).time_s for op in ways)
+        workers, ep = self.layout.stage_gpus, self.layout.ep
+        nbytes = 2 * kernel.hidden * step.tokens
+        to_all = (collective_s(op, nbytes, workers, self.cluster).time_s for op in ("all_gather", "reduce_scatter"))
+        if ep < workers:
+            return sum(to_all)
+        own_bytes = nbytes / workers * min(kernel.top_k, ep)
+        return min(sum(to_all), 2 * collective_s("all_to_all", own_bytes, workers, self.cluster).time_s)
 
     def _message_s(self, kernel: Collective, step: Step) -> float:
         if self.layout.tp == 1 or not step.tokens:
