@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +15,15 @@ from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.perfmodel.families import CALIBRATED, Terms, as_run, calibrated, explain
-from memwall.perfmodel.roofline import OVERLAPPING, TERMS, Estimate, launch_floor_s, launches_of
+from memwall.perfmodel.roofline import (
+    OVERLAPPING,
+    TEMPLATE_REACHED,
+    TERMS,
+    Estimate,
+    launch_floor_s,
+    launches_of,
+    template_s,
+)
 from memwall.record.kernels import kernel_module, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reuse_distances
@@ -152,9 +160,37 @@ def _explanation(
         return Explanation(kernel, module, count, (), f"{_around(kernel, gpu, cost.latencies)}.", "")
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
     launches = launches_of(cost, gpu, resident)
-    sentences = dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)
+    sentences = [*dict.fromkeys(explain(work, gpu, terms) for work, terms in launches), *_choice(kernel, cost, gpu)]
     around = f"{_around(kernel, gpu, cost.latencies)}{_not_overlapped(kernel, [terms for _, terms in launches])}."
     return Explanation(kernel, module, count, tuple(sentences), around, calibration_of(cost, gpu)[0])
+
+
+def choices_text(profile: Profile, schedule: Schedule) -> str:
+    """How many kernels only timing chooses, and the seconds that they take in all; empty where none is open."""
+    plan = profile.plan(schedule) if schedule.policy == "max-autotune" else None
+    open_ = [k for k, group in zip(schedule.kernels, plan.groups if plan else (), strict=False) if group.cost.template]
+    if not open_:
+        return ""
+    low_s, high_s = sum(k.low_s for k in open_), sum(k.high_s for k in open_)
+    return (
+        f"{counted(len(open_), 'kernel')} of {duration(low_s)} to {duration(high_s)}: timing on the GPU chooses between"
+        " the library's kernels, whose time is stated, and Triton templates"
+    )
+
+
+def _choice(kernel: Estimate, cost: Cost, gpu: Gpu) -> Iterator[str]:
+    """What timing on the GPU decides."""
+    if cost.template is None:
+        return
+    least_s, own_s = duration(template_s(cost.template, gpu)), duration(kernel.time_s - kernel.wait_s)
+    if cost.template.launches:
+        yield (
+            f"Which kernel runs is open: max-autotune times the library's ({own_s} as modeled) and Triton templates on"
+            f" the GPU, and keeps the quickest; one that reaches {percent(TEMPLATE_REACHED, 0)} of the roofline takes"
+            f" {least_s}."
+        )
+    else:
+        yield f"A template of the product before it may do this too, and then adds {least_s} to it instead of {own_s}."
 
 
 #: the terms that overlap, in words

@@ -36,6 +36,7 @@ def _planner(module: str, name: str) -> Planner:
 POLICIES: Mapping[str, Planner] = {
     "eager": eager_plan,
     "inductor": _planner("memwall.fusion.compiled", "inductor_plan"),
+    "max-autotune": _planner("memwall.fusion.autotuned", "autotuned_plan"),
     "memwall": _planner("memwall.fusion.planner", "memwall_plan"),
     "server": _planner("memwall.fusion.server.plan", "server_plan"),
     "ideal": _planner("memwall.fusion.ideal", "ideal_plan"),

@@ -62,8 +62,9 @@ def with_launches(
         pipe = max(cost.flops, key=lambda p: cost.flops[p], default=None)
         flops = cost.total_flops + extra_flops
         launches = (
-            Stream(kind="generated", **moved, flops=flops, pipe=pipe, count=kernels, thread_blocks=thread_blocks),
-        )
+            Stream(kind="generated", **moved, flops=flops, pipe=pipe, count=kernels, thread_blocks=thread_blocks,
+                   second_pass_bytes=extra_bytes),
+        )  # fmt: skip
     else:
         launches = (Plain(**moved, flops=cost.flops, count=kernels, thread_blocks=thread_blocks),)
     return replace(cost, launches=launches)

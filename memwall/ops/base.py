@@ -37,6 +37,8 @@ class Cost:
     spared_link_bytes: float = 0.0
     #: one after another; none given: one that moves the bytes and does the FLOPs
     launches: tuple[Launch, ...] = _ONE
+    #: what would remain of it if a compiler's template, which timing may choose, did it or the product before it
+    template: Cost | None = None
 
     def __post_init__(self) -> None:
         if self.launches is _ONE:

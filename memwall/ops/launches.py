@@ -321,6 +321,8 @@ class Stream(Launch):
     instructions: int = 0
     #: dependent memory round trips of a thread that nothing hides
     round_trips: int = 0
+    #: of ``read_bytes``, those that it read or wrote before: L2 serves them where it holds all that the kernel touches
+    second_pass_bytes: int = 0
     #: load latencies, one after another, of a block's loop, which others' loops hide; the blocks, and their threads
     steps: float = 0
     blocks: int = 0

@@ -15,7 +15,7 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Stream
-from memwall.perfmodel.base import Terms, constants, traffic_s
+from memwall.perfmodel.base import Terms, constants, kept_share, traffic_s
 
 #: integer lanes of a multiprocessor: four quarters of 16 (NVIDIA's V100, A100 and H100 white papers), a CU's 64
 INTEGER_LANES = 64
@@ -78,7 +78,8 @@ def fraction(launch: Stream, gpu: Gpu, known: StreamConstants) -> float:
 
 def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given. Where its reads are in L2, its writes stay there."""
-    warm = min(resident_bytes / launch.read_bytes, 1.0) if launch.read_bytes else 0.0
+    again = launch.second_pass_bytes * kept_share(gpu, launch.bytes - launch.second_pass_bytes)
+    warm = min((resident_bytes + again) / launch.read_bytes, 1.0) if launch.read_bytes else 0.0
     reached = fraction(launch, gpu, known)
     memory_s = traffic_s(gpu, launch.bytes * (1 - warm), launch.bytes * warm, reached)
     flops_s = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import memwall.report.columns as col
-from memwall.analysis.explanation import calibration_text
+from memwall.analysis.explanation import calibration_text, choices_text
 from memwall.analysis.modules import ModuleRow, levels, module_tree
 from memwall.analysis.pipes import emulations, main_pipe, mfu_base, mfu_note
 from memwall.analysis.savings import policy_sets
@@ -85,6 +85,7 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     blocks.append(memory_table(profile, schedule))
     facts = known_facts(
         ("calibrated", calibration_text(profile, schedule)),
+        ("open choices", choices_text(profile, schedule)),
         ("launched", "as a CUDA graph: no kernel waits for the CPU" if schedule.launch == "graph" else ""),
         ("step bound", _step_bound_text(profile, schedule)),
     )

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections import Counter
+from dataclasses import replace
 
 import pytest
+import torch
 
+import memwall
 from memwall.analysis.accuracy import read_measured, score, score_files
+from memwall.analysis.accuracy.modules import functional
 from memwall.analysis.accuracy.tables.encoder import layer_costs
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
@@ -285,6 +290,17 @@ def test_a_replay_of_compiled_code_copies_its_inputs_first(tmp_path):
     assert [op.name for op in ran.ops[1:]] == [op.name for op in was.ops]
     assert sum(c.bytes for c in module.ran().costs[0]) == sum(c.bytes for c in module.profile.costs[0]) + 2 * 2**21
     assert module.schedule().launch == "replay"
+
+
+def test_a_functional_graph_copies_what_updates_a_buffer():
+    """A batch norm in training form: both statistics are cloned and copied back, the count copied back."""
+    made = memwall.profile(torch.nn.BatchNorm2d(8), (torch.empty(4, 8, 16, 16, device="meta"),), mode="training")
+    graph = made.graph
+    forward = replace(graph, ops=tuple(op for op in graph.ops if op.phase == "forward"))
+    copies = Counter(op.inputs for op in functional(forward).ops if op.name == "aten.copy_.default")
+    of_buffers = {graph.storages[graph.values[i].storage].name: count for (i,), count in copies.items()}
+    assert of_buffers == {"running_mean": 2, "running_var": 2, "num_batches_tracked": 1}
+    assert [op.id for op in functional(forward).ops] == list(range(len(forward.ops) + 5))
 
 
 def test_a_damaged_archive_is_refused(tmp_path):

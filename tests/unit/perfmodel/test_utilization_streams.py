@@ -142,6 +142,19 @@ def test_rows_take_turns_on_the_multiprocessors():
     assert "38 for each of 108 SMs" in explain(work, A100, terms)
 
 
+@pytest.mark.parametrize(("megabytes", "from_l2"), [(5, 7.5), (50, 0)])
+def test_l2_serves_what_a_generated_kernel_reads_again(megabytes, from_l2):
+    """A batch norm: twice a read, once a write; of an A100's 41.9 MB. Half of the reads from L2, half of the writes
+    stay there."""
+    nbytes = megabytes * 10**6
+    two_passes = stream(2 * nbytes, nbytes, kind="generated", second_pass_bytes=nbytes)
+    warm_s = traffic_s(A100, 0, from_l2 * 1e6)
+    found = predict(two_passes, A100)
+    cold = predict(stream(2 * nbytes, nbytes, kind="generated"), A100)
+    assert found.facts["warm"] == (0.5 if from_l2 else 0)
+    assert found.memory_s == pytest.approx(cold.memory_s / (2 if from_l2 else 1) + warm_s)
+
+
 def test_a_second_pass_misses_where_the_rows_in_flight_overflow_l2():
     """108 x 16 rows of 4096 floats are 28.3 MB of 41.9: 0.675 of L2, 0.175 above the half that keeps them."""
     again = 4 * 8192 * 4096
