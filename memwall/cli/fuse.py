@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 @click.command("fuse", cls=Command)
 @click.argument("target", metavar="TARGET|PROFILE", shell_complete=options.completing("files"))
 @options.gpus
-@options.policies_of("eager, inductor, memwall, server or ideal. [default: all but server; inductor with Triton]")
+@options.policies_of(
+    "eager, inductor, max-autotune, memwall, server or ideal. [default: eager, memwall, ideal; inductor with Triton]"
+)
 @options.workload
 @click.option("--emit", "folder", metavar="DIR", type=Path, help="Write the kernels, one file for each distinct group.")
 @click.option(

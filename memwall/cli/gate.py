@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 @click.option("--history", metavar="FILE", help="Add this commit's figures to a history file.")
 @click.option("--github", is_flag=True, help="Print GitHub's annotations; add to the step's summary.")
 @options.gpus_of("those of the configuration, else h100-sxm; a saved profile's own")
-@options.policies_of("eager, inductor, memwall, server or ideal. [default: eager and memwall; a saved profile's own]")
+@options.policies_of(
+    "eager, inductor, max-autotune, memwall, server or ideal. [default: eager and memwall; a saved profile's own]"
+)
 @options.workload
 @options.common("gate.GateReport", GATE_SUFFIXES)
 def command(

@@ -77,7 +77,7 @@ def policies_of(help_text: str) -> Callable[[F], F]:
 
 
 policies = policies_of(
-    "How ops run: eager, inductor, memwall, server or ideal. [default: eager; a saved profile's own]"
+    "How ops run: eager, inductor, max-autotune, memwall, server or ideal. [default: eager; a saved profile's own]"
 )
 
 what_ifs = click.option(
