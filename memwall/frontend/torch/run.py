@@ -175,8 +175,7 @@ class _Step:
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
 
     def _set_mode(self) -> None:
-        """Call ``train()`` or ``eval()``; where a model's own does more, which needs data, set the flags alone and
-        say so."""
+        """Call ``train()`` or ``eval()``; where a model's own does more that needs data, set the flags and say so."""
         try:
             with blaming("setting the mode of the model"):
                 self.module.train(self.training)
@@ -258,9 +257,9 @@ class _Step:
             self.assumed += self.known.assumptions.lines()
             unused = self.known.assumptions.unused()
         said = [f"--assume {text} changes nothing: no call that is traced asks for it" for text in unused]
-        said += [] if self.known is None else self.known.said
+        said += getattr(self.known, "said", ())
         also = filter(None, [*library_notes(graph), one_rank(graph), iterations(optimizer), *said])
-        capture |= _serving(self.workload) if self.options.mode in SERVING else {}
+        capture |= self.workload.serving if self.options.mode in SERVING else {}
         capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
         samples, tokens = _counts(self.given.tensors.values())
@@ -358,19 +357,6 @@ def _register(
         for part in plain_parts(item):
             recorder.storage(part, "kv_cache" if name in given.cached else "input", name)
     return parameters
-
-
-def _serving(workload: Workload) -> dict[str, Any]:
-    """What the configuration says that a server needs and the graph does not show; no key where nothing is said."""
-    found: dict[str, Any] = {"most_tokens": workload.most_tokens} if workload.most_tokens else {}
-    if workload.stored is not None:
-        try:
-            how = workload.stored()
-        except UsageError as error:
-            return {"serving": {**found, "refused": str(error)}}
-        if how.scheme:
-            found |= {"weights": how.scheme, "kept": [*how.listed]}
-    return {"serving": found} if found else {}
 
 
 def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Recorder) -> torch.optim.Optimizer | None:

@@ -80,6 +80,17 @@ class Workload:
     most_tokens: int | None = None
     stored: Callable[[], Stored] | None = None
 
+    @property
+    def serving(self) -> dict[str, Any]:
+        """What is said that a server needs and the traced graph does not show, as a profile keeps it."""
+        found: dict[str, Any] = {"most_tokens": self.most_tokens} if self.most_tokens else {}
+        if self.stored is not None:
+            try:
+                found |= {"weights": (how := self.stored()).scheme, "kept": [*how.listed]}
+            except UsageError as error:
+                found["refused"] = str(error)
+        return {"serving": found} if found else {}
+
 
 @dataclass(frozen=True)
 class Source:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost, table_calls
@@ -157,7 +158,8 @@ def _calls(step: Step) -> Iterator[tuple[int, int, int]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent(Kernel):
     """Multi-head latent attention: decodes attend to the latents themselves (absorbed), prompts to the keys and values
-    that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU."""
+    that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU. ``top_k``: a query attends to
+    the latents of no more tokens, which an index chooses; 0: to all."""
 
     heads: int
     nope: int
@@ -165,6 +167,7 @@ class Latent(Kernel):
     rank: int
     value: int
     dtype: str
+    top_k: int = 0
 
     @property
     def _widths(self) -> tuple[int, int, int, int]:
@@ -172,17 +175,19 @@ class Latent(Kernel):
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         heads, kv, found = _shared(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
+        how: Any = {"engine": layout.engine, "widths": self._widths}
         for batch, queries, keys in _calls(step):
-            if queries == 1:
+            chosen = min(keys, self.top_k or keys)
+            if queries == 1 or chosen < keys:
                 for kind in ("mla_gen_pre", "mla_gen_post"):
-                    found += table_calls.latent_product(batch, heads, kind, self.dtype, self._widths)
-                found += table_calls.latent_decode(
-                    batch, heads, keys, kv, self.dtype, engine=layout.engine, widths=self._widths
-                )
+                    found += table_calls.latent_product(batch * queries, heads, kind, self.dtype, self._widths)
             else:
                 found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
+            if queries == 1:
+                found += table_calls.latent_decode(batch, heads, chosen, kv, self.dtype, **how)
+            else:
                 found += table_calls.latent_prefill(
-                    batch, heads, queries, keys, kv, engine=layout.engine, widths=self._widths
+                    batch, heads, queries, keys, kv, absorbed=chosen < keys, top_k=self.top_k, **how
                 )
         return found
 
@@ -195,6 +200,28 @@ class Latent(Kernel):
 
 def _kv_name(layout: Layout, dtype: str) -> str:
     return "fp8" if layout.kv else dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index(Kernel):
+    """The index of sparse attention (DeepSeek-V3.2): ``heads`` queries of ``size`` fp8 numbers score the key of every
+    token before, and the ``top_k`` of the largest weighted sums are attended to. The keys, in fp8 with a float32 scale
+    each, are a cache of their own, which is, like the index, whole on every GPU."""
+
+    heads: int
+    size: int
+    top_k: int
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        found = NO_COST
+        for batch, queries, keys in _calls(step):
+            found += table_calls.index_scores(batch, self.heads, queries, keys, self.size)
+            scored = 4 * batch * queries * keys
+            found += table_calls.stream(scored, 4 * batch * queries * min(self.top_k, keys), scored // 4)
+        return found
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        return tokens * (self.size + 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

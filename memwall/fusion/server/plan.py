@@ -16,7 +16,7 @@ from memwall.ops import Cost
 #: what a region's kernel is called in reports
 _NAMES = {
     "product": "fused product", "attention": "paged attention", "state": "state update", "experts": "fused experts",
-    "between": "fused element-wise",
+    "between": "fused element-wise", "index": "sparse index",
 }  # fmt: skip
 
 

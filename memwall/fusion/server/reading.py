@@ -19,6 +19,7 @@ from memwall.fusion.server.kernels import (
     Between,
     Collective,
     Experts,
+    Index,
     Kernel,
     Latent,
     Product,
@@ -156,7 +157,8 @@ class Reader:
         is_last = self._is_last(number)
         of_sequences = is_last and rows <= self._shape[0]
         wholes = self._wholes(number, {spec.shape[-1] for spec in made})
-        split = "row" if region.reads & self._sharded else "whole" if wholes else "column"
+        of_index = any(number in region.reads for region in self._of("index"))
+        split = "row" if region.reads & self._sharded else "whole" if wholes or of_index else "column"
         after: tuple[Collective, ...] = ()
         if split == "row":
             self._partial.add(number)
@@ -207,7 +209,7 @@ class Reader:
                 rank, rope = weight.shape[-2], size - nope
                 self._check(region, {heads * size + rank + rope, heads * (size + rope) + rank + rope})
                 return Latent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
-                              dtype=query.spec.dtype), ()  # fmt: skip
+                              dtype=query.spec.dtype, top_k=self._indexed(region)), ()  # fmt: skip
         kv_heads, cached = self._cached(region)
         if not kv_heads:
             read = self._split(self.outside(region)[0])[2]
@@ -222,7 +224,8 @@ class Reader:
 
     def _check(self, region: Region, widths: set[int]) -> None:
         """Raises UsageError: attention reads other numbers of each new token than queries, keys and values."""
-        read = self._split(self.outside(region)[0])[2]
+        indices = {i for r in self._of("index") for op in r.ops for i in self.graph.ops[op].outputs}
+        read = [value for value in self._split(self.outside(region)[0])[2] if value.id not in indices]
         width = distinct_bytes(read) // (self.tokens * self._core(region)[2])
         if width not in widths:
             raise UsageError(
@@ -247,6 +250,22 @@ class Reader:
                 return value.spec.shape[1], value.spec.shape[2]
         return 0, 0
 
+    def _indexed(self, region: Region) -> int:
+        """Tokens that an index chooses for each query of attention; 0 where none does."""
+        found = (self.regions[i] for i in region.reads if self.regions[i].kind == "index")
+        return max((self._choice(index) for index in found), default=0)
+
+    def _choice(self, region: Region) -> int:
+        """How many the last choice of a region takes."""
+        chosen = (self.graph.ops[i] for i in reversed(region.ops) if self.graph.ops[i].name.startswith("aten.topk"))
+        return next((self.graph.specs(op.outputs)[0].shape[-1] for op in chosen), 0)
+
+    def index(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        ops = (self.graph.ops[i] for i in region.ops)
+        query = next(self.graph.specs(op.inputs)[0] for op in ops if op.op_class == "contraction")
+        size = query.shape[-1]
+        return Index(heads=query.numel // (self.tokens * size), size=size, top_k=self._choice(region)), ()
+
     def state(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
         if region.reads & self._sharded:
             self._sharded.add(number)
@@ -256,8 +275,8 @@ class Reader:
         batch, _ = self._shape
         if distinct_bytes(stored) != distinct_bytes(cached) and self.step.decodes:
             raise UsageError(
-                f"{region.place} keeps a cache that grows and is not that of attention, such as the index of sparse"
-                " attention, which the server policy does not model"
+                f"{region.place} keeps a cache that grows and is not that of attention, which the server"
+                " policy does not model"
             )
         return State(
             state_bytes=max(distinct_bytes(cached), distinct_bytes(stored)) // batch,
@@ -278,11 +297,8 @@ class Reader:
 
     def _chosen(self, number: int) -> int:
         """Experts of a token: what the last choice before them makes."""
-        near = [i for r in sorted(self.regions[number].reads) for i in self.regions[r].ops]
-        for i in reversed([*near, *self.regions[number].ops]):
-            if self.graph.ops[i].name.startswith("aten.topk"):
-                return self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1]
-        return 1
+        near = (self.regions[i] for i in (number, *sorted(self.regions[number].reads, reverse=True)))
+        return next(filter(None, map(self._choice, near)), 1)
 
     def between(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
         shared = bool(region.reads & self._sharded)
@@ -305,8 +321,8 @@ class Reader:
 
 
 _MAKERS = {
-    "product": Reader.product, "attention": Reader.attention, "state": Reader.state, "experts": Reader.experts,
-    "between": Reader.between,
+    "product": Reader.product, "attention": Reader.attention, "index": Reader.index, "state": Reader.state,
+    "experts": Reader.experts, "between": Reader.between,
 }  # fmt: skip
 
 

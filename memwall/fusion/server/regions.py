@@ -23,8 +23,8 @@ _PRODUCTS = ("contraction",)
 
 @dataclass(slots=True)
 class Region:
-    """Ops of one kernel, in call order. ``kind``: product, experts, attention, state, between or prepared; ``place``
-    is the module."""
+    """Ops of one kernel, in call order. ``kind``: product, experts, attention, index (of sparse attention), state,
+    between or prepared; ``place`` is the module."""
 
     kind: str
     ops: list[int]
@@ -129,13 +129,18 @@ class _Walk:
             is_core = op.op_class == "attention" or op.op_class in _PRODUCTS
             if not is_product and (with_cache or is_core):
                 seeds.setdefault(op.module, set()).add(op.id)
-        for place, own in seeds.items():
+        for op in self.ops:  # a choice from what the cache gives
+            if op.name.startswith("aten.topk") and op.module in seeds:
+                follow = (number for number in self.after[op.id] if self.ops[number].module == op.module)
+                seeds[op.module].update((op.id, *follow))
+        for place, own in sorted(seeds.items(), key=lambda seed: -seed[0].count(".")):  # the inner ones first
             inside = self._closed(place, own)
             while large := self._reads_state(place, inside):
                 inside = self._closed(place, inside | large)
             names = {self.ops[i].name for i in inside}
             attends = any(self.ops[i].op_class == "attention" for i in inside) or any("softmax" in n for n in names)
-            self._take("attention" if attends else "state", inside, place)
+            chooses = any(name.startswith("aten.topk") for name in names)
+            self._take("attention" if attends else "index" if chooses else "state", inside, place)
 
     def _reads_state(self, place: str, inside: set[int]) -> set[int]:
         """Ops of the module outside that read what is as large as its state: a server's kernel never writes it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import memwall.report.columns as col
 from memwall.analysis.quantities import SERVED
 from memwall.analysis.serving import objective_text
-from memwall.core.units import duration, size
+from memwall.core.units import size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart
 from memwall.report.figures.serving import serving_chart
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 SCHEMA = "memwall.serving/1"
 #: what follows a name of a kernel's class in the table of a step
 _KERNELS: Mapping[str, str] = {
-    "Product": "products with weights", "Attention": "attention and cache", "Latent": "latent attention and cache",
-    "State": "state updates", "Experts": "experts", "Between": "norms and activations", "Collective": "messages",
-    "Sampling": "sampling",
+    "Product": "products", "Attention": "attention", "Latent": "latent attention", "Index": "index", "State": "states",
+    "Experts": "experts", "Between": "norms, activations", "Collective": "messages", "Sampling": "sampling",
 }  # fmt: skip
 
 
@@ -127,6 +126,10 @@ _MEMORY_NOTE = (
     "buffers: activations, CUDA graphs and communication; cache: what is left of the share that the server takes, "
     "below 0 where the weights do not fit; a sequence: the cache of one at its longest"
 )
+_STEP_NOTE = (
+    "one token of each sequence; products: with weights; attention: with the reads and writes of the cache; index: of "
+    "sparse attention; states: of recurrences; messages: between the GPUs"
+)
 _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: those that the "
@@ -184,4 +187,4 @@ def _step(points: Sequence[Point]) -> Table:
     columns.append(col.seconds("step", totals))
     for kind in kinds:
         columns.append(col.seconds(_KERNELS[kind], [taken.get(kind, 0.0) for _, taken in found], like=totals))
-    return col.table("", columns, f"one token of each sequence, {duration(max(totals))} at most")
+    return col.table("", columns, _STEP_NOTE)

@@ -18,6 +18,7 @@ from memwall.fusion.server.kernels import (
     Between,
     Collective,
     Experts,
+    Index,
     Kernel,
     Latent,
     Layout,
@@ -39,7 +40,7 @@ UTILIZATION = 0.9
 #: tokens of a step for whose activations memory is reserved, and bytes of CUDA's context, graphs and NCCL's buffers
 _BUDGET_TOKENS, _CONTEXT_BYTES = 8192, 2 << 30
 #: kernels that read the cache
-_CACHED = (Attention, Latent)
+_CACHED = (Attention, Latent, Index)
 #: bits of the nodes between which times are linear
 _NODE_BITS = 6
 #: what a node counts -> the kernels whose time it is, where that has another name

@@ -104,6 +104,71 @@ def test_states_of_a_recurrence_do_not_grow(config):
     assert short["kv_cache"] == 2 * 2 * 4 * (8 * 16 * 32 + 4 * (128 + 2 * 32))
 
 
+WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280,
+    "encoder_layers": 32, "decoder_layers": 32, "encoder_attention_heads": 20, "decoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500,
+    "max_target_positions": 448, "vocab_size": 51866, "is_encoder_decoder": True, "dtype": "bfloat16",
+}  # fmt: skip
+T5 = {
+    "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128,
+    "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4, "vocab_size": 256, "is_encoder_decoder": True,
+    "dtype": "bfloat16",
+}  # fmt: skip
+BART = {
+    "architectures": ["BartForConditionalGeneration"], "model_type": "bart", "d_model": 64, "encoder_layers": 2,
+    "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128, "vocab_size": 256, "max_position_embeddings": 128, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_a_decode_step_of_whisper_reads_the_keys_of_the_sound_and_writes_none(config):
+    profile = memwall.profile(config(WHISPER), mode="decode", batch=3, context=100, gpu="h100")
+    cross = 2 * 32 * 1500 * 1280 * 2
+    assert cross == 245_760_000
+    assert roles(profile)["kv_cache"] == 3 * (cross + 2 * 32 * 100 * 1280 * 2)
+    assert roles(profile)["kv_made"] == 3 * 2 * 32 * 101 * 1280 * 2  # of the text alone
+    assert not [op for op in profile.graph.ops if op.module.startswith("model.encoder")]
+
+
+def test_a_prompt_of_whisper_runs_the_encoder(config):
+    profile = memwall.profile(config(WHISPER), mode="prefill", gpu="h100")
+    assert roles(profile)["kv_made"] == 2 * 32 * (1500 + 4) * 1280 * 2
+    # 32 layers with 12 x 1280^2 weights for each of 1,500 columns, keys of all of them, two convolutions; the keys and
+    # values of 32 decoder layers, and four tokens through 32 layers of 14 x 1280^2 and the head
+    encoder = 1500 * 32 * (12 * 1280**2 + 2 * 1500 * 1280) + 3 * 1280 * (3000 * 128 + 1500 * 1280)
+    decoder = 32 * 2 * 1500 * 1280**2 + 4 * (32 * (14 * 1280**2 + 2 * 1502 * 1280) + 51866 * 1280)
+    assert profile.model_flops == pytest.approx(2 * (encoder + decoder), rel=1e-3)
+
+
+@pytest.mark.parametrize("fields", [T5, BART])
+def test_the_encoder_reads_the_prompt(config, fields):
+    decode = memwall.profile(config(fields), mode="decode", batch=2, prompt=40, context=10, gpu="h100")
+    token = 3 * 2 * 64 * 2  # keys and values of three layers
+    assert roles(decode)["kv_cache"] == 2 * (40 + 10) * token
+    assert roles(decode)["kv_made"] == 2 * 11 * token
+    prefill = memwall.profile(config(fields), mode="prefill", batch=2, prompt=40, gpu="h100")
+    assert roles(prefill)["kv_made"] == 2 * (40 + 1) * token
+    assert roles(prefill)["input"] == 2 * (40 + 1) * 8
+    assert any("the encoder reads 40 tokens" in note for note in prefill.notes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "said"),
+    [
+        (WHISPER, {"mode": "decode", "context": 448}, "--context 447 is the most"),
+        (WHISPER, {"mode": "prefill", "prompt": 449}, "--prompt 448 is the most"),
+        (WHISPER, {"mode": "decode", "prompt": 8}, "--context says how many are in the cache"),
+        (BART, {"mode": "prefill", "prompt": 129}, "129 tokens are beyond the 128 positions of the encoder"),
+        (BART, {"mode": "prefill", "prompt": 8, "context": 3}, "is read by its encoder, which keeps no cache"),
+        (BART, {"mode": "decode", "context": 128}, "--context 127 is the most"),
+    ],
+)
+def test_what_no_step_of_an_encoder_decoder_can_be(config, fields, given, said):
+    with pytest.raises(UsageError, match=said):
+        memwall.profile(config(fields), gpu="h100", **given)
+
+
 FILE = """
 import torch
 from torch import nn

@@ -8,7 +8,7 @@ import pytest
 import memwall
 from memwall.core.errors import UsageError
 from memwall.fusion.server import Layout, Step, served
-from memwall.fusion.server.kernels import Attention, Collective, Experts, Latent, Product
+from memwall.fusion.server.kernels import Attention, Collective, Experts, Index, Latent, Product
 from memwall.hardware.cluster import cluster_of
 from memwall.serving import serve
 from memwall.simulate.serving.timing import GpuSteps
@@ -35,6 +35,11 @@ DEEPSEEK = {
     "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
     "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "vocab_size": 129280, "max_position_embeddings": 4096,
     "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+#: DeepSeek-V3.2 with its widths, two layers without experts
+SPARSE = DEEPSEEK | {
+    "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "num_hidden_layers": 2,
+    "first_k_dense_replace": 2, "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
 }  # fmt: skip
 #: windows of 128 keys in every other layer, sinks, experts with biases
 GPT_OSS = {
@@ -148,13 +153,58 @@ def test_a_prompt_runs_the_same_kernels(traced):
     assert planned == sum(n * kernel.cost(step, Layout()).total_flops for kernel, n in model.kernels)
 
 
+def test_an_index_chooses_the_latents_that_are_read(traced):
+    """DeepSeek-V3.2: 64 queries of 128 fp8 numbers score every token, and attention reads 2,048 of them."""
+    model = served(traced(SPARSE, batch=2, context=4000).graph)
+    ((index, count),) = of(model, Index)
+    assert (index.heads, index.size, index.top_k, count) == (64, 128, 2048, 2)
+    ((latent, _),) = of(model, Latent)
+    assert latent.top_k == 2048
+    assert model.kv_bytes(1, Layout()) == 2 * (576 * 2 + 128 + 4) == model.kv_bytes(1, Layout(tp=8))
+    assert 61 * (576 * 2 + 132) == 78_324  # of all 61 layers
+    # every key of 10,000 tokens before and the new one; the 64 queries and their scales; scores out, in, and the chosen
+    read = 10_001 * 132 + 64 * 132
+    scores = 4 * 10_001
+    assert index.cost(Step(1, 10_000), Layout()).bytes == read + scores + scores + 4 * 2048
+    # attention of one sequence: latents of 2,048 tokens however long it is
+    longer, long = (latent.cost(Step(1, n), Layout()).bytes for n in (100_000, 10_000))
+    assert longer == long
+    all_of_them = latent.cost(Step(1, 2047), Layout())
+    assert all_of_them.bytes == long
+    # a prompt of 3,000: the first 2,048 queries see all before, the others 2,048
+    pairs = 2048 * 2049 // 2 + 952 * 2048
+    prompt = latent.cost(Step(0, 0, ((3000, 0),)), Layout())
+    around = 2 * 3000 * 128 * 512 * (128 + 128)
+    assert prompt.total_flops == 2 * 128 * pairs * (192 + 128) + around
+    assert index.cost(Step(0, 0, ((3000, 0),)), Layout()).total_flops == pytest.approx(3000**2 * 128 * 64, rel=1e-3)
+
+
+def test_layers_may_share_an_index(traced):
+    """GLM-5.2: some layers attend to what the index of a layer before them has chosen, and keep no keys of one."""
+    fields = SPARSE | {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "num_hidden_layers": 4,
+        "indexer_types": ["full", "shared", "full", "shared"], "mlp_layer_types": ["dense"] * 4,
+    }  # fmt: skip
+    model = served(traced(fields, batch=2, context=4000).graph)
+    assert [(kernel.top_k, n) for kernel, n in of(model, Latent)] == [(2048, 4)]
+    assert model.kv_bytes(1, Layout()) == 4 * 576 * 2 + 2 * 132
+
+
+def test_a_prompt_with_an_index_runs_the_same_kernels(traced):
+    profile = traced(SPARSE, mode="prefill", batch=1, prompt=3000)
+    schedule = profile.schedule(memwall.load_gpu("h100-sxm"), "server")
+    model, step = served(traced(SPARSE, batch=2, context=4000).graph), Step(0, 0, ((3000, 0),))
+    planned = sum(kernel.flops for kernel in schedule.kernels)
+    assert planned == sum(n * kernel.cost(step, Layout()).total_flops for kernel, n in model.kernels)
+
+
 def test_a_cache_that_is_no_attentions_is_refused(traced):
-    """DeepSeek-V3.2 keeps the keys of an index, by which attention chooses what it reads."""
-    folder = shared("configs/deepseek-ai--DeepSeek-V3.2")
+    """DeepSeek-V4 attends to a compressed cache."""
+    folder = shared("configs/deepseek-ai--DeepSeek-V4-Flash")
     if folder is None:
         pytest.skip("the configuration is not at hand")
-    fields = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 1}
-    with pytest.raises(UsageError, match="indexer keeps a cache that grows and is not that of attention"):
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 4}
+    with pytest.raises(UsageError, match="is of no kind that the server policy models"):
         served(traced(fields, batch=2, context=100).graph)
 
 

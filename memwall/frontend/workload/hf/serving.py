@@ -25,10 +25,16 @@ if TYPE_CHECKING:
 _CACHES = ("past_key_values", "cache_params")
 #: tokens of a prompt, and in the cache of a decode step, where the user gives none and the model has as many positions
 TOKENS = 1024
+#: tokens with which the decoder of a model of sound begins: Whisper's start, language, task and no timestamps
+_STARTED = 4
 
 
 class Served:
-    """A step with a cache: its inputs, or those of the call before it and what follows from its output."""
+    """A step with a cache: its inputs, or those of the call before it and what follows from its output.
+
+    The prompt of a model with an encoder of text is what the encoder reads, from which the decoder begins with one
+    token; where the encoder reads sound, the prompt is that of the decoder.
+    """
 
     def __init__(self, asked: Asked, mode: str, make: Made) -> None:
         """``make`` gives the inputs that the processor would.
@@ -38,36 +44,57 @@ class Served:
         """
         self.asked, self.make = asked, make
         self.cache = next((name for name in _CACHES if asked.takes(name)), "")
-        if not self.cache:
+        self.tokens = "decoder_input_ids" if asked.config.is_encoder_decoder else "input_ids"
+        if not self.cache or not asked.takes(self.tokens):
             raise UsageError(
                 f"{asked.model.__name__} keeps no cache, so it has no {mode} step; profile --mode inference"
             )
-        if asked.config.is_encoder_decoder or not asked.takes("input_ids"):
-            raise UsageError(
-                f"{asked.model.__name__} has an encoder: its {mode} step is not made from a configuration; give a model"
-                f" file with {mode}_inputs()"
-            )
         self.most = most = number(asked.text, *POSITIONS)
-        default = min(TOKENS, most - 1) if most else TOKENS
+        #: tokens that the encoder reads
+        self.source = self._prompt(TOKENS) if self._encodes and asked.takes("input_ids") else 0
         decodes = mode == "decode"
-        if decodes and "prompt" in asked.sizes:
+        if decodes and not self.source and "prompt" in asked.sizes:
             raise UsageError("a decode step reads one token for each sample; --context says how many are in the cache")
-        self.new = 1 if decodes else int(asked.sizes.get("prompt", default))
+        if self.source and not decodes and "context" in asked.sizes:
+            raise UsageError(f"the prompt of {asked.model.__name__} is read by its encoder, which keeps no cache;"
+                             " leave out --context")  # fmt: skip
+        started = 1 if self.source else self._prompt(_STARTED if self._encodes else TOKENS)
+        self.new = 1 if decodes else started
+        default = min(TOKENS, most - 1) if most else TOKENS
         self.before = int(asked.sizes.get("context", default if decodes else 0))
-        if most and self.new + self.before > most:
-            shorter = not decodes and self.before < most
-            fitting = f"--prompt {most - self.before}" if shorter else f"--context {most - 1}"
+        if most and max(self.new + self.before, self.source) > most:
+            self._refuse(most, decodes)
+
+    @property
+    def _encodes(self) -> bool:
+        return bool(self.asked.config.is_encoder_decoder)
+
+    def _prompt(self, default: int) -> int:
+        return int(
+            self.asked.sizes.get("prompt", min(default, self.most - (not self._encodes)) if self.most else default)
+        )
+
+    def _refuse(self, most: int, decodes: bool) -> None:
+        name = self.asked.model.__name__
+        if self.source > most:
             raise UsageError(
-                f"{counted(self.before, 'token')} in the cache and {self.new:,} more are beyond the {most:,} positions"
-                f" of {asked.model.__name__}; {fitting} is the most"
+                f"{counted(self.source, 'token')} are beyond the {most:,} positions of the encoder of {name};"
+                f" --prompt {most} is the most"
             )
+        fitting = f"--context {most - 1}" if decodes or self.before >= most else f"--prompt {most - self.before}"
+        raise UsageError(
+            f"{counted(self.before, 'token')} in the cache and {self.new:,} more are beyond the {most:,} positions"
+            f" of {name}; {fitting} is the most"
+        )
 
     def note(self) -> str:
         """What the step is, for the pages of its profile."""
         samples = counted(self.asked.batch, "sample")
         cached = f"{counted(self.before, 'token')} each in the cache" if self.before else "an empty cache"
         logits = "; logits of the last position alone" if self.new > 1 and self._keeps else ""
-        return f"{counted(self.new, 'new token')} for each of {samples}, {cached}{logits}"
+        reads = "; the encoder has read" if self.before else "; the encoder reads"
+        encoder = f"{reads} {counted(self.source, 'token') if self.source else 'its input'}" if self._encodes else ""
+        return f"{counted(self.new, 'new token')} for each of {samples}, {cached}{encoder}{logits}"
 
     @property
     def _keeps(self) -> bool:
@@ -75,7 +102,11 @@ class Served:
 
     def inputs(self) -> dict[str, Any]:
         """The inputs of the step, or of the call before it."""
-        return self._with_cache(self.make(self._of(self.before or self.new)))
+        tokens = self.before or self.new
+        made = dict(self.make(self._of(self.source or tokens)))
+        if self._encodes:
+            del made[self.tokens]
+        return self._with_cache({self.tokens: self._ids(tokens), **made} if self._encodes else made)
 
     @property
     def advance(self) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]] | None:
@@ -86,8 +117,11 @@ class Served:
         kept = getattr(output, self.cache, None)
         if kept is None:
             raise UsageError(f"{self.asked.model.__name__} leaves no {self.cache} in its output")
-        ids = MAKERS["input_ids"](self._of(self.new))
-        return self._with_cache({"input_ids": ids, self.cache: kept})
+        encoded = {"encoder_outputs": (output.encoder_last_hidden_state,)} if self._encodes else {}
+        return self._with_cache({self.tokens: self._ids(self.new), self.cache: kept, **encoded})
+
+    def _ids(self, tokens: int) -> Tensor:
+        return MAKERS[self.tokens](self._of(tokens))
 
     def _of(self, tokens: int) -> Asked:
         return replace(self.asked, sizes={**self.asked.sizes, "seq": tokens})
