@@ -307,8 +307,8 @@ def _loads(
 def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]:
     named = {load_gpus([name])[0].name: each for name, each in price.items()}
     for name, each in named.items():
-        if not each > 0:
-            raise UsageError(f"a GPU costs more than nothing: the price of {name} is {each:g}")
+        if isinstance(each, bool) or not isinstance(each, (int, float)) or not each > 0:
+            raise UsageError(f"a GPU costs more than nothing, in USD an hour: the price of {name} is {each!r}")
         if name not in {gpu.name for gpu in gpus}:
             raise UsageError(f"a price of {name}, which is not among the GPUs: {', '.join(g.name for g in gpus)}")
     return named
@@ -370,9 +370,10 @@ def _point(server: _Server, load: Workload, price: float | None) -> Point:
         most = largest_batch(steps, load, server.policy)
     except UsageError as error:
         return replace(point, refused=str(error))
-    batch = max(round(run.batch), 1)
+    batch, longest = max(round(run.batch), 1), load.longest.prompt_tokens + load.longest.generated_tokens
     candidate = Candidate(
         name=f"{point.name}, {point.load}", run=run, gpus=server.gpus, usd_per_gpu_hour=price,
         watts_per_gpu=steps.gpu.tdp_w, wall=steps.wall(Step(batch, round(batch * point.context))),
+        kv_bytes_per_token=steps.kv_bytes(longest + 1) - steps.kv_bytes(longest),
     )  # fmt: skip
     return replace(point, candidate=candidate, largest_batch=most)

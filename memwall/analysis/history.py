@@ -63,6 +63,10 @@ class Series(NamedTuple):
     policy: str
 
 
+#: (workload, GPU) -> quantity of a server -> value
+Served = Mapping[tuple[str, str], Mapping[str, float]]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """The figures of one series at one commit. ``date`` is the commit's own, ``2026-11-22T05:24:55Z``. ``figures`` are
@@ -111,13 +115,14 @@ class Step:
 # -- making ------------------------------------------------------------------------------------------------------------
 
 
-def entry_of(profiles: Mapping[str, Profile], commit: str, date: str) -> tuple[Row, ...]:
+def entry_of(profiles: Mapping[str, Profile], commit: str, date: str, served: Served | None = None) -> tuple[Row, ...]:
     """What a commit adds to a history: a row for each simulation of each profile.
 
     Args:
         profiles: by the name under which a workload is followed.
         commit: the full hash.
         date: when it was committed, ISO 8601 with an offset: ``git show -s --format=%cI``.
+        served: figures of servers, which no profile holds.
 
     Raises:
         UsageError: no such hash or date, or there is nothing to add.
@@ -128,7 +133,8 @@ def entry_of(profiles: Mapping[str, Profile], commit: str, date: str) -> tuple[R
     rows = [
         Row(
             commit, when, profile.memwall_version, name, profile.workload.mode, schedule.gpu.name, schedule.policy,
-            {limit: value for limit, q in LIMITS.items() if (value := q.read(profile, schedule)) is not None},
+            {limit: value for limit, q in LIMITS.items() if (value := q.read(profile, schedule)) is not None}
+            | {**(served or {}).get((name, schedule.gpu.name), {})},
         )
         for name, profile in profiles.items()
         for schedule in profile.simulations

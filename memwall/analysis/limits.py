@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
-from memwall.core.errors import UsageError, suggest, unknown
+from memwall.core.errors import UsageError, suggest
 
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -76,7 +76,8 @@ def find_quantity(name: str, where: str = "") -> Quantity:
     no such quantity; the message names the nearest."""
     known = LIMITS.get(ALIASES.get(name, name))
     if known is None:
-        raise unknown("quantity", name, LIMITS, 0.5, where)
+        listed = [row.name for row in LIMITS.values() if row.per != "server"]
+        raise UsageError(f"{where}: " * bool(where) + f"no quantity {name!r}; {suggest(name, LIMITS, 1, 0.5, listed)}")
     return known
 
 

@@ -32,8 +32,8 @@ class Quantity:
     title: str
     unit: str
     lower: bool = True
-    #: what a gate's limit on it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), or ``machine`` (timed
-    #: by :mod:`memwall.gate.run` only); empty if it cannot be limited
+    #: what a gate's limit on it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), ``server`` (GPU and
+    #: load) or ``machine`` (timed by :mod:`memwall.gate.run` only); empty if it cannot be limited
     per: str = ""
     #: how a whole-workload figure is read
     read: Callable[[Profile, Schedule], float | None] = lambda profile, schedule: None
@@ -156,26 +156,32 @@ _TIMES = {"ttft": "time to first token", "tpot": "time per output token", "e2e":
 _PLACES = {"": ("mean", "mean"), "_p50": ("p50", "median"), "_p90": ("p90", "90th percentile of the"),
            "_p99": ("p99", "99th percentile of the")}  # fmt: skip
 
+
+def _server(name: str, title: str, unit: str, serve: Callable[[Any], float | None], *, lower: bool = True) -> Quantity:
+    return Quantity(name=name, title=title, unit=unit, lower=lower, per="server", serve=serve)
+
+
 #: of a server
 _SERVED = (
-    *(Quantity(name=f"{name}{suffix}_s", title=f"{which} {title}", unit="s", serve=_spread(name, place))
+    *(_server(f"{name}{suffix}_s", f"{which} {title}", "s", _spread(name, place))
       for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
-    Quantity(name="tokens_per_s", title="generated tokens", unit="per s", lower=False, serve=_served("tokens_per_s")),
-    Quantity(name="tokens_per_s_per_user", title="generated tokens for each user", unit="per s", lower=False,
-             serve=_served("tokens_per_s_per_user")),
-    Quantity(name="tokens_per_s_per_gpu", title="generated tokens on each GPU", unit="per s", lower=False,
-             serve=lambda candidate: candidate.run.tokens_per_s / candidate.gpus),
-    Quantity(name="requests_per_s", title="requests", unit="per s", lower=False, serve=_served("requests_per_s")),
+    _server("tokens_per_s", "generated tokens", "per s", _served("tokens_per_s"), lower=False),
+    _server("tokens_per_s_per_user", "generated tokens for each user", "per s", _served("tokens_per_s_per_user"),
+            lower=False),
+    _server("tokens_per_s_per_gpu", "generated tokens on each GPU", "per s",
+            lambda candidate: candidate.run.tokens_per_s / candidate.gpus, lower=False),
+    _server("requests_per_s", "requests", "per s", _served("requests_per_s"), lower=False),
+    # a gate's workload has a setting of this name
     Quantity(name="batch", title="mean decoding sequences", unit="count", lower=False, serve=_served("batch")),
-    Quantity(name="cache_use", title="share of the KV cache that is taken", unit="fraction",
-             serve=_served("cache_use")),
-    Quantity(name="preemptions", title="sequences preempted", unit="count", serve=_served("preemptions")),
-    Quantity(name="usd_per_million_tokens", title="all cost, by million generated tokens", unit="USD",
-             serve=lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s)),
-    Quantity(name="usd_per_million_prompt_tokens", title="all cost, by million tokens of prompts", unit="USD",
-             serve=lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
-    Quantity(name="energy_per_token_j", title="energy of a generated token", unit="J",
-             serve=lambda candidate: candidate.energy_per_token_j),
+    _server("cache_use", "share of the KV cache that is taken", "fraction", _served("cache_use")),
+    _server("preemptions", "sequences preempted", "count", _served("preemptions")),
+    _server("kv_bytes_per_token", "KV cache of one more token on a GPU", "B",
+            lambda candidate: candidate.kv_bytes_per_token),
+    _server("usd_per_million_tokens", "all cost, by million generated tokens", "USD",
+            lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s)),
+    _server("usd_per_million_prompt_tokens", "all cost, by million tokens of prompts", "USD",
+            lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
+    _server("energy_per_token_j", "energy of a generated token", "J", lambda candidate: candidate.energy_per_token_j),
 )  # fmt: skip
 
 
@@ -283,14 +289,17 @@ SERVED = _named(_SERVED, lambda row: row.name)
 #: key of ``--sort`` -> quantity, the default first
 SORT_KEYS = _named((QUANTITIES["time_s"], *_BY_PLACE), lambda row: row.sort)
 
-#: other names of a limit
-ALIASES = {"peak_memory_bytes": "peak_memory", "memory": "peak_memory", "launches": "kernels", "time": "time_s"}
-
 #: other names of a quantity of a server: without its unit, and
 SERVED_ALIASES = {
     **{name.removesuffix("_s"): name for name, row in SERVED.items() if row.unit == "s"},
     "cost_per_mtok": "usd_per_million_tokens", "cost_per_prompt_mtok": "usd_per_million_prompt_tokens",
     "energy_per_token": "energy_per_token_j",
+}  # fmt: skip
+
+#: other names of a limit
+ALIASES = {
+    "peak_memory_bytes": "peak_memory", "memory": "peak_memory", "launches": "kernels", "time": "time_s",
+    **SERVED_ALIASES,
 }  # fmt: skip
 
 

@@ -32,7 +32,8 @@ WALLS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A server under a workload. ``gpus`` are all that it needs, with what each costs and draws; ``wall`` is what
-    limits a decode step of its engine, if known (``bandwidth``)."""
+    limits a decode step of its engine, if known (``bandwidth``); ``kv_bytes_per_token`` what one more token of its
+    longest request adds to the cache on a GPU."""
 
     name: str
     run: Requests | Steady
@@ -40,6 +41,7 @@ class Candidate:
     usd_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
     wall: str = ""
+    kv_bytes_per_token: int | None = None
 
     def usd_per_million(self, tokens_per_s: float) -> float | None:
         """USD of a million tokens if they pay for everything; None without a price."""

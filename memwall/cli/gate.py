@@ -100,7 +100,7 @@ def command(
         assert place is not None
         run = _update(whole, chosen, run, place, messages)
     if kept:
-        append(Path(kept), entry_of(run.heads, *committed(whole.root, kept)))
+        append(Path(kept), entry_of(run.heads, *committed(whole.root, kept), run.result.served))
         messages.say(f"added to {kept}")
     report = GateReport(run.result, folder=place_in_repository(whole.root), config=whole.source)
     annotate = partial(_annotate, report, err=out.as_json) if github else lambda: None

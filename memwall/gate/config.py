@@ -18,9 +18,18 @@ from memwall.hardware.lookup import Gpu, load_gpu
 
 #: the limits if none are written and there is a baseline: what a code change may not do by accident
 DEFAULTS = {"kernels": "+0", "dram_bytes": "+0.5%", "flops": "+0.5%", "time_s": "+0.5%", "peak_memory": "+0.5%",
-            "graph_breaks": "+0", "nchw_bytes": "+0.5%"}  # fmt: skip
+            "graph_breaks": "+0", "nchw_bytes": "+0.5%", "ttft_s": "+0.5%", "tpot_s": "+0.5%",
+            "kv_bytes_per_token": "+0%"}  # fmt: skip
 #: the policies if none is named: what runs today, and what a compiler could fuse, so that a lost fusion shows
 DEFAULT_POLICIES = ("eager", "memwall")
+#: what a workload that is served runs, and its tokens and clients where it does not say
+SERVED_POLICIES = ("server",)
+SERVED_DEFAULTS = {"prompt": 1024, "generate": 256, "concurrency": 16}
+#: settings of a workload with ``mode = "serve"``, aside from ``prompt``: keywords of :func:`memwall.serve`
+SERVER = ("tp", "generate", "concurrency", "rate", "lengths", "weights", "kv", "price", "engine", "utilization",
+          "prefix_hit", "cluster", "closed_form")  # fmt: skip
+#: samples of the step that is traced, and the most tokens in its cache
+_TRACED_BATCH, _MOST_CONTEXT = 2, 16_383
 #: limits of every workload unless it says otherwise
 ALWAYS = {"coverage": "100 %"}
 #: quantities whose limits do not replace :data:`DEFAULTS`: they do not limit the cost of the step
@@ -60,6 +69,23 @@ class GatedWorkload:
     policies: tuple[str, ...] = ()
     scope: Scope = Scope()
 
+    @property
+    def load(self) -> dict[str, Any] | None:
+        """The keywords of :func:`memwall.serve` that say under what load it is served; None where it is not."""
+        if self.options.get("mode") != "serve":
+            return None
+        given = {name: self.options[name] for name in ("prompt", *SERVER) if name in self.options}
+        return {**SERVED_DEFAULTS, **given}
+
+    @property
+    def tracing(self) -> dict[str, Any]:
+        """The keywords of :func:`memwall.profile`: of what is served, a decode step with the longest cache."""
+        if (load := self.load) is None:
+            return dict(self.options)
+        others = {name: value for name, value in self.options.items() if name not in load}
+        context = min(load["prompt"] + load["generate"] - 1, _MOST_CONTEXT)
+        return {**others, "mode": "decode", "batch": _TRACED_BATCH, "context": context}
+
 
 @dataclass(frozen=True)
 class GateConfig:
@@ -82,13 +108,12 @@ class GateConfig:
         self, name: str, target: str, options: Mapping[str, Any] | None = None, gpus: tuple[Gpu, ...] = (),
         policies: tuple[str, ...] = (), scope: Scope = Scope(),
     ) -> GatedWorkload:  # fmt: skip
-        """A workload with what the gate says where it says nothing; a saved profile has GPUs of its own."""
-        saved = is_saved(target)
-        return GatedWorkload(
-            name, target, {**self.options, **(options or {})},
-            gpus or self.gpus or (() if saved else (load_gpu("h100-sxm"),)),
-            policies or self.policies or (() if saved else DEFAULT_POLICIES), scope,
-        )  # fmt: skip
+        """A workload with what the gate says where it says nothing; a saved profile has GPUs of its own, and what is
+        served runs as servers do unless it says otherwise itself."""
+        saved, how = is_saved(target), {**self.options, **(options or {})}
+        usual = SERVED_POLICIES if how.get("mode") == "serve" else self.policies or (() if saved else DEFAULT_POLICIES)
+        gpus = gpus or self.gpus or (() if saved else (load_gpu("h100-sxm"),))
+        return GatedWorkload(name, target, how, gpus, policies or usual, scope)
 
     def limits(
         self, workload: GatedWorkload, gpu: str, policy: str, *, compared: bool, unknown: Container[str] = ()

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
 from memwall.analysis.layouts import given_up, layouts
 from memwall.analysis.limits import Limit
 from memwall.analysis.matching import match_ops
 from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
+from memwall.analysis.serving import Candidate
+from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.frontend.dynamo.capture import capture_of
 from memwall.gate.config import Limits
 from memwall.gate.result import Check, Problem
+from memwall.hardware.lookup import load_gpu
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
+from memwall.serving import Model, read_model, serve
 from memwall.simulate.memory import KINDS
 from memwall.simulate.schedule import Schedule
 
@@ -31,7 +36,8 @@ MOST_CAUSES = 8
 @dataclass(frozen=True)
 class Subject:
     """One workload to judge. ``compared``: a baseline was asked for; ``refused``: why it must not be used;
-    ``missing``: the message about a workload that is not in the base; ``new``: it may pass.
+    ``missing``: the message about a workload that is not in the base; ``new``: it may pass; ``load``: keywords of
+    :func:`memwall.serve` where it is served.
     """
 
     name: str
@@ -42,13 +48,46 @@ class Subject:
     refused: str = ""
     missing: str = ""
     new: bool = False
+    load: Mapping[str, Any] | None = None
+
+
+@dataclass
+class _Server:
+    """What a server does under the load of a workload, each side on each GPU once."""
+
+    load: Mapping[str, Any] | None
+    _models: dict[int, Model] = field(default_factory=dict)
+    _found: dict[tuple[int, str], Candidate | str] = field(default_factory=dict)
+
+    def under(self, side: Side) -> Candidate | str:
+        """The server, or why there is none."""
+        if self.load is None:
+            return 'it is not served; mode = "serve" says so'
+        key = id(side.profile), side.schedule.gpu.name
+        if key not in self._found:
+            try:
+                self._found[key] = self._run(side, self.load)
+            except UsageError as error:
+                self._found[key] = str(error)
+        return self._found[key]
+
+    def _run(self, side: Side, load: Mapping[str, Any]) -> Candidate | str:
+        gpu, settings = side.schedule.gpu, {**load}
+        prices = {load_gpu(name).name: usd for name, usd in settings.pop("price", {}).items()}
+        if gpu.name in prices:
+            settings["price"] = {gpu.name: prices[gpu.name]}
+        if id(side.profile) not in self._models:
+            self._models[id(side.profile)] = read_model(side.profile, weights=settings.get("weights", "model"))
+        (point,) = serve(self._models[id(side.profile)], gpu=gpu, **settings).points
+        return point.candidate or point.refused
 
 
 def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -> tuple[list[Check], list[Problem]]:
     """The checks of one workload, in the order of its simulations and limits; ``limits``: by GPU and policy."""
     checks: list[Check] = []
     problems: list[Problem] = []
-    once: set[tuple[str, tuple[Limit, ...]]] = set()
+    once: set[tuple[str, str, tuple[Limit, ...]]] = set()
+    server = _Server(subject.load)
     pairs: dict[tuple[int, int], dict[int, int]] = {}
     for schedule in subject.head.simulations:
         own = limits.get((schedule.gpu.name, schedule.policy), {})
@@ -57,11 +96,12 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
         causes: tuple[Cause, ...] | None = None
         for (name, module), rows in own.items():
             quantity = LIMITS[name]
-            if quantity.per == "machine" or (name, rows) in once:
+            where = schedule.gpu.name if quantity.per == "server" else ""
+            if quantity.per == "machine" or (name, where, rows) in once:
                 continue
-            if quantity.per == "profile":
-                once.add((name, rows))
-            values = _value(quantity, module, head), _value(quantity, module, base) if base else None
+            if quantity.per in ("profile", "server"):
+                once.add((name, where, rows))
+            values = _value(quantity, module, head, server), _value(quantity, module, base, server) if base else None
             if module and not kernels_in(head.profile, schedule, module):
                 why = f"no kernel belongs to the modules {module!r}, so their limits check nothing; "
                 why += "memwall profile --by module lists what there is"
@@ -69,6 +109,8 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
                 continue
             for limit in rows:
                 check = _check(subject, head, base, quantity, module, limit, values)
+                if quantity.per == "server" and isinstance(found := server.under(head), str):
+                    check = replace(check, message=f"{quantity.title}: {found}")
                 if check.verdict == "fail" or (values[1] is not None and values[0] != values[1]):
                     if base is not None and causes is None:
                         key = head.schedule.graph, base.schedule.graph
@@ -91,7 +133,10 @@ def _base_of(subject: Subject, schedule: Schedule) -> Side | None:
     return Side(subject.base, found[0]) if found else None
 
 
-def _value(quantity: Quantity, module: str, side: Side) -> float | None:
+def _value(quantity: Quantity, module: str, side: Side, server: _Server) -> float | None:
+    if quantity.per == "server" and quantity.serve is not None:
+        served = server.under(side)
+        return None if isinstance(served, str) else quantity.serve(served)
     if module:
         return sum(quantity.of(kernel) for kernel in kernels_in(side.profile, side.schedule, module))
     return quantity.read(side.profile, side.schedule)
@@ -127,7 +172,8 @@ def _check(
     else:
         allowed = limit.allowed(before)
         verdict = "pass" if limit.holds(value, before) else "fail"
-    where = ("", "") if quantity.per == "profile" else (head.schedule.gpu.name, head.schedule.policy)
+    gpu, policy = head.schedule.gpu.name, head.schedule.policy
+    where = {"profile": ("", ""), "server": (gpu, "")}.get(quantity.per, (gpu, policy))
     return Check(
         subject.name, subject.target, *where, module, quantity.name, limit.text, value, before, allowed, verdict, why
     )

@@ -29,6 +29,8 @@ from memwall.simulate.schedule import Schedule
 
 #: rows that a failure lists
 LARGEST = 5
+#: what limits of quantities may depend on that a test's profile has not
+_APART = ("machine", "server")
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -49,8 +51,8 @@ def read_keywords(given: Mapping[str, Any]) -> tuple[dict[str, Limit], dict[str,
 def _limit(keyword: str, value: Any, options: Iterable[str]) -> Limit:
     side, _, name = keyword.partition("_")
     quantity = LIMITS.get(ALIASES.get(name, name))
-    if side not in ("max", "min") or quantity is None or quantity.per == "machine":
-        known = [f"{_side(q)}_{q.name}" for q in LIMITS.values() if q.per != "machine"]
+    if side not in ("max", "min") or quantity is None or quantity.per in _APART:
+        known = [f"{_side(q)}_{q.name}" for q in LIMITS.values() if q.per not in _APART]
         raise unknown("keyword", keyword, [*known, *sorted(options)], 0.5)
     if side != _side(quantity):
         better = "lower" if quantity.lower else "higher"

@@ -19,7 +19,7 @@ from memwall.core.files import read_toml
 from memwall.frontend.workload.sizes import MODES
 from memwall.frontend.workload.target import is_target, split_target
 from memwall.fusion import POLICIES
-from memwall.gate.config import GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
+from memwall.gate.config import SERVER, GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.record.profile import Profile
 
@@ -27,13 +27,17 @@ from memwall.record.profile import Profile
 OWN_FILE = "memwall.toml"
 
 Types = Mapping[str, tuple[type, ...]]
-#: settings of a workload -> the types they may have; the keywords of ``memwall.profile`` aside from gpu and policy
+#: settings of a workload -> the types they may have; the keywords of ``memwall.profile`` aside from gpu and policy, and
+#: those of ``memwall.serve`` that :data:`SERVER` names
 OPTIONS: Types = {
     "mode": (str,), "batch": (int,), "seq": (int,), "image": (str, int), "images": (int,),
     "video": (int,), "seconds": (int, float), "prompt": (int,), "context": (int,), "dtype": (str,), "autocast": (str,),
     "optimizer": (str,),
     "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "assume": (list,), "max_ops": (int,),
     "no_grad": (bool,), "host": (str,),
+    "tp": (int,), "generate": (int,), "concurrency": (int,), "rate": (int, float), "lengths": (str,), "weights": (str,),
+    "kv": (str,), "price": (dict,), "engine": (str,), "utilization": (int, float), "prefix_hit": (int, float),
+    "cluster": (str,), "closed_form": (bool,),
 }  # fmt: skip
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
 _OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}
@@ -42,7 +46,7 @@ _OF_GATE: Types = {
     "target": (str,),
 }  # fmt: skip
 _SCOPES = ("gpus", "policies", "modules")
-_CHOICES = {"mode": MODES, "attention": ("auto", "flash", "efficient", "math")}
+_CHOICES = {"mode": (*MODES, "serve"), "attention": ("auto", "flash", "efficient", "math")}
 _TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
 
 
@@ -215,7 +219,10 @@ def _workload(config: GateConfig, name: str, row: Any, where: str) -> GatedWorkl
     settings, scope = _table(row, where, _OF_WORKLOAD)
     if "target" not in settings:
         raise UsageError(f'{where} has no target; want one such as target = "model.py"')
-    return config.workload(name, settings["target"], *_how(settings, where, config.root), scope)
+    made = config.workload(name, settings["target"], *_how(settings, where, config.root), scope)
+    if made.load is None and (stray := next((key for key in made.options if key in SERVER), None)):
+        raise UsageError(f'{where}: {stray} says how a model is served; add mode = "serve"')
+    return made
 
 
 def _check_places(config: GateConfig, workloads: tuple[GatedWorkload, ...], file: str) -> None:

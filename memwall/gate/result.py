@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memwall.analysis.diff import Cause
+from memwall.analysis.quantities import LIMITS
 from memwall.core.structure import write
 from memwall.core.version import __version__
 
@@ -97,6 +98,15 @@ class GateResult:
     def exit_code(self) -> int:
         """0 pass, 1 fail, 3 inconclusive."""
         return {"pass": 0, "fail": 1, "inconclusive": 3}[self.verdict]
+
+    @property
+    def served(self) -> dict[tuple[str, str], dict[str, float]]:
+        """The figures of servers, by workload and GPU, of the quantities that are limited."""
+        found: dict[tuple[str, str], dict[str, float]] = {}
+        for check in self.checks:
+            if LIMITS[check.quantity].per == "server" and check.value is not None:
+                found.setdefault((check.workload, check.gpu), {})[check.quantity] = check.value
+        return found
 
     def count(self, verdict: str) -> int:
         """Checks with a verdict."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.analysis.limits import Limit, parse_limit
-from memwall.analysis.quantities import nchw_bytes
+from memwall.analysis.quantities import SERVED, nchw_bytes
 from memwall.bench.ab import Side, run_ab
 from memwall.bench.device import RUN_OPTIONS
 from memwall.core.errors import UsageError
@@ -122,7 +122,7 @@ def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
     limited = (config.limits(workload, gpu.name, policy, compared=compared) for gpu, policy in places)
     breaks = any(("graph_breaks", "") in limits for limits in limited)
     asked = breaks and "graph_breaks" in config.limited(workload)
-    return Job(workload.name, workload.target, workload.options, workload.gpus, workload.policies, breaks, asked)
+    return Job(workload.name, workload.target, workload.tracing, workload.gpus, workload.policies, breaks, asked)
 
 
 def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path) -> GateRun:
@@ -149,7 +149,7 @@ def _judged(
             continue
         before = base.profiles.get(workload.name)
         baseline = noted(baseline, workload.name, [*head.notes, *_other_step(before, head.profile)])
-        unknown = _unknown(head.profile, before, saved=is_saved(workload.target))
+        unknown = _unknown(head.profile, before, saved=is_saved(workload.target), served=workload.load is not None)
         limits = {
             (s.gpu.name, s.policy): config.limits(workload, s.gpu.name, s.policy, compared=compared, unknown=unknown)
             for s in head.profile.simulations
@@ -159,7 +159,7 @@ def _judged(
         subject = Subject(
             workload.name, workload.target, head.profile, before, compared,
             base.refused.get(workload.name, "") or other_version(head.profile) or not_comparable(head),
-            base.missing.get(workload.name, ""), allow_new and workload.name in base.missing,
+            base.missing.get(workload.name, ""), allow_new and workload.name in base.missing, workload.load,
         )  # fmt: skip
         found, wrong = check_workload(subject, limits)
         checks += found
@@ -183,12 +183,13 @@ def _short(value: Any) -> str:
     return value if len(str(value)) <= 80 else f"{str(value)[:79]}…"
 
 
-def _unknown(head: Profile, base: Profile | None, *, saved: bool) -> set[str]:
+def _unknown(head: Profile, base: Profile | None, *, saved: bool, served: bool) -> set[str]:
     """Quantities with a default limit that neither side has: graph breaks without a capture (which a ``saved`` head
-    cannot make), bytes in NCHW."""
+    cannot make), bytes in NCHW, those of a server."""
     captured = _captured(head) or (_captured(base) and not saved)
     converts = any(nchw_bytes(side) for side in (head, base) if side is not None)
-    return {name for name, known in (("graph_breaks", captured), ("nchw_bytes", converts)) if not known}
+    known = {"graph_breaks": captured, "nchw_bytes": converts} | dict.fromkeys(SERVED, served)
+    return {name for name in known if not known[name]}
 
 
 def _captured(profile: Profile | None) -> bool:
@@ -219,7 +220,7 @@ def _measured(
     problems: list[Problem] = []
     contests: dict[str, Mapping[str, Any]] = {}
     for workload in workloads:
-        options = {key: workload.options[key] for key in RUN_OPTIONS if key in workload.options}
+        options = {key: value for key, value in workload.tracing.items() if key in RUN_OPTIONS}
         base, head = (Side(folder, workload.target, options) for folder in (checkout.folder, config.root))
         limit = limits[workload.name]
         say(f"measuring {workload.name}, base and head in turns")

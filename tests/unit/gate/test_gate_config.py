@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from memwall.core.errors import UsageError
@@ -41,6 +43,46 @@ def test_a_gate_stands_in_either_file(read, name, head):
     assert [gpu.name for gpu in config.workloads[0].gpus] == ["h100-sxm"]
     assert limits_of(config) == {"coverage": "100 %", "kernels": "120"}
     assert config.source == name
+
+
+def test_what_is_served_has_a_load_and_a_decode_step(read):
+    config = read("""
+        [gate]
+        policy = "memwall"
+        [gate.workloads.chat]
+        target = "chat.py"
+        mode = "serve"
+        tp = 2
+        prompt = 2000
+        generate = 100
+        dtype = "float16"
+        price = { h100 = 2.5 }
+        tpot = "30 ms"
+        cost_per_mtok = "0.4 USD"
+        [gate.workloads.plain]
+        target = "chat.py"
+        mode = "serve"
+    """)
+    chat, plain = config.workloads
+    load = {"prompt": 2000, "generate": 100, "concurrency": 16, "tp": 2, "price": {"h100": 2.5}}
+    assert chat.load == load and chat.policies == ("server",)
+    assert chat.tracing == {"mode": "decode", "batch": 2, "context": 2099, "dtype": "float16"}
+    assert limits_of(config, "chat") == {
+        "coverage": "100 %", "tpot_s": "30 ms", "usd_per_million_tokens": "0.4 USD",
+    }  # fmt: skip
+    assert plain.load == {"prompt": 1024, "generate": 256, "concurrency": 16}
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("tp = 2", 'tp says how a model is served; add mode = "serve"'),
+    ("mode = 'serve'\ntp = 'two'", "tp is str; want a whole number"),
+    ("mode = 'serve'\nconcurency = 2", "did you mean concurrency?"),
+    ("mode = 'serve'\ntpot = '3 GB'", "no unit 'GB' for mean time per output token"),
+    ("mode = 'server'", "mode is 'server'; want inference or training"),
+])  # fmt: skip
+def test_what_is_served_is_said_so(read, text, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        read(f"[gate.workloads.chat]\ntarget = 'chat.py'\n{text}")
 
 
 def test_workloads_are_a_table_or_patterns(read, tmp_path):

@@ -61,6 +61,50 @@ def check(head: Profile, *texts: str, base: Profile | None = None, module: str =
     return check_workload(Subject("net", "net.py", head, base, base is not None, **options), every)
 
 
+class Decoder(nn.Module):
+    """Attention of 8 heads of 64 that share ``kv_heads`` keys and values of a cache."""
+
+    def __init__(self, kv_heads):
+        super().__init__()
+        self.kv_heads = kv_heads
+        self.qkv = nn.Linear(512, (8 + 2 * kv_heads) * 64)
+        self.head = nn.Linear(512, 32_000)
+
+    def forward(self, x, cache):
+        q, k, v = self.qkv(x).unflatten(-1, (-1, 64)).transpose(1, 2).split((8, self.kv_heads, self.kv_heads), 1)
+        cache = torch.cat((cache[0], k), 2), torch.cat((cache[1], v), 2)
+        mixed = nn.functional.scaled_dot_product_attention(q, *cache, enable_gqa=True)
+        return self.head(mixed.transpose(1, 2).flatten(2)), cache
+
+
+def decoder(kv_heads: int) -> Profile:
+    kept = tuple(torch.zeros(2, kv_heads, 100, 64) for _ in range(2))
+    given = {"x": torch.zeros(2, 1, 512), "cache": kept}
+    return memwall.profile(Decoder(kv_heads).half(), given, mode="decode", dtype="float16", policy="server")
+
+
+def test_what_is_served_is_judged_on_both_sides():
+    load = {"prompt": 64, "generate": 16, "concurrency": 4, "price": {"h100": 3.6, "b200": 4}}
+    texts = ("kv_bytes_per_token=+0%", "tpot_s=1 s", "cost_per_mtok=1 USD")
+    found, problems = check(decoder(4), *texts, base=decoder(2), load=load)
+    assert not problems and [c.verdict for c in found] == ["fail", "pass", "pass"]
+    grown, tpot, cost = found
+    # keys and values of 4 and of 2 heads of 64 in float16
+    assert (grown.value, grown.baseline, grown.policy) == (2 * 4 * 64 * 2, 2 * 2 * 64 * 2, "")
+    assert tpot.value is not None and 0 < tpot.value < 1e-3
+    # 4 clients at one token each TPOT, at 3.6 USD an hour: a mill of a USD a second
+    assert cost.value == pytest.approx(1e-3 / (4 / tpot.value) * 1e6, rel=0.3)
+    same, _ = check(decoder(2), *texts, base=decoder(2), load=load)
+    assert [c.verdict for c in same] == ["pass"] * 3 and all(c.value == c.baseline for c in same)
+
+
+def test_what_is_not_served_has_no_server():
+    (found,), _ = check(decoder(2), "tpot_s=1 s")
+    assert found.verdict == "inconclusive" and 'it is not served; mode = "serve" says so' in found.message
+    (found,), _ = check(decoder(2), "tpot_s=1 s", load={"tp": 3})
+    assert found.verdict == "inconclusive" and "3 GPUs do not divide 8 heads; --tp 2 does" in found.message
+
+
 @pytest.fixture(scope="module")
 def two() -> Profile:
     return profile(torch.relu, torch.tanh)
@@ -242,7 +286,7 @@ def test_graph_breaks(two):
     assert failed.message == "TorchDynamo captures nothing: it crashed"
 
 
-@pytest.mark.parametrize("name", [n for n, row in LIMITS.items() if row.per != "machine"])
+@pytest.mark.parametrize("name", [n for n, row in LIMITS.items() if row.per not in ("machine", "server")])
 def test_every_quantity_can_be_read_and_limited(name, two, tmp_path):
     head = captured(two, 0)
     worst = {"lower": "0", "higher": "100 %"}["lower" if LIMITS[name].lower else "higher"]
