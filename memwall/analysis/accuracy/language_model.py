@@ -1,0 +1,164 @@
+"""The language models of published training runs: GPT and Llama by their sizes, as Megatron-LM and llm-foundry write
+them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of a model. ``fused``: attention is one kernel; else the scores are written, masked and normalised."""
+
+    width: int
+    layers: int
+    heads: int
+    vocab: int
+    seq: int
+    ffn: int = 0
+    kv_heads: int = 0
+    gated: bool = False
+    rotary: bool = False
+    fused: bool = False
+    dropout: float = 0.1
+    bias: bool = True
+    tied: bool = True
+
+    @property
+    def inner(self) -> int:
+        """Width inside the MLP."""
+        return self.ffn or 4 * self.width
+
+
+class MaskedSoftmax(nn.Module):
+    """Scores are scaled, masked and normalised: one kernel of Megatron-LM's."""
+
+    def forward(self, scores: Tensor, scale: float, later: Tensor) -> Tensor:
+        return F.softmax(scores.mul_(scale).masked_fill_(later, -10000.0), dim=-1)
+
+
+class Residual(nn.Module):
+    """Adds what a branch made, with dropout: one kernel of Megatron-LM's."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.p = dropout
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + F.dropout(branch, self.p, self.training) if self.p else x + branch
+
+
+class Attention(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.dropout = sizes.dropout
+        self.num_heads, self.num_kv_heads = sizes.heads, sizes.kv_heads or sizes.heads
+        self.head_dim = sizes.width // sizes.heads
+        made = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.qkv = nn.Linear(sizes.width, made, bias=sizes.bias)
+        self.out = nn.Linear(sizes.width, sizes.width, bias=sizes.bias)
+        self.softmax, self.drop = MaskedSoftmax(), nn.Dropout(sizes.dropout)
+
+    def forward(self, x: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+        each = self.num_heads // self.num_kv_heads  # queries of a group, next to their key and value
+        parts = self.qkv(x).unflatten(-1, (self.num_kv_heads, -1, self.head_dim)).split((each, 1, 1), dim=3)
+        q, k, v = (part.flatten(2, 3) for part in parts)
+        if angles is not None:
+            q, k = _rotate(q, *angles), _rotate(k, *angles)
+        return self.out(self._fused(q, k, v) if later is None else self._unfused(q, k, v, later))
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
+        p, grouped = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, enable_gqa=grouped)
+        return mixed.permute(2, 0, 1, 3).flatten(2)
+
+    def _unfused(self, q: Tensor, k: Tensor, v: Tensor, later: Tensor) -> Tensor:
+        seq, batch = q.shape[:2]
+        q, k, v = (part.flatten(1, 2).transpose(0, 1) for part in (q, k, v))
+        scores = self.softmax(q @ k.transpose(1, 2), 1 / math.sqrt(self.head_dim), later)
+        mixed = self.drop(scores) @ v
+        return mixed.transpose(0, 1).reshape(seq, batch, -1)
+
+
+class MLP(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.gate = nn.Linear(sizes.width, sizes.inner, bias=sizes.bias) if sizes.gated else None
+        self.up = nn.Linear(sizes.width, sizes.inner, bias=sizes.bias)
+        self.down = nn.Linear(sizes.inner, sizes.width, bias=sizes.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Pre-norm decoder block."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        norm = nn.RMSNorm if sizes.rotary else nn.LayerNorm
+        self.norm1, self.norm2 = norm(sizes.width), norm(sizes.width)
+        self.attention, self.mlp = Attention(sizes), MLP(sizes)
+        self.residual1, self.residual2 = Residual(sizes.dropout), Residual(sizes.dropout)
+
+    def forward(self, x: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = self.residual1(x, self.attention(self.norm1(x), later, angles))
+        return self.residual2(x, self.mlp(self.norm2(x)))
+
+
+class LanguageModel(nn.Module):
+    """Tokens [batch, seq] → logits [seq, batch, vocab]; the sequence comes first, as in Megatron-LM, so that attention
+    reads heads where they are."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.head_dim, self.fused = sizes.width // sizes.heads, sizes.fused
+        self.word = nn.Embedding(sizes.vocab, sizes.width)
+        self.position = None if sizes.rotary else nn.Embedding(sizes.seq, sizes.width)
+        self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.norm = (nn.RMSNorm if sizes.rotary else nn.LayerNorm)(sizes.width)
+        self.head = nn.Linear(sizes.width, sizes.vocab, bias=False)
+        if sizes.tied:
+            self.head.weight = self.word.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, angles, later, seq = self.word(ids), None, None, ids.shape[1]
+        if self.position is None:
+            angles = _angles(seq, self.head_dim, x)
+        else:
+            x = x + self.position(torch.arange(seq, device=ids.device))
+        x = x.transpose(0, 1).contiguous()
+        if not self.fused:
+            later = torch.ones(seq, seq, dtype=torch.bool, device=ids.device).triu(1)
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x, later, angles)
+        return self.head(self.norm(x))
+
+
+def next_token_loss(logits: Tensor) -> Tensor:
+    """Cross-entropy in float32, as Megatron-LM takes it."""
+    labels = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+
+def _angles(seq: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of position times frequency, each [seq, 1, 1, head_dim]."""
+    frequencies = 10_000.0 ** -(torch.arange(0, head_dim, 2, device=like.device) / head_dim)
+    angles = torch.arange(seq, device=like.device)[:, None] * frequencies
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(like.dtype)[:, None, None], angles.sin().to(like.dtype)[:, None, None]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin

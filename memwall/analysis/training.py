@@ -1,0 +1,98 @@
+"""A workload under a layout: one microbatch of one rank is traced, and its blocks are timed on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from memwall.core.errors import UsageError
+from memwall.core.parallelism import Parallelism
+from memwall.hardware.cluster import Cluster
+from memwall.hardware.host import Host
+from memwall.ops import graph_costs
+from memwall.perfmodel.collectives import collective_s
+from memwall.record.format import WorkloadInfo
+from memwall.record.profile import Profile
+from memwall.simulate.blocks import Blocks, read_blocks
+
+if TYPE_CHECKING:
+    from memwall.frontend.sharding import Split
+    from memwall.frontend.torch import TraceOptions
+    from memwall.frontend.workload import Workload
+
+
+def trace_rank(
+    workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None = None,
+    warn: Callable[[str], None] = lambda message: None,
+) -> Profile:  # fmt: skip
+    """The training step of one microbatch on one of the ``layout.tp`` ranks that share products, without the optimizer.
+
+    Args:
+        workload: its inputs are a microbatch.
+        options: of a trace in training.
+        split: what tensor parallelism splits; None finds it in a trace of the forward pass.
+
+    Raises:
+        UsageError: as a trace; or the model has nothing to split.
+    """
+    from memwall.frontend.torch import trace
+
+    if layout.tp > 1:
+        workload = _of_rank(workload, layout, options, split)
+    traced = trace(replace(workload, optimizer=None), replace(options, mode="training"), warn)
+    return Profile(
+        workload=WorkloadInfo(
+            workload.name, workload.target, "training", traced.dtype, traced.inputs, traced.parameters, traced.samples,
+            traced.tokens, None, options.autocast,
+        ),
+        graphs=(traced.graph,), costs=(graph_costs(traced.graph),), capture=dict(traced.capture),
+        attention=traced.attention,
+    )  # fmt: skip
+
+
+def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None) -> Workload:
+    """The workload whose model is that of one rank."""
+    from memwall.frontend.sharding import find_split, split_module
+    from memwall.frontend.torch import trace
+    from memwall.frontend.torch.build import build_module
+
+    if split is None:
+        alone = replace(workload, loss=None, optimizer=None)
+        split = find_split(trace(alone, replace(options, mode="inference")).graph)
+
+    def model() -> Any:
+        source = workload.model
+        whole = source() if not hasattr(source, "parameters") else build_module(source, "meta", print).module
+        return split_module(whole, split, layout.tp, layout.sp)
+
+    return replace(workload, model=model)
+
+
+def blocks_of(
+    profile: Profile, cluster: Cluster, policy: str = "eager", *, host: Host | None = None, within_modules: bool = False
+) -> Blocks:
+    """The blocks of a rank's step on a cluster.
+
+    Args:
+        host: what issues the kernels; None: that of the cluster's GPU.
+        within_modules: the policy fuses what is in one module only, as where fused kernels are written by hand.
+
+    Raises:
+        UsageError: the model has no list of layers.
+    """
+    gpu = cluster.hardware if host is None else replace(cluster.hardware, host=host)
+    ranked = profile.on([gpu])
+    graph = ranked.graphs[ranked.graph_for(gpu)]
+    modules = {name: number for number, name in enumerate(dict.fromkeys(op.module for op in graph.ops))}
+    regions = [modules[op.module] for op in graph.ops] if within_modules else None
+    schedule = ranked.schedule(gpu, policy, regions=regions)
+    return read_blocks(graph, schedule, partial(_tensor_s, cluster))
+
+
+def _tensor_s(cluster: Cluster, op: str, nbytes: float, ranks: int) -> float:
+    """A collective of ranks next to each other."""
+    if ranks > cluster.gpus_per_node and ranks % cluster.gpus_per_node:
+        raise UsageError(f"tp={ranks} does not fill nodes of {cluster.gpus_per_node} GPUs")
+    return collective_s(op, nbytes, ranks, cluster).time_s

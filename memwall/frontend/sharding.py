@@ -1,0 +1,378 @@
+"""Tensor parallelism for any module: which of its linear layers are split by columns and which by rows, found in a
+trace, and the module of one rank.
+
+As in Megatron-LM (Shoeybi et al., 2019; Korthikanti et al., 2022): a layer is split by columns where its result passes
+through element-wise ops and attention, head by head, to another linear layer, which is split by rows and sums the
+ranks' results. With sequence parallelism what lies between such groups is split along the sequence. The embedding of
+tokens and the head are split along the vocabulary. All other layers are whole on each rank.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph, Op
+
+#: what happens to a tensor, or to its gradient on the way back
+Exchanges = Callable[[torch.Tensor], torch.Tensor]
+#: class of a linear layer -> the axes of its weight that its columns and its rows are
+_AXES: Mapping[str, tuple[int, int]] = {"Linear": (0, 1), "Conv1D": (1, 0)}
+#: classes of ops that work on each element, or each head, of what a layer split by columns makes
+_SPLITTABLE = ("elementwise", "movement", "attention", "contraction")
+#: attributes in which the modules of a group keep what each rank has a share of, as in PyTorch's tutorial on tensor
+#: parallelism (``n_heads //= tp``)
+_SHARED_COUNTS = (
+    "num_heads", "num_kv_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "n_kv_heads",
+    "n_kv_head", "nhead", "split_size", "all_head_size", "inner_dim",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The paths of the modules that are split: layers by columns, with the layer by rows that each group of them leads
+    to; heads, whose results stay split; embeddings of tokens. ``entry``: the module from whose input on sequences can
+    be split."""
+
+    groups: tuple[tuple[tuple[str, ...], str], ...]
+    heads: tuple[str, ...] = ()
+    embeddings: tuple[str, ...] = ()
+    entry: str = ""
+
+
+# -- finding -----------------------------------------------------------------------------------------------------------
+
+
+def find_split(graph: Graph) -> Split:
+    """What tensor parallelism splits in a model whose forward pass was traced."""
+    walk = _Walk(graph)
+    for op in graph.ops:
+        walk.step(op)
+    return walk.split()
+
+
+#: what is derived of weights, with the layers by columns whose results it has a share of; absent: inputs and constants
+_Sources = frozenset[str]
+
+
+@dataclass
+class _Walk:
+    """A walk along the data of a forward pass."""
+
+    graph: Graph
+    state: dict[int, _Sources] = field(default_factory=dict)
+    #: path → elements and width of its result
+    made: dict[str, tuple[int, int]] = field(default_factory=dict)
+    rows: dict[str, _Sources] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    embeddings: dict[str, None] = field(default_factory=dict)
+    entry: str = ""
+
+    def step(self, op: Op) -> None:
+        """Note what an op does to what is split."""
+        values, storages = self.graph.values, self.graph.storages
+        read = [values[i] for i in op.inputs if storages[values[i].storage].role not in ("parameter", "buffer")]
+        known = [self.state[value.storage] - self.whole for value in read if value.storage in self.state]
+        sources = frozenset[str]().union(*known)
+        weight = self._weight(op)
+        if weight and op.op_class == "contraction":
+            sources = self._linear(op, weight, sources)
+        elif weight and op.name.startswith("aten.embedding"):
+            if any(value.storage in self._inputs for value in read):
+                self.embeddings[weight] = None
+        elif sources and (frozenset() in known or self._mixes(op, sources)):
+            self.whole |= sources
+            sources = frozenset()
+        if known and not self.entry and op.module in self._leaves:
+            self.entry = op.module
+        if known or weight:
+            self.state |= dict.fromkeys((values[i].storage for i in op.outputs), sources)
+
+    @cached_property
+    def _leaves(self) -> set[str]:
+        """Modules without parts."""
+        modules = {op.module for op in self.graph.ops}
+        return modules - {module.rpartition(".")[0] for module in modules}
+
+    @cached_property
+    def _inputs(self) -> set[int]:
+        return {self.graph.values[i].storage for i in self.graph.inputs}
+
+    def _weight(self, op: Op) -> str:
+        """The module whose matrix an op multiplies or looks up; empty: none."""
+        for value in (self.graph.values[i] for i in op.inputs):
+            storage = self.graph.storages[value.storage]
+            if storage.role == "parameter" and len(value.spec.shape) == 2 and storage.name.endswith(".weight"):
+                return op.module  # a tied weight has another's name
+        return ""
+
+    def _linear(self, op: Op, path: str, sources: _Sources) -> _Sources:
+        spec = self.graph.values[op.outputs[0]].spec
+        if path in self.made or path in self.rows:  # called more than once
+            self.whole |= {path, *sources, *self.rows.pop(path, ())}
+            return frozenset()
+        if sources:
+            self.rows[path] = sources
+            return frozenset()
+        self.made[path] = spec.numel, spec.shape[-1]
+        return frozenset((path,))
+
+    def _mixes(self, op: Op, sources: _Sources) -> bool:
+        """Whether an op needs whole rows of what a layer made."""
+        if op.op_class in _SPLITTABLE:
+            return False
+        specs = self.graph.specs(op.inputs)
+        return any((spec.numel, spec.shape[-1:]) == (self.made[path][0], (self.made[path][1],))
+                   for spec in specs for path in sources)  # fmt: skip
+
+    def split(self) -> Split:
+        """The groups that nothing stands against."""
+        rows = dict(self.rows)
+        while broken := [row for row, columns in rows.items() if columns & self.whole]:
+            for row in broken:
+                self.whole |= rows.pop(row)
+        given = [self.state.get(self.graph.values[i].storage, frozenset()) for i in self.graph.outputs]
+        led = frozenset[str]().union(*rows.values())
+        heads = dict.fromkeys(path for sources in given for path in sources - led - self.whole)
+        return Split(tuple((tuple(sorted(columns)), row) for row, columns in rows.items()), tuple(heads),
+                     tuple(self.embeddings), _of_block(self.entry))  # fmt: skip
+
+
+# -- splitting ---------------------------------------------------------------------------------------------------------
+
+
+def split_module(module: nn.Module, split: Split, tp: int, sequence: bool = False) -> nn.Module:
+    """The module of one of ``tp`` ranks, changed in place; its process group is made anew, so that a trace of it has a
+    fake one. ``sequence``: with sequence parallelism.
+
+    Raises:
+        UsageError: the model has nothing to split, or a width that ``tp`` does not divide; names the layer.
+    """
+    if tp == 1:
+        return module
+    if not split.groups:
+        raise UsageError(
+            f"tp={tp}: no linear layer of {type(module).__name__} leads to another by element-wise ops or attention"
+            " alone, so there is nothing to split: use dp, fsdp or pp"
+        )
+    dist.init_process_group("fake", rank=0, world_size=tp)
+    narrow = _Narrow(tp)
+    for columns, row in split.groups:
+        region = _region((*columns, row))
+        gathers = sequence and region is not None
+        for path in columns:
+            narrow.columns(module, path, "" if gathers else "gather" if sequence else "copy")
+        narrow.rows(module, row, "scatter" if sequence else "reduce")
+        _share_counts(module.get_submodule(_common((*columns, row))), tp)
+        if gathers and region is not None:
+            _become(module.get_submodule(region), "region")
+    for path in split.heads:
+        narrow.columns(module, path, "gather" if sequence else "copy", pads=True)
+    for path in split.embeddings:
+        narrow.vocabulary(module, path)
+    if sequence:
+        _become(module.get_submodule(split.entry), "entry")
+    return module
+
+
+class _Narrow:
+    """Gives modules their rank's share of each weight; tied ones stay tied."""
+
+    def __init__(self, tp: int) -> None:
+        self.tp = tp
+        #: whole weight and axis -> the share, with the whole one, so that no other gets its id
+        self._shares: dict[tuple[int, int], tuple[nn.Parameter, nn.Parameter]] = {}
+
+    def columns(self, root: nn.Module, path: str, way: str, pads: bool = False) -> None:
+        layer = root.get_submodule(path)
+        axis = _axes(layer, path)[0]
+        self._share(layer, "weight", axis, path, pads)
+        if getattr(layer, "bias", None) is not None:
+            self._share(layer, "bias", 0, path, pads)
+        _become(layer, way)
+
+    def rows(self, root: nn.Module, path: str, way: str) -> None:
+        layer = root.get_submodule(path)
+        self._share(layer, "weight", _axes(layer, path)[1], path)
+        _become(layer, way)
+
+    def vocabulary(self, root: nn.Module, path: str) -> None:
+        layer = root.get_submodule(path)
+        self._share(layer, "weight", 0, path, pads=True)
+        _become(layer, "reduce")
+
+    def _share(self, layer: nn.Module, name: str, axis: int, path: str, pads: bool = False) -> None:
+        """``pads``: the last rank's share is filled up, as Megatron-LM does with vocabularies."""
+        whole: Any = getattr(layer, name)
+        if (id(whole), axis) not in self._shares:
+            if whole.shape[axis] % self.tp and not pads:
+                raise UsageError(f"tp={self.tp} does not divide the {whole.shape[axis]:,} of {path}.{name}")
+            part = whole.detach().narrow(axis, 0, -(-whole.shape[axis] // self.tp)).clone()
+            self._shares[id(whole), axis] = nn.Parameter(part, whole.requires_grad), whole
+        setattr(layer, name, self._shares[id(whole), axis][0])
+        for count in ("out_features", "in_features", "nf"):
+            if getattr(layer, count, None) == whole.shape[axis] and name == "weight":
+                setattr(layer, count, whole.shape[axis] // self.tp)
+
+
+def _axes(layer: nn.Module, path: str) -> tuple[int, int]:
+    for kind in type(layer).__mro__:
+        if kind.__name__ in _AXES:
+            return _AXES[kind.__name__]
+    raise UsageError(f"tensor parallelism splits linear layers, and {path} is a {type(layer).__name__}")
+
+
+def _common(paths: Iterable[str]) -> str:
+    """The innermost module that has all of these."""
+    parts = [path.split(".")[:-1] for path in paths]
+    same = next((i for i, names in enumerate(zip(*parts, strict=False)) if len(set(names)) > 1), min(map(len, parts)))
+    return ".".join(parts[0][:same])
+
+
+def _region(paths: tuple[str, ...]) -> str | None:
+    """The module whose input a group's columns read as it is, to be gathered there; None: a block that does more."""
+    common = _common(paths)
+    return None if not common or common.rpartition(".")[2].isdecimal() else common
+
+
+def _of_block(path: str) -> str:
+    """The repeated block that a module is in, else the module itself."""
+    parts = path.split(".")
+    at = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return ".".join(parts[: at + 1])
+
+
+def _share_counts(group: nn.Module, tp: int) -> None:
+    """Divide what the modules of a group count, once each."""
+    for part in group.modules():
+        for name in _SHARED_COUNTS:
+            count = part.__dict__.get(name)
+            if type(count) is int and count % tp == 0 and f"_whole_{name}" not in part.__dict__:
+                part.__dict__[f"_whole_{name}"] = count
+                setattr(part, name, count // tp)
+            elif type(count) is int and f"_whole_{name}" not in part.__dict__:
+                raise UsageError(f"tp={tp} does not divide {name}={count} of {type(part).__name__}")
+
+
+# -- what a rank runs --------------------------------------------------------------------------------------------------
+
+
+def _become(module: nn.Module, way: str) -> None:
+    """Let a module exchange its input or result, as a class of its own: hooks would make each block unlike the next."""
+    if way:
+        kind: Any = type(module)
+        module.__class__ = _exchanging(kind, way)
+
+
+@lru_cache(maxsize=256)
+def _exchanging(kind: type[nn.Module], way: str) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _WAYS[way](lambda *a, **k: kind.forward(self, *a, **k), args, kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _of_input(exchange: Exchanges) -> Callable[..., Any]:
+    """Exchange the first tensor of activations among the arguments."""
+
+    def call(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = [*args, *kwargs.values()]
+        at = next(i for i, item in enumerate(given) if isinstance(item, torch.Tensor) and item.is_floating_point())
+        given[at] = exchange(given[at])
+        return forward(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+
+    return call
+
+
+def _of_result(exchange: Exchanges) -> Callable[..., Any]:
+    def call(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return exchange(forward(*args, **kwargs))
+
+    return call
+
+
+def _reduced(x: torch.Tensor) -> torch.Tensor:
+    made = x.detach()
+    dist.all_reduce(made)
+    return made
+
+
+def _gathered(x: torch.Tensor) -> torch.Tensor:
+    """All ranks' parts along the sequence."""
+    axis = _sequence_axis(x)
+    made = x.new_empty(*x.shape[:axis], x.shape[axis] * dist.get_world_size(), *x.shape[axis + 1 :])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for it
+        dist.all_gather_into_tensor(made, x.contiguous())
+    return made
+
+
+def _scattered(x: torch.Tensor) -> torch.Tensor:
+    """This rank's part of the sum of all ranks'."""
+    made = torch.empty_like(_part(x), memory_format=torch.contiguous_format)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.reduce_scatter_tensor(made, x.contiguous())
+    return made
+
+
+def _part(x: torch.Tensor) -> torch.Tensor:
+    axis, ranks = _sequence_axis(x), dist.get_world_size()
+    if x.shape[axis] % ranks:
+        raise UsageError(f"sp: {ranks} ranks do not divide a sequence of {x.shape[axis]:,}")
+    return x.narrow(axis, 0, x.shape[axis] // ranks)
+
+
+def _sequence_axis(x: torch.Tensor) -> int:
+    """The longest axis but for the width: that of the sequence, first or second. What lies between groups treats all
+    tokens alike."""
+    return max(range(x.dim() - 1), key=lambda axis: x.shape[axis])
+
+
+def _exchange(forward: Exchanges, backward: Exchanges) -> Exchanges:
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return forward(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return backward(gradient)
+
+    return Exchange.apply
+
+
+def _once(exchange: Exchanges, name: str) -> Exchanges:
+    """The exchange of a tensor that several layers read, made once."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor | None = getattr(x, name, None)
+        if made is None:
+            made = exchange(x)
+            setattr(x, name, made)
+        return made
+
+    return call
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x.view_as(x)
+
+
+#: way -> what a module does next to its own forward
+_WAYS: Mapping[str, Callable[..., Any]] = {
+    "copy": _of_input(_once(_exchange(_same, _reduced), "_memwall_copy")),
+    "gather": _of_input(_once(_exchange(_gathered, _scattered), "_memwall_gathered")),
+    "region": _of_input(_exchange(_gathered, _scattered)),
+    "entry": _of_input(_exchange(lambda x: _part(x).contiguous(), _gathered)),
+    "reduce": _of_result(_exchange(_reduced, _same)),
+    "scatter": _of_result(_exchange(_scattered, _gathered)),
+}

@@ -1,0 +1,309 @@
+"""A training step on many GPUs: blocks of a model (:mod:`memwall.simulate.blocks`), a layout and a cluster → time and
+memory of each rank.
+
+The pipeline of microbatches is simulated (:mod:`memwall.simulate.pipeline`). Gradients are summed over the replicas
+block by block while the last backward pass runs, and what does not fit next to it is exposed; weights that are sharded
+are gathered one block ahead. Collectives take nothing from the kernels next to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from memwall.core.errors import UsageError
+from memwall.core.parallelism import Parallelism
+from memwall.hardware.cluster import Cluster
+from memwall.perfmodel.collectives import collective_s
+from memwall.simulate.blocks import Block, Blocks, Work
+from memwall.simulate.pipeline import PipelineRun, Stage, run_pipeline
+
+
+class State(NamedTuple):
+    """Bytes that each parameter takes: its weight, its gradient, and what the optimizer keeps; and those that move to
+    add the gradient of a further microbatch."""
+
+    weight: int
+    gradient: int
+    optimizer: int
+    accumulate: int
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes that move in memory for an update: gradients are set to zero, read for their norm and read again; the
+        optimizer's are read and written, the weight is written."""
+        return 3 * self.gradient + 2 * self.optimizer + self.weight
+
+
+#: how numbers are kept -> bytes of a parameter. ``mixed``: 16-bit weights, gradients in float32, a master copy and
+#: Adam's two moments (Korthikanti et al., 2022: 18 bytes); ``fused``: the same, gradients summed by the products that
+#: make them (Megatron-LM's gradient accumulation fusion); ``fp16``: gradients of 16 bits, as Megatron-LM did before
+STATES: Mapping[str, State] = {
+    "mixed": State(2, 4, 12, 10), "fused": State(2, 4, 12, 0), "fp16": State(2, 2, 12, 6), "bf16": State(2, 2, 4, 6),
+    "float32": State(4, 4, 8, 12),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a rank at its peak; ``recomputed``: what one block computes again in its backward."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    recomputed: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.recomputed
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A step: seconds in all, of the pipeline, of communication that nothing hides (``exposed_s``: between replicas;
+    ``tensor_s``: between the ranks that share products, on the slowest rank), and of the optimizer. ``memory`` is by
+    stage; ``model_flops`` and ``hardware_flops`` are of all GPUs, the latter with what is computed again."""
+
+    layout: Parallelism
+    cluster: Cluster
+    pipeline: PipelineRun
+    time_s: float
+    exposed_s: float
+    tensor_s: float
+    optimizer_s: float
+    memory: tuple[Memory, ...]
+    model_flops: int
+    hardware_flops: int
+
+    @property
+    def bubble_s(self) -> float:
+        """Seconds that the slowest rank waits for others."""
+        return self.pipeline.time_s - self.pipeline.busy_s[self.pipeline.slowest]
+
+    def utilization(self, flops: int, peak_flops_per_s: float) -> float:
+        """FLOPs of the step over what all GPUs could do in its time: MFU, or HFU."""
+        return flops / (self.time_s * self.layout.world * peak_flops_per_s)
+
+
+def training_step(
+    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True
+) -> TrainingStep:
+    """One step of a model that was traced with one microbatch, on one rank of ``layout.tp``.
+
+    Args:
+        state: how numbers are kept, a key of :data:`STATES`.
+        overlap: whether gradients are summed while backward runs, or after it.
+
+    Raises:
+        UsageError: the layout does not fit the layers or the cluster, or has what is not modeled.
+    """
+    layout.check(layers=len(blocks.layers))
+    if layout.cp > 1 or layout.ep > 1:
+        raise UsageError("cp and ep are not modeled for a traced module; leave them out")
+    job = _Job(blocks, layout, cluster, STATES[state], overlap)
+    run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
+    exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
+    ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]
+    summed_s = max(end + more for end, more in zip(ends, exposed, strict=True))
+    optimizer_s = max(job.optimizer_s(rank) for rank in range(layout.pp))
+    flops, again = job.flops
+    return TrainingStep(
+        layout, cluster, run, summed_s + optimizer_s, summed_s - run.time_s, job.tensor_s(run.slowest), optimizer_s,
+        tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), flops, flops + again,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Job:
+    blocks: Blocks
+    layout: Parallelism
+    cluster: Cluster
+    state: State
+    overlap: bool
+
+    @property
+    def count(self) -> int:
+        """Stages, all chunks counted."""
+        return self.layout.pp * self.layout.chunks
+
+    @cached_property
+    def parts(self) -> list[tuple[Block, ...]]:
+        """The blocks of each stage; as equally many layers as can be."""
+        layers, count = self.blocks.layers, self.count
+        cuts = [i * len(layers) // count for i in range(count + 1)]
+        found = [layers[a:b] for a, b in pairwise(cuts)]
+        found[0] = (self.blocks.before, *found[0])
+        found[-1] = (*found[-1], self.blocks.after)
+        return found
+
+    def of_rank(self, rank: int) -> list[Block]:
+        return [block for k in range(rank, self.count, self.layout.pp) for block in self.parts[k]]
+
+    # -- one microbatch ------------------------------------------------------------------------------------------------
+
+    def stage(self, k: int) -> Stage:
+        """The times of a stage."""
+        part = self.parts[k]
+        forward = _sum(block.forward for block in part)
+        weight = _sum(block.weight for block in part)
+        backward = _sum((*(block.backward for block in part), *map(self._again, part)))
+        forward_s, backward_s = _longer(forward), _longer(backward)
+        if self.layout.fsdp == "full" and self.layout.dp > 1:
+            forward_s, backward_s = self._sharded(part, forward_s, backward_s)
+        weight_s = weight.busy_s + self._accumulate_s(part)
+        return Stage(forward_s, max(backward_s - weight.busy_s, 0.0), weight_s, self._send_s)
+
+    def _again(self, block: Block) -> Work:
+        """What backward computes again."""
+        if block in (self.blocks.before, self.blocks.after):
+            return Work()
+        return {"none": Work(), "selective": block.core, "full": block.forward}[self.layout.recompute]
+
+    def _accumulate_s(self, part: Iterable[Block]) -> float:
+        """Gradients of a microbatch are added to those of the ones before."""
+        return self._memory_s(self.state.accumulate * _parameters(part)) if self.layout.microbatches > 1 else 0.0
+
+    def _memory_s(self, nbytes: float) -> float:
+        gpu = self.cluster.hardware
+        return nbytes / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
+
+    @property
+    def _send_s(self) -> float:
+        if self.layout.pp == 1:
+            return 0.0
+        apart = self.layout.tp * self.layout.dp >= self.cluster.gpus_per_node
+        nbytes = max(block.input_bytes for block in self.blocks.layers)
+        return collective_s("send_recv", nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
+
+    # -- between replicas ----------------------------------------------------------------------------------------------
+
+    def _between_s(self, op: str, nbytes: float) -> float:
+        """A collective of the replicas, whose ranks are ``tp`` apart."""
+        dp, layout = self.layout.dp, self.layout
+        per_node = math.gcd(dp, max(self.cluster.gpus_per_node // layout.tp, 1))
+        return collective_s(op, nbytes, dp, self.cluster, per_node=per_node).time_s if nbytes and dp > 1 else 0.0
+
+    def _reduce_s(self, block: Block) -> float:
+        op = "all_reduce" if self.layout.fsdp == "none" else "reduce_scatter"
+        return self._between_s(op, block.parameters * self.state.gradient)
+
+    def _gather_s(self, block: Block) -> float:
+        return self._between_s("all_gather", block.parameters * self.state.weight)
+
+    def _sharded(self, part: Sequence[Block], forward_s: float, backward_s: float) -> tuple[float, float]:
+        """Forward and backward where each block's weights are gathered before it, and its gradients summed after."""
+        gathers = [self._gather_s(block) for block in part]
+        forward = [block.forward.busy_s for block in part]
+        backward = [block.backward.busy_s + self._again(block).busy_s for block in part]
+        reduces = [self._reduce_s(block) for block in part]
+        through_s = _interleaved_s(gathers, forward, [0.0] * len(part))
+        back_s = _interleaved_s(gathers[::-1], backward[::-1], reduces[::-1])
+        return max(through_s, forward_s), max(back_s, backward_s)
+
+    def exposed_s(self, rank: int) -> float:
+        """Seconds after a rank's last backward until the gradients are summed and the weights are whole again."""
+        blocks, layout = self.of_rank(rank), self.layout
+        tied_s = self._tied_s(rank)
+        if layout.dp == 1 or layout.fsdp == "full":
+            return tied_s
+        if not self.overlap:
+            return tied_s + self._reduce_s(_merged(blocks)) + self._regather_s(blocks)
+        last = self.parts[rank]  # the chunk whose backward is last
+        early = [block for block in blocks if block not in last]
+        free_s = self._reduce_s(_merged(early)) if early else 0.0
+        now_s = 0.0
+        for block in reversed(last):
+            now_s += _longer(block.backward + self._again(block))
+            free_s = max(free_s, now_s) + self._reduce_s(block)
+        return tied_s + max(free_s - now_s, 0.0) + self._regather_s(blocks)
+
+    def _regather_s(self, blocks: Sequence[Block]) -> float:
+        return self._gather_s(_merged(blocks)) if self.layout.fsdp == "grad" else 0.0
+
+    def _tied_s(self, rank: int) -> float:
+        """The gradients of the embedding that is the head too, where another rank has that."""
+        if self.layout.pp == 1 or not self.blocks.tied or rank not in (0, self.layout.pp - 1):
+            return 0.0
+        apart = self.layout.tp * self.layout.dp * self.layout.pp > self.cluster.gpus_per_node
+        nbytes = self.blocks.tied * self.state.gradient
+        return collective_s("all_reduce", nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
+
+    # -- a rank --------------------------------------------------------------------------------------------------------
+
+    def _held(self, rank: int) -> int:
+        """Parameters of a rank."""
+        own = _parameters(self.of_rank(rank))
+        return own + (self.blocks.tied if self.layout.pp > 1 and rank == self.layout.pp - 1 else 0)
+
+    def optimizer_s(self, rank: int) -> float:
+        shards = 1 if self.layout.fsdp == "none" else self.layout.dp
+        return self._memory_s(self._held(rank) * self.state.update_bytes / shards)
+
+    def tensor_s(self, rank: int) -> float:
+        """Seconds of collectives between the ranks that share products, in a step."""
+        blocks = self.of_rank(rank)
+        once = _sum(work for block in blocks for work in (block.forward, block.backward, self._again(block)))
+        return once.link_s * self.layout.microbatches
+
+    def memory(self, rank: int, in_flight: int) -> Memory:
+        """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
+        held, dp, fsdp = self._held(rank), self.layout.dp, self.layout.fsdp
+        shard = -(-held // dp)
+        blocks = self.of_rank(rank)
+        whole = max(block.parameters for block in blocks) if fsdp == "full" and dp > 1 else 0
+        kept = sum(map(self._kept_bytes, blocks)) * in_flight / self.layout.chunks
+        again = max((block.activation_bytes - self._kept_bytes(block) for block in blocks), default=0)
+        return Memory(
+            self.state.weight * ((shard if fsdp == "full" else held) + 2 * whole),
+            self.state.gradient * ((held if fsdp == "none" else shard) + whole),
+            self.state.optimizer * (held if fsdp == "none" else shard), round(kept), again,
+        )  # fmt: skip
+
+    def _kept_bytes(self, block: Block) -> int:
+        """What a microbatch leaves in memory."""
+        if block in (self.blocks.before, self.blocks.after) or self.layout.recompute == "none":
+            return block.activation_bytes
+        return block.input_bytes if self.layout.recompute == "full" else block.activation_bytes - block.core_bytes
+
+    @property
+    def flops(self) -> tuple[int, int]:
+        """FLOPs of a step on all GPUs, and those that are computed again."""
+        every = (self.blocks.before, *self.blocks.layers, self.blocks.after)
+        times = self.layout.microbatches * self.layout.dp * self.layout.tp
+        once = sum(block.forward.flops + block.backward.flops for block in every)
+        return times * once, times * sum(self._again(block).flops for block in every)
+
+
+def _sum(works: Iterable[Work]) -> Work:
+    return sum(works, Work())
+
+
+def _longer(work: Work) -> float:
+    """Seconds of the GPU, or of the CPU that issues its kernels."""
+    return max(work.busy_s, work.issue_s)
+
+
+def _parameters(blocks: Iterable[Block]) -> int:
+    return sum(block.parameters for block in blocks)
+
+
+def _merged(blocks: Sequence[Block]) -> Block:
+    return Block(parameters=_parameters(blocks))
+
+
+def _interleaved_s(gathers: Sequence[float], computes: Sequence[float], reduces: Sequence[float]) -> float:
+    """Blocks one after another on one stream, their gathers one block ahead and their reductions behind on another."""
+    sent_s = begun_s = done_s = 0.0
+    older_s = newer_s = 0.0  # reductions that wait for the link
+    for gather_s, compute_s, reduce_s in zip(gathers, computes, reduces, strict=True):
+        arrived_s = max(sent_s, begun_s) + gather_s
+        sent_s = arrived_s + older_s
+        begun_s = max(done_s, arrived_s)
+        done_s = begun_s + compute_s
+        older_s, newer_s = newer_s, reduce_s
+    return max(max(sent_s, begun_s) + older_s, done_s) + newer_s

@@ -1,0 +1,125 @@
+"""Training steps on many GPUs: activations against published formulas, and steps of made-up blocks counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from memwall.analysis.accuracy.language_model import LanguageModel, Sizes, next_token_loss
+from memwall.analysis.training import blocks_of, trace_rank
+from memwall.core.errors import UsageError
+from memwall.core.parallelism import Parallelism
+from memwall.frontend.torch import TraceOptions
+from memwall.frontend.workload import Workload
+from memwall.hardware.cluster import load_cluster
+from memwall.perfmodel.collectives import collective_s
+from memwall.simulate.blocks import Block, Blocks, Work
+from memwall.simulate.training import training_step
+
+CLUSTER = load_cluster("dgx-a100-80gb")
+TP, SEQ = 8, 2048
+#: model → heads, width, microbatch of the four of Korthikanti et al., 2022, table 3
+MODELS = {"22B": (64, 6144, 4), "175B": (96, 12288, 1), "530B": (128, 20480, 1), "1T": (160, 25600, 1)}
+
+
+def blocks(heads, width, batch, sequence):
+    sizes = Sizes(width, 3, heads, 51200, SEQ)
+    workload = Workload(
+        lambda: LanguageModel(sizes).half(), lambda: (torch.zeros(batch, SEQ, dtype=torch.long),), next_token_loss
+    )
+    return blocks_of(trace_rank(workload, Parallelism(tp=TP, sp=sequence), TraceOptions()), CLUSTER)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_activations_of_a_layer(name, sequence):
+    """Equations 2 and 4 of arXiv 2205.05198, and its table 2: without recomputing, selective, full."""
+    heads, width, batch = MODELS[name]
+    unit = SEQ * batch * width
+    core = 5 * heads * SEQ / width
+    layer = blocks(heads, width, batch, sequence).layers[1]
+    whole = 34 / TP if sequence else 10 + 24 / TP
+    assert layer.activation_bytes == pytest.approx(unit * (whole + core / TP), rel=0.005)
+    assert layer.activation_bytes - layer.core_bytes == pytest.approx(unit * whole, rel=0.005)
+    assert layer.input_bytes == pytest.approx(2 * unit / (TP if sequence else 1), rel=0.005)
+    assert layer.parameters == pytest.approx(12 * width**2 / TP, rel=0.002)
+
+
+# -- made-up blocks: a layer takes 1 s forward and 2 s backward --------------------------------------------------------
+
+LAYER = Block(
+    Work(1.0, flops=10), Work(2.0, flops=20), Work(1.0, flops=10), Work(0.25, flops=2), parameters=1000,
+    activation_bytes=100, core_bytes=60, input_bytes=8,
+)  # fmt: skip
+
+
+def step(text, layers=8, **options):
+    return training_step(Blocks(Block(), (LAYER,) * layers, Block()), Parallelism.parse(text), CLUSTER, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "time_s"),
+    [
+        ("microbatches=4", 4 * 8 * 3),
+        ("pp=4,microbatches=8", (8 + 3) * 2 * 3),
+        ("pp=4,microbatches=8,recompute=full", (8 + 3) * 2 * 4),
+        ("pp=4,microbatches=8,recompute=selective", (8 + 3) * 2 * 3.25),
+        ("pp=4,microbatches=8,schedule=interleaved:2", (8 + 3 / 2) * 2 * 3),
+        ("pp=4,microbatches=8,schedule=zb", 8 * 2 * 3 + 3 * 2 * (1 + 1 - 1)),
+    ],
+)
+def test_the_time_of_a_step(text, time_s):
+    assert step(text).time_s == pytest.approx(time_s, rel=1e-4)
+
+
+def test_uneven_layers_pace_the_step():
+    """Ten layers on four ranks: 2, 3, 2 and 3."""
+    found = step("pp=4,microbatches=100", layers=10)
+    assert found.pipeline.slowest == 1
+    assert found.pipeline.busy_s == pytest.approx((600, 900, 600, 900), rel=1e-4)
+    with pytest.raises(UsageError, match="16 stages of layers, and the model has 10 equal layers"):
+        step("pp=16", layers=10)
+
+
+def test_the_memory_of_each_rank():
+    """1F1B holds 4, 3, 2, 1 microbatches of two layers; 18 bytes a parameter."""
+    found = [memory.activations for memory in step("pp=4,microbatches=8").memory]
+    assert found == [200 * held for held in (4, 3, 2, 1)]
+    assert [m.activations for m in step("pp=4,microbatches=8,recompute=full").memory] == [64, 48, 32, 16]
+    assert step("recompute=selective").memory[0].activations == 8 * 40
+    assert step("recompute=selective").memory[0].recomputed == 60
+    plain, grad, full = (step(f"dp=4,fsdp={kind}").memory[0] for kind in ("none", "grad", "full"))
+    assert (plain.weights, plain.gradients, plain.optimizer) == (16_000, 32_000, 96_000)
+    assert (grad.weights, grad.gradients, grad.optimizer) == (16_000, 8_000, 24_000)
+    assert (full.weights, full.gradients) == (4_000 + 2 * 2_000, 8_000 + 4_000)
+
+
+def test_flops_count_every_gpu_and_what_is_computed_again():
+    found = step("dp=2,microbatches=3,recompute=full")
+    assert (found.model_flops, found.hardware_flops) == (2 * 3 * 8 * 30, 2 * 3 * 8 * 40)
+    assert found.utilization(found.model_flops, 1.0) == pytest.approx(found.model_flops / found.time_s / 2)
+
+
+def test_gradients_hide_behind_backward_but_for_the_last_block():
+    """Blocks of 1 GB: all but the last sum while other blocks run backward; without overlap all are exposed."""
+    big = Blocks(Block(), (Block(Work(1.0), Work(2.0), parameters=250_000_000),) * 4, Block())
+    layout = Parallelism(dp=8)
+    one_s = collective_s("all_reduce", 1e9, 8, CLUSTER).time_s
+    assert training_step(big, layout, CLUSTER).exposed_s == pytest.approx(one_s)
+    alone_s = collective_s("all_reduce", 4e9, 8, CLUSTER).time_s
+    assert training_step(big, layout, CLUSTER, overlap=False).exposed_s == pytest.approx(alone_s)
+
+
+def test_sharded_weights_wait_for_the_first_gather_and_the_last_sum():
+    """The gather of the first block of each pass, and the sum of the last, have nothing to hide behind."""
+    layer = Block(Work(1.0), Work(2.0), parameters=250_000_000)
+    found = training_step(Blocks(Block(), (layer,) * 4, Block()), Parallelism(dp=8, fsdp="full"), CLUSTER)
+    gather_s = collective_s("all_gather", 0.5e9, 8, CLUSTER).time_s
+    reduce_s = collective_s("reduce_scatter", 1e9, 8, CLUSTER).time_s
+    assert found.pipeline.time_s == pytest.approx(12 + 2 * gather_s + reduce_s)
+
+
+def test_what_is_not_modeled_is_refused():
+    for text in ("cp=2", "dp=4,ep=2"):
+        with pytest.raises(UsageError, match="cp and ep are not modeled"):
+            step(text)
