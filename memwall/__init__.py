@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memwall.pipeline import compare, profile, trace
     from memwall.record.profile import Profile
     from memwall.serving import serve
+    from memwall.sweeping.run import sweep
 
 __all__ = [
     "Call",
@@ -38,6 +39,7 @@ __all__ = [
     "profile",
     "register_cost",
     "serve",
+    "sweep",
     "trace",
 ]
 
@@ -57,6 +59,7 @@ _HOMES = {
     "profile": "memwall.pipeline",
     "register_cost": "memwall.ops",
     "serve": "memwall.serving",
+    "sweep": "memwall.sweeping.run",
     "trace": "memwall.pipeline",
 }
 

@@ -196,11 +196,7 @@ def serve(
     Raises:
         UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives.
     """
-    for kind, name, names in (("dtype of the cache", kv, CACHES), ("engine", engine, ENGINES)):
-        if name not in names:
-            raise unknown(kind, name, names)
-    if not 0 < utilization <= 1:
-        raise UsageError(f"a server takes a share of a GPU's memory above 0 and up to 1, not {utilization:g}")
+    _check_engine(kv, engine, utilization)
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
     limits = tuple(objective(text) for text in slo)
     loads = _loads(
@@ -265,11 +261,31 @@ class _Server:
         return steady_state(self.engines, load, self.policy)
 
 
+def steps_of(
+    model: Model, gpu: Gpu, tp: int = 1, *, ep: int = 1, dp: int = 1, pp: int = 1,
+    cluster: str | Path | Cluster | None = None, kv: str = "model", engine: str = "vllm",
+    utilization: float = UTILIZATION,
+) -> GpuSteps:  # fmt: skip
+    """The steps of one engine; arguments and errors as of :func:`serve`."""
+    _check_engine(kv, engine, utilization)
+    if lacking := _lacks(model.served, gpu):
+        raise UsageError(lacking)
+    layout = Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine)
+    return _steps(model, gpu, replace(layout, tp=tp, weights=model.scheme), cluster, utilization)
+
+
+def _steps(
+    model: Model, gpu: Gpu, layout: Layout, cluster: str | Path | Cluster | None, utilization: float
+) -> GpuSteps:
+    _check_layout(model.served, layout)
+    joined = _cluster(gpu, layout.gpus, cluster)
+    return GpuSteps(model.served, gpu, layout, joined, utilization, max_context=model.max_context)
+
+
 def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
     layout = replace(asked.layout, tp=count, weights=model.scheme)
-    _check_layout(model.served, layout)
-    cluster = _cluster(gpu, layout.gpus, asked.cluster)
-    steps = GpuSteps(model.served, gpu, layout, cluster, asked.utilization, max_context=model.max_context)
+    steps = _steps(model, gpu, layout, asked.cluster, asked.utilization)
+    cluster = steps.cluster
     policy, engines, gpus = _of_groups(asked.policy, layout.dp), steps, layout.gpus
     if asked.draft is not None:
         own = replace(layout, weights=asked.draft.scheme)
@@ -289,6 +305,14 @@ def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
     )
 
 
+def _check_engine(kv: str, engine: str, utilization: float) -> None:
+    for kind, name, names in (("dtype of the cache", kv, CACHES), ("engine", engine, ENGINES)):
+        if name not in names:
+            raise unknown(kind, name, names)
+    if not 0 < utilization <= 1:
+        raise UsageError(f"a server takes a share of a GPU's memory above 0 and up to 1, not {utilization:g}")
+
+
 def _loads(
     concurrency: int | Iterable[int] | None, rate: float | None, prompt: Lengths, generate: Lengths, hit: float,
     trace: str | Path | None,
@@ -304,11 +328,18 @@ def _loads(
     return [Workload(**common, concurrency=number) for number in numbers]
 
 
-def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]:
+def prices_of(price: Mapping[str, float]) -> dict[str, float]:
+    """USD per hour by the names under which memwall knows the GPUs. Raises ``UsageError``: a price is not above 0."""
     named = {load_gpus([name])[0].name: each for name, each in price.items()}
     for name, each in named.items():
         if isinstance(each, bool) or not isinstance(each, (int, float)) or not each > 0:
             raise UsageError(f"a GPU costs more than nothing, in USD an hour: the price of {name} is {each!r}")
+    return named
+
+
+def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]:
+    named = prices_of(price)
+    for name in named:
         if name not in {gpu.name for gpu in gpus}:
             raise UsageError(f"a price of {name}, which is not among the GPUs: {', '.join(g.name for g in gpus)}")
     return named

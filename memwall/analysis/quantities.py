@@ -2,7 +2,7 @@
 
 A row says what the quantity is called, its unit, which way is better, how it is read from a kernel (or some kernels
 together) and from a whole workload, and where it appears: as a column of a table, as a key of ``--sort``, as a limit of
-a gate (and so in a history), as an objective of a server. A new row appears there by itself.
+a gate (and so in a history), as an objective of a server, as a column of a sweep. A new row appears there by itself.
 
 A whole-workload figure is read from a schedule or a profile; a quantity that adds up over kernels can be limited per
 module too. A kernel belongs to a module pattern if all its ops' common module, or a parent of it, matches.
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One figure. ``unit`` is one of ``s``, ``B``, ``FLOP``, ``FLOP/s``, ``FLOP/B``, ``count``, ``fraction``,
-    ``per s``, ``USD``, ``J``, ``ratio``, ``interval`` (two times) and ``word``; ``lower`` is better, or higher.
+    ``per s``, ``USD``, ``J``, ``ratio``, ``interval`` (two times), ``word`` and ``flag``; ``lower`` is better, or
+    higher.
     """
 
     name: str
@@ -39,6 +40,10 @@ class Quantity:
     read: Callable[[Profile, Schedule], float | None] = lambda profile, schedule: None
     #: how it is read from a :class:`memwall.analysis.serving.Candidate`, whose objectives can limit it
     serve: Callable[[Any], float | None] | None = None
+    #: how it is read from a :class:`memwall.analysis.serving.Decoding`
+    decode: Callable[[Any], Any] | None = None
+    #: kinds of sweeps that have it as a column: ``profile``, ``decode``, ``serve``; with ``+`` the page shows it too
+    sweep: str = ""
     #: the attribute of a kernel, and of rows of kernels
     attribute: str = ""
     #: whether it adds up over kernels, so that a limit can be on a module
@@ -65,6 +70,10 @@ class Quantity:
     def appears(self, table: str) -> str:
         """``kernel`` or ``kernel?`` in the table ``kernel``; empty where it has no column."""
         return next((word for word in self.tables.split() if word.rstrip("?") == table), "")
+
+    def swept(self, kind: str) -> str:
+        """``decode`` or ``decode+`` in sweeps of the kind ``decode``; empty where it has no column."""
+        return next((word for word in self.sweep.split() if word.rstrip("+") == kind), "")
 
 
 def _total(name: str) -> Callable[[Profile, Schedule], float | None]:
@@ -139,12 +148,33 @@ def _written_apart(graph: Graph, schedule: Schedule) -> set[int]:
     return {storage for storage in written if len(touchers[storage]) > 1}
 
 
+def _rate(name: str) -> Callable[[Profile, Schedule], float | None]:
+    def read(profile: Profile, schedule: Schedule) -> float | None:
+        from memwall.record.kernels import rates
+
+        found: float | None = getattr(rates(profile, schedule), name)
+        return found
+
+    return read
+
+
+def _limited_by(profile: Profile, schedule: Schedule) -> Any:
+    from memwall.record.kernels import wall_shares
+
+    shares = wall_shares(schedule)
+    return max(shares, key=shares.__getitem__)
+
+
 def _spread(name: str, place: str) -> Callable[[Any], float | None]:
     def serve(candidate: Any) -> float | None:
         spread = getattr(candidate.run, name, None)
         return getattr(spread, place) if spread else None
 
     return serve
+
+
+def _attribute(name: str) -> Callable[[Any], Any]:
+    return lambda made: getattr(made, name)
 
 
 def _served(name: str) -> Callable[[Any], float | None]:
@@ -157,69 +187,98 @@ _PLACES = {"": ("mean", "mean"), "_p50": ("p50", "median"), "_p90": ("p90", "90t
            "_p99": ("p99", "99th percentile of the")}  # fmt: skip
 
 
-def _server(name: str, title: str, unit: str, serve: Callable[[Any], float | None], *, lower: bool = True) -> Quantity:
-    return Quantity(name=name, title=title, unit=unit, lower=lower, per="server", serve=serve)
+def _server(
+    name: str, title: str, unit: str, serve: Callable[[Any], float | None], *, lower: bool = True,
+    sweep: str = "serve", **more: Any,
+) -> Quantity:  # fmt: skip
+    return Quantity(name=name, title=title, unit=unit, lower=lower, per="server", serve=serve, sweep=sweep, **more)
 
+
+#: those that the table of a sweep shows
+_SHOWN = ("ttft", "ttft_p99", "tpot")
 
 #: of a server
 _SERVED = (
-    *(_server(f"{name}{suffix}_s", f"{which} {title}", "s", _spread(name, place))
+    *(_server(f"{name}{suffix}_s", f"{which} {title}", "s", _spread(name, place),
+              sweep="serve" + "+" * (f"{name}{suffix}" in _SHOWN),
+              heading=f"{name} {place}".removesuffix(" mean").upper())
       for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
-    _server("tokens_per_s", "generated tokens", "per s", _served("tokens_per_s"), lower=False),
+    _server("tokens_per_s", "generated tokens", "per s", _served("tokens_per_s"), lower=False,
+            read=_rate("tokens_per_s"), decode=_attribute("tokens_per_s"), sweep="profile decode serve"),
     _server("tokens_per_s_per_user", "generated tokens for each user", "per s", _served("tokens_per_s_per_user"),
-            lower=False),
+            lower=False, decode=lambda step: 1 / step.time_s, sweep="decode+ serve+", heading="a user"),
     _server("tokens_per_s_per_gpu", "generated tokens on each GPU", "per s",
-            lambda candidate: candidate.run.tokens_per_s / candidate.gpus, lower=False),
+            lambda candidate: candidate.run.tokens_per_s / candidate.gpus, lower=False,
+            decode=lambda step: step.tokens_per_s / step.gpus, sweep="decode+ serve+", heading="a GPU"),
     _server("requests_per_s", "requests", "per s", _served("requests_per_s"), lower=False),
     # a gate's workload has a setting of this name
-    Quantity(name="batch", title="mean decoding sequences", unit="count", lower=False, serve=_served("batch")),
+    Quantity(name="batch", title="mean decoding sequences", unit="count", lower=False, serve=_served("batch"),
+             sweep="serve+"),
     _server("cache_use", "share of the KV cache that is taken", "fraction", _served("cache_use")),
     _server("preemptions", "sequences preempted", "count", _served("preemptions")),
     _server("kv_bytes_per_token", "KV cache of one more token on a GPU", "B",
             lambda candidate: candidate.kv_bytes_per_token),
     _server("usd_per_million_tokens", "all cost, by million generated tokens", "USD",
-            lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s)),
+            lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s),
+            decode=_attribute("usd_per_million"), sweep="decode+ serve+", heading="1 M tokens"),
     _server("usd_per_million_prompt_tokens", "all cost, by million tokens of prompts", "USD",
             lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
-    _server("energy_per_token_j", "energy of a generated token", "J", lambda candidate: candidate.energy_per_token_j),
+    _server("energy_per_token_j", "energy of a generated token", "J", lambda candidate: candidate.energy_per_token_j,
+            decode=_attribute("energy_per_token_j"), sweep="decode serve", heading="energy"),
 )  # fmt: skip
 
 
 _ROWS = (
     # what a gate limits, in the order in which a history lists them
     Quantity(name="kernels", title="kernels launched", unit="count", per="schedule", read=_total("kernels"),
-             attribute="launches", adds=True, tables="module? class? share?", heading="kernels", place=10),
+             attribute="launches", adds=True, tables="module? class? share?", heading="kernels", place=10,
+             sweep="profile"),
     Quantity(name="dram_bytes", title="DRAM bytes", unit="B", per="schedule", read=_total("dram_bytes"),
              attribute="bytes", adds=True, sort="bytes", tables="module class? share? kernel?", heading="bytes",
-             place=30),
+             place=30, sweep="profile"),
     Quantity(name="flops", title="FLOPs", unit="FLOP", per="schedule", read=_total("flops"), attribute="flops",
              adds=True, sort="flops", tables="module class? share? kernel? csv", heading="FLOPs", place=20,
-             needs_formula=True),
+             needs_formula=True, sweep="profile"),
     Quantity(name="bound_s", title="speed of light", unit="s", per="schedule", read=_total("bound_s"),
              attribute="bound_s", adds=True, sort="bound", tables="share kernel? csv", heading="bound", place=50,
-             like="time_s"),
+             like="time_s", sweep="profile"),
     Quantity(name="time_s", title="modeled time", unit="s", per="schedule", read=_total("time_s"),
              attribute="time_s", adds=True, sort="time", tables="module class share kernel csv", heading="time",
-             place=60),
+             place=60, sweep="profile+ decode+", decode=_attribute("time_s")),
     Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes"),
-             heading="peak"),
+             heading="peak", sweep="profile+ decode+", decode=_attribute("memory_bytes")),
     Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
-             read=materialized_bytes),
-    Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu"), heading="MFU"),
+             read=materialized_bytes, sweep="profile"),
+    Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu"), heading="MFU",
+             sweep="profile+"),
     Quantity(name="mbu", title="MBU", unit="fraction", lower=False, per="schedule",
-             read=lambda profile, schedule: schedule.mbu, heading="MBU"),
+             read=lambda profile, schedule: schedule.mbu, heading="MBU", sweep="profile"),
     Quantity(name="compute_share", title="share of the time under the compute wall", unit="fraction", lower=False,
-             per="schedule", read=_wall("compute")),
+             per="schedule", read=_wall("compute"), sweep="profile"),
     Quantity(name="bandwidth_share", title="share of the time under the bandwidth wall", unit="fraction",
-             per="schedule", read=_wall("bandwidth")),
+             per="schedule", read=_wall("bandwidth"), sweep="profile"),
     Quantity(name="latency_share", title="share of the time under the latency wall", unit="fraction",
-             per="schedule", read=_wall("latency")),
+             per="schedule", read=_wall("latency"), sweep="profile"),
     Quantity(name="overhead_share", title="share of the time under the overhead wall", unit="fraction",
-             per="schedule", read=_wall("overhead")),
+             per="schedule", read=_wall("overhead"), sweep="profile"),
     Quantity(name="graph_breaks", title="graph breaks", unit="count", per="profile", read=graph_breaks),
-    Quantity(name="nchw_bytes", title="bytes of convolutions in NCHW", unit="B", per="profile", read=nchw_bytes),
+    Quantity(name="nchw_bytes", title="bytes of convolutions in NCHW", unit="B", per="profile", read=nchw_bytes,
+             sweep="profile"),
     Quantity(name="measured_s", title="measured time", unit="s", per="machine"),
-    Quantity(name="coverage", title="ops with a formula", unit="fraction", lower=False, per="profile", read=coverage),
+    Quantity(name="coverage", title="ops with a formula", unit="fraction", lower=False, per="profile", read=coverage,
+             sweep="profile"),
+    # of a sweep
+    Quantity(name="samples_per_s", title="samples", unit="per s", lower=False, read=_rate("samples_per_s"),
+             sweep="profile+", heading="samples"),
+    Quantity(name="fits", title="whether the memory holds it", unit="flag", lower=False, heading="fits",
+             read=lambda profile, schedule: schedule.fits, serve=lambda candidate: True, decode=_attribute("fits"),
+             sweep="profile+ decode+ serve"),
+    Quantity(name="largest_batch", title="sequences that the memory holds", unit="count", lower=False,
+             decode=_attribute("largest_batch"), sweep="decode+", heading="largest"),
+    Quantity(name="weights_bytes", title="weights on a GPU", unit="B", decode=_attribute("weights_bytes"),
+             sweep="decode", heading="weights"),
+    Quantity(name="kv_bytes", title="cache of a sequence on a GPU", unit="B", decode=_attribute("kv_bytes"),
+             sweep="decode", heading="a cache"),
     # of totals next to others
     Quantity(name="speedup", title="times as fast", unit="ratio", lower=False, heading="speed-up"),
     Quantity(name="saved_s", title="seconds less than eager", unit="s", lower=False, heading="saved"),
@@ -258,7 +317,8 @@ _ROWS = (
     Quantity(name="times_fewer", title="times fewer FLOP/s than the matrix classes", unit="ratio",
              attribute="times_fewer", tables="class", heading="times fewer", unit_text="FLOP/s", place=71),
     Quantity(name="limited_by", title="the wall", unit="word", attribute="limited_by",
-             tables="module class share kernel csv", heading="limited by", place=80),
+             tables="module class share kernel csv", heading="limited by", place=80, read=_limited_by,
+             serve=_attribute("wall"), decode=_attribute("limited_by"), sweep="profile+ decode+ serve+"),
     Quantity(name="low_s", title="low end of the 80 % interval", unit="s", attribute="low_s", tables="csv", place=81),
     Quantity(name="high_s", title="high end of the 80 % interval", unit="s", attribute="high_s", tables="csv",
              place=82),
@@ -307,6 +367,11 @@ def quantity_of(attribute: str) -> Quantity | None:
     """The quantity that an attribute of a row holds, by its name, another name of it, or a kernel's name for it."""
     known = QUANTITIES.get(ALIASES.get(attribute, attribute))
     return known or next((row for row in _ROWS if row.attribute == attribute), None)
+
+
+def swept(kind: str) -> list[Quantity]:
+    """The quantities that sweeps of a kind have columns of."""
+    return [row for row in _ROWS if row.swept(kind)]
 
 
 def columns_of(table: str) -> list[Quantity]:

@@ -55,6 +55,55 @@ class Candidate:
         return None if self.watts_per_gpu is None else self.gpus * self.watts_per_gpu / self.run.tokens_per_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """One decode step of an engine of ``gpus`` GPUs, with ``batch`` sequences of so long a cache that one takes
+    ``kv_bytes``: seconds, and bytes on each GPU, of which a server takes up to ``capacity_bytes``. ``held_bytes`` are
+    weights and buffers; prices and powers as those of :class:`Candidate`."""
+
+    batch: int
+    gpus: int
+    time_s: float
+    limited_by: str
+    weights_bytes: int
+    held_bytes: int
+    kv_bytes: int
+    capacity_bytes: int
+    usd_per_gpu_hour: float | None = None
+    watts_per_gpu: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all sequences."""
+        return self.batch / self.time_s
+
+    @property
+    def memory_bytes(self) -> int:
+        """All that the step needs on each GPU."""
+        return self.held_bytes + self.batch * self.kv_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the server's share of a GPU's memory holds it."""
+        return self.memory_bytes <= self.capacity_bytes
+
+    @property
+    def largest_batch(self) -> int:
+        """Sequences that the memory holds; 0 where not even the weights fit."""
+        return max(self.capacity_bytes - self.held_bytes, 0) // self.kv_bytes
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """USD of a million tokens; None without a price."""
+        price = self.usd_per_gpu_hour
+        return None if price is None else self.gpus * price / 3600 / self.tokens_per_s * 1e6
+
+    @property
+    def energy_per_token_j(self) -> float | None:
+        """Joules of the GPUs per token; None without their power."""
+        return None if self.watts_per_gpu is None else self.gpus * self.watts_per_gpu / self.tokens_per_s
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """A candidate and the first objective that it misses: its value, and the wall in words."""

@@ -31,7 +31,7 @@ GATE_SUFFIXES = {
 }  # fmt: skip
 
 #: Prefixes of a pipeline's progress messages.
-_STAGES = ("tracing ", "simulating ", "measuring ", "planning ", "compiling ")
+_STAGES = ("tracing ", "simulating ", "measuring ", "planning ", "compiling ", "sweeping ")
 
 
 class Output(NamedTuple):

@@ -10,11 +10,39 @@ from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
 
 
+def _numbers(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[int, ...]:
+    for word in words:
+        if not word.isdecimal() or not 0 < int(word) < 1 << 20:
+            raise UsageError(f"{parameter.opts[0]} takes whole numbers above 0, not {word[:40]!r}")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def parse_prices(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, float]:
+    """``--price``: USD per hour by the name of a GPU."""
+    found = {}
+    for word in words:
+        name, _, usd = word.partition("=")
+        try:
+            found[name] = float(usd)
+        except ValueError:
+            raise UsageError(f"--price takes NAME=USD, such as h100=2.5, not {word[:40]!r}") from None
+    return found
+
+
+def _pair(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, second = text.partition(":")
+    if not (colon and first.isdecimal() and second.isdecimal() and int(first) and int(second)):
+        raise UsageError(f"--disaggregate takes engines of prompts and of decodes, such as 1:2, not {text[:40]!r}")
+    return int(first), int(second)
+
+
 @click.command("serve", cls=Command)
 @click.argument("target", metavar="TARGET", shell_complete=options.completing("files"))
 @click.option("--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=options.completing("gpus"),
               help="One GPU or several. [default: h100-sxm]")  # fmt: skip
-@click.option("--tp", "counts", cls=SeveralOption, metavar="N...",
+@click.option("--tp", "counts", cls=SeveralOption, metavar="N...", callback=_numbers,
               help="GPUs that share each product: one number or several. [default: 1]")  # fmt: skip
 @click.option("--ep", type=click.IntRange(1), default=1, show_default=True, metavar="N",
               help="Of these and those of --dp, GPUs with experts of their own.")  # fmt: skip
@@ -27,14 +55,15 @@ from memwall.core.errors import UsageError
 @click.option("--prompt", type=click.IntRange(1), default=1024, show_default=True, help="Tokens of a prompt.")
 @click.option("--generate", type=click.IntRange(2), default=256, show_default=True, help="Tokens of an answer.")
 @click.option("--lengths", default="1", metavar="RANGE", help="Shares of both, such as 0.8-1.0. [default: 1]")
-@click.option("--concurrency", "clients", cls=SeveralOption, metavar="N...",
+@click.option("--concurrency", "clients", cls=SeveralOption, metavar="N...", callback=_numbers,
               help="Clients that wait for an answer before they ask again. [default: 1 4 16 64 256]")  # fmt: skip
 @click.option("--rate", type=float, metavar="R", help="Requests per second at random times, instead of clients.")
 @click.option("--weights", default="model", show_default=True, metavar="NAME",
               help="model: as its configuration says; fp8, fp8-block, int8, int4, nvfp4, mxfp4.")  # fmt: skip
 @click.option("--dtype", metavar="NAME", help="Cast the model to this first, such as float16.")
 @click.option("--kv", default="model", show_default=True, metavar="NAME", help="Dtype of the cache: model or fp8.")
-@click.option("--price", "prices", cls=SeveralOption, metavar="NAME=USD...", help="USD per hour of a GPU, by name.")
+@click.option("--price", "prices", cls=SeveralOption, metavar="NAME=USD...", callback=parse_prices,
+              help="USD per hour of a GPU, by name.")  # fmt: skip
 @click.option("--slo", cls=SeveralOption, metavar="LIMIT...",
               help="'ttft_p99<500ms' 'tpot<30ms': the cheapest point that keeps them.")  # fmt: skip
 @click.option("--prefix-hit", type=float, default=0.0, metavar="SHARE", help="Share of a prompt in the cache already.")
@@ -44,15 +73,16 @@ from memwall.core.errors import UsageError
 @click.option("--draft", metavar="TARGET", help="A smaller model that guesses tokens, which one step verifies.")
 @click.option("--draft-tokens", type=click.IntRange(1), default=4, show_default=True, help="Tokens that it guesses.")
 @click.option("--accept", type=float, default=0.7, show_default=True, help="Chance that a guess is right.")
-@click.option("--disaggregate", metavar="P:D", help="P engines run prompts, D decode; each has the GPUs of --tp.")
+@click.option("--disaggregate", metavar="P:D", callback=_pair,
+              help="P engines run prompts, D decode; each has the GPUs of --tp.")  # fmt: skip
 @click.option("--closed-form", is_flag=True, help="Solve for the steady state, without simulation or percentiles.")
 @options.common("serving.ServingReport")
 def command(
-    out: Out, target: str, gpus: tuple[str, ...], counts: tuple[str, ...], ep: int, dp: int, pp: int,
-    cluster: str | None, prompt: int, generate: int, lengths: str, clients: tuple[str, ...],
-    rate: float | None, weights: str, kv: str, prices: tuple[str, ...], slo: tuple[str, ...],
+    out: Out, target: str, gpus: tuple[str, ...], counts: tuple[int, ...], ep: int, dp: int, pp: int,
+    cluster: str | None, prompt: int, generate: int, lengths: str, clients: tuple[int, ...],
+    rate: float | None, weights: str, kv: str, prices: dict[str, float], slo: tuple[str, ...],
     prefix_hit: float, utilization: float, engine: str, closed_form: bool, trace: str | None,
-    draft: str | None, draft_tokens: int, accept: float, disaggregate: str | None, dtype: str | None,
+    draft: str | None, draft_tokens: int, accept: float, disaggregate: tuple[int, int] | None, dtype: str | None,
 ) -> None:  # fmt: skip
     """Model a server of a language model: latency, throughput, memory and cost under load.
 
@@ -68,39 +98,12 @@ def command(
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")
     found = serve(
-        target, gpu=gpus or ("h100-sxm",), tp=_numbers("--tp", counts) or (1,), ep=ep, dp=dp, pp=pp,
+        target, gpu=gpus or ("h100-sxm",), tp=counts or (1,), ep=ep, dp=dp, pp=pp,
         cluster=cluster, prompt=prompt, generate=generate, lengths=lengths,
-        concurrency=_numbers("--concurrency", clients) or (1, 4, 16, 64, 256),
-        rate=rate, weights=weights, kv=kv, price=_prices(prices), slo=slo, prefix_hit=prefix_hit,
+        concurrency=clients or (1, 4, 16, 64, 256),
+        rate=rate, weights=weights, kv=kv, price=prices, slo=slo, prefix_hit=prefix_hit,
         utilization=utilization, engine=engine, closed_form=closed_form,
-        trace=trace, draft=draft, draft_tokens=draft_tokens, accept=accept, disaggregate=_pair(disaggregate),
+        trace=trace, draft=draft, draft_tokens=draft_tokens, accept=accept, disaggregate=disaggregate,
         dtype=dtype,
     )  # fmt: skip
     out.show(ServingReport(found))
-
-
-def _numbers(option: str, words: tuple[str, ...]) -> tuple[int, ...]:
-    for word in words:
-        if not word.isdecimal() or not 0 < int(word) < 1 << 20:
-            raise UsageError(f"{option} takes whole numbers above 0, not {word[:40]!r}")
-    return tuple(dict.fromkeys(map(int, words)))
-
-
-def _prices(words: tuple[str, ...]) -> dict[str, float]:
-    found = {}
-    for word in words:
-        name, _, usd = word.partition("=")
-        try:
-            found[name] = float(usd)
-        except ValueError:
-            raise UsageError(f"--price takes NAME=USD, such as h100=2.5, not {word[:40]!r}") from None
-    return found
-
-
-def _pair(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, colon, second = text.partition(":")
-    if not (colon and first.isdecimal() and second.isdecimal() and int(first) and int(second)):
-        raise UsageError(f"--disaggregate takes engines of prompts and of decodes, such as 1:2, not {text[:40]!r}")
-    return int(first), int(second)

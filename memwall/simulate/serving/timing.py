@@ -70,6 +70,7 @@ class GpuSteps:
     host_s: float = 0.0
     max_context: int | None = None
     _known: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layout.gpus > 1 and self.cluster is None:
@@ -177,11 +178,19 @@ class GpuSteps:
 
     def wall(self, step: Step) -> str:
         """What most of a step's time waits for: a wall of the kernels, or ``link``."""
-        taken: dict[str, float] = {}
-        for kernel, n, own in self.each(step):
-            name = "link" if isinstance(kernel, Collective) else self.prediction(kernel, own).limited_by
-            taken[name] = taken.get(name, 0.0) + n * self.kernel_s(kernel, own)
+        key = step.decodes, step.prefills
+        if key not in self._walls:
+            self._walls[key] = self._by_wall(step, {}, cached=False)
+        taken = self._by_wall(step, dict(self._walls[key]), cached=True)
         return max(taken, key=taken.__getitem__)
+
+    def _by_wall(self, step: Step, taken: dict[str, float], *, cached: bool) -> dict[str, float]:
+        """Seconds by wall, more of them by the kernels that read a cache, or by those that read none."""
+        for kernel, n, own in self.each(step):
+            if isinstance(kernel, _CACHED) == cached:
+                name = "link" if isinstance(kernel, Collective) else self.prediction(kernel, own).limited_by
+                taken[name] = taken.get(name, 0.0) + n * self.kernel_s(kernel, own)
+        return taken
 
     def prediction(self, kernel: Kernel, step: Step) -> Prediction:
         """The time of a kernel by its terms; no collective."""

@@ -1,0 +1,113 @@
+"""What grows along one axis: for each series where the memory ends, where the wall changes, and where to stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: growth per doubling below which more of the axis is not worth it
+WORTH = 0.10
+#: series that a picture shows, the best ones
+MOST_SERIES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Points that differ in one option alone, by its value: the best quantity, the wall, and whether it fits."""
+
+    name: str
+    xs: tuple[float, ...]
+    ys: tuple[float, ...]
+    walls: tuple[str, ...]
+    fits: tuple[bool, ...]
+
+    @property
+    def last_fitting(self) -> float | None:
+        """The last value before the memory ends; None where it does not end, or nothing fits."""
+        ends = next((i for i, fits in enumerate(self.fits) if not fits), 0)
+        return self.xs[ends - 1] if ends else None
+
+    @property
+    def wall_changes(self) -> list[tuple[float, str]]:
+        """Values at which another wall begins, and which."""
+        pairs = zip(self.xs[1:], self.walls, self.walls[1:], strict=False)
+        return [(x, after) for x, before, after in pairs if before != after]
+
+    @property
+    def stop(self) -> tuple[float | None, str]:
+        """Where to stop, and why; None where nothing fits."""
+        if not self.fits[0]:
+            return None, "nothing fits"
+        if self.last_fitting is not None and self.last_fitting <= self.worth_until:
+            return self.last_fitting, "the memory ends"
+        if self.worth_until < self.xs[-1]:
+            return self.worth_until, f"a doubling brings less than {WORTH:.0%}"
+        return self.xs[-1], "it grows on"
+
+    @property
+    def worth_until(self) -> float:
+        """The value from which each further doubling brings less than :data:`WORTH`; the last one if none does."""
+        for i in range(len(self.xs) - 1):
+            later = zip(self.xs[i:], self.xs[i + 1 :], self.ys[i:], self.ys[i + 1 :], strict=False)
+            if all(_per_doubling(*each) < WORTH for each in later):
+                return self.xs[i]
+        return self.xs[-1]
+
+
+def _per_doubling(x: float, x_after: float, y: float, y_after: float) -> float:
+    """The growth that a doubling would bring at this rate."""
+    return (y_after / y) ** (1 / math.log2(x_after / x)) - 1 if y > 0 and y_after > 0 and x_after > x > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Series of a quantity over an option; ``fixed`` are the values of the other options, those of the best point, and
+    ``others`` counts the series that are left out."""
+
+    across: str
+    quantity: str
+    series: tuple[Series, ...]
+    fixed: tuple[tuple[str, Any], ...]
+    others: int = 0
+
+
+def growth(
+    frame: DataFrame, best: DataFrame, varied: Sequence[str], across: Sequence[str], quantity: str
+) -> Growth | None:
+    """The growth of a quantity along the first of some options that varies, around the best point: a series for each
+    value of the next options (target, GPU), the others as there. None where no such option varies."""
+    ran = frame[(frame["error"] == "") & frame[quantity].notna()]
+    numeric = [name for name in varied if name in across and frame[name].dropna().map(_is_number).all()]
+    x = next((name for name in across if name in numeric), None)
+    if x is None or not len(best) or ran[x].nunique() < 2:
+        return None
+    others = [name for name in varied if name != x]
+    apart = [name for name in ("target", "gpu") if name in others] or others[:1]
+    fixed = tuple((name, best.iloc[0][name]) for name in varied if name not in (x, *apart))
+    for name, value in fixed:
+        ran = ran[ran[name] == value]
+    groups = [(" ".join(map(str, key)), own) for key, own in ran.groupby(apart, sort=False)] if apart else [("", ran)]
+    found = [_series(name, own, x, quantity) for name, own in groups if own[x].nunique() > 1]
+    top = sorted(found, key=lambda each: -max(each.ys))[:MOST_SERIES]
+    kept = tuple(each for each in found if each in top)
+    return (
+        Growth(across=x, quantity=quantity, series=kept, fixed=fixed, others=len(found) - len(kept)) if kept else None
+    )
+
+
+def _series(name: str, own: DataFrame, x: str, quantity: str) -> Series:
+    rows = own.sort_values(x).drop_duplicates(x)
+    walls = rows["limited_by"] if "limited_by" in rows else [""] * len(rows)
+    return Series(
+        name=name, xs=tuple(map(float, rows[x])), ys=tuple(map(float, rows[quantity])), walls=tuple(map(str, walls)),
+        fits=tuple(map(bool, rows["fits"])),
+    )  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

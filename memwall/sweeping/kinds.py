@@ -1,0 +1,302 @@
+"""What a point of a sweep is, and how those that share a trace are evaluated.
+
+``profile``: one step of a model, as ``memwall profile`` of it. ``decode``: one decode step of a server, as the engine
+steps of ``memwall serve`` have it. ``serve``: a server under a load, as ``memwall serve`` of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from memwall.analysis.quantities import ALIASES, SERVED_ALIASES, Quantity, swept
+from memwall.analysis.serving import Decoding
+from memwall.analysis.sweep.axes import Axis
+from memwall.core.errors import MemwallError, UsageError, message_of, unknown
+from memwall.core.units import counted
+from memwall.frontend.workload.sizes import MODES
+from memwall.fusion import POLICIES
+from memwall.fusion.server import Step
+from memwall.hardware.cluster import load_cluster
+from memwall.hardware.host import load_host
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
+from memwall.pipeline import ATTENTION, profile, resimulate
+from memwall.serving import CACHES, ENGINES, WEIGHTS, Model, serve, steps_of
+from memwall.simulate.serving.engine import BLOCK_TOKENS
+from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
+from memwall.sweeping.traces import Traces
+
+Options = Mapping[str, Any]
+#: the values of a kind's quantities, or why there are none
+Row = tuple[Any, ...] | str
+
+#: options of :func:`memwall.profile` that change no op: points that differ in them alone share a trace
+_NUMBERS = ("gpu", "policy", "host", "cuda_graph")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Points of one target that share a trace, in order; what any engine runs. ``prices``: USD per hour by GPU."""
+
+    kind: str
+    target: str
+    points: tuple[Options, ...]
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of points: the ``options`` that a point may have with their defaults, those among them that do not change
+    the trace (``numbers``), those in which points of one engine differ (``inner``), the ``rows`` of a task of at most
+    ``most`` points, and what pages show unless asked otherwise."""
+
+    name: str
+    title: str
+    options: tuple[str, ...]
+    numbers: tuple[str, ...]
+    inner: tuple[str, ...]
+    most: int
+    rows: Callable[[Task, Traces], list[Row]]
+    best: str
+    front: tuple[str, ...]
+    across: tuple[str, ...]
+
+    @cached_property
+    def quantities(self) -> list[Quantity]:
+        """Its columns."""
+        return swept(self.name)
+
+    def trace_key(self, point: Options) -> tuple[tuple[str, Any], ...]:
+        """What of a point changes its trace."""
+        return tuple((name, point[name]) for name in sorted(point) if name not in self.numbers)
+
+
+def evaluate(task: Task, traces: Traces) -> list[Row]:
+    """The rows of a task, in the order of its points. Whatever goes wrong with a point is its row."""
+    try:
+        return KINDS[task.kind].rows(task, traces)
+    except MemwallError as error:
+        return [_line(str(error))] * len(task.points)
+    except Exception as error:  # of the user's model, or a bug of memwall
+        return [_line(f"{type(error).__name__}: {message_of(error)}")] * len(task.points)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()) or "failed without a message"
+
+
+def _tried(make: Callable[[], Row]) -> Row:
+    try:
+        return make()
+    except MemwallError as error:
+        return _line(str(error))
+
+
+# -- profiles ----------------------------------------------------------------------------------------------------------
+
+
+def _profiles(task: Task, traces: Traces) -> list[Row]:
+    """The quantities of each schedule; one graph serves all GPUs and policies."""
+    rows: list[Row] = []
+    for point in task.points:
+        options = {name: value for name, value in point.items() if name not in _NUMBERS}
+        rows.append(_tried(lambda: _profiled(task.target, point, options, traces)))  # noqa: B023  called here
+    return rows
+
+
+def _profiled(target: str, point: Options, options: Options, traces: Traces) -> Row:
+    gpu = point.get("gpu", DEFAULT_GPU)
+    made = traces.profile(target, gpu, options)
+    said = {name: point[name] for name in ("policy", "cuda_graph", "host") if point.get(name) is not None}
+    found = resimulate(made, gpu, **said)
+    schedule = found.simulations[0]
+    return tuple(quantity.read(found, schedule) for quantity in KINDS["profile"].quantities)
+
+
+# -- decode steps ------------------------------------------------------------------------------------------------------
+
+
+def decode(
+    target: str, *, gpu: str = DEFAULT_GPU, tp: int = 1, ep: int = 1, dp: int = 1, pp: int = 1,
+    cluster: str | None = None, batch: int = 1, context: int = 1024, weights: str = "model", kv: str = "model",
+    dtype: str | None = None, engine: str = "vllm", utilization: float = UTILIZATION, traces: Traces | None = None,
+    usd_per_gpu_hour: float | None = None,
+) -> Decoding:  # fmt: skip
+    """One decode step of a server: ``batch`` sequences with ``context`` tokens in the cache of each make one more; the
+    other arguments are those of :func:`memwall.serve`.
+
+    Raises:
+        UsageError: as :func:`memwall.serve`, or the model has fewer positions.
+    """
+    model = (traces or Traces()).model(target, weights, dtype, context + 1)
+    layout = {"tp": tp, "ep": ep, "dp": dp, "pp": pp}
+    steps = steps_of(model, load_gpu(gpu), **layout, cluster=cluster, kv=kv, engine=engine, utilization=utilization)
+    return _decoding(model, steps, batch, context, _kv_bytes(steps, context), usd_per_gpu_hour)
+
+
+def _kv_bytes(steps: GpuSteps, context: int) -> int:
+    """Bytes on a GPU of the cache of a sequence and its next token, in whole blocks."""
+    return steps.kv_bytes(-(-(context + 1) // BLOCK_TOKENS) * BLOCK_TOKENS)
+
+
+def _decoding(model: Model, steps: GpuSteps, batch: int, context: int, kv_bytes: int, price: float | None) -> Decoding:
+    if model.max_context is not None and context >= model.max_context:
+        raise UsageError(f"{counted(context, 'token')} in the cache and one more are beyond the {model.max_context:,}"
+                         f" positions of the model; {model.max_context - 1:,} is the most")  # fmt: skip
+    step = Step(batch, batch * context)
+    return Decoding(
+        batch=batch, gpus=steps.layout.gpus, time_s=steps.step_s(batch, batch * context), limited_by=steps.wall(step),
+        weights_bytes=steps.weights_bytes, held_bytes=steps.weights_bytes + steps.reserved_bytes, kv_bytes=kv_bytes,
+        capacity_bytes=steps.capacity_bytes, usd_per_gpu_hour=price, watts_per_gpu=steps.gpu.tdp_w,
+    )  # fmt: skip
+
+
+def _decodes(task: Task, traces: Traces) -> list[Row]:
+    """The steps of each engine, which knows the time of those kernels that read no cache after the first of a batch."""
+    readers = [quantity.decode for quantity in KINDS["decode"].quantities]
+    rows: list[Row] = []
+    gpus: dict[str, Gpu] = {}
+    for key, points in groupby(task.points, key=_engine_of(task)):
+        engine = dict(key)
+        weights, name = engine.pop("weights", "model"), engine.pop("gpu", DEFAULT_GPU)
+        dtype, own = engine.pop("dtype", None), list(points)
+        try:
+            gpu = gpus.setdefault(name, load_gpu(name))
+            longest = max(point.get("context", 1024) for point in own) + 1
+            model = traces.model(task.target, weights, dtype, longest)
+            steps = steps_of(model, gpu, **engine)
+        except MemwallError as error:
+            rows += [_line(str(error))] * len(own)
+            continue
+        price, caches = task.prices.get(gpu.name), {}
+        for point in own:
+            batch, context = point.get("batch", 1), point.get("context", 1024)
+            if context not in caches:
+                caches[context] = _kv_bytes(steps, context)
+            try:
+                made = _decoding(model, steps, batch, context, caches[context], price)
+                rows.append(tuple(read(made) for read in readers if read is not None))
+            except MemwallError as error:
+                rows.append(_line(str(error)))
+    return rows
+
+
+def _engine_of(task: Task) -> Callable[[Options], list[tuple[str, Any]]]:
+    """What points that follow one another may share: all options but the inner ones."""
+    inner = KINDS[task.kind].inner
+    return lambda point: [(name, value) for name, value in point.items() if name not in inner]
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+def _servers(task: Task, traces: Traces) -> list[Row]:
+    """Each engine under its loads; loads of one engine that follow one another share its steps."""
+    rows: list[Row] = []
+    for key, points in groupby(task.points, key=_engine_of(task)):
+        asked, clients = dict(key), [point.get("concurrency", 64) for point in points]
+        try:
+            rows += _served(task, asked, clients, traces)
+        except MemwallError as error:
+            rows += [_line(str(error))] * len(clients)
+    return rows
+
+
+def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: Traces) -> list[Row]:
+    name = asked.get("gpu", DEFAULT_GPU)
+    weights, dtype = asked.pop("weights", "model"), asked.pop("dtype", None)
+    tokens = asked.get("prompt", 1024) + asked.get("generate", 256)
+    model = traces.model(task.target, weights, dtype, tokens)
+    if isinstance(asked.get("draft"), str):
+        asked["draft"] = traces.model(asked["draft"], dtype=dtype, tokens=tokens)
+    loads = {} if asked.keys() & {"rate", "trace"} else {"concurrency": clients}
+    gpu = load_gpu(name)
+    price = {gpu.name: task.prices[gpu.name]} if gpu.name in task.prices else None
+    found = serve(model, **{**asked, **loads, "gpu": gpu, "price": price})
+    readers = [quantity.serve for quantity in KINDS["serve"].quantities]
+    rows: list[Row] = [
+        _line(point.refused) if point.candidate is None else tuple(read(point.candidate) for read in readers if read)
+        for point in found.points
+    ]
+    return rows if loads else rows * len(clients)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _options(function: Callable[..., Any], *others: str) -> tuple[str, ...]:
+    """The options of a function that may be axes."""
+    given = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in given if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in others)
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind for kind in (
+        Kind(
+            name="profile", title="one step of the model, as memwall profile has it", rows=_profiles,
+            options=_options(profile, "progress", "strict", "loss"), numbers=_NUMBERS, inner=_NUMBERS, most=64,
+            best="samples_per_s",
+            front=("time_s", "samples_per_s"), across=("batch", "seq", "context", "prompt"),
+        ),
+        Kind(
+            name="decode", title="one decode step of a server", rows=_decodes,
+            options=_options(decode, "traces", "usd_per_gpu_hour"),
+            numbers=_options(decode, "dtype"), inner=("batch", "context"), most=2000, best="tokens_per_s_per_gpu",
+            front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("batch", "context"),
+        ),
+        Kind(
+            name="serve", title="a server under a load, as memwall serve has it", rows=_servers,
+            options=_options(serve, "price", "slo", "policy"), numbers=_options(serve, "draft", "dtype"),
+            inner=("concurrency",), most=64, best="tokens_per_s_per_gpu",
+            front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("concurrency", "rate", "prompt"),
+        ),
+    )
+}  # fmt: skip
+
+
+def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[str] = ()) -> Kind:
+    """The kind that is asked for, else the first that has all of some options, and all quantities and options that are
+    ``mentioned`` if any has. Raises ``UsageError``: none has the options; names the first wrong one, and the
+    nearest."""
+    if asked is not None and asked not in KINDS:
+        raise unknown("kind of sweep", asked, KINDS)
+    kinds = [KINDS[asked]] if asked is not None else [*KINDS.values()]
+    able = [kind for kind in kinds if set(names) <= set(kind.options)]
+    words = set(mentioned)
+    for kind in able:
+        if words <= {*kind.options, *ALIASES, *SERVED_ALIASES, *(row.name for row in kind.quantities)}:
+            return kind
+    if able:
+        return able[0]
+    every = list(dict.fromkeys(name for kind in kinds for name in kind.options))
+    for name in names:
+        if name not in every:
+            raise unknown("option", name, every)
+    lacking = (f"{kind.name} has no {next(name for name in names if name not in kind.options)}" for kind in kinds)
+    raise UsageError(f"no kind of sweep has all of {', '.join(names)}: {', '.join(lacking)}")
+
+
+#: option → what refuses a name that there is not
+_NAMED: Mapping[str, Callable[[Any], object]] = {"gpu": load_gpu, "cluster": load_cluster, "host": load_host}
+#: option → the names that there are, and what they are names of
+_LISTED: Mapping[str, tuple[str, Iterable[str]]] = {
+    "policy": ("policy named", POLICIES), "weights": ("scheme of weights", WEIGHTS),
+    "kv": ("dtype of the cache", CACHES), "engine": ("engine", ENGINES), "mode": ("mode", MODES),
+    "attention": ("attention", ATTENTION),
+}  # fmt: skip
+
+
+def check_names(axes: Iterable[Axis]) -> None:
+    """Refuse values that name nothing, before any work. Raises ``UsageError``: names the nearest."""
+    for axis in axes:
+        for name, values in zip(axis.names, zip(*axis.values, strict=True), strict=True):
+            for value in dict.fromkeys(value for value in values if value is not None):
+                if name in _LISTED and value not in _LISTED[name][1]:
+                    kind, known = _LISTED[name]
+                    raise unknown(kind, value, known)
+                if name in _NAMED:
+                    _NAMED[name](value)

@@ -1,0 +1,277 @@
+"""The whole of a sweep: spaces → points with their hashes → tasks → rows → a frame, in the order of the points."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memwall.analysis.sweep.axes import Space, axes_of
+from memwall.analysis.sweep.choice import Pruned, kept, pareto, ranked
+from memwall.analysis.sweep.conditions import column_of, mentioned, parse_condition
+from memwall.core.errors import UsageError, unknown
+from memwall.core.files import uncollected
+from memwall.core.version import __version__
+from memwall.serving import prices_of
+from memwall.sweeping.dataset import Dataset
+from memwall.sweeping.engines import Done, local, on_dask
+from memwall.sweeping.kinds import Kind, Options, Row, Task, check_names, evaluate, kind_of
+from memwall.sweeping.traces import Traces, contents_of, file_digest, trace_folder
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: points above which a sweep asks first, and those that are timed to say how long it would take
+MOST_UNASKED, _TIMED = 200_000, 40
+ENGINES = ("local", "dask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a sweep, apart from its spaces: see :func:`sweep`."""
+
+    kind: Kind
+    where: tuple[str, ...] = ()
+    best: str = ""
+    pareto: tuple[str, ...] = ()
+    prices: Mapping[str, float] = field(default_factory=dict)
+    engine: str = "local"
+    workers: int | None = None
+    scheduler: str | None = None
+    keep: Path | None = None
+    resume: bool = False
+    cache: bool = True
+    large: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """A finished sweep. ``frame`` has all points, ``left`` those that satisfy the conditions, the first by ``best`` at
+    the top, ``front`` those of the Pareto front of the quantities ``axes``; ``seconds`` is how long it took."""
+
+    question: Question
+    spaces: tuple[Space, ...]
+    frame: DataFrame
+    left: DataFrame
+    best: str
+    pruned: tuple[Pruned, ...]
+    front: DataFrame
+    axes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def varied(self) -> list[str]:
+        """Columns of options that take several values, the target among them."""
+        return [name for name in ("target", *self.options) if self.frame[name].nunique(dropna=False) > 1]
+
+    @property
+    def options(self) -> list[str]:
+        """Columns of options."""
+        return list(dict.fromkeys(name for space in self.spaces for name in space.names))
+
+
+def sweep(
+    target: str | Path | Sequence[str | Path], vary: Mapping[str | tuple[str, ...], Any], *, of: str | None = None,
+    where: Sequence[str] = (), best: str | None = None, pareto: Sequence[str] = (),
+    price: Mapping[str, float] | None = None, engine: str = "local", workers: int | None = None,
+    scheduler: str | None = None, keep: str | Path | None = None, resume: bool = False, cache: bool = True,
+    large: bool = False, progress: Callable[[str], None] | None = None,
+) -> DataFrame:  # fmt: skip
+    """Evaluate a model, or several, at all points of some axes.
+
+    Args:
+        target: as :func:`memwall.profile` takes it; one or a list.
+        vary: option → its values, such as ``{"gpu": ["a100", "h100"], "batch": [1, 2, 4]}``; a tuple of options goes
+            step by step through tuples of values. Every option of what is evaluated is an axis.
+        of: what a point is: ``profile`` (as :func:`memwall.profile`), ``decode`` (one decode step of a server: gpu, tp,
+            cluster, batch, context, weights, kv, engine, utilization) or ``serve`` (as :func:`memwall.serve`, with one
+            concurrency); None takes the first that has all options and quantities named.
+        where: conditions such as ``fits``, ``time_s<200ms`` or ``tp==8``; only points that satisfy all are returned.
+        best: sort by this quantity, the best first; None keeps the order of the points, the last axis fastest.
+        pareto: return only the points that no other beats in one of these quantities without being worse in another.
+        price: USD per hour of a GPU, by name.
+        engine: ``local``: this process, or a pool of processes where several traces are needed; ``dask``.
+        workers: processes; 0 evaluates all in this one.
+        scheduler: address of a Dask scheduler; None starts one here.
+        keep: a folder to which finished points are written as they come; with ``resume`` those in it are not evaluated
+            again.
+        cache: keep traces in the user's cache folder, and use those that are there.
+        large: go on without asking where there are more than 200,000 points.
+        progress: called with one-line messages.
+
+    Returns:
+        A row for each point: ``id``, a hash of its configuration; ``target``, its options; its quantities in base
+        units; and ``error``, why there are none, which is empty for most.
+
+    Raises:
+        UsageError: an option, a condition or a quantity is wrong, or no point satisfies the conditions.
+        MissingError: Dask is not installed.
+    """
+    targets = [target] if isinstance(target, (str, Path)) else list(target)
+    axes = axes_of(vary)
+    kind = kind_of([name for axis in axes for name in axis.names], of, mentioned(where, best, pareto))
+    question = Question(
+        kind=kind, where=tuple(where), best=best or "", pareto=tuple(pareto), prices=prices_of(price or {}),
+        engine=engine, workers=workers, scheduler=scheduler, keep=Path(keep) if keep else None, resume=resume,
+        cache=cache, large=large,
+    )  # fmt: skip
+    found = run([Space(str(each), axes) for each in targets], question, progress or (lambda message: None))
+    if pareto:
+        return found.front
+    if best:
+        return found.left
+    return found.left.sort_index() if where else found.frame
+
+
+@uncollected()
+def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None]) -> Swept:
+    """Evaluate all points and choose; errors as of :func:`sweep`."""
+    start_s, kind = time.monotonic(), question.kind
+    if question.engine not in ENGINES:
+        raise unknown("engine of sweeps", question.engine, ENGINES)
+    names = list(dict.fromkeys(name for space in spaces for name in space.names))
+    columns = ["id", "target", *names, *(row.name for row in kind.quantities), "error"]
+    conditions = [parse_condition(text, columns) for text in question.where]
+    best, front = _quantity(question.best or kind.best, kind), [_quantity(name, kind) for name in question.pareto]
+    front = front or list(kind.front)
+    if len(front) not in (2, 3):
+        raise UsageError("a Pareto front is of two or three quantities")
+    check_names(axis for space in spaces for axis in space.axes)
+    _ask_if_large(spaces, question)
+    points = [(space.target, point) for space in spaces for point in space.points()]
+    ids = _ids(points, question)
+    rows = _evaluated(points, ids, question, names, say)
+    frame = _frame(points, ids, rows, names, kind)
+    ran, pruned = kept(frame, conditions)
+    return Swept(
+        question=question, spaces=tuple(spaces), frame=frame, left=ranked(ran, best), best=best,
+        pruned=tuple(pruned), front=pareto(ran, front), axes=tuple(front), seconds=time.monotonic() - start_s,
+    )  # fmt: skip
+
+
+def _quantity(name: str, kind: Kind) -> str:
+    """A quantity of a kind that has an order."""
+    return column_of(name, [row.name for row in kind.quantities if row.unit not in ("word", "interval")])
+
+
+def _ask_if_large(spaces: Sequence[Space], question: Question) -> None:
+    """Refuse a sweep of very many points that nobody has confirmed; some are timed, to say how long it takes."""
+    count = sum(map(len, spaces))
+    if question.large or count <= MOST_UNASKED:
+        return
+    space, traces = spaces[0], Traces(trace_folder() if question.cache else None)
+    every = max(len(space) // _TIMED, 1)
+    some = tuple(space.point(i * every) for i in range(min(_TIMED, len(space))))
+    task = Task(kind=question.kind.name, target=space.target, points=some, prices=question.prices)
+    evaluate(Task(kind=task.kind, target=task.target, points=some[:1], prices=question.prices), traces)
+    start_s = time.monotonic()
+    evaluate(task, traces)
+    minutes = (time.monotonic() - start_s) / len(some) * count / 60
+    raise UsageError(f"{count:,} points would take about {_duration(minutes)}, by {len(some)} of them in one process;"
+                     " add --yes (large=True) to go on")  # fmt: skip
+
+
+def _duration(minutes: float) -> str:
+    return f"{max(minutes, 1):,.0f} minutes" if minutes < 120 else f"{minutes / 60:,.0f} hours"
+
+
+def _ids(points: Sequence[tuple[str, Options]], question: Question) -> list[str]:
+    """A hash of each configuration: what is asked, and the contents of the files that it names."""
+    labelled = cache(lambda text: f"{text} {file_digest(text)}" if Path(text).is_file() else text)
+    contents = cache(contents_of)
+    label = lambda value: labelled(value) if isinstance(value, str) else value  # noqa: E731
+    prices = sorted(question.prices.items())
+    found = []
+    for target, point in points:
+        asked = [question.kind.name, __version__, target, contents(target), prices]
+        options = {name: label(value) for name, value in point.items()}
+        text = json.dumps([*asked, options], sort_keys=True, default=str, separators=(",", ":"))
+        found.append(sha256(text.encode()).hexdigest()[:16])
+    return found
+
+
+def _evaluated(
+    points: Sequence[tuple[str, Options]], ids: Sequence[str], question: Question, names: Sequence[str],
+    say: Callable[[str], None],
+) -> list[Row]:  # fmt: skip
+    """The row of each point, from the dataset where it is kept, else by the engine."""
+    kept = Dataset(question.keep, question.kind, names) if question.keep else None
+    known = kept.begin(question.resume) if kept else {}
+    rows: list[Row] = [known.get(each, "") for each in ids]
+    tasks, places = _tasks([i for i, row in enumerate(rows) if row == ""], points, question)
+    total, start_s = sum(map(len, places)), time.monotonic()
+    finished = 0
+    with ExitStack() as stack:
+        for number, made in _engine(tasks, question, stack):
+            for place, row in zip(places[number], made, strict=True):
+                rows[place] = row
+            finished += len(made)
+            if kept:
+                kept.write([(ids[i], *points[i], rows[i]) for i in places[number]])
+            say(_progress(finished, total, time.monotonic() - start_s))
+    return rows
+
+
+def _progress(finished: int, total: int, seconds: float) -> str:
+    rate = finished / max(seconds, 1e-9)
+    return f"sweeping {finished:,} of {total:,} points, {rate:,.0f}/s, {(total - finished) / rate:,.0f} s left"
+
+
+def _tasks(
+    which: Iterable[int], points: Sequence[tuple[str, Options]], question: Question
+) -> tuple[list[Task], list[list[int]]]:
+    """Points that share a trace, those of one engine together, in tasks; and the places of each task's points."""
+    kind = question.kind
+    groups: dict[Any, dict[Any, list[int]]] = {}
+    for i in which:
+        target, point = points[i]
+        outer = tuple(value for name, value in point.items() if name not in kind.inner)
+        groups.setdefault((target, kind.trace_key(point)), {}).setdefault(outer, []).append(i)
+    tasks, places = [], []
+    for (target, _), engines in groups.items():
+        ordered = [i for own in engines.values() for i in own]
+        for start in range(0, len(ordered), kind.most):
+            own = ordered[start : start + kind.most]
+            made = tuple(points[i][1] for i in own)
+            tasks.append(Task(kind=kind.name, target=target, points=made, prices=question.prices))
+            places.append(own)
+    return tasks, places
+
+
+def _engine(tasks: Sequence[Task], question: Question, stack: ExitStack) -> Done:
+    """What runs the tasks. Processes share traces by a folder, without a cache by one that goes in the end."""
+    folder = trace_folder()
+    if not question.cache:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memwall-sweep-")))
+    if question.engine == "dask":
+        return on_dask(tasks, folder, question.workers, question.scheduler)
+    return local(tasks, folder, question.workers)
+
+
+def _frame(
+    points: Sequence[tuple[str, Options]], ids: Sequence[str], rows: Sequence[Row], names: Sequence[str], kind: Kind
+) -> DataFrame:
+    """Everything as a table."""
+    import numpy as np
+    import pandas as pd
+
+    columns: dict[str, Any] = {"id": list(ids), "target": [target for target, _ in points]}
+    for name in names:
+        columns[name] = [_cell(point.get(name)) for _, point in points]
+    for i, quantity in enumerate(kind.quantities):
+        values = [None if isinstance(row, str) else row[i] for row in rows]
+        is_number = quantity.unit not in ("word", "flag")
+        columns[quantity.name] = np.array(values, dtype=float) if is_number else values
+    columns["error"] = [row if isinstance(row, str) else "" for row in rows]
+    return pd.DataFrame(columns)
+
+
+def _cell(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else value

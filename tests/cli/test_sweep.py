@@ -1,0 +1,163 @@
+"""``memwall sweep``: what it prints, writes, keeps and refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+
+import pytest
+
+import memwall
+from memwall.serving import read_model, serve
+from tests.cli.conftest import MODEL
+from tests.cli.test_serve import LLAMA
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def mlp(tmp_path):
+    (tmp_path / "mlp.py").write_text(MODEL, encoding="utf-8")
+    return str(tmp_path / "mlp.py")
+
+
+@pytest.fixture
+def llama(tmp_path):
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    return f"hf:{tmp_path / 'llama'}"
+
+
+def record(run, *words):
+    result = run("sweep", *words, "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_a_profile_at_each_point_is_that_of_the_profile_alone(mlp):
+    vary = {"gpu": ["p100", "h100", "a100"], "batch": [1, 64, 4096], "policy": ["eager", "memwall"],
+            "mode": ["inference", "training"], "cuda_graph": [False, True]}  # fmt: skip
+    frame = memwall.sweep(mlp, vary, workers=0)
+    assert len(frame) == 72 and (frame["error"] == "").all() and frame["id"].is_unique
+    for place in random.Random(3).sample(range(72), 8):
+        row = frame.iloc[place]
+        options = {name: row[name] for name in ("gpu", "batch", "policy", "mode", "cuda_graph")}
+        alone = memwall.profile(mlp, **{**options, "batch": int(row["batch"])})
+        totals, schedule = alone.simulations[0].totals, alone.simulations[0]
+        assert (row["time_s"], row["kernels"], row["flops"]) == (totals.time_s, totals.kernels, totals.flops), options
+        assert (row["peak_memory"], row["mfu"]) == (totals.peak_memory_bytes, totals.mfu)
+        assert row["fits"] == schedule.fits
+        assert row["samples_per_s"] == pytest.approx(row["batch"] / totals.time_s)
+
+
+def test_a_decode_step_is_that_of_the_server_alone(llama):
+    vary = {"gpu": ["a100", "h100", "b200"], "tp": [1, 2, 4], "weights": ["model", "fp8"], "kv": ["model", "fp8"],
+            "batch": [1, 3, 64, 200], "context": [17, 1024, 4096]}  # fmt: skip
+    frame = memwall.sweep(llama, vary, workers=0)
+    ran = frame[frame["error"] == ""]
+    assert len(frame) == 432 and len(ran) >= 288
+    for place in random.Random(5).sample(range(len(ran)), 6):
+        row = ran.iloc[place]
+        model = read_model(llama, weights=row["weights"])
+        batch, context = int(row["batch"]), int(row["context"])
+        (point,) = serve(model, gpu=row["gpu"], tp=int(row["tp"]), kv=row["kv"], concurrency=1, prompt=16).points
+        time_s = point.steps.step_s(batch, batch * context)
+        assert row["time_s"] == time_s
+        assert row["tokens_per_s_per_gpu"] == pytest.approx(batch / time_s / row["tp"])
+        assert row["weights_bytes"] == point.steps.weights_bytes
+        blocks = context // 16 + 1  # the next token has a place too
+        assert row["kv_bytes"] == point.steps.kv_bytes(16 * blocks)
+        held = point.steps.weights_bytes + point.steps.reserved_bytes + batch * row["kv_bytes"]
+        assert row["fits"] == (held <= point.steps.capacity_bytes)
+        assert row["limited_by"] in ("compute", "bandwidth", "latency", "overhead", "link")
+
+
+def test_a_server_at_each_point_is_that_of_serve_alone(llama):
+    frame = memwall.sweep(llama, {"gpu": ["h100", "a100"], "concurrency": [1, 8], "prompt": [256]}, workers=0)
+    for _, row in frame.iterrows():
+        (point,) = serve(llama, gpu=row["gpu"], concurrency=int(row["concurrency"]), prompt=256).points
+        assert row["ttft_p99_s"] == point.candidate.run.ttft.p99
+        assert row["tokens_per_s"] == point.candidate.run.tokens_per_s
+
+
+def test_a_broken_point_is_a_row_and_the_others_go_on(run, llama):
+    found = record(run, llama, "--vary", "tp=1,2,3", "batch=1,8", "gpu=h100")
+    errors = [point["error"] for point in found["points"]]
+    assert errors[:4] == [""] * 4
+    assert errors[4] == errors[5] == "3 GPUs do not divide 32 heads; --tp 2 does"
+    text = run("sweep", llama, "--vary", "tp=1,2,3", "batch=1,8", "gpu=h100").out
+    assert "No result of 2 points: 3 GPUs do not divide 32 heads; --tp 2 does." in text
+
+
+def test_where_best_and_top(run, llama, tmp_path):
+    words = (llama, "--vary", "batch=1,2,4..64", "gpu=h100", "context=1024,8000", "--where", "fits",
+             "tokens_per_s_per_user>1", "--best", "time_s", "--top", "2")  # fmt: skip
+    result = run("sweep", *words, "-o", str(tmp_path / "s.csv"), "-o", str(tmp_path / "s.html"))
+    assert result.code == 0, result.err
+    assert "The best by modeled time (time_s)" in result.out and "and 12 more rows" in result.out
+    rows = list(csv.DictReader((tmp_path / "s.csv").open(encoding="utf-8")))
+    assert len(rows) == 14 and rows[0]["batch"] == "1" and float(rows[-1]["time_s"]) > float(rows[0]["time_s"])
+    found = record(run, *words)
+    times = {point["id"]: point["time_s"] for point in found["points"]}
+    assert [times[key] for key in found["left"]] == sorted(times.values())
+    assert found["schema"] == "memwall.sweep/1" and found["of"] == "decode"
+
+
+def test_a_file_asks_the_same(run, llama, tmp_path):
+    (tmp_path / "s.toml").write_text(
+        f"""vary = ["gpu=h100", "batch=1,8"]
+where = ["fits"]
+best = "time_s"
+[workloads.small]
+target = {json.dumps(llama)}
+vary = ["context=1024"]
+[workloads.long]
+target = {json.dumps(llama)}
+vary = ["context=4096"]
+""",
+        encoding="utf-8",
+    )
+    of_file = record(run, str(tmp_path / "s.toml"), "--of", "decode")
+    alone = record(run, llama, "--vary", "gpu=h100", "batch=1,8", "context=1024", "--of", "decode")
+    assert [p["time_s"] for p in of_file["points"][:2]] == [p["time_s"] for p in alone["points"]]
+    assert [p["context"] for p in of_file["points"]] == [1024, 1024, 4096, 4096]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--vary", "bacth=1,2"), "no option 'bacth'; did you mean batch?"),
+    (("--vary", "batch=1,x"), "--vary batch: 'x' is not a valid integer"),
+    (("--vary", "gpu=h10"), "h10"),
+    (("--vary", "tp=1", "weights=fp9"), "no scheme of weights 'fp9'; did you mean fp8?"),
+    (("--vary", "policy=egaer"), "did you mean eager?"),
+    (("--vary", "batch=1,2", "--where", "tmie_s<1"), "no quantity or option 'tmie_s'; did you mean time_s?"),
+    (("--vary", "batch=1,2", "--where", "time_s<1ns"), "no point satisfies time_s<1ns: time_s goes from"),
+    (("--vary", "batch=1,2", "--best", "tiem_s"), "did you mean time_s?"),
+    (("--vary", "batch=1..3000", "seq=1..3000"), "9,000,000 points would take about"),
+    (("--vary", "batch=4", "tp=1", "policy=eager"), "no kind of sweep has all of"),
+    (("--vary", "batch=4", "--resume"), "--resume goes with --keep FOLDER"),
+    (("--vary", "batch=4", "--engine", "ray"), "no engine of sweeps 'ray'; there is local, dask"),
+    ((), "no axis given"),
+])  # fmt: skip
+def test_one_line_says_what_is_wrong(run, mlp, words, said):
+    result = run("sweep", mlp, *words)
+    assert result.code == 2 and said in result.error
+
+
+def test_finished_points_are_kept_and_not_evaluated_again(run, mlp, tmp_path, monkeypatch):
+    keep = tmp_path / "points"
+    words = (mlp, "--vary", "batch=1,2,4", "gpu=h100,a100", "--workers", "0", "--keep", str(keep))
+    first = record(run, *words)
+    parts = {path.name: path.read_bytes() for path in keep.iterdir()}
+    assert "has the points of a sweep; add --resume" in run("sweep", *words).error
+    lost = sorted(parts)[1]
+    (keep / lost).unlink()
+    monkeypatch.setattr("memwall.sweeping.kinds.profile", None)
+    again = record(run, *words, "--resume")
+    assert again["points"] == first["points"]
+    assert {path.name: path.read_bytes() for path in keep.iterdir()} == parts

@@ -1,0 +1,114 @@
+"""Axes, conditions and fronts, by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pandas as pd
+import pytest
+
+from memwall.analysis.sweep.axes import Axis, Space, axes_of, expand, split_axis
+from memwall.analysis.sweep.choice import kept, pareto, ranked
+from memwall.analysis.sweep.conditions import parse_condition
+from memwall.analysis.sweep.growth import growth
+from memwall.core.errors import UsageError
+
+
+@pytest.mark.parametrize(("text", "values"), [
+    ("1,2,4..16", "1 2 4 8 16"), ("1,2,4..20", "1 2 4 8 16"), ("8,16,24..48", "8 16 24 32 40 48"), ("1..4", "1 2 3 4"),
+    ("3..3", "3"), ("a100, h100", "a100 h100"), ("f32[8,3,224,224],f32[1,3]", "f32[8,3,224,224] f32[1,3]"),
+    ("1,1,2", "1 2"), ("5,7..11", "5 7 9 11"), ("0.5,0.7", "0.5 0.7"),
+])  # fmt: skip
+def test_a_list(text, values):
+    assert expand(text) == values.split()
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("8..2", "ends before it begins"), ("1,,2", "empty value"), ("9,3..8", "below the number before it, 9"),
+    ("1..100000000", "100,000,000 values"),
+])  # fmt: skip
+def test_a_list_that_is_none(text, said):
+    with pytest.raises(UsageError, match=said):
+        expand(text)
+
+
+def test_options_that_go_step_by_step():
+    assert split_axis("zip: gpu=a100,h100 tp=4,8") == {"gpu": ["a100", "h100"], "tp": ["4", "8"]}
+    with pytest.raises(UsageError, match="gpu has 2, tp has 1"):
+        split_axis("zip:gpu=a100,h100 tp=4")
+
+
+def test_points_are_the_product_with_the_last_axis_fastest():
+    axes = axes_of({("gpu", "tp"): [("a", 1), ("b", 2)], "batch": [1, 2, 4]})
+    space = Space("m.py", axes)
+    points = list(space.points())
+    assert len(space) == len(points) == 6
+    assert points[:2] == [{"gpu": "a", "tp": 1, "batch": 1}, {"gpu": "a", "tp": 1, "batch": 2}]
+    assert [space.point(i) for i in range(6)] == points
+
+
+def test_an_option_is_on_one_axis():
+    with pytest.raises(UsageError, match="tp is on two axes"):
+        axes_of({"tp": [1], ("gpu", "tp"): [("a", 1)]})
+    assert Axis.of("tp", [1, 1, 2]).values == ((1,), (2,))
+
+
+FRAME = pd.DataFrame({
+    "gpu": ["a", "a", "b", "b"], "batch": [1, 2, 1, 2], "time_s": [0.1, 0.15, 0.3, float("nan")],
+    "fits": [True, False, True, None], "tokens_per_s": [10.0, 13.3, 3.3, float("nan")],
+    "limited_by": ["compute", "bandwidth", "compute", None], "error": ["", "", "", "broken"],
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "left"), [
+    ("fits", [0, 2]), ("not fits", [1]), ("time_s<200ms", [0, 1]), ("time <= 0.1", [0]), ("gpu==b", [2]),
+    ("gpu != b", [0, 1]), ("batch>=2", [1]), ("limited_by=compute", [0, 2]),
+])  # fmt: skip
+def test_a_condition(text, left):
+    found, pruned = kept(FRAME, [parse_condition(text, list(FRAME.columns))])
+    assert found.index.tolist() == left
+    assert pruned[0].further == pruned[0].alone == 3 - len(left)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("tmie_s<1", "did you mean time_s"), ("time_s", "compare time_s with a value"), ("time_s<3GB", "no unit 'GB'"),
+    ("time_s<", "cannot read the condition"), ("not time_s<1", "goes with a quantity that is true or false"),
+])  # fmt: skip
+def test_a_condition_that_is_none(text, said):
+    with pytest.raises(UsageError, match=said):
+        parse_condition(text, list(FRAME.columns))
+
+
+def test_what_nothing_satisfies_is_said():
+    with pytest.raises(UsageError, match=r"time_s<1ms: time_s goes from 0.1 to 0.3"):
+        kept(FRAME, [parse_condition("time_s<1ms", list(FRAME.columns))])
+    both = [parse_condition(text, list(FRAME.columns)) for text in ("not fits", "gpu==b")]
+    with pytest.raises(UsageError, match="of 3 points: 1 not fits, 1 gpu==b"):
+        kept(FRAME, both)
+
+
+def test_the_best_is_first_and_equal_ones_keep_their_order():
+    frame = pd.DataFrame({"tokens_per_s": [1.0, 3.0, 3.0, float("nan")]})
+    assert ranked(frame, "tokens_per_s").index.tolist() == [1, 2, 0]
+
+
+def test_the_front_is_what_no_other_beats():
+    values = list(itertools.product([1.0, 2.0, 3.0], repeat=3))
+    frame = pd.DataFrame(values, columns=["time_s", "tokens_per_s", "peak_memory"]).sample(frac=1.0, random_state=1)
+    assert pareto(frame, ["time_s", "tokens_per_s", "peak_memory"])[["time_s", "tokens_per_s"]].values.tolist() == [
+        [1.0, 3.0]
+    ]
+    two = pd.DataFrame({"time_s": [1.0, 2.0, 3.0, 2.5, 1.0], "tokens_per_s": [1.0, 2.0, 3.0, 1.5, 0.5]})
+    assert pareto(two, ["time_s", "tokens_per_s"]).index.tolist() == [0, 1, 2]
+
+
+def test_where_to_stop():
+    ys = [10.0, 20.0, 38.0, 40.0, 41.0]
+    frame = pd.DataFrame({
+        "target": "m", "gpu": ["a"] * 5 + ["b"] * 5, "batch": [1, 2, 4, 8, 16] * 2, "tokens_per_s": ys * 2,
+        "fits": [True] * 5 + [True, True, False, False, False], "limited_by": ["latency", *["compute"] * 4] * 2,
+        "error": "",
+    })  # fmt: skip
+    first, second = growth(frame, frame, ["gpu", "batch"], ("batch",), "tokens_per_s").series
+    assert first.stop == (4, "a doubling brings less than 10%") and first.last_fitting is None
+    assert second.stop == (2, "the memory ends") and second.wall_changes == [(2.0, "compute")]
