@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,15 +13,20 @@ from memwall.analysis.accuracy import Row as Timed
 from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.analysis.history import Row
 from memwall.analysis.savings import policy_sets
+from memwall.fusion.server import Served
+from memwall.fusion.server.kernels import Attention, Between, Collective, Product, Sampling
 from memwall.hardware.lookup import load_gpu
 from memwall.report.figures.colors import CLASS_COLORS
 from memwall.report.figures.comparison import comparison_chart
+from memwall.report.figures.engine import memory_chart, phases_charts
 from memwall.report.figures.profile import profile_chart, shares_chart, walls_chart, waterfall_chart
 from memwall.report.figures.scatter import scatter_chart
 from memwall.report.figures.scene import Area, Chart, Dot, Dust, Rect, Scene, Stroke, Text
+from memwall.report.figures.serving import serving_chart
 from memwall.report.figures.trace import trace_chart
 from memwall.report.figures.trend import trend_chart
 from memwall.report.pages.trace_comparison import TraceComparisonReport
+from memwall.serving import Model, Serving, serve
 from memwall.traces import read_trace
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.comparison import compare_traces
@@ -46,6 +52,24 @@ def history() -> list[Row]:
 def _fall() -> Chart:
     (policies,) = policy_sets(make_fused())
     return waterfall_chart(policies, policies.schedules[1])
+
+
+def served() -> Serving:
+    """A model of 32 layers, 8 B weights and grouped attention on two GPUs, alone and shared by two, and objectives that
+    the largest load misses."""
+    product = partial(Product, dtype="bfloat16")
+    kernels = (
+        (product(n=6144, k=4096, split="column"), 32), (product(n=4096, k=4096, split="row"), 32),
+        (product(n=28672, k=4096, split="column"), 32), (product(n=4096, k=14336, split="row"), 32),
+        (Attention(heads=32, kv_heads=8, head_size=128, value_size=128, dtype="bfloat16"), 32),
+        (Between(read_bytes=16384, write_bytes=8192, weight_bytes=8192, columns=4096, itemsize=2, shared=False), 64),
+        (Collective(op="all_reduce", width=8192), 64), (Sampling(vocabulary=128256), 1),
+    )  # fmt: skip
+    model = Model(name="llama", served=Served(kernels, 2 * 128256 * 4096), max_context=8192)
+    return serve(
+        model, gpu=["h100", "b200"], tp=[1, 2], concurrency=[1, 8, 64], closed_form=True,
+        slo=["ttft<1 s", "tpot<10 ms"],
+    )  # fmt: skip
 
 
 def timed() -> list[Timed]:
@@ -99,6 +123,9 @@ PICTURES: dict[str, Callable[[], Chart]] = {
         compare_gpus([load_gpu(name) for name in ("p100-sxm2", "v100-sxm2-32gb", "a100-80gb-sxm", "h100-sxm", "b200")])
     ),
     "history": lambda: trend_chart(history(), ["kernels", "time_s"]),
+    "loads of a server": lambda: serving_chart(served()),
+    "memory of a server": lambda: memory_chart(served().points),
+    "phases of a server": lambda: phases_charts(served().points),
 }
 
 

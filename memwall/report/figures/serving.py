@@ -1,6 +1,6 @@
 """The pictures of a server: throughput against speed for a user, and latency against load; a line for each engine.
 
-Objectives on the speed or the latency are dashed lines.
+Objectives on what a panel shows are dashed lines, with what keeps them shaded; hollow points miss one.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from memwall.analysis.limits import Limit
 from memwall.analysis.quantities import SERVED
+from memwall.analysis.serving import stop
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
-from memwall.report.figures.colors import series_color
+from memwall.report.figures.colors import SIGN_COLORS, series_color
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import Chart, Scene, side_by_side, stacked
 
@@ -19,8 +21,18 @@ if TYPE_CHECKING:
 
 #: of lines, by how many GPUs share the model
 _DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (2, 2), (6, 2, 1, 2))
+#: of points, by GPU
+_SHAPES = ("circle", "square", "triangle", "diamond", "down", "pentagon")
 #: pixels of a panel at least, and down
 _LEAST, _HIGH = 300.0, 230.0
+
+
+class _Look(NamedTuple):
+    """Of an engine's line and points."""
+
+    color: str
+    dash: tuple[float, ...]
+    shape: str
 
 
 class _Panel(NamedTuple):
@@ -28,7 +40,6 @@ class _Panel(NamedTuple):
 
     title: str
     x: Callable[[Point], float | None]
-    x_label: str
     y: str
     y_label: str
     scale: float = 1.0
@@ -44,10 +55,9 @@ def _of(name: str) -> Callable[[Point], float | None]:
 
 
 _PANELS = (
-    _Panel("Throughput against speed", _of("tokens_per_s_per_user"), "tokens/s of a user", "tokens_per_s_per_gpu",
-           "tokens/s of a GPU"),
-    _Panel("Time to first token", _load, "clients, or requests/s", "ttft_s", "ms", 1e-3),
-    _Panel("Time per output token", _load, "clients, or requests/s", "tpot_s", "ms", 1e-3),
+    _Panel("Throughput against speed", _of("tokens_per_s_per_user"), "tokens_per_s_per_gpu", "tokens/s of a GPU"),
+    _Panel("Time to first token", _load, "ttft_s", "ms", 1e-3),
+    _Panel("Time per output token", _load, "tpot_s", "ms", 1e-3),
 )  # fmt: skip
 
 
@@ -60,57 +70,79 @@ def serving_chart(found: Serving) -> Chart:
     gpus = list(dict.fromkeys(points[0].gpu.name for points in engines.values()))
     shares = list(dict.fromkeys(points[0].layout.tp for points in engines.values()))
     looks = {
-        name: (series_color(gpus.index(points[0].gpu.name)), _DASHES[shares.index(points[0].layout.tp) % len(_DASHES)])
+        name: _look(gpus.index(points[0].gpu.name), shares.index(points[0].layout.tp))
         for name, points in engines.items()
     }
-    limits = {limit.quantity.name: limit.amount for limit in found.objectives}
-    panels = [_drawn(panel, engines, looks, limits) for panel in _PANELS]
-    legend = [(gpu, series_color(i), "line") for i, gpu in enumerate(gpus)]
+    panels = [_drawn(panel, engines, looks, found.objectives) for panel in _PANELS]
+    legend = [(gpu, _look(i, 0).color, _look(i, 0).shape) for i, gpu in enumerate(gpus)]
+    if found.objectives:
+        legend += [("misses an objective", "ink", "hollow"), ("objective", "ink", "dashed")]
     dashes = [f"{count} GPU{'s' * (count > 1)} to a model" for count in shares]
     heading = "dashes, from none: " + ", ".join(dashes) if len(shares) > 1 else ""
     return stacked([side_by_side(panels, _LEAST, 20), lambda scene: scene.legend(0, legend, heading)], gap=14)
 
 
 def _drawn(
-    panel: _Panel, engines: dict[str, list[Point]], looks: dict[str, tuple[str, tuple[float, ...]]],
-    limits: dict[str, float],
+    panel: _Panel, engines: dict[str, list[Point]], looks: dict[str, _Look], objectives: Sequence[Limit]
 ) -> Chart:  # fmt: skip
     read = _of(panel.y)
     lines = {
-        name: [(a, b / panel.scale) for p in points if (a := panel.x(p)) and (b := read(p))]
+        name: [(a, b / panel.scale, stop(p.candidate, objectives) is not None)
+               for p in points if p.candidate and (a := panel.x(p)) and (b := read(p))]
         for name, points in engines.items()
-    }
+    }  # fmt: skip
     places = [place for line in lines.values() for place in line]
+    rate = any(point.workload.rate_per_s for points in engines.values() for point in points)
+    x_label = "requests/s" if rate else "clients" if panel.x is _load else "tokens/s of a user"
 
     def draw(scene: Scene) -> float:
         scene.text(0, 12, panel.title, 12, bold=True)
         frame = Box(52.0, 38.0, scene.width - 8, 38.0 + _HIGH)
         x = _axis([place[0] for place in places], frame.left, frame.right)
         y = _axis([place[1] for place in places], frame.lower, frame.upper)
-        draw_x(scene, frame, x, engineering, panel.x_label)
+        draw_x(scene, frame, x, engineering, x_label)
         draw_y(scene, frame, y, plain, panel.y_label)
+        _limits(scene, panel, frame, x, y, objectives)
         draw_frame(scene, frame)
         for name, line in lines.items():
-            own, (color, dash) = sorted((x(a), y(b)) for a, b in line), looks[name]
+            own, look = sorted((x(a), y(b), misses) for a, b, misses in line), looks[name]
             if len(own) > 1:
-                scene.line(*own, color=color, width=1.8, dash=dash)
-            for px, py in own:
-                scene.dot(px, py, 3.0, color, title=name)
-        _limits(scene, panel, frame, x, y, limits)
+                scene.line(*((px, py) for px, py, _ in own), color=look.color, width=1.8, dash=look.dash)
+            for px, py, misses in own:
+                scene.dot(px, py, 3.6, look.color, look.shape, title=name, hollow=misses)
         return frame.lower + 34
 
     return draw
 
 
-def _limits(scene: Scene, panel: _Panel, frame: Box, x: Axis, y: Axis, limits: dict[str, float]) -> None:
-    """A dashed line at each objective on what the panel shows."""
-    bound = next((limits[name] for name in limits if name.startswith(panel.y.removesuffix("_s"))), None)
-    if bound is not None and y.low < bound / panel.scale < y.high:
-        place = y(bound / panel.scale)
-        scene.line((frame.left, place), (frame.right, place), color="ink", dash=(5, 4))
-    speed = limits.get("tokens_per_s_per_user") or (1 / limits["tpot_s"] if "tpot_s" in limits else None)
-    if panel is _PANELS[0] and speed and x.low < speed < x.high:
-        scene.line((x(speed), frame.upper), (x(speed), frame.lower), color="ink", dash=(5, 4))
+def _look(gpu: int, share: int) -> _Look:
+    return _Look(series_color(gpu), _DASHES[share % len(_DASHES)], _SHAPES[gpu % len(_SHAPES)])
+
+
+def _limits(scene: Scene, panel: _Panel, frame: Box, x: Axis, y: Axis, objectives: Sequence[Limit]) -> None:
+    """A dashed line at each objective on what the panel shows, and what keeps all of them shaded."""
+    left, right, upper, lower = frame.left, frame.right, frame.upper, frame.lower
+    bounds = []
+    for limit in objectives:
+        name, amount = limit.quantity.name, limit.amount
+        if panel.x is not _load and name in ("tpot_s", "tokens_per_s_per_user"):
+            place = _within(x, amount if name != "tpot_s" else 1 / amount)
+            left = max(left, place)
+            bounds.append(((place, frame.upper), (place, frame.lower)))
+        elif name == panel.y:
+            place = _within(y, amount / panel.scale)
+            upper, lower = (max(upper, place), lower) if limit.quantity.lower else (upper, min(lower, place))
+            bounds.append(((frame.left, place), (frame.right, place)))
+    if bounds and left < right and upper < lower:
+        corners = ((left, upper), (right, upper), (right, lower), (left, lower))
+        scene.area(corners, SIGN_COLORS["better"], "keeps the objectives", opacity=0.14)
+    for ends in bounds:
+        scene.line(*ends, color="ink", dash=(5, 4))
+
+
+def _within(axis: Axis, value: float) -> float:
+    """The pixel of a value, at the end of the axis where it lies beyond."""
+    return axis(min(max(value, axis.low), axis.high))
 
 
 def _axis(values: Sequence[float], start: float, end: float) -> Axis:

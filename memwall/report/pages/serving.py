@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from memwall.analysis.quantities import SERVED
 from memwall.analysis.serving import objective_text
 from memwall.core.units import size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
-from memwall.report.figures.scene import Chart
+from memwall.report.figures.engine import KERNELS, memory_chart, phases_charts
+from memwall.report.figures.scene import Chart, stacked
 from memwall.report.figures.serving import serving_chart
 from memwall.report.kinds import Report
 
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from memwall.serving import Point, Serving
 
 SCHEMA = "memwall.serving/1"
-#: what follows a name of a kernel's class in the table of a step
-_KERNELS: Mapping[str, str] = {
-    "Product": "products", "Attention": "attention", "Latent": "latent attention", "Index": "index", "State": "states",
-    "Experts": "experts", "Between": "norms, activations", "Collective": "messages", "Sampling": "sampling",
-}  # fmt: skip
+#: what a picture shows -> it
+PICTURES: Mapping[str, Callable[[Serving], Chart]] = {
+    "throughput of a GPU against speed for a user; latency against load": serving_chart,
+    "memory of a GPU by the sequences that it holds": lambda found: memory_chart(found.points),
+    "roofline of decodes and of a prompt": lambda found: phases_charts(found.points),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class ServingReport(Report):
         if self.found.best is not None:
             blocks += [Sentence(line) for line in _choice(self.found)]
         if kind == "html":
-            blocks.append(Picture(self.figure(), "throughput of a GPU against speed for a user; latency against load"))
+            blocks += [Picture(draw(self.found), label) for label, draw in PICTURES.items()]
         sections = [Section("", tuple(blocks))]
         sections.append(Section("Memory of a GPU", (self._memory(),)))
         if ran := [point for point in self.found.points if point.candidate is not None]:
@@ -59,7 +61,7 @@ class ServingReport(Report):
         return Document(f"{model.name}: serving", tuple(sections))
 
     def figure(self) -> Chart:
-        return serving_chart(self.found)
+        return stacked([draw(self.found) for draw in PICTURES.values()])
 
     def _refused(self) -> list[str]:
         """Each reason once, with the engines that it holds back."""
@@ -181,10 +183,10 @@ def _step(points: Sequence[Point]) -> Table:
         assert point.candidate is not None
         batch = max(round(point.candidate.run.batch), 1)
         found.append((batch, point.steps.by_kind(Step(batch, round(batch * point.context)))))
-    kinds = [kind for kind in _KERNELS if any(kind in taken for _, taken in found)]
+    kinds = [kind for kind in KERNELS if any(kind in taken for _, taken in found)]
     columns = [col.text("GPUs", [point.name for point in last]), col.plain("batch", [batch for batch, _ in found])]
     totals = [sum(taken.values()) for _, taken in found]
     columns.append(col.seconds("step", totals))
     for kind in kinds:
-        columns.append(col.seconds(_KERNELS[kind], [taken.get(kind, 0.0) for _, taken in found], like=totals))
+        columns.append(col.seconds(KERNELS[kind], [taken.get(kind, 0.0) for _, taken in found], like=totals))
     return col.table("", columns, _STEP_NOTE)
