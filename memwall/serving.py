@@ -27,7 +27,8 @@ from memwall.frontend.workload.hf.quantized import Stored
 from memwall.frontend.workload.target import is_saved
 from memwall.fusion.server import Layout, Served, Step, served
 from memwall.fusion.server.kernels import Attention, Experts, Latent, Product, State
-from memwall.hardware.cluster import Cluster, cluster_of, load_cluster
+from memwall.hardware.cluster import cluster_of, load_cluster
+from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
 from memwall.pipeline import Names, profile

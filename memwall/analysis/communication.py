@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memwall.core.errors import UsageError
-from memwall.hardware.cluster import Cluster
+from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s
 
 

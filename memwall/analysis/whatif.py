@@ -19,7 +19,8 @@ from memwall.core.errors import UsageError, suggest
 from memwall.core.graph import Graph, Pipe
 from memwall.core.structure import BadRecord, shown
 from memwall.fusion.hand_fused import fuse_modules, modules_of
-from memwall.hardware.gpu import FIELDS, PIPE_NAMES, fraction, not_negative, positive
+from memwall.hardware.checks import fraction, not_negative, positive
+from memwall.hardware.gpu import FIELDS, PIPE_NAMES
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile

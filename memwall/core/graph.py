@@ -194,7 +194,8 @@ class Op:
     that overwrites its target without reading it (``copy_``, ``zero_``, ``out=``) only in ``outputs``.
     ``arguments`` names, for each input, the schema argument that it was passed as; ``attributes`` holds the
     other arguments by name. ``source`` is the line of the user's code that made the call, or the forward op's line in
-    backward, as ``path:line``; empty if no such line exists, as in the optimizer's own step.
+    backward, as ``path:line``; empty if no such line exists, as in the optimizer's own step. Streams run their ops in
+    order, stream 0 most of them; ``waits`` are ops of other streams that are over before it begins.
     """
 
     id: int
@@ -207,6 +208,8 @@ class Op:
     arguments: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     source: str = field(default="", compare=False)
+    stream: int = 0
+    waits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

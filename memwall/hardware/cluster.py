@@ -10,145 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import read_text, read_toml
-from memwall.core.structure import BadRecord, at_least_1, count, one_line, one_of, read, shown
-from memwall.hardware.gpu import Gpu, Line, NotNegative, Positive, fraction
+from memwall.core.structure import BadRecord, one_line, read, shown
+from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import places_of
 from memwall.hardware.host import packaged
+from memwall.hardware.links import KINDS, PROTOCOLS, Cluster, Link, Protocol
 from memwall.hardware.lookup import distance, load_gpu
 
 SCHEMA = "memwall.cluster/1"
 
-#: kind of link -> its medium, and the sort of it: links of one sort resemble each other most, then those of one medium
-KINDS: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("nvlink", "nvswitch", "nvls", "xgmi"), ("nvlink", "")), "pcie": ("pcie", ""),
-    **{kind: ("network", kind) for kind in ("infiniband", "efa", "ethernet")},
-}  # fmt: skip
-#: protocol -> the kinds of links that can run it
-PROTOCOLS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("ll", "ll128", "simple", "direct_ll", "direct", "send"), tuple(KINDS)),
-    **dict.fromkeys(("one_shot", "two_shot", "trtllm_one_shot", "trtllm_two_shot"), tuple(KINDS)[:5]),
-    "nvls": ("nvls",),
-}
-LIBRARIES = ("nccl", "custom", "trtllm")
 
-
-@dataclass(frozen=True, slots=True)
-class Protocol:
-    """How a library's kernels use a link. Seconds: ``start_s``, ``step_s`` for each step of the algorithm, and the
-    bytes of the link at a ``share`` of its rate. A message is sent in pieces, of which the first must pass before the
-    pipeline is full: of W seconds of bytes that takes ``2 sqrt(W fill_s)`` with the best number of pieces."""
-
-    start_s: NotNegative
-    step_s: NotNegative
-    fill_s: NotNegative
-    share: Annotated[float, fraction]
-    #: parts of the message, one for each GPU, that take as long as on the link because the GPU copies its own
-    own_parts: NotNegative = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One level: what joins GPUs, or the groups that the level below joins."""
-
-    kind: Annotated[str, one_of(KINDS)]
-    #: most GPUs that it joins; 0: any number
-    gpus: Annotated[int, count]
-    #: one way, of one GPU; between groups, of one of the ``rails``
-    bytes_per_s: Positive
-    #: paths from a group; each of its GPUs can use one
-    rails: Annotated[int, at_least_1] = 1
-    #: links that the rings use among 2, 3, ... GPUs, where no switch makes all equal; the last is all of them
-    rings: tuple[int, ...] = ()
-    #: whether other links may take its protocols: not if it is known to be unlike its kind
-    lends: bool = True
-    #: name of :data:`PROTOCOLS` -> how it uses the link
-    protocols: Mapping[str, Protocol] = field(default_factory=dict)
-
-    def rate(self, gpus: int, groups: int) -> float:
-        """Bytes/s one way out of a group of ``gpus`` to the other ``groups``."""
-        if self.rings and groups > 1:
-            return self.bytes_per_s * self.rings[min(groups, len(self.rings) + 1) - 2] / self.rings[-1]
-        return self.bytes_per_s * min(gpus, self.rails)
-
-    def check(self) -> None:
-        if self.rings and (0 in self.rings or self.gpus != len(self.rings) + 1):
-            raise BadRecord(": rings has a number above 0 for each of 2, 3, ... GPUs that the link joins")
-        for name in self.protocols:
-            if name not in PROTOCOLS or self.kind not in PROTOCOLS[name]:
-                known = [each for each, kinds in PROTOCOLS.items() if self.kind in kinds]
-                raise BadRecord(f": {unknown(f'protocol of {self.kind}', name[:40], known)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Equal nodes. A collective of few GPUs runs inside the innermost link that joins them."""
-
-    name: Line
-    gpu: Line
-    gpus_per_node: Annotated[int, at_least_1]
-    #: the innermost first
-    link: Mapping[str, Link]
-    full_name: str = ""
-    #: library -> seconds between two calls from Python that the host takes, whatever the message
-    eager_s: Mapping[str, NotNegative] = field(default_factory=dict)
-    #: dotted key of the file -> the comment next to the number
-    sources: Mapping[str, str] = field(default_factory=dict)
-    #: "nvlink.simple" -> the cluster from which it is taken
-    taken_from: Mapping[str, str] = field(default_factory=dict)
-
-    def check(self) -> None:
-        reach = [link.gpus or math.inf for link in self.link.values()]
-        if not reach or sorted(set(reach)) != reach:
-            raise BadRecord(": each link joins more GPUs than the one before, the last any number where gpus is 0")
-        for library in self.eager_s:
-            if library not in LIBRARIES:
-                raise BadRecord(f": {unknown('library', library[:40], LIBRARIES)}")
-
-    @property
-    def hardware(self) -> Gpu:
-        return load_gpu(self.gpu)
-
-    @property
-    def most_gpus(self) -> int | None:
-        """GPUs that its links join; None: any number."""
-        return list(self.link.values())[-1].gpus or None
-
-    def groups(self, workers: int, per_node: int | None = None) -> tuple[int, ...]:
-        """How many GPUs, or groups of the level below, each link joins: equal groups, as few as fit.
-
-        Raises:
-            UsageError: no such number of GPUs, or not equally many on each node.
-        """
-        self._check_workers(workers, per_node)
-        sizes, links = list[int](), list(self.link.values())
-        for lower in reversed([None, *links[:-1]]):
-            most = self._most(lower, per_node) if lower else 1
-            inside = next(size for size in range(min(most, workers), 0, -1) if workers % size == 0)
-            sizes.append(workers // inside)
-            workers = inside
-        return tuple(reversed(sizes))
-
-    def _most(self, link: Link, per_node: int | None) -> int:
-        """GPUs of a job that a link can join; one that is wider than a node joins nodes."""
-        return min(link.gpus, per_node) if per_node and link.gpus <= self.gpus_per_node else link.gpus
-
-    def _check_workers(self, workers: int, per_node: int | None) -> None:
-        most = self.most_gpus
-        if workers < 1 or (most and workers > most):
-            raise UsageError(f"{self.name} joins {f'1 to {most}' if most else '1 or more'} GPUs, not {workers}")
-        if per_node is not None and not 1 <= per_node <= self.gpus_per_node:
-            raise UsageError(f"a node of {self.name} has 1 to {self.gpus_per_node} GPUs, not {per_node}")
-        inside = per_node or max((link.gpus for link in list(self.link.values())[:-1]), default=workers)
-        nodes = math.ceil(workers / inside)
-        if workers % nodes or (per_node and workers % min(per_node, workers)):
-            raise UsageError(f"{workers} GPUs are not equally many on each of {nodes} nodes of {inside}")
+def hardware_of(cluster: Cluster) -> Gpu:
+    """The GPU that a cluster is made of."""
+    return load_gpu(cluster.gpu)
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -197,7 +78,7 @@ def with_nearest_protocols(cluster: Cluster, others: Iterable[Cluster]) -> Clust
     (:func:`memwall.hardware.lookup.distance`) if it has the same compute capability, else the geometric mean of the
     nearest of each architecture, as latencies follow no trend from one to the next. Shares of the rate and seconds
     carry over as they are. ``eager_s`` is that of the nearest GPU."""
-    near = sorted(others, key=lambda other: distance(cluster.hardware, other.hardware))
+    near = sorted(others, key=lambda other: distance(hardware_of(cluster), hardware_of(other)))
     links, taken = {}, dict(cluster.taken_from)
     for name, link in cluster.link.items():
         found = dict(link.protocols)
@@ -219,10 +100,10 @@ def _donors(cluster: Cluster, link: Link, protocol: str, near: Iterable[Cluster]
     best = min((unlike for unlike, _, _ in stated), default=None)
     nearest: dict[str, tuple[str, Protocol]] = {}
     for unlike, other, how in stated:
-        gpu = other.hardware
+        gpu = hardware_of(other)
         if unlike == best:
             nearest.setdefault(gpu.architecture, (other.name, how))
-            if gpu.compute_capability == cluster.hardware.compute_capability:
+            if gpu.compute_capability == hardware_of(cluster).compute_capability:
                 return [(other.name, how)]
     return list(nearest.values())
 
@@ -280,6 +161,6 @@ def cluster_of(gpu: Gpu) -> Cluster:
     def away(cluster: Cluster) -> tuple[bool, float, bool]:
         rate = next(iter(cluster.link.values())).bytes_per_s
         far = abs(math.log(rate / (gpu.link_bytes_per_s / 2 or rate)))
-        return cluster.gpu != gpu.name, round(far, 3), cluster.hardware.architecture != gpu.architecture
+        return cluster.gpu != gpu.name, round(far, 3), hardware_of(cluster).architecture != gpu.architecture
 
     return min(known, key=away)

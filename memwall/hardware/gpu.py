@@ -11,15 +11,17 @@ memory, and a convolution runs in another library than a matrix product.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, Check, check_of, checks_of, one_of, read, shown, write
+from memwall.hardware.checks import Line, NotNegative, Positive, Size, Whole, fraction, line, numbers
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.host import Host, default_host
+from memwall.hardware.links import Cluster
 
 ENGINES = ("tensor", "vector")
 #: ``fp4``: 4-bit floats with a scale for each block (NVFP4, MXFP4)
@@ -54,37 +56,6 @@ _NEIGHBOURS: Mapping[str, tuple[str, ...]] = {
 
 
 # -- what a value may be -----------------------------------------------------------------------------------------------
-
-
-def numbers(wanted: str, fits: Callable[[float], bool], kind: type[float] = float) -> Callable[[Any], Any]:
-    """The check of a number in base SI: finite, and neither absurdly large nor small, so that no rate overflows."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise BadRecord(f"must be {wanted}, not {shown(value)}")
-        in_range = abs(value) <= 1e25 and (value == 0 or abs(value) >= 1e-15)  # False for NaN
-        if not in_range or not fits(value):
-            raise BadRecord(f"must be {wanted} in base SI units, not {shown(value)}")
-        return kind(value)
-
-    return check
-
-
-positive = numbers("a positive number", lambda number: number > 0)
-whole = numbers("a positive whole number", lambda number: number > 0 and number % 1 == 0, int)
-fraction = numbers("a fraction above 0 and at most 1", lambda number: 0 < number <= 1)
-Positive = Annotated[float, positive]
-Whole = Annotated[int, whole]
-not_negative = numbers("a number of 0 or more", lambda number: number >= 0)
-NotNegative = Annotated[float, not_negative]
-Size = Annotated[int, numbers("a whole number, 0 or more,", lambda number: number >= 0 and number % 1 == 0, int)]
-
-
-def line(value: Any) -> str:
-    """A line of text."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise BadRecord(f"must be a line of text, not {shown(value)}")
-    return value
 
 
 def _line_or_none(value: Any) -> str:
@@ -185,7 +156,6 @@ class Cpu:
 # -- a GPU -------------------------------------------------------------------------------------------------------------
 
 REQUIRED: Any = object()
-Line = Annotated[str, line]
 
 
 class Stated(NamedTuple):
@@ -250,6 +220,8 @@ class Gpu:
     sm_bytes_per_s: float = 0.0
     #: share of the TDP that the board was seen to sustain in long float32 products
     sustained_power: Annotated[float, fraction, Stated("power.sustained", 1.0)] = 1.0
+    #: how it is joined to others of its kind; None: alone, or by a link of which only the datasheet's rate is known
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sm_bytes_per_s", self.sm_bytes_per_s or self.dram_bytes_per_s / self.sm_count)
@@ -291,8 +263,9 @@ class Gpu:
         """Plain JSON types in a fixed order; :meth:`from_dict` reads it back."""
         record: dict[str, Any] = write(self)
         del record["sm_bytes_per_s"]
-        if self.cpu is None:
-            del record["cpu"]
+        for name in ("cpu", "cluster"):
+            if getattr(self, name) is None:
+                del record[name]
         return record
 
     @classmethod

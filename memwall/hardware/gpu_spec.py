@@ -19,6 +19,7 @@ from memwall.core.errors import UsageError, nearest
 from memwall.core.files import read_text
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, Check, checks_of, one_line, shown
+from memwall.hardware.checks import fraction, line, not_negative, positive, whole
 from memwall.hardware.gpu import (
     CACHES,
     CONSTANT_CHECKS,
@@ -30,12 +31,7 @@ from memwall.hardware.gpu import (
     REQUIRED,
     Cpu,
     Gpu,
-    fraction,
     host_of,
-    line,
-    not_negative,
-    positive,
-    whole,
 )  # fmt: skip
 
 SCHEMA = "memwall.gpu/1"

@@ -3,7 +3,8 @@
 A rank of n sends and receives ``(n - 1) / n`` of the message in a ring all-gather or reduce-scatter and in an
 all-to-all, twice that in a ring all-reduce, which is both (Patarasu and Yuan, 2009), and all of it in a broadcast, a
 reduction to one rank or a transfer. Where a switch does the sums (NVLink SHARP), an all-reduce needs half. Its own part
-of a gathered message is in its place already. Sums count no FLOPs, as a switch may do them.
+of a gathered message is in its place already. Sums count no FLOPs, as a switch may do them. On a cluster the time is
+that of a :class:`memwall.ops.launches.Message` (:mod:`memwall.perfmodel.collectives`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import partial
 
 from memwall.core.graph import Graph
 from memwall.ops.base import Call, Cost
-from memwall.ops.launches import Plain
+from memwall.ops.launches import Message, Plain
 from memwall.ops.registry import call_of, cost_of, formula
 
 op = partial(formula, "communication")
@@ -40,7 +41,7 @@ def sent(graph: Graph) -> tuple[int, float]:
 def all_gather(call: Call) -> Cost:
     """Reads its own part, writes those of the others."""
     of_others = call.write_bytes * _others(call)
-    return _cost(call, call.read_bytes, of_others, of_others)
+    return _cost(call, "all_gather", call.write_bytes, call.read_bytes, of_others, of_others)
 
 
 @op("c10d::_reduce_scatter_base_ c10d::reduce_scatter_ c10d::reduce_scatter_tensor_coalesced_")
@@ -48,7 +49,8 @@ def all_gather(call: Call) -> Cost:
     " _c10d_functional::reduce_scatter_tensor_coalesced")  # fmt: skip
 def reduce_scatter(call: Call) -> Cost:
     """Reads the message, writes a part of the sum."""
-    return _cost(call, call.read_bytes, call.write_bytes, call.read_bytes * _others(call))
+    nbytes = call.read_bytes
+    return _cost(call, "reduce_scatter", nbytes, nbytes, call.write_bytes, nbytes * _others(call))
 
 
 @op("c10d::allreduce_ c10d::allreduce_coalesced_")
@@ -57,33 +59,39 @@ def reduce_scatter(call: Call) -> Cost:
 def all_reduce(call: Call) -> Cost:
     """Reads the message, writes the sum."""
     scattered = call.write_bytes * _others(call)
-    return _cost(call, call.read_bytes, call.write_bytes, 2 * scattered, scattered)
+    return _cost(call, "all_reduce", call.write_bytes, call.read_bytes, call.write_bytes, 2 * scattered, scattered)
 
 
 @op("c10d::alltoall_base_ c10d::alltoall_ _c10d_functional::all_to_all_single _dtensor::shard_dim_alltoall")
 def all_to_all(call: Call) -> Cost:
     """Reads a part for each rank, writes a part of each; parts of unequal sizes are taken to be equal on the link."""
-    return _cost(call, call.read_bytes, call.write_bytes, max(call.read_bytes, call.write_bytes) * _others(call))
+    nbytes = max(call.read_bytes, call.write_bytes)
+    return _cost(call, "all_to_all", nbytes, call.read_bytes, call.write_bytes, nbytes * _others(call))
 
 
 @op("c10d::broadcast_ _c10d_functional::broadcast _c10d_functional::broadcast_ c10d::recv_ c10d::recv_any_source_")
 @op("_c10d_functional::irecv")
 def receive(call: Call) -> Cost:
     """Writes the message; the rank that a broadcast starts from reads it instead."""
-    return _cost(call, 0, call.write_bytes, call.write_bytes * bool(_others(call)))
+    nbytes, op_name = call.write_bytes, "broadcast" if "broadcast" in call.name else "send_recv"
+    return _cost(call, op_name, nbytes, 0, nbytes, nbytes * bool(_others(call)))
 
 
 @op("c10d::reduce_ c10d::send _c10d_functional::isend")
 def send(call: Call) -> Cost:
     """Reads the message, which crosses the link whole."""
-    return _cost(call, call.read_bytes, 0, call.read_bytes * bool(_others(call)))
+    nbytes, op_name = call.read_bytes, "broadcast" if "reduce" in call.name else "send_recv"
+    return _cost(call, op_name, nbytes, nbytes, 0, nbytes * bool(_others(call)))
 
 
 @op("c10d::barrier c10d::monitored_barrier_")
 def barrier(call: Call) -> Cost:
-    """No message."""
-    return _cost(call, 0, 0, 0)
+    """No message but a number that NCCL sums."""
+    return _cost(call, "all_reduce", _BARRIER_BYTES, 0, 0, 0)
 
+
+#: ProcessGroupNCCL::barrier sums one float
+_BARRIER_BYTES = 4
 
 #: they copy the message first, and sum the copy in place (Functional.cpp)
 _COPYING = ("_c10d_functional.all_reduce", "_c10d_functional.all_reduce_coalesced", "_c10d_functional.broadcast")
@@ -95,9 +103,20 @@ def _others(call: Call) -> float:
     return (ranks - 1) / ranks
 
 
-def _cost(call: Call, read_bytes: int, write_bytes: float, link_bytes: float, spared: float = 0.0) -> Cost:
+def _cost(
+    call: Call, kind: str, nbytes: int, read_bytes: int, write_bytes: float, link_bytes: float, spared: float = 0.0
+) -> Cost:
+    """A message of ``nbytes`` in a collective of :data:`memwall.perfmodel.collectives.OPS`."""
     written = int(write_bytes)
     kernels = [Plain(read_bytes=read_bytes, write_bytes=written)]
+    if nbytes and call.attributes["ranks"] > 1:
+        group = _group(call)
+        kernels = [Message(read_bytes=read_bytes, write_bytes=written, op=kind, nbytes=nbytes, group=group)]
     if call.name.removesuffix(".default") in _COPYING:
         kernels.insert(0, Plain(read_bytes=call.read_bytes, write_bytes=call.write_bytes))
     return Cost({}, read_bytes, written, link_bytes=link_bytes, spared_link_bytes=spared, launches=tuple(kernels))
+
+
+def _group(call: Call) -> str:
+    """The ranks that take part; the first ones where only their number was recorded."""
+    return str(call.attributes.get("group") or f"0-{call.attributes['ranks'] - 1}")

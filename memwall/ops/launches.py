@@ -378,3 +378,13 @@ class Plain(Launch):
     @property
     def variant(self) -> str:
         return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message(Plain):
+    """A collective library's kernel: ``op`` of :data:`memwall.perfmodel.collectives.OPS` on ``nbytes``, as nccl-tests
+    define the size, between the ranks of ``group`` (:mod:`memwall.core.ranks`)."""
+
+    op: str
+    nbytes: int
+    group: str

@@ -267,14 +267,18 @@ class _Lowered:
 
     def graph(self, label: str) -> Graph:
         free_calls = Counter(self.traced.free_calls)
+        ends: list[int] = []  # the last op here of each traced one
         for op in self.traced.ops:
             kind, of = self.attention.calls.get(op.id, (None, op.id))
+            waits = tuple([ends[number] for number in op.waits])
             if kind is None:
-                self.ops.append(op if op.id == len(self.ops) else replace(op, id=len(self.ops)))
-                continue
-            if op.id == of:
-                free_calls.update(self.forms[kind].free_calls)
-            self._splice(op, of, self.forms[kind], self.parts[kind, op.name])
+                same = op.id == len(self.ops) and op.waits == waits
+                self.ops.append(op if same else replace(op, id=len(self.ops), waits=waits))
+            else:
+                if op.id == of:
+                    free_calls.update(self.forms[kind].free_calls)
+                self._splice(replace(op, waits=waits), of, self.forms[kind], self.parts[kind, op.name])
+            ends.append(len(self.ops) - 1)
         return replace(
             self.traced, values=tuple(self.values), storages=tuple(self.storages), ops=tuple(self.ops),
             free_calls=dict(free_calls), attention=label, backends=self.backends,
@@ -300,7 +304,7 @@ class _Lowered:
                     len(self.ops), step.name, step.op_class, op.phase, op.module,
                     tuple([self._value(form, i, bound) for i in step.inputs]),
                     tuple([self._value(form, i, bound) for i in step.outputs]),
-                    step.arguments, step.attributes, op.source,
+                    step.arguments, step.attributes, op.source, op.stream, op.waits if step is part[0] else (),
                 )
             )  # fmt: skip
 

@@ -12,16 +12,23 @@ protocols: LL and LL128 have short steps and a low rate, Simple the opposite. Ea
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from memwall.core.errors import UsageError, unknown
+from memwall.core.ranks import read_ranks
 from memwall.core.units import counted, percent
-from memwall.hardware.cluster import LIBRARIES, Cluster, Link, Protocol, load_cluster
+from memwall.hardware.cluster import hardware_of, load_cluster
+from memwall.hardware.links import LIBRARIES, Cluster, Link, Protocol
 from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.ops.launches import Message
 
 LAUNCHES = ("eager", "graph")
+#: the link of a GPU of which no cluster is known
+OWN_LINK = "link"
 #: beyond it vLLM and SGLang call NCCL (``max_size`` in vLLM's custom_all_reduce.py)
 CUSTOM_BYTES = 8 << 20
 #: kinds of links on which these run custom all-reduces of more than two GPUs: the GPUs read each other's memory
@@ -31,6 +38,40 @@ _DIRECT_READS = ("nvlink", "nvswitch", "nvls", "xgmi")
 def link_s(nbytes: float, gpu: Gpu) -> float:
     """Seconds of bytes that cross the GPU's link one way, at the datasheet's rate; 0 where it has no link."""
     return nbytes / (gpu.link_bytes_per_s / 2) if gpu.link_bytes_per_s else 0.0
+
+
+def sent_s(cost: Cost, gpu: Gpu) -> tuple[float, float]:
+    """Seconds of what a cost sends, and the fewest that any algorithm takes: those of its messages on the GPU's
+    cluster; without one those of its bytes on the GPU's own link."""
+    messages = [launch for launch in cost.launches if isinstance(launch, Message)]
+    if gpu.cluster is None or not messages:
+        return link_s(cost.link_bytes, gpu), link_s(cost.link_bytes - cost.spared_link_bytes, gpu)
+    found = [message_time(message, gpu.cluster) for message in messages]
+    return sum(each.time_s for each in found), sum(each.bound_s for each in found)
+
+
+def link_of(cost: Cost, gpu: Gpu) -> str:
+    """The outermost link that a cost's messages cross; "" where it has none."""
+    message = next((launch for launch in cost.launches if isinstance(launch, Message)), None)
+    if message is None or gpu.cluster is None:
+        return OWN_LINK if message else ""
+    return levels_of(gpu.cluster, *_placed(message, gpu.cluster))[-1].name
+
+
+def message_time(message: Message, cluster: Cluster) -> CollectiveTime:
+    """The time of a message between the ranks of its group, of which each node has ``gpus_per_node`` in turn.
+
+    Raises:
+        UsageError: as :func:`collective_s`, such as for a group with more ranks on one node than on another.
+    """
+    workers, per_node = _placed(message, cluster)
+    return collective_s(message.op, message.nbytes, workers, cluster, per_node=per_node)
+
+
+def _placed(message: Message, cluster: Cluster) -> tuple[int, int]:
+    """How many ranks a message's group has, and how many of them a node."""
+    ranks = read_ranks(message.group)
+    return len(ranks), max(Counter(rank // cluster.gpus_per_node for rank in ranks).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +326,7 @@ def _bound_s(op: Op, levels: Sequence[Level]) -> float:
 def _eager_s(cluster: Cluster, time_s: float, nbytes: float, library: str, op: str) -> float:
     """Of calls from Python: custom all-reduces copy the message, and the host takes its time."""
     if _CUSTOM[library] and op == "all_reduce":
-        gpu = cluster.hardware
+        gpu = hardware_of(cluster)
         time_s += 2 * nbytes / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
     return max(time_s, cluster.eager_s.get(library, 0.0))
 

@@ -31,7 +31,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Convolution, Gemm, Launch, Rows, Stream
 from memwall.perfmodel.base import kept_share
-from memwall.perfmodel.collectives import link_s
+from memwall.perfmodel.collectives import sent_s
 from memwall.perfmodel.families import Terms, as_run, constants, interval, predict
 
 #: the walls, in the order in which reports list them
@@ -76,9 +76,13 @@ class Prediction:
         return _TERM_NAMES[terms.index(max(terms))]
 
 
+_whole_s = Prediction.time_s.__get__
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Prediction):
-    """One kernel (one group) of a schedule. Bytes are compulsory; all seconds but ``bound_s`` hold ``wait_s``."""
+    """One kernel (one group) of a schedule. Bytes are compulsory; all seconds but ``bound_s`` hold ``wait_s``, and
+    ``time_s``, its bound and its interval are without ``hidden_s``."""
 
     id: int
     name: str
@@ -93,6 +97,13 @@ class Estimate(Prediction):
     #: CPU time to issue it, and the part of ``overhead_s`` in which the GPU waits for that
     issue_s: float = 0.0
     wait_s: float = 0.0
+    #: of a message between GPUs: seconds in which other kernels run
+    hidden_s: float = 0.0
+
+    @property
+    def time_s(self) -> float:
+        """Seconds that it adds to the step."""
+        return max(_whole_s(self) - self.hidden_s, 0.0)
 
     @property
     def bytes(self) -> int:
@@ -117,13 +128,13 @@ def _peak_s(flops: Mapping[Pipe, int], gpu: Gpu) -> float:
 def bound_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel: no real run is faster."""
     rate = gpu.l2_bytes_per_s if cost.bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
-    return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes - cost.spared_link_bytes, gpu))
+    return max(_least_compute_s(cost, gpu), cost.bytes / rate, sent_s(cost, gpu)[1])
 
 
 def on_chip_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel whose operands all are in L2, and whose results stay there."""
     rate = max(gpu.l2_bytes_per_s, gpu.dram_bytes_per_s)
-    return max(_least_compute_s(cost, gpu), cost.bytes / rate, link_s(cost.link_bytes - cost.spared_link_bytes, gpu))
+    return max(_least_compute_s(cost, gpu), cost.bytes / rate, sent_s(cost, gpu)[1])
 
 
 def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
@@ -198,7 +209,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
         own_s = terms.time_s + floors_s / len(launches)
         down += own_s * (1 - low)
         up += own_s * (high - 1)
-    on_link_s = link_s(cost.link_bytes, gpu)
+    on_link_s = sent_s(cost, gpu)[0]
     if max(body, on_link_s) < bound:  # no kernel is faster; its bound is its wall
         body = bound
         name = "compute_s" if _least_compute_s(cost, gpu) >= bound else "memory_s"

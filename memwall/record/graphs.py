@@ -68,8 +68,12 @@ class _Op:
     arguments: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    stream: int = 0
+    waits: tuple[int, ...] = ()
 
     def check(self) -> None:
+        if self.waits and max(self.waits) >= self.id:
+            raise BadRecord(f"waits for op {max(self.waits)}, which is no earlier one")
         if self.arguments and len(self.arguments) != len(self.inputs):
             raise BadRecord(f"has {len(self.inputs)} inputs and {len(self.arguments)} arguments")
         if sum(self.pipes.values()) != self.flops:
@@ -176,7 +180,7 @@ def _op_row(op: Op, cost: Cost) -> _Op:
         cost.total_flops, cost.read_bytes, cost.write_bytes, cost.modeled,
         {pipe: cost.flops[pipe] for pipe in sorted(cost.flops)},
         cost.dense_flops, cost.extra_bytes, cost.extra_flops, cost.kernels, cost.least_flops,
-        op.arguments, op.attributes, op.source,
+        op.arguments, op.attributes, op.source, op.stream, op.waits,
     )  # fmt: skip
 
 
@@ -229,15 +233,15 @@ def read_attention(row: AttentionRow, graph: Graph) -> Attention:
         first, done = graph.ops[span.start], span.stop
         ops.append(
             Op(
-                0, span.name, classify(span.name), first.phase, first.module, span.inputs, span.outputs,
-                span.arguments, span.attributes, first.source,
+                done - 1, span.name, classify(span.name), first.phase, first.module, span.inputs, span.outputs,
+                span.arguments, span.attributes, first.source, first.stream, first.waits,
             )
         )  # fmt: skip
     ops += graph.ops[done:]
+    numbers = {op.id: i for i, op in enumerate(ops)}
     traced = replace(
         graph, values=graph.values[: row.values], storages=graph.storages[: row.storages],
-        ops=tuple(op if op.id == i else replace(op, id=i) for i, op in enumerate(ops)), free_calls=row.free_calls,
-        backends=(),
+        ops=tuple(_renumbered(op, i, numbers) for i, op in enumerate(ops)), free_calls=row.free_calls, backends=(),
     )  # fmt: skip
     kinds = []
     for saved in row.kinds:
@@ -253,6 +257,11 @@ def read_attention(row: AttentionRow, graph: Graph) -> Attention:
         if lacking:
             raise BadRecord(f" lacks {', '.join(sorted(lacking))}", f"attention.kinds[{i}].forms")
     return found
+
+
+def _renumbered(op: Op, number: int, numbers: Mapping[int, int]) -> Op:
+    waits = tuple([numbers.get(each, 0) for each in op.waits])
+    return op if (op.id, op.waits) == (number, waits) else replace(op, id=number, waits=waits)
 
 
 def _check_forms(traced: Graph, kind: Kind, where: str) -> None:

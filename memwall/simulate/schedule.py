@@ -24,11 +24,13 @@ from memwall.hardware.host import Host, Work
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.registry import class_order
+from memwall.perfmodel.collectives import link_of
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
 from memwall.simulate.issue import work_of
-from memwall.simulate.launch_queue import Step, queue, step_in_loop
+from memwall.simulate.launch_queue import Step
 from memwall.simulate.memory import MemoryPeak, memory_peak, reserved_bytes, reuse_distances
+from memwall.simulate.streams import Lanes, Overlap
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
 MODEL_CLASSES = ("contraction", "convolution", "attention")
@@ -61,12 +63,12 @@ class Timing(NamedTuple):
     wait_s: float
 
     @classmethod
-    def of(cls, known: Prediction, wait_s: float) -> Timing:
-        """That of a predicted kernel after a wait."""
+    def of(cls, known: Prediction, wait_s: float, hidden_s: float = 0.0) -> Timing:
+        """That of a predicted kernel after a wait, a part of which other kernels hide."""
         if wait_s:
             link_s = known.link_s and known.link_s + wait_s
             known = replace(known, overhead_s=known.overhead_s + wait_s, link_s=link_s)
-        return cls(known.limited_by, known.time_s, wait_s)
+        return cls(known.limited_by, known.time_s - hidden_s, wait_s)
 
 
 @dataclass(frozen=True)
@@ -126,15 +128,16 @@ def simulate(
     GPUs."""
     context = context or PlanContext.of(graph, plan)
     known = _predictions(graph, as_launched(gpu, launch), context)
-    issued, host = context.issued(launch), gpu.host
+    issued, host, links = context.issued(launch), gpu.host, context.links(gpu)
     steps = issued.steps(host, [each.time_s for each in known], is_lone=launch in ("call", "replay"))
-    waits, time_s = _queued(issued, steps, launch)
-    hosts_s = time_s, time_s
+    ran = _queued(context, issued, steps, links, launch)
+    hosts_s = ran.time_s, ran.time_s
     if host.varies:
-        fast, slow = ([each.scaled(factor) for each in steps] for factor in (host.low, host.high))
-        hosts_s = _queued(issued, fast, launch)[1], _queued(issued, slow, launch)[1]
-    kernels = Kernels(plan, context, known, issued.seconds(host), waits)
-    totals = _totals(gpu, context, known, time_s, hosts_s)
+        scaled = ([each.scaled(factor) for each in steps] for factor in (host.low, host.high))
+        fast, slow = (_queued(context, issued, some, links, launch).time_s for some in scaled)
+        hosts_s = fast, slow
+    kernels = Kernels(plan, context, known, issued.seconds(host), ran)
+    totals = _totals(gpu, context, known, ran.time_s, hosts_s, links)
     return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan, launch)
 
 
@@ -166,33 +169,39 @@ class _Issued:
         return found
 
 
-def _queued(issued: _Issued, of_kind: Sequence[Step], launch: str) -> tuple[list[float], float]:
-    """The waits of the kernels and the time of all, in launch order."""
+def _queued(
+    context: PlanContext, issued: _Issued, of_kind: Sequence[Step], links: Sequence[str], launch: str
+) -> Overlap:
+    """How the kernels wait and overlap; ``links``: what each kind of them occupies."""
     steps = [of_kind[number] for number in issued.order]
-    return queue(steps) if launch in ("call", "replay") else step_in_loop(steps)
+    return context.lanes.run(steps, [links[number] for number in context.order], launch in ("call", "replay"))
 
 
 class Kernels(Sequence[Estimate]):
     """The estimates of a schedule, in launch order; built on first use."""
 
     def __init__(
-        self, plan: Plan, context: PlanContext, known: Sequence[Prediction], issues: Sequence[float],
-        waits: Sequence[float],
-    ) -> None:  # fmt: skip
-        self._plan, self._context, self._known, self._issues, self._waits = plan, context, known, issues, waits
+        self, plan: Plan, context: PlanContext, known: Sequence[Prediction], issues: Sequence[float], ran: Overlap
+    ) -> None:
+        self._plan, self._context, self._known, self._issues = plan, context, known, issues
+        self._waits, self._hidden = ran.waits, ran.hidden
 
     @cached_property
     def _all(self) -> tuple[Estimate, ...]:
         return tuple(map(self._estimate, range(len(self))))
 
     def _estimate(self, index: int) -> Estimate:
-        group, n, wait_s = self._plan.groups[index], self._context.order[index], self._waits[index]
+        group, n, wait_s, hidden_s = (
+            self._plan.groups[index], self._context.order[index], self._waits[index], self._hidden[index]
+        )  # fmt: skip
         kind, known = self._context.kinds[n], self._known[n]
         return Estimate(
             id=index, name=kind.name, op_ids=group.op_ids, op_class=kind.op_class, flops=kind.flops,
             read_bytes=group.cost.read_bytes, write_bytes=group.cost.write_bytes,
-            bound_s=known.bound_s, compute_s=known.compute_s, memory_s=known.memory_s, latency_s=known.latency_s,
-            overhead_s=known.overhead_s + wait_s, low_s=known.low_s + wait_s, high_s=known.high_s + wait_s,
+            bound_s=max(known.bound_s - hidden_s, 0.0), compute_s=known.compute_s, memory_s=known.memory_s,
+            latency_s=known.latency_s, hidden_s=hidden_s,
+            overhead_s=known.overhead_s + wait_s, low_s=max(known.low_s + wait_s - hidden_s, 0.0),
+            high_s=known.high_s + wait_s - hidden_s,
             launches=group.cost.kernels, recomputes=group.recomputes, issue_s=self._issues[index], wait_s=wait_s,
             link_s=known.link_s and known.link_s + wait_s,
         )  # fmt: skip
@@ -201,8 +210,8 @@ class Kernels(Sequence[Estimate]):
         """What :attr:`Schedule.timings` says, without the estimates."""
         of_kind = [Timing.of(known, 0.0) for known in self._known]
         return [
-            Timing.of(self._known[n], wait_s) if wait_s else of_kind[n]
-            for n, wait_s in zip(self._context.order, self._waits, strict=True)
+            Timing.of(self._known[n], wait_s, hidden_s) if wait_s or hidden_s else of_kind[n]
+            for n, wait_s, hidden_s in zip(self._context.order, self._waits, self._hidden, strict=True)
         ]
 
     def __len__(self) -> int:
@@ -245,15 +254,21 @@ def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Predictio
     return found
 
 
-def _totals(gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s: float, hosts_s: tuple[float, float]
+def _totals(
+    gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s: float, hosts_s: tuple[float, float],
+    links: Sequence[str],
 ) -> Totals:  # fmt: skip
-    """The sums. ``hosts_s``: the time with the fastest and the slowest host that the interval allows."""
+    """The sums. ``hosts_s``: the time with the fastest and the slowest host that the interval allows; ``links``: what
+    each kind of kernels occupies while others run."""
 
     def total(of_kind: Iterable[float], kernels: Sequence[int]) -> float:
         """The sum over some kernels, added up in launch order."""
         return reduce(add, map([*of_kind].__getitem__, kernels), 0.0)
 
     bound_s = total((k.bound_s for k in known), context.order)
+    if context.lanes.overlap:  # what runs at the same time: the longest
+        each_s = [[k.bound_s * (of == link) for k, of in zip(known, links, strict=True)] for link in set(links)]
+        bound_s = max(total(seconds, context.order) for seconds in each_s)
     resident = [min(kind.resident_bytes(gpu), kind.group.cost.read_bytes) for kind in context.kinds]
     matrix_s = total(map(_matrix_s, context.kinds, known, repeat(gpu)), context.matrix)
     below, above = [k.time_s - k.low_s for k in known], [k.high_s - k.time_s for k in known]
@@ -301,6 +316,7 @@ class PlanContext:
     dram_bytes: int
     graph: Graph
     plan: Plan
+    lanes: Lanes
 
     @classmethod
     def of(cls, graph: Graph, plan: Plan) -> PlanContext:
@@ -334,8 +350,12 @@ class PlanContext:
             kernels=total(kind.group.cost.kernels for kind in kinds),
             total_flops=total(kind.flops for kind in kinds),
             dram_bytes=total(kind.group.cost.bytes for kind in kinds),
-            graph=graph, plan=plan,
+            graph=graph, plan=plan, lanes=Lanes.of(graph, plan),
         )  # fmt: skip
+
+    def links(self, gpu: Gpu) -> Sequence[str]:
+        """What each kind of kernels occupies: ``""`` the GPU itself, or the outermost link that a message crosses."""
+        return [link_of(kind.group.cost, gpu) for kind in self.kinds]
 
     def issued(self, launch: str) -> _Issued:
         """How the host issues the kernels."""

@@ -31,7 +31,7 @@ ROWS = [
     ("a graph evaluated", r"^def evaluate\(\n", "ops/evaluate.py"),
     ("repeated layers found", r"^def find_runs\(", "core/layers.py"),
     ("compute capabilities", r'"sm_80":', "hardware/chips.py"),
-    ("links", r"^class Link\b", "hardware/cluster.py"),
+    ("links", r"^class Link\b", "hardware/links.py"),
     ("names suggested", r"get_close_matches", "core/errors.py"),
     ("an op that is left out", r"^class Unsupported\b", "core/errors.py"),
 ]

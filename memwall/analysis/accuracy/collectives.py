@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from memwall.analysis.validation import Row
-from memwall.hardware.cluster import Cluster, stated_clusters, with_nearest_protocols
+from memwall.hardware.cluster import stated_clusters, with_nearest_protocols
+from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import CollectiveTime, collective_s
 
 _R1_LINK, _R1_S = 0.85, 3e-6

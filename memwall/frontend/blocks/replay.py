@@ -349,6 +349,7 @@ class Replayer:
         values, storages, cut = recorder.values, recorder.storages, len(segment.prefix)
         places, bases = segment.places, segment.bases
         new_ids: dict[int, int] = {}
+        later = len(recorder.ops) - segment.start
 
         def stand_in(number: int) -> int:
             value = values[number]
@@ -367,6 +368,7 @@ class Replayer:
                 tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.inputs]),
                 tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.outputs]),
                 op.arguments, op.attributes, op.source,
+                (op.stream, [i + later for i in op.waits if i >= segment.start]),
             )  # fmt: skip
         recorder.free_calls.update(segment.free_calls)
 

@@ -1,8 +1,9 @@
 """What ``torch.cuda`` says while a model is loaded, built and traced: the answers of the GPU asked for.
 
 A model written for a GPU asks whether there is one, what it can do, makes streams and events, reads memory statistics.
-One table answers for the whole of torch.cuda: nothing is running, so streams are in order, events are over at once and
-no memory is in use. What a GPU's own numbers answer is noted, as the graph then holds for that GPU alone.
+One table answers for the whole of torch.cuda: nothing is running, so events are over at once and no memory is in use;
+streams are those of :mod:`memwall.frontend.torch.streams`. What a GPU's own numbers answer is noted, as the graph then
+holds for that GPU alone.
 """
 
 from __future__ import annotations
@@ -21,64 +22,12 @@ import torch
 import torch.cuda.nvtx
 
 from memwall.core.errors import UsageError
+from memwall.frontend.torch.streams import Event, Stream, current_stream, default_stream, set_stream, stream_context
 from memwall.hardware.chips import chip_of, target_of
 from memwall.hardware.lookup import Gpu
 
 #: torch.cuda and the modules that it takes its functions from; each may hold the same name
 _HOMES = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.graphs, torch.cuda.nvtx)
-
-#: milliseconds between any two events: not 0, as models divide by it
-_ELAPSED_MS = 1.0
-
-
-class _Stream:
-    """A stream in whose order everything already runs; also the context of ``torch.cuda.stream``."""
-
-    device, device_index, device_type, stream_id = torch.device("cuda", 0), 0, 1, 0
-    cuda_stream = priority = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *exc: object) -> None: ...
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def query(self) -> bool:
-        return True
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
-
-    def synchronize(self) -> None: ...
-
-    def wait_event(self, event: Any) -> None: ...
-
-    def wait_stream(self, stream: Any) -> None: ...
-
-
-class _Event:
-    """An event that is over."""
-
-    device = torch.device("cuda", 0)
-    cuda_event = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def elapsed_time(self, end: Any) -> float:
-        return _ELAPSED_MS
-
-    def query(self) -> bool:
-        return True
-
-    def record(self, stream: Any = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def wait(self, stream: Any = None) -> None: ...
 
 
 class _TensorType:
@@ -189,7 +138,7 @@ _RETURNED: tuple[tuple[Any, tuple[str, ...]], ...] = (
         "temperature", "power_draw", "clock_rate",
     )),
     (None, (
-        "init", "_lazy_init", "_lazy_call", "synchronize", "set_device", "set_stream", "ipc_collect",
+        "init", "_lazy_init", "_lazy_call", "synchronize", "set_device", "ipc_collect",
         "set_sync_debug_mode", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated",
         "reset_accumulated_memory_stats", "reset_max_memory_cached", "set_per_process_memory_fraction", "manual_seed",
         "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all", "range_end", "mark",
@@ -202,9 +151,14 @@ _RETURNED: tuple[tuple[Any, tuple[str, ...]], ...] = (
 _FIXED: Mapping[str, Any] = {
     **{name: _always(value) for value, names in _RETURNED for name in names},
     **_TENSOR_TYPES,
-    "Event": _Event,
-    **{name: type(name, (_Stream,), {}) for name in ("Stream", "ExternalStream", "StreamContext")},
-    **{name: lambda *args, **kwargs: _Stream() for name in ("stream", "current_stream", "default_stream")},
+    "Event": Event,
+    "Stream": Stream,
+    "ExternalStream": type("ExternalStream", (Stream,), {}),
+    "stream": stream_context,
+    "StreamContext": stream_context,
+    "set_stream": set_stream,
+    "current_stream": current_stream,
+    "default_stream": default_stream,
     **{name: type(name, (_Graph,), {}) for name in ("CUDAGraph", "graph", "graph_pool_handle")},
     "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device="cpu"),
     "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device="cpu")],
@@ -219,8 +173,8 @@ _FIXED: Mapping[str, Any] = {
 _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
     (torch.accelerator, {
         "is_available": _always(True), "device_count": _always(1), "current_device_index": _always(0),
-        "current_accelerator": _always(torch.device("cuda")), "current_stream": _Stream, "set_stream": _always(),
-        "set_device_index": _always(), "synchronize": _always(),
+        "current_accelerator": _always(torch.device("cuda")), "current_stream": current_stream,
+        "set_stream": set_stream, "set_device_index": _always(), "synchronize": _always(),
     }),
     (torch.Tensor, {"record_stream": _always()}),
     (torch, {

@@ -22,9 +22,12 @@ from torch import nn
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
+from memwall.core.ranks import ranks_text
 from memwall.core.units import size
 from memwall.frontend.torch.flat_shards import constructing, gathering, is_flat_sharded, settle_flat_shards
+from memwall.frontend.torch.streams import Streams
 from memwall.ops.collective import sent
+from memwall.ops.signatures import Signature
 
 
 @contextlib.contextmanager
@@ -49,6 +52,8 @@ def fake_groups() -> Iterator[None]:
             _init(*args, **kwargs)
             stack.enter_context(constructing())
 
+        devices = {"fake": ["cpu", "cuda", "meta"]}
+        stack.enter_context(patch.dict(dist.Backend.backend_capability, devices))
         if "torch.distributed.fsdp" in sys.modules:
             stack.enter_context(constructing())
         for home in (dist, dist.distributed_c10d, meshes):
@@ -128,14 +133,39 @@ def one_rank(graph: Graph) -> str:
     )
 
 
-def group_size(group: Any) -> int:
-    """How many ranks are in a process group, which operators are given boxed or by name."""
+@contextlib.contextmanager
+def sending(streams: Streams, signature: Signature, out: Any, attributes: list[tuple[str, Any]]) -> Iterator[None]:
+    """While open, a call is issued. One that sends to other ranks has them among its ``attributes`` in place of its
+    process group, and runs on a stream of theirs unless the program waits for it at once."""
+    if not signature.sends:
+        yield
+        return
+    said = dict(attributes)
+    waits = not said.pop("async_op", signature.function.namespace != "_dtensor")
+    ranks = _ranks_of(next((said.pop(name) for name in GROUPS if name in said), None))
+    peers = [ranks[said[name]] for name in ("src", "dst") if name in said and "broadcast" not in signature.name]
+    members = sorted({dist.get_rank(), *peers}) if peers else ranks
+    said |= {"ranks": len(members), "group": ranks_text(members)}
+    attributes[:] = [item for item in said.items() if item[0] not in ("timeout", "reduce_op")]
+    with contextlib.nullcontext() if waits else streams.issuing_to(said["group"]):
+        yield
+    handle = out[-1] if isinstance(out, (tuple, list)) and out else out
+    if isinstance(handle, torch.ScriptObject):
+        streams.hold(dist.Work.unbox(handle))
+
+
+#: names that operators have for their process group, and the operator that waits for a collective
+GROUPS, WAIT = ("process_group", "group_name"), "_c10d_functional.wait_tensor"
+
+
+def _ranks_of(group: Any) -> list[int]:
+    """The ranks in a process group, which operators are given boxed or by name."""
     if isinstance(group, str):
         by_name: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
         group = by_name(group)
     elif isinstance(group, torch.ScriptObject):
         group = dist.ProcessGroup.unbox(group)
-    return int(group.size())
+    return dist.get_process_group_ranks(group)
 
 
 def is_data_parallel(module: nn.Module) -> bool:
@@ -168,7 +198,7 @@ def remade(wrapped: Any, module: nn.Module) -> nn.Module:
 def _all_reduced(state, bucket):  # type: ignore[no-untyped-def]  # torch reads the annotations of a hook
     """What the reducer does with a bucket: a fake group returns no result of its own."""
     buffer = bucket.buffer()
-    dist.all_reduce(buffer.div_(dist.get_world_size()))
+    dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(buffer)
     return done

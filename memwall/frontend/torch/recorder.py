@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memwall.core.errors import TooManyOps, UsageError
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.carrying import with_places
-from memwall.frontend.torch.distributed import group_size
+from memwall.frontend.torch.distributed import GROUPS, WAIT, sending
 from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
+from memwall.frontend.torch.streams import Streams
 from memwall.frontend.torch.tensors import (
     adds_sparse,
     check_product,
@@ -73,6 +74,7 @@ class Recorder(TorchDispatchMode):
         self.guarded: set[int] = set()
         self.modules = ModuleTimeline()
         self.lines = SourceLines()
+        self.streams = Streams()
         self.ops: list[Op] = []
         self.values: list[Value] = []
         self.storages: list[Storage] = []
@@ -224,6 +226,8 @@ class Recorder(TorchDispatchMode):
         if signature.free:
             if self.rebinding is None:
                 self.free_calls[signature.name] += 1
+            if signature.name == WAIT:
+                self.streams.wait_for_storage(self.storage(args[0]))
             if self.phase == "forward" or self.rebinding is not None:
                 self._mark_line()
             return out
@@ -258,8 +262,8 @@ class Recorder(TorchDispatchMode):
                 found = held
                 if any(v is None for v in value):  # x[:, index]: which axes are indexed
                     scalars.append((f"{name}_given", tuple([v is not None for v in value])))
-            elif name in ("process_group", "group_name") and signature.sends:
-                scalars.append(("ranks", group_size(value)))
+            elif name in GROUPS and signature.sends:
+                scalars.append((name, value))
             elif name not in DROPPED_ATTRIBUTES:
                 scalars.append((name, freeze(value)))
             for tensor in found:
@@ -281,7 +285,8 @@ class Recorder(TorchDispatchMode):
         if not sparse and (row := find_row(signature.name)) and row.operands:
             check_product(row.operands[:2], names, tensors)
         name = f"sparse.{signature.name.removeprefix('aten.')}" if sparse else signature.name
-        self.emit(name, names, tensors, outputs, scalars)
+        with sending(self.streams, signature, out, scalars):
+            self.emit(name, names, tensors, outputs, scalars)
 
     def _is_host_call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         """Whether a call reads and writes the host alone, or picks there by what a model made without a device."""
@@ -344,10 +349,12 @@ class Recorder(TorchDispatchMode):
     def append(
         self, name: str, phase: str, module: str, inputs: tuple[int, ...], outputs: tuple[int, ...],
         arguments: tuple[str, ...], attributes: Mapping[str, Any], source: str,
+        issued: tuple[int, Iterable[int]] | None = None,
     ) -> None:  # fmt: skip
-        """Add an op to the list."""
-        number = len(self.ops)
-        self.ops.append(Op(number, name, classify(name), phase, module, inputs, outputs, arguments, attributes, source))
+        """Add an op to the list; ``issued``: the stream and the waits of one that it copies."""
+        number, order = len(self.ops), self.streams.issue(self.values, inputs, outputs, issued)
+        call = name, classify(name), phase, module, inputs, outputs, arguments, attributes, source
+        self.ops.append(Op(number, *call, *order))
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)
 

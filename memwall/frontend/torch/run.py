@@ -237,6 +237,7 @@ class _Step:
             triton_calls(recorder),
             offloading(recorder, note),
             sharding(self.module, recorder.release),
+            recorder.streams.running(),
             torch.set_grad_enabled(self.gradients),
         ):
             yield

@@ -11,7 +11,7 @@ import memwall.report.columns as col
 from memwall.analysis.communication import CommRow
 from memwall.core.structure import write
 from memwall.core.units import bandwidth, duration
-from memwall.hardware.cluster import Cluster, Link
+from memwall.hardware.links import Cluster, Link
 from memwall.report.document import Document, Section, Table, known_facts
 from memwall.report.kinds import Report
 

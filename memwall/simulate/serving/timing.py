@@ -28,7 +28,7 @@ from memwall.fusion.server.kernels import (
     Step,
 )  # fmt: skip
 from memwall.fusion.server.plan import Served
-from memwall.hardware.cluster import Cluster
+from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.base import kept_share
 from memwall.perfmodel.collectives import collective_s

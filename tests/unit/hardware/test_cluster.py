@@ -8,14 +8,14 @@ import pytest
 
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import (
-    KINDS,
-    PROTOCOLS,
     SCHEMA,
     cluster_names,
     cluster_of,
+    hardware_of,
     load_cluster,
     stated_clusters,
 )  # fmt: skip
+from memwall.hardware.links import KINDS, PROTOCOLS
 from memwall.hardware.lookup import load_gpu
 
 MINE = f"""schema = "{SCHEMA}"
@@ -48,7 +48,7 @@ def load(folder: Path, text: str = MINE):
 @pytest.mark.parametrize("name", cluster_names())
 def test_files_state_every_rate_and_protocol_with_its_source(name):
     made = load_cluster(name)
-    assert made.name == name and made.full_name and made.hardware
+    assert made.name == name and made.full_name and hardware_of(made)
     for link_name, link in made.link.items():
         assert made.sources[f"link.{link_name}.bytes_per_s"]
         own = next(each for each in stated_clusters() if each.name == name).link[link_name].protocols
@@ -69,7 +69,7 @@ def test_the_rate_of_nvlink_is_half_of_the_gpus():
         made = load_cluster(name)
         first = next(iter(made.link.values()))
         if KINDS[first.kind][0] == "nvlink" and not name.endswith("pairs"):
-            assert first.bytes_per_s == made.hardware.link_bytes_per_s / 2
+            assert first.bytes_per_s == hardware_of(made).link_bytes_per_s / 2
 
 
 def test_a_job_fills_nodes_of_equal_size():

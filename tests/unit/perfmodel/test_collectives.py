@@ -10,7 +10,8 @@ import pytest
 
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.core.errors import UsageError
-from memwall.hardware.cluster import Cluster, Link, Protocol, load_cluster
+from memwall.hardware.cluster import hardware_of, load_cluster
+from memwall.hardware.links import Cluster, Link, Protocol
 from memwall.perfmodel.collectives import OPS, collective_s
 from tests.unit.places import truth
 
@@ -121,7 +122,7 @@ def test_calls_from_python_wait_for_the_host():
     assert collective_s("all_reduce", 8, 2, made, launch="eager").time_s == 40e-6
     assert collective_s("all_reduce", 8, 2, made, launch="eager", library="custom").time_s == 20e-6
     # a custom all-reduce copies 8 MB first: 16 MB of DRAM
-    gpu = made.hardware
+    gpu = hardware_of(made)
     copied_s = 16 * MB / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
     graph = collective_s("all_reduce", 8 * MB, 2, made, library="custom")
     eager = collective_s("all_reduce", 8 * MB, 2, made, library="custom", launch="eager")

@@ -10,7 +10,8 @@ from pathlib import Path
 from memwall.analysis.accuracy.collectives import CollectiveSample
 from memwall.analysis.accuracy.tables.base import Kind, Record, Skip, known, seconds, size
 from memwall.core.errors import UsageError
-from memwall.hardware.cluster import Cluster, load_cluster
+from memwall.hardware.cluster import load_cluster
+from memwall.hardware.links import Cluster
 
 #: data sets' names of GPUs → the cluster that they were timed in
 _CLUSTERS: Mapping[str, str] = {

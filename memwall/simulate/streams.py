@@ -1,0 +1,150 @@
+"""Streams on one GPU: kernels that run while a link carries messages, and what of the messages nothing hides.
+
+A stream runs its kernels in order, each after those of other streams that it waits for. The GPU computes one kernel at
+a time, whichever stream is ready first, so that streams add no arithmetic; each link carries one message at a time,
+while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under way then
+(they are exposed), and what remains to the kernel that comes next: it waits for the CPU. So the seconds of all kernels
+add up to those of the step. What a message takes of multiprocessors and of the memory's bandwidth slows no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memwall.core.graph import Graph
+from memwall.fusion import Plan
+from memwall.simulate.launch_queue import Step, queue, step_in_loop
+
+
+class Streamed(NamedTuple):
+    """A kernel in its stream: what it occupies, ``""`` the GPU itself or the name of a link, and the numbers of the
+    kernels that it waits for."""
+
+    step: Step
+    stream: int = 0
+    link: str = ""
+    waits: tuple[int, ...] = ()
+
+
+class Overlap(NamedTuple):
+    """For each kernel the seconds that the GPU waits for the CPU before it, and, of a message, those in which kernels
+    hide it; the seconds of all."""
+
+    waits: Sequence[float]
+    hidden: Sequence[float]
+    time_s: float
+
+
+Span = tuple[float, float]
+
+
+def overlapped(kernels: Sequence[Streamed], ahead_s: float = 0.0) -> Overlap:
+    """Run kernels through their streams while the GPU is busy for ``ahead_s`` more; seconds from then on."""
+    spans, cpu_s = _dispatch(kernels, ahead_s)
+    end_s = max([cpu_s, ahead_s, *(end for _, end in spans)])
+    computing = sorted((i for i, each in enumerate(kernels) if not each.link), key=lambda i: spans[i])
+    sending = sorted((i for i, each in enumerate(kernels) if each.link), key=lambda i: spans[i])
+    waits, exposed = [0.0] * len(kernels), [0.0] * len(kernels)
+    done_s, first = ahead_s, 0
+    for i in [*computing, None]:
+        begin_s = end_s if i is None else spans[i][0]
+        while first < len(sending) and spans[sending[first]][1] <= done_s:
+            first += 1
+        idle_s, at_s = begin_s - done_s, done_s
+        for j in sending[first:]:
+            if spans[j][0] >= begin_s:
+                break
+            shown_s = max(min(spans[j][1], begin_s) - max(spans[j][0], at_s), 0.0)
+            exposed[j] += shown_s
+            idle_s, at_s = idle_s - shown_s, max(at_s, min(spans[j][1], begin_s))
+        late = i if i is not None else next(iter((computing or sending)[-1:]), None)
+        if late is not None:
+            waits[late] += max(idle_s, 0.0)
+        if i is not None:
+            waits[i] += spans[i][1] - begin_s - kernels[i].step.busy_s  # for the CPU between its launches
+            done_s = spans[i][1]
+    hidden = [max(each.step.busy_s - exposed[i], 0.0) if each.link else 0.0 for i, each in enumerate(kernels)]
+    return Overlap(waits, hidden, end_s - ahead_s)
+
+
+def _dispatch(kernels: Sequence[Streamed], ahead_s: float) -> tuple[list[Span], float]:
+    """When each kernel begins and ends, and when the CPU is done: of the next kernels of all streams the one that can
+    begin first goes first, of equal ones that which has been ready, or was issued, before the others."""
+    issued, cpu_s = _issued(kernels)
+    rows: dict[int, list[int]] = {}
+    for i, each in enumerate(kernels):
+        rows.setdefault(each.stream, []).append(i)
+    heads = dict.fromkeys(rows, 0)
+    free = dict.fromkeys((each.link for each in kernels), ahead_s)
+    after = dict.fromkeys(rows, ahead_s)
+    spans: list[Span | None] = [None] * len(kernels)
+    while heads:
+        ready = []
+        for stream, place in heads.items():
+            i = rows[stream][place]
+            before = [spans[j] for j in kernels[i].waits]
+            if None not in before:
+                ready_s = max(issued[i], after[stream], *(span[1] for span in before if span))
+                ready.append((max(ready_s, free[kernels[i].link]), ready_s, i))
+        begin_s, _, i = min(ready)
+        step, stream = kernels[i].step, kernels[i].stream
+        end_s = begin_s + step.busy_s
+        if step.later_s:
+            end_s = max(end_s, issued[i] + step.later_s + step.busy_s / step.launches)
+        spans[i] = begin_s, end_s
+        free[kernels[i].link] = after[stream] = end_s
+        heads[stream] += 1
+        if heads[stream] == len(rows[stream]):
+            del heads[stream]
+    return [span for span in spans if span], cpu_s
+
+
+def _issued(kernels: Sequence[Streamed]) -> tuple[list[float], float]:
+    """When the first launch of each kernel is issued, and when the CPU is done."""
+    found, cpu_s = list[float](), 0.0
+    for step in (each.step for each in kernels):
+        found.append(cpu_s + step.issue_s if step.issue_s else found[-1] if found else 0.0)
+        cpu_s = found[-1] + step.later_s + step.after_s if step.issue_s else cpu_s
+    return found, cpu_s
+
+
+def overlapped_in_loop(kernels: Sequence[Streamed]) -> Overlap:
+    """A step where the same one is issued again and again, as :func:`memwall.simulate.launch_queue.step_in_loop`."""
+    steps = [each.step for each in kernels]
+    issued_s = sum(step.issue_s + step.later_s + step.after_s for step in steps)
+    at_once = [each._replace(step=Step(0.0, each.step.busy_s)) for each in kernels]
+    found = overlapped(at_once)
+    return found if found.time_s >= issued_s else overlapped(kernels, overlapped(kernels).time_s - issued_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The streams of a plan: that of each kernel, and the kernels of others that it waits for."""
+
+    streams: Sequence[int]
+    waits: Sequence[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, graph: Graph, plan: Plan) -> Lanes:
+        """Those of a plan; a kernel waits only for what is launched before it."""
+        streams = [graph.ops[group.op_ids[0]].stream for group in plan.groups]
+        if not any(streams):
+            return cls(streams, ())
+        kernel_of = {i: number for number, group in enumerate(plan.groups) for i in group.op_ids}
+        awaited = ({kernel_of[j] for i in group.op_ids for j in graph.ops[i].waits} for group in plan.groups)
+        return cls(streams, [tuple(sorted(j for j in each if j < number)) for number, each in enumerate(awaited)])
+
+    @property
+    def overlap(self) -> bool:
+        """Whether any kernels may run at the same time."""
+        return bool(self.waits)
+
+    def run(self, steps: Sequence[Step], links: Sequence[str], lone: bool) -> Overlap:
+        """The kernels of a step, of a ``lone`` one on an idle GPU or of one in a loop; ``links``: what each occupies."""
+        if self.overlap:
+            kernels = list(map(Streamed, steps, self.streams, links, self.waits))
+            return overlapped(kernels) if lone else overlapped_in_loop(kernels)
+        waits, time_s = queue(steps) if lone else step_in_loop(steps)
+        return Overlap(waits, [0.0] * len(steps), time_s)
