@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from memwall.core.structure import BadRecord, read
 from memwall.frontend.workload.seeds import seeded
 from memwall.frontend.workload.sizes import MODES
 from memwall.hardware.chips import chip_of
+from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
+from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
 from memwall.record.format import WorkloadInfo
@@ -32,7 +35,7 @@ Names = str | Gpu | Iterable[str | Gpu]
 
 
 def profile(
-    module_or_target: nn.Module | Workload | str | Path, inputs: Any = None, *, gpu: Names = "h100-sxm",
+    module_or_target: nn.Module | Workload | str | Path, inputs: Any = None, *, gpu: Names | None = None,
     mode: str = "inference", policy: str | Iterable[str] = "eager", optimizer: Any = "adamw",
     loss: Callable[[Any], Any] | None = None, dtype: str | None = None, autocast: str | None = None,
     batch: int | None = None, seq: int | None = None, image: str | tuple[int, int] | None = None,
@@ -40,6 +43,7 @@ def profile(
     context: int | None = None, input_specs: Sequence[str] = (), assume: str | Sequence[str] = (),
     attention: str = "auto", cuda_graph: bool = False, real: bool = False, strict: bool = False,
     max_ops: int = 200_000, replay: bool = True, no_grad: bool = False, host: str | Path | Host | None = None,
+    cluster: str | Path | Cluster | None = None, world: int | None = None, rank: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:  # fmt: skip
     """Trace a model without a GPU and without weights, and model its time on one or more GPUs.
@@ -48,13 +52,16 @@ def profile(
         module_or_target: an ``nn.Module`` (on any device, meta included; it is not changed), a ``Workload``, or a
             target as on the command line: ``model.py``, ``model.py:name``, ``package.module:name``, ``hf:DIR``.
         inputs: what the module is called with: a tuple (positional) or a dict (keywords) of tensors on any device.
-        gpu: names, specs or paths to specs; one or a list.
+        gpu: names, specs or paths to specs; one or a list. None: the cluster's, else ``h100-sxm``.
         mode: ``inference`` (``eval()``, forward), ``training`` (``train()``, forward, loss, backward, optimizer
             step), ``forward``: the module as it stands, gradients enabled, and what they need kept in memory; or, of a
             language model, ``prefill`` (a prompt that fills a cache) or ``decode`` (one more token with a cache).
         no_grad: without gradients; of ``forward`` alone.
         host: what issues the kernels: a name (``bare-metal``, ``cloud-vm``), a spec or the path of one; None takes
             bare-metal, or what a GPU's file states.
+        cluster: how the GPUs are joined that the program runs on: a name (``dgx-h100``), a spec or the path of one.
+            None takes the one that memwall knows with the GPU where ``world`` is given.
+        world: the program is one of so many that ``torchrun`` starts, and is traced as ``rank`` of them.
         policy: how ops are grouped into kernels, one or a list: ``eager`` launches each alone, ``memwall`` fuses what
             its planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
             ``ideal`` moves only what no fusion can avoid.
@@ -86,12 +93,12 @@ def profile(
         MissingError: an optional dependency is missing.
     """
     say = progress or (lambda message: None)
-    gpus = _gpus(gpu, host)
+    gpus = joined(_gpus(gpu or gpu_of(cluster), host), cluster, world)
     _check("mode", mode, MODES)
     if no_grad and mode != "forward":
         raise UsageError("no_grad is of mode='forward': inference takes no gradients, and training needs them")
     _check("attention", attention, ATTENTION)
-    with uncollected(), seeded():
+    with uncollected(), seeded(), _started(world, rank, gpus[0]):
         from memwall.frontend.torch import TraceOptions, trace
 
         sizes = {"batch": batch, "seq": seq, "image": image, "images": images, "video": video, "seconds": seconds}
@@ -207,15 +214,15 @@ def compare(
 
 def resimulate(
     saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False,
-    host: str | Path | Host | None = None,
+    host: str | Path | Host | None = None, cluster: str | Path | Cluster | None = None,
 ) -> Profile:  # fmt: skip
-    """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph`` and ``host`` as for
-    :func:`profile`; the host is the profile's own where none is named.
+    """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph``, ``host`` and
+    ``cluster`` as for :func:`profile`; the host is the profile's own where none is named.
 
     Attention runs in the kernels of each GPU. A record of an older memwall holds only those of the GPUs that it was
     made for; :meth:`Profile.doubts` says where that matters.
     """
-    gpus = _gpus(gpu, host, saved)  # those of an older record state no constants
+    gpus = joined(_gpus(gpu, host, saved), cluster)  # those of an older record state no constants
     known = [gpu if gpu.utilization or gpu.cpu else with_nearest_constants(gpu, stated()) for gpu in gpus]
     return _simulated(saved.on(known), known, _names(policy), cuda_graph)
 
@@ -335,6 +342,17 @@ def _gpus(gpu: Names, host: str | Path | Host | None = None, saved: Profile | No
         replace(each, host=issuing) if each.cpu is None and (host or each.host == default_host()) else each
         for each in found
     ]
+
+
+def _started(world: int | None, rank: int, gpu: Gpu) -> contextlib.AbstractContextManager[None]:
+    """What a program finds that is started as one rank of several."""
+    if world is None:
+        return contextlib.nullcontext()
+    if not 0 <= rank < world:
+        raise UsageError(f"a world of {world} has ranks 0 to {world - 1}, not {rank}")
+    from memwall.frontend.torch.distributed import as_rank
+
+    return as_rank(rank, world, gpu.cluster.gpus_per_node if gpu.cluster else world)
 
 
 def _check(option: str, value: str, choices: tuple[str, ...]) -> None:

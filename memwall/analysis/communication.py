@@ -1,13 +1,16 @@
-"""Collectives of several sizes → rows of time and bandwidth, as nccl-tests define them."""
+"""Collectives of several sizes → rows of time and bandwidth, as nccl-tests define them; those of a profiled rank."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memwall.core.errors import UsageError
 from memwall.hardware.links import Cluster
-from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s
+from memwall.ops.launches import Message
+from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s, link_of, message_time
+from memwall.record.profile import Profile
+from memwall.simulate.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +62,40 @@ def sweep(
                                                   launch=launch))
         for op in dict.fromkeys(ops) for nbytes in sizes
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    """Collectives of a step that are alike. Seconds are of all of them: ``whole_s`` while they run, ``exposed_s`` of
+    that while the GPU computes nothing. ``sent_bytes``: link → bytes that leave a group of GPUs one way, for each."""
+
+    name: str
+    group: str
+    link: str
+    nbytes: int
+    count: int
+    whole_s: float
+    exposed_s: float
+    taken: str
+    sent_bytes: Mapping[str, float]
+
+
+def message_rows(profile: Profile, schedule: Schedule) -> list[MessageRow]:
+    """The collectives of a simulation, the longest first; none of ops without a formula."""
+    costs, cluster = profile.costs[schedule.graph], schedule.gpu.cluster
+    alike: dict[tuple[str, Message], list[float]] = {}
+    links: dict[Message, str] = {}
+    for kernel in schedule.kernels:
+        cost = costs[kernel.op_ids[0]]
+        for message in (launch for launch in cost.launches if isinstance(launch, Message)):
+            sums = alike.setdefault((kernel.name, message), [0, 0.0, 0.0])
+            for i, each in enumerate((1, kernel.time_s + kernel.hidden_s, kernel.time_s)):
+                sums[i] += each
+            links[message] = link_of(cost, schedule.gpu)
+    found = []
+    for (name, message), (count, whole_s, exposed_s) in alike.items():
+        time = message_time(message, cluster) if cluster else None
+        taken, sent = (f"{time.algorithm} {time.protocol}".strip(), time.sent_bytes) if time else ("", {})
+        found.append(MessageRow(name, message.group, links[message], message.nbytes, int(count), whole_s, exposed_s,
+                                taken, sent))  # fmt: skip
+    return sorted(found, key=lambda row: -row.whole_s)

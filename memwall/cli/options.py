@@ -80,6 +80,13 @@ policies = policies_of(
     "How ops run: eager, inductor, max-autotune, memwall, server or ideal. [default: eager; a saved profile's own]"
 )
 
+ranks = _decorator(
+    click.option("--cluster", metavar="NAME", shell_complete=completing("clusters"),
+                 help="How the GPUs of a program are joined: see memwall clusters, or the path of a TOML file."),
+    click.option("--world", type=click.IntRange(1), metavar="N", help="The program is one of N that torchrun starts."),
+    click.option("--rank", type=click.IntRange(0), metavar="R", help="The one of them that is traced. [default: 0]"),
+)  # fmt: skip
+
 what_ifs = click.option(
     "--what-if", "what_ifs", multiple=True, metavar="SPEC",
     help="Totals again with 'dram_bytes_per_s*=2', 'l2_bytes=100MB' (a number of the GPU) or 'fuse:layers.*.mlp'"

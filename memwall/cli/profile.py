@@ -30,6 +30,7 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.argument("target", shell_complete=options.completing("files"))
 @options.gpus
 @options.workload
+@options.ranks
 @options.policies
 @options.what_ifs
 @options.shape
@@ -84,7 +85,7 @@ def command(
         with running("", out.messages):
             out.messages.progress(f"simulating {len(changes):,} what-ifs")
             totals = what_if(made, changes, made.gpus, made.policies)
-    assumed = "; ".join(filter(None, (said(), assumption(target, gpus))))
+    assumed = "; ".join(filter(None, (said(), "" if workload["cluster"] else assumption(target, gpus))))
     if assumed and out.as_json:  # a record has no page to say it on
         out.messages.say(assumed)
     report = ProfileReport(made, what_ifs=tuple(totals), explained=explained, assumed=assumed, **shape)

@@ -127,7 +127,7 @@ def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, An
     keywords = options.profile_options(workload)
     if is_record(target):
         return _again(target, names, keywords, messages)
-    gpus = chosen_gpus(names, messages.say)
+    gpus = None if keywords.get("cluster") and not names else chosen_gpus(names, messages.say)
     with running(target, messages):
         from memwall.pipeline import profile
 
@@ -141,19 +141,19 @@ def _again(target: str, names: Sequence[str | Gpu], keywords: dict[str, Any], me
 
     policies = keywords.pop("policy", None)
     strict, cuda_graph = keywords.pop("strict", False), keywords.pop("cuda_graph", False)
-    host = keywords.pop("host", None)
+    host, cluster = keywords.pop("host", None), keywords.pop("cluster", None)
     options.refuse(keywords, f"{target} is already traced; profile the model again")
     saved = Profile.load(target)
     if strict and saved.coverage.unmodeled:
         raise UsageError(f"--strict: no formula models {', '.join(saved.coverage.unmodeled)}")
-    if not names and not policies and not cuda_graph and host is None:
+    if not names and not policies and not cuda_graph and host is None and cluster is None:
         return saved
     gpus, policies = load_gpus(names) or saved.gpus, policies or saved.policies or ["eager"]
     if doubt := of_another_gpu(saved, gpus):
         messages.warn(doubt)
     messages.progress(f"simulating {saved.workload.name} on {', '.join(gpu.name for gpu in gpus)}")
     with running(target, messages):  # a compiler may have something to say
-        made = resimulate(saved, gpus, policies, cuda_graph=cuda_graph, host=host)
+        made = resimulate(saved, gpus, policies, cuda_graph=cuda_graph, host=host, cluster=cluster)
     warn_of_doubts(made, gpus, messages)
     return made
 

@@ -22,7 +22,7 @@ from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import places_of
 from memwall.hardware.host import packaged
 from memwall.hardware.links import KINDS, PROTOCOLS, Cluster, Link, Protocol
-from memwall.hardware.lookup import distance, load_gpu
+from memwall.hardware.lookup import DEFAULT_GPU, distance, load_gpu
 
 SCHEMA = "memwall.cluster/1"
 
@@ -151,6 +151,27 @@ def _check_keys(kind: type, record: Any, where: str) -> None:
         if below and key == below[0] and isinstance(record[key], dict):
             for name, value in record[key].items():
                 _check_keys(below[1], value, f"{where}.{key}.{one_line(name)}")
+
+
+def gpu_of(cluster: str | Path | Cluster | None) -> str:
+    """The GPU of a cluster; without one that which memwall assumes."""
+    return DEFAULT_GPU if cluster is None else load_cluster(cluster).gpu
+
+
+def joined(gpus: Sequence[Gpu], cluster: str | Path | Cluster | None, world: int | None = None) -> list[Gpu]:
+    """GPUs joined as a cluster says; for a ``world`` of several ranks, without one, as memwall knows them joined.
+
+    Raises:
+        UsageError: the cluster does not join so many ranks.
+    """
+    if cluster is None and world is None:
+        return list(gpus)
+    found = []
+    for gpu in gpus:
+        links = cluster_of(gpu) if cluster is None else load_cluster(cluster)
+        links.groups(world or 1)
+        found.append(replace(gpu, cluster=replace(links, sources={}, taken_from={})))
+    return found
 
 
 def cluster_of(gpu: Gpu) -> Cluster:

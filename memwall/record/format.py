@@ -82,6 +82,8 @@ class _Kernel:
     launches: int = 1
     recomputes: tuple[int, ...] = ()
     wait_s: float = 0.0
+    link_s: float = 0.0
+    hidden_s: float = 0.0
 
     def check(self) -> None:
         if not self.op_ids:

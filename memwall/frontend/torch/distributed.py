@@ -23,7 +23,7 @@ from torch import nn
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.core.ranks import ranks_text
-from memwall.core.units import size
+from memwall.core.units import counted, size
 from memwall.frontend.torch.flat_shards import constructing, gathering, is_flat_sharded, settle_flat_shards
 from memwall.frontend.torch.streams import Streams
 from memwall.ops.collective import sent
@@ -45,6 +45,10 @@ def fake_groups() -> Iterator[None]:
 
         def large_enough(mesh: Any) -> Any:
             _grow(mesh.size())
+            if (ranks := dist.get_world_size()) % mesh.size():
+                raise UsageError(
+                    f"a mesh of {tuple(mesh.shape)} does not divide {ranks} ranks: {_divided(mesh, ranks)}"
+                )
             stack.enter_context(constructing())
             return set_up(mesh)
 
@@ -70,6 +74,19 @@ def fake_groups() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def as_rank(rank: int, world: int, per_node: int) -> Iterator[None]:
+    """While open, a program finds what ``torchrun`` tells this rank of so many, ``per_node`` on each node; its process
+    group ends with it."""
+    told = {
+        "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % per_node, "LOCAL_WORLD_SIZE": min(per_node, world),
+        "GROUP_RANK": rank // per_node, "GROUP_WORLD_SIZE": -(-world // per_node), "MASTER_PORT": 29500,
+    }  # fmt: skip
+    environment = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in told.items()}}
+    with patch.dict(os.environ, environment), own_group(), fake_groups():
+        yield
+
+
 def has_other_ranks() -> bool:
     """Whether the process group that the model made has other ranks, which a trace does not run."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -83,10 +100,21 @@ def _init(
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     stated = int(os.environ.get("WORLD_SIZE", "0"))  # which torchrun sets
+    if 0 < stated != world_size > 0:
+        raise UsageError(
+            f"the program makes a process group of {counted(world_size, 'rank')}, and was started as {stated}: it is to"
+            f" ask torchrun's WORLD_SIZE, or to be started with --world {world_size}"
+        )
     _SIZE_ASSUMED[:] = [world_size <= 0 and not stated]
     world_size = world_size if world_size > 0 else stated or 1
     rank = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
     _ORIGINAL("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+def _divided(mesh: Any, ranks: int) -> str:
+    """How to fix a mesh that does not divide the ranks."""
+    fewer = ranks // mesh.size() * mesh.size()
+    return f"start it with --world {fewer or mesh.size()}, or make the mesh of the ranks that there are"
 
 
 def _grow(ranks: int) -> None:
@@ -127,9 +155,9 @@ def one_rank(graph: Graph) -> str:
     count, link_bytes = sent(graph)
     sends = f"{count:,} collectives, {size(link_bytes)} on the link"
     return (
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: what this rank holds, computes and sends ({sends}); a"
-        " collective takes no less than its bytes take on the GPU's own link, and overlaps with nothing; its latency,"
-        " networks between nodes and the wait for other ranks are not modeled"
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: what this rank holds, computes and sends ({sends}); the"
+        " wait for slower ranks is not modeled; without a cluster a collective takes as long as its bytes on the GPU's"
+        " own link"
     )
 
 
@@ -185,14 +213,31 @@ def remade(wrapped: Any, module: nn.Module) -> nn.Module:
     needs data."""
     from torch.nn.parallel import DistributedDataParallel
 
-    with fake_groups(), warnings.catch_warnings():
+    cap = None if wrapped.bucket_bytes_cap_default else wrapped.bucket_bytes_cap / 2**20
+    with fake_groups(), _buckets_of_later_steps(wrapped), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers has a new name
         made = DistributedDataParallel(
             module, process_group=wrapped.process_group, broadcast_buffers=wrapped.broadcast_buffers,
-            bucket_cap_mb=wrapped.bucket_bytes_cap / 2**20, gradient_as_bucket_view=wrapped.gradient_as_bucket_view,
+            bucket_cap_mb=cap, gradient_as_bucket_view=wrapped.gradient_as_bucket_view,
         )  # fmt: skip
     made.register_comm_hook(None, _all_reduced)
     return made
+
+
+@contextlib.contextmanager
+def _buckets_of_later_steps(wrapped: Any) -> Iterator[None]:
+    """While open, a reducer is made with the buckets to which torch changes after the first step, which has one alone:
+    parameters from the last to the first, as gradients come (``Reducer::rebuild_buckets``)."""
+    assign: Any = dist._compute_bucket_assignment_by_size
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES] * wrapped.bucket_bytes_cap_default + [wrapped.bucket_bytes_cap]
+
+    def rebuilt(parameters: Any, _: Any, sparse: Any) -> tuple[list[list[int]], list[int]]:
+        buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
+        last = len(parameters) - 1
+        return [[last - place for place in bucket] for bucket in reversed(buckets)], sizes[::-1]
+
+    with patch.object(dist, "_compute_bucket_assignment_by_size", rebuilt):
+        yield
 
 
 def _all_reduced(state, bucket):  # type: ignore[no-untyped-def]  # torch reads the annotations of a hook

@@ -22,6 +22,7 @@ from memwall.record.format import WorkloadInfo
 from memwall.record.kernels import fit_text, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts
+from memwall.report.pages.communication import communication_blocks
 from memwall.report.pages.fusion import explained, fusion_tables, is_several, policy_blocks, what_if_section
 from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
@@ -78,7 +79,8 @@ def profile_sections(
 def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str, depth: int | None) -> Section:
     alone = len(profile.simulations) == 1
     blocks: list[Block] = [totals_table(profile), *_verdicts(profile, profile.simulations)] if alone else []
-    blocks += [class_table(profile, schedule), *BREAKDOWNS[by](profile, schedule, top, sort, depth)]
+    blocks += [class_table(profile, schedule), *communication_blocks(profile, schedule)]
+    blocks += BREAKDOWNS[by](profile, schedule, top, sort, depth)
     phases = phase_rows(profile, schedule)
     if len(phases) > 1:
         blocks.append(share_table("Phases", "phase", phases))

@@ -1,0 +1,287 @@
+"""Programs of many GPUs, started as one rank of a world: their collectives, by hand."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+
+import memwall
+from memwall.core.errors import UsageError
+from tests.unit.small_modules import Mlp
+
+#: batch, tokens, width: the message of a tensor-parallel layer is their product
+B, S, H = 2, 16, 64
+
+
+class Layer(nn.Module):
+    """A transformer layer as Megatron cuts it, without attention's core, which sends nothing."""
+
+    def __init__(self, width: int = H):
+        super().__init__()
+        self.mix, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(3 * width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x):
+        x = x + self.out(torch.relu(self.mix(x)))
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def world_mesh(*names: str):
+    return init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=names or None)
+
+
+def stack(layers: int, **plan) -> nn.Module:
+    mesh = world_mesh("tp")
+    net = nn.Sequential(*[Layer() for _ in range(layers)])
+    for layer in net:
+        parallelize_module(layer, mesh["tp"], plan)
+    return net
+
+
+def profiled(model, *inputs, **options) -> memwall.Profile:
+    options = {"mode": "training", "optimizer": None, "cluster": "dgx-h100", "world": 8, **options}
+    made = memwall.profile(memwall.Workload(model, inputs), **options)
+    assert not dist.is_initialized()
+    return made
+
+
+def sent(made: memwall.Profile) -> Counter:
+    """Collective, bytes of its message -> how often."""
+    launches = ((op, cost.launches[-1]) for op, cost in zip(made.graph.ops, made.costs[0], strict=True))
+    return Counter((last.op, last.nbytes) for op, last in launches if op.op_class == "communication")
+
+
+def test_tensor_parallel_layers_sum_twice_forward_and_twice_backward():
+    """The input of the first layer takes no gradient, so that it sums once less."""
+    made = profiled(
+        lambda: stack(3, mix=ColwiseParallel(), out=RowwiseParallel(), up=ColwiseParallel(), down=RowwiseParallel()),
+        torch.zeros(B, S, H),
+    )
+    assert sent(made) == {("all_reduce", 4 * B * S * H): 3 * 4 - 1}
+    by_phase = Counter(op.phase for op in made.graph.ops if op.op_class == "communication")
+    assert by_phase == {"forward": 6, "backward": 5}
+
+
+def test_sequence_parallel_layers_gather_and_scatter_instead():
+    """Twice each way in forward; in backward each gather is a scatter and each scatter a gather."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.Sequential(nn.Linear(H, 3 * H, bias=False), nn.Linear(3 * H, H, bias=False))
+            self.mlp = nn.Sequential(nn.Linear(H, 4 * H, bias=False), nn.Linear(4 * H, H, bias=False))
+
+        def forward(self, x):
+            x = x + self.attention(x)
+            return x + self.mlp(x)
+
+    def model():
+        mesh = world_mesh()
+        net = nn.Sequential(*[Block() for _ in range(3)])
+        for block in net:
+            plan = {}
+            for part in ("attention", "mlp"):
+                plan |= {
+                    part: PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+                    f"{part}.0": ColwiseParallel(),
+                    f"{part}.1": RowwiseParallel(output_layouts=Shard(1), use_local_output=True),
+                }  # fmt: skip
+            parallelize_module(block, mesh, plan)
+        return net
+
+    made = profiled(model, torch.zeros(B, S // 8, H))
+    whole = 4 * B * S * H
+    # of the first layer's input no gradient is scattered
+    assert sent(made) == {("all_gather", whole): 3 * 4, ("reduce_scatter", whole): 3 * 4 - 1}
+
+
+def test_experts_exchange_twice_forward_and_twice_backward():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.route, self.expert = nn.Linear(H, H), nn.Linear(H, H)
+
+        def forward(self, x):
+            x = all_to_all_single_autograd(self.route(x), None, None, dist.group.WORLD)
+            return all_to_all_single_autograd(self.expert(x), None, None, dist.group.WORLD)
+
+    def model():
+        dist.init_process_group("nccl")
+        return Experts()
+
+    made = profiled(model, torch.zeros(S, H))
+    assert sent(made) == {("all_to_all", 4 * S * H): 4}
+
+
+def test_gradients_are_summed_in_buckets_of_25_mb():
+    """16 weights of 4 MiB: a bucket closes when it is full, the first of them at 1 MiB."""
+
+    def model():
+        dist.init_process_group("nccl")
+        net = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(16)])
+        return nn.parallel.DistributedDataParallel(net, device_ids=[int(os.environ["LOCAL_RANK"])])
+
+    made = profiled(model, torch.zeros(8, 1024))
+    assert sent(made) == {("all_reduce", 4 << 20): 2, ("all_reduce", 28 << 20): 2}
+    buckets = [op for op in made.graph.ops if op.name == "c10d.allreduce_"]
+    last = max(op.id for op in made.graph.ops if op.op_class == "contraction")
+    assert buckets[0].id < last  # sent while backward goes on
+    assert all(op.stream for op in buckets)
+    assert sum(kernel.hidden_s for kernel in made.simulations[0].kernels) > 0
+
+
+def test_fully_sharded_layers_gather_twice_and_scatter_once():
+    """Each of three layers: 8/8 of its parameters, of which the rank sends an eighth to each other."""
+
+    def model():
+        mesh, net = world_mesh(), nn.Sequential(*(Mlp() for _ in range(3)))
+        for layer in net:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(net, mesh=mesh)
+
+    nbytes = 4 * (2 * 64 * 256 + 256 + 64)
+    made = profiled(model, torch.zeros(8, 64))
+    assert sent(made) == {("all_gather", nbytes): 6, ("reduce_scatter", nbytes): 3}
+
+
+# -- what a program finds ---------------------------------------------------------------------------------------------
+
+
+def test_a_rank_finds_what_torchrun_says():
+    found = {}
+
+    def model():
+        dist.init_process_group("nccl")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        found.update({name: os.environ[name] for name in names})
+        found["group"] = dist.get_rank(), dist.get_world_size()
+        return nn.Linear(4, 4)
+
+    profiled(model, torch.zeros(2, 4), world=64, rank=11)
+    assert found == {
+        "RANK": "11", "WORLD_SIZE": "64", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1",
+        "group": (11, 64),
+    }  # fmt: skip
+    assert "RANK" not in os.environ
+
+
+def test_groups_of_a_mesh_are_placed_on_nodes():
+    """64 ranks as 8 nodes of 8: tensor parallel inside a node, gradients summed over one rank of each."""
+
+    def model():
+        mesh = init_device_mesh("cuda", (8, 8), mesh_dim_names=("dp", "tp"))
+        layer = parallelize_module(Layer(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        return fully_shard(layer, mesh=mesh["dp"])
+
+    made = profiled(model, torch.zeros(B, S, H), world=64, rank=11)
+    groups = {op.name: op.attributes["group"] for op in made.graph.ops if op.op_class == "communication"}
+    assert groups["_c10d_functional.all_reduce"] == "8-15"
+    assert groups["c10d._allgather_base_"] == "3-59:8"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"world": 12}, "a mesh of .8,. does not divide 12 ranks: start it with --world 8"),
+        ({"world": 4}, "a mesh of .8,. does not divide 4 ranks: start it with --world 8"),
+        ({"world": 8, "rank": 8}, "a world of 8 has ranks 0 to 7, not 8"),
+        ({"world": 12, "cluster": "dgx-h100", "rank": 3}, "does not divide 12"),
+        ({"world": 13}, "13 GPUs are not equally many on each of 2 nodes of 8"),
+    ],
+)
+def test_worlds_that_do_not_fit_are_refused(options, said):
+    def model():
+        init_device_mesh("cuda", (8,))
+        return nn.Linear(4, 4)
+
+    with pytest.raises(UsageError, match=said):
+        profiled(model, torch.zeros(2, 4), **options)
+
+
+def test_a_program_that_states_another_world_is_refused():
+    def model():
+        dist.init_process_group("nccl", rank=0, world_size=4)
+        return nn.Linear(4, 4)
+
+    with pytest.raises(UsageError, match=r"a process group of 4 ranks, and was started as 8.*--world 4"):
+        profiled(model, torch.zeros(2, 4))
+
+
+# -- handles and streams ----------------------------------------------------------------------------------------------
+
+
+class Summed(nn.Module):
+    """A sum that is under way while another product is computed."""
+
+    def __init__(self, wait: str):
+        super().__init__()
+        self.a, self.b, self.wait = nn.Linear(H, H, bias=False), nn.Linear(H, H, bias=False), wait
+
+    def forward(self, x):
+        y = self.a(x)
+        work = dist.all_reduce(y, async_op=self.wait != "at once")
+        if self.wait == "before":
+            work.wait()
+        z = self.b(x)
+        if self.wait == "after":
+            work.wait()
+        return y + z
+
+
+@pytest.mark.parametrize(
+    ("wait", "stream", "waiting"),
+    [("at once", 0, {}), ("before", 1, {"aten.mm": (1,)}), ("after", 1, {"aten.add.Tensor": (1,)}),
+     ("never", 1, {"aten.add.Tensor": (1,)})],
+)  # fmt: skip
+def test_a_program_waits_where_it_says(wait, stream, waiting):
+    def model():
+        dist.init_process_group("nccl")
+        return Summed(wait)
+
+    ops = profiled(model, torch.zeros(8, H), mode="inference").graph.ops
+    assert [op.name for op in ops] == ["aten.mm", "c10d.allreduce_", "aten.mm", "aten.add.Tensor"]
+    assert (ops[1].stream, ops[1].waits) == (stream, (0,) if stream else ())
+    assert {op.name: op.waits for op in ops[2:] if op.waits} == waiting
+
+
+def test_messages_between_two_ranks_name_both():
+    class Pass(nn.Module):
+        def forward(self, x):
+            got = torch.empty_like(x)
+            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 7), dist.P2POp(dist.irecv, got, 9)]):
+                work.wait()
+            return got + x
+
+    def model():
+        dist.init_process_group("nccl")
+        return Pass()
+
+    made = profiled(model, torch.zeros(8, H), mode="inference", world=16, rank=8)
+    groups = {op.name: op.attributes["group"] for op in made.graph.ops if op.op_class == "communication"}
+    assert groups == {"c10d.send": "7-8", "c10d.recv_": "8-9"}
+    send, receive = (kernel for kernel in made.simulations[0].kernels if kernel.op_class == "communication")
+    assert send.link_s > receive.link_s  # to another node, and inside one
+
+
+def test_a_profile_of_streams_is_read_as_it_was_saved(tmp_path):
+    def model():
+        dist.init_process_group("nccl")
+        return Summed("after")
+
+    made = profiled(model, torch.zeros(8, H), mode="inference")
+    made.save(tmp_path / "rank.json")
+    read = memwall.Profile.load(tmp_path / "rank.json")
+    assert read.graph == made.graph
+    assert [k.time_s for k in read.simulations[0].kernels] == [k.time_s for k in made.simulations[0].kernels]
+    assert read.simulations[0].gpu == made.simulations[0].gpu
+    assert read.schedule(read.gpus[0], "eager").totals == made.simulations[0].totals

@@ -1,0 +1,66 @@
+"""Streams, by hand: what runs at the same time, what is exposed, and that the seconds add up."""
+
+from __future__ import annotations
+
+import pytest
+
+from memwall.simulate.launch_queue import Step
+from memwall.simulate.streams import Overlap, Streamed, overlapped, overlapped_in_loop, run
+
+
+def kernel(busy_s, *waits, stream=0, issue_s=0.0):
+    return Streamed(Step(issue_s, busy_s), stream, "", waits)
+
+
+def message(busy_s, *waits, stream=1, link="nvlink", issue_s=0.0):
+    return Streamed(Step(issue_s, busy_s), stream, link, waits)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "waits", "hidden", "time_s"),
+    [
+        # 10 s of message under 4 s of a kernel that waits for nothing; the last one waits for the message
+        ([kernel(3), message(10, 0), kernel(4), kernel(2, 1)], [0, 0, 0, 0], [0, 4, 0, 0], 15),
+        # whole under a longer kernel
+        ([kernel(3), message(10, 0), kernel(20), kernel(2, 1)], [0, 0, 0, 0], [0, 10, 0, 0], 25),
+        # in the order of one stream nothing overlaps
+        ([kernel(3), message(10, stream=0), kernel(4), message(1, 2)], [0, 0, 0, 0], [0, 0, 0, 0], 18),
+        # nobody waits for it, and the step ends when it does
+        ([kernel(3), message(10, 0), kernel(4)], [0, 0, 0], [0, 4, 0], 13),
+        # one link carries one message at a time, two links two
+        ([message(5), message(5, stream=2), kernel(1, 0, 1)], [0, 0, 0], [0, 0, 0], 11),
+        ([message(5), message(5, stream=2, link="network"), kernel(1, 0, 1)], [0, 0, 0], [0, 5, 0], 6),
+        # the GPU computes one kernel at a time, whatever the stream: that which is ready first
+        ([kernel(3), kernel(4), kernel(2, stream=1)], [0, 0, 0], [0, 0, 0], 9),
+        # the CPU comes late: 5 s until the first, 5 more until the message, which runs 2 s alone
+        ([kernel(1, issue_s=5), message(2, 0, issue_s=5), kernel(1, 1, issue_s=1)], [5, 0, 4], [0, 0, 0], 13),
+    ],
+)
+def test_by_hand(kernels, waits, hidden, time_s):
+    found = overlapped(kernels)
+    assert (list(found.waits), found.time_s) == (waits, time_s)
+    charged = [
+        step.step.busy_s + wait - hid for step, wait, hid in zip(kernels, found.waits, found.hidden, strict=True)
+    ]
+    assert sum(charged) == time_s
+    if hidden != [0, 5, 0]:  # of two messages at once either may be the one that hides the other
+        assert list(found.hidden) == hidden
+
+
+def test_a_copy_that_is_ready_goes_before_kernels_that_become_ready_later():
+    """FSDP's copy of the next layer's shard, so that its message starts under this layer's first product."""
+    kernels = [kernel(1), kernel(5), kernel(5), kernel(1, 0, stream=1), message(4, 3, stream=2), kernel(1, 4)]
+    found = overlapped(kernels)
+    assert (found.time_s, found.hidden[4]) == (13, 4)
+
+
+def test_a_step_in_a_loop_is_that_of_the_cpu_where_it_is_slower():
+    """Issued in 6 s, run in 4."""
+    kernels = [kernel(1, issue_s=2), message(2, 0, issue_s=2), kernel(1, 1, issue_s=2)]
+    assert overlapped_in_loop(kernels).time_s == 6
+    fast = [each._replace(step=each.step._replace(issue_s=0.5)) for each in kernels]
+    assert overlapped_in_loop(fast) == Overlap([0.0] * 3, [0.0] * 3, 4)
+
+
+def test_one_stream_is_the_launch_queue():
+    assert run([Streamed(Step(5, 2)), Streamed(Step(5, 20)), Streamed(Step(5, 1))], lone=True).waits == [5, 3, 0]
