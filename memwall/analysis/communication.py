@@ -89,7 +89,8 @@ def message_rows(profile: Profile, schedule: Schedule) -> list[MessageRow]:
         cost = costs[kernel.op_ids[0]]
         for message in (launch for launch in cost.launches if isinstance(launch, Message)):
             sums = alike.setdefault((kernel.name, message), [0, 0.0, 0.0])
-            for i, each in enumerate((1, kernel.time_s + kernel.hidden_s, kernel.time_s)):
+            exposed_s = kernel.time_s - kernel.wait_s
+            for i, each in enumerate((1, exposed_s + kernel.hidden_s, exposed_s)):
                 sums[i] += each
             links[message] = link_of(cost, schedule.gpu)
     found = []

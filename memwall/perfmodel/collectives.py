@@ -71,7 +71,13 @@ def message_time(message: Message, cluster: Cluster) -> CollectiveTime:
 def _placed(message: Message, cluster: Cluster) -> tuple[int, int]:
     """How many ranks a message's group has, and how many of them a node."""
     ranks = read_ranks(message.group)
-    return len(ranks), max(Counter(rank // cluster.gpus_per_node for rank in ranks).values())
+    on_node = Counter(rank // cluster.gpus_per_node for rank in ranks).values()
+    if len(set(on_node)) > 1:
+        raise UsageError(
+            f"ranks {message.group} are not equally many on each node of {cluster.name}, which has"
+            f" {counted(cluster.gpus_per_node, 'GPU')}: make groups that are, or name another cluster"
+        )
+    return len(ranks), max(on_node)
 
 
 @dataclass(frozen=True, slots=True)

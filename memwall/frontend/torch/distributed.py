@@ -182,8 +182,23 @@ def sending(streams: Streams, signature: Signature, out: Any, attributes: list[t
         streams.hold(dist.Work.unbox(handle))
 
 
-#: names that operators have for their process group, and the operator that waits for a collective
-GROUPS, WAIT = ("process_group", "group_name"), "_c10d_functional.wait_tensor"
+#: names that operators have for their process group
+GROUPS = ("process_group", "group_name")
+#: the operator that waits for a collective, and the one that wraps its result in a tensor which waits when it is used;
+#: both hand it on, and where it has no data torch makes another
+_WAIT, _WRAP = "_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"
+HANDED_ON = frozenset((_WAIT, _WRAP))
+
+
+def handed_on(recorder: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What an operator of :data:`HANDED_ON` returns on a GPU."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    recorder.free_calls[name] += not recorder.paused and recorder.rebinding is None
+    if name == _WRAP:
+        return AsyncCollectiveTensor(tensor)
+    recorder.streams.wait_for_storage(recorder.storage(tensor))
+    return tensor
 
 
 def _ranks_of(group: Any) -> list[int]:
@@ -228,8 +243,9 @@ def remade(wrapped: Any, module: nn.Module) -> nn.Module:
 def _buckets_of_later_steps(wrapped: Any) -> Iterator[None]:
     """While open, a reducer is made with the buckets to which torch changes after the first step, which has one alone:
     parameters from the last to the first, as gradients come (``Reducer::rebuild_buckets``)."""
-    assign: Any = dist._compute_bucket_assignment_by_size
-    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES] * wrapped.bucket_bytes_cap_default + [wrapped.bucket_bytes_cap]
+    torch_own: Any = dist
+    assign, first = torch_own._compute_bucket_assignment_by_size, torch_own._DEFAULT_FIRST_BUCKET_BYTES
+    limits = [first] * wrapped.bucket_bytes_cap_default + [wrapped.bucket_bytes_cap]
 
     def rebuilt(parameters: Any, _: Any, sparse: Any) -> tuple[list[list[int]], list[int]]:
         buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])

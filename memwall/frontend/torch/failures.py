@@ -67,6 +67,13 @@ _NEEDS_DATA = (
 )
 
 
+#: Part of torch's message → what needs GPUs and their library, and what would help.
+_NEEDS_GPUS: Mapping[str, str] = {
+    "SymmetricMemory": "symmetric memory needs GPUs; call the collectives of torch.distributed instead",
+    "_nccl_": "NCCL itself is not there to be asked; leave torch.cuda.nccl out where RANK is a traced one",
+}
+
+
 #: An assumption about branches → what to try where it seems to be wrong.
 _OTHER_BRANCH = {
     "condition=true": "try --assume condition=false", "condition=false": "try --assume condition=true"}  # fmt: skip
@@ -127,6 +134,8 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
                 f"{doing}: a compiler cannot start inside a trace{where}; leave torch.compile out, and write"
                 " while_loop, scan and map as Python loops"
             ) from error
+        if lacking := next((text for part, text in _NEEDS_GPUS.items() if part in said), None):
+            raise UsageError(f"{doing}: {lacking}{where}") from error
         if wanted is None:
             blamed = blame(error, doing)
             if (used := assumed()) and _may_follow(error):

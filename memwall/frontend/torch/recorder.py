@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memwall.core.errors import TooManyOps, UsageError
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.carrying import with_places
-from memwall.frontend.torch.distributed import GROUPS, WAIT, sending
+from memwall.frontend.torch.distributed import GROUPS, HANDED_ON, handed_on, sending
 from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
+from memwall.frontend.torch.rebinding import rebind
 from memwall.frontend.torch.streams import Streams
 from memwall.frontend.torch.tensors import (
     adds_sparse,
@@ -202,6 +203,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if signature.name == "aten.clone" and args[0].layout is torch.sparse_coo and args[0].is_meta:
             return stolen_gradient(args[0])
+        if signature.name in HANDED_ON:
+            return handed_on(self, signature.name, args[0])
         if self.reads_one and signature.name == "aten._local_scalar_dense" and args[0].is_meta:
             return 1.0 if args[0].is_floating_point() else 1
         if self.known is not None and signature.name == "aten.equal":
@@ -226,8 +229,6 @@ class Recorder(TorchDispatchMode):
         if signature.free:
             if self.rebinding is None:
                 self.free_calls[signature.name] += 1
-            if signature.name == WAIT:
-                self.streams.wait_for_storage(self.storage(args[0]))
             if self.phase == "forward" or self.rebinding is not None:
                 self._mark_line()
             return out
@@ -301,7 +302,7 @@ class Recorder(TorchDispatchMode):
         pairs = [(n, t) for n, t in zip(names, inputs, strict=True) if t.device.type == self.device]
         if self.rebinding is not None:
             self._mark_line()
-            self._rebind(name, [t for _, t in pairs], outputs)
+            rebind(self, name, [t for _, t in pairs], outputs)
             return
         scalars = tuple(attributes)
         row = find_row(name)
@@ -319,32 +320,6 @@ class Recorder(TorchDispatchMode):
         phase, module = self._where(node)
         line = self._line(node)
         self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping, line)
-
-    def _rebind(self, name: str, inputs: list[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
-        """Treat the call as the next op of ``rebinding`` and bind its new storages to that op's."""
-        op = next(self.rebinding or iter(()), None)
-        if op is None or op.name != name:
-            raise LookupError(f"{name} where {op.name if op else 'nothing'} was recorded")
-        for tensor, number in zip(inputs, op.inputs, strict=False):
-            if self.knows(tensor) is None:  # made by a call that is not recorded, such as empty()
-                self._stand_for(tensor, [number])
-        if tuple([self.value(t) for t in inputs]) != op.inputs:
-            raise LookupError(f"{name} reads other tensors than were recorded")
-        seen: list[int] = []
-        for tensor in outputs:
-            if tensor.device.type != self.device:
-                continue
-            if self.knows(tensor) is None:
-                self._stand_for(tensor, [i for i in op.outputs if i not in seen])
-            seen.append(self.value(tensor))
-
-    def _stand_for(self, tensor: torch.Tensor, candidates: list[int]) -> None:
-        """Bind a new tensor to the first value of its shape."""
-        shape = tuple(tensor.shape)
-        number = next((i for i in candidates if self.values[i].spec.shape == shape), None)
-        if number is None:
-            raise LookupError(f"a tensor of shape {shape} that was not recorded")
-        self.bind(tensor, self.values[number].storage)
 
     def append(
         self, name: str, phase: str, module: str, inputs: tuple[int, ...], outputs: tuple[int, ...],

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 import memwall
-from memwall.core.errors import UsageError
+from memwall.core.errors import MemwallError, UsageError
 from tests.unit.small_modules import Mlp
 
 #: batch, tokens, width: the message of a tensor-parallel layer is their product
@@ -70,6 +70,10 @@ def test_tensor_parallel_layers_sum_twice_forward_and_twice_backward():
     assert sent(made) == {("all_reduce", 4 * B * S * H): 3 * 4 - 1}
     by_phase = Counter(op.phase for op in made.graph.ops if op.op_class == "communication")
     assert by_phase == {"forward": 6, "backward": 5}
+    # what follows needs the sum: nothing hides it
+    sums = [kernel for kernel in made.simulations[0].kernels if kernel.op_class == "communication"]
+    assert all(kernel.hidden_s == 0 < kernel.time_s for kernel in sums)
+    assert all(op.id in made.graph.ops[op.id + 1].waits for op in made.graph.ops if op.stream)
 
 
 def test_sequence_parallel_layers_gather_and_scatter_instead():
@@ -215,6 +219,60 @@ def test_a_program_that_states_another_world_is_refused():
 
     with pytest.raises(UsageError, match=r"a process group of 4 ranks, and was started as 8.*--world 4"):
         profiled(model, torch.zeros(2, 4))
+
+
+class Asks(nn.Module):
+    """What no trace can answer."""
+
+    def __init__(self, what: str):
+        super().__init__()
+        self.what = what
+
+    def forward(self, x):
+        if self.what == "value":
+            dist.all_reduce(total := x.sum())
+            return x * total.item()
+        if self.what == "nccl":
+            return x * torch.cuda.nccl.version()[0]
+        if self.what == "symmetric":
+            from torch.distributed._symmetric_memory import empty
+
+            return x + empty(8, H, device="cuda")
+        dist.all_reduce(x, group=dist.new_group(list(range(12))))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("value", r"needs a tensor's value .*test_world.py:\d+ in forward.*--real"),
+        ("nccl", "leave torch.cuda.nccl out"),
+        ("symmetric", "call the collectives of torch.distributed instead"),
+        ("uneven", r"ranks 0-11 are not equally many on each node of dgx-h100, which has 8 GPUs: make groups that are"),
+    ],
+)
+def test_what_no_trace_answers_is_said_with_what_helps(what, said):
+    def model():
+        dist.init_process_group("nccl")
+        return Asks(what)
+
+    with pytest.raises(MemwallError, match=said):
+        profiled(model, torch.zeros(8, H), mode="inference", world=64)
+
+
+def test_a_collective_without_a_formula_is_named_and_charged():
+    class Gathers(nn.Module):
+        def forward(self, x):
+            dist.gather(x, [torch.empty_like(x) for _ in range(dist.get_world_size())])
+            return x
+
+    def model():
+        dist.init_process_group("nccl")
+        return Gathers()
+
+    made = profiled(model, torch.zeros(8, H), mode="inference")
+    assert made.coverage.unmodeled == ("c10d.gather_",)
+    assert made.simulations[0].kernels[-1].bytes >= 4 * 8 * H * 9  # its own tensor, and those of eight
 
 
 # -- handles and streams ----------------------------------------------------------------------------------------------

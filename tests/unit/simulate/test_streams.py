@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwall.simulate.launch_queue import Step
-from memwall.simulate.streams import Overlap, Streamed, overlapped, overlapped_in_loop, run
+from memwall.simulate.streams import Lanes, Overlap, Streamed, overlapped, overlapped_in_loop
 
 
 def kernel(busy_s, *waits, stream=0, issue_s=0.0):
@@ -63,4 +63,5 @@ def test_a_step_in_a_loop_is_that_of_the_cpu_where_it_is_slower():
 
 
 def test_one_stream_is_the_launch_queue():
-    assert run([Streamed(Step(5, 2)), Streamed(Step(5, 20)), Streamed(Step(5, 1))], lone=True).waits == [5, 3, 0]
+    found = Lanes([0] * 3, ()).run([Step(5, 2), Step(5, 20), Step(5, 1)], [""] * 3, lone=True)
+    assert found == Overlap([5, 3, 0], [0.0] * 3, 31)
