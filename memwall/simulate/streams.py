@@ -142,7 +142,7 @@ class Lanes:
         return bool(self.waits)
 
     def run(self, steps: Sequence[Step], links: Sequence[str], lone: bool) -> Overlap:
-        """The kernels of a step, of a ``lone`` one on an idle GPU or of one in a loop; ``links``: what each occupies."""
+        """The kernels of a step, a ``lone`` one on an idle GPU or one in a loop; ``links``: what each occupies."""
         if self.overlap:
             kernels = list(map(Streamed, steps, self.streams, links, self.waits))
             return overlapped(kernels) if lone else overlapped_in_loop(kernels)

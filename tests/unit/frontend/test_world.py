@@ -229,9 +229,6 @@ class Asks(nn.Module):
         self.what = what
 
     def forward(self, x):
-        if self.what == "value":
-            dist.all_reduce(total := x.sum())
-            return x * total.item()
         if self.what == "nccl":
             return x * torch.cuda.nccl.version()[0]
         if self.what == "symmetric":
@@ -245,7 +242,6 @@ class Asks(nn.Module):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("value", r"needs a tensor's value .*test_world.py:\d+ in forward.*--real"),
         ("nccl", "leave torch.cuda.nccl out"),
         ("symmetric", "call the collectives of torch.distributed instead"),
         ("uneven", r"ranks 0-11 are not equally many on each node of dgx-h100, which has 8 GPUs: make groups that are"),
@@ -258,6 +254,22 @@ def test_what_no_trace_answers_is_said_with_what_helps(what, said):
 
     with pytest.raises(MemwallError, match=said):
         profiled(model, torch.zeros(8, H), mode="inference", world=64)
+
+
+def test_what_is_read_of_a_sum_over_ranks_is_assumed():
+    """This rank's part of it is known, and is no answer."""
+
+    class Counts(nn.Module):
+        def forward(self, x):
+            dist.all_reduce(rows := torch.full((1,), 8, device=x.device))
+            return x * rows.item()
+
+    def model():
+        dist.init_process_group("nccl")
+        return Counts()
+
+    made = profiled(model, torch.zeros(8, H), mode="inference")
+    assert any(note.startswith("assumed: number=1") and "test_world.py" in note for note in made.notes)
 
 
 def test_a_collective_without_a_formula_is_named_and_charged():
