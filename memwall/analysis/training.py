@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
-from memwall.hardware.cluster import Cluster
+from memwall.hardware.cluster import hardware_of
 from memwall.hardware.host import Host
+from memwall.hardware.links import Cluster
 from memwall.ops import graph_costs
 from memwall.perfmodel.collectives import collective_s
 from memwall.record.format import WorkloadInfo
@@ -82,7 +83,7 @@ def blocks_of(
     Raises:
         UsageError: the model has no list of layers.
     """
-    gpu = cluster.hardware if host is None else replace(cluster.hardware, host=host)
+    gpu = hardware_of(cluster) if host is None else replace(hardware_of(cluster), host=host)
     ranked = profile.on([gpu])
     graph = ranked.graphs[ranked.graph_for(gpu)]
     modules = {name: number for number, name in enumerate(dict.fromkeys(op.module for op in graph.ops))}

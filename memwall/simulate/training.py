@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
-from memwall.hardware.cluster import Cluster
+from memwall.hardware.cluster import hardware_of
+from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s
 from memwall.simulate.blocks import Block, Blocks, Work
 from memwall.simulate.pipeline import PipelineRun, Stage, run_pipeline
@@ -169,7 +170,7 @@ class _Job:
         return self._memory_s(self.state.accumulate * _parameters(part)) if self.layout.microbatches > 1 else 0.0
 
     def _memory_s(self, nbytes: float) -> float:
-        gpu = self.cluster.hardware
+        gpu = hardware_of(self.cluster)
         return nbytes / (gpu.dram_bytes_per_s * gpu.achievable["dram"])
 
     @property
