@@ -3,8 +3,7 @@
 The library has several engines and a heuristic that takes a fast one; :func:`predict` takes the fastest of those that
 serve the launch (:data:`_ENGINES`):
 
-- the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block.
-  Tensor cores want channels last: NCHW tensors are copied to NHWC before it, and its result back;
+- the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block;
 - Winograd in stages (Lavin and Gray 2015): input and weights are transformed, the products of all points of the
   transformed squares make 4 x 4 outputs each (5 x 5 of windows of 5), and those are transformed back. For windows of 3
   that is a quarter of the multiplies, but 36/16 of each tensor is written and read between the stages;
@@ -12,6 +11,10 @@ serve the launch (:data:`_ENGINES`):
   spares only 5 of 9 multiplies, but moves no more than an implicit GEMM, and serves few channels well;
 - the direct kernel, an implicit GEMM that computes every operand's address and loads it when it needs it: what serves
   three dimensions, and data gradients with a stride, without tensor cores.
+
+Tensor cores want channels last, and before TF32 the kernels for vector units NCHW: tensors in the other layout are
+copied before, and the result back (torch.compile lays tensors out for tensor cores; half of KernelBench's modules on a
+T4 are 27 % off in the median without these copies and 19 % with them).
 
 Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines (in one kernel windows of 3,
 forward and where the library searched the input's gradient); every fp16 row of DeepBench on tensor cores is an implicit
@@ -21,17 +24,19 @@ gradients take ``stride^2`` times as long; DeepBench searched, and found kernels
 its own taps, as they have in three dimensions, but none in float16 on vector units). Where the stride leaves places
 without any tap, they are zeroed before. A depthwise convolution is not a product: PyTorch's kernels loop over its
 window with one thread per output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction
-of the peak.
+of the peak, but for float32 with channels last on chips like the A100: there a block makes one place of all channels
+and waits for each tap.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memwall.core.graph import Pipe
-from memwall.core.units import duration, percent
+from memwall.core.units import counted, duration, flop_rate, percent, size
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
@@ -56,11 +61,14 @@ _WEIGHT_PART_STEPS = 256
 _EXPOSED_STEPS = 64.0
 #: bytes that tensor cores load at once: channels are filled up to them
 _ALIGNED_BYTES = 16
-_FLOAT32 = Pipe("vector", "float32")
+_FLOAT32, _TF32 = Pipe("vector", "float32"), Pipe("tensor", "tf32")
 #: clocks of a thread of PyTorch's depthwise kernels for each tap of its output's window, mostly latency: 3 x 3
 #: windows on a Titan Xp (2048 threads, 16.4e9 outputs/s) and an RTX 2080 Ti (1024, 22.4e9) take 600 and 540 (PyTorch
 #: issue 18631); 5 x 5 on a newer GPU 600 if that is an A100, 900 if an H100 (pull request 125362)
 _TAP_CLK = 590
+#: clocks of a block of cuDNN's float32 kernel for each tap of its place, channels last: level1_82 and 84 of KernelBench
+#: under torch.compile on an A100, 16 x 3 channels by windows of 3 x 3 (800 and 815 of its 32 blocks a multiprocessor)
+_PLACE_TAP_CLK = 800
 #: multiply-adds of a multiprocessor per clock in direct kernels, of which each loads its operand: forward, and data
 #: gradients with a stride. KernelBench's 3-D modules agree on T4, A10G and L40S, whose lanes and clocks differ
 _DIRECT_FMA_CLK, _DIRECT_STRIDED_FMA_CLK = 16.0, 8.0
@@ -69,9 +77,12 @@ _DIRECT_COLUMNS, _DIRECT_STRIDED_COLUMNS, _DIRECT_RAMP, _DIRECT_SLICE = 16, 32, 
 #: channels along k below which a float32 data gradient is not given to TF32's tensor cores, nor with a stride to
 #: another implicit GEMM (KernelBench: 3, 8 and 16 are not, 32 are)
 _GRADIENT_CHANNELS = 32
-#: shared memory of a multiprocessor beyond which the library has tensor-core kernels for 3-D windows over few channels:
-#: an A100 runs them, an A10G and an L40S do not
-_SHARED_3D = 128 * 1024
+#: shared memory of a multiprocessor beyond which the library has other kernels, as on an A100 and not on an A10G and an
+#: L40S: tensor cores for 3-D windows over few channels, a block for each place of a depthwise convolution
+_LARGE_SHARED = 128 * 1024
+
+
+Facts = Mapping[str, Any]
 
 
 def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident_bytes: int = 0) -> Terms:
@@ -86,10 +97,25 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
         # narrow groups waste most of a tensor core's tile, and with TF32 float32 kernels serve the launch too
         runs.append((_FLOAT32, constants(ConvolutionConstants, gpu, "float32")))
     ways = [
-        engine.predict(launch, gpu, each, its, resident)
+        _in_layout(engine.predict(launch, gpu, each, its, resident), launch, gpu, each, its)
         for each, its in runs for engine in _ENGINES if engine.serves(launch, gpu, each)
     ]  # fmt: skip
     return min(ways, key=lambda terms: terms.time_s)
+
+
+def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> Terms:
+    """The terms with copies to the layout that the kernels want, and back."""
+    has_both = gpu.ceiling_pipe(_TF32).engine == "tensor"  # since then kernels for vector units too
+    if launch.channels_last and (has_both or pipe.engine == "tensor"):
+        return terms
+    if not launch.channels_last and pipe.engine == "vector":
+        return terms
+    share = 1.0 if launch.channels_last else known.relayout
+    copies_s = traffic_s(gpu, 2 * share * launch.bytes)
+    return replace(
+        terms, memory_s=terms.memory_s + copies_s, latency_s=terms.latency_s + copies_s, ends_s=terms.ends_s + copies_s,
+        facts={**terms.facts, "copies_s": copies_s},
+    )  # fmt: skip
 
 
 def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
@@ -101,18 +127,16 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
     parts = _parts(launch, gpu, known, m, n, k)
     product = Product(launch.groups * parts, m, n, k / parts)
     compute_s, facts = tiled(product, gpu, pipe, known, known.plateau * relative, _TILES[pipe.engine])
-    sums_s = relayout_s = 0.0
+    sums_s = 0.0
     if parts > 1:  # partial sums in float32 are written, then added up by another kernel
         sums_s = traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
-    if pipe.engine == "tensor" and not launch.channels_last:
-        relayout_s = traffic_s(gpu, 2 * known.relayout * launch.bytes)
-    facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts, "relayout_s": relayout_s}
+    facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
     moved_s = traffic_s(gpu, launch.bytes - resident, resident)
     if launch.role == "input" and _skips(launch):  # places that meet no output are zeroed by a pass before
         sums_s += traffic_s(gpu, launch.write_bytes) + gpu.launch_overhead_s
     body_s = max(compute_s, moved_s) + _exposed(launch, k) * min(compute_s, moved_s)
     peak_s = sum(launch.pipe_flops.values()) / gpu.peak(pipe)
-    return Terms(compute_s, moved_s + relayout_s, sums_s, body_s, sums_s + relayout_s, facts, peak_s)
+    return Terms(compute_s, moved_s, sums_s, body_s, sums_s, facts, peak_s)
 
 
 def _exposed(launch: Convolution, k: float) -> float:
@@ -202,7 +226,7 @@ def _serves_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
         return True
     if launch.role == "input":
         return not is_narrow
-    return is_flat or launch.channels_in >= _DIRECT_SLICE or chip_of(gpu).shared_bytes > _SHARED_3D
+    return is_flat or launch.channels_in >= _DIRECT_SLICE or chip_of(gpu).shared_bytes > _LARGE_SHARED
 
 
 def _serves_direct(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
@@ -222,59 +246,87 @@ def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resid
     if launch.role == "weight":  # one block per window position reads both tensors
         memory_s += traffic_s(gpu, 0, (window - 1) * launch.read_bytes)
     facts: dict[str, Any] = {"way": "depthwise", "window": window}
+    chip, arithmetic_s, waits_s = chip_of(gpu), 2 * taps / gpu.peak(launch.pipe), 0.0
     if launch.itemsize < 4 or launch.channels_last or launch.role == "weight":  # cuDNN, or a sum over the positions
-        facts["rate"] = f"{percent(known.depthwise, 0)} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s"
-        return Terms.of(2 * taps / (gpu.peak(launch.pipe) * known.depthwise), memory_s, facts=facts)
-    threads = chip_of(gpu).threads
-    facts["rate"] = f"{_TAP_CLK} clocks for {threads} threads of each of {gpu.sm_count} SMs"
-    waits_s = taps * _TAP_CLK / (threads * gpu.sm_count * gpu.boost_clock_hz)
-    return Terms.of(2 * taps / gpu.peak(launch.pipe), memory_s, waits_s, facts=facts)
+        facts["rate"] = f"{percent(known.depthwise, 0)} of {flop_rate(gpu.peak(launch.pipe))}"
+        if launch.channels_last and launch.itemsize == 4 and chip.shared_bytes > _LARGE_SHARED:
+            rounds = math.ceil(launch.images * math.prod(launch.places_out) / (gpu.sm_count * chip.blocks))
+            waits_s = rounds * window * _PLACE_TAP_CLK / gpu.boost_clock_hz
+            facts["rate"] += (
+                f", and a block for each place: {rounds} rounds in which a tap takes {_PLACE_TAP_CLK} clocks"
+            )
+        return Terms.of(arithmetic_s / known.depthwise, memory_s, waits_s, facts=facts)
+    facts["rate"] = f"a tap takes {_TAP_CLK} clocks, in {chip.threads} threads of each of {gpu.sm_count} SMs"
+    waits_s = taps * _TAP_CLK / (chip.threads * gpu.sm_count * gpu.boost_clock_hz)
+    return Terms.of(arithmetic_s, memory_s, waits_s, facts=facts)
 
 
 def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
-    facts = terms.facts
-    if facts["way"] == "depthwise":
-        return (
-            f"A depthwise kernel convolves {launch.groups} channels apart, {facts['window']} taps for each output at "
-            f"{facts['rate']}; {_walls(launch, terms)}."
-        )
-    if facts["way"] == "direct":
-        return (
-            f"A direct kernel ({_DIRECT_REASON[len(launch.kernel) > 2]}) runs"
-            f" {facts['m']}x{facts['n']}x{facts['k']:.0f} in tiles {facts['columns']} wide at {facts['rate']:.0f}"
-            f" multiply-adds per clock of each of {gpu.sm_count} SMs, since each loads its operand;"
-            f" {_walls(launch, terms)}."
-        )
-    if facts["way"] == "fused Winograd":
-        return (
-            f"Winograd in one kernel, 16 products {facts['m']}x{facts['n']}x{facts['k']} in {facts['blocks']} blocks of"
-            f" {winograd.FUSED_BLOCK} squares by {winograd.FUSED_BLOCK} channels on {gpu.sm_count} SMs ="
-            f" {facts['blocks'] / gpu.sm_count:.3g} waves, run as {facts['rounds']}; the plateau is"
-            f" {percent(facts['plateau'], 0)} of {gpu.peak(facts['pipe']) / 1e12:.3g} TFLOP/s; {_walls(launch, terms)},"
-            " in which the weights are transformed."
-        )
-    (rows, columns), tiles, rounds = facts["tile"], facts["tiles"], facts["rounds"]
-    waves, waiting = tiles / gpu.sm_count, " and too small to fill a multiprocessor" if facts["small"] else ""
-    run = (
-        f"{facts['m']}x{facts['n']}x{facts['k']:.0f} in {tiles} tiles of {rows}x{columns} on {gpu.sm_count} SMs = "
-        f"{waves:.3g} waves, run as {rounds} ({percent(waves / max(rounds, 1), 0)}){waiting}; "
-        f"the plateau is {percent(facts['plateau'], 0)} of {gpu.peak(facts['pipe']) / 1e12:.3g} TFLOP/s"
+    facts, copies = terms.facts, ""
+    if facts.get("copies_s"):
+        layout = "NCHW" if launch.channels_last else "channels last"
+        copies = f"; {duration(facts['copies_s'])} of the traffic copies to {layout} and back"
+    return f"{_SAID[facts['way']](launch, gpu, facts)}; {_walls(launch, terms)}{copies}."
+
+
+def _say_depthwise(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
+    window = "x".join(map(str, launch.kernel))
+    return f"A depthwise kernel convolves each of {launch.groups} channels by a window of {window}: {facts['rate']}"
+
+
+def _say_direct(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
+    return (
+        f"A direct kernel ({_DIRECT_REASON[len(launch.kernel) > 2]}) runs {_sizes(facts)} in tiles"
+        f" {facts['columns']} wide at {facts['rate']:.0f} multiply-adds per clock of each of {gpu.sm_count} SMs,"
+        " since each multiply-add loads its operand"
     )
-    if facts["way"] == "Winograd":
-        return (
-            f"Winograd, {facts['points']} products {run}; {duration(terms.compute_s)} of products, then "
-            f"{duration(facts['transforms_s'])} for the tensors and {facts['between'] / 1e6:.3g} MB between the stages."
-        )
+
+
+def _say_fused(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
+    return (
+        f"Winograd in one kernel, which transforms the weights too: 16 products {_sizes(facts)} in {facts['blocks']}"
+        f" blocks of {winograd.FUSED_BLOCK} squares by {winograd.FUSED_BLOCK} channels on {gpu.sm_count} SMs ="
+        f" {facts['blocks'] / gpu.sm_count:.3g} waves, run as {facts['rounds']}; {_plateau(gpu, facts)}"
+    )
+
+
+def _say_staged(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
+    return (
+        f"Winograd, {facts['points']} products {_tiles(gpu, facts)}; the transforms before and after them take"
+        f" {duration(facts['transforms_s'])}, with {size(facts['between'])} between the stages"
+    )
+
+
+def _say_gemm(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
     split = f" with k split in {facts['parts']}" if facts["parts"] > 1 else ""
     units = "tensor cores" if facts["pipe"].engine == "tensor" else "vector units"
-    copies = ""
-    if facts["relayout_s"]:
-        copies = f"; {duration(facts['relayout_s'])} of the traffic copies to channels last and back"
+    gaps = _gaps(launch, facts["pipe"])
+    return f"An implicit GEMM on {units} ({facts['pipe'].dtype}){split}: {_tiles(gpu, facts)}{gaps}"
+
+
+#: way of a launch -> what it does, in words
+_SAID: Mapping[str, Callable[[Convolution, Gpu, Facts], str]] = {
+    "depthwise": _say_depthwise, "direct": _say_direct, "fused Winograd": _say_fused, "Winograd": _say_staged,
+    "implicit GEMM": _say_gemm,
+}  # fmt: skip
+
+
+def _sizes(facts: Facts) -> str:
+    return f"{facts['m']}x{facts['n']}x{facts['k']:.0f}"
+
+
+def _tiles(gpu: Gpu, facts: Facts) -> str:
+    (rows, columns), waves, rounds = facts["tile"], facts["tiles"] / gpu.sm_count, facts["rounds"]
+    waiting = ", too few to fill the multiprocessors" if facts["small"] else ""
     return (
-        f"An implicit GEMM on {units} ({facts['pipe'].dtype}){split}: {run}{_gaps(launch, facts['pipe'])}; "
-        f"{_walls(launch, terms)}{copies}."
+        f"{_sizes(facts)} in {counted(facts['tiles'], 'tile')} of {rows}x{columns} on {gpu.sm_count} SMs ="
+        f" {waves:.3g} waves, run as {rounds} ({percent(waves / max(rounds, 1), 0)}){waiting}; {_plateau(gpu, facts)}"
     )
+
+
+def _plateau(gpu: Gpu, facts: Facts) -> str:
+    return f"the plateau is {percent(facts['plateau'], 0)} of {flop_rate(gpu.peak(facts['pipe']))}"
 
 
 #: why a launch is given to a direct kernel: of two dimensions, of three
@@ -293,7 +345,5 @@ def _gaps(launch: Convolution, pipe: Pipe) -> str:
 
 
 def _walls(launch: Convolution, terms: Terms) -> str:
-    text = (
-        f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} for {launch.bytes / 1e6:.3g} MB"
-    )
+    text = f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} for {size(launch.bytes)}"
     return f"{text} and {duration(terms.latency_s)} of latency" if terms.latency_s else text

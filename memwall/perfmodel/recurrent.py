@@ -190,7 +190,8 @@ def explain(launch: Recurrent, gpu: Gpu, known: RecurrentConstants, terms: Terms
     """Why the launch takes its time, in one sentence."""
     facts, wave = terms.facts, terms.facts["wave"]
     layers = counted(launch.layers, "layer") + (" in two directions" if launch.directions > 1 else "")
-    name = {"lstm": "LSTM", "gru": "GRU"}.get(launch.cell, "RNN")
+    name = {"lstm": "an LSTM", "gru": "a GRU"}.get(launch.cell, "an RNN")
+    name = f"The gradient of {name}" if launch.backward else f"A{name[1:]}"
     work = f"{name} of {layers}, {counted(launch.steps, 'step')} of {counted(_batch(launch), 'row')}"
     of_all = "gradients of inputs and weights" if launch.backward else "products of the inputs"
     before = f"{of_all} over all steps take {duration(facts['whole_s'])}"

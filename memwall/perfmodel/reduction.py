@@ -78,6 +78,6 @@ def as_stream(launch: Reduction, gpu: Gpu) -> Stream:
     given: dict[str, Any] = {item.name: getattr(launch, item.name) for item in fields(Stream)} | {
         "steps": turns * (1 + combined * launch.combine_clk / ROUND_TRIP_CLK), "blocks": blocks,
         "block_threads": threads, "round_trips": launch.round_trips + _MEETING * (parts > 1),
-        "about": f"a reduction of {launch.reduced} {along} to each of {launch.outputs} outputs{shared}",
+        "about": f"a reduction of {launch.reduced} {along} for each of {counted(launch.outputs, 'output')}{shared}",
     }  # fmt: skip
     return Stream(**given)

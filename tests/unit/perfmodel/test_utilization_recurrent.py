@@ -88,6 +88,23 @@ def test_a_gradient_of_the_weights_is_one_product_over_all_steps():
     assert 0.17e-3 < weights.facts["chain_s"] - inputs.facts["chain_s"] < 0.4e-3
 
 
+def test_a_backward_pass_is_one_call_of_the_library():
+    """LSTM of 2 layers of 512, 64 steps of 16 rows: for each layer a product for the inputs' gradient, 64 x 2 kernels
+    of the steps, three for the weights' gradients and the biases' sums, 264 in all; twice the FLOPs of the forward."""
+    module, data = nn.LSTM(256, 512, 2), torch.empty(64, 16, 256, device="meta")
+    profile = memwall.profile(module, (data,), gpu="a100", mode="training", optimizer=None)
+    launches = [launch for cost in profile.costs[0] for launch in cost.launches if isinstance(launch, Recurrent)]
+    forward, backward = launches
+    assert (forward.count, backward.count) == (2 * (1 + 64 * 2), 2 * (1 + 64 * 2 + 3))
+    # 1024 rows times 2048 gates of 256 inputs, twice 2048 x 512 of the states, 2048 x 512 from the layer below
+    products = 2 * 1024 * 2048 * (256 + 512 + 512 + 512)
+    assert forward.pipe_flops == {forward.pipe: products}
+    # the first layer's input takes no gradient, and its product runs all the same: cuDNN has no way to leave it out
+    assert backward.pipe_flops == {backward.pipe: 2 * products}
+    gpu = load_gpu("a100")
+    assert explain(backward, gpu, predict(backward, gpu)).startswith("The gradient of an LSTM of 2 layers, 64 steps of")
+
+
 def test_pipe_flops_count_each_weight_with_each_row():
     # 2 * 6400 * (4*512*512 of the inputs + 4*512*64 of the state + 64*512 of the projection)
     projected = replace(LSTM, state=64)
