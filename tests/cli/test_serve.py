@@ -196,8 +196,8 @@ def test_a_saved_decode_step_is_served(run, model, tmp_path):
 
 
 def test_only_a_trace_that_is_too_long_is_tried_with_fewer_tokens(monkeypatch, model):
-    from memwall import serving
     from memwall.core.errors import TooManyOps, UsageError
+    from memwall.serving import model as serving
 
     asked = []
 

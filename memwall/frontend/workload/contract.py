@@ -64,6 +64,7 @@ class Workload:
         advance: for a step that follows another: the output and the inputs (keywords) of a first call, which is no
             part of the step → the inputs of the step, a cache of keys and values among them.
         most_tokens: of a sequence, where the model says.
+        context: tokens of each sample in the cache before the step, where that is known.
         stored: how its configuration says that weights are stored, which the traced module does not show; None where
             nothing does.
     """
@@ -78,12 +79,14 @@ class Workload:
     notes: tuple[str | Callable[[Any], str], ...] = ()
     advance: Callable[[Any, dict[str, Any]], Inputs] | None = None
     most_tokens: int | None = None
+    context: int | None = None
     stored: Callable[[], Stored] | None = None
 
     @property
     def serving(self) -> dict[str, Any]:
         """What is said that a server needs and the traced graph does not show, as a profile keeps it."""
-        found: dict[str, Any] = {"most_tokens": self.most_tokens} if self.most_tokens else {}
+        said: dict[str, Any] = {"most_tokens": self.most_tokens, "context": self.context}
+        found = {name: value for name, value in said.items() if value}
         if self.stored is not None:
             try:
                 found |= {"weights": (how := self.stored()).scheme, "kept": [*how.listed]}
@@ -184,7 +187,8 @@ def _assemble(source: Source, maker: Any) -> Workload:
         takers[maker_name(function)] |= source.sizes.keys() - named.keys()
     _refuse_untaken(source, takers)
     loss, optimizer = source.optional("loss"), source.optional("optimizer") or "adamw"
-    return Workload(model, inputs, loss, optimizer, source.name, source.target)
+    context = source.sizes.get("context")
+    return Workload(model, inputs, loss, optimizer, source.name, source.target, context=context)
 
 
 def _model_builder(source: Source, maker: Any, takers: dict[str, set[str]]) -> Callable[[], Any]:
@@ -220,7 +224,8 @@ def _from_workload(source: Source, function: Callable[..., Any]) -> Workload:
 def _override(source: Source, workload: Workload) -> Workload:
     name = source.name if workload.name == "model" else workload.name
     inputs = input_builder(source.input_specs) if source.input_specs else workload.inputs
-    return replace(workload, name=name, target=source.target, inputs=inputs)
+    context = source.sizes.get("context", workload.context)
+    return replace(workload, name=name, target=source.target, inputs=inputs, context=context)
 
 
 def _with_sizes(function: Any, sizes: Mapping[str, Any], takers: dict[str, set[str]]) -> Callable[[], Any]:

@@ -57,13 +57,13 @@ class Served:
         return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels) // layout.pp
 
 
-def served(graph: Graph, keeps: Callable[[str], bool] = lambda path: False) -> Served:
-    """The kernels of a model, from one decode step; ``keeps`` as of :class:`Reader`.
+def served(graph: Graph, keeps: Callable[[str], bool] = lambda path: False, context: int = 0) -> Served:
+    """The kernels of a model, from one decode step; ``keeps`` and ``context`` as of :class:`Reader`.
 
     Raises:
         UsageError: the graph is no step with a cache.
     """
-    reader = Reader(graph, keeps)
+    reader = Reader(graph, keeps, context)
     reads = reader.read()
     kernels = Counter(kernel for read in reads for kernel in (*read.before, read.kernel, *read.after))
     kernels.update(sampling(graph))

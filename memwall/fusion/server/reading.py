@@ -47,13 +47,16 @@ class Read:
 class Reader:
     """Reads the kernels of one traced step, a decode or a prefill."""
 
-    def __init__(self, graph: Graph, keeps: Callable[[str], bool] = lambda path: False) -> None:
-        """``keeps`` says which modules quantisation leaves as they are, next to the head and routers.
+    def __init__(
+        self, graph: Graph, keeps: Callable[[str], bool] = lambda path: False, context: int = 0
+    ) -> None:  # fmt: skip
+        """``keeps`` says which modules quantisation leaves as they are, next to the head and routers; ``context`` how
+        many tokens were before the step, where windows hold fewer.
 
         Raises:
         UsageError: the graph is no step of a language model.
         """
-        self.graph, self.flow, self.keeps = graph, Flow.of(graph), keeps
+        self.graph, self.flow, self.keeps, self.context = graph, Flow.of(graph), keeps, context
         self.regions = regions(graph, self.flow)
         if not any(region.kind in ("attention", "state") for region in self.regions):
             raise UsageError("the server policy is of steps with a cache; profile with --mode prefill or --mode decode")
@@ -64,7 +67,7 @@ class Reader:
     def step(self) -> Step:
         """The step that was traced."""
         batch, new = self._shape
-        before = max((cached for _, cached in map(self._cached, self._of("attention"))), default=0)
+        before = max([self.context, *(cached for _, cached in map(self._cached, self._of("attention")))])
         if new == 1 and before:
             return Step(batch, batch * before)
         return Step(0, 0, ((new, before),) * batch)

@@ -1,13 +1,7 @@
-"""``memwall serve``: a language model → what a server of it does under load, on any GPU.
-
-One decode step is traced; its kernels (:mod:`memwall.fusion.server`) are evaluated at any batch and context, on each
-GPU and for each number of GPUs that share the model (:class:`~memwall.simulate.serving.timing.GpuSteps`), and a server
-with those steps is run under each load (:mod:`memwall.simulate.serving`).
-"""
+"""Servers of a model: engines on each GPU and for each number of GPUs, run under each load."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,32 +12,24 @@ from typing import Any
 
 from memwall.analysis.limits import Limit
 from memwall.analysis.serving import Best, Candidate, best, objective
-from memwall.core.errors import TooManyOps, UsageError, unknown
+from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.core.graph import Pipe
 from memwall.core.units import counted
-from memwall.frontend.workload import resolve
-from memwall.frontend.workload.hf.quantized import Stored
-from memwall.frontend.workload.target import is_saved
-from memwall.fusion.server import Layout, Served, Step, served
+from memwall.fusion.server import Layout, Served, Step
 from memwall.fusion.server.kernels import Attention, Experts, Latent, Product, State
 from memwall.hardware.cluster import cluster_of, load_cluster
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
-from memwall.pipeline import Names, profile
-from memwall.record.profile import Profile
+from memwall.pipeline import Names
+from memwall.serving.model import Model, read_model
 from memwall.simulate.serving.engine import DEFAULT, Policy, Speculation
 from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
 from memwall.simulate.serving.steady import Steady, largest_batch, steady_state
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
 from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 
-#: ``--weights`` -> scheme of :mod:`memwall.ops.quantised`
-WEIGHTS = {
-    "model": "", "fp8": "fp8", "fp8-block": "fp8_block", "int8": "int8_wo", "int4": "int4_wo", "nvfp4": "nvfp4",
-    "mxfp4": "mxfp4",
-}  # fmt: skip
 #: ``--kv`` -> dtype of the cache
 CACHES = {"model": "", "fp8": "float8_e4m3fn"}
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -51,19 +37,6 @@ ENGINES = ("vllm", "sglang", "trtllm")
 _HALVES = ("bfloat16", "float16")
 #: of a GPU between engines that no cluster joins: an adapter of 400 Gbit/s
 _NETWORK_BYTES_PER_S = 50e9
-#: tokens in the cache of the traced step, the first that can be traced: windows of no more are seen
-_CONTEXTS = (16_383, 2047)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """A model as servers run it: its kernels, how its weights are stored, and the most tokens of a sequence."""
-
-    name: str
-    served: Served
-    scheme: str = ""
-    max_context: int | None = None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,49 +84,6 @@ class Serving:
     objectives: tuple[Limit, ...] = ()
     best: Best | None = None
     notes: tuple[str, ...] = field(default=())
-
-
-def read_model(
-    target: str | Path | Profile, *, weights: str = "model", dtype: str | None = None, tokens: int | None = None
-) -> Model:
-    """Trace one decode step of a target, or take one that was profiled, and read what a server runs.
-
-    Args:
-        weights: a key of :data:`WEIGHTS`.
-        dtype: cast the model to this first.
-        tokens: the most of a sequence that will be asked, where the model does not say how many it takes.
-
-    Raises:
-        UsageError: as :func:`memwall.profile`; the model keeps no cache, or weights are stored in an unknown format.
-    """
-    if weights not in WEIGHTS:
-        raise unknown("scheme of weights", weights, WEIGHTS)
-    made, context = (target, None) if isinstance(target, Profile) else _decode_step(str(target), dtype, tokens)
-    if made.workload.mode != "decode":
-        raise UsageError(f"{made.workload.name} is a profile of {made.workload.mode}; one of --mode decode is served")
-    stated = made.capture.get("serving", {})
-    if weights == "model" and "refused" in stated:
-        raise UsageError(stated["refused"])
-    kept = Stored(listed=tuple(stated.get("kept", ())))
-    kernels = served(made.graph, kept.keeps) if weights == "model" else served(made.graph)
-    notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
-    most = stated.get("most_tokens")
-    if most and context and context < min(most - 1, tokens or most):
-        notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
-    scheme = stated.get("weights", "") if weights == "model" else WEIGHTS[weights]
-    return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, notes=notes)
-
-
-def _decode_step(target: str, dtype: str | None, tokens: int | None) -> tuple[Profile, int | None]:
-    """A step with as many tokens in the cache as can be traced, and these: a model may loop over them."""
-    if is_saved(target):
-        return Profile.load(target), None
-    most = resolve(target, mode="decode").most_tokens or tokens or _CONTEXTS[-1] + 1
-    *longer, shortest = sorted({min(context, most - 1) for context in _CONTEXTS}, reverse=True)
-    for context in longer:
-        with contextlib.suppress(TooManyOps):
-            return profile(target, mode="decode", batch=2, context=context, dtype=dtype), context
-    return profile(target, mode="decode", batch=2, context=shortest, dtype=dtype), shortest
 
 
 @uncollected()

@@ -1,0 +1,11 @@
+"""``memwall serve``: a language model → what a server of it does under load, on any GPU.
+
+One decode step is traced; its kernels (:mod:`memwall.fusion.server`) are evaluated at any batch and context, on each
+GPU and for each number of GPUs that share the model (:class:`~memwall.simulate.serving.timing.GpuSteps`), and a server
+with those steps is run under each load (:mod:`memwall.simulate.serving`).
+"""
+
+from memwall.serving.model import WEIGHTS, Model, read_model
+from memwall.serving.run import CACHES, ENGINES, Point, Serving, prices_of, serve, steps_of
+
+__all__ = ["CACHES", "ENGINES", "WEIGHTS", "Model", "Point", "Serving", "prices_of", "read_model", "serve", "steps_of"]

@@ -1,0 +1,78 @@
+"""A target → a model as servers run it, from one traced decode step."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from memwall.core.errors import TooManyOps, UsageError, unknown
+from memwall.frontend.workload import resolve
+from memwall.frontend.workload.hf.quantized import Stored
+from memwall.frontend.workload.target import is_saved
+from memwall.fusion.server import Served, served
+from memwall.pipeline import profile
+from memwall.record.profile import Profile
+
+#: ``--weights`` -> scheme of :mod:`memwall.ops.quantised`
+WEIGHTS = {
+    "model": "", "fp8": "fp8", "fp8-block": "fp8_block", "int8": "int8_wo", "int4": "int4_wo", "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+}  # fmt: skip
+#: tokens in the cache of the traced step, the first that can be traced: windows of no more are seen
+_CONTEXTS = (16_383, 2047)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model as servers run it: its kernels, how its weights are stored, and the most tokens of a sequence."""
+
+    name: str
+    served: Served
+    scheme: str = ""
+    max_context: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_model(
+    target: str | Path | Profile, *, weights: str = "model", dtype: str | None = None, tokens: int | None = None
+) -> Model:
+    """Trace one decode step of a target, or take one that was profiled, and read what a server runs.
+
+    Args:
+        weights: a key of :data:`WEIGHTS`.
+        dtype: cast the model to this first.
+        tokens: the most of a sequence that will be asked, where the model does not say how many it takes.
+
+    Raises:
+        UsageError: as :func:`memwall.profile`; the model keeps no cache, or weights are stored in an unknown format.
+    """
+    if weights not in WEIGHTS:
+        raise unknown("scheme of weights", weights, WEIGHTS)
+    made, context = (target, None) if isinstance(target, Profile) else _decode_step(str(target), dtype, tokens)
+    if made.workload.mode != "decode":
+        raise UsageError(f"{made.workload.name} is a profile of {made.workload.mode}; one of --mode decode is served")
+    stated = made.capture.get("serving", {})
+    if weights == "model" and "refused" in stated:
+        raise UsageError(stated["refused"])
+    kept = Stored(listed=tuple(stated.get("kept", ())))
+    keeps = kept.keeps if weights == "model" else Stored().keeps
+    kernels = served(made.graph, keeps, stated.get("context", 0))
+    notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
+    most = stated.get("most_tokens")
+    if most and context and context < min(most - 1, tokens or most):
+        notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
+    scheme = stated.get("weights", "") if weights == "model" else WEIGHTS[weights]
+    return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, notes=notes)
+
+
+def _decode_step(target: str, dtype: str | None, tokens: int | None) -> tuple[Profile, int | None]:
+    """A step with as many tokens in the cache as can be traced, and these: a model may loop over them."""
+    if is_saved(target):
+        return Profile.load(target), None
+    most = resolve(target, mode="decode").most_tokens or tokens or _CONTEXTS[-1] + 1
+    *longer, shortest = sorted({min(context, most - 1) for context in _CONTEXTS}, reverse=True)
+    for context in longer:
+        with contextlib.suppress(TooManyOps):
+            return profile(target, mode="decode", batch=2, context=context, dtype=dtype), context
+    return profile(target, mode="decode", batch=2, context=shortest, dtype=dtype), shortest

@@ -1,0 +1,107 @@
+"""Architectures that people serve, cut short: prefill and decode run, and the cache of a token is what hand says."""
+
+import json
+
+import pytest
+
+import memwall
+from memwall.fusion.server import Layout, served
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+CONTEXT = 300
+_COMMON = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 2048, "max_position_embeddings": 4096, "dtype": "bfloat16",
+    "tie_word_embeddings": False, "pad_token_id": 0,
+}  # fmt: skip
+#: keys and values of a token in a layer: 2 of 2 heads of 32 in bfloat16
+TOKEN = 2 * 2 * 32 * 2
+_EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+
+
+def _config(kind: str, architecture: str, **more):
+    return {"model_type": kind, "architectures": [architecture], **_COMMON, **more}
+
+
+#: name -> (configuration, bytes of the cache of one sequence of so many tokens)
+MODELS = {
+    "Llama-3": (_config("llama", "LlamaForCausalLM"), lambda n: 4 * n * TOKEN),
+    # chunks of 64 tokens in all layers but each fourth; experts in each second layer
+    "Llama-4": (
+        _config("llama4_text", "Llama4ForCausalLM", attention_chunk_size=64, intermediate_size_mlp=512,
+                interleave_moe_layer_step=2, **_EXPERTS),
+        lambda n: (3 * min(n, 64) + n) * TOKEN,
+    ),
+    "Qwen3": (_config("qwen3", "Qwen3ForCausalLM"), lambda n: 4 * n * TOKEN),
+    "Qwen3-MoE": (_config("qwen3_moe", "Qwen3MoeForCausalLM", **_EXPERTS), lambda n: 4 * n * TOKEN),
+    "Mistral": (_config("mistral", "MistralForCausalLM", sliding_window=None), lambda n: 4 * n * TOKEN),
+    "Mistral with a window": (
+        _config("mistral", "MistralForCausalLM", sliding_window=128), lambda n: 4 * min(n, 128) * TOKEN,
+    ),
+    "Mixtral": (_config("mixtral", "MixtralForCausalLM", sliding_window=None, **_EXPERTS), lambda n: 4 * n * TOKEN),
+    # five layers of six have a window: of four, the first four
+    "Gemma-3": (
+        _config("gemma3_text", "Gemma3ForCausalLM", sliding_window=96, num_hidden_layers=6),
+        lambda n: (5 * min(n, 96) + n) * TOKEN,
+    ),
+    "GPT-OSS": (
+        _config("gpt_oss", "GptOssForCausalLM", sliding_window=128, **_EXPERTS,
+                layer_types=["sliding_attention", "full_attention"] * 2,
+                quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}),
+        lambda n: 2 * (min(n, 128) + n) * TOKEN,
+    ),
+    # a latent of 64 numbers and a rotated key of 16
+    "DeepSeek-V3": (
+        _config("deepseek_v3", "DeepseekV3ForCausalLM", num_key_value_heads=8, head_dim=16, q_lora_rank=96, n_group=2,
+                kv_lora_rank=64, qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32, first_k_dense_replace=1,
+                n_routed_experts=8, n_shared_experts=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=128),
+        lambda n: 4 * n * (64 + 16) * 2,
+    ),
+    "Phi-4": (_config("phi3", "Phi3ForCausalLM"), lambda n: 4 * n * TOKEN),
+    # 16 heads of 32 x 64 states in float32, and 4 columns of 512 + 2 x 64 channels
+    "Mamba-2": (
+        _config("mamba2", "Mamba2ForCausalLM", num_heads=16, head_dim=32, state_size=64, n_groups=1, conv_kernel=4,
+                expand=2, chunk_size=32),
+        lambda n: 4 * (4 * 16 * 32 * 64 + 2 * 4 * (512 + 2 * 64)),
+    ),
+    # as Mamba-2, with attention in one layer of four
+    "Bamba": (
+        _config("bamba", "BambaForCausalLM", mamba_n_heads=16, mamba_d_head=32, mamba_d_state=64, mamba_n_groups=1,
+                mamba_d_conv=4, mamba_expand=2, mamba_chunk_size=32, attn_layer_indices=[2]),
+        lambda n: 3 * (4 * 16 * 32 * 64 + 2 * 4 * (512 + 2 * 64)) + n * TOKEN,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def target(tmp_path):
+    def write(fields) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        return f"hf:{tmp_path}"
+
+    return write
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_cache_of_a_token(target, name):
+    fields, held = MODELS[name]
+    decode = memwall.profile(target(fields), mode="decode", batch=2, context=CONTEXT, policy=["eager", "server"])
+    model = served(decode.graph, context=CONTEXT)
+    for tokens in (50, CONTEXT, 1000):
+        assert model.kv_bytes(tokens, Layout()) == held(tokens)
+    assert model.weights_bytes(Layout()) == decode.graph.role_bytes["parameter"]
+    eager, server = (schedule.totals for schedule in decode.simulations)
+    assert server.dram_bytes < eager.dram_bytes and server.kernels < eager.kernels
+    # the server reads all weights but the table, of which rows are gathered, and both sequences' caches
+    assert server.dram_bytes > 2 * held(CONTEXT)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_fills_the_cache(target, name):
+    fields, held = MODELS[name]
+    prompt = memwall.profile(target(fields), mode="prefill", batch=2, prompt=CONTEXT, policy=["eager", "server"])
+    eager, server = (schedule.totals for schedule in prompt.simulations)
+    assert server.kernels < eager.kernels
+    # what is left after the step: a window's layers keep what the prompt made until the next step cuts it
+    assert prompt.graph.role_bytes["kv_made"] >= 2 * held(CONTEXT) * 0.99
