@@ -112,10 +112,8 @@ def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: C
         return terms
     share = 1.0 if launch.channels_last else known.relayout
     copies_s = traffic_s(gpu, 2 * share * launch.bytes)
-    return replace(
-        terms, memory_s=terms.memory_s + copies_s, latency_s=terms.latency_s + copies_s, ends_s=terms.ends_s + copies_s,
-        facts={**terms.facts, "copies_s": copies_s},
-    )  # fmt: skip
+    facts = {**terms.facts, "copies_s": copies_s}
+    return replace(terms, memory_s=terms.memory_s + copies_s, ends_s=terms.ends_s + copies_s, facts=facts)
 
 
 def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
