@@ -254,15 +254,16 @@ class LaunchConstants(Constants):
     """Seconds around a kernel.
 
     ``kernel``: a profiler's time of the kernel alone. ``call``: events around one eager call on an idle GPU. The time
-    is then the longer of the host's whole time and of its time up to the launch plus the kernel. The other constants
-    are host times by op, relative to a binary operator's. (Kernels back to back, as in a CUDA graph:
+    is then the longer of the host's whole time and of its time up to the launch plus the kernel, as in a lone call of
+    :class:`memwall.hardware.host.Host`, whose ``op_after`` is this one. The other constants are host times by op,
+    relative to a binary operator's. (Kernels back to back, as in a CUDA graph:
     ``launch_overhead_s``.)
     """
 
     FAMILY: ClassVar[str] = "launch"
     VARIANTS: ClassVar[tuple[str, ...]] = ("kernel", "call")
     floor_s: float = constant(2.5e-6, 0.0, 1e-3, "seconds of the shortest kernel, or of a call of a binary operator")
-    back_share: float = constant(0.0, 0.0, 1.0, "share of the floor from the launch to the second event")
+    op_after: float = constant(0.0, 0.0, 1.0, "share of the floor from the launch to the second event")
     operator: float = constant(1.0, 0.0, 10.0, "way of a binary operator; others where a host was slower for a while")
     relu: float = constant(1.2, 0.0, 10.0, "way of a module whose function is a lone op")
     gelu: float = constant(1.15, 0.0, 10.0, "way of nn.GELU")

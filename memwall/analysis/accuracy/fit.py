@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from memwall.analysis.accuracy.samples import Sample, halves
+from memwall.analysis.accuracy.samples import Sample, call_s, halves
 from memwall.analysis.accuracy.scores import percentile
 from memwall.analysis.table import group_by
 from memwall.core.errors import need
@@ -22,7 +22,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Launch
 from memwall.perfmodel.base import kept_share
 from memwall.perfmodel.families import MODELS, as_run, constants
-from memwall.perfmodel.roofline import bound_s, call_s, launch_floor_s
+from memwall.perfmodel.roofline import bound_s, launch_floor_s
 
 #: most samples of one fit, and most evaluations of them all for each constant
 MOST, TRIES = 600, 40

@@ -17,8 +17,10 @@ from memwall.analysis.validation import Row
 from memwall.hardware.constants import LaunchConstants
 from memwall.hardware.lookup import Gpu, stated, with_nearest_constants
 from memwall.ops import Cost
-from memwall.perfmodel.families import interval
-from memwall.perfmodel.roofline import Prediction, call_s, launch_floor_s, launches_of, peak_compute_s, predict_cost
+from memwall.ops.launches import Convolution, Gemm, Launch, Rows, Stream
+from memwall.perfmodel.families import constants, interval
+from memwall.perfmodel.roofline import Prediction, launch_floor_s, launches_of, peak_compute_s, predict_cost
+from memwall.simulate.launch_queue import Step, queue
 
 _R1_PEAK, _R1_DRAM, _R1_S = 0.75, 0.85, 3e-6
 
@@ -109,6 +111,33 @@ def _eager_call_s(gpu: Gpu, cost: Cost, kernels_s: float) -> float:
     """Seconds of an eager call whose kernels take ``kernels_s``; those after the first wait only for their launch."""
     more_s = (cost.kernels - 1) * launch_floor_s(gpu)
     return call_s(gpu, kernels_s + more_s, cost.launches[0])
+
+
+#: host time from the launch to the second event, relative to a binary operator's: nn.Module's call returns through more
+#: frames (V100 relu and gelu against add and mul, NeuSight). No op takes longer
+_MODULE_BACK = 1.2
+
+
+def call_s(gpu: Gpu, kernel_s: float, launch: Launch | None = None, known: LaunchConstants | None = None) -> float:
+    """Seconds between events around one eager call on an idle GPU whose kernel takes ``kernel_s``; with the GPU's own
+    constants, or with those that are tried."""
+    known = known or constants(LaunchConstants, gpu, "call")
+    way = way_of(known, launch) if known.op_after else 1.0
+    after = known.op_after * min(way, _MODULE_BACK)
+    return queue([Step(known.floor_s * (way - after), kernel_s, after_s=known.floor_s * after)])[1]
+
+
+def way_of(known: LaunchConstants, launch: Launch | None) -> float:
+    """Host time of one eager call of the op, relative to a binary operator's."""
+    if isinstance(launch, Gemm):
+        return known.batched if launch.batch > 1 else known.linear
+    if isinstance(launch, Convolution):
+        return known.convolution
+    if isinstance(launch, Rows):
+        return known.softmax if launch.kind.startswith("softmax") else known.layer_norm
+    if isinstance(launch, Stream) and launch.kind in ("relu", "gelu"):
+        return known.gelu if launch.kind == "gelu" else known.relu
+    return known.operator
 
 
 def r1_s(compute_s: float, memory_s: float) -> float:

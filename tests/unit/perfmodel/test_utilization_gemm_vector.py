@@ -11,14 +11,13 @@ from statistics import fmean
 
 import pytest
 
-from memwall.analysis.accuracy.samples import held_out_gpu
+from memwall.analysis.accuracy.samples import call_s, held_out_gpu
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu, load_gpu
 from memwall.ops.launches import Gemm, VectorGemm
 from memwall.perfmodel.families import Terms, constants, explain, predict
 from memwall.perfmodel.gemm_vector import sustained
-from memwall.perfmodel.roofline import call_s
 from tests.unit.places import truth
 
 PIPE = Pipe("tensor", "float32")

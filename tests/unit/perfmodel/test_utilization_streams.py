@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from memwall.analysis.accuracy.samples import call_s, way_of
 from memwall.core.graph import contiguous
 from memwall.hardware.constants import LaunchConstants, RowsConstants, StreamConstants
 from memwall.hardware.lookup import load_gpu
@@ -14,7 +15,6 @@ from memwall.ops import table_calls as calls
 from memwall.ops.launches import Rows, Stream
 from memwall.perfmodel.base import L2_REACHED, kept_share, traffic_s
 from memwall.perfmodel.families import explain, predict
-from memwall.perfmodel.roofline import call_s, way_of
 from memwall.perfmodel.rows import missed_share
 from memwall.perfmodel.rows import predict as predict_rows
 from memwall.perfmodel.stream import fraction, triad_fraction
@@ -250,7 +250,7 @@ def test_launches_move_what_the_cost_says():
 
 def test_a_call_hides_the_kernel_behind_the_host():
     work = calls.elementwise("aten.add.Tensor", (8, 8), "float32", 2).launches[0]
-    call = {"launch.call.floor_s": 30e-6, "launch.call.back_share": 0.5}
+    call = {"launch.call.floor_s": 30e-6, "launch.call.op_after": 0.5}
     host = replace(A100, name="host", utilization=call, fitted_on={"launch.call": "host"})
     assert call_s(host, 1e-6, work) == pytest.approx(30e-6)
     assert call_s(host, 15e-6, work) == pytest.approx(30e-6)
