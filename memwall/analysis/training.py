@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
 from memwall.hardware.cluster import hardware_of
-from memwall.hardware.host import Host
+from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
 from memwall.ops import graph_costs
 from memwall.perfmodel.collectives import collective_s
@@ -72,18 +72,18 @@ def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, spl
 
 
 def blocks_of(
-    profile: Profile, cluster: Cluster, policy: str = "eager", *, host: Host | None = None, within_modules: bool = False
+    profile: Profile, cluster: Cluster, policy: str = "eager", *, gpu: Gpu | None = None, within_modules: bool = False
 ) -> Blocks:
     """The blocks of a rank's step on a cluster.
 
     Args:
-        host: what issues the kernels; None: that of the cluster's GPU.
+        gpu: in place of the cluster's own, such as on another host.
         within_modules: the policy fuses what is in one module only, as where fused kernels are written by hand.
 
     Raises:
         UsageError: the model has no list of layers.
     """
-    gpu = hardware_of(cluster) if host is None else replace(hardware_of(cluster), host=host)
+    gpu = gpu or hardware_of(cluster)
     ranked = profile.on([gpu])
     graph = ranked.graphs[ranked.graph_for(gpu)]
     modules = {name: number for number, name in enumerate(dict.fromkeys(op.module for op in graph.ops))}

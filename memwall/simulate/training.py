@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from memwall.core.errors import UsageError
+from memwall.core.errors import UsageError, unknown
 from memwall.core.parallelism import Parallelism
 from memwall.hardware.cluster import hardware_of
 from memwall.hardware.links import Cluster
@@ -42,9 +42,9 @@ class State(NamedTuple):
 
 #: how numbers are kept -> bytes of a parameter. ``mixed``: 16-bit weights, gradients in float32, a master copy and
 #: Adam's two moments (Korthikanti et al., 2022: 18 bytes); ``fused``: the same, gradients summed by the products that
-#: make them (Megatron-LM's gradient accumulation fusion); ``fp16``: gradients of 16 bits, as Megatron-LM did before
+#: make them (Megatron-LM's gradient accumulation fusion); ``half``: gradients of 16 bits
 STATES: Mapping[str, State] = {
-    "mixed": State(2, 4, 12, 10), "fused": State(2, 4, 12, 0), "fp16": State(2, 2, 12, 6), "bf16": State(2, 2, 4, 6),
+    "mixed": State(2, 4, 12, 10), "fused": State(2, 4, 12, 0), "half": State(2, 2, 12, 6), "bf16": State(2, 2, 4, 6),
     "float32": State(4, 4, 8, 12),
 }  # fmt: skip
 
@@ -92,13 +92,16 @@ class TrainingStep:
 
 
 def training_step(
-    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True
-) -> TrainingStep:
+    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True,
+    async_tp: bool = False,
+) -> TrainingStep:  # fmt: skip
     """One step of a model that was traced with one microbatch, on one rank of ``layout.tp``.
 
     Args:
         state: how numbers are kept, a key of :data:`STATES`.
         overlap: whether gradients are summed while backward runs, or after it.
+        async_tp: whether the ranks that share products exchange parts of a tensor while others are multiplied, so that
+            only the first of ``tp`` parts is waited for.
 
     Raises:
         UsageError: the layout does not fit the layers or the cluster, or has what is not modeled.
@@ -106,7 +109,9 @@ def training_step(
     layout.check(layers=len(blocks.layers))
     if layout.cp > 1 or layout.ep > 1:
         raise UsageError("cp and ep are not modeled for a traced module; leave them out")
-    job = _Job(blocks, layout, cluster, STATES[state], overlap)
+    if state not in STATES:
+        raise unknown("state", state, STATES)
+    job = _Job(blocks, layout, cluster, STATES[state], overlap, 1 - 1 / layout.tp if async_tp else 0.0)
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
     ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]
@@ -126,6 +131,8 @@ class _Job:
     cluster: Cluster
     state: State
     overlap: bool
+    #: share of the collectives between the ranks that share products that runs next to them
+    hidden: float
 
     @property
     def count(self) -> int:
@@ -153,11 +160,15 @@ class _Job:
         forward = _sum(block.forward for block in part)
         weight = _sum(block.weight for block in part)
         backward = _sum((*(block.backward for block in part), *map(self._again, part)))
-        forward_s, backward_s = _longer(forward), _longer(backward)
+        forward_s, backward_s = self._longer(forward), self._longer(backward)
         if self.layout.fsdp == "full" and self.layout.dp > 1:
             forward_s, backward_s = self._sharded(part, forward_s, backward_s)
         weight_s = weight.busy_s + self._accumulate_s(part)
         return Stage(forward_s, max(backward_s - weight.busy_s, 0.0), weight_s, self._send_s)
+
+    def _longer(self, work: Work) -> float:
+        """Seconds of the GPU, or of the CPU that issues its kernels."""
+        return max(work.busy_s - self.hidden * work.link_s, work.issue_s)
 
     def _again(self, block: Block) -> Work:
         """What backward computes again."""
@@ -219,12 +230,16 @@ class _Job:
         free_s = self._reduce_s(_merged(early)) if early else 0.0
         now_s = 0.0
         for block in reversed(last):
-            now_s += _longer(block.backward + self._again(block))
+            now_s += self._longer(block.backward + self._again(block))
             free_s = max(free_s, now_s) + self._reduce_s(block)
         return tied_s + max(free_s - now_s, 0.0) + self._regather_s(blocks)
 
     def _regather_s(self, blocks: Sequence[Block]) -> float:
-        return self._gather_s(_merged(blocks)) if self.layout.fsdp == "grad" else 0.0
+        """Until weights that were updated in shares are whole: with overlap, while the next forward pass runs."""
+        if self.layout.fsdp != "grad":
+            return 0.0
+        hidden_s = _sum(block.forward for block in blocks).busy_s if self.overlap else 0.0
+        return max(self._gather_s(_merged(blocks)) - hidden_s, 0.0)
 
     def _tied_s(self, rank: int) -> float:
         """The gradients of the embedding that is the head too, where another rank has that."""
@@ -249,7 +264,7 @@ class _Job:
         """Seconds of collectives between the ranks that share products, in a step."""
         blocks = self.of_rank(rank)
         once = _sum(work for block in blocks for work in (block.forward, block.backward, self._again(block)))
-        return once.link_s * self.layout.microbatches
+        return (1 - self.hidden) * once.link_s * self.layout.microbatches
 
     def memory(self, rank: int, in_flight: int) -> Memory:
         """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
@@ -282,11 +297,6 @@ class _Job:
 
 def _sum(works: Iterable[Work]) -> Work:
     return sum(works, Work())
-
-
-def _longer(work: Work) -> float:
-    """Seconds of the GPU, or of the CPU that issues its kernels."""
-    return max(work.busy_s, work.issue_s)
 
 
 def _parameters(blocks: Iterable[Block]) -> int:

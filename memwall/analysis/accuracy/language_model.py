@@ -4,35 +4,12 @@ them."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of a model. ``fused``: attention is one kernel; else the scores are written, masked and normalised."""
-
-    width: int
-    layers: int
-    heads: int
-    vocab: int
-    seq: int
-    ffn: int = 0
-    kv_heads: int = 0
-    gated: bool = False
-    rotary: bool = False
-    fused: bool = False
-    dropout: float = 0.1
-    bias: bool = True
-    tied: bool = True
-
-    @property
-    def inner(self) -> int:
-        """Width inside the MLP."""
-        return self.ffn or 4 * self.width
+from memwall.analysis.accuracy.sizes import Sizes
 
 
 class MaskedSoftmax(nn.Module):

@@ -15,6 +15,7 @@ from memwall.analysis.accuracy.collectives import CollectiveSample, collective_r
 from memwall.analysis.accuracy.modules import ModuleSample, module_rows
 from memwall.analysis.accuracy.samples import Sample, halves, left_out, model_rows
 from memwall.analysis.accuracy.tables import TABLES, Kind, Skip
+from memwall.analysis.accuracy.training import TrainingSample, training_rows
 from memwall.analysis.validation import Row, devices
 from memwall.core.errors import UsageError
 from memwall.core.files import read_csv
@@ -28,6 +29,7 @@ class Measured:
     samples: list[Sample] = field(default_factory=list)
     modules: list[ModuleSample] = field(default_factory=list)
     collectives: list[CollectiveSample] = field(default_factory=list)
+    steps: list[TrainingSample] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     #: reason -> rows
     skipped: Counter[str] = field(default_factory=Counter)
@@ -43,7 +45,7 @@ def read_measured(path: str | Path) -> Measured:
         _read_table(source, found)
     else:
         raise UsageError(f"cannot score {source}: want a saved profile (.json) or a table (.csv)")
-    if not (found.samples or found.modules or found.collectives or found.rows):
+    if not (found.samples or found.modules or found.collectives or found.steps or found.rows):
         reason = f": {found.skipped.most_common(1)[0][0]}" if found.skipped else ""
         raise UsageError(f"{source} holds no measured kernel that was timed{reason}")
     return found
@@ -61,7 +63,8 @@ def _read_profile(source: Path, found: Measured) -> None:
 def _read_table(source: Path, found: Measured) -> None:
     kind = None
     into: dict[type, list[Any]] = {
-        Sample: found.samples, ModuleSample: found.modules, CollectiveSample: found.collectives, Row: found.rows,
+        Sample: found.samples, ModuleSample: found.modules, CollectiveSample: found.collectives,
+        TrainingSample: found.steps, Row: found.rows,
     }  # fmt: skip
     for line, record in read_csv(source):
         kind = kind or _recognise(source, record)
@@ -109,20 +112,25 @@ def score_files(paths: Iterable[str | Path], *, split: bool = False) -> Scored:
     samples = [sample for measured in found for sample in measured.samples]
     modules = [module for measured in found for module in measured.modules]
     collectives = [each for measured in found for each in measured.collectives]
+    steps = [step for measured in found for step in measured.steps]
     skipped: Counter[str] = sum((measured.skipped for measured in found), Counter())
-    rows = [row for measured in found for row in measured.rows] + _modeled(samples, modules, collectives)
+    rows = [row for measured in found for row in measured.rows] + _modeled(samples, modules, collectives, steps)
     if not split:
         return Scored(rows, skipped)
     parts = zip(
         (*halves(samples), left_out(samples)),
         (*halves(modules), left_out(modules)),
         (*halves(collectives), [each.left_out() for each in collectives]),
+        (*halves(steps), [step.left_out() for step in steps]),
         strict=True,
     )
     return Scored(rows, skipped, Split(*(_modeled(*part) for part in parts)))
 
 
 def _modeled(
-    samples: Iterable[Sample], modules: Iterable[ModuleSample], collectives: Iterable[CollectiveSample]
+    samples: Iterable[Sample],
+    modules: Iterable[ModuleSample],
+    collectives: Iterable[CollectiveSample],
+    steps: Iterable[TrainingSample],
 ) -> list[Row]:
-    return model_rows(samples) + module_rows(modules) + collective_rows(collectives)
+    return model_rows(samples) + module_rows(modules) + collective_rows(collectives) + training_rows(steps)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memwall.analysis.accuracy.language_model import LanguageModel, Sizes, next_token_loss
+from memwall.analysis.accuracy.language_model import LanguageModel, next_token_loss
+from memwall.analysis.accuracy.sizes import Sizes
 from memwall.analysis.training import blocks_of, trace_rank
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism

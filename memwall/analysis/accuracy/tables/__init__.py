@@ -22,6 +22,8 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - rates: gpu, benchmark, measured_GBps; gpu, dtype, measured_tflops, shape_mnk
 - whole modules: gpu, way (eager, compile_cudagraphs), module, mean_ms, std_ms, trials; their profiles in an archive
   (:mod:`memwall.analysis.accuracy.tables.kernelbench`)
+- training steps on many GPUs: the columns of vTrain, calculon, Megatron-LM and llm-foundry
+  (:mod:`memwall.analysis.accuracy.tables.training`)
 - Triton layers: Liger-Kernel's columns (:mod:`memwall.analysis.accuracy.tables.liger`)
 """
 
@@ -34,6 +36,7 @@ from memwall.analysis.accuracy.tables import (
     liger,
     neusight,
     serving,
+    training,
     vidur,
 )
 from memwall.analysis.accuracy.tables.base import OWN, Kind, Skip
@@ -45,5 +48,6 @@ TABLES: tuple[Kind, ...] = (
     OWN, aiconfigurator.ATTENTION, aiconfigurator.GEMM, aiconfigurator.QUANTISED, serving.EXPERTS, serving.LATENT,
     neusight.CONV, neusight.OPS, vidur.OPS, collectives.NCCL, collectives.ALL_REDUCE, library.CONV, library.GEMM,
     liger.OPS, liger.PAIRS, library.BANDWIDTH,
-    library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES,
+    library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES, training.VTRAIN, training.CALCULON, training.MEGATRON,
+    training.LLM_FOUNDRY,
 )  # fmt: skip

@@ -1,0 +1,144 @@
+"""Tables of training steps of language models on many GPUs.
+
+- vTrain (VIA-Research/vTrain): GPTs by Megatron-DeepSpeed in float16, all activations recomputed, gradients summed
+  after the last backward pass.
+- Megatron-LM's published runs: full recomputation until 2021; in 2024 none, with sequence parallelism, gradients summed
+  in 16 bits next to backward.
+- Korthikanti et al., 2022 (calculon-ai/calculon): with and without selective recomputation. Rows of memory are not
+  steps: ``tests/unit/simulate/test_training.py`` has the formulas.
+- MosaicML's llm-foundry: MPT with FSDP.
+
+What a table does not state, such as microbatches and chunks of Megatron's runs, is stated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memwall.analysis.accuracy.sizes import Sizes
+from memwall.analysis.accuracy.tables.base import Kind, Record, Skip, known, seconds, size
+from memwall.analysis.accuracy.training import TrainingSample
+from memwall.core.errors import UsageError
+from memwall.core.parallelism import Parallelism
+from memwall.hardware.cluster import hardware_of, load_cluster
+from memwall.hardware.host import load_host
+from memwall.hardware.links import Cluster
+
+#: the host of vTrain's machines relative to bare-metal: Megatron-DeepSpeed's Python between kernels. Fitted to half of
+#: the rows of a single node
+_VTRAIN_HOST = 4.8
+#: tokens of GPT-2's vocabulary, padded
+_VOCAB = 51200
+
+#: GPUs of a table → cluster
+_CLUSTERS: Mapping[str, str] = {
+    "A100-80GB-SXM (Selene)": "dgx-a100-80gb", "H100-80GB-SXM (Eos)": "dgx-h100",
+    "A100-40GB-SXM": "dgx-a100-40gb", "a100_40gb": "dgx-a100-40gb", "a100_80gb": "dgx-a100-80gb",
+    "h100_80gb": "dgx-h100",
+}  # fmt: skip
+#: table of Megatron-LM → what of its runs it does not state
+_RUNS: Mapping[str, Mapping[str, object]] = {
+    "A100 2021 weak scaling": {"state": "half", "overlap": False},
+    "DGX-A100 2020 TP only batch 16": {"state": "half", "overlap": False},
+    "DGX-A100 2020 batch 2048": {"state": "half", "overlap": False},
+    "H100 2024 weak scaling (MCore r0.8)": {"state": "half", "async_tp": True},
+}
+_RECOMPUTES = {"full": "full", "attn_only": "selective", "none": "none"}
+_MIXED = {"PURE": "half", "DEFAULT": "mixed"}
+
+
+@dataclass(frozen=True)
+class Steps(Kind):
+    """A table of training steps: what a row of it measures."""
+
+    sample: Callable[[Record], TrainingSample]
+
+    def read(self, record: Record, source: Path) -> Iterator[TrainingSample]:
+        try:
+            yield self.sample(record)
+        except UsageError as error:
+            raise Skip(str(error)) from None
+
+
+def _sample(name: str, record: Record, cluster: Cluster, label: str, kind: str, dtype: str, sizes: Sizes,
+            microbatch: int, layout: Parallelism, measured_s: float, **how: object) -> TrainingSample:  # fmt: skip
+    layout.check(layers=sizes.layers, heads=sizes.heads)
+    made = TrainingSample(
+        name, label, cluster, hardware_of(cluster), kind, dtype, sizes, microbatch, layout, measured_s
+    )
+    return replace(made, **how)  # type: ignore[arg-type]
+
+
+def _vtrain(record: Record) -> TrainingSample:
+    batch, dp = size(record, "micro_batch"), size(record, "dp")
+    sizes = Sizes(size(record, "d_model"), size(record, "n_layers"), size(record, "n_heads"), _VOCAB,
+                  size(record, "seq_len"))  # fmt: skip
+    layout = Parallelism(
+        tp=size(record, "tp"), pp=size(record, "pp"), dp=dp, recompute="full",
+        microbatches=size(record, "global_batch") // (batch * dp),
+    )  # fmt: skip
+    cluster = load_cluster("dgx-a100-80gb")
+    gpu = replace(hardware_of(cluster), host=load_host("bare-metal").scaled(_VTRAIN_HOST))
+    return _sample(VTRAIN.name, record, cluster, cluster.gpu, record["set"], "float16", sizes, batch, layout,
+                   seconds(record, "iter_ms"), gpu=gpu, state="half", overlap=False)  # fmt: skip
+
+
+def _calculon(record: Record) -> TrainingSample:
+    if record["quantity"] != "iteration_time_s":
+        raise Skip("memory, not a step")
+    batch, dp, chunks = size(record, "microbatch"), size(record, "dp"), size(record, "interleave")
+    sizes = Sizes(size(record, "hidden"), size(record, "num_blocks"), size(record, "attn_heads"), _VOCAB,
+                  size(record, "seq_size"), ffn=size(record, "feedforward"))  # fmt: skip
+    layout = Parallelism(
+        tp=size(record, "tp"), sp=record["seq_par"] == "rs_ag", pp=size(record, "pp"), dp=dp, chunks=chunks,
+        microbatches=size(record, "batch") // (batch * dp), schedule="interleaved" if chunks > 1 else "1f1b",
+        recompute=known(_RECOMPUTES, record["recompute"], "recompute"),
+    )  # fmt: skip
+    cluster = load_cluster("dgx-a100-80gb")
+    return _sample(CALCULON.name, record, cluster, cluster.gpu, record["mode"], "float16", sizes, batch, layout,
+                   seconds(record, "measured", 1.0))  # fmt: skip
+
+
+def _megatron(record: Record) -> TrainingSample:
+    table, width = record["table"], size(record, "d_model")
+    how = known(_RUNS, table, "runs of")
+    is_new, tp, dp = "H100" in table, size(record, "tp"), size(record, "dp")
+    heads = size(record, "heads") if record["heads"] else width // 128
+    sequences = size(record, "global_batch") // dp
+    batch = next(
+        n for n in (16 if "2020" in table else 4 if not is_new and width < 8192 else 1, 1) if sequences % n == 0
+    )
+    sizes = Sizes(width, size(record, "n_layers"), heads, size(record, "vocab"), size(record, "seq_len"),
+                  fused=is_new, dropout=0.0 if is_new else 0.1)  # fmt: skip
+    layout = Parallelism(tp=tp, sp=is_new and tp > 1, pp=size(record, "pp"), dp=dp, microbatches=sequences // batch,
+                         recompute="none" if is_new else "full", fsdp="grad" if is_new else "none")  # fmt: skip
+    cluster = load_cluster(known(_CLUSTERS, record["gpu"], "GPU"))
+    return _sample(MEGATRON.name, record, cluster, cluster.gpu, table, "bfloat16" if is_new else "float16", sizes,
+                   batch, layout, seconds(record, "iter_ms_derived"), **how)  # fmt: skip
+
+
+def _llmfoundry(record: Record) -> TrainingSample:
+    known({"amp_bf16": 0, "bf16": 0}, record["precision"], "precision")
+    dp, batch, count = size(record, "n_gpus"), size(record, "micro_batch"), size(record, "grad_accum")
+    sizes = Sizes(size(record, "d_model"), size(record, "n_layers"), size(record, "n_heads"), 50368,
+                  size(record, "seq_len"), fused=True, dropout=0.0, bias=False)  # fmt: skip
+    layout = Parallelism(
+        dp=dp, microbatches=count, recompute="full" if record["act_ckpt"] == "True" else "none",
+        fsdp="full" if record["sharding"] == "FULL_SHARD" else "grad",
+    )  # fmt: skip
+    cluster = load_cluster(known(_CLUSTERS, record["gpu"], "GPU"))
+    return _sample(LLM_FOUNDRY.name, record, cluster, cluster.gpu, "recomputed" if record["act_ckpt"] == "True" else
+                   "kept", "bfloat16", sizes, batch, layout, seconds(record, "step_time_s", 1.0),
+                   state=_MIXED[record["mp_mode"]])  # fmt: skip
+
+
+VTRAIN = Steps(
+    "vtrain_training", "set n_gpus global_batch micro_batch d_model n_heads n_layers seq_len tp dp pp iter_ms", _vtrain
+)
+CALCULON = Steps(
+    "calculon_validation", "quantity mode hidden num_blocks recompute seq_par interleave measured", _calculon
+)
+MEGATRON = Steps("megatron_tables", "table model d_model n_layers flop_kind iter_ms_derived", _megatron)
+LLM_FOUNDRY = Steps("llmfoundry_training", "micro_batch grad_accum mp_mode sharding act_ckpt step_time_s", _llmfoundry)
