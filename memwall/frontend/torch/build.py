@@ -102,7 +102,7 @@ def build_inputs(
     plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
     placed = [(name, tensor) for name, tensor in copies.found if tensor.device.type == device]
     tensors = {plain.get(id(tensor), name): tensor for name, tensor in placed}
-    cached = frozenset(plain.get(id(tensor), name) for name, tensor in placed if is_of_cache(name))
+    cached = frozenset(plain.get(id(tensor), name) for name, tensor in placed if is_of_cache(name) and tensor.dim())
     return Inputs((), copied, tensors, cached) if isinstance(copied, dict) else Inputs(copied, {}, tensors, cached)
 
 

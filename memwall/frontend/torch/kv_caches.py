@@ -18,10 +18,10 @@ def is_of_cache(path: str) -> bool:
 
 
 def cached_tensors(*given: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors of the caches among arguments and outputs, with their paths."""
+    """The tensors of the caches among arguments and outputs, with their paths; single numbers count what they hold."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for path, tensor in (item for thing in given for item in _tensors(thing, "", set())):
-        if is_of_cache(path):
+        if is_of_cache(path) and tensor.dim():
             found.setdefault(id(tensor), (path, tensor))
     return list(found.values())
 

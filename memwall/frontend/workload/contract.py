@@ -1,6 +1,6 @@
 """The file contract: which names of a Python file make a workload. First match wins.
 
-1. ``workload()`` returning :class:`memwall.Workload`
+1. ``workload()`` returning :class:`memwall.Workload`; one that takes ``mode`` is told it
 2. ``model()`` with ``inputs()``
 3. class ``Model`` with ``get_inputs()`` and optionally ``get_init_inputs()``
 
@@ -210,7 +210,8 @@ def _model_builder(source: Source, maker: Any, takers: dict[str, set[str]]) -> C
 def _from_workload(source: Source, function: Callable[..., Any]) -> Workload:
     """Call ``workload()``, the one function of the contract that runs while resolving."""
     takers: dict[str, set[str]] = {}
-    call = at_home(_with_sizes(function, source.sizes, takers), source.folder)
+    mode = {"mode": source.mode} if "mode" in _parameters(function) else {}
+    call = at_home(_with_sizes(function, {**source.sizes, **mode}, takers), source.folder)
     _refuse_untaken(source, takers)
     try:
         made = call()

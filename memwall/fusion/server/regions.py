@@ -80,17 +80,20 @@ class _Walk:
         return region
 
     def _prepared(self) -> None:
-        """Ops that read nothing but weights, and what follows from those and from positions."""
+        """Ops that read nothing but weights, and what follows from those, from positions and from single numbers, such
+        as how many tokens a static cache holds."""
         found: set[int] = set()
         for op in self.ops:
-            fixed = (
-                self.role[self.graph.values[i].storage] in _FIXED or self.flow.writer[v] in found
-                for i, v in self.flow.reads[op.id]
-            )
+            fixed = (self._is_fixed(i) or self.flow.writer[v] in found for i, v in self.flow.reads[op.id])
             written = (self.role[self.graph.values[i].storage] for i in op.outputs)
             if all(fixed) and not any(role in CACHES for role in written):
                 found.add(op.id)
         self._take("prepared", found, "")
+
+    def _is_fixed(self, number: int) -> bool:
+        value = self.graph.values[number]
+        role = self.role[value.storage]
+        return role in _FIXED or (role == "input" and not value.spec.shape)
 
     def weight(self, op: Op) -> int | None:
         """The value of the weights that a product reads, as they are or prepared."""

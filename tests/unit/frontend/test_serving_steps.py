@@ -1,6 +1,7 @@
 """Steps with a cache: prefill and decode from configurations and from model files, against hand arithmetic."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -209,6 +210,56 @@ def test_a_file_says_what_a_step_is_given(tmp_path):
     path.write_text(FILE, encoding="utf-8")
     with pytest.raises(UsageError, match=r"has no decode_inputs\(\); add 'def decode_inputs\(batch=1, context=1024\)'"):
         memwall.profile(str(path), mode="decode", gpu="h100")
+
+
+WORKLOAD = """
+import memwall
+
+def workload(batch=2, context=16, mode="decode"):
+    given = _inputs(batch, 32) if mode == "prefill" else _decode_inputs(batch, context)
+    return memwall.Workload(Net, given)
+"""
+
+
+def test_a_workload_is_told_the_mode(tmp_path):
+    path = tmp_path / "net.py"
+    text = (FILE + DECODE).replace("def model()", "def _model()")
+    path.write_text(re.sub(r"def (\w*inputs)", r"def _\1", text) + WORKLOAD, encoding="utf-8")
+    decode = memwall.profile(str(path), mode="decode", batch=4, context=100, gpu="h100")
+    assert roles(decode)["kv_cache"] == 2 * 4 * 100 * 64 * 4
+    assert decode.capture["serving"] == {"context": 100}
+    prefill = memwall.profile(str(path), mode="prefill", batch=3, gpu="h100")
+    assert roles(prefill)["input"] == 3 * 32 * 64 * 4 and not roles(prefill)["kv_cache"]
+
+
+@pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
+def test_a_static_cache_is_read_whole(config, tmp_path, place):
+    """A buffer of 48 tokens, of which 16 are there: attention reads all, masked, and nothing is copied."""
+    asked = {"cache_implementation": "static", "max_cache_len": 48}
+    target = config(SMALL | (asked if place == "config.json" else {}))
+    (tmp_path / "generation_config.json").write_text(json.dumps(asked if place != "config.json" else {}), "utf-8")
+    decode = memwall.profile(target, mode="decode", batch=3, context=16, gpu="h100", policy=["eager", "server"])
+    token = 2 * (2 * 2 * 16 * 2)
+    assert roles(decode)["kv_cache"] == 3 * 48 * token and not roles(decode).get("kv_made")
+    attention = [cost for op, cost in zip(decode.graph.ops, decode.costs[0], strict=True) if op.op_class == "attention"]
+    assert len(attention) == 2
+    assert sum(cost.read_bytes for cost in attention) > 3 * 48 * token
+    assert decode.graph.role_bytes["kv_cache"] == decode.simulations[0].memory.kv_cache
+    assert any("a buffer of 48 tokens, all of which attention reads" in note for note in decode.notes)
+    # a prompt is written into the buffer
+    prefill = memwall.profile(target, mode="prefill", batch=3, prompt=20, gpu="h100")
+    assert roles(prefill)["kv_made"] == 3 * 48 * token
+    # what a server would run is the same model
+    dynamic = memwall.profile(config(SMALL), mode="decode", batch=3, context=16, gpu="h100")
+    (tmp_path / "generation_config.json").write_text("{}", "utf-8")
+    from memwall.fusion.server import Layout, served
+
+    assert served(decode.graph).kv_bytes(40, Layout()) == served(dynamic.graph).kv_bytes(40, Layout()) == 40 * token
+
+
+def test_caches_of_other_kinds_are_refused(config):
+    with pytest.raises(UsageError, match="cache_implementation is 'quantized'; static and dynamic are modeled"):
+        memwall.profile(config(SMALL | {"cache_implementation": "quantized"}), mode="decode", context=16, gpu="h100")
 
 
 @pytest.mark.parametrize(

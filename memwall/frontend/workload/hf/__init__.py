@@ -18,7 +18,7 @@ from memwall.core.graph import SERVING
 from memwall.frontend.workload.contract import Workload
 from memwall.frontend.workload.hf.asked import Asked
 from memwall.frontend.workload.hf.classes import build, model_class
-from memwall.frontend.workload.hf.config import read_config
+from memwall.frontend.workload.hf.config import read_config, static_tokens
 from memwall.frontend.workload.hf.inputs import make_inputs
 from memwall.frontend.workload.hf.labels import with_labels
 from memwall.frontend.workload.hf.quantized import quantization_note, stored
@@ -58,7 +58,8 @@ def from_config(
             return with_labels(asked, made, said.append) if asked.training else made
 
         if mode in SERVING:
-            served = Served(asked, mode, lambda one: make_inputs(one, built.again, said.append))
+            made = partial(make_inputs, model=built.again, note=said.append)
+            served = Served(asked, mode, made, static_tokens(read.raw, folder))
             inputs, advance, most, context = served.inputs, served.advance, served.most or None, served.before
             notes.append(served.note())
 

@@ -59,6 +59,25 @@ def read_config(transformers: Any, path: Path) -> Read:
     return Read(config, raw, notes)
 
 
+def static_tokens(raw: dict[str, Any], folder: Path) -> int | None:
+    """The least tokens of the static cache that a configuration, or generation_config.json next to it, asks for; None
+    where the cache grows.
+
+    Raises:
+        UsageError: it asks for a cache of another kind; says which are known.
+    """
+    beside = folder / "generation_config.json"
+    asked = read_json(beside) if beside.is_file() else {}
+    asked = {**raw, **asked} if isinstance(asked, dict) else raw
+    kind = asked.get("cache_implementation")
+    if kind in (None, "dynamic", "hybrid"):  # hybrid: what layers with windows had in older versions
+        return None
+    if kind != "static":
+        raise UsageError(f"{folder}: cache_implementation is {str(kind)[:40]!r}; static and dynamic are modeled")
+    stated = (asked.get(key) for key in ("max_cache_len", "max_length"))
+    return max((n for n in stated if isinstance(n, int)), default=0)
+
+
 def _plain(value: Any) -> Any:
     """A JSON value with transformers' tagged floats as floats."""
     if isinstance(value, dict):

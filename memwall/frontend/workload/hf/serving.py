@@ -36,13 +36,14 @@ class Served:
     token; where the encoder reads sound, the prompt is that of the decoder.
     """
 
-    def __init__(self, asked: Asked, mode: str, make: Made) -> None:
-        """``make`` gives the inputs that the processor would.
+    def __init__(self, asked: Asked, mode: str, make: Made, static: int | None = None) -> None:
+        """``make`` gives the inputs that the processor would; ``static``: the cache is a buffer of at least so many
+        tokens, None: it grows.
 
         Raises:
             UsageError: the model keeps no cache, or has too few positions.
         """
-        self.asked, self.make = asked, make
+        self.asked, self.make, self.static = asked, make, static
         self.cache = next((name for name in _CACHES if asked.takes(name)), "")
         self.tokens = "decoder_input_ids" if asked.config.is_encoder_decoder else "input_ids"
         if not self.cache or not asked.takes(self.tokens):
@@ -91,6 +92,8 @@ class Served:
         """What the step is, for the pages of its profile."""
         samples = counted(self.asked.batch, "sample")
         cached = f"{counted(self.before, 'token')} each in the cache" if self.before else "an empty cache"
+        if self.static is not None:
+            cached += f", a buffer of {counted(self._buffer, 'token')}, all of which attention reads"
         logits = "; logits of the last position alone" if self.new > 1 and self._keeps else ""
         reads = "; the encoder has read" if self.before else "; the encoder reads"
         encoder = f"{reads} {counted(self.source, 'token') if self.source else 'its input'}" if self._encodes else ""
@@ -104,6 +107,8 @@ class Served:
         """The inputs of the step, or of the call before it."""
         tokens = self.before or self.new
         made = dict(self.make(self._of(self.source or tokens)))
+        if self.static is not None:
+            made[self.cache] = self._static_cache()
         if self._encodes:
             del made[self.tokens]
         return self._with_cache({self.tokens: self._ids(tokens), **made} if self._encodes else made)
@@ -119,6 +124,18 @@ class Served:
             raise UsageError(f"{self.asked.model.__name__} leaves no {self.cache} in its output")
         encoded = {"encoder_outputs": (output.encoder_last_hidden_state,)} if self._encodes else {}
         return self._with_cache({self.tokens: self._ids(self.new), self.cache: kept, **encoded})
+
+    @property
+    def _buffer(self) -> int:
+        return max(self.static or 0, self.before + self.new)
+
+    def _static_cache(self) -> Any:
+        from transformers import StaticCache
+
+        if self._encodes or self.cache != "past_key_values":
+            raise UsageError(f"the static cache of {self.asked.model.__name__} is not modeled; leave out"
+                             " cache_implementation")  # fmt: skip
+        return StaticCache(config=self.asked.config, max_cache_len=self._buffer)
 
     def _ids(self, tokens: int) -> Tensor:
         return MAKERS[self.tokens](self._of(tokens))
