@@ -165,7 +165,9 @@ def _decodes(task: Task, traces: Traces) -> list[Row]:
         weights, name = engine.pop("weights", "model"), engine.pop("gpu", DEFAULT_GPU)
         dtype, own = engine.pop("dtype", None), list(points)
         try:
-            gpu = gpus.setdefault(name, load_gpu(name))
+            if name not in gpus:
+                gpus[name] = load_gpu(name)
+            gpu = gpus[name]
             longest = max(point.get("context", 1024) for point in own) + 1
             model = traces.model(task.target, weights, dtype, longest)
             steps = steps_of(model, gpu, **engine)

@@ -45,7 +45,7 @@ class Traces:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._known: dict[str, Any] = {}
+        self._known: dict[tuple[Any, ...], Any] = {}
 
     def profile(self, target: str, gpu: str, options: Mapping[str, Any]) -> Profile:
         """The profile of a target, traced for any GPU unless the model asks for it. Errors as of
@@ -75,10 +75,10 @@ class Traces:
         return made
 
     def _shared(self, kind: str, target: str, options: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        key = digest_of([kind, target, sorted(options.items()), contents_of(target), *_versions()])
-        if key not in self._known:
-            self._known[key] = make() if self.folder is None else _kept(self.folder / f"{key}.pickle", make)
-        return self._known[key]
+        asked = (kind, target, *sorted(options.items()))
+        if asked not in self._known:
+            self._known[asked] = make() if self.folder is None else _kept(self.folder, asked, make)
+        return self._known[asked]
 
 
 def digest_of(value: Any) -> str:
@@ -86,8 +86,10 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=str, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _kept(path: Path, make: Callable[[], Any]) -> Any:
-    """What an entry holds, if the files that it was made of are as they were; else what is made, and kept there."""
+def _kept(folder: Path, asked: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What the entry of a question holds, if the files that it was made of are as they were; else what is made, and
+    kept there."""
+    path = folder / f"{digest_of([asked, contents_of(asked[1]), *_versions()])}.pickle"
     with suppress(Exception):  # absent, cut off, another version's: made again
         head, _, pickled = path.read_bytes().partition(b"\n")
         if all(file_digest(name) == digest for name, digest in json.loads(head)["files"].items()):
@@ -159,7 +161,9 @@ def _files_read() -> Iterator[set[str]]:
         yield names
     finally:
         _reading.remove(names)
-        modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        modules = [
+            getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name != "__main__"
+        ]
         names.update(file for file in modules if isinstance(file, str))
         names.intersection_update([name for name in names if _is_users(name)])
 
@@ -167,6 +171,8 @@ def _files_read() -> Iterator[set[str]]:
 def _is_users(name: str) -> bool:
     """Whether a file is neither installed nor memwall's nor the system's."""
     path = Path(name)
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return False
     return path.suffix != ".pyc" and path.is_file() and not any(map(path.is_relative_to, _installed()))
 
 

@@ -10,8 +10,22 @@ from typing import TYPE_CHECKING, Any
 import memwall.report.columns as col
 from memwall.analysis.quantities import QUANTITIES, Quantity
 from memwall.analysis.sweep.growth import Growth, growth
+from memwall.core.errors import UsageError
 from memwall.core.units import counted, duration, few, percent, si, size
-from memwall.report.document import Block, Document, Section, Sentence, Table, known_facts
+from memwall.report.document import (
+    Block,
+    Choice,
+    Document,
+    Markup,
+    Picture,
+    Section,
+    Sentence,
+    Table,
+    known_facts,
+)  # fmt: skip
+from memwall.report.figures.scene import Chart, stacked
+from memwall.report.figures.sweep import Pair, front_chart, growth_chart, heat_chart, pairs_of
+from memwall.report.html import embed, resource
 from memwall.report.kinds import Report
 
 if TYPE_CHECKING:
@@ -22,6 +36,8 @@ if TYPE_CHECKING:
 SCHEMA = "memwall.sweep/1"
 #: points of the front that the page lists, and reasons why points have no result
 _FRONT, _REASONS = 20, 5
+#: lines of the parallel coordinates at most
+_LINES = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +45,7 @@ class SweepReport(Report):
     """A sweep: the ``top`` points, the front, and what became of the others."""
 
     noun = "a sweep"
-    kinds = ("text", "md", "html", "csv", "parquet", "json")
+    kinds = ("text", "md", "html", "csv", "parquet", "json", "png", "svg", "pdf")
     found: Swept
     top: int = 20
 
@@ -42,14 +58,68 @@ class SweepReport(Report):
             shown = self.found.left.head(self.top)
             sections.append(Section(heading, (*self._best(), self._table(shown, len(self.found.left) - len(shown)))))
         if (grown := self.growth()) is not None:
-            sections.append(Section(f"Where to stop: {_title(grown.quantity)} over {grown.across}", _growth(grown)))
+            shown = _growth(grown)
+            if kind == "html":
+                shown = (Picture(growth_chart(grown), f"{_title(grown.quantity)} over {grown.across}"), *shown)
+            sections.append(Section(f"Where to stop: {_title(grown.quantity)} over {grown.across}", shown))
         if len(self.found.front) > 1:
             names = " and ".join(_title(name) for name in self.found.axes)
             front = self.found.front.head(_FRONT)
-            sections.append(
-                Section(f"Pareto front of {names}", (self._table(front, len(self.found.front) - len(front)),))
-            )
+            picture = (Picture(self._front(), f"the front of {names}"),) if kind == "html" else ()
+            table = self._table(front, len(self.found.front) - len(front))
+            sections.append(Section(f"Pareto front of {names}", (*picture, table)))
+        if kind == "html":
+            sections += self._maps()
         return Document(f"{self._title()}: sweep", tuple(sections))
+
+    def figure(self) -> Chart:
+        charts = [] if (grown := self.growth()) is None else [growth_chart(grown)]
+        charts += [heat_chart(pair, self.found.best) for pair in self._pairs()[:1]]
+        if len(self.found.front) > 1:
+            charts.append(self._front())
+        if not charts:
+            raise UsageError("there is nothing to draw: no option takes two values")
+        return stacked(charts)
+
+    def _front(self) -> Chart:
+        found = self.found
+        names = [name for name in found.varied if found.front[name].nunique() > 1] or found.varied
+        name_of = lambda row: " ".join(map(_labelled, names, (getattr(row, name) for name in names)))  # noqa: E731
+        return front_chart(found.left.dropna(subset=list(found.axes)), found.front, found.axes, name_of)
+
+    def _pairs(self) -> list[Pair]:
+        return pairs_of(self.found.left, self.found.varied, self.found.best)
+
+    def _maps(self) -> list[Section]:
+        """Heat maps of pairs of options, and parallel coordinates of all."""
+        found, pairs, sections = self.found, self._pairs(), []
+        if pairs:
+            pictures = [(f"{pair.down} and {pair.across}", Picture(heat_chart(pair, found.best), "a heat map"))
+                        for pair in pairs]  # fmt: skip
+            sections.append(Section("Two options at a time", (Choice(pictures),)))
+        if len(found.left) > 1 and found.varied:
+            note = "drag along an axis to keep the points within; click it to take all; the dark line is the best left"
+            sections.append(Section("All options at once", (Markup(self._parallel()), Sentence(note))))
+        return sections
+
+    def _parallel(self) -> str:
+        """A canvas with its points, those that are best, as JSON for its script."""
+        found, kind = self.found, self.found.question.kind
+        shown = found.left.head(_LINES)
+        names = [row.name for row in kind.quantities if row.swept(kind.name).endswith("+") and row.unit != "word"]
+        names = [name for name in dict.fromkeys((*names, *found.axes, found.best)) if shown[name].nunique() > 1]
+        axes, columns = [], []
+        for name in (*found.varied, *names):
+            values = [_plain(value) for value in shown[name].tolist()]
+            is_number = all(value is None or type(value) in (int, float) for value in values)
+            words = None if is_number else sorted({str(value) for value in values})
+            axes.append({"name": name, "words": words})
+            columns.append(values if words is None else [words.index(str(value)) for value in values])
+        data = embed({"axes": axes, "points": list(zip(*columns, strict=True))})
+        return (
+            f'<div id="parallel"><canvas style="width:100%;height:380px;touch-action:none"></canvas><p></p>'
+            f'<script type="application/json">{data}</script></div><script>{resource("parallel.js")}</script>'
+        )
 
     def growth(self) -> Growth | None:
         """What the best quantity does along the option that grows."""
@@ -128,6 +198,11 @@ class SweepReport(Report):
 def _plain(value: Any) -> Any:
     """None for what is not known."""
     return None if isinstance(value, float) and value != value else value
+
+
+def _labelled(name: str, value: Any) -> str:
+    """``tp 4``, or ``h100``."""
+    return f"{name} {value:g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _title(name: str) -> str:

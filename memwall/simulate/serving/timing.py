@@ -71,6 +71,7 @@ class GpuSteps:
     max_context: int | None = None
     _known: dict[tuple[str, int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
+    _predicted: dict[tuple[int, Step], Prediction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layout.gpus > 1 and self.cluster is None:
@@ -159,8 +160,11 @@ class GpuSteps:
             return self._message_s(kernel, step)
         if not step.tokens:
             return 0.0
-        exchanged_s = self._exchanged_s(kernel, step) if isinstance(kernel, Experts) and self.layout.dp > 1 else 0.0
-        return self.prediction(kernel, step).time_s + exchanged_s
+        return self.prediction(kernel, step).time_s + self._waited_s(kernel, step)
+
+    def _waited_s(self, kernel: Kernel, step: Step) -> float:
+        """Seconds of messages that belong to a kernel."""
+        return self._exchanged_s(kernel, step) if isinstance(kernel, Experts) and self.layout.dp > 1 else 0.0
 
     def each(self, step: Step) -> Iterator[tuple[Kernel, int, Step]]:
         """The kernels with what each does of a step."""
@@ -186,17 +190,25 @@ class GpuSteps:
 
     def _by_wall(self, step: Step, taken: dict[str, float], *, cached: bool) -> dict[str, float]:
         """Seconds by wall, more of them by the kernels that read a cache, or by those that read none."""
-        for kernel, n, own in self.each(step):
-            if isinstance(kernel, _CACHED) == cached:
-                name = "link" if isinstance(kernel, Collective) else self.prediction(kernel, own).limited_by
-                taken[name] = taken.get(name, 0.0) + n * self.kernel_s(kernel, own)
+        for kernel, n, each in self.each(step):
+            own = each if cached else Step(each.decodes, 0, each.prefills)
+            if isinstance(kernel, Collective) and not cached:
+                taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
+            elif isinstance(kernel, _CACHED) == cached:
+                found = self.prediction(kernel, own)
+                waits_s = found.time_s + self._waited_s(kernel, own)
+                taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * waits_s
         return taken
 
     def prediction(self, kernel: Kernel, step: Step) -> Prediction:
         """The time of a kernel by its terms; no collective."""
-        cost = kernel.cost(step, self.layout)
-        written = cost.read_bytes - kernel.weights_bytes(self.layout) if isinstance(kernel, (Product, Between)) else 0
-        return predict_cost(cost, self.gpu, int(written * kept_share(self.gpu, cost.write_bytes + written)), "graph")
+        key = id(kernel), step
+        if key not in self._predicted:
+            cost, is_row = kernel.cost(step, self.layout), isinstance(kernel, (Product, Between))
+            written = cost.read_bytes - kernel.weights_bytes(self.layout) if is_row else 0
+            resident = int(written * kept_share(self.gpu, cost.write_bytes + written))
+            self._predicted[key] = predict_cost(cost, self.gpu, resident, "graph")
+        return self._predicted[key]
 
     def _exchanged_s(self, kernel: Experts, step: Step) -> float:
         """Seconds in which groups with sequences of their own send tokens to experts and get results back: all tokens
