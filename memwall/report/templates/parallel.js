@@ -5,7 +5,7 @@
   const root = document.querySelector("#parallel");
   const { axes, points } = JSON.parse(root.querySelector("script").textContent);
   const canvas = root.querySelector("canvas"), said = root.querySelector("p");
-  const TOP = 34, FOOT = 22, SIDE = 46;
+  const TOP = 48, FOOT = 22, SIDE = 46;
   const brushes = axes.map(() => null);
   let drag = null;
   const words = axes.map((axis, i) => axis.words || null);
@@ -22,7 +22,12 @@
   };
   const place = (i, value) => TOP + (1 - share(i, value)) * (canvas.clientHeight - TOP - FOOT);
   const across = (i) => SIDE + i * (canvas.clientWidth - 2 * SIDE) / Math.max(1, axes.length - 1);
-  const text = (value) => Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : +value.toPrecision(3) + "";
+  const UNITS = [[1e12, " T"], [1e9, " G"], [1e6, " M"]];
+  const text = (value) => {
+    const [scale, unit] = UNITS.find(([least]) => Math.abs(value) >= least) || [1, ""];
+    const scaled = value / scale;
+    return (Math.abs(scaled) >= 1000 ? Math.round(scaled).toLocaleString("en") : +scaled.toPrecision(3)) + unit;
+  };
   const kept = (point) => brushes.every((brush, i) => {
     if (!brush) return true;
     if (point[i] === null) return false;
@@ -64,10 +69,11 @@
       pen.lineWidth = 1;
       pen.strokeRect(x, TOP, 0, bottom - TOP);
       pen.fillStyle = color("--ink");
-      pen.fillText(axis.name, at, i % 2 ? 11 : 24, (canvas.clientWidth - 2 * SIDE) / axes.length * 1.9);
+      pen.fillText(axis.name, at, i % 2 ? 12 : 27, (canvas.clientWidth - 2 * SIDE) / axes.length * 1.9);
       pen.fillStyle = color("--dim");
+      pen.textAlign = "center";
       const ticks = words[i] ? words[i].map((word, n) => [n, word]) : ends[i].map((value) => [value, text(value)]);
-      for (const [value, name] of ticks) pen.fillText(name, at, place(i, value) + (value === ends[i][0] ? 13 : -3));
+      for (const [value, name] of ticks) pen.fillText(name, x, place(i, value) + (value === ends[i][0] ? 13 : -3));
       if (brushes[i]) {
         pen.globalAlpha = 0.25;
         pen.fillStyle = color("--accent");
