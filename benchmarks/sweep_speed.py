@@ -59,7 +59,8 @@ def main() -> None:
         for traces in ("traced anew", "traces in the cache"):
             start_s, start_cpu_s = time.monotonic(), time.process_time()
             frame = memwall.sweep(targets, VARY, best="tokens_per_s_per_gpu", where=["fits"], workers=workers)
-            took = f"{time.monotonic() - start_s:.1f} s, {time.process_time() - start_cpu_s:.1f} s of this process's CPU"
+            cpu_s = time.process_time() - start_cpu_s
+            took = f"{time.monotonic() - start_s:.1f} s, {cpu_s:.1f} s of this process's CPU"
             print(f"51,200 points, {len(frame):,} of which fit, {traces}: {took} (goal 10)")
     for who, name in ((resource.RUSAGE_SELF, "this process"), (resource.RUSAGE_CHILDREN, "the largest child")):
         print(f"peak resident memory of {name}: {resource.getrusage(who).ru_maxrss / 1024:,.0f} MiB (goal 1,024)")
