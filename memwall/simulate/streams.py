@@ -63,7 +63,7 @@ def overlapped(kernels: Sequence[Streamed], ahead_s: float = 0.0) -> Overlap:
         if late is not None:
             waits[late] += max(idle_s, 0.0)
         if i is not None:
-            waits[i] += spans[i][1] - begin_s - kernels[i].step.busy_s  # for the CPU between its launches
+            waits[i] += max(spans[i][1] - begin_s - kernels[i].step.busy_s, 0.0)  # for the CPU between its launches
             done_s = spans[i][1]
     hidden = [max(each.step.busy_s - exposed[i], 0.0) if each.link else 0.0 for i, each in enumerate(kernels)]
     return Overlap(waits, hidden, end_s - ahead_s)

@@ -19,7 +19,7 @@ from memwall.core.errors import UsageError
 
 @contextlib.contextmanager
 def constructing() -> Iterator[None]:
-    """While open, the wrapper is made of modules without data, whatever ``device_id`` it is given."""
+    """While open, wrappers are made of modules without data, whatever ``device_id`` they are given."""
     import torch.distributed.fsdp._common_utils as common
     import torch.distributed.fsdp._init_utils as made
     import torch.distributed.fsdp.fully_sharded_data_parallel as wrapper
@@ -39,8 +39,22 @@ def constructing() -> Iterator[None]:
             _need_to_materialize_module=lambda *args: (False, False),
             _sync_module_params_and_buffers=lambda *args: None,
         ),
+        patch("torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty", _Chunks),
     ):  # fmt: skip
         yield
+
+
+class _Chunks:
+    """The parts of a tensor for each of many ranks, of which one is asked for and torch makes all."""
+
+    def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
+        self.tensor, self.dim, self.length = tensor, dim, -(-tensor.size(dim) // count)
+
+    def __getitem__(self, rank: int) -> torch.Tensor:
+        start = rank * self.length
+        if start >= self.tensor.size(self.dim):
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, start, min(self.length, self.tensor.size(self.dim) - start))
 
 
 def is_flat_sharded(module: nn.Module) -> bool:
