@@ -65,6 +65,34 @@ def sweep(
 
 
 @dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank's step: seconds, those of them in which collectives run and nothing else does, and bytes at its peak and
+    of its parameters, gradients and optimizer state."""
+
+    rank: int
+    time_s: float
+    exposed_s: float
+    peak_bytes: int
+    state_bytes: int
+
+
+def rank_row(rank: int, profile: Profile) -> RankRow:
+    """The row of a rank that was profiled on one GPU."""
+    schedule, held = profile.simulations[0], profile.graph.role_bytes
+    exposed_s = sum(row.exposed_s for row in message_rows(profile, schedule))
+    state = sum(held[role] for role in ("parameter", "gradient", "optimizer_state"))
+    return RankRow(rank, schedule.totals.time_s, exposed_s, schedule.totals.peak_memory_bytes, state)
+
+
+def distinct_ranks(profile: Profile) -> tuple[int, ...]:
+    """The ranks of a pipeline whose steps differ: its first, its second, which stands for all in the middle, and its
+    last; none of a program whose ranks do the same."""
+    stages = profile.capture.get("pipeline_ranks")
+    found = [rank for rank in stages if isinstance(rank, int)] if isinstance(stages, (list, tuple)) else []
+    return tuple(dict.fromkeys((*found[:2], *found[-1:])))
+
+
+@dataclass(frozen=True, slots=True)
 class MessageRow:
     """Collectives of a step that are alike. Seconds are of all of them: ``whole_s`` while they run, ``exposed_s`` of
     that while the GPU computes nothing. ``sent_bytes``: link → bytes that leave a group of GPUs one way, for each."""

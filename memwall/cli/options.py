@@ -84,7 +84,8 @@ ranks = _decorator(
     click.option("--cluster", metavar="NAME", shell_complete=completing("clusters"),
                  help="How the GPUs of a program are joined: see memwall clusters, or the path of a TOML file."),
     click.option("--world", type=click.IntRange(1), metavar="N", help="The program is one of N that torchrun starts."),
-    click.option("--rank", type=click.IntRange(0), metavar="R", help="The one of them that is traced. [default: 0]"),
+    click.option("--rank", type=click.IntRange(0), metavar="R",
+                 help="The one that is traced. [default: 0; of a pipeline first, second, last]"),
 )  # fmt: skip
 
 what_ifs = click.option(

@@ -11,11 +11,13 @@ import click
 from memwall.cli import options
 from memwall.cli.defaults import CommandWithDefaults, said
 from memwall.cli.output import Out
-from memwall.cli.target import assumption, make_profile, remember, running
+from memwall.cli.target import assumption, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from memwall.analysis.communication import RankRow
     from memwall.analysis.whatif import Outcome
+    from memwall.record.profile import Profile
 
 
 def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -24,6 +26,16 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 
         Out().show(RulesReport())
         context.exit()
+
+
+def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str, Any], out: Out) -> Sequence[RankRow]:
+    """The ranks of a pipeline whose steps differ, each traced, where no rank was asked for."""
+    from memwall.analysis.communication import distinct_ranks, rank_row
+
+    if not workload["world"] or workload["rank"] is not None or is_record(target):
+        return ()
+    ranks = {r: make_profile(target, gpus, {**workload, "rank": r}, out.messages) for r in distinct_ranks(made)[1:]}
+    return [rank_row(rank, each) for rank, each in {distinct_ranks(made)[0]: made, **ranks}.items()] if ranks else ()
 
 
 @click.command("profile", cls=CommandWithDefaults)
@@ -88,5 +100,6 @@ def command(
     assumed = "; ".join(filter(None, (said(), "" if workload["cluster"] else assumption(target, gpus))))
     if assumed and out.as_json:  # a record has no page to say it on
         out.messages.say(assumed)
-    report = ProfileReport(made, what_ifs=tuple(totals), explained=explained, assumed=assumed, **shape)
+    ranks = _ranks(made, target, gpus, workload, out)
+    report = ProfileReport(made, ranks=ranks, what_ifs=tuple(totals), explained=explained, assumed=assumed, **shape)
     out.show(report, before_print=partial(remember, made, out.messages))

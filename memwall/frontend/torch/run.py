@@ -54,6 +54,7 @@ from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, t
 from memwall.frontend.torch.offload import offloading
 from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dtype
 from memwall.frontend.torch.origin import module_calls, module_names
+from memwall.frontend.torch.pipelines import stated_shapes
 from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd
@@ -147,6 +148,7 @@ class _Step:
         self.saved: list[torch.Tensor] = []  # by autograd, for a backward pass that is not part of the step
         self.saves = options.mode == "forward" and self.gradients
         self.assumed: list[str] = []
+        self.pipeline: dict[str, Any] = {}
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         dtype = None if options.dtype is None else parse_dtype(options.dtype)
         self.known = None if options.real else KnownValues()
@@ -238,6 +240,7 @@ class _Step:
             offloading(recorder, note),
             sharding(self.module, recorder.release),
             recorder.streams.running(),
+            stated_shapes(self.pipeline),
             torch.set_grad_enabled(self.gradients),
         ):
             yield
@@ -251,7 +254,7 @@ class _Step:
                 graph = self._graph(result)
                 graph, attention = lowered(graph, self.options.attention, forms_open=self.device == "meta")
         replayed = len(self.replayer.instances) if self.replayer else 0
-        capture: dict[str, Any] = {"replayed_blocks": replayed, "real": self.options.real}
+        capture: dict[str, Any] = {"replayed_blocks": replayed, "real": self.options.real, **self.pipeline}
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
         unused = list(self.options.assume)
         if self.known is not None and self.known.assumptions is not None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import memwall.report.columns as col
-from memwall.analysis.communication import MessageRow, message_rows
+from memwall.analysis.communication import MessageRow, RankRow, message_rows
 from memwall.core.units import counted, duration, percent, size
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
-from memwall.report.document import Block, Sentence
+from memwall.report.document import Block, Sentence, Table
 from memwall.simulate.schedule import Schedule
 
 _NOTE = (
     "message: as nccl-tests define its size; time: of one; exposed: seconds of all in which the GPU computes nothing,"
     " the only ones that are part of the step; taken: NCCL's algorithm and protocol"
+)
+_RANKS_NOTE = (
+    "time: of the rank's own work, none of it waiting for others; exposed: of its collectives; state: parameters,"
+    " gradients and optimizer state; each other rank does as one of these"
 )
 
 
@@ -32,6 +38,18 @@ def communication_blocks(profile: Profile, schedule: Schedule) -> list[Block]:
         col.text("taken", [row.taken for row in rows]),
     ]
     return [col.table("Collectives", columns, _NOTE), Sentence(communication_text(schedule, rows))]
+
+
+def rank_table(rows: Sequence[RankRow]) -> Table:
+    """The ranks whose steps differ."""
+    columns = [
+        col.text("rank", [str(row.rank) for row in rows]),
+        col.text("time", [duration(row.time_s) for row in rows]),
+        col.text("exposed", [duration(row.exposed_s) for row in rows]),
+        col.text("state", [size(row.state_bytes) for row in rows]),
+        col.text("peak", [size(row.peak_bytes) for row in rows]),
+    ]
+    return col.table("Ranks", columns, _RANKS_NOTE)
 
 
 def communication_text(schedule: Schedule, rows: list[MessageRow]) -> str:

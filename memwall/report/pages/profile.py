@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from memwall.analysis.communication import RankRow
 from memwall.analysis.explanation import Explanation
 from memwall.analysis.quantities import columns_of
 from memwall.analysis.savings import policy_sets
@@ -21,6 +22,7 @@ from memwall.report.document import Document, Section, Sentence
 from memwall.report.figures.profile import profile_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
+from memwall.report.pages.communication import rank_table
 from memwall.report.pages.fusion import is_several
 from memwall.report.pages.profile_html import profile_page
 from memwall.report.pages.profile_text import profile_sections
@@ -49,6 +51,8 @@ class ProfileReport(Report):
     assumed: str = ""
     what_ifs: Sequence[Outcome] = ()
     explained: Sequence[tuple[Schedule, Explanation]] = ()
+    #: the ranks of a program whose steps differ
+    ranks: Sequence[RankRow] = ()
     #: what a picture shows, one of ``figures.profile.FIGURES``; none named: the most telling ones
     picture: str = ""
 
@@ -64,7 +68,8 @@ class ProfileReport(Report):
         if kind != "text" or not sections:
             header, *whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs, self.depth)
             noted = Section("", (*header.blocks, *([Sentence(f"{self.assumed}.")] if self.assumed else [])))
-            sections = [noted, *whole, *sections]
+            ranks = [Section("", (rank_table(self.ranks),))] if self.ranks else []
+            sections = [noted, *ranks, *whole, *sections]
         return Document(self.profile.workload.name, sections)
 
     def record(self) -> str:

@@ -12,10 +12,12 @@ from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 import memwall
+from memwall.analysis.communication import distinct_ranks
 from memwall.core.errors import MemwallError, UsageError
 from tests.unit.small_modules import Mlp
 
@@ -219,6 +221,80 @@ def test_a_program_that_states_another_world_is_refused():
 
     with pytest.raises(UsageError, match=r"a process group of 4 ranks, and was started as 8.*--world 4"):
         profiled(model, torch.zeros(2, 4))
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+MICRO_BATCHES = 4
+
+
+class Stage(nn.Module):
+    """A rank of a pipeline: a layer and what it sends, forward and backward."""
+
+    def __init__(self, stated: bool = True):
+        super().__init__()
+        self.part, rank, world = Layer(), dist.get_rank(), dist.get_world_size()
+        example = torch.empty(1, S, H, device="cuda", requires_grad=True)
+        shapes = {"input_args": (example,), "output_args": (example,)} if stated else {}
+        stage = PipelineStage(self.part, rank, world, torch.device("cuda"), **shapes)
+        self.schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda y, target: (y - target).pow(2).mean())
+
+    def forward(self, x):
+        given = {0: (x,)}.get(dist.get_rank(), ())
+        self.schedule.step(*given, **({"target": x} if dist.get_rank() == dist.get_world_size() - 1 else {}))
+        return x
+
+
+def staged(rank: int, **options) -> memwall.Profile:
+    def model():
+        dist.init_process_group("nccl")
+        return Stage(**options)
+
+    return profiled(model, torch.zeros(MICRO_BATCHES, S, H), mode="forward", world=4, rank=rank)
+
+
+@pytest.mark.parametrize(("rank", "neighbours"), [(0, 1), (1, 2), (3, 1)])
+def test_a_stage_sends_each_micro_batch_and_its_gradient(rank, neighbours):
+    """To each neighbour one message a micro-batch, from each one."""
+    made = staged(rank)
+    assert sent(made) == {("send_recv", 4 * S * H): 2 * MICRO_BATCHES * neighbours}
+    products = Counter(op.name for op in made.graph.ops)["aten.mm"]
+    # four forward, four for weights, four for inputs, of which the first stage's own input takes none
+    assert products == MICRO_BATCHES * (12 if rank else 11)
+    assert distinct_ranks(made) == (0, 1, 3)
+
+
+def test_stages_without_shapes_say_what_they_need():
+    with pytest.raises(UsageError, match=r"stage 1 of 4 takes its shapes from the stage before it.*input_args"):
+        staged(1, stated=False)
+
+
+def test_ranks_that_do_the_same_are_one():
+    def model():
+        return stack(1, up=ColwiseParallel(), down=RowwiseParallel())
+
+    made = profiled(model, torch.zeros(B, S, H))
+    assert distinct_ranks(made) == ()
+    # all but the names of the ranks is alike, whoever is traced, in a world of any size
+    others = [profiled(model, torch.zeros(B, S, H), rank=5), made]
+    calls = [[(op.name, op.stream, op.waits, op.inputs, op.outputs) for op in each.graph.ops] for each in others]
+    assert calls[0] == calls[1]
+
+
+def test_a_shard_is_that_of_its_rank_however_many_there_are():
+    """Ten rows over 4, 16 and 4,096 ranks: three a rank and the last has one; one each of the first ten."""
+
+    def rows(world, rank):
+        def model():
+            return fully_shard(nn.Linear(64, 10, bias=False), mesh=world_mesh())
+
+        made = profiled(model, torch.zeros(8, 64), mode="inference", world=world, rank=rank)
+        spec = made.graph.values[made.graph.parameters[0]].spec
+        return spec.numel // 64
+
+    assert [rows(4, rank) for rank in (0, 2, 3)] == [3, 3, 1]
+    assert [rows(16, rank) for rank in (9, 10)] == [1, 0]
+    assert [rows(4096, rank) for rank in (9, 4088)] == [1, 0]
 
 
 class Asks(nn.Module):
