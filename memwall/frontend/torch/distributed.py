@@ -201,6 +201,26 @@ def handed_on(recorder: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+_DERIVE = "_propagate_tensor_meta_non_cached"
+
+
+@contextlib.contextmanager
+def deriving_shapes(recorder: Any) -> Iterator[None]:
+    """While open, what DTensor runs to derive the shapes of a call is not recorded: it does so once in a process."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.tensor._sharding_prop"), "ShardingPropagator", None)
+    derive = getattr(kind, _DERIVE, None)
+    if derive is None:
+        yield
+        return
+
+    def unseen(self: Any, schema: Any) -> Any:
+        with recorder.unrecorded():
+            return derive(self, schema)
+
+    with patch.object(kind, _DERIVE, unseen):
+        yield
+
+
 def _ranks_of(group: Any) -> list[int]:
     """The ranks in a process group, which operators are given boxed or by name."""
     if isinstance(group, str):

@@ -35,6 +35,7 @@ from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import (
+    deriving_shapes,
     fake_groups,
     one_rank,
     own_group,
@@ -241,6 +242,7 @@ class _Step:
             sharding(self.module, recorder.release),
             recorder.streams.running(),
             stated_shapes(self.pipeline),
+            deriving_shapes(recorder),
             torch.set_grad_enabled(self.gradients),
         ):
             yield
