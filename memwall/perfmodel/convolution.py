@@ -13,8 +13,8 @@ serve the launch (:data:`_ENGINES`):
   three dimensions, and data gradients with a stride, without tensor cores.
 
 Tensor cores want channels last, and before TF32 the kernels for vector units NCHW: tensors in the other layout are
-copied before, and the result back (torch.compile lays tensors out for tensor cores; half of KernelBench's modules on a
-T4 are 27 % off in the median without these copies and 19 % with them).
+copied before, and the result back, but for windows of one place (torch.compile lays tensors out for tensor cores; the
+convolutions of half of KernelBench's modules on a T4 are 27 % off in the median without these copies, 15 % with them).
 
 Winograd serves ungrouped square windows of 3 and 5 at unit stride on vector engines (in one kernel windows of 3,
 forward and where the library searched the input's gradient); every fp16 row of DeepBench on tensor cores is an implicit
@@ -105,8 +105,9 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
 
 def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> Terms:
     """The terms with copies to the layout that the kernels want, and back."""
-    has_both = gpu.ceiling_pipe(_TF32).engine == "tensor"  # since then kernels for vector units too
-    if launch.channels_last and (has_both or pipe.engine == "tensor"):
+    # with channels last a window of one place is a product of matrices as they lie; TF32 came with kernels for the rest
+    serves = math.prod(launch.kernel) == 1 or gpu.ceiling_pipe(_TF32).engine == "tensor"
+    if launch.channels_last and (serves or pipe.engine == "tensor"):
         return terms
     if not launch.channels_last and pipe.engine == "vector":
         return terms
