@@ -162,16 +162,28 @@ def joined(gpus: Sequence[Gpu], cluster: str | Path | Cluster | None, world: int
     """GPUs joined as a cluster says; for a ``world`` of several ranks, without one, as memwall knows them joined.
 
     Raises:
-        UsageError: the cluster does not join so many ranks.
+        UsageError: the cluster does not join so many ranks, or they do not fill its nodes.
     """
     if cluster is None and world is None:
         return list(gpus)
     found = []
     for gpu in gpus:
         links = cluster_of(gpu) if cluster is None else load_cluster(cluster)
-        links.groups(world or 1)
+        _check_filled(links, world or 1)
         found.append(replace(gpu, cluster=replace(links, sources={}, taken_from={})))
     return found
+
+
+def _check_filled(cluster: Cluster, world: int) -> None:
+    """Raise a UsageError where ranks do not fill nodes."""
+    node = cluster.gpus_per_node
+    if world > node and world % node:
+        fewer = world // node * node
+        raise UsageError(
+            f"{world} ranks do not fill the nodes of {cluster.name}, which have {node} GPUs: start it with --world"
+            f" {fewer} or {fewer + node}"
+        )
+    cluster.groups(world)
 
 
 def cluster_of(gpu: Gpu) -> Cluster:

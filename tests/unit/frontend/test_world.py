@@ -198,11 +198,11 @@ def test_groups_of_a_mesh_are_placed_on_nodes():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"world": 12}, "a mesh of .8,. does not divide 12 ranks: start it with --world 8"),
+        ({"world": 12}, "12 ranks do not fill the nodes of dgx-h100, which have 8 GPUs: start it with --world 8 or 16"),
         ({"world": 4}, "a mesh of .8,. does not divide 4 ranks: start it with --world 8"),
         ({"world": 8, "rank": 8}, "a world of 8 has ranks 0 to 7, not 8"),
-        ({"world": 12, "cluster": "dgx-h100", "rank": 3}, "does not divide 12"),
-        ({"world": 13}, "13 GPUs are not equally many on each of 2 nodes of 8"),
+        ({"world": 7}, "a mesh of .8,. does not divide 7 ranks: start it with --world 8"),
+        ({"world": 4, "cluster": "dgx-1-v100", "rank": 3}, "does not divide 4 ranks"),
     ],
 )
 def test_worlds_that_do_not_fit_are_refused(options, said):

@@ -1,0 +1,82 @@
+"""``memwall profile --cluster --world``: programs of many GPUs on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+PROGRAM = """\
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+class Stage(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part, (rank, world) = torch.nn.Linear(64, 64), (dist.get_rank(), dist.get_world_size())
+        example = torch.empty(1, 64, device="cuda", requires_grad=True)
+        stage = PipelineStage(self.part, rank, world, torch.device("cuda"), input_args=(example,),
+                              output_args=(example,))
+        self.schedule = ScheduleGPipe(stage, 4, loss_fn=lambda y, target: (y - target).sum())
+
+    def forward(self, x):
+        last = dist.get_rank() == dist.get_world_size() - 1
+        self.schedule.step(*([] if dist.get_rank() else [x]), **({"target": x} if last else {}))
+        return x
+
+def model():
+    dist.init_process_group("nccl")
+    return Stage()
+
+def inputs():
+    return (torch.randn(4, 64),)
+"""
+
+
+@pytest.fixture
+def program(folder):
+    (folder / "rank.py").write_text(PROGRAM)
+    return ("profile", "rank.py", "--mode", "forward", "--cluster", "dgx-h100", "-q")
+
+
+def test_ranks_that_differ_are_a_table(run, program):
+    """Of sixteen stages on two nodes the first, one in the middle and the last; the others' names on the page."""
+    page = run(*program, "--world", "16").out
+    assert "rank 0 of 16" in page and "h100-sxm" in page
+    table = page.partition("Ranks\n")[2].partition("──\n")[2]
+    assert [line.split()[0] for line in table.splitlines()[:3]] == ["0", "1", "15"]
+    sent = page.partition("Collectives\n")[2].partition("──\n")[2].splitlines()[:2]
+    assert {tuple(line.split()[:4]) for line in sent} == {
+        ("c10d.send", "0-1", "nvlink", "4"), ("c10d.recv_", "0-1", "nvlink", "4")}  # fmt: skip
+
+
+def test_one_rank_that_is_asked_for_is_traced_alone(run, program):
+    page = run(*program, "--world", "16", "--rank", "7").out
+    assert "rank 7 of 16" in page and "Ranks\n" not in page
+    assert "7-8" in page and "network" in page  # node 0 ends with rank 7
+
+
+def test_a_saved_rank_is_put_on_other_links(run, program, folder):
+    run(*program, "--world", "16", "--rank", "7", "-o", "rank.json")
+    again = json.loads(run("profile", "rank.json", "--cluster", "hgx-b200", "--json").out)
+    before = json.loads((folder / "rank.json").read_text())
+    clusters = [record["gpus"]["h100-sxm"]["cluster"]["name"] for record in (before, again)]
+    assert clusters == ["dgx-h100", "hgx-b200"]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("--cluster dgx-h10 --world 8", "did you mean dgx-h100?"),
+        (
+            "--cluster dgx-h100 --world 13",
+            "13 ranks do not fill the nodes of dgx-h100, which have 8 GPUs: start it with --world 8 or 16",
+        ),
+        ("--cluster dgx-h100 --world 8 --rank 8", "a world of 8 has ranks 0 to 7, not 8"),
+    ],
+)
+def test_worlds_that_cannot_be(run, program, line, error):
+    assert error in run("profile", "rank.py", *line.split()).error
