@@ -103,7 +103,7 @@ def profile(
 
         sizes = {"batch": batch, "seq": seq, "image": image, "images": images, "video": video, "seconds": seconds}
         sizes |= {"prompt": prompt, "context": context}
-        workload = _workload(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
+        workload = workload_of(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
         say(f"tracing {workload.name}")
         options = TraceOptions(
             mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0],
@@ -364,7 +364,7 @@ def _names(policy: str | Iterable[str]) -> tuple[str, ...]:
     return (policy,) if isinstance(policy, str) else tuple(policy)
 
 
-def _workload(
+def workload_of(
     target: Any, inputs: Any, loss: Any, optimizer: Any, sizes: Mapping[str, Any], input_specs: Sequence[str],
     mode: str, gpu: Gpu,
 ) -> Workload:  # fmt: skip

@@ -42,7 +42,16 @@ def trace_rank(
 
     if layout.tp > 1:
         workload = _of_rank(workload, layout, options, split)
-    traced = trace(replace(workload, optimizer=None), replace(options, mode="training"), warn)
+    try:
+        traced = trace(replace(workload, optimizer=None), replace(options, mode="training"), warn)
+    except UsageError as error:
+        if layout.tp == 1 or str(error).startswith(("tp=", "sp")):
+            raise
+        hint = "its heads must be counted by -1, or by an attribute such as n_heads, of which a rank has a share"
+        told = f"tp={layout.tp}" + ",sp" * layout.sp
+        raise UsageError(
+            f"{told}: the model of one rank fails; {hint}{'; try without sp' * layout.sp}: {error}"
+        ) from None
     return Profile(
         workload=WorkloadInfo(
             workload.name, workload.target, "training", traced.dtype, traced.inputs, traced.parameters, traced.samples,

@@ -11,6 +11,7 @@ import click
 from memwall.cli import options
 from memwall.cli.defaults import CommandWithDefaults, said
 from memwall.cli.output import Out
+from memwall.cli.parallel import profile_parallel
 from memwall.cli.target import assumption, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
 
@@ -52,14 +53,19 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
     help="Say in a sentence why a kernel takes its time: its number, its name or a part of it, a pattern of modules"
     " ('layers.0.mlp*'). May be repeated.",
 )  # fmt: skip
+@click.option(
+    "--parallel", "layout", metavar="LAYOUT",
+    help="Put a training step on many GPUs of --cluster: 'tp=8,sp,pp=4,dp=16,fsdp=grad,microbatches=32,"
+    "schedule=interleaved:2,recompute=selective'.",
+)  # fmt: skip
 @click.option("--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, with a profiler's trace.")
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print the counting rules."
 )
 def command(
     target: str, gpus: tuple[str, ...], what_ifs: tuple[str, ...], explain: tuple[str, ...], ncu: str | None,
-    top: int | None, sort: str | None, by: str | None, depth: int | None, picture: str | None, out: Out,
-    **workload: Any,
+    layout: str | None, top: int | None, sort: str | None, by: str | None, depth: int | None, picture: str | None,
+    out: Out, **workload: Any,
 ) -> None:  # fmt: skip
     """Say where each microsecond of TARGET would go, or went.
 
@@ -83,6 +89,10 @@ def command(
         )
         options.refuse(unused, f"{target} is a profiler's trace of one that ran")
         profile_trace(target, gpus, ncu, out, shape)
+        return
+    if layout is not None:
+        unused = options.given(gpu=gpus, what_if=what_ifs, explain=explain, figure=picture, ncu=ncu, **shape)
+        profile_parallel(target, layout, workload, unused, out)
         return
     if ncu is not None:
         raise UsageError(f"--ncu goes with a profiler's trace, and {target} is not one")

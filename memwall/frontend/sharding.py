@@ -26,6 +26,8 @@ from memwall.core.graph import Graph, Op
 Exchanges = Callable[[torch.Tensor], torch.Tensor]
 #: class of a linear layer -> the axes of its weight that its columns and its rows are
 _AXES: Mapping[str, tuple[int, int]] = {"Linear": (0, 1), "Conv1D": (1, 0)}
+#: attributes in which layers keep their width
+_COLUMN_COUNTS, _ROW_COUNTS = ("out_features", "nf"), ("in_features", "nx")
 #: classes of ops that work on each element, or each head, of what a layer split by columns makes
 _SPLITTABLE = ("elementwise", "movement", "attention", "contraction")
 #: attributes in which the modules of a group keep what each rank has a share of, as in PyTorch's tutorial on tensor
@@ -91,7 +93,7 @@ class _Walk:
         elif sources and (frozenset() in known or self._mixes(op, sources)):
             self.whole |= sources
             sources = frozenset()
-        if known and not self.entry and op.module in self._leaves:
+        if known and not self.entry and op.module in self._leaves - self.embeddings.keys():
             self.entry = op.module
         if known or weight:
             self.state |= dict.fromkeys((values[i].storage for i in op.outputs), sources)
@@ -166,7 +168,7 @@ def split_module(module: nn.Module, split: Split, tp: int, sequence: bool = Fals
     dist.init_process_group("fake", rank=0, world_size=tp)
     narrow = _Narrow(tp)
     for columns, row in split.groups:
-        region = _region((*columns, row))
+        region = _region(columns)
         gathers = sequence and region is not None
         for path in columns:
             narrow.columns(module, path, "" if gathers else "gather" if sequence else "copy")
@@ -180,6 +182,8 @@ def split_module(module: nn.Module, split: Split, tp: int, sequence: bool = Fals
         narrow.vocabulary(module, path)
     if sequence:
         _become(module.get_submodule(split.entry), "entry")
+        if not split.heads:
+            _become(module.get_submodule(_of_block(max((row for _, row in split.groups), key=_number))), "exit")
     return module
 
 
@@ -195,19 +199,24 @@ class _Narrow:
         layer = root.get_submodule(path)
         axis = _axes(layer, path)[0]
         self._share(layer, "weight", axis, path, pads)
+        _count(layer, _COLUMN_COUNTS, layer.weight.shape[axis])  # type: ignore[index]
         if getattr(layer, "bias", None) is not None:
             self._share(layer, "bias", 0, path, pads)
         _become(layer, way)
 
     def rows(self, root: nn.Module, path: str, way: str) -> None:
         layer = root.get_submodule(path)
-        self._share(layer, "weight", _axes(layer, path)[1], path)
+        axis = _axes(layer, path)[1]
+        self._share(layer, "weight", axis, path)
+        _count(layer, _ROW_COUNTS, layer.weight.shape[axis])  # type: ignore[index]
         _become(layer, way)
 
     def vocabulary(self, root: nn.Module, path: str) -> None:
         layer = root.get_submodule(path)
-        self._share(layer, "weight", 0, path, pads=True)
-        _become(layer, "reduce")
+        shared = [part for part in root.modules() if part is not layer and getattr(part, "weight", 0) is layer.weight]
+        if all((id(layer.weight), 0) in self._shares for _ in shared):  # else a whole layer has the same weight
+            self._share(layer, "weight", 0, path, pads=True)
+            _become(layer, "look up")
 
     def _share(self, layer: nn.Module, name: str, axis: int, path: str, pads: bool = False) -> None:
         """``pads``: the last rank's share is filled up, as Megatron-LM does with vocabularies."""
@@ -218,9 +227,12 @@ class _Narrow:
             part = whole.detach().narrow(axis, 0, -(-whole.shape[axis] // self.tp)).clone()
             self._shares[id(whole), axis] = nn.Parameter(part, whole.requires_grad), whole
         setattr(layer, name, self._shares[id(whole), axis][0])
-        for count in ("out_features", "in_features", "nf"):
-            if getattr(layer, count, None) == whole.shape[axis] and name == "weight":
-                setattr(layer, count, whole.shape[axis] // self.tp)
+
+
+def _count(layer: nn.Module, names: Iterable[str], size: Any) -> None:
+    for name in names:
+        if name in layer.__dict__:
+            setattr(layer, name, int(size))
 
 
 def _axes(layer: nn.Module, path: str) -> tuple[int, int]:
@@ -248,6 +260,10 @@ def _of_block(path: str) -> str:
     parts = path.split(".")
     at = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
     return ".".join(parts[: at + 1])
+
+
+def _number(path: str) -> int:
+    return next((int(part) for part in path.split(".") if part.isdecimal()), -1)
 
 
 def _share_counts(group: nn.Module, tp: int) -> None:
@@ -293,10 +309,18 @@ def _of_input(exchange: Exchanges) -> Callable[..., Any]:
 
 
 def _of_result(exchange: Exchanges) -> Callable[..., Any]:
+    """Exchange the result, or the first of several."""
+
     def call(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return exchange(forward(*args, **kwargs))
+        made = forward(*args, **kwargs)
+        return (exchange(made[0]), *made[1:]) if isinstance(made, tuple) else exchange(made)
 
     return call
+
+
+def _look_up(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows of this rank's share of a table, zeros for those of others, summed."""
+    return _SUM(forward(*(arg.clamp(max=0) for arg in args), **{key: arg.clamp(max=0) for key, arg in kwargs.items()}))
 
 
 def _reduced(x: torch.Tensor) -> torch.Tensor:
@@ -367,12 +391,15 @@ def _same(x: torch.Tensor) -> torch.Tensor:
     return x.view_as(x)
 
 
+_SUM = _exchange(_reduced, _same)
 #: way -> what a module does next to its own forward
 _WAYS: Mapping[str, Callable[..., Any]] = {
     "copy": _of_input(_once(_exchange(_same, _reduced), "_memwall_copy")),
     "gather": _of_input(_once(_exchange(_gathered, _scattered), "_memwall_gathered")),
     "region": _of_input(_exchange(_gathered, _scattered)),
     "entry": _of_input(_exchange(lambda x: _part(x).contiguous(), _gathered)),
-    "reduce": _of_result(_exchange(_reduced, _same)),
+    "reduce": _of_result(_SUM),
+    "look up": _look_up,
+    "exit": _of_result(_exchange(_gathered, lambda gradient: _part(gradient).contiguous())),
     "scatter": _of_result(_exchange(_scattered, _gathered)),
 }

@@ -88,7 +88,7 @@ def read_blocks(graph: Graph, schedule: Schedule, link_s: Callable[[str, float, 
     readers = _Reader(graph, places, _core_ops(graph, places))
     works = readers.works(schedule, link_s)
     numbers = sorted({place for place in places if place not in (_BEFORE, _AFTER)})
-    before, after, *layers = (readers.block(place, works[place]) for place in (_BEFORE, _AFTER, *numbers))
+    before, after, *layers = (readers.block(place, works.get(place, {})) for place in (_BEFORE, _AFTER, *numbers))
     return Blocks(before, tuple(layers), after, readers.tied)
 
 
@@ -117,19 +117,19 @@ def _last(graph: Graph, numbers: list[int | None], phase: str) -> int:
 
 
 def _list_of_layers(graph: Graph) -> str:
-    """The path of the list whose layers have the most ops."""
+    """The path of the list with the most layers, of those that have half of the ops in modules with numbers."""
     ops: Counter[str] = Counter()
     layers: defaultdict[str, set[str]] = defaultdict(set)
     for op in graph.ops:
         parts = op.module.split(".")
-        at = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
-        if at is not None:
+        for at in (i for i, part in enumerate(parts) if part.isdecimal()):
             ops[".".join(parts[:at])] += 1
             layers[".".join(parts[:at])].add(parts[at])
-    lists = [prefix for prefix in ops if len(layers[prefix]) > 1]
+    most = max(ops.values(), default=0)
+    lists = [prefix for prefix in ops if len(layers[prefix]) > 1 and 2 * ops[prefix] >= most]
     if not lists:
         raise UsageError("the model has no list of layers (nn.ModuleList, nn.Sequential), by which a layout divides it")
-    return max(lists, key=lambda prefix: (ops[prefix], prefix))
+    return max(lists, key=lambda prefix: (len(layers[prefix]), prefix))
 
 
 def _number(module: str, prefix: str) -> int | None:

@@ -1,0 +1,35 @@
+"""``memwall profile --parallel``: a training step on many GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memwall.cli import options
+from memwall.cli.output import Out
+from memwall.cli.target import running
+from memwall.core.errors import UsageError
+
+#: options of a workload that the step has too
+_TAKEN = ("mode", "batch", "seq", "dtype", "autocast", "cluster", "world", "policy")
+
+
+def profile_parallel(target: str, layout: str, workload: dict[str, Any], unused: dict[str, Any], out: Out) -> None:
+    """Model a step under a layout and show it. Raises ``UsageError``: an option that it does not take, such as any of
+    ``unused``, or as :func:`memwall.training.parallel`."""
+    from memwall.report.pages.training import TrainingReport
+    from memwall.training import parallel
+
+    given = options.profile_options(workload)
+    if given.get("mode", "training") != "training":
+        raise UsageError("--parallel is of a training step: --mode training")
+    if wrong := [*unused, *(name for name in given if name not in _TAKEN)]:
+        flags = ", ".join("--" + name.replace("_", "-") for name in wrong)
+        raise UsageError(f"--parallel shows a step on many GPUs of --cluster, without {flags}")
+    policies = given.get("policy") or ("eager",)
+    if len(policies) > 1:
+        raise UsageError("--parallel takes one policy")
+    keywords = {name: given[name] for name in _TAKEN if name in given and name not in ("mode", "policy")}
+    out.plan(TrainingReport)
+    with running(target, out.messages):
+        found = parallel(target, layout=layout, policy=policies[0], progress=out.messages.progress, **keywords)
+    out.show(TrainingReport(found))

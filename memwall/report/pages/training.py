@@ -1,0 +1,115 @@
+"""Training → Document: a step on many GPUs, where its time goes, the memory of each stage, and what would help."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import memwall.report.columns as col
+from memwall.core.units import counted, duration, percent, size
+from memwall.report.document import Document, Section, Sentence, Table, known_facts
+from memwall.report.kinds import Report
+
+if TYPE_CHECKING:
+    from memwall.training import Training
+
+SCHEMA = "memwall.training/1"
+#: stages that a table lists at most
+_MOST_STAGES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport(Report):
+    """The step, its parts, the memory of its stages, and other layouts."""
+
+    noun = "a training step on many GPUs"
+    kinds = ("text", "md", "html", "json")
+    found: Training
+
+    def document(self, kind: str) -> Document:
+        step, layout = self.found.step, self.found.layout
+        tokens, rate = self.found.tokens, self.found.tokens_per_s_per_gpu
+        facts = known_facts(
+            ("model", self.found.profile.workload.name), ("layout", str(layout)),
+            ("GPUs", f"{layout.world:,} of {step.cluster.full_name or step.cluster.name}"),
+            ("a step", f"{duration(step.time_s)}" + (f" for {tokens:,} tokens" if tokens else "")),
+            ("tokens/s of a GPU", f"{rate:,.0f}" if rate else ""),
+            ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of the datasheet's peak"),
+        )  # fmt: skip
+        sections = [Section("", (facts,)), Section("Where the time goes", (self._parts(),)),
+                    Section("Memory of a GPU by stage", (self._memory(), Sentence(self._fits)))]  # fmt: skip
+        if self.found.changes:
+            sections.append(Section("What would help", (self._changes(),)))
+        if notes := [note for note in self.found.profile.notes if not note.startswith("rank ")]:
+            sections.append(Section("Notes", [Sentence(note) for note in notes]))
+        return Document(f"{self.found.profile.workload.name} on {counted(layout.world, 'GPU')}", sections)
+
+    def _parts(self) -> Table:
+        parts = _parts(self.found)
+        rows = [(name, duration(seconds), seconds / self.found.step.time_s) for name, seconds in parts.items()]
+        note = f"of the slowest rank, stage {self.found.step.pipeline.slowest} of {self.found.layout.pp}"
+        return col.listing("", rows, "part: 0, time: 1 right, of the step: 2 %", note)
+
+    def _memory(self) -> Table:
+        step = self.found.step
+        shown = sorted({0, step.pipeline.slowest, *range(len(step.memory) - 1, 0, -1)[:_MOST_STAGES]})
+        rows = [
+            (str(k), str(step.pipeline.in_flight[k]), *(size(count) for count in asdict(step.memory[k]).values()),
+             size(step.memory[k].total))
+            for k in shown
+        ]  # fmt: skip
+        specs = (
+            "stage: 0, held: 1 right, weights: 2 right, gradients: 3 right, optimizer: 4 right, activations: 5 right,"
+            " recomputed: 6 right, peak: 7 right"
+        )
+        return col.listing(
+            "", rows, specs, "held: microbatches whose activations are kept, of one chunk of layers each"
+        )
+
+    @property
+    def _fits(self) -> str:
+        gpu, words = self.found.gpu, "fits" if self.found.fits() else "does not fit"
+        return f"It {words} in the {size(gpu.dram_bytes)} of {gpu.full_name}."
+
+    def _changes(self) -> Table:
+        now_s = self.found.step.time_s
+        rows = [
+            (each.name, duration(each.step.time_s), 1 - each.step.time_s / now_s,
+             size(max(memory.total for memory in each.step.memory)), "yes" if self.found.fits(each.step) else "no")
+            for each in self.found.changes
+        ]  # fmt: skip
+        return col.listing("", rows, "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4")
+
+    def record(self) -> str:
+        found, step = self.found, self.found.step
+        return json.dumps({
+            "schema": SCHEMA, "model": found.profile.workload.name, "layout": str(found.layout),
+            "world": found.layout.world, "cluster": step.cluster.name, "gpu": found.gpu.name, "time_s": step.time_s,
+            "tokens": found.tokens, "samples": found.samples, "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
+            "mfu": found.mfu, "hfu": found.hfu, "model_flops": step.model_flops,
+            "hardware_flops": step.hardware_flops, "parts_s": _parts(found), "slowest_stage": step.pipeline.slowest,
+            "fits": found.fits(), "stages": _stages(found),
+            "changes": [{"name": each.name, "time_s": each.step.time_s} for each in found.changes],
+        }, indent=2)  # fmt: skip
+
+
+def _parts(found: Training) -> dict[str, float]:
+    """Part of the step → its seconds on the slowest rank."""
+    step = found.step
+    busy_s = step.pipeline.busy_s[step.pipeline.slowest]
+    return {
+        "compute": busy_s - step.tensor_s, "communication between ranks that share products": step.tensor_s,
+        "bubble of the pipeline": step.bubble_s, "exposed communication between replicas": step.exposed_s,
+        "optimizer": step.optimizer_s,
+    }  # fmt: skip
+
+
+def _stages(found: Training) -> Sequence[dict[str, Any]]:
+    run = found.step.pipeline
+    return [
+        {"stage": k, "busy_s": run.busy_s[k], "held": run.in_flight[k], "peak_bytes": memory.total}
+        | {f"{name}_bytes": count for name, count in asdict(memory).items()}
+        for k, memory in enumerate(found.step.memory)
+    ]

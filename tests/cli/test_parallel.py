@@ -1,0 +1,96 @@
+"""``memwall profile --parallel``: a training step on many GPUs, from the command line and from Python."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import memwall
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+def model():
+    return nn.Sequential(nn.Linear(64, 64), nn.Sequential(*(Block() for _ in range(4)))).bfloat16()
+
+def inputs(batch=2):
+    return (torch.randn(batch, 16, 64, dtype=torch.bfloat16),)
+"""
+
+
+@pytest.fixture
+def profile(run, tmp_path):
+    """``profile(*words)``: what the command left behind."""
+    path = tmp_path / "model.py"
+    path.write_text(MODEL, encoding="utf-8")
+    return lambda *words: run("profile", path, "-q", *words)
+
+
+def test_the_page(profile):
+    result = profile("--parallel", "tp=2,sp,pp=2,dp=4,microbatches=8", "--cluster", "dgx-h100")
+    assert result.code == 0, result.err
+    for text in ("16 of NVIDIA DGX H100", "bubble of the pipeline", "Memory of a GPU by stage", "It fits in the"):
+        assert text in result.out
+
+
+def test_the_record(profile):
+    words = (
+        "--parallel",
+        "pp=2,dp=4,microbatches=8",
+        "--cluster",
+        "dgx-h100",
+        "--batch",
+        "3",
+        "--world",
+        "8",
+        "--json",
+    )
+    found = json.loads(profile(*words).out)
+    assert (found["schema"], found["world"], found["samples"]) == ("memwall.training/1", 8, 3 * 8 * 4)
+    # six FLOPs a parameter and token for each product
+    assert found["model_flops"] == 6 * (3 * 16 * 8 * 4) * (64 * 64 + 4 * 2 * 64 * 256) - 2 * (3 * 16 * 8 * 4) * 64 * 64
+    assert sum(found["parts_s"].values()) == pytest.approx(found["time_s"])
+    assert [stage["held"] for stage in found["stages"]] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--parallel", "microbatch=2"), "no key of a layout 'microbatch'; did you mean microbatches?"),
+        (("--parallel", "dp=8", "--world", "16"), "dp=8 needs 8 GPUs, not 16: dp=16 would"),
+        (("--parallel", "tp=3"), "tp=3 does not divide the 256 of"),
+        (("--parallel", "pp=5"), "5 stages of layers, and the model has 4 equal layers"),
+        (("--parallel", "dp=2", "--mode", "inference"), "--parallel is of a training step"),
+        (("--parallel", "dp=2", "--explain", "mm"), "without --explain"),
+        (("--parallel", "dp=2", "--gpu", "h100"), "without --gpu"),
+    ],
+)
+def test_bad_input_gets_one_line(profile, words, said):
+    result = profile(*words)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+    assert result.err.strip().count("\n") == 0
+
+
+def test_from_python():
+    """Two GPUs do twice the work of one; a module without a list of layers has nothing to divide by."""
+    layers = nn.Sequential(*(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)) for _ in range(4)))
+    one, two = (memwall.parallel(layers, (torch.ones(4, 64),), layout=f"dp={n}") for n in (1, 2))
+    assert (one.samples, two.samples) == (4, 8)
+    assert two.step.model_flops == 2 * one.step.model_flops
+    assert two.step.time_s >= one.step.time_s
+    assert one.options["state"] == "float32"
+    with pytest.raises(memwall.MemwallError, match="no list of layers"):
+        memwall.parallel(nn.Linear(64, 64), (torch.ones(4, 64),), layout="dp=2")
