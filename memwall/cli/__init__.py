@@ -38,6 +38,7 @@ COMMANDS = {
     "clusters": "List the clusters, or show one with its links and their sources.",
     "comm": "Model collectives between the GPUs of a cluster, by message size.",
     "ops": "Say which ops are costed, fused, generated and read from traces.",
+    "cache": "List or clear what is kept between runs.",
     "calibrate": "Measure what this machine reaches; write it as a hardware spec.",
 }
 

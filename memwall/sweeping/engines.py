@@ -97,11 +97,13 @@ def on_dask(tasks: Sequence[Task], folder: Path | None, workers: int | None, sch
                 client.submit(_on_worker, task, folder, pure=False, retries=_TRIES - 1): number
                 for number, task in enumerate(tasks)
             }
-            for future in distributed.as_completed(futures):
+            for future in distributed.as_completed(futures, loop=client.loop):
                 number = futures[future]
                 error = future.exception()
-                said = f"the worker died, {_TRIES} times" if error is not None else ""
-                yield number, [said] * len(tasks[number].points) if said else future.result()
+                if error is None:
+                    yield number, future.result()
+                else:
+                    yield number, [f"no Dask worker survived it: {type(error).__name__}"] * len(tasks[number].points)
                 future.release()
         finally:
             client.cancel(list(futures))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import random
+import sys
 
 import pytest
 
@@ -161,3 +163,84 @@ def test_finished_points_are_kept_and_not_evaluated_again(run, mlp, tmp_path, mo
     again = record(run, *words, "--resume")
     assert again["points"] == first["points"]
     assert {path.name: path.read_bytes() for path in keep.iterdir()} == parts
+
+
+def test_the_cache_is_used_where_the_model_is_as_it_was_and_can_be_cleared(run, mlp, tmp_path, monkeypatch):
+    calls = []
+    traced = memwall.profile
+    monkeypatch.setattr("memwall.sweeping.traces.profile", lambda *a, **k: calls.append(k) or traced(*a, **k))
+    (tmp_path / "width.py").write_text("WIDTH = 64\n", encoding="utf-8")
+    (tmp_path / "mlp.py").write_text(MODEL.replace("import torch", "import torch\nfrom width import WIDTH").replace(
+        "Linear(64, 8)", "Linear(64, WIDTH)"), encoding="utf-8")  # fmt: skip
+    first = memwall.sweep(mlp, {"batch": [4]}, workers=0)
+    memwall.sweep(mlp, {"batch": [4], "gpu": ["a100"]}, workers=0)
+    assert len(calls) == 1
+    memwall.sweep(mlp, {"batch": [4]}, workers=0, cache=False)
+    assert len(calls) == 2
+    (tmp_path / "width.py").write_text("WIDTH = 4096\n", encoding="utf-8")  # imported by the target
+    monkeypatch.delitem(sys.modules, "width", raising=False)
+    wider = memwall.sweep(mlp, {"batch": [4]}, workers=0)
+    assert len(calls) == 3 and wider["flops"][0] > 10 * first["flops"][0]
+    assert "traces of sweeps: 1 file" in run("cache").out
+    assert "deleted" in run("cache", "--clear").out and "traces of sweeps: 0 files" in run("cache").out
+
+
+DIES = """
+import os, pathlib, signal, torch
+
+def model():
+    return torch.nn.Linear(64, 64)
+
+def inputs(batch=4):
+    seen = pathlib.Path(__file__).with_name(f"died_{batch}")
+    if batch > 1 and not seen.exists():
+        seen.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if batch == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return (torch.zeros(batch, 64),)
+"""
+
+
+@pytest.mark.parametrize("engine", ["local", "dask"])
+def test_a_worker_that_is_killed_loses_nothing(tmp_path, engine):
+    if engine == "dask":
+        pytest.importorskip("distributed", reason="Dask is not installed")
+    (tmp_path / "dies.py").write_text(DIES, encoding="utf-8")
+    vary = {"batch": [1, 2, 3, 4], "gpu": ["a100", "h100"]}
+    frame = memwall.sweep(str(tmp_path / "dies.py"), vary, workers=2, keep=tmp_path / "kept", engine=engine)
+    assert frame["id"].is_unique and len(frame) == 8
+    assert frame[frame["batch"] != 3]["error"].tolist() == [""] * 6
+    assert frame[frame["batch"] == 3]["error"].str.contains("killed by signal 9.*3 times|KilledWorker").all()
+    alone = memwall.profile(str(tmp_path / "dies.py"), batch=2, gpu="h100").simulations[0]
+    assert frame[(frame["batch"] == 2) & (frame["gpu"] == "h100")]["time_s"].item() == alone.totals.time_s
+
+
+def test_every_engine_makes_the_same_rows_and_files(mlp, tmp_path):
+    vary = {"batch": [1, 2, 4], "mode": ["inference", "training"], "gpu": ["a100", "h100"]}
+    frames, files = [], []
+    engines = [{"workers": 0}, {"workers": 2}]
+    if importlib.util.find_spec("distributed"):
+        engines.append({"engine": "dask", "workers": 2})
+    for number, options in enumerate(engines):
+        keep = tmp_path / str(number)
+        frames.append(memwall.sweep(mlp, vary, keep=keep, **options))
+        files.append({path.name: path.read_bytes() for path in keep.iterdir()})
+    for frame, kept in zip(frames[1:], files[1:], strict=True):
+        assert frame.equals(frames[0]) and kept == files[0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="Dask is not installed")
+def test_a_dask_scheduler_of_ones_own(mlp):
+    from distributed import LocalCluster
+
+    vary = {"batch": [1, 2], "mode": ["inference", "training"], "gpu": ["h100"]}
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster:
+        frame = memwall.sweep(mlp, vary, engine="dask", scheduler=cluster.scheduler_address)
+    assert frame.equals(memwall.sweep(mlp, vary, workers=0))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is not None, reason="Dask is installed")
+def test_without_dask_a_line_says_what_to_install(run, mlp):
+    result = run("sweep", mlp, "--vary", "batch=1,2", "--engine", "dask")
+    assert result.code == 3 and "pip install 'memwall[dask]'" in result.error
