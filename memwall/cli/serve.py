@@ -52,7 +52,8 @@ def _pair(context: click.Context, parameter: click.Parameter, text: str | None) 
               help="Stages of a pipeline, each of --tp times --dp GPUs.")  # fmt: skip
 @click.option("--cluster", metavar="NAME", shell_complete=options.completing("clusters"),
               help="How the GPUs are joined. [default: the cluster that memwall knows with the GPU]")  # fmt: skip
-@click.option("--prompt", type=click.IntRange(1), default=1024, show_default=True, help="Tokens of a prompt.")
+@click.option("--prompt", type=click.IntRange(1),
+              help="Tokens of a prompt. [default: 1024; of a decoder whose encoder reads sound 4]")  # fmt: skip
 @click.option("--generate", type=click.IntRange(2), default=256, show_default=True, help="Tokens of an answer.")
 @click.option("--lengths", default="1", metavar="RANGE", help="Shares of both, such as 0.8-1.0. [default: 1]")
 @click.option("--concurrency", "clients", cls=SeveralOption, metavar="N...", callback=_numbers,
@@ -79,7 +80,7 @@ def _pair(context: click.Context, parameter: click.Parameter, text: str | None) 
 @options.common("serving.ServingReport")
 def command(
     out: Out, target: str, gpus: tuple[str, ...], counts: tuple[int, ...], ep: int, dp: int, pp: int,
-    cluster: str | None, prompt: int, generate: int, lengths: str, clients: tuple[int, ...],
+    cluster: str | None, prompt: int | None, generate: int, lengths: str, clients: tuple[int, ...],
     rate: float | None, weights: str, kv: str, prices: dict[str, float], slo: tuple[str, ...],
     prefix_hit: float, utilization: float, engine: str, closed_form: bool, trace: str | None,
     draft: str | None, draft_tokens: int, accept: float, disaggregate: tuple[int, int] | None, dtype: str | None,

@@ -128,14 +128,22 @@ def convolution(
 
 @lru_cache(maxsize=1 << 16)
 def served_attention(
-    batch: int, heads: int, kv_heads: int, queries: int, keys: int, size: int, dtype: str, kv: str = ""
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    size: int,
+    dtype: str,
+    kv: str = "",
+    causal: bool = True,
 ) -> Cost:
-    """Causal attention of an inference server, whose last query attends to every key: a prefill or a decode step. The
-    cache holds numbers of ``kv``, empty: of ``dtype``."""
+    """Attention of an inference server, causal with a last query that attends to every key: a prefill or a decode step;
+    or of every query to every key. The cache holds numbers of ``kv``, empty: of ``dtype``."""
     query = contiguous((batch, queries, heads, size), dtype)
     key = contiguous((batch, keys, kv_heads, size), dtype)
     inputs = (("query", query), ("key", key), ("value", key))
-    found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=True, dropout_p=0.0)
+    found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=causal, dropout_p=0.0)
     spared = 2 * key.numel * (key.itemsize - ITEMSIZE[kv or dtype])
     launches = tuple(
         replace(work, kernel="serving", read_bytes=work.read_bytes - spared) if isinstance(work, Attention) else work

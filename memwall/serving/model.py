@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from memwall.core.errors import TooManyOps, UsageError, unknown
@@ -25,17 +27,24 @@ _CONTEXTS = (16_383, 2047)
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model as servers run it: its kernels, how its weights are stored, and the most tokens of a sequence."""
+    """A model as servers run it: its kernels, how its weights are stored, and the most tokens of a sequence;
+    ``encoder`` are the tokens that an encoder reads, 0 if it reads something else, None without one."""
 
     name: str
     served: Served
     scheme: str = ""
     max_context: int | None = None
+    encoder: int | None = None
     notes: tuple[str, ...] = ()
 
 
 def read_model(
-    target: str | Path | Profile, *, weights: str = "model", dtype: str | None = None, tokens: int | None = None
+    target: str | Path | Profile,
+    *,
+    weights: str = "model",
+    dtype: str | None = None,
+    tokens: int | None = None,
+    prompt: int | None = None,
 ) -> Model:
     """Trace one decode step of a target, or take one that was profiled, and read what a server runs.
 
@@ -43,13 +52,16 @@ def read_model(
         weights: a key of :data:`WEIGHTS`.
         dtype: cast the model to this first.
         tokens: the most of a sequence that will be asked, where the model does not say how many it takes.
+        prompt: tokens that an encoder of text reads.
 
     Raises:
         UsageError: as :func:`memwall.profile`; the model keeps no cache, or weights are stored in an unknown format.
     """
     if weights not in WEIGHTS:
         raise unknown("scheme of weights", weights, WEIGHTS)
-    made, context = (target, None) if isinstance(target, Profile) else _decode_step(str(target), dtype, tokens)
+    made, first, context = (
+        (target, None, None) if isinstance(target, Profile) else _steps(target, dtype, tokens, prompt)
+    )
     if made.workload.mode != "decode":
         raise UsageError(f"{made.workload.name} is a profile of {made.workload.mode}; one of --mode decode is served")
     stated = made.capture.get("serving", {})
@@ -57,22 +69,33 @@ def read_model(
         raise UsageError(stated["refused"])
     kept = Stored(listed=tuple(stated.get("kept", ())))
     keeps = kept.keeps if weights == "model" else Stored().keeps
-    kernels = served(made.graph, keeps, stated.get("context", 0))
+    kernels = served(made.graph, keeps, stated.get("context", 0), None if first is None else first.graph)
     notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
     most = stated.get("most_tokens")
     if most and context and context < min(most - 1, tokens or most):
         notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
+    encoder = stated.get("encoder")
+    if encoder is not None and first is None:
+        notes += ("the encoder is not in a saved decode step: prompts take no time for it",)
     scheme = stated.get("weights", "") if weights == "model" else WEIGHTS[weights]
-    return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, notes=notes)
+    return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, encoder=encoder, notes=notes)
 
 
-def _decode_step(target: str, dtype: str | None, tokens: int | None) -> tuple[Profile, int | None]:
-    """A step with as many tokens in the cache as can be traced, and these: a model may loop over them."""
-    if is_saved(target):
-        return Profile.load(target), None
-    most = resolve(target, mode="decode").most_tokens or tokens or _CONTEXTS[-1] + 1
+def _steps(
+    target: str | Path, dtype: str | None, tokens: int | None, prompt: int | None
+) -> tuple[Profile, Profile | None, int | None]:
+    """A saved decode step, or one with as many tokens in the cache as can be traced: a model may loop over them; the
+    step of a prompt of a model with an encoder; and the tokens in the cache."""
+    if is_saved(str(target)):
+        return Profile.load(target), None, None
+    named = resolve(str(target), mode="decode")
+    trace: Callable[..., Profile] = partial(profile, target, batch=2, dtype=dtype)
+    first, source = None, {"prompt": prompt} if named.encoder and prompt else {}
+    if named.encoder is not None:
+        first = trace(mode="prefill", **source)
+    most = named.most_tokens or tokens or _CONTEXTS[-1] + 1
     *longer, shortest = sorted({min(context, most - 1) for context in _CONTEXTS}, reverse=True)
     for context in longer:
         with contextlib.suppress(TooManyOps):
-            return profile(target, mode="decode", batch=2, context=context, dtype=dtype), context
-    return profile(target, mode="decode", batch=2, context=shortest, dtype=dtype), shortest
+            return trace(mode="decode", context=context, **source), first, context
+    return trace(mode="decode", context=shortest, **source), first, shortest

@@ -33,6 +33,8 @@ from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 #: ``--kv`` -> dtype of the cache
 CACHES = {"model": "", "fp8": "float8_e4m3fn"}
 ENGINES = ("vllm", "sglang", "trtllm")
+#: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
+PROMPT, DECODER_PROMPT = 1024, 4
 #: dtypes that engines run on GPUs alone that multiply them
 _HALVES = ("bfloat16", "float16")
 #: of a GPU between engines that no cluster joins: an adapter of 400 Gbit/s
@@ -89,7 +91,7 @@ class Serving:
 @uncollected()
 def serve(
     target: str | Path | Model, *, gpu: Names = "h100-sxm", tp: int | Iterable[int] = 1, ep: int = 1, dp: int = 1,
-    pp: int = 1, cluster: str | Path | Cluster | None = None, prompt: int = 1024, generate: int = 256,
+    pp: int = 1, cluster: str | Path | Cluster | None = None, prompt: int | None = None, generate: int = 256,
     lengths: str = "1", concurrency: int | Iterable[int] | None = (1, 4, 16, 64, 256), rate: float | None = None,
     weights: str = "model", kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (),
     prefix_hit: float = 0.0, utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT,
@@ -107,7 +109,9 @@ def serve(
         dp: groups of ``tp`` GPUs that attend to sequences of their own (attention data parallelism).
         pp: stages of ``tp * dp`` GPUs that have the layers one after another (pipeline parallelism).
         cluster: how the GPUs are joined; None takes the one that memwall knows with the GPU.
-        prompt, generate: tokens of a request; ``lengths`` is the range of both, ``0.8-1.0`` of nominal.
+        prompt, generate: tokens of a request; ``lengths`` is the range of both, ``0.8-1.0`` of nominal. Of a model with
+            an encoder of text the prompt is what that reads, always whole. None takes 1,024, or 4 of the decoder where
+            an encoder reads something else.
         concurrency: clients that each wait for an answer before they ask again, one number or several.
         rate: requests per second at random times, instead of clients.
         weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
@@ -130,13 +134,19 @@ def serve(
     _check_engine(kv, engine, utilization)
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
     limits = tuple(objective(text) for text in slo)
-    loads = _loads(
-        concurrency, rate, Lengths.parse(prompt, lengths), Lengths.parse(generate, lengths), prefix_hit, trace
-    )
+    answer = Lengths.parse(generate, lengths)
+    load_of = partial(_loads, concurrency, rate, generate=answer, hit=prefix_hit, trace=trace)
+    loads = load_of(prompt=Lengths.parse(prompt or PROMPT, lengths))
     prices = _prices(price or {}, gpus)
     longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
-    read = partial(read_model, dtype=dtype, tokens=longest)
+    read = partial(read_model, dtype=dtype, tokens=longest, prompt=prompt)
     model = target if isinstance(target, Model) else read(target, weights=weights)
+    if model.encoder is not None:
+        if trace is not None:
+            raise UsageError(
+                f"the encoder of {model.name} is traced with one prompt: give clients or --rate, no --trace"
+            )
+        loads = load_of(prompt=Lengths.parse(1 if model.encoder else prompt or DECODER_PROMPT, "1"))
     drafting = draft if draft is None or isinstance(draft, Model) else read(draft)
     asked = _Asked(
         layout=Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine), utilization=utilization, cluster=cluster,
@@ -245,7 +255,7 @@ def _check_engine(kv: str, engine: str, utilization: float) -> None:
 
 
 def _loads(
-    concurrency: int | Iterable[int] | None, rate: float | None, prompt: Lengths, generate: Lengths, hit: float,
+    concurrency: int | Iterable[int] | None, rate: float | None, *, prompt: Lengths, generate: Lengths, hit: float,
     trace: str | Path | None,
 ) -> list[Workload]:  # fmt: skip
     common: dict[str, Any] = {"prompt": prompt, "generate": generate, "prefix_hit": hit}

@@ -214,6 +214,48 @@ def test_only_a_trace_that_is_too_long_is_tried_with_fewer_tokens(monkeypatch, m
     assert asked == [8191, 2047, 8191]
 
 
+#: Whisper-large-v3 with 2 of its 32 layers on either side
+WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280,
+    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 20, "decoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500,
+    "max_target_positions": 448, "vocab_size": 51866, "is_encoder_decoder": True, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_an_encoder_runs_before_the_first_token(run, tmp_path):
+    target = described(tmp_path, WHISPER)
+    (point,) = points(run, target, "--concurrency", "1", "--generate", "100")["points"]
+    # keys and values of 1,500 columns, and of 4 + 100 tokens, in two layers
+    assert point["kv_bytes_per_sequence"] == 2 * 2 * (1500 + 104) * 1280 * 2
+    # 12 x 1280^2 weights of two layers, keys and values for two others, and attention of all columns to all
+    encoder = 2 * 1500 * 2 * (12 * 1280**2 + 2 * 1280**2 + 2 * 1500 * 1280)
+    assert encoder / 989e12 < point["ttft_s"] - point["tpot_s"] < 10 * encoder / 989e12
+    # no decode runs it: 2 layers of 14 x 1280^2 weights and the head, and the keys
+    least_s = 2 * (2 * 14 * 1280**2 + 51866 * 1280 + 2 * 2 * 1500 * 1280) / 3.35e12
+    assert least_s < point["tpot_s"] < 3 * least_s
+    (shared,) = points(run, target, "--concurrency", "1", "--tp", "2", "--generate", "100")["points"]
+    assert 2 * shared["kv_bytes_per_sequence"] == point["kv_bytes_per_sequence"]
+    assert shared["weights_bytes"] == pytest.approx(point["weights_bytes"] / 2, rel=0.08)
+
+
+def test_an_encoder_of_text_reads_the_prompt(run, tmp_path):
+    fields = {
+        "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": 512, "d_kv": 64, "d_ff": 2048,
+        "num_layers": 2, "num_heads": 8, "vocab_size": 32128, "is_encoder_decoder": True, "dtype": "bfloat16",
+    }  # fmt: skip
+    target = described(tmp_path, fields)
+    words = ("--concurrency", "1", "--generate", "50", "--prompt")
+    short, long = (points(run, target, *words, n)["points"][0] for n in ("300", "3000"))
+    for point, n in ((short, 300), (long, 3000)):
+        assert point["kv_bytes_per_sequence"] == 2 * 2 * (n + 51) * 512 * 2
+    assert long["ttft_s"] > short["ttft_s"]
+    assert "3,000 tokens to the encoder, 50 out" in run("serve", target, *words, "3000").out
+    (tmp_path / "requests.csv").write_text("arrival_s,prompt_tokens,generated_tokens\n0,100,10\n", encoding="utf-8")
+    said = "is traced with one prompt: give clients or --rate, no --trace"
+    assert said in run("serve", target, "--trace", str(tmp_path / "requests.csv")).error
+
+
 def test_a_model_without_a_cache_has_no_server(run, tmp_path):
     (tmp_path / "net.py").write_text("import torch\nmodel = torch.nn.Linear(8, 8)\n", encoding="utf-8")
     result = run("serve", str(tmp_path / "net.py"))

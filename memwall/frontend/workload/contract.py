@@ -65,6 +65,8 @@ class Workload:
             part of the step → the inputs of the step, a cache of keys and values among them.
         most_tokens: of a sequence, where the model says.
         context: tokens of each sample in the cache before the step, where that is known.
+        encoder: tokens that an encoder of text reads in the step of a prompt, 0 of an encoder of anything else; None
+            without one.
         stored: how its configuration says that weights are stored, which the traced module does not show; None where
             nothing does.
     """
@@ -80,6 +82,7 @@ class Workload:
     advance: Callable[[Any, dict[str, Any]], Inputs] | None = None
     most_tokens: int | None = None
     context: int | None = None
+    encoder: int | None = None
     stored: Callable[[], Stored] | None = None
 
     @property
@@ -87,6 +90,7 @@ class Workload:
         """What is said that a server needs and the traced graph does not show, as a profile keeps it."""
         said: dict[str, Any] = {"most_tokens": self.most_tokens, "context": self.context}
         found = {name: value for name, value in said.items() if value}
+        found |= {} if self.encoder is None else {"encoder": self.encoder}
         if self.stored is not None:
             try:
                 found |= {"weights": (how := self.stored()).scheme, "kept": [*how.listed]}

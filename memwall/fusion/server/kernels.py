@@ -122,7 +122,8 @@ class Product(Kernel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Kernel):
     """Attention with a paged cache, which rotates queries and keys and stores keys and values; ``window`` is the most
-    keys that a query attends to, 0 for all."""
+    keys that a query attends to, 0 for all. ``source``: all queries attend to so many keys of an encoder's results,
+    which no step but the first writes. An encoder's own attention is not ``causal``, and keeps nothing."""
 
     heads: int
     kv_heads: int
@@ -130,19 +131,21 @@ class Attention(Kernel):
     value_size: int
     dtype: str
     window: int = 0
+    source: int = 0
+    causal: bool = True
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         heads, kv_heads = _shared(self.heads, layout.tp), _shared(self.kv_heads, layout.tp)
         found = NO_COST
         for batch, queries, keys in _calls(step):
-            seen = min(keys, self.window + queries - 1) if self.window else keys
+            seen = self.source or (min(keys, self.window + queries - 1) if self.window else keys)
             found += table_calls.served_attention(
-                batch, heads, kv_heads, queries, seen, self.head_size, self.dtype, kv=layout.kv
+                batch, heads, kv_heads, queries, seen, self.head_size, self.dtype, kv=layout.kv, causal=self.causal
             )
         return found
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
-        held = min(tokens, self.window) if self.window else tokens
+        held = self.source or (min(tokens, self.window) if self.window else tokens)
         width = _shared(self.kv_heads, layout.tp) * (self.head_size + self.value_size)
         return held * width * ITEMSIZE[layout.kv or self.dtype]
 
@@ -222,6 +225,31 @@ class Index(Kernel):
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
         return tokens * (self.size + 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded(Kernel):
+    """A kernel of an encoder, or of the keys of its results: it runs once for each sequence, with its first tokens, on
+    ``tokens`` rows."""
+
+    kernel: Kernel
+    tokens: int
+
+    @property
+    def step(self) -> Step:
+        """What it does for one sequence."""
+        return Step(0, 0, ((self.tokens, 0),))
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        return sum((self.kernel.cost(self.step, layout) for _ in range(begun(step))), NO_COST)
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return self.kernel.weights_bytes(layout)
+
+
+def begun(step: Step) -> int:
+    """Sequences that a step begins."""
+    return sum(not before for _, before in step.prefills)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan, not_run
-from memwall.fusion.server.kernels import Kernel, Layout
+from memwall.fusion.server.kernels import Encoded, Kernel, Layout
 from memwall.fusion.server.reading import Reader, sampling
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
@@ -57,8 +57,11 @@ class Served:
         return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels) // layout.pp
 
 
-def served(graph: Graph, keeps: Callable[[str], bool] = lambda path: False, context: int = 0) -> Served:
-    """The kernels of a model, from one decode step; ``keeps`` and ``context`` as of :class:`Reader`.
+def served(
+    graph: Graph, keeps: Callable[[str], bool] = lambda path: False, context: int = 0, prompt: Graph | None = None
+) -> Served:
+    """The kernels of a model, from one decode step; ``keeps`` and ``context`` as of :class:`Reader`. Of a model with an
+    encoder that is in the step of a ``prompt``.
 
     Raises:
         UsageError: the graph is no step with a cache.
@@ -67,6 +70,10 @@ def served(graph: Graph, keeps: Callable[[str], bool] = lambda path: False, cont
     reads = reader.read()
     kernels = Counter(kernel for read in reads for kernel in (*read.before, read.kernel, *read.after))
     kernels.update(sampling(graph))
+    if prompt is not None:
+        first = Reader(prompt, keeps).read()
+        kernels.update(kernel for read in first for kernel in (*read.before, read.kernel, *read.after)
+                       if isinstance(kernel, Encoded))  # fmt: skip
     own = sum(n * kernel.weights_bytes(Layout()) for kernel, n in kernels.items())
     held = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
     return Served(tuple((kernel, n) for kernel, n in kernels.items()), max(held - own, 0))

@@ -7,6 +7,7 @@ the one that follows it; its sums are added by an all-reduce (Shoeybi et al., Me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -18,6 +19,7 @@ from memwall.fusion.server.kernels import (
     Attention,
     Between,
     Collective,
+    Encoded,
     Experts,
     Index,
     Kernel,
@@ -40,8 +42,8 @@ class Read:
 
     region: Region
     kernel: Kernel
-    before: tuple[Collective, ...] = ()
-    after: tuple[Collective, ...] = ()
+    before: tuple[Kernel, ...] = ()
+    after: tuple[Kernel, ...] = ()
 
 
 class Reader:
@@ -60,6 +62,7 @@ class Reader:
         self.regions = regions(graph, self.flow)
         if not any(region.kind in ("attention", "state") for region in self.regions):
             raise UsageError("the server policy is of steps with a cache; profile with --mode prefill or --mode decode")
+        self.encodes = False
         self._sharded: set[int] = set()
         self._partial: set[int] = set()
 
@@ -67,7 +70,8 @@ class Reader:
     def step(self) -> Step:
         """The step that was traced."""
         batch, new = self._shape
-        before = max([self.context, *(cached for _, cached in map(self._cached, self._of("attention")))])
+        own = (region for region in self._of("attention") if self._writes(region))
+        before = max([self.context, *(cached for _, cached in map(self._cached, own))])
         if new == 1 and before:
             return Step(batch, batch * before)
         return Step(0, 0, ((new, before),) * batch)
@@ -76,9 +80,8 @@ class Reader:
     def _shape(self) -> tuple[int, int]:
         """Samples, and new tokens of each."""
         for i in self.graph.inputs:
-            value = self.graph.values[i]
-            if self.graph.storages[value.storage].role not in CACHES and value.spec.shape:
-                batch, new = (*value.spec.shape, 1)[:2]
+            if self._is_step_input(i):
+                batch, new = (*self.graph.values[i].spec.shape, 1)[:2]
                 return batch, new
         raise UsageError("the step has no input whose shape says how many tokens it takes")
 
@@ -87,6 +90,34 @@ class Reader:
         """Tokens of the traced step."""
         batch, new = self._shape
         return batch * new
+
+    @cached_property
+    def _of_source(self) -> frozenset[int]:
+        """Regions whose results do not depend on the tokens of the step, but on what an encoder reads; none without."""
+        tokens = next(self.graph.values[i].storage for i in self.graph.inputs if self._is_step_input(i))
+        mine = {op.id for op in self.graph.ops if any(self.graph.values[i].storage == tokens for i in op.inputs)}
+        for op in self.graph.ops:
+            if any(self.flow.writer[version] in mine for _, version in self.flow.reads[op.id]):
+                mine.add(op.id)
+        found = {i for i, r in enumerate(self.regions) if r.kind != "prepared" and mine.isdisjoint(r.ops)}
+        if self.step.decodes or not any(self.regions[i].kind == "product" for i in found):
+            return frozenset()
+        return frozenset(found)
+
+    def _is_step_input(self, number: int) -> bool:
+        value = self.graph.values[number]
+        return self.graph.storages[value.storage].role not in CACHES and bool(value.spec.shape)
+
+    @cached_property
+    def _encoder(self) -> Reader:
+        """A reader of the same regions, for which the rows are those of the encoder."""
+        first = min(i for i in self._of_source if self.regions[i].kind == "product")
+        made = self.graph.specs(self.graph.ops[self.regions[first].ops[0]].outputs)[0]
+        batch = self._shape[0]
+        rows, other = made.numel // made.shape[-1] // batch, copy(self)
+        other.encodes = True
+        other.__dict__ |= {"_shape": (batch, rows), "step": Step(0, 0, ((rows, 0),) * batch)}
+        return other
 
     def _of(self, kind: str) -> Iterator[Region]:
         return (region for region in self.regions if region.kind == kind)
@@ -98,12 +129,19 @@ class Reader:
             if region.kind == "prepared":
                 continue
             before: tuple[Collective, ...] = ()
+            reader = self._encoder if number in self._of_source else self
             if waiting := region.reads & self._partial:
-                before = (Collective(op="all_reduce", width=self._width(self.regions[min(waiting)])),)
+                before = (Collective(op="all_reduce", width=reader._width(self.regions[min(waiting)])),)
                 self._partial -= waiting
-            kernel, after = _MAKERS[region.kind](self, number, region)
-            found.append(Read(region, kernel, before, after))
+            kernel, after = _MAKERS[region.kind](reader, number, region)
+            read = Read(region, kernel, before, after)
+            found.append(read if reader is self else reader.once(read))
         return found
+
+    def once(self, read: Read) -> Read:
+        """What is read, once for each sequence."""
+        wrap = lambda kernel: Encoded(kernel=kernel, tokens=self._shape[1])  # noqa: E731
+        return Read(read.region, wrap(read.kernel), tuple(map(wrap, read.before)), tuple(map(wrap, read.after)))
 
     # -- what a region reads and writes -------------------------------------------------------------------------------
 
@@ -214,6 +252,10 @@ class Reader:
                 return Latent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
                               dtype=query.spec.dtype, top_k=self._indexed(region)), ()  # fmt: skip
         kv_heads, cached = self._cached(region)
+        if kv_heads and not self._writes(region):
+            self._check(region, {heads * size})
+            return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, source=cached,
+                             dtype=query.spec.dtype, causal=False), ()  # fmt: skip
         if not kv_heads:
             read = self._split(self.outside(region)[0])[2]
             width = distinct_bytes(read) // (self.tokens * itemsize)
@@ -223,7 +265,7 @@ class Reader:
         before = self.step.context_tokens // self.step.decodes if self.step.decodes else 0
         window = cached + 1 if cached and cached < before else 0
         return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, window=window,
-                         dtype=query.spec.dtype), ()  # fmt: skip
+                         dtype=query.spec.dtype, causal=not self.encodes), ()  # fmt: skip
 
     def _check(self, region: Region, widths: set[int]) -> None:
         """Raises UsageError: attention reads other numbers of each new token than queries, keys and values."""
@@ -247,11 +289,16 @@ class Reader:
         return query, result, query.spec.itemsize
 
     def _cached(self, region: Region) -> tuple[int, int]:
-        """Heads and tokens of what is in the cache before the step; zeros where nothing is."""
+        """Heads and tokens of what is in the cache before the region; zeros where nothing is."""
         for value in self.outside(region)[0]:
-            if self.graph.storages[value.storage].role == "kv_cache" and len(value.spec.shape) == 4:
+            if self.graph.storages[value.storage].role in CACHES and len(value.spec.shape) == 4:
                 return value.spec.shape[1], value.spec.shape[2]
         return 0, 0
+
+    def _writes(self, region: Region) -> bool:
+        """Whether a region adds to a cache."""
+        made = (self.graph.values[i].storage for op in region.ops for i in self.graph.ops[op].outputs)
+        return any(self.graph.storages[storage].role in CACHES for storage in made)
 
     def _indexed(self, region: Region) -> int:
         """Tokens that an index chooses for each query of attention; 0 where none does."""

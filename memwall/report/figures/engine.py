@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 #: what follows a name of a kernel's class
 KERNELS: Mapping[str, str] = {
     "Product": "products", "Attention": "attention", "Latent": "latent attention", "Index": "index", "State": "states",
-    "Experts": "experts", "Between": "norms, activations", "Collective": "messages", "Sampling": "sampling",
+    "Experts": "experts", "Encoded": "encoder", "Between": "norms, activations", "Collective": "messages",
+    "Sampling": "sampling",
 }  # fmt: skip
 #: engines that are drawn, and pixels of a panel at least, and down
 MOST_ENGINES, _LEAST, _HIGH = 4, 340.0, 210.0

@@ -161,7 +161,11 @@ def _requests(found: Serving) -> str:
     if load.trace:
         return f"{len(load.trace):,} of a trace"
     hit = f", {load.prefix_hit:.0%} of a prompt cached" if load.prefix_hit else ""
-    return f"{load.prompt.nominal:,} tokens in{hit}, {load.generate.nominal:,} out"
+    encoder = found.model.encoder
+    if encoder:
+        return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
+    after = " after the encoder" if encoder is not None else ""
+    return f"{load.prompt.nominal:,} tokens in{after}{hit}, {load.generate.nominal:,} out"
 
 
 def _choice(found: Serving) -> list[str]:

@@ -17,6 +17,7 @@ from memwall.fusion.server.kernels import (
     Attention,
     Between,
     Collective,
+    Encoded,
     Experts,
     Index,
     Kernel,
@@ -26,6 +27,7 @@ from memwall.fusion.server.kernels import (
     Sampling,
     State,
     Step,
+    begun,
 )  # fmt: skip
 from memwall.fusion.server.plan import Served
 from memwall.hardware.links import Cluster
@@ -53,6 +55,8 @@ def _depends_on(kernel: Kernel) -> str:
         return "cache"
     if isinstance(kernel, State):
         return "state"
+    if isinstance(kernel, Encoded):
+        return "encoder"
     if isinstance(kernel, Experts):
         return "experts"
     return "sequences" if isinstance(kernel, Sampling) or getattr(kernel, "of_sequences", False) else "tokens"
@@ -101,7 +105,7 @@ class GpuSteps:
         """Seconds of a step."""
         step = Step(decodes, context_tokens, tuple(prefills))
         own = self._own(step)
-        total_s = self.host_s + self._sum_s("state", own) + self._sent_s(own)
+        total_s = self.host_s + self._sum_s("state", own) + self._sent_s(own) + begun(own) * self._encoder_s
         parts = ("tokens", own.tokens), ("sequences", own.sequences), ("experts", self._of_stage(step))
         for kind, count in parts:
             total_s += sum(share * self._node_s(kind, rows) for rows, share in between(count, _NODE_BITS))
@@ -132,6 +136,11 @@ class GpuSteps:
         sent = collective_s("send_recv", width * own.tokens, self.layout.gpus, self.cluster)
         return (self.layout.pp - 1) * sent.time_s
 
+    @cached_property
+    def _encoder_s(self) -> float:
+        """Seconds of the encoder for one sequence."""
+        return self._sum_s("encoder", Step(0, 0, ((1, 0),)))
+
     def _prompt_s(self, prefill: tuple[int, int]) -> float:
         """Seconds of what reads the cache for one prompt."""
         new, before = (between(tokens, _NODE_BITS) for tokens in prefill)
@@ -156,6 +165,8 @@ class GpuSteps:
 
     def kernel_s(self, kernel: Kernel, step: Step) -> float:
         """Seconds of one kernel for what one group does; experts have the tokens of all groups."""
+        if isinstance(kernel, Encoded):
+            return begun(step) * self.kernel_s(kernel.kernel, kernel.step)
         if isinstance(kernel, Collective):
             return self._message_s(kernel, step)
         if not step.tokens:
@@ -192,6 +203,8 @@ class GpuSteps:
         """Seconds by wall, more of them by the kernels that read a cache, or by those that read none."""
         for kernel, n, each in self.each(step):
             own = each if cached else Step(each.decodes, 0, each.prefills)
+            if isinstance(kernel, Encoded):  # of no decode
+                continue
             if isinstance(kernel, Collective) and not cached:
                 taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
             elif isinstance(kernel, _CACHED) == cached:

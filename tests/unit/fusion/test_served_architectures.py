@@ -71,6 +71,15 @@ MODELS = {
                 mamba_d_conv=4, mamba_expand=2, mamba_chunk_size=32, attn_layer_indices=[2]),
         lambda n: 3 * (4 * 16 * 32 * 64 + 2 * 4 * (512 + 2 * 64)) + n * TOKEN,
     ),
+    # 1,500 columns of sound, whatever is said, and the text
+    "Whisper": (
+        {"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 256,
+         "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+         "encoder_ffn_dim": 512, "decoder_ffn_dim": 512, "num_mel_bins": 80, "max_source_positions": 1500,
+         "max_target_positions": 448, "vocab_size": 2048, "is_encoder_decoder": True, "dtype": "bfloat16",
+         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+        lambda n: 3 * 2 * (1500 + n) * 256 * 2,
+    ),
 }  # fmt: skip
 
 
