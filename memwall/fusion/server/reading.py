@@ -70,7 +70,7 @@ class Reader:
     def step(self) -> Step:
         """The step that was traced."""
         batch, new = self._shape
-        own = (region for region in self._of("attention") if self._writes(region))
+        own = (region for region in self._of("attention") if not self._is_cross(region))
         before = max([self.context, *(cached for _, cached in map(self._cached, own))])
         if new == 1 and before:
             return Step(batch, batch * before)
@@ -252,8 +252,7 @@ class Reader:
                 return Latent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
                               dtype=query.spec.dtype, top_k=self._indexed(region)), ()  # fmt: skip
         kv_heads, cached = self._cached(region)
-        if kv_heads and not self._writes(region):
-            self._check(region, {heads * size})
+        if self._is_cross(region):
             return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, source=cached,
                              dtype=query.spec.dtype, causal=False), ()  # fmt: skip
         if not kv_heads:
@@ -269,9 +268,7 @@ class Reader:
 
     def _check(self, region: Region, widths: set[int]) -> None:
         """Raises UsageError: attention reads other numbers of each new token than queries, keys and values."""
-        indices = {i for r in self._of("index") for op in r.ops for i in self.graph.ops[op].outputs}
-        read = [value for value in self._split(self.outside(region)[0])[2] if value.id not in indices]
-        width = distinct_bytes(read) // (self.tokens * self._core(region)[2])
+        width = self._new_numbers(region)
         if width not in widths:
             raise UsageError(
                 f"the attention of {region.place} is of no kind that the server policy models: it reads {width:,}"
@@ -295,10 +292,16 @@ class Reader:
                 return value.spec.shape[1], value.spec.shape[2]
         return 0, 0
 
-    def _writes(self, region: Region) -> bool:
-        """Whether a region adds to a cache."""
-        made = (self.graph.values[i].storage for op in region.ops for i in self.graph.ops[op].outputs)
-        return any(self.graph.storages[storage].role in CACHES for storage in made)
+    def _is_cross(self, region: Region) -> bool:
+        """Whether attention has queries alone of the new tokens: all keys are in the cache already."""
+        query = self._core(region)[0]
+        return self._cached(region)[0] > 0 and self._new_numbers(region) == query.spec.numel // self.tokens
+
+    def _new_numbers(self, region: Region) -> int:
+        """Numbers of each new token that attention reads, but what an index chose."""
+        indices = {i for r in self._of("index") for op in r.ops for i in self.graph.ops[op].outputs}
+        read = [value for value in self._split(self.outside(region)[0])[2] if value.id not in indices]
+        return distinct_bytes(read) // (self.tokens * self._core(region)[2])
 
     def _indexed(self, region: Region) -> int:
         """Tokens that an index chooses for each query of attention; 0 where none does."""
