@@ -9,21 +9,18 @@ tokens and the head are split along the vocabulary. All other layers are whole o
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op
+from memwall.frontend.exchanges import become
 
-#: what happens to a tensor, or to its gradient on the way back
-Exchanges = Callable[[torch.Tensor], torch.Tensor]
 #: class of a linear layer -> the axes of its weight that its columns and its rows are
 _AXES: Mapping[str, tuple[int, int]] = {"Linear": (0, 1), "Conv1D": (1, 0)}
 #: attributes in which layers keep their width
@@ -175,15 +172,15 @@ def split_module(module: nn.Module, split: Split, tp: int, sequence: bool = Fals
         narrow.rows(module, row, "scatter" if sequence else "reduce")
         _share_counts(module.get_submodule(_common((*columns, row))), tp)
         if gathers and region is not None:
-            _become(module.get_submodule(region), "region")
+            become(module.get_submodule(region), "region")
     for path in split.heads:
         narrow.columns(module, path, "gather" if sequence else "copy", pads=True)
     for path in split.embeddings:
         narrow.vocabulary(module, path)
     if sequence:
-        _become(module.get_submodule(split.entry), "entry")
+        become(module.get_submodule(split.entry), "entry")
         if not split.heads:
-            _become(module.get_submodule(_of_block(max((row for _, row in split.groups), key=_number))), "exit")
+            become(module.get_submodule(_of_block(max((row for _, row in split.groups), key=_number))), "exit")
     return module
 
 
@@ -202,21 +199,21 @@ class _Narrow:
         _count(layer, _COLUMN_COUNTS, layer.weight.shape[axis])  # type: ignore[index]
         if getattr(layer, "bias", None) is not None:
             self._share(layer, "bias", 0, path, pads)
-        _become(layer, way)
+        become(layer, way)
 
     def rows(self, root: nn.Module, path: str, way: str) -> None:
         layer = root.get_submodule(path)
         axis = _axes(layer, path)[1]
         self._share(layer, "weight", axis, path)
         _count(layer, _ROW_COUNTS, layer.weight.shape[axis])  # type: ignore[index]
-        _become(layer, way)
+        become(layer, way)
 
     def vocabulary(self, root: nn.Module, path: str) -> None:
         layer = root.get_submodule(path)
         shared = [part for part in root.modules() if part is not layer and getattr(part, "weight", 0) is layer.weight]
         if all((id(layer.weight), 0) in self._shares for _ in shared):  # else a whole layer has the same weight
             self._share(layer, "weight", 0, path, pads=True)
-            _become(layer, "look up")
+            become(layer, "look up")
 
     def _share(self, layer: nn.Module, name: str, axis: int, path: str, pads: bool = False) -> None:
         """``pads``: the last rank's share is filled up, as Megatron-LM does with vocabularies."""
@@ -276,130 +273,3 @@ def _share_counts(group: nn.Module, tp: int) -> None:
                 setattr(part, name, count // tp)
             elif type(count) is int and f"_whole_{name}" not in part.__dict__:
                 raise UsageError(f"tp={tp} does not divide {name}={count} of {type(part).__name__}")
-
-
-# -- what a rank runs --------------------------------------------------------------------------------------------------
-
-
-def _become(module: nn.Module, way: str) -> None:
-    """Let a module exchange its input or result, as a class of its own: hooks would make each block unlike the next."""
-    if way:
-        kind: Any = type(module)
-        module.__class__ = _exchanging(kind, way)
-
-
-@lru_cache(maxsize=256)
-def _exchanging(kind: type[nn.Module], way: str) -> type[nn.Module]:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _WAYS[way](lambda *a, **k: kind.forward(self, *a, **k), args, kwargs)
-
-    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-
-
-def _of_input(exchange: Exchanges) -> Callable[..., Any]:
-    """Exchange the first tensor of activations among the arguments."""
-
-    def call(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = [*args, *kwargs.values()]
-        at = next(i for i, item in enumerate(given) if isinstance(item, torch.Tensor) and item.is_floating_point())
-        given[at] = exchange(given[at])
-        return forward(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-
-    return call
-
-
-def _of_result(exchange: Exchanges) -> Callable[..., Any]:
-    """Exchange the result, or the first of several."""
-
-    def call(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = forward(*args, **kwargs)
-        return (exchange(made[0]), *made[1:]) if isinstance(made, tuple) else exchange(made)
-
-    return call
-
-
-def _look_up(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows of this rank's share of a table, zeros for those of others, summed."""
-    return _SUM(forward(*(arg.clamp(max=0) for arg in args), **{key: arg.clamp(max=0) for key, arg in kwargs.items()}))
-
-
-def _reduced(x: torch.Tensor) -> torch.Tensor:
-    made = x.detach()
-    dist.all_reduce(made)
-    return made
-
-
-def _gathered(x: torch.Tensor) -> torch.Tensor:
-    """All ranks' parts along the sequence."""
-    axis = _sequence_axis(x)
-    made = x.new_empty(*x.shape[:axis], x.shape[axis] * dist.get_world_size(), *x.shape[axis + 1 :])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for it
-        dist.all_gather_into_tensor(made, x.contiguous())
-    return made
-
-
-def _scattered(x: torch.Tensor) -> torch.Tensor:
-    """This rank's part of the sum of all ranks'."""
-    made = torch.empty_like(_part(x), memory_format=torch.contiguous_format)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        dist.reduce_scatter_tensor(made, x.contiguous())
-    return made
-
-
-def _part(x: torch.Tensor) -> torch.Tensor:
-    axis, ranks = _sequence_axis(x), dist.get_world_size()
-    if x.shape[axis] % ranks:
-        raise UsageError(f"sp: {ranks} ranks do not divide a sequence of {x.shape[axis]:,}")
-    return x.narrow(axis, 0, x.shape[axis] // ranks)
-
-
-def _sequence_axis(x: torch.Tensor) -> int:
-    """The longest axis but for the width: that of the sequence, first or second. What lies between groups treats all
-    tokens alike."""
-    return max(range(x.dim() - 1), key=lambda axis: x.shape[axis])
-
-
-def _exchange(forward: Exchanges, backward: Exchanges) -> Exchanges:
-    class Exchange(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return forward(x)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return backward(gradient)
-
-    return Exchange.apply
-
-
-def _once(exchange: Exchanges, name: str) -> Exchanges:
-    """The exchange of a tensor that several layers read, made once."""
-
-    def call(x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor | None = getattr(x, name, None)
-        if made is None:
-            made = exchange(x)
-            setattr(x, name, made)
-        return made
-
-    return call
-
-
-def _same(x: torch.Tensor) -> torch.Tensor:
-    return x.view_as(x)
-
-
-_SUM = _exchange(_reduced, _same)
-#: way -> what a module does next to its own forward
-_WAYS: Mapping[str, Callable[..., Any]] = {
-    "copy": _of_input(_once(_exchange(_same, _reduced), "_memwall_copy")),
-    "gather": _of_input(_once(_exchange(_gathered, _scattered), "_memwall_gathered")),
-    "region": _of_input(_exchange(_gathered, _scattered)),
-    "entry": _of_input(_exchange(lambda x: _part(x).contiguous(), _gathered)),
-    "reduce": _of_result(_SUM),
-    "look up": _look_up,
-    "exit": _of_result(_exchange(_gathered, lambda gradient: _part(gradient).contiguous())),
-    "scatter": _of_result(_exchange(_scattered, _gathered)),
-}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -111,7 +111,7 @@ def training_step(
         raise UsageError("cp and ep are not modeled for a traced module; leave them out")
     if state not in STATES:
         raise unknown("state", state, STATES)
-    job = _Job(blocks, layout, cluster, STATES[state], overlap, 1 - 1 / layout.tp if async_tp else 0.0)
+    job = _Job(blocks, layout, _all_at_once(cluster), STATES[state], overlap, 1 - 1 / layout.tp if async_tp else 0.0)
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
     ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]
@@ -122,6 +122,15 @@ def training_step(
         layout, cluster, run, summed_s + optimizer_s, summed_s - run.time_s, job.tensor_s(run.slowest), optimizer_s,
         tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), flops, flops + again,
     )  # fmt: skip
+
+
+def _all_at_once(cluster: Cluster) -> Cluster:
+    """The cluster for groups of GPUs that all communicate at once: each GPU has its part of a node's adapters."""
+    links, gpus = dict(cluster.link), cluster.gpus_per_node
+    for name, link in links.items():
+        if 1 < link.rails < gpus:
+            links[name] = replace(link, rails=gpus, bytes_per_s=link.bytes_per_s * link.rails / gpus)
+    return replace(cluster, link=links)
 
 
 @dataclass(frozen=True)

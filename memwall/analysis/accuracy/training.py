@@ -63,7 +63,7 @@ class TrainingSample:
     def step(self) -> TrainingStep:
         """The step, modeled."""
         blocks = _blocks(replace(self.sizes, layers=_TRACED), self.microbatch, self.layout.tp, self.layout.sp,
-                         self.dtype, self.cluster.name, self.gpu)  # fmt: skip
+                         self.dtype, self.cluster, self.gpu)  # fmt: skip
         stretched = blocks.stretched(self.sizes.layers)
         return training_step(stretched, self.layout, self.cluster, state=self.state, overlap=self.overlap,
                              async_tp=self.async_tp)  # fmt: skip
@@ -77,12 +77,16 @@ class TrainingSample:
                    r0_s=r0_s, r1_s=r0_s / _R1_PEAK)  # fmt: skip
 
 
-@lru_cache(maxsize=512)
-def _blocks(sizes: Sizes, batch: int, tp: int, sequence: bool, dtype: str, cluster: str, gpu: Gpu) -> Blocks:
-    from memwall.hardware.cluster import load_cluster
+_KNOWN: dict[tuple[object, ...], Blocks] = {}
 
-    profile = _profile(sizes, batch, tp, sequence, dtype)
-    return blocks_of(profile, load_cluster(cluster), "memwall", gpu=gpu, within_modules=True)
+
+def _blocks(sizes: Sizes, batch: int, tp: int, sequence: bool, dtype: str, cluster: Cluster, gpu: Gpu) -> Blocks:
+    """The blocks of a rank, read once for each cluster, by its name."""
+    key = (sizes, batch, tp, sequence, dtype, cluster.name, gpu)
+    if key not in _KNOWN:
+        profile = _profile(sizes, batch, tp, sequence, dtype)
+        _KNOWN[key] = blocks_of(profile, cluster, "memwall", gpu=gpu, within_modules=True)
+    return _KNOWN[key]
 
 
 @lru_cache(maxsize=512)

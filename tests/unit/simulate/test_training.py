@@ -124,3 +124,15 @@ def test_what_is_not_modeled_is_refused():
     for text in ("cp=2", "dp=4,ep=2"):
         with pytest.raises(UsageError, match="cp and ep are not modeled"):
             step(text)
+
+
+def test_groups_that_communicate_at_once_share_the_adapters_of_a_node():
+    """Eight GPUs with four adapters: two groups of replicas on each node have two each; with one group it has all."""
+    few = load_cluster("aws-p4d")
+    layer = Block(Work(1.0), Work(2.0), parameters=250_000_000)
+    blocks = Blocks(Block(), (layer,) * 2, Block())
+    alone, shared = (
+        training_step(blocks, Parallelism(tp=tp, dp=32 // tp), few, overlap=False).exposed_s for tp in (1, 2)
+    )
+    assert alone == pytest.approx(collective_s("all_reduce", 2e9, 32, few).time_s, rel=1e-6)
+    assert shared > 1.8 * collective_s("all_reduce", 2e9, 16, few, per_node=4).time_s

@@ -1,0 +1,145 @@
+"""What ranks that share products exchange: the inputs and the results of a module's layers, and their gradients.
+
+As in Megatron-LM, an all-reduce forward is none backward and the other way around; along a sequence an all-gather is a
+reduce-scatter backward and the other way around.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from memwall.core.errors import UsageError
+
+#: what happens to a tensor, or to its gradient on the way back
+Exchanges = Callable[[torch.Tensor], torch.Tensor]
+
+
+def become(module: nn.Module, way: str) -> None:
+    """Let a module exchange its input or result, as a class of its own: hooks would make each block unlike the next."""
+    if way:
+        kind: Any = type(module)
+        module.__class__ = _exchanging(kind, way)
+
+
+@lru_cache(maxsize=256)
+def _exchanging(kind: type[nn.Module], way: str) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _WAYS[way](lambda *a, **k: kind.forward(self, *a, **k), args, kwargs)
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _of_input(exchange: Exchanges) -> Callable[..., Any]:
+    """Exchange the first tensor of activations among the arguments."""
+
+    def call(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = [*args, *kwargs.values()]
+        at = next(i for i, item in enumerate(given) if isinstance(item, torch.Tensor) and item.is_floating_point())
+        given[at] = exchange(given[at])
+        return forward(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+
+    return call
+
+
+def _of_result(exchange: Exchanges) -> Callable[..., Any]:
+    """Exchange the result, or the first of several."""
+
+    def call(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = forward(*args, **kwargs)
+        return (exchange(made[0]), *made[1:]) if isinstance(made, tuple) else exchange(made)
+
+    return call
+
+
+def _look_up(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows of this rank's share of a table, zeros for those of others, summed."""
+    return _SUM(forward(*(arg.clamp(max=0) for arg in args), **{key: arg.clamp(max=0) for key, arg in kwargs.items()}))
+
+
+def _reduced(x: torch.Tensor) -> torch.Tensor:
+    made = x.detach()
+    dist.all_reduce(made)
+    return made
+
+
+def _gathered(x: torch.Tensor) -> torch.Tensor:
+    """All ranks' parts along the sequence."""
+    axis = _sequence_axis(x)
+    made = x.new_empty(*x.shape[:axis], x.shape[axis] * dist.get_world_size(), *x.shape[axis + 1 :])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for it
+        dist.all_gather_into_tensor(made, x.contiguous())
+    return made
+
+
+def _scattered(x: torch.Tensor) -> torch.Tensor:
+    """This rank's part of the sum of all ranks'."""
+    made = torch.empty_like(_part(x), memory_format=torch.contiguous_format)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.reduce_scatter_tensor(made, x.contiguous())
+    return made
+
+
+def _part(x: torch.Tensor) -> torch.Tensor:
+    axis, ranks = _sequence_axis(x), dist.get_world_size()
+    if x.shape[axis] % ranks:
+        raise UsageError(f"sp: {ranks} ranks do not divide a sequence of {x.shape[axis]:,}")
+    return x.narrow(axis, 0, x.shape[axis] // ranks)
+
+
+def _sequence_axis(x: torch.Tensor) -> int:
+    """The longest axis but for the width: that of the sequence, first or second. What lies between groups treats all
+    tokens alike."""
+    return max(range(x.dim() - 1), key=lambda axis: x.shape[axis])
+
+
+def _exchange(forward: Exchanges, backward: Exchanges) -> Exchanges:
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return forward(x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return backward(gradient)
+
+    return Exchange.apply
+
+
+def _once(exchange: Exchanges, name: str) -> Exchanges:
+    """The exchange of a tensor that several layers read, made once."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor | None = getattr(x, name, None)
+        if made is None:
+            made = exchange(x)
+            setattr(x, name, made)
+        return made
+
+    return call
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x.view_as(x)
+
+
+_SUM = _exchange(_reduced, _same)
+#: way -> what a module does next to its own forward
+_WAYS: Mapping[str, Callable[..., Any]] = {
+    "copy": _of_input(_once(_exchange(_same, _reduced), "_memwall_copy")),
+    "gather": _of_input(_once(_exchange(_gathered, _scattered), "_memwall_gathered")),
+    "region": _of_input(_exchange(_gathered, _scattered)),
+    "entry": _of_input(_exchange(lambda x: _part(x).contiguous(), _gathered)),
+    "reduce": _of_result(_SUM),
+    "look up": _look_up,
+    "exit": _of_result(_exchange(_gathered, lambda gradient: _part(gradient).contiguous())),
+    "scatter": _of_result(_exchange(_scattered, _gathered)),
+}
