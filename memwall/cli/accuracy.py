@@ -16,15 +16,18 @@ from memwall.core.errors import UsageError
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=options.completing("files"))
 @click.option("--split", is_flag=True, help="Score held-out shapes and held-out GPUs too.")
 @click.option("--fit", "rows", metavar="ROWS", help="Fit constants to the rows of one GPU; -o FILE.toml gets its file.")
+@click.option("--rows", "deployments", type=click.IntRange(0), default=200, show_default=True, metavar="N",
+              help="Deployments to simulate of each table, evenly spaced; 0: all.")  # fmt: skip
 @options.common("accuracy.AccuracyReport")
-def command(files: tuple[str, ...], split: bool, rows: str | None, out: Out) -> None:
+def command(files: tuple[str, ...], split: bool, rows: str | None, deployments: int, out: Out) -> None:
     """Score the model against measured kernels.
 
     FILE is a saved profile that memwall measure wrote (.json), a table of its rows (.csv), or a table of measured times
-    of NeuSight, aiconfigurator, Vidur, DeepBench or Liger, known by its columns. For each data set, GPU, op class and
-    dtype: mean, median and 90th percentile of the error, its bias (above 0: modeled too slow), rank correlation, how
-    many are within 20 %, and how many beat the roofline bound, which is a model error; next to them what two
-    rooflines score. Each distinct kernel counts once. -o writes .md, .csv, .json, .txt, .png, .svg or .pdf.
+    of NeuSight, aiconfigurator, Vidur, DeepBench or Liger, or of deployments of language models, known by its columns.
+    For each data set, GPU, op class and dtype: mean, median and 90th percentile of the error, its bias (above 0:
+    modeled too slow), rank correlation, how many are within 20 %, and how many beat the roofline bound, which is a
+    model error; next to them what two rooflines score. Each distinct kernel counts once. -o writes .md, .csv, .json,
+    .txt, .png, .svg or .pdf.
     """
     from memwall.report.pages.accuracy import AccuracyReport, FitsReport
 
@@ -39,9 +42,11 @@ def command(files: tuple[str, ...], split: bool, rows: str | None, out: Out) -> 
     if not files:
         raise UsageError("Missing argument 'FILE...': what to score the model against")
     from memwall.analysis.accuracy import score_files
+    from memwall.serving import read_model
 
     out.plan(AccuracyReport)
-    out.show(AccuracyReport(score_files(dict.fromkeys(files), split=split)))
+    found = score_files(dict.fromkeys(files), split=split, deployments=deployments, read_model=read_model)
+    out.show(AccuracyReport(found))
 
 
 def _target(path: Path) -> Path:

@@ -19,6 +19,8 @@ from memwall.core.units import counted
 from memwall.fusion.server import Layout, Served, Step
 from memwall.fusion.server.kernels import Attention, Experts, Latent, Product, State
 from memwall.hardware.cluster import cluster_of, load_cluster
+from memwall.hardware.engine import ENGINES as ENGINES
+from memwall.hardware.engine import engine_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
@@ -32,7 +34,6 @@ from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 
 #: ``--kv`` -> dtype of the cache
 CACHES = {"model": "", "fp8": "float8_e4m3fn"}
-ENGINES = ("vllm", "sglang", "trtllm")
 #: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
 PROMPT, DECODER_PROMPT = 1024, 4
 #: dtypes that engines run on GPUs alone that multiply them
@@ -220,14 +221,15 @@ def _steps(
 ) -> GpuSteps:
     _check_layout(model.served, layout)
     joined = _cluster(gpu, layout.gpus, cluster)
-    return GpuSteps(model.served, gpu, layout, joined, utilization, max_context=model.max_context)
+    host = engine_host(layout.engine)
+    return GpuSteps(model.served, gpu, layout, joined, utilization, host=host, max_context=model.max_context)
 
 
 def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
     layout = replace(asked.layout, tp=count, weights=model.scheme)
     steps = _steps(model, gpu, layout, asked.cluster, asked.utilization)
     cluster = steps.cluster
-    policy, engines, gpus = _of_groups(asked.policy, layout.dp), steps, layout.gpus
+    policy, engines, gpus = _of_engine(asked.policy, layout), steps, layout.gpus
     if asked.draft is not None:
         own = replace(layout, weights=asked.draft.scheme)
         _check_layout(asked.draft.served, own)
@@ -292,9 +294,12 @@ def _cluster(gpu: Gpu, count: int, named: str | Path | Cluster | None) -> Cluste
     return cluster_of(gpu) if count > 1 else None
 
 
-def _of_groups(policy: Policy, groups: int) -> Policy:
+def _of_engine(policy: Policy, layout: Layout) -> Policy:
     """The policy of all groups of GPUs with sequences of their own, each of which has a scheduler."""
-    return replace(policy, token_budget=policy.token_budget * groups, max_batch=policy.max_batch * groups)
+    return replace(
+        policy, token_budget=policy.token_budget * layout.dp, max_batch=policy.max_batch * layout.dp,
+        request_s=policy.request_s or engine_host(layout.engine).request_s,
+    )  # fmt: skip
 
 
 def _check_layout(kernels: Served, layout: Layout) -> None:

@@ -45,7 +45,7 @@ class CollectiveSample:
 
     def left_out(self) -> CollectiveSample:
         """The sample as if nothing had been measured between GPUs of its kind."""
-        return replace(self, cluster=_without_own(self.cluster))
+        return replace(self, cluster=without_own(self.cluster))
 
     def modeled(self) -> CollectiveTime:
         return collective_s(self.op, self.nbytes, self.workers, self.cluster, per_node=self.per_node,
@@ -66,7 +66,7 @@ def _without(name: str, gpu: str) -> list[Cluster]:
     return [other for other in stated_clusters() if other.gpu != gpu and other.name != name]
 
 
-def _without_own(cluster: Cluster) -> Cluster:
+def without_own(cluster: Cluster) -> Cluster:
     """The cluster with the protocols of the most similar links of other GPUs. What the host takes is kept: it is no
     property of the GPU or its links."""
     bare = {name: replace(link, protocols={}) for name, link in cluster.link.items()}

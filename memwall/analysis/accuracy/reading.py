@@ -6,12 +6,13 @@ Lines that begin with ``#`` before the header are comments. A row that cannot be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from memwall.analysis.accuracy.collectives import CollectiveSample, collective_rows
+from memwall.analysis.accuracy.deployments import Deployment, Engines, Traced, deployment_rows
 from memwall.analysis.accuracy.modules import ModuleSample, module_rows
 from memwall.analysis.accuracy.samples import Sample, halves, left_out, model_rows
 from memwall.analysis.accuracy.tables import TABLES, Kind, Skip
@@ -30,6 +31,7 @@ class Measured:
     modules: list[ModuleSample] = field(default_factory=list)
     collectives: list[CollectiveSample] = field(default_factory=list)
     steps: list[TrainingSample] = field(default_factory=list)
+    deployments: list[Deployment] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     #: reason -> rows
     skipped: Counter[str] = field(default_factory=Counter)
@@ -45,7 +47,7 @@ def read_measured(path: str | Path) -> Measured:
         _read_table(source, found)
     else:
         raise UsageError(f"cannot score {source}: want a saved profile (.json) or a table (.csv)")
-    if not (found.samples or found.modules or found.collectives or found.steps or found.rows):
+    if not (found.samples or found.modules or found.collectives or found.steps or found.deployments or found.rows):
         reason = f": {found.skipped.most_common(1)[0][0]}" if found.skipped else ""
         raise UsageError(f"{source} holds no measured kernel that was timed{reason}")
     return found
@@ -64,7 +66,7 @@ def _read_table(source: Path, found: Measured) -> None:
     kind = None
     into: dict[type, list[Any]] = {
         Sample: found.samples, ModuleSample: found.modules, CollectiveSample: found.collectives,
-        TrainingSample: found.steps, Row: found.rows,
+        TrainingSample: found.steps, Deployment: found.deployments, Row: found.rows,
     }  # fmt: skip
     for line, record in read_csv(source):
         kind = kind or _recognise(source, record)
@@ -106,15 +108,24 @@ class Scored:
     split: Split | None = None
 
 
-def score_files(paths: Iterable[str | Path], *, split: bool = False) -> Scored:
-    """All rows of some files; raises as :func:`read_measured`."""
+def score_files(
+    paths: Iterable[str | Path], *, split: bool = False, deployments: int = 0,
+    read_model: Callable[[str], Traced] | None = None,
+) -> Scored:  # fmt: skip
+    """All rows of some files, but of deployments, which are simulated, evenly spaced ones, about so many of each file
+    (0: all); ``read_model`` reads their models. Raises as :func:`read_measured`."""
     found = [read_measured(path) for path in paths]
+    engines = read_model and Engines(read_model)
     samples = [sample for measured in found for sample in measured.samples]
     modules = [module for measured in found for module in measured.modules]
     collectives = [each for measured in found for each in measured.collectives]
     steps = [step for measured in found for step in measured.steps]
+    asked = [each for measured in found for each in thinned(measured.deployments, deployments)]
     skipped: Counter[str] = sum((measured.skipped for measured in found), Counter())
+    if left := sum(len(measured.deployments) for measured in found) - len(asked):
+        skipped["deployments that --rows leaves out"] = left
     rows = [row for measured in found for row in measured.rows] + _modeled(samples, modules, collectives, steps)
+    rows += deployment_rows(asked, engines, skipped)
     if not split:
         return Scored(rows, skipped)
     parts = zip(
@@ -122,9 +133,15 @@ def score_files(paths: Iterable[str | Path], *, split: bool = False) -> Scored:
         (*halves(modules), left_out(modules)),
         (*halves(collectives), [each.left_out() for each in collectives]),
         (*halves(steps), [step.left_out() for step in steps]),
+        (*halves(asked), [each.left_out() for each in asked]),
         strict=True,
     )
-    return Scored(rows, skipped, Split(*(_modeled(*part) for part in parts)))
+    return Scored(rows, skipped, Split(*(_modeled(*part[:4]) + deployment_rows(part[4], engines) for part in parts)))
+
+
+def thinned(samples: Sequence[Deployment], most: int) -> Sequence[Deployment]:
+    """Evenly spaced ones, about so many; all if 0."""
+    return samples[:: max(len(samples) // most, 1)] if most else samples
 
 
 def _modeled(

@@ -15,6 +15,9 @@ from memwall.ops.quantised import SCHEMES
 #: scheme of products -> that of experts, where it is another
 OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4"}
 
+#: engine of whose latent attention all rows are of eager calls -> the one that runs the same kernels (FlashMLA,
+#: CUTLASS, FlashInfer) in a CUDA graph
+_IN_GRAPHS = {"vllm": "sglang"}
 NO_COST = Cost(launches=())
 #: rows from this length on take a kernel with a block for each
 _NORM_COLUMNS = 256
@@ -69,7 +72,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One kernel of a step, or a few that follow one another. ``place`` is not part of it: layers are alike."""
+    """One kernel of a step, or a few that follow one another. ``place`` is not part of it: layers are alike.
+    ``beside``: it needs nothing of the experts, nor they of it, so that a second stream runs it next to them."""
+
+    beside: bool = False
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         """What it must do on one GPU."""
@@ -178,7 +184,7 @@ class Latent(Kernel):
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         heads, kv, found = _shared(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
-        how: Any = {"engine": layout.engine, "widths": self._widths}
+        how: Any = {"engine": _IN_GRAPHS.get(layout.engine, layout.engine), "widths": self._widths}
         for batch, queries, keys in _calls(step):
             chosen = min(keys, self.top_k or keys)
             if queries == 1 or chosen < keys:

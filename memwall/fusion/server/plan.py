@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan, not_run
-from memwall.fusion.server.kernels import Encoded, Kernel, Layout
-from memwall.fusion.server.reading import Reader, sampling
+from memwall.fusion.server.kernels import Encoded, Experts, Kernel, Layout, Product
+from memwall.fusion.server.reading import Read, Reader, sampling
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 
@@ -68,7 +70,11 @@ def served(
     """
     reader = Reader(graph, keeps, context)
     reads = reader.read()
-    kernels = Counter(kernel for read in reads for kernel in (*read.before, read.kernel, *read.after))
+    alone = _independent(reader)
+    kernels: Counter[Kernel] = Counter()
+    for read in reads:
+        kernel = _as_run(read.kernel, reads)
+        kernels.update((*read.before, replace(kernel, beside=id(read.region) in alone), *read.after))
     kernels.update(sampling(graph))
     if prompt is not None:
         first = Reader(prompt, keeps).read()
@@ -77,3 +83,26 @@ def served(
     own = sum(n * kernel.weights_bytes(Layout()) for kernel, n in kernels.items())
     held = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
     return Served(tuple((kernel, n) for kernel, n in kernels.items()), max(held - own, 0))
+
+
+def _independent(reader: Reader) -> set[int]:
+    """Regions that need nothing of a layer's experts, nor they of them: shared experts."""
+    before, known = [sum(1 << j for j in region.reads) for region in reader.regions], list[int]()
+    while before != known:
+        known = list(before)
+        for i, region in enumerate(reader.regions):
+            before[i] = reduce(or_, (before[j] for j in region.reads), before[i])
+    found = set()
+    experts = [i for i, region in enumerate(reader.regions) if region.kind == "experts"]
+    for i, region in enumerate(reader.regions):
+        if region.kind in ("product", "between") and any(not (before[i] >> e | before[e] >> i) & 1 for e in experts):
+            found.add(id(region))
+    return found
+
+
+def _as_run(kernel: Kernel, reads: Iterable[Read]) -> Kernel:
+    """A router that the model runs in float32 multiplies in the dtype of its experts, as servers do."""
+    experts = next((read.kernel for read in reads if isinstance(read.kernel, Experts)), None)
+    if experts and isinstance(kernel, Product) and kernel.dtype == "float32" and kernel.n == experts.count:
+        return replace(kernel, dtype=experts.dtype)
+    return kernel

@@ -79,7 +79,8 @@ class Policy:
     vLLM v1 does; otherwise prompts run whole in steps of their own while decodes wait, as SGLang does without mixed
     chunks. A step of decodes alone runs the next batch in ``captured`` (empty: no graphs). A prompt is admitted when
     the cache also has room for the share ``reserve`` of all that running requests may still generate: 0 as vLLM does,
-    which preempts where it went wrong; 1 as TensorRT-LLM does (``GUARANTEED_NO_EVICT``); SGLang is between."""
+    which preempts where it went wrong; 1 as TensorRT-LLM does (``GUARANTEED_NO_EVICT``); SGLang is between.
+    ``request_s`` passes between a client and the queue."""
 
     token_budget: int = 8192
     max_batch: int = 256
@@ -87,6 +88,7 @@ class Policy:
     captured: tuple[int, ...] = CAPTURED
     speculation: Speculation | None = None
     reserve: float = 0.0
+    request_s: float = 0.0
 
     def __post_init__(self) -> None:
         if min(self.token_budget, self.max_batch) < 1:

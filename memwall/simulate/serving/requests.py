@@ -234,7 +234,7 @@ class _Server:
         self._schedulers = [scheduler for pool in self.pools for scheduler in pool]
         #: (seconds, order, pool, request) of those on their way to a pool
         self._arrivals: list[tuple[float, int, int, Request]] = []
-        self._order = itertools.count()
+        self._order, self._request_s = itertools.count(), policy.request_s
         #: when the link of each prompt engine is free
         self._link_s: dict[Scheduler, float] = {}
 
@@ -262,7 +262,7 @@ class _Server:
     def _ask(self, asked: Asked, now_s: float) -> None:
         arrival_s = now_s if asked.arrival_s is None else asked.arrival_s
         request = Request(asked, arrival_s, asked.prompt_tokens, asked.cached_tokens)
-        heapq.heappush(self._arrivals, (arrival_s, next(self._order), 0, request))
+        heapq.heappush(self._arrivals, (arrival_s + self._request_s, next(self._order), 0, request))
 
     def _transfer(self, request: Request, source: Scheduler) -> None:
         """Send the cache of a prompt to the engines that decode."""

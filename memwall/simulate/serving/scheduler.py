@@ -12,10 +12,10 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
-from memwall.simulate.serving.engine import Engine
+from memwall.simulate.serving.engine import BLOCK_TOKENS, Engine
 from memwall.simulate.serving.workload import Asked
 
 
@@ -273,9 +273,10 @@ class Scheduler:
 
     def _used_bytes(self, steps: int = 0) -> int:
         """Bytes of the blocks that the decode step after so many more needs, with those of prompts."""
-        tokens, verified, kv_bytes = self.engine.tokens_per_step, self.policy.verified, self.engine.kv_bytes
-        count = self._count + steps
-        decodes = sum(kv_bytes(r.prompt + tokens * (count - r.joined) + verified) for r in self._decodes)
+        tokens, kv_bytes = self.engine.tokens_per_step, self.engine.kv_bytes
+        reached = tokens * (self._count + steps) + self.policy.verified
+        blocks = Counter(-(-(r.prompt - tokens * r.joined + reached) // BLOCK_TOKENS) for r in self._decodes)
+        decodes = sum(n * kv_bytes(block * BLOCK_TOKENS) for block, n in blocks.items())
         return decodes + sum(map(self._prompt_bytes, self._prompts))
 
     def _make_room(self) -> bool:

@@ -97,9 +97,11 @@ def steady_state(steps: Steps, workload: Workload, policy: Policy = DEFAULT) -> 
     doubt = ""
     if point.prompt_share > _FULL_STEPS and 0 < point.prompts < _FEW * clients and clients <= load.slots:
         doubt = "prompts just fill the token budget of every step: how many wait is uncertain"
-    first_s, first = server.first_wave_s(clients), min(clients, load.slots, workload.count) / workload.count
+    first_s = server.first_wave_s(clients) + policy.request_s
+    first = min(clients, load.slots, workload.count) / workload.count
     found = _steady(server, point.ends_per_s, point, ttft_s)
-    return replace(found, first_wave_s=first_s, run_ttft_s=first * first_s + (1 - first) * ttft_s, doubt=doubt)
+    run_s = first * first_s + (1 - first) * found.ttft.mean
+    return replace(found, first_wave_s=first_s, run_ttft_s=run_s, doubt=doubt)
 
 
 def _rate(workload: Workload) -> float:
@@ -339,6 +341,7 @@ def _steady(server: _Server, per_s: float, point: _Point, ttft_s: float) -> Stea
     load, full = server.load, "batch" if server.load.slots == server.policy.max_batch else "cache"
     waits = per_s * ttft_s > 2 * point.prompts + per_s * point.residual_s
     held = point.batch * load.engine.kv_bytes(load.context) + point.prompts * load.engine.kv_bytes(load.prompt)
+    ttft_s += server.policy.request_s
     return Steady(
         ttft=Spread(ttft_s), tpot=Spread(point.batch / per_s / (load.generate - 1)), requests_per_s=per_s,
         tokens_per_s=per_s * load.generate, prompt_tokens_per_s=per_s * load.prompt, batch=point.batch,

@@ -30,19 +30,25 @@ from memwall.fusion.server.kernels import (
     begun,
 )  # fmt: skip
 from memwall.fusion.server.plan import Served
-from memwall.hardware.links import Cluster
+from memwall.hardware.engine import EngineHost
+from memwall.hardware.links import LIBRARIES, Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.base import kept_share
-from memwall.perfmodel.collectives import collective_s
+from memwall.perfmodel.collectives import CUSTOM_BYTES, collective_s
 from memwall.perfmodel.roofline import Prediction, predict_cost
-from memwall.simulate.serving.engine import between
+from memwall.simulate.serving.engine import CAPTURED, between
 
 #: share of a GPU's memory that a server takes (vLLM's ``gpu_memory_utilization``)
 UTILIZATION = 0.9
 #: tokens of a step for whose activations memory is reserved, and bytes of CUDA's context, graphs and NCCL's buffers
 _BUDGET_TOKENS, _CONTEXT_BYTES = 8192, 2 << 30
+#: bytes of a number of a row between layers
+_ROW_ITEMSIZE = 2
 #: kernels that read the cache
 _CACHED = (Attention, Latent, Index)
+#: most tokens of a step in which shared experts run on a second stream next to the others (vLLM's
+#: ``VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD``; SGLang and TensorRT-LLM do so in CUDA graphs)
+_STREAM_TOKENS = 256
 #: bits of the nodes between which times are linear
 _NODE_BITS = 6
 #: what a node counts -> the kernels whose time it is, where that has another name
@@ -57,21 +63,21 @@ def _depends_on(kernel: Kernel) -> str:
         return "state"
     if isinstance(kernel, Encoded):
         return "encoder"
-    if isinstance(kernel, Experts):
-        return "experts"
+    if isinstance(kernel, Experts) or kernel.beside:
+        return "experts" if isinstance(kernel, Experts) else "beside"
     return "sequences" if isinstance(kernel, Sampling) or getattr(kernel, "of_sequences", False) else "tokens"
 
 
 @dataclass
 class GpuSteps:
-    """The steps of a model on the GPUs of one engine. ``host_s`` is what the engine's CPU adds to each step."""
+    """The steps of a model on the GPUs of one engine. ``host`` is the engine's CPU."""
 
     served: Served
     gpu: Gpu
     layout: Layout = field(default_factory=Layout)
     cluster: Cluster | None = None
     utilization: float = UTILIZATION
-    host_s: float = 0.0
+    host: EngineHost = field(default_factory=lambda: EngineHost(""))
     max_context: int | None = None
     _known: dict[tuple[str, int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
@@ -105,14 +111,30 @@ class GpuSteps:
         """Seconds of a step."""
         step = Step(decodes, context_tokens, tuple(prefills))
         own = self._own(step)
-        total_s = self.host_s + self._sum_s("state", own) + self._sent_s(own) + begun(own) * self._encoder_s
-        parts = ("tokens", own.tokens), ("sequences", own.sequences), ("experts", self._of_stage(step))
-        for kind, count in parts:
-            total_s += sum(share * self._node_s(kind, rows) for rows, share in between(count, _NODE_BITS))
+        issued_s = self._launches * self.host.launch_s if own.tokens > CAPTURED[-1] else 0.0
+        return self.host.step_s + max(self._kernels_s(step, own), issued_s)
+
+    @cached_property
+    def _launches(self) -> int:
+        """Kernels of a step."""
+        one = Step(1, 1)
+        return sum(n * max(len(kernel.cost(one, self.layout).launches), 1) for kernel, n in self.served.kernels)
+
+    def _kernels_s(self, step: Step, own: Step) -> float:
+        """Seconds of the kernels of a step, of which a group does its own."""
+        decodes, context_tokens = step.decodes, step.context_tokens
+        total_s = self._sum_s("state", own) + self._sent_s(own) + begun(own) * self._encoder_s
+        total_s += self._at("tokens", own.tokens) + self._at("sequences", own.sequences)
+        experts_s, beside_s = self._at("experts", self._of_stage(step)), self._at("beside", own.tokens)
+        total_s += max(experts_s, beside_s) if own.tokens <= _STREAM_TOKENS else experts_s + beside_s
         if decodes:
             each = between(context_tokens / decodes, _NODE_BITS)
             total_s += sum(share * self._node_s("decodes", own.decodes, keys) for keys, share in each)
         return total_s + sum(map(self._prompt_s, own.prefills))
+
+    def _at(self, kind: str, count: int) -> float:
+        """Seconds of the kernels of a kind, between nodes."""
+        return sum(share * self._node_s(kind, rows) for rows, share in between(count, _NODE_BITS))
 
     def _own(self, step: Step) -> Step:
         """What the fullest group does of a step, in one of the parts that are in the pipeline."""
@@ -132,8 +154,7 @@ class GpuSteps:
         if self.layout.pp == 1:
             return 0.0
         assert self.cluster is not None
-        width = max(kernel.width for kernel, _ in self.served.kernels if isinstance(kernel, Collective))
-        sent = collective_s("send_recv", width * own.tokens, self.layout.gpus, self.cluster)
+        sent = collective_s("send_recv", self._width * own.tokens, self.layout.gpus, self.cluster)
         return (self.layout.pp - 1) * sent.time_s
 
     @cached_property
@@ -171,11 +192,32 @@ class GpuSteps:
             return self._message_s(kernel, step)
         if not step.tokens:
             return 0.0
-        return self.prediction(kernel, step).time_s + self._waited_s(kernel, step)
+        found = self.prediction(kernel, step)
+        return (found.memory_s if self._is_fused(kernel, step) else found.time_s) + self._waited_s(kernel, step)
 
     def _waited_s(self, kernel: Kernel, step: Step) -> float:
         """Seconds of messages that belong to a kernel."""
         return self._exchanged_s(kernel, step) if isinstance(kernel, Experts) and self.layout.dp > 1 else 0.0
+
+    def _is_fused(self, kernel: Kernel, step: Step) -> bool:
+        """Whether it is the sum and norm of rows that an all-reduce of the engine's own makes, which does them too:
+        FlashInfer's and TensorRT-LLM's ``allreduce_fusion``."""
+        if self.layout.tp == 1 or not isinstance(kernel, Between) or kernel.shared or kernel.of_sequences:
+            return False
+        width = kernel.columns * _ROW_ITEMSIZE
+        return width == self._width and width * step.tokens <= CUSTOM_BYTES
+
+    @cached_property
+    def _width(self) -> int:
+        """Bytes of a row between layers."""
+        return max(
+            (
+                kernel.width
+                for kernel, _ in self.served.kernels
+                if isinstance(kernel, Collective) and kernel.op == "all_reduce"
+            ),
+            default=0,
+        )
 
     def each(self, step: Step) -> Iterator[tuple[Kernel, int, Step]]:
         """The kernels with what each does of a step."""
@@ -240,4 +282,5 @@ class GpuSteps:
             return 0.0
         assert self.cluster is not None
         nbytes = kernel.message_bytes(step)
-        return collective_s(kernel.op, nbytes, self.layout.tp, self.cluster, library="custom").time_s
+        library = self.layout.engine if self.layout.engine in LIBRARIES else "custom"
+        return collective_s(kernel.op, nbytes, self.layout.tp, self.cluster, library=library).time_s

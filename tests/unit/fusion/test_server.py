@@ -8,8 +8,9 @@ import pytest
 import memwall
 from memwall.core.errors import UsageError
 from memwall.fusion.server import Layout, Step, served
-from memwall.fusion.server.kernels import Attention, Collective, Experts, Index, Latent, Product
+from memwall.fusion.server.kernels import Attention, Between, Collective, Experts, Index, Latent, Product
 from memwall.hardware.cluster import cluster_of
+from memwall.hardware.engine import ENGINES, EngineHost, engine_host
 from memwall.serving import serve
 from memwall.simulate.serving.timing import GpuSteps
 from tests.unit.places import shared
@@ -278,3 +279,32 @@ def test_nodes_between_which_times_are_linear_are_close_to_the_times_themselves(
         assert steps.step_s(step.decodes, step.context_tokens, step.prefills) == pytest.approx(
             sum(steps.by_kind(step).values()), rel=0.02
         )
+
+
+def test_shared_experts_run_next_to_the_others(traced):
+    """Gate and up, the activation and down of DeepSeek's shared expert need nothing of the routed ones."""
+    model = served(traced(DEEPSEEK, batch=2, context=100).graph)
+    beside = [(kernel.n, kernel.k) for kernel, _ in of(model, Product) if kernel.beside]
+    assert sorted(beside) == [(4096, 7168), (7168, 2048)]
+    (router,) = (kernel for kernel, _ in of(model, Product) if kernel.n == 256)
+    assert router.dtype == "bfloat16" and not router.beside  # the model itself routes in float32
+
+
+def test_an_all_reduce_of_the_engines_own_makes_the_norm_behind_it(traced):
+    """On one GPU a norm takes microseconds; behind an all-reduce of 8 KB rows only its bytes, until NCCL sends them."""
+    model = served(traced(LLAMA | {"num_hidden_layers": 2}, batch=2, context=100).graph)
+    norm = next(k for k, n in model.kernels if isinstance(k, Between) and k.columns == 4096 and n > 1)
+    alone, shared_by_2 = steps_of(model, Layout()), steps_of(model, Layout(tp=2))
+    few, many = Step(4, 400), Step(2048, 204800)  # 32 KB and 16 MB
+    assert alone.kernel_s(norm, few) > 2e-6 > shared_by_2.kernel_s(norm, few)
+    assert shared_by_2.kernel_s(norm, many) == alone.kernel_s(norm, many)
+
+
+def test_the_cpu_of_an_engine_adds_to_steps_and_bounds_those_without_a_graph(traced):
+    model = served(traced(LLAMA | {"num_hidden_layers": 2}, batch=2, context=100).graph)
+    plain, slow = steps_of(model, Layout()), steps_of(model, Layout())
+    slow.host = EngineHost("slow", step_s=0.002, launch_s=0.01)
+    assert slow.step_s(4, 400) == pytest.approx(plain.step_s(4, 400) + 0.002)
+    kernels = sum(n for _, n in model.kernels)
+    assert slow.step_s(0, 0, [(1024, 0)]) == pytest.approx(kernels * 0.01 + 0.002)
+    assert [engine_host(name).name for name in ENGINES] == list(ENGINES)

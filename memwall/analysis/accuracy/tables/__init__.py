@@ -24,12 +24,14 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
   (:mod:`memwall.analysis.accuracy.tables.kernelbench`)
 - training steps on many GPUs: the columns of vTrain, calculon, Megatron-LM and llm-foundry
   (:mod:`memwall.analysis.accuracy.tables.training`)
+- deployments of language models: latencies or throughput (:mod:`memwall.analysis.accuracy.tables.deployments`)
 - Triton layers: Liger-Kernel's columns (:mod:`memwall.analysis.accuracy.tables.liger`)
 """
 
 from memwall.analysis.accuracy.tables import (
     aiconfigurator,
     collectives,
+    deployments,
     encoder,
     kernelbench,
     library,
@@ -49,5 +51,5 @@ TABLES: tuple[Kind, ...] = (
     neusight.CONV, neusight.OPS, vidur.OPS, collectives.NCCL, collectives.ALL_REDUCE, library.CONV, library.GEMM,
     liger.OPS, liger.PAIRS, library.BANDWIDTH,
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES, training.VTRAIN, training.CALCULON, training.MEGATRON,
-    training.LLM_FOUNDRY,
+    training.LLM_FOUNDRY, deployments.LATENCIES, deployments.THROUGHPUT,
 )  # fmt: skip

@@ -154,6 +154,7 @@ _LABELS: Mapping[str, str] = {
     "NVIDIA T4 (Modal)": "t4",
     "GH200 SXM": "gh200",
     "rtx_pro_6000_server": "rtx-pro-6000-server",
+    "RTX6000P": "rtx-pro-6000-server",
 }
 
 

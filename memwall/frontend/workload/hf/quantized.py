@@ -7,6 +7,7 @@ modelopt's ``hf_quant_config.json`` next to it.
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,11 @@ def _weights(module: Any, kept: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _listed(path: str, pattern: str) -> bool:
-    plain = pattern.removeprefix("re:").replace(".*", "*")
+    """Whether a pattern names a weight or a module that it is in. The text part of a model is ``language_model.model``
+    in checkpoints, ``model.language_model`` in transformers."""
+    if pattern.startswith("re:"):
+        return bool(re.match(pattern.removeprefix("re:"), path))
+    path, plain = (name.replace("language_model.", "") for name in (path, pattern))
     return fnmatch.fnmatch(path, f"{plain}*") or fnmatch.fnmatch(path, f"*.{plain}.*") or path.startswith(f"{plain}.")
 
 

@@ -1,0 +1,187 @@
+"""Deployments of language models: latencies (ai-dynamo/aiconfigurator's ``silicon_sample.csv``: InferenceX and NVIDIA's
+own sweeps), and the most tokens per second (TensorRT-LLM's ``perf-overview.md``).
+
+Models are configurations in a folder ``configs`` next to the table or to its folder, ``OWNER--NAME`` for
+``OWNER/NAME``. What the rows state is read so:
+
+- ``tp_size`` and ``attention_dp_size`` that are equal name the same GPUs, each of which attends to its own sequences;
+- ``tp_size`` that is the product of equal ``moe_tp_size`` and ``moe_ep_size`` names the GPUs twice;
+- GPUs of one engine beyond a node of 8 attend to sequences of their own;
+- a row of prompts and decodes apart that states no number of engines, or one engine of so many GPUs, has the engines of
+  InferenceX's row with the same load on the same GPUs; if it is faster by :data:`_SPECULATES` or more, it speculates.
+  Without such a row there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED`
+  clients, whose GPUs then attend to sequences of their own, as the rows that state them do;
+- lengths are 0.8 to 1.0 of nominal in InferenceX, and taken as 0.95 to 1.0 in NVIDIA's sweeps, which say nothing;
+- mixtures of TensorRT-LLM's table divide experts and sequences over all GPUs of a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from memwall.analysis.accuracy.deployments import Deployment, Pool
+from memwall.analysis.accuracy.tables.base import Kind, Record, Skip, gpu_named, known, positive, seconds, size
+from memwall.core.files import read_csv
+from memwall.fusion.server import Layout
+from memwall.simulate.serving.workload import Lengths, Workload
+
+#: models whose configuration has another name
+_CONFIGS: Mapping[str, str] = {
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
+    "Llama 3.1 405B": "meta-llama/Meta-Llama-3.1-405B", "Llama 3.3 70B": "meta-llama/Meta-Llama-3.1-70B",
+    "Llama 4 Maverick": "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    "Llama 4 Scout": "meta-llama/Llama-4-Scout-17B-16E-Instruct", "Qwen3-235B-A22B": "Qwen/Qwen3-235B-A22B",
+    "Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
+}  # fmt: skip
+#: those with 4-bit floating-point weights, which say what stays as it is
+_NVFP4: Mapping[str, str] = {
+    "moonshotai/Kimi-K2.5": "nvidia/Kimi-K2.5-NVFP4", "MiniMaxAI/MiniMax-M2.5": "nvidia/MiniMax-M2.5-NVFP4",
+    "deepseek-ai/DeepSeek-R1": "nvidia/DeepSeek-V3.1-NVFP4", "deepseek-ai/DeepSeek-V3": "nvidia/DeepSeek-V3.1-NVFP4",
+}  # fmt: skip
+#: what names of mixtures hold
+_MIXTURES = ("Llama 4", "-A")
+_MOST_REQUESTS = 2000
+#: GPUs of a node; clients of an engine beyond which its GPUs attend to sequences of their own
+_NODE, _MOST_SHARED = 8, 128
+_SPECULATES, _STATED = 1.3, "InferenceX db-dump"
+_ENGINES = ("tp_size", "attention_dp_size", "pp_size", "moe_tp_size", "moe_ep_size", "num_workers")
+
+
+def _config(source: Path, model: str) -> Path:
+    name = _CONFIGS.get(model, model).replace("/", "--")
+    for folder in (source.parent, source.parent.parent):
+        if (found := folder / "configs" / name / "config.json").is_file():
+            return found.parent
+    raise Skip(f"no configuration of {model[:60]}: its folder belongs into configs next to that of the table")
+
+
+def _count(record: Record, name: str) -> int:
+    """A whole number; 0 where nothing is recorded."""
+    text = str(record.get(name) or "")
+    return size(record, name, 0) if text not in ("", "nan") else 0
+
+
+def _clients(record: Record) -> int:
+    return _count(record, "concurrency")
+
+
+def _gpus(record: Record, prefix: str = "") -> int:
+    """GPUs of the engines of a kind, as they are stated."""
+    engines = max(_count(record, f"{prefix}num_workers"), 1)
+    return engines * _count(record, f"{prefix}tp_size") * max(_count(record, f"{prefix}attention_dp_size"), 1)
+
+
+@lru_cache(maxsize=4)
+def _stated(source: Path) -> Mapping[tuple[str, ...], list[Record]]:
+    """InferenceX's own rows, which state all engines and do not speculate, by their load."""
+    found: dict[tuple[str, ...], list[Record]] = {}
+    for _, record in read_csv(source):
+        if record["origin"] == _STATED:
+            found.setdefault(_load_of(record), []).append(record)
+    return found
+
+
+def _load_of(record: Record) -> tuple[str, ...]:
+    return tuple(str(record[name]) for name in ("system", "backend", "precision", "isl", "osl", "concurrency"))
+
+
+def _completed(record: Record, source: Path) -> Record:
+    """The row with the engines that another row of the same deployment states. Raises Skip: it speculates."""
+    if record["origin"] == _STATED or "DeepSeek" not in record["model_path"]:
+        return record
+    is_one = record["mode"] == "agg" and not (_gpus(record) > _NODE and _count(record, "moe_ep_size") == 1)
+    gpus = _gpus(record) if record["mode"] == "agg" else _gpus(record, "decode_")
+    for other in _stated(source).get(_load_of(record), ()):
+        decodes, prompts = _gpus(other, "decode_"), _gpus(other, "prefill_")
+        of_one = decodes // max(_count(other, "decode_num_workers"), 1)
+        if gpus in ((_gpus(other),) if is_one else (of_one, decodes, decodes + prompts)):
+            if _SPECULATES * seconds(record, "tpot_ms") < seconds(other, "tpot_ms"):
+                raise Skip(f"faster by {_SPECULATES} than the same deployment without speculation: it speculates")
+            engines = {name: cell for name, cell in other.items() if name.startswith(("decode_", "prefill_"))}
+            return record if is_one else {**record, **engines, "mode": "disagg"}
+    return record
+
+
+def _pool(record: Record, prefix: str) -> Pool:
+    """The engines of a kind: ``prefill_``, ``decode_``, or those of both."""
+    tp, dp, pp, moe_tp, ep, engines = (max(_count(record, f"{prefix}{name}"), 1) for name in _ENGINES)
+    if not prefix and moe_tp == ep > 1 and tp * dp == moe_tp * ep:
+        tp, dp = (1, ep) if dp > 1 else (ep, 1)
+    elif not prefix and tp == dp:
+        tp = 1
+    if prefix == "decode_" and not _count(record, "decode_num_workers") and dp == 1:
+        engines = 4 if tp <= _NODE and _clients(record) <= 4 * _MOST_SHARED else 1
+        ep = tp if ep > 1 else 1  # that of the engines of prompts is recorded
+    if tp > _NODE or (engines == 1 and prefix == "decode_" and _clients(record) > _MOST_SHARED):
+        tp, dp = 1, tp * dp
+    ep = ep if tp * dp % ep == 0 else 1
+    return Pool(
+        layout=Layout(tp=tp, dp=dp, ep=ep, pp=pp, engine=str(record["backend"]), **_schemes(record)), engines=engines
+    )
+
+
+def _schemes(record: Record) -> dict[str, str]:
+    """How products and experts are stored, as a layout names it."""
+    products, experts = (str(record[name] or "").replace("nan", "") for name in ("gemm_quant_mode", "moe_quant_mode"))
+    if products == "int4_wo":
+        products = ""  # Kimi-K2.5: its experts alone
+    is_modelopt = record["backend"] == "trtllm" and products in ("fp8", "nvfp4")  # with a cache in fp8
+    if is_modelopt and products == "fp8":
+        products = "fp8_static"
+    return {"weights": products, "experts": experts, "kv": "float8_e4m3fn" if is_modelopt else ""}
+
+
+class Latencies(Kind):
+    """A table of latencies."""
+
+    def read(self, record: Record, source: Path) -> Iterator[Deployment]:
+        split = " ".join(str(record[name]) for name in ("model_path", "system", "backend", "tp_size", "decode_tp_size"))
+        record, model = _completed(record, source), str(record["model_path"])
+        prefixes = ("decode_", "prefill_") if record["mode"] == "disagg" else ("",)
+        decodes, *prompts = (_pool(record, prefix) for prefix in prefixes)
+        batch = decodes.layout.dp * decodes.engines * _count(record, f"{prefixes[0]}batch_size")
+        clients = min((n for n in (_clients(record), batch) if n), default=0)
+        if not clients:
+            raise Skip("neither clients nor a batch are recorded")
+        share = 0.95 if "nvidia" in str(record["origin"]) else 0.8
+        load = Workload(
+            prompt=Lengths(size(record, "isl"), share), generate=Lengths(size(record, "osl"), share),
+            concurrency=clients, requests=min(10 * clients, max(_MOST_REQUESTS, 2 * clients)),
+        )  # fmt: skip
+        yield Deployment(
+            dataset=self.name, label=str(record["system"]), name=model,
+            config=_config(source, _NVFP4.get(model, model) if record["gemm_quant_mode"] == "nvfp4" else model),
+            gpu=gpu_named(str(record["system"])), decodes=decodes, prompts=prompts[0] if prompts else None,
+            workload=load, measured={"TPOT": seconds(record, "tpot_ms"), "TTFT": seconds(record, "ttft_ms")},
+            shape=f"{record['backend']} {record['id']}", split=split,
+        )  # fmt: skip
+
+
+class Throughput(Kind):
+    """A table of the most tokens per second."""
+
+    def read(self, record: Record, source: Path) -> Iterator[Deployment]:
+        model, tp, pp = str(record["model"]), size(record, "tp"), size(record, "pp")
+        is_mixture = any(part in model for part in _MIXTURES)
+        layout = Layout(
+            tp=1 if is_mixture else tp, dp=tp if is_mixture else 1, ep=tp if is_mixture else 1, pp=pp, engine="trtllm",
+            weights=known({"FP8": "fp8_static", "FP4": "nvfp4"}, str(record["dtype"]), "dtype"), kv="float8_e4m3fn",
+        )  # fmt: skip
+        load = Workload(prompt=Lengths(size(record, "isl")), generate=Lengths(size(record, "osl")), concurrency=1)
+        yield Deployment(
+            dataset=self.name, label=str(record["gpu"]), name=model, config=_config(source, model),
+            gpu=gpu_named(str(record["gpu"])), decodes=Pool(layout=layout), workload=load,
+            measured={"GPU seconds per token": tp * pp / positive(record, "output_tok_s")},
+            shape=f"trtllm {record['isl']}x{record['osl']} on {tp * pp}", split=f"{model} {record['gpu']} {tp} {pp}",
+        )  # fmt: skip
+
+
+LATENCIES = Latencies(
+    "serving_e2e", "backend model_path system precision mode isl osl gemm_quant_mode moe_quant_mode batch_size tp_size"
+    " attention_dp_size moe_tp_size moe_ep_size decode_tp_size decode_num_workers ttft_ms tpot_ms concurrency origin",
+)  # fmt: skip
+THROUGHPUT = Throughput("trtllm_throughput", "model gpu tp pp dtype isl osl output_tok_s")

@@ -1,0 +1,142 @@
+"""Tables of deployments: what their rows say of engines, by hand; and what is simulated."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from memwall.analysis.accuracy import read_measured
+from memwall.analysis.accuracy.deployments import Deployment, Engines, deployment_rows, waves
+from memwall.core.errors import UsageError
+from memwall.fusion.server import Layout
+from memwall.simulate.serving.requests import Requests, Served
+from memwall.simulate.serving.workload import Lengths, Workload
+from tests.unit.places import truth
+
+HEAD = (
+    "id,backend,model_path,system,precision,mode,isl,osl,gemm_quant_mode,moe_quant_mode,batch_size,tp_size,pp_size,"
+    "attention_dp_size,moe_tp_size,moe_ep_size,prefill_num_workers,prefill_tp_size,prefill_attention_dp_size,"
+    "prefill_moe_tp_size,prefill_moe_ep_size,decode_batch_size,decode_num_workers,decode_tp_size,"
+    "decode_attention_dp_size,decode_moe_tp_size,decode_moe_ep_size,ttft_ms,tpot_ms,concurrency,origin"
+)
+SEEN = "InferenceX db-dump"
+MODEL = "deepseek-ai/DeepSeek-R1"
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Rows of a table, given as the cells that differ from an engine of 8 GPUs on H200."""
+    folder = tmp_path / "configs" / MODEL.replace("/", "--")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({}), encoding="utf-8")
+
+    def table(*rows):
+        plain = {
+            "id": "x", "backend": "trtllm", "model_path": MODEL, "system": "h200_sxm", "precision": "fp8",
+            "mode": "agg", "isl": 1024, "osl": 1024, "gemm_quant_mode": "fp8", "moe_quant_mode": "fp8", "tp_size": 8,
+            "attention_dp_size": 1, "moe_tp_size": 8, "moe_ep_size": 1, "ttft_ms": 100, "tpot_ms": 10,
+            "concurrency": 64, "origin": "csv",
+        }  # fmt: skip
+        lines = [",".join(str({**plain, **row}.get(name, "")) for name in HEAD.split(",")) for row in rows]
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join([HEAD, *lines]) + "\n", encoding="utf-8")
+        return read_measured(path)
+
+    return table
+
+
+def engines(sample: Deployment) -> list[tuple[int, int, int, int]]:
+    """(engines, tp, dp, ep) of those that decode, and of those of prompts."""
+    pools = [sample.decodes, *([sample.prompts] if sample.prompts else [])]
+    return [(pool.engines, pool.layout.tp, pool.layout.dp, pool.layout.ep) for pool in pools]
+
+
+APART = {"mode": "disagg", "tp_size": "", "attention_dp_size": "", "moe_tp_size": "", "moe_ep_size": ""}
+STATED = {
+    **APART, "origin": SEEN, "decode_batch_size": 16, "decode_num_workers": 4, "decode_tp_size": 8,
+    "decode_attention_dp_size": 1, "decode_moe_tp_size": 1, "decode_moe_ep_size": 8, "prefill_num_workers": 1,
+    "prefill_tp_size": 1, "prefill_attention_dp_size": 4, "prefill_moe_tp_size": 1, "prefill_moe_ep_size": 4,
+}  # fmt: skip
+UNSTATED = {
+    **APART, "decode_tp_size": 8, "decode_attention_dp_size": 1, "decode_moe_tp_size": 4, "decode_moe_ep_size": 2,
+    "prefill_tp_size": 4, "prefill_attention_dp_size": 1, "prefill_moe_tp_size": 1, "prefill_moe_ep_size": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({}, [(1, 8, 1, 1)]),
+        ({"tp_size": 4, "attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16}, [(1, 1, 4, 1)]),
+        ({"tp_size": 1, "attention_dp_size": 8, "moe_tp_size": 1, "moe_ep_size": 8}, [(1, 1, 8, 8)]),
+        ({"tp_size": 64, "moe_tp_size": 8, "moe_ep_size": 8}, [(1, 8, 1, 8)]),
+        (STATED, [(4, 8, 1, 8), (1, 1, 4, 4)]),
+        (UNSTATED, [(4, 8, 1, 8), (1, 4, 1, 4)]),
+        ({**UNSTATED, "decode_tp_size": 32, "concurrency": 2048}, [(1, 1, 32, 32), (1, 4, 1, 4)]),
+    ],
+)
+def test_the_engines_that_a_row_states(read, row, expected):
+    (sample,) = read(row).deployments
+    assert engines(sample) == expected
+
+
+def test_a_row_takes_the_engines_of_the_one_that_states_them(read):
+    other, own = read(STATED, {**UNSTATED, "tpot_ms": 9}).deployments
+    assert engines(own) == engines(other)
+    assert own.measured == pytest.approx({"TPOT": 0.009, "TTFT": 0.1})
+    whole = {"tp_size": 36, "moe_tp_size": 36}  # 4 engines of 8 GPUs, and one of 4 that runs prompts
+    assert engines(read(STATED, whole).deployments[1]) == engines(other)
+
+
+def test_a_row_that_is_faster_than_its_deployment_speculates(read):
+    found = read(STATED, {**UNSTATED, "tpot_ms": 7})
+    assert len(found.deployments) == 1
+    ((why, count),) = found.skipped.items()
+    assert "speculates" in why and count == 1
+
+
+def test_fewer_clients_are_taken_where_a_row_is_one_of_several_engines(read):
+    (sample,) = read({"batch_size": 16, "concurrency": 64}).deployments
+    assert sample.workload.concurrency == 16
+
+
+def test_without_a_configuration_rows_say_so(read, tmp_path):
+    with pytest.raises(UsageError, match="no configuration of nobody/knows"):
+        read({"model_path": "nobody/knows"})
+
+
+def test_the_first_of_ten_requests_waits_for_all_others():
+    """Two clients; the first requests have their first token after 3 s, the later ones after 1 s: 0.1 x 3 + 0.9 x 1."""
+    rows = [Served(0, 0, 3, 9, 10, 4)] * 2 + [Served(9, 9, 10, 16, 10, 4)] * 2
+    run = Requests(served=tuple(rows), tallies=(), span_s=16)
+    load = Workload(prompt=Lengths(10), generate=Lengths(4), concurrency=2, requests=4)
+    assert waves(run, load, "ttft_s") == pytest.approx(1.2)
+    assert waves(run, load, "tpot_s") == pytest.approx(2.0)
+
+
+def test_deployments_need_a_reader_of_models(read):
+    refused: Counter[str] = Counter()
+    assert deployment_rows(read({}).deployments, None, refused) == []
+    assert sum(refused.values()) == 1
+
+
+@pytest.mark.slow
+def test_a_few_real_deployments_are_modeled_better_than_by_the_roofline():
+    table = truth("serving_e2e.csv")
+    if table is None:
+        pytest.skip("serving_e2e.csv is not here")
+    from memwall.serving import read_model
+
+    samples = [s for s in read_measured(table).deployments if s.name == "Qwen/Qwen3-32B" and not s.in_fit_half]
+    rows = deployment_rows(samples[::8], Engines(read_model))
+    assert rows
+    for figure in ("TPOT", "TTFT"):
+        own = [row for row in rows if row.op_class.startswith(figure)]
+        others = [abs(row.r1_s / row.measured_s - 1) for row in own]
+        assert sum(abs(row.error) for row in own) < sum(others)
+
+
+def test_layouts_say_how_many_gpus():
+    assert Layout(tp=2, dp=4, pp=3).gpus == 24 and Layout(tp=2, dp=4, pp=3).stage_gpus == 8
