@@ -2,13 +2,15 @@
 
 A stream runs its kernels in order, each after those of other streams that it waits for. The GPU computes one kernel at
 a time, whichever stream is ready first, so that streams add no arithmetic; each link carries one message at a time,
-while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under way then
-(they are exposed), and what remains to the kernel that comes next: it waits for the CPU. So the seconds of all kernels
-add up to those of the step. What a message takes of multiprocessors and of the memory's bandwidth slows no kernel.
+while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under way then,
+first to those that the next kernel waits for (they are exposed), and what remains to that kernel: it waits for the CPU.
+So the seconds of all kernels add up to those of the step. What a message takes of multiprocessors and of the memory's
+bandwidth slows no kernel.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -46,19 +48,21 @@ def overlapped(kernels: Sequence[Streamed], ahead_s: float = 0.0) -> Overlap:
     end_s = max([cpu_s, ahead_s, *(end for _, end in spans)])
     computing = sorted((i for i, each in enumerate(kernels) if not each.link), key=lambda i: spans[i])
     sending = sorted((i for i, each in enumerate(kernels) if each.link), key=lambda i: spans[i])
+    starts = [spans[i][0] for i in sending]
     waits, exposed = [0.0] * len(kernels), [0.0] * len(kernels)
     done_s, first = ahead_s, 0
     for i in [*computing, None]:
         begin_s = end_s if i is None else spans[i][0]
         while first < len(sending) and spans[sending[first]][1] <= done_s:
             first += 1
-        idle_s, at_s = begin_s - done_s, done_s
-        for j in sending[first:]:
-            if spans[j][0] >= begin_s:
-                break
-            shown_s = max(min(spans[j][1], begin_s) - max(spans[j][0], at_s), 0.0)
+        under_way = sending[first : bisect_left(starts, begin_s)] if begin_s > done_s else []
+        if i is not None:  # what it waits for is charged before others
+            under_way.sort(key=lambda j: j not in kernels[i].waits)
+        idle: list[Span] = [(done_s, begin_s)]
+        for j in under_way:
+            shown_s, idle = _taken(idle, spans[j])
             exposed[j] += shown_s
-            idle_s, at_s = idle_s - shown_s, max(at_s, min(spans[j][1], begin_s))
+        idle_s = sum(end - start for start, end in idle)
         late = i if i is not None else next(iter((computing or sending)[-1:]), None)
         if late is not None:
             waits[late] += max(idle_s, 0.0)
@@ -67,6 +71,14 @@ def overlapped(kernels: Sequence[Streamed], ahead_s: float = 0.0) -> Overlap:
             done_s = spans[i][1]
     hidden = [max(each.step.busy_s - exposed[i], 0.0) if each.link else 0.0 for i, each in enumerate(kernels)]
     return Overlap(waits, hidden, end_s - ahead_s)
+
+
+def _taken(idle: Sequence[Span], span: Span) -> tuple[float, list[Span]]:
+    """Seconds of idle time that a span covers, and the idle time that is left."""
+    begin_s, end_s = span
+    shown_s = sum(max(min(end, end_s) - max(start, begin_s), 0.0) for start, end in idle)
+    left = [part for start, end in idle for part in ((start, min(end, begin_s)), (max(start, end_s), end))]
+    return shown_s, [(start, end) for start, end in left if end > start]
 
 
 def _dispatch(kernels: Sequence[Streamed], ahead_s: float) -> tuple[list[Span], float]:

@@ -54,6 +54,14 @@ def test_a_copy_that_is_ready_goes_before_kernels_that_become_ready_later():
     assert (found.time_s, found.hidden[4]) == (13, 4)
 
 
+def test_what_a_kernel_waits_for_is_charged_before_what_runs_beside_it():
+    """A sum on NVLink that the next kernel needs, while a longer message is on the network."""
+    kernels = [kernel(1), message(30, 0, stream=1, link="network"), kernel(2), message(4, 2, stream=2), kernel(40, 3)]
+    found = overlapped(kernels)
+    assert list(found.hidden) == [0, 30, 0, 0, 0]
+    assert found.time_s == 1 + 2 + 4 + 40
+
+
 def test_a_step_in_a_loop_is_that_of_the_cpu_where_it_is_slower():
     """Issued in 6 s, run in 4."""
     kernels = [kernel(1, issue_s=2), message(2, 0, issue_s=2), kernel(1, 1, issue_s=2)]
