@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": "Put one workload on several GPUs, or several profiles, side by side.",
     "serve": "Say what a server of a language model does under load.",
     "sweep": "Evaluate a model at thousands of points: GPUs, batches, precisions, layouts.",
+    "search": "Find the cheapest way to serve a load within objectives.",
     "fuse": "Say what fusion wins: groups, refusals, graph breaks, kernels' source.",
     "measure": "Time every kernel on this machine, next to its modeled time.",
     "gate": "Compare workloads with budgets and a baseline; for CI.",

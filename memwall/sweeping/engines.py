@@ -92,19 +92,21 @@ def on_dask(tasks: Sequence[Task], folder: Path | None, workers: int | None, sch
     options = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
     cluster = None if scheduler else distributed.LocalCluster(**options)
     with distributed.Client(scheduler or cluster, set_as_default=False) as client:
+        send = lambda task: client.submit(_on_worker, task, folder, pure=False, retries=_TRIES - 1)  # noqa: E731
+        futures = {send(task): number for number, task in enumerate(tasks)}
+        lost: list[int] = []
         try:
-            futures = {
-                client.submit(_on_worker, task, folder, pure=False, retries=_TRIES - 1): number
-                for number, task in enumerate(tasks)
-            }
             for future in distributed.as_completed(futures, loop=client.loop):
-                number = futures[future]
-                error = future.exception()
-                if error is None:
-                    yield number, future.result()
-                else:
-                    yield number, [f"no Dask worker survived it: {type(error).__name__}"] * len(tasks[number].points)
+                if future.exception() is None:
+                    yield futures[future], future.result()
+                else:  # its worker died, perhaps by another task that it had
+                    lost.append(futures[future])
                 future.release()
+            for number in sorted(lost):
+                future = send(tasks[number])
+                error = future.exception()
+                said = f"no Dask worker survived it: {type(error).__name__}"
+                yield number, future.result() if error is None else [said] * len(tasks[number].points)
         finally:
             client.cancel(list(futures))
             if cluster is not None:

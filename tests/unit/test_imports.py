@@ -21,7 +21,7 @@ ORDER = (
 LIGHT = ("memwall", "memwall.pipeline", "memwall.serving",
          *(f"memwall.{name}" for name in ORDER[:-2] if name not in ("pipeline", "serving")),
          *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "compare", "report", "fuse", "accuracy",
-                                               "calibrate", "measure", "gate", "trace_input", "serve")),
+                                               "calibrate", "measure", "gate", "trace_input", "serve", "sweep", "search", "cache")),
          "memwall.analysis.fused", "memwall.analysis.accuracy", "memwall.analysis.history", "memwall.gate.run",
          "memwall.gate.pytest_plugin", "memwall.frontend.workload", "memwall.frontend.dynamo.capture",
          "memwall.record.profile", "memwall.bench.kernels", "memwall.bench.ab", "memwall.bench.calibrate",

@@ -1,0 +1,85 @@
+"""``memwall search``: the optimum of all candidates, found without simulating all."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from memwall.analysis.serving import objective, stop
+from memwall.core.errors import UsageError
+from memwall.hardware.lookup import load_gpu
+from memwall.serving import read_model, serve, steps_of
+from memwall.sweeping.search import _least_step_s, search
+from tests.cli.test_serve import LLAMA
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+PRICES = {"h100-sxm": 2.5, "a100-80gb-sxm": 1.5}
+
+
+@pytest.fixture
+def llama(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    return f"hf:{tmp_path / 'llama'}"
+
+
+def exhaustive(target, slo, clients, gpus):
+    """The cheapest of all that keep the objectives, each simulated."""
+    limits, model, found = [objective(text) for text in slo], read_model(target), []
+    for (name, usd), tp, dp, pp in itertools.product(PRICES.items(), *[range(1, gpus + 1)] * 3):
+        for engines in range(1, gpus // (tp * dp * pp) + 1):
+            try:
+                (point,) = serve(model, gpu=name, tp=tp, dp=dp, pp=pp, concurrency=-(-clients // engines), prompt=512,
+                                 generate=64, price={name: usd}).points  # fmt: skip
+            except UsageError:
+                continue
+            if stop(point.candidate, limits) is None:
+                cost = point.candidate.gpus * usd / 3600 * 1e6 / point.candidate.run.tokens_per_s
+                found.append((cost, name, tp, dp, pp, engines))
+    return min(found)
+
+
+@pytest.mark.parametrize("slo", [[], ["tpot<0.9ms"], ["ttft_p99<40ms", "tokens_per_s_per_user>800"]])
+def test_the_best_is_that_of_an_exhaustive_search(llama, slo):
+    found = search(llama, gpu=list(PRICES), gpus=2, concurrency=16, prompt=512, generate=64, slo=slo, price=PRICES)
+    cost, name, tp, dp, pp, engines = exhaustive(llama, slo, 16, 2)
+    best = found.best
+    assert best.usd_per_million == pytest.approx(cost, rel=1e-12)
+    assert (best.options["gpu"], best.options["tp"], best.options["dp"], best.options["pp"], best.engines) == (
+        name, tp, dp, pp, engines,
+    )  # fmt: skip
+    assert found.count == sum(found.pruned.values()) + len(found.simulated) or slo
+
+
+def test_no_step_beats_its_bound(llama):
+    model = read_model(llama)
+    for name, tp, batch in itertools.product(("h100", "a100", "l40s"), (1, 2), (1, 7, 64, 100, 250)):
+        steps = steps_of(model, load_gpu(name), tp)
+        for context in (1, 700, 5000):
+            assert _least_step_s(steps, batch) <= steps.step_s(batch, batch * context)
+
+
+def test_what_is_pruned_is_said(run, llama):
+    words = (
+        "search",
+        llama,
+        "--gpu",
+        "h100",
+        "--gpus",
+        "2",
+        "--concurrency",
+        "8",
+        "--prompt",
+        "512",
+        "--generate",
+        "64",
+    )
+    result = run(*words)
+    assert result.code == 0, result.err
+    assert "The cheapest: 1 engine of 1 h100-sxm." in result.out and "of which were simulated" in result.out
+    none = run(*words, "--slo", "tpot<1us")
+    assert none.code == 2 and "no run keeps tpot_s < 1.00 us by its bound" in none.error
+    assert "say how requests come" in run(*words[:6]).error
