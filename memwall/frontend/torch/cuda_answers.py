@@ -22,7 +22,7 @@ import torch
 import torch.cuda.nvtx
 
 from memwall.core.errors import UsageError
-from memwall.frontend.torch.streams import Event, Stream, current_stream, default_stream, set_stream, stream_context
+from memwall.frontend.torch.streams import Event, Stream, StreamContext, current_stream, default_stream, set_stream
 from memwall.hardware.chips import chip_of, target_of
 from memwall.hardware.lookup import Gpu
 
@@ -154,8 +154,8 @@ _FIXED: Mapping[str, Any] = {
     "Event": Event,
     "Stream": Stream,
     "ExternalStream": type("ExternalStream", (Stream,), {}),
-    "stream": stream_context,
-    "StreamContext": stream_context,
+    "stream": StreamContext,
+    "StreamContext": StreamContext,
     "set_stream": set_stream,
     "current_stream": current_stream,
     "default_stream": default_stream,
@@ -173,7 +173,7 @@ _FIXED: Mapping[str, Any] = {
 _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
     (torch.accelerator, {
         "is_available": _always(True), "device_count": _always(1), "current_device_index": _always(0),
-        "current_accelerator": _always(torch.device("cuda")), "current_stream": current_stream,
+        "current_accelerator": _always(torch.device("cuda")), "current_stream": lambda *args: current_stream(*args),
         "set_stream": set_stream, "set_device_index": _always(), "synchronize": _always(),
     }),
     (torch.Tensor, {"record_stream": _always()}),

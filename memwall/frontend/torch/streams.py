@@ -195,9 +195,18 @@ def set_stream(stream: Stream) -> None:
     Streams.active.current = stream.stream_id
 
 
-def stream_context(stream: Any = None) -> Any:
-    """``torch.cuda.stream``: a context in which a stream is the current one; None leaves it."""
-    return stream if isinstance(stream, Stream) else contextlib.nullcontext()
+class StreamContext:
+    """``torch.cuda.stream``: a context in which a stream is the current one; None leaves it. A class, as TorchDynamo
+    asks of each value whether it is one."""
+
+    def __init__(self, stream: Any = None) -> None:
+        self._stream: Any = stream if isinstance(stream, Stream) else contextlib.nullcontext()
+
+    def __enter__(self) -> Any:
+        return self._stream.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._stream.__exit__(*error)
 
 
 class Event:

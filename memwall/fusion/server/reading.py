@@ -282,6 +282,11 @@ class Reader:
             op for op in (self.graph.ops[i] for i in region.ops)
             if op.op_class == "attention" or (op.op_class == "contraction" and "bmm" in op.name)
         ]  # fmt: skip
+        if not cores:
+            raise UsageError(
+                f"the attention of {region.place} is of no kind that the server policy models: it has no product of"
+                " queries and keys"
+            )
         query, result = values[cores[0].inputs[0]], values[cores[-1].outputs[0]]
         return query, result, query.spec.itemsize
 
