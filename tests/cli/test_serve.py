@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from memwall.hardware.engine import engine_host
+
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 #: Llama-3-8B with 2 of its 32 layers
@@ -58,7 +60,7 @@ def test_one_client_gets_the_times_of_lone_steps(run, model):
     # 2 layers and the head: 0.44 G + 0.53 G weights in bfloat16 at 3.35 TB/s at most
     layer = 2 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
     least_s = (2 * layer + 2 * 4096 * 128256) / 3.35e12
-    assert least_s < point["tpot_s"] < 1.6 * least_s
+    assert least_s < point["tpot_s"] - engine_host("vllm").step_s < 1.6 * least_s
     assert point["tpot_p50_s"] == pytest.approx(point["tpot_s"], rel=0.05)
     assert point["ttft_s"] > 2 * 512 * layer / 2 / 989e12  # the prompt's FLOPs at the peak
     assert point["tokens_per_s_per_user"] == pytest.approx(1 / point["tpot_s"])
@@ -85,8 +87,9 @@ def test_a_draft_that_is_always_right_makes_several_tokens_a_step(run, model):
         points(run, model, "--concurrency", "1", *more)["points"][0]["tpot_s"]
         for more in ((), *(("--draft", model, "--draft-tokens", "2", "--accept", chance) for chance in "01"))
     )
-    assert never == pytest.approx(3 * plain, rel=0.1)
-    assert always == pytest.approx(plain, rel=0.1)
+    host_s = engine_host("vllm").step_s  # of each verification, which makes 1 token, 1 or 3
+    assert never - host_s == pytest.approx(3 * (plain - host_s), rel=0.1)
+    assert always - host_s / 3 == pytest.approx(plain - host_s, rel=0.1)
 
 
 def test_engines_apart_take_their_gpus(run, model):
@@ -233,7 +236,7 @@ def test_an_encoder_runs_before_the_first_token(run, tmp_path):
     assert encoder / 989e12 < point["ttft_s"] - point["tpot_s"] < 10 * encoder / 989e12
     # no decode runs it: 2 layers of 14 x 1280^2 weights and the head, and the keys
     least_s = 2 * (2 * 14 * 1280**2 + 51866 * 1280 + 2 * 2 * 1500 * 1280) / 3.35e12
-    assert least_s < point["tpot_s"] < 3 * least_s
+    assert least_s < point["tpot_s"] - engine_host("vllm").step_s < 3 * least_s
     (shared,) = points(run, target, "--concurrency", "1", "--tp", "2", "--generate", "100")["points"]
     assert 2 * shared["kv_bytes_per_sequence"] == point["kv_bytes_per_sequence"]
     assert shared["weights_bytes"] == pytest.approx(point["weights_bytes"] / 2, rel=0.08)
