@@ -201,7 +201,7 @@ _SHOWN = ("ttft", "ttft_p99", "tpot")
 _SERVED = (
     *(_server(f"{name}{suffix}_s", f"{which} {title}", "s", _spread(name, place),
               sweep="serve" + "+" * (f"{name}{suffix}" in _SHOWN),
-              heading=f"{name} {place}".removesuffix(" mean").upper())
+              heading=f"{name.upper()} {place}".removesuffix(" mean"))
       for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
     _server("tokens_per_s", "generated tokens", "per s", _served("tokens_per_s"), lower=False,
             read=_rate("tokens_per_s"), decode=_attribute("tokens_per_s"), sweep="profile decode serve"),

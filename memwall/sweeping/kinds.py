@@ -50,14 +50,15 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of points: the ``options`` that a point may have with their defaults, those among them that do not change
-    the trace (``numbers``), those in which points of one engine differ (``inner``), the ``rows`` of a task of at most
-    ``most`` points, and what pages show unless asked otherwise."""
+    """A kind of points: the ``options`` that a point may have, those among them that do not change the trace
+    (``numbers``), that only go with another (``needs``) and in which points of one engine differ (``inner``); the
+    ``rows`` of a task of at most ``most`` points, and what pages show unless asked otherwise."""
 
     name: str
     title: str
     options: tuple[str, ...]
     numbers: tuple[str, ...]
+    needs: Mapping[str, str] = field(default_factory=dict)
     inner: tuple[str, ...]
     most: int
     rows: Callable[[Task, Traces], list[Row]]
@@ -241,6 +242,7 @@ KINDS: Mapping[str, Kind] = {
         Kind(
             name="profile", title="one step of the model, as memwall profile has it", rows=_profiles,
             options=_options(profile, "progress", "strict", "loss"), numbers=_NUMBERS, inner=_NUMBERS, most=64,
+            needs={"context": "mode", "prompt": "mode"},
             best="samples_per_s",
             front=("time_s", "samples_per_s"), across=("batch", "seq", "context", "prompt"),
         ),
@@ -268,6 +270,8 @@ def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[
         raise unknown("kind of sweep", asked, KINDS)
     kinds = [KINDS[asked]] if asked is not None else [*KINDS.values()]
     able = [kind for kind in kinds if set(names) <= set(kind.options)]
+    whole = [kind for kind in able if all(kind.needs.get(name, name) in names for name in names)]
+    able = whole or able
     words = set(mentioned)
     for kind in able:
         if words <= {*kind.options, *ALIASES, *SERVED_ALIASES, *(row.name for row in kind.quantities)}:

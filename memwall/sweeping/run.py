@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -28,8 +28,8 @@ from memwall.sweeping.traces import Traces, contents_of, file_digest, trace_fold
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-#: points above which a sweep asks first, and those that are timed to say how long it would take
-MOST_UNASKED, _TIMED = 200_000, 40
+#: points above which a sweep asks first, and seconds for which some are timed to say how long it would take
+MOST_UNASKED, _TIMED_S = 200_000, 1.0
 ENGINES = ("local", "dask")
 
 
@@ -166,16 +166,22 @@ def _ask_if_large(spaces: Sequence[Space], question: Question) -> None:
     count = sum(map(len, spaces))
     if question.large or count <= MOST_UNASKED:
         return
-    space, traces = spaces[0], Traces(trace_folder() if question.cache else None)
-    every = max(len(space) // _TIMED, 1)
-    some = tuple(space.point(i * every) for i in range(min(_TIMED, len(space))))
-    task = Task(kind=question.kind.name, target=space.target, points=some, prices=question.prices)
-    evaluate(Task(kind=task.kind, target=task.target, points=some[:1], prices=question.prices), traces)
-    start_s = time.monotonic()
-    evaluate(task, traces)
-    minutes = (time.monotonic() - start_s) / len(some) * count / 60
-    raise UsageError(f"{count:,} points would take about {_duration(minutes)}, by {len(some)} of them in one process;"
-                     " add --yes (large=True) to go on")  # fmt: skip
+    each_s = _seconds_each(spaces[0], question)
+    raise UsageError(f"{count:,} points would take about {_duration(each_s * count / 60)} in one process, by some of"
+                     " them; add --yes (large=True) to go on")  # fmt: skip
+
+
+def _seconds_each(space: Space, question: Question) -> float:
+    """Seconds of a point, by some in a row from the middle, as many as take a second; their trace is made before."""
+    traces, size, took_s = Traces(trace_folder() if question.cache else None), 1, 0.0
+    while took_s < _TIMED_S and size < len(space) // 2:
+        some = tuple(map(space.point, range(len(space) // 2, len(space) // 2 + size)))
+        task = Task(kind=question.kind.name, target=space.target, points=some, prices=question.prices)
+        evaluate(replace(task, points=some[:1]), traces)
+        start_s = time.monotonic()
+        evaluate(task, traces)
+        took_s, size = time.monotonic() - start_s, 4 * size
+    return took_s / (size / 4)
 
 
 def _duration(minutes: float) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 import memwall
 from memwall.serving import read_model, serve
+from memwall.sweeping.kinds import kind_of
 from tests.cli.conftest import MODEL
 from tests.cli.test_serve import LLAMA
 
@@ -86,6 +87,13 @@ def test_a_server_at_each_point_is_that_of_serve_alone(llama):
         (point,) = serve(llama, gpu=row["gpu"], concurrency=int(row["concurrency"]), prompt=256).points
         assert row["ttft_p99_s"] == point.candidate.run.ttft.p99
         assert row["tokens_per_s"] == point.candidate.run.tokens_per_s
+
+
+def test_the_kind_is_the_first_that_has_what_is_named():
+    assert kind_of(["batch", "gpu"]).name == "profile" == kind_of(["batch", "context", "mode"]).name
+    assert kind_of(["batch", "context"]).name == "decode" == kind_of(["gpu", "batch"], None, ["largest_batch"]).name
+    assert kind_of(["prompt", "gpu"]).name == "serve" == kind_of(["gpu", "concurrency"]).name
+    assert kind_of(["gpu"], "decode").name == "decode"
 
 
 def test_a_broken_point_is_a_row_and_the_others_go_on(run, llama):

@@ -62,12 +62,13 @@ class SweepReport(Report):
             if kind == "html":
                 shown = (Picture(growth_chart(grown), f"{_title(grown.quantity)} over {grown.across}"), *shown)
             sections.append(Section(f"Where to stop: {_title(grown.quantity)} over {grown.across}", shown))
-        if len(self.found.front) > 1:
+        if len(self.found.front) > 1 or (self.found.question.pareto and len(self.found.front)):
             names = " and ".join(_title(name) for name in self.found.axes)
             front = self.found.front.head(_FRONT)
             picture = (Picture(self._front(), f"the front of {names}"),) if kind == "html" else ()
             table = self._table(front, len(self.found.front) - len(front))
-            sections.append(Section(f"Pareto front of {names}", (*picture, table)))
+            lone = (Sentence("One point is the best in all of them."),) if len(self.found.front) == 1 else ()
+            sections.append(Section(f"Pareto front of {names}", (*lone, *picture, table)))
         if kind == "html":
             sections += self._maps()
         return Document(f"{self._title()}: sweep", tuple(sections))
