@@ -37,7 +37,7 @@ READING = """How rows are read, which state the GPUs of an engine in several way
 not from their times, but for one: a row of DeepSeek that makes tokens 1.3 times as fast as InferenceX's own row of the same
 deployment is taken to speculate, and left out. What speculates without such a row is among the rest, where it is modeled
 too slow. Whether kernels run next to each other, which caches are in fp8 and what an all-reduce does besides was chosen
-in sight of some rows of both halves.
+in sight of some rows of both halves, as was how much lengths vary in NVIDIA's sweeps.
 """
 
 
@@ -136,7 +136,7 @@ def main() -> None:
         for name in ("serving_e2e", "trtllm_throughput")
     ]
     head = "\n".join((__doc__ or "").strip().splitlines()[4:])
-    rows = f" --rows {arguments.rows}" if arguments.rows else ""
+    rows = f" --rows {arguments.rows} --left-out {arguments.left_out}"
     command = f"`python reports/serving_report.py{rows}` writes this page."
     text = "\n".join(parts)
     (HERE / "serving.md").write_text(
