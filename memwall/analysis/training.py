@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
@@ -81,12 +82,14 @@ def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, spl
 
 
 def blocks_of(
-    profile: Profile, cluster: Cluster, policy: str = "eager", *, gpu: Gpu | None = None, within_modules: bool = False
-) -> Blocks:
+    profile: Profile, cluster: Cluster, policy: str = "eager", *, gpu: Gpu | None = None, within_modules: bool = False,
+    slower: Mapping[str, float] = MappingProxyType({}),
+) -> Blocks:  # fmt: skip
     """The blocks of a rank's step on a cluster.
 
     Args:
         gpu: in place of the cluster's own, such as on another host.
+        slower: as for :func:`memwall.simulate.blocks.read_blocks`.
         within_modules: the policy fuses what is in one module only, as where fused kernels are written by hand.
 
     Raises:
@@ -98,7 +101,7 @@ def blocks_of(
     modules = {name: number for number, name in enumerate(dict.fromkeys(op.module for op in graph.ops))}
     regions = [modules[op.module] for op in graph.ops] if within_modules else None
     schedule = ranked.schedule(gpu, policy, regions=regions)
-    return read_blocks(graph, schedule, partial(_tensor_s, cluster))
+    return read_blocks(graph, schedule, partial(_tensor_s, cluster), slower)
 
 
 def _tensor_s(cluster: Cluster, op: str, nbytes: float, ranks: int) -> float:

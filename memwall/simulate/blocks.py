@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op
@@ -74,19 +75,23 @@ class Blocks:
 _BEFORE, _AFTER = -1, 1 << 30
 
 
-def read_blocks(graph: Graph, schedule: Schedule, link_s: Callable[[str, float, int], float]) -> Blocks:
+def read_blocks(
+    graph: Graph, schedule: Schedule, link_s: Callable[[str, float, int], float],
+    slower: Mapping[str, float] = MappingProxyType({}),
+) -> Blocks:  # fmt: skip
     """The blocks of a traced training step.
 
     Args:
         schedule: of the same graph, with its plan.
         link_s: collective, bytes of its message, ranks → seconds.
+        slower: op class → how many times longer its kernels take, such as those of an older library.
 
     Raises:
         UsageError: the model has no list of layers.
     """
     places = _places(graph)
     readers = _Reader(graph, places, _core_ops(graph, places))
-    works = readers.works(schedule, link_s)
+    works = readers.works(schedule, link_s, slower)
     numbers = sorted({place for place in places if place not in (_BEFORE, _AFTER)})
     before, after, *layers = (readers.block(place, works.get(place, {})) for place in (_BEFORE, _AFTER, *numbers))
     return Blocks(before, tuple(layers), after, readers.tied)
@@ -199,21 +204,23 @@ class _Reader:
         values = (self.graph.values[i] for i in self.graph.parameters)
         return {value.storage: value.spec.numel for value in values}
 
-    def works(self, schedule: Schedule, link_s: Callable[[str, float, int], float]) -> dict[int, dict[str, Work]]:
+    def works(
+        self, schedule: Schedule, link_s: Callable[[str, float, int], float], slower: Mapping[str, float]
+    ) -> dict[int, dict[str, Work]]:
         """Place → direction → what runs there; ``weight`` and ``core`` are part of the others."""
         found: defaultdict[int, defaultdict[str, Work]] = defaultdict(lambda: defaultdict(Work))
         for kernel in schedule.kernels:
             op = self.graph.ops[kernel.op_ids[0]]
             if op.phase == "optimizer":
                 continue
-            work = self._work(op, kernel, link_s)
+            work = self._work(op, kernel, link_s, slower.get(op.op_class, 1.0))
             mine = found[self.places[op.id]]
             for name in (op.phase, *self._parts(op)):
                 mine[name] += work
         return {place: dict(works) for place, works in found.items()}
 
-    def _work(self, op: Op, kernel: Estimate, link_s: Callable[[str, float, int], float]) -> Work:
-        busy_s, sent_s = kernel.time_s - kernel.wait_s, 0.0
+    def _work(self, op: Op, kernel: Estimate, link_s: Callable[[str, float, int], float], slower: float) -> Work:
+        busy_s, sent_s = slower * (kernel.time_s - kernel.wait_s), 0.0
         if op.op_class == "communication":
             specs = (*self.graph.specs(op.inputs), *self.graph.specs(op.outputs))
             nbytes = max(spec.nbytes for spec in specs)

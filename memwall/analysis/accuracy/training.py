@@ -45,6 +45,10 @@ class TrainingSample:
     state: str = "fused"
     overlap: bool = True
     async_tp: bool = False
+    #: whether fused kernels are written by hand, in one module each; else ops run as PyTorch has them
+    hand_fused: bool = True
+    #: how many times longer attention takes than in the kernels that are modeled
+    attention: float = 1.0
 
     @property
     def shape(self) -> str:
@@ -62,9 +66,7 @@ class TrainingSample:
 
     def step(self) -> TrainingStep:
         """The step, modeled."""
-        blocks = _blocks(replace(self.sizes, layers=_TRACED), self.microbatch, self.layout.tp, self.layout.sp,
-                         self.dtype, self.cluster, self.gpu)  # fmt: skip
-        stretched = blocks.stretched(self.sizes.layers)
+        stretched = _blocks(self).stretched(self.sizes.layers)
         return training_step(stretched, self.layout, self.cluster, state=self.state, overlap=self.overlap,
                              async_tp=self.async_tp)  # fmt: skip
 
@@ -80,12 +82,14 @@ class TrainingSample:
 _KNOWN: dict[tuple[object, ...], Blocks] = {}
 
 
-def _blocks(sizes: Sizes, batch: int, tp: int, sequence: bool, dtype: str, cluster: Cluster, gpu: Gpu) -> Blocks:
+def _blocks(of: TrainingSample) -> Blocks:
     """The blocks of a rank, read once for each cluster, by its name."""
-    key = (sizes, batch, tp, sequence, dtype, cluster.name, gpu)
+    rank = (replace(of.sizes, layers=_TRACED), of.microbatch, of.layout.tp, of.layout.sp, of.dtype)
+    key = (*rank, of.cluster.name, of.gpu, of.hand_fused, of.attention)
     if key not in _KNOWN:
-        profile = _profile(sizes, batch, tp, sequence, dtype)
-        _KNOWN[key] = blocks_of(profile, cluster, "memwall", gpu=gpu, within_modules=True)
+        policy = "memwall" if of.hand_fused else "eager"
+        _KNOWN[key] = blocks_of(_profile(*rank), of.cluster, policy, gpu=of.gpu, within_modules=of.hand_fused,
+                                slower={"attention": of.attention})  # fmt: skip
     return _KNOWN[key]
 
 

@@ -29,6 +29,9 @@ from memwall.hardware.links import Cluster
 #: the host of vTrain's machines relative to bare-metal: Megatron-DeepSpeed's Python between kernels. Fitted to half of
 #: the rows of a single node
 _VTRAIN_HOST = 4.8
+#: llm-foundry's runs had the first FlashAttention, in Triton; the second takes half as long (Dao, 2023, abstract: "around
+#: 2x")
+_FLASH_1 = 2.0
 #: tokens of GPT-2's vocabulary, padded
 _VOCAB = 51200
 
@@ -138,7 +141,7 @@ def _llmfoundry(record: Record) -> TrainingSample:
     cluster = load_cluster(known(_CLUSTERS, record["gpu"], "GPU"))
     return _sample(LLM_FOUNDRY.name, record, cluster, cluster.gpu, "recomputed" if record["act_ckpt"] == "True" else
                    "kept", "bfloat16", sizes, batch, layout, seconds(record, "step_time_s", 1.0),
-                   state=_MIXED[record["mp_mode"]])  # fmt: skip
+                   state=_MIXED[record["mp_mode"]], hand_fused=False, attention=_FLASH_1)  # fmt: skip
 
 
 VTRAIN = Steps(
