@@ -147,7 +147,7 @@ def parallel(
         policy: how kernels are fused: ``eager``, ``memwall`` or ``ideal``.
         state: what a parameter takes, a key of :data:`memwall.simulate.training.STATES`; None: ``mixed`` for 16-bit
             weights, else ``float32``.
-        overlap: whether gradients are summed while backward runs, or after it.
+        overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
         async_tp: whether ranks exchange parts of a tensor while others are multiplied.
 
     Raises:

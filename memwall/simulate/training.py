@@ -99,7 +99,7 @@ def training_step(
 
     Args:
         state: how numbers are kept, a key of :data:`STATES`.
-        overlap: whether gradients are summed while backward runs, or after it.
+        overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
         async_tp: whether the ranks that share products exchange parts of a tensor while others are multiplied, so that
             only the first of ``tp`` parts is waited for.
 
@@ -222,6 +222,8 @@ class _Job:
         forward = [block.forward.busy_s for block in part]
         backward = [block.backward.busy_s + self._again(block).busy_s for block in part]
         reduces = [self._reduce_s(block) for block in part]
+        if not self.overlap:
+            return forward_s + sum(gathers), backward_s + sum(gathers) + sum(reduces)
         through_s = _interleaved_s(gathers, forward, [0.0] * len(part))
         back_s = _interleaved_s(gathers[::-1], backward[::-1], reduces[::-1])
         return max(through_s, forward_s), max(back_s, backward_s)

@@ -55,6 +55,7 @@ def test_llm_foundry(steps):
     (row,) = steps(MPT + "2048,h100_80gb,512,8,2,amp_bf16,DEFAULT,FULL_SHARD,True,16.26847,8192,64,80\n")
     assert row.layout == Parallelism(dp=512, fsdp="full", microbatches=2, recompute="full")
     assert (row.state, row.sizes.bias, row.cluster.name) == ("mixed", False, "dgx-h100")
+    assert (row.overlap, row.hand_fused, row.attention) == (False, False, 2.0)
 
 
 def test_korthikanti(steps):

@@ -118,6 +118,10 @@ def test_sharded_weights_wait_for_the_first_gather_and_the_last_sum():
     gather_s = collective_s("all_gather", 0.5e9, 8, CLUSTER).time_s
     reduce_s = collective_s("reduce_scatter", 1e9, 8, CLUSTER).time_s
     assert found.pipeline.time_s == pytest.approx(12 + 2 * gather_s + reduce_s)
+    waits = training_step(
+        Blocks(Block(), (layer,) * 4, Block()), Parallelism(dp=8, fsdp="full"), CLUSTER, overlap=False
+    )
+    assert waits.pipeline.time_s == pytest.approx(12 + 8 * gather_s + 4 * reduce_s)
 
 
 def test_what_is_not_modeled_is_refused():

@@ -6,7 +6,8 @@
   in 16 bits next to backward.
 - Korthikanti et al., 2022 (calculon-ai/calculon): with and without selective recomputation. Rows of memory are not
   steps: ``tests/unit/simulate/test_training.py`` has the formulas.
-- MosaicML's llm-foundry: MPT with FSDP.
+- MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
+  without forward prefetch).
 
 What a table does not state, such as microbatches and chunks of Megatron's runs, is stated here.
 """
@@ -29,8 +30,7 @@ from memwall.hardware.links import Cluster
 #: the host of vTrain's machines relative to bare-metal: Megatron-DeepSpeed's Python between kernels. Fitted to half of
 #: the rows of a single node
 _VTRAIN_HOST = 4.8
-#: llm-foundry's runs had the first FlashAttention, in Triton; the second takes half as long (Dao, 2023, abstract: "around
-#: 2x")
+#: llm-foundry's runs had the first FlashAttention, in Triton; the second takes half as long (Dao, 2023: "around 2x")
 _FLASH_1 = 2.0
 #: tokens of GPT-2's vocabulary, padded
 _VOCAB = 51200
@@ -141,7 +141,7 @@ def _llmfoundry(record: Record) -> TrainingSample:
     cluster = load_cluster(known(_CLUSTERS, record["gpu"], "GPU"))
     return _sample(LLM_FOUNDRY.name, record, cluster, cluster.gpu, "recomputed" if record["act_ckpt"] == "True" else
                    "kept", "bfloat16", sizes, batch, layout, seconds(record, "step_time_s", 1.0),
-                   state=_MIXED[record["mp_mode"]], hand_fused=False, attention=_FLASH_1)  # fmt: skip
+                   state=_MIXED[record["mp_mode"]], overlap=False, hand_fused=False, attention=_FLASH_1)  # fmt: skip
 
 
 VTRAIN = Steps(
