@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from memwall.core.errors import UsageError
 from memwall.frontend.sharding import find_split, split_module
 from memwall.frontend.torch import TraceOptions, trace
+from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.workload import Workload
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCAB, TP = 2, 16, 32, 4, 3, 64, 4
@@ -130,3 +131,19 @@ def test_what_does_not_divide_or_has_nothing_to_split_is_refused():
     graph = trace(Workload(plain, (torch.ones(2, 8),), optimizer=None), TraceOptions(mode="inference")).graph
     with pytest.raises(UsageError, match="tp=2: no linear layer of Linear leads to another"):
         split_module(plain, find_split(graph), 2)
+
+
+class Tied(Model):
+    def __init__(self):
+        super().__init__()
+        self.head.weight = self.word.weight
+
+
+def test_tied_weights_stay_tied():
+    """The share of the vocabulary is one parameter, looked up and multiplied."""
+    found = find_split(trace(Workload(Tied, ids, optimizer=None), TraceOptions(mode="inference")).graph)
+    for tp, rows in ((4, 16), (2, 32)):
+        module = split_module(Tied(), found, tp)
+        end_group()
+        assert module.head.weight is module.word.weight
+        assert module.word.weight.shape == (rows, WIDTH)
