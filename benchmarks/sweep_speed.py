@@ -1,9 +1,9 @@
 """Seconds and memory of a sweep of 51,200 decode steps: 5 models x 8 GPUs x TP x weights x batch x context.
 
-    python benchmarks/sweep_speed.py [WORKERS]
+    python benchmarks/sweep_speed.py [WORKERS] [dask]
 
-The models are traced anew; then the same sweep runs with the traces in the cache. WORKERS are processes of the pool; 0,
-the default, evaluates all in this process.
+The models are traced anew; then the same sweep runs with the traces in the cache. WORKERS are processes of the pool, or
+of a Dask cluster that runs already; 0, the default, evaluates all in this process.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ VARY = {
 
 def main() -> None:
     workers = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    how: dict[str, Any] = {"workers": workers}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MEMWALL_CACHE"] = folder
         targets = []
@@ -56,15 +57,22 @@ def main() -> None:
             (Path(folder) / name).mkdir()
             (Path(folder) / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
             targets.append(f"hf:{Path(folder) / name}")
+        if sys.argv[2:] == ["dask"]:
+            from distributed import LocalCluster
+
+            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+            how = {"engine": "dask", "scheduler": cluster.scheduler_address}
         for traces in ("traced anew", "traces in the cache"):
             start_s, start_cpu_s = time.monotonic(), time.process_time()
-            frame = memwall.sweep(targets, VARY, best="tokens_per_s_per_gpu", where=["fits"], workers=workers)
+            frame = memwall.sweep(targets, VARY, best="tokens_per_s_per_gpu", where=["fits"], **how)
             cpu_s = time.process_time() - start_cpu_s
             took = f"{time.monotonic() - start_s:.1f} s, {cpu_s:.1f} s of this process's CPU"
             print(f"51,200 points, {len(frame):,} of which fit, {traces}: {took} (goal 10)")
+        if "engine" in how:
+            cluster.close()
     for who, name in ((resource.RUSAGE_SELF, "this process"), (resource.RUSAGE_CHILDREN, "the largest child")):
         print(f"peak resident memory of {name}: {resource.getrusage(who).ru_maxrss / 1024:,.0f} MiB (goal 1,024)")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # workers of Dask import this file
     main()

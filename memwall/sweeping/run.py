@@ -240,15 +240,15 @@ def _tasks(
         target, point = points[i]
         outer = tuple(value for name, value in point.items() if name not in kind.inner)
         groups.setdefault((target, kind.trace_key(point)), {}).setdefault(outer, []).append(i)
-    tasks, places = [], []
+    parts = []
     for (target, _), engines in groups.items():
         ordered = [i for own in engines.values() for i in own]
-        for start in range(0, len(ordered), kind.most):
-            own = ordered[start : start + kind.most]
-            made = tuple(points[i][1] for i in own)
-            tasks.append(Task(kind=kind.name, target=target, points=made, prices=question.prices))
-            places.append(own)
-    return tasks, places
+        parts += [(start, target, ordered[start : start + kind.most]) for start in range(0, len(ordered), kind.most)]
+    parts.sort(key=lambda part: part[0] > 0)  # the first of each trace before others, which find it made
+    made = (tuple(points[i][1] for i in own) for _, _, own in parts)
+    tasks = [Task(kind=kind.name, target=target, points=some, prices=question.prices)
+             for (_, target, _), some in zip(parts, made, strict=True)]  # fmt: skip
+    return tasks, [own for _, _, own in parts]
 
 
 def _engine(tasks: Sequence[Task], question: Question, stack: ExitStack) -> Done:
