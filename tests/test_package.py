@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 PUBLIC = {
     "profile", "compare", "Workload", "Profile", "Comparison", "load_gpu", "on_host", "Gpu", "register_cost", "Cost",
-    "Call", "Pipe", "MemwallError", "serve", "sweep", "trace", "__version__",
+    "Call", "Pipe", "MemwallError", "parallel", "serve", "sweep", "trace", "__version__",
 }  # fmt: skip
 
 
