@@ -26,7 +26,7 @@ BAD_FILES = {
         "        return x @ torch.ones(3, 3)\n\ndef model(): return Net()\n\ndef inputs(): return (torch.ones(2, 2),)\n"
     ),
     "item.py": (
-        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x * x.sum().item()\n\n"
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x * torch.histogram(x, 4).hist.sum()\n\n"
         "def model(): return Net()\n\ndef inputs(): return (torch.ones(2, 2),)\n"
     ),
     "odd.py": "def model(): return 3\n\ndef inputs(): return ()\n",
@@ -114,7 +114,7 @@ CASES = {
     "comm --cluster dgx-h100 --min 2M --max 1M": "is larger than the largest",
     "comm --cluster dgx-h100 -o page.xls": "end the name in one of .json .html .md .csv .txt",
     "gpu": "no command 'gpu'; did you mean gpus?",
-    "frobnicate": "no command 'frobnicate'; there is profile, compare, serve, fuse, measure, gate, report,",
+    "frobnicate": "no command 'frobnicate'; there is profile, compare, serve, sweep, search, fuse, measure, gate, report,",
     "--bogus": "No such option",
 }
 
@@ -311,7 +311,7 @@ def test_nothing_but_the_record_on_standard_output(shell, folder):
 
 @pytest.mark.parametrize("leave", ["import sys; sys.exit(0)", "raise SystemExit", "raise GeneratorExit"])
 def test_a_model_that_leaves_is_no_success(run, folder, leave):
-    text = BAD_FILES["item.py"].replace("return x * x.sum().item()", leave)
+    text = BAD_FILES["item.py"].replace("return x * torch.histogram(x, 4).hist.sum()", leave)
     (folder / "leaves.py").write_text(text, encoding="utf-8")
     result = run("profile", "leaves.py")
     assert result.code == 2
