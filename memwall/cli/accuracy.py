@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -42,11 +43,17 @@ def command(files: tuple[str, ...], split: bool, rows: str | None, deployments: 
     if not files:
         raise UsageError("Missing argument 'FILE...': what to score the model against")
     from memwall.analysis.accuracy import score_files
-    from memwall.serving import read_model
 
     out.plan(AccuracyReport)
-    found = score_files(dict.fromkeys(files), split=split, deployments=deployments, read_model=read_model)
+    found = score_files(dict.fromkeys(files), split=split, deployments=deployments, read_model=_read_model)
     out.show(AccuracyReport(found))
+
+
+def _read_model(target: str) -> Any:
+    """The model of a deployment; what it needs is imported where a table has one."""
+    from memwall.serving import read_model
+
+    return read_model(target)
 
 
 def _target(path: Path) -> Path:
