@@ -26,7 +26,8 @@ BAD_FILES = {
         "        return x @ torch.ones(3, 3)\n\ndef model(): return Net()\n\ndef inputs(): return (torch.ones(2, 2),)\n"
     ),
     "item.py": (
-        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x * torch.histogram(x, 4).hist.sum()\n\n"
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x * torch.histogram(x, 4).hist.sum()\n\n"
         "def model(): return Net()\n\ndef inputs(): return (torch.ones(2, 2),)\n"
     ),
     "odd.py": "def model(): return 3\n\ndef inputs(): return ()\n",
@@ -114,7 +115,7 @@ CASES = {
     "comm --cluster dgx-h100 --min 2M --max 1M": "is larger than the largest",
     "comm --cluster dgx-h100 -o page.xls": "end the name in one of .json .html .md .csv .txt",
     "gpu": "no command 'gpu'; did you mean gpus?",
-    "frobnicate": "no command 'frobnicate'; there is profile, compare, serve, sweep, search, fuse, measure, gate, report,",
+    "frobnicate": "no command 'frobnicate'; there is profile, compare, serve, sweep, search,",
     "--bogus": "No such option",
 }
 
