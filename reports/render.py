@@ -298,8 +298,9 @@ def odd_models() -> str:
                          f"unmodeled: {unmodeled}" if unmodeled else "all modeled"))  # fmt: skip
     return f"""# Public-benchmark-style models, odd ones included
 
-`tests/models/*.py`: a class `Model` and `get_inputs()`. In `boolean_mask` half of a mask is assumed to be true. Two are
-meant to be refused: `item_branch` needs `--real`, `runaway_loop` stops at `--max-ops` (20,000 here).
+`tests/models/*.py`: a class `Model` and `get_inputs()`. In `boolean_mask` half of a mask is assumed to be true, in
+`item_branch` the number that Python reads to be 1. `runaway_loop` is meant to be refused: it stops at `--max-ops`
+(20,000 here).
 
 {table("file | mode | ops | FLOPs | DRAM bytes | result", rows)}
 """

@@ -13,7 +13,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.frontend.workload import Workload, is_target, resolve
 from memwall.frontend.workload.target import Parts, split_target
-from tests.unit.places import ROOT
+from tests.unit.places import REFERENCE, ROOT
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_an_interrupt_passes_through(write):
         resolve(write("net.py", "raise KeyboardInterrupt\n"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*/model.py")), ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("path", REFERENCE.values(), ids=REFERENCE)
 def test_the_reference_workloads_resolve(path):
     workload = resolve(str(path))
     assert isinstance(workload, Workload)

@@ -18,7 +18,7 @@ from memwall.ops import graph_costs
 from memwall.simulate.memory import memory_peak
 from memwall.simulate.schedule import simulate
 from tests.unit.fusion_graphs import Builder, moved, plan, without_cache
-from tests.unit.places import ROOT
+from tests.unit.places import REFERENCE, ROOT
 from tests.unit.plan_oracle import Oracle, written_twice
 
 GPUS = tuple(without_cache(load_gpu(name)) for name in ("p100-sxm2-16gb", "a100-80gb-sxm", "h100-sxm", "l4"))
@@ -459,11 +459,8 @@ def test_the_same_graph_gives_the_same_plan(case):
 REAL = ("boolean_mask", "item_branch")
 #: 80,000 ops; and the 405B model is the 70B one in a larger size
 LEFT_OUT = ("runaway_loop", "llama3_405b")
-TRACED = {
-    name: path
-    for path in (*sorted(ROOT.glob("profiles/*/model.py")), *sorted(ROOT.glob("tests/models/*.py")))
-    if (name := path.parent.name if path.stem == "model" else path.stem) not in LEFT_OUT
-}
+TRACED = {**REFERENCE, **{path.stem: path for path in sorted(ROOT.glob("tests/models/*.py"))}}
+TRACED = {name: path for name, path in TRACED.items() if name not in LEFT_OUT}
 
 
 @pytest.fixture(scope="module", params=TRACED)

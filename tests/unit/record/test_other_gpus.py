@@ -16,18 +16,17 @@ from memwall.core.errors import UsageError
 from memwall.hardware.chips import CHIPS, chip_of
 from memwall.ops.sdpa import Call
 from memwall.pipeline import of_another_gpu, resimulate
-from tests.unit.places import ROOT
+from tests.unit.places import REFERENCE
 
 GPUS = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x")
-WORKLOADS = sorted(path.parent.name for path in (ROOT / "profiles").glob("*/model.py"))
 HEAVY = {"llama3_405b", "llama3_70b"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in HEAVY])
+@pytest.mark.parametrize("name", [name for name in REFERENCE if name not in HEAVY])
 def test_a_reference_workloads_record_holds_for_every_gpu(name, mode, tmp_path):
-    target = str(ROOT / "profiles" / name / "model.py")
+    target = str(REFERENCE[name])
     memwall.profile(target, gpu="h100-sxm", mode=mode).save(tmp_path / "h100.json")
     saved = memwall.Profile.load(tmp_path / "h100.json")
     for gpu in GPUS:
