@@ -14,10 +14,12 @@ from memwall.hardware.cluster import hardware_of
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
 from memwall.ops import graph_costs
-from memwall.perfmodel.collectives import collective_s
+from memwall.ops.launches import Message
+from memwall.perfmodel.collectives import message_time
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
 from memwall.simulate.blocks import Blocks, read_blocks
+from memwall.simulate.training import all_at_once
 
 if TYPE_CHECKING:
     from memwall.frontend.sharding import Split
@@ -29,7 +31,8 @@ def trace_rank(
     workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None = None,
     warn: Callable[[str], None] = lambda message: None,
 ) -> Profile:  # fmt: skip
-    """The training step of one microbatch on one of the ``layout.tp`` ranks that share products, without the optimizer.
+    """The training step of one microbatch on one of the ranks that share products, sequences and experts, without the
+    optimizer.
 
     Args:
         workload: its inputs are a microbatch.
@@ -41,14 +44,17 @@ def trace_rank(
     """
     from memwall.frontend.torch import trace
 
-    if layout.tp > 1:
+    if layout.traced != Parallelism():
         workload = _of_rank(workload, layout, options, split)
     try:
         traced = trace(replace(workload, optimizer=None), replace(options, mode="training"), warn)
     except UsageError as error:
-        if layout.tp == 1 or str(error).startswith(("tp=", "sp")):
+        if layout.tp == 1 or str(error).startswith(("tp=", "sp", "cp", "ep")):
             raise
-        hint = "its heads must be counted by -1, or by an attribute such as n_heads, of which a rank has a share"
+        hint = (
+            "its heads, of keys too, must be as many as the ranks or more, and counted by -1 or by an attribute such as"
+            " n_heads, of which a rank has a share"
+        )
         told = f"tp={layout.tp}" + ",sp" * layout.sp
         raise UsageError(
             f"{told}: the model of one rank fails; {hint}{'; try without sp' * layout.sp}: {error}"
@@ -65,10 +71,12 @@ def trace_rank(
 
 def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None) -> Workload:
     """The workload whose model is that of one rank."""
-    from memwall.frontend.sharding import find_split, split_module
+    from memwall.frontend.sharding import Split, find_split, split_module
     from memwall.frontend.torch import trace
     from memwall.frontend.torch.build import build_module
 
+    if split is None and layout.tp == 1:
+        split = Split(())
     if split is None:
         alone = replace(workload, loss=None, optimizer=None)
         split = find_split(trace(alone, replace(options, mode="inference")).graph)
@@ -76,7 +84,7 @@ def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, spl
     def model() -> Any:
         source = workload.model
         whole = source() if not hasattr(source, "parameters") else build_module(source, "meta", print).module
-        return split_module(whole, split, layout.tp, layout.sp)
+        return split_module(whole, split, layout)
 
     return replace(workload, model=model)
 
@@ -101,11 +109,9 @@ def blocks_of(
     modules = {name: number for number, name in enumerate(dict.fromkeys(op.module for op in graph.ops))}
     regions = [modules[op.module] for op in graph.ops] if within_modules else None
     schedule = ranked.schedule(gpu, policy, regions=regions)
-    return read_blocks(graph, schedule, partial(_tensor_s, cluster), slower)
+    return read_blocks(graph, schedule, partial(_message_s, all_at_once(cluster)), slower)
 
 
-def _tensor_s(cluster: Cluster, op: str, nbytes: float, ranks: int) -> float:
-    """A collective of ranks next to each other."""
-    if ranks > cluster.gpus_per_node and ranks % cluster.gpus_per_node:
-        raise UsageError(f"tp={ranks} does not fill nodes of {cluster.gpus_per_node} GPUs")
-    return collective_s(op, nbytes, ranks, cluster).time_s
+def _message_s(cluster: Cluster, op: str, nbytes: int, group: str) -> float:
+    """A collective of the ranks of a group."""
+    return message_time(Message(op=op, nbytes=nbytes, group=group), cluster).time_s

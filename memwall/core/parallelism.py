@@ -63,6 +63,16 @@ class Parallelism:
         """GPUs of the job."""
         return self.tp * self.cp * self.pp * self.dp
 
+    @property
+    def replicas(self) -> int:
+        """GPUs that have the same weights, between which gradients are summed."""
+        return self.dp * self.cp
+
+    @property
+    def traced(self) -> Parallelism:
+        """What of it a rank's graph depends on."""
+        return Parallelism(tp=self.tp, sp=self.sp, cp=self.cp, ep=self.ep)
+
     def check(self, *, world: int | None = None, layers: int | None = None, heads: int | None = None) -> None:
         """Refuse a layout that no job can have, or that does not divide so many GPUs, layers or heads.
 
@@ -76,6 +86,8 @@ class Parallelism:
             (self.schedule == "interleaved" and self.chunks < 2, "schedule=interleaved:N needs 2 or more chunks"),
             (self.chunks > 1 and self.microbatches % self.pp,
              f"the interleaved schedule needs microbatches that pp divides, not {self.microbatches} with pp={self.pp}"),
+            (self.ep > 1 and self.tp > 1 and not self.sp,
+             "ep shares experts among GPUs that have tokens of their own: with tp, give sp"),
             ((self.dp * self.cp * self.tp) % self.ep, f"ep={self.ep} does not divide the {self.dp * self.cp * self.tp}"
              " GPUs of a stage"),
             (wanted != self.world, f"{self} needs {self.world:,} GPUs, not {wanted:,}{hint}"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -16,22 +17,39 @@ import torch.distributed as dist
 from torch import nn
 
 from memwall.core.errors import UsageError
+from memwall.core.parallelism import Parallelism
 
 #: what happens to a tensor, or to its gradient on the way back
 Exchanges = Callable[[torch.Tensor], torch.Tensor]
+#: a module's forward, its arguments and keywords → its result
+Way = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-def become(module: nn.Module, way: str) -> None:
+#: name of a group → the fake process group of rank 0
+GROUPS: dict[str, Any] = {}
+
+
+def join(layout: Parallelism) -> None:
+    """Make the fake process groups of rank 0: of the ranks that share products (``tp``), sequences (``cp``) and experts
+    (``ep``)."""
+    sharing = layout.tp * layout.cp
+    dist.init_process_group("fake", rank=0, world_size=max(sharing, layout.ep))
+    for name, ranks in (("tp", range(layout.tp)), ("cp", range(0, sharing, layout.tp)), ("ep", range(layout.ep))):
+        GROUPS[name] = dist.new_group(list(ranks))
+
+
+def become(module: nn.Module, way: str | Way) -> None:
     """Let a module exchange its input or result, as a class of its own: hooks would make each block unlike the next."""
     if way:
         kind: Any = type(module)
-        module.__class__ = _exchanging(kind, way)
+        module.__class__ = _becoming(kind, way)
 
 
 @lru_cache(maxsize=256)
-def _exchanging(kind: type[nn.Module], way: str) -> type[nn.Module]:
+def _becoming(kind: type[nn.Module], way: str | Way) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return _WAYS[way](lambda *a, **k: kind.forward(self, *a, **k), args, kwargs)
+        call = _WAYS[way] if isinstance(way, str) else way
+        return call(MethodType(kind.forward, self), args, kwargs)
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
@@ -65,17 +83,17 @@ def _look_up(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 def _reduced(x: torch.Tensor) -> torch.Tensor:
     made = x.detach()
-    dist.all_reduce(made)
+    dist.all_reduce(made, group=GROUPS["tp"])
     return made
 
 
 def _gathered(x: torch.Tensor) -> torch.Tensor:
     """All ranks' parts along the sequence."""
     axis = _sequence_axis(x)
-    made = x.new_empty(*x.shape[:axis], x.shape[axis] * dist.get_world_size(), *x.shape[axis + 1 :])
+    made = x.new_empty(*x.shape[:axis], x.shape[axis] * dist.get_world_size(GROUPS["tp"]), *x.shape[axis + 1 :])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for it
-        dist.all_gather_into_tensor(made, x.contiguous())
+        dist.all_gather_into_tensor(made, x.contiguous(), GROUPS["tp"])
     return made
 
 
@@ -84,12 +102,12 @@ def _scattered(x: torch.Tensor) -> torch.Tensor:
     made = torch.empty_like(_part(x), memory_format=torch.contiguous_format)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        dist.reduce_scatter_tensor(made, x.contiguous())
+        dist.reduce_scatter_tensor(made, x.contiguous(), group=GROUPS["tp"])
     return made
 
 
 def _part(x: torch.Tensor) -> torch.Tensor:
-    axis, ranks = _sequence_axis(x), dist.get_world_size()
+    axis, ranks = _sequence_axis(x), dist.get_world_size(GROUPS["tp"])
     if x.shape[axis] % ranks:
         raise UsageError(f"sp: {ranks} ranks do not divide a sequence of {x.shape[axis]:,}")
     return x.narrow(axis, 0, x.shape[axis] // ranks)
@@ -101,7 +119,9 @@ def _sequence_axis(x: torch.Tensor) -> int:
     return max(range(x.dim() - 1), key=lambda axis: x.shape[axis])
 
 
-def _exchange(forward: Exchanges, backward: Exchanges) -> Exchanges:
+def exchanging(forward: Exchanges, backward: Exchanges) -> Exchanges:
+    """An exchange with that of its gradient."""
+
     class Exchange(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -131,15 +151,15 @@ def _same(x: torch.Tensor) -> torch.Tensor:
     return x.view_as(x)
 
 
-_SUM = _exchange(_reduced, _same)
+_SUM = exchanging(_reduced, _same)
 #: way -> what a module does next to its own forward
-_WAYS: Mapping[str, Callable[..., Any]] = {
-    "copy": _of_input(_once(_exchange(_same, _reduced), "_memwall_copy")),
-    "gather": _of_input(_once(_exchange(_gathered, _scattered), "_memwall_gathered")),
-    "region": _of_input(_exchange(_gathered, _scattered)),
-    "entry": _of_input(_exchange(lambda x: _part(x).contiguous(), _gathered)),
+_WAYS: Mapping[str, Way] = {
+    "copy": _of_input(_once(exchanging(_same, _reduced), "_memwall_copy")),
+    "gather": _of_input(_once(exchanging(_gathered, _scattered), "_memwall_gathered")),
+    "region": _of_input(exchanging(_gathered, _scattered)),
+    "entry": _of_input(exchanging(lambda x: _part(x).contiguous(), _gathered)),
     "reduce": _of_result(_SUM),
     "look up": _look_up,
-    "exit": _of_result(_exchange(_gathered, lambda gradient: _part(gradient).contiguous())),
-    "scatter": _of_result(_exchange(_scattered, _gathered)),
+    "exit": _of_result(exchanging(_gathered, lambda gradient: _part(gradient).contiguous())),
+    "scatter": _of_result(exchanging(_scattered, _gathered)),
 }

@@ -1,5 +1,5 @@
-"""Tensor parallelism for any module: which of its linear layers are split by columns and which by rows, found in a
-trace, and the module of one rank.
+"""The module of one rank of any module. Tensor parallelism: which of its linear layers are split by columns and which
+by rows is found in a trace.
 
 As in Megatron-LM (Shoeybi et al., 2019; Korthikanti et al., 2022): a layer is split by columns where its result passes
 through element-wise ops and attention, head by head, to another linear layer, which is split by rows and sums the
@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op
-from memwall.frontend.exchanges import become
+from memwall.core.parallelism import Parallelism
+from memwall.frontend.exchanges import become, join
+from memwall.frontend.experts import share_experts
+from memwall.frontend.ring import share_sequences
 
 #: class of a linear layer -> the axes of its weight that its columns and its rows are
 _AXES: Mapping[str, tuple[int, int]] = {"Linear": (0, 1), "Conv1D": (1, 0)}
@@ -148,21 +150,30 @@ class _Walk:
 # -- splitting ---------------------------------------------------------------------------------------------------------
 
 
-def split_module(module: nn.Module, split: Split, tp: int, sequence: bool = False) -> nn.Module:
-    """The module of one of ``tp`` ranks, changed in place; its process group is made anew, so that a trace of it has a
-    fake one. ``sequence``: with sequence parallelism.
+def split_module(module: nn.Module, split: Split, layout: Parallelism) -> nn.Module:
+    """The module of one rank, changed in place; its process groups are made anew, so that a trace of it has fake ones.
 
     Raises:
-        UsageError: the model has nothing to split, or a width that ``tp`` does not divide; names the layer.
+        UsageError: the model has nothing to split, or what the layout does not divide; names the layer.
     """
-    if tp == 1:
+    if layout.traced == Parallelism():
         return module
-    if not split.groups:
+    if layout.tp > 1 and not split.groups:
         raise UsageError(
-            f"tp={tp}: no linear layer of {type(module).__name__} leads to another by element-wise ops or attention"
-            " alone, so there is nothing to split: use dp, fsdp or pp"
+            f"tp={layout.tp}: no linear layer of {type(module).__name__} leads to another by element-wise ops or"
+            " attention alone, so there is nothing to split: use dp, fsdp or pp"
         )
-    dist.init_process_group("fake", rank=0, world_size=tp)
+    join(layout)
+    if layout.ep > 1:
+        share_experts(module, layout.ep)
+    if layout.tp > 1:
+        _split_products(module, split, layout.tp, layout.sp)
+    if layout.cp > 1:
+        share_sequences(module)
+    return module
+
+
+def _split_products(module: nn.Module, split: Split, tp: int, sequence: bool) -> None:
     narrow = _Narrow(tp)
     for columns, row in split.groups:
         region = _region(columns)
@@ -181,7 +192,6 @@ def split_module(module: nn.Module, split: Split, tp: int, sequence: bool = Fals
         become(module.get_submodule(split.entry), "entry")
         if not split.heads:
             become(module.get_submodule(_of_block(max((row for _, row in split.groups), key=_number))), "exit")
-    return module
 
 
 class _Narrow:

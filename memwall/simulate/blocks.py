@@ -1,14 +1,15 @@
 """A traced training step, cut into its blocks: what comes before the repeated layers, each layer, and what comes after.
 
-Times are those of one microbatch on one rank. Collectives among the ranks that share products take their time on a
-cluster (:func:`memwall.perfmodel.collectives.collective_s`).
+Times are those of one microbatch on one rank. Collectives among the ranks that share products and experts take their
+time on a cluster (:func:`memwall.perfmodel.collectives.collective_s`). Of keys and values that pass around a ring, only
+what takes longer than the attention of a step is waited for.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from memwall.core.errors import UsageError
@@ -19,23 +20,26 @@ from memwall.simulate.schedule import MODEL_CLASSES, Schedule
 #: part of a collective's name -> its name in :mod:`memwall.perfmodel.collectives`
 _COLLECTIVES: Mapping[str, str] = {
     "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all", "all_to_all": "all_to_all",
+    "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all", "all_to_all": "all_to_all", "recv": "send_recv",
 }  # fmt: skip
+#: of these, those of the ranks that share products
+_OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What runs in one direction: seconds of the GPU, of these those of collectives (``link_s``), and seconds of the
-    CPU to issue it. ``flops``: of products and attention."""
+    """What runs in one direction: seconds of the GPU, of these those of collectives (``link_s``), of these those next
+    to products (``tensor_s``), and seconds of the CPU to issue it. ``flops``: of products and attention."""
 
     busy_s: float = 0.0
     link_s: float = 0.0
     issue_s: float = 0.0
     flops: int = 0
+    tensor_s: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
-                    self.flops + other.flops)  # fmt: skip
+                    self.flops + other.flops, self.tensor_s + other.tensor_s)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class Block:
     weights; ``core``: the part of forward between attention's scores and its result.
 
     Bytes: ``activation_bytes`` are kept from forward to backward, ``core_bytes`` of them by attention's core,
-    ``input_bytes`` is what the block reads of the one before; ``parameters`` are numbers that it holds."""
+    ``input_bytes`` is what the block reads of the one before; ``parameters`` are numbers that it holds, ``experts`` of
+    them of experts that it shares with other ranks."""
 
     forward: Work = Work()
     backward: Work = Work()
@@ -54,6 +59,7 @@ class Block:
     activation_bytes: int = 0
     core_bytes: int = 0
     input_bytes: int = 0
+    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +77,21 @@ class Blocks:
         return replace(self, layers=(first, *[inner] * (layers - 2), last))
 
 
+#: collective, bytes of its message, the ranks of its group (:mod:`memwall.core.ranks`) → seconds
+LinkTime = Callable[[str, int, str], float]
 #: where an op is: before the layers, in one, or after them
 _BEFORE, _AFTER = -1, 1 << 30
 
 
 def read_blocks(
-    graph: Graph, schedule: Schedule, link_s: Callable[[str, float, int], float],
+    graph: Graph, schedule: Schedule, link_s: LinkTime,
     slower: Mapping[str, float] = MappingProxyType({}),
 ) -> Blocks:  # fmt: skip
     """The blocks of a traced training step.
 
     Args:
         schedule: of the same graph, with its plan.
-        link_s: collective, bytes of its message, ranks → seconds.
+        link_s: how long collectives take.
         slower: op class → how many times longer its kernels take, such as those of an older library.
 
     Raises:
@@ -156,6 +164,28 @@ def _core_ops(graph: Graph, places: list[int]) -> dict[int, int]:
     return {op: place for place, ops in products.items() for op in range(ops[0], ops[-1] + 1)}
 
 
+@dataclass
+class _Ring:
+    """What runs in a ring of attention: seconds of messages, and attention's by op."""
+
+    sent_s: float = 0.0
+    attention_s: dict[int, float] = field(default_factory=dict)
+
+    def takes(self, op: Op, work: Work) -> bool:
+        """Whether an op is a message of the ring; attention is noted."""
+        if op.op_class == "attention":
+            self.attention_s[op.id] = self.attention_s.get(op.id, 0.0) + work.busy_s
+        is_message = _collective(op) == "recv"
+        self.sent_s += work.busy_s * is_message
+        return is_message
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of messages that the attention next to them, that of all steps but one, does not hide."""
+        steps = max(len(self.attention_s), 1)
+        return max(self.sent_s - sum(self.attention_s.values()) * (steps - 1) / steps, 0.0)
+
+
 class _Reader:
     """Sums over the ops and the storages of each block."""
 
@@ -167,6 +197,9 @@ class _Reader:
         self._made_in: dict[int, int] = {}
         self._shares: dict[int, float] = {}
         self._of_core: set[int] = set()
+        #: layers whose keys and values pass around a ring, and modules whose rows go to the experts of other ranks
+        self._rings = {places[op.id] for op in graph.ops if _collective(op) == "recv" and op.id in core}
+        self._shared = {op.module for op in graph.ops if _COLLECTIVES.get(_collective(op)) == "all_to_all"}
         for op in graph.ops:
             self._note(op)
         holders: defaultdict[int, set[int]] = defaultdict(set)
@@ -190,6 +223,8 @@ class _Reader:
         if _COLLECTIVES.get(_collective(op)) == "all_gather":  # gathered again for backward, next to a product
             share = self.graph.specs(op.inputs)[0].nbytes / max(self.graph.specs(op.outputs)[0].nbytes, 1)
             self._shares |= dict.fromkeys(made - read, share)
+        if place in self._rings and (op.op_class == "attention" or _collective(op) == "recv"):
+            self._shares |= dict.fromkeys(made, 0.0)  # the sum of all steps is kept, and keys and values pass again
         for number in made:
             self._made_in.setdefault(number, place)
 
@@ -204,28 +239,33 @@ class _Reader:
         values = (self.graph.values[i] for i in self.graph.parameters)
         return {value.storage: value.spec.numel for value in values}
 
-    def works(
-        self, schedule: Schedule, link_s: Callable[[str, float, int], float], slower: Mapping[str, float]
-    ) -> dict[int, dict[str, Work]]:
+    def works(self, schedule: Schedule, link_s: LinkTime, slower: Mapping[str, float]) -> dict[int, dict[str, Work]]:
         """Place → direction → what runs there; ``weight`` and ``core`` are part of the others."""
         found: defaultdict[int, defaultdict[str, Work]] = defaultdict(lambda: defaultdict(Work))
+        rings: defaultdict[tuple[int, str], _Ring] = defaultdict(_Ring)
         for kernel in schedule.kernels:
             op = self.graph.ops[kernel.op_ids[0]]
             if op.phase == "optimizer":
                 continue
-            work = self._work(op, kernel, link_s, slower.get(op.op_class, 1.0))
-            mine = found[self.places[op.id]]
+            place, work = self.places[op.id], self._work(op, kernel, link_s, slower.get(op.op_class, 1.0))
+            if place in self._rings and rings[place, op.phase].takes(op, work):
+                work = replace(work, busy_s=0.0, link_s=0.0)
             for name in (op.phase, *self._parts(op)):
-                mine[name] += work
+                found[place][name] += work
+        for (place, phase), ring in rings.items():
+            for name in (phase, *(["core"] if phase == "forward" else [])):
+                found[place][name] += Work(ring.exposed_s, ring.exposed_s)
         return {place: dict(works) for place, works in found.items()}
 
-    def _work(self, op: Op, kernel: Estimate, link_s: Callable[[str, float, int], float], slower: float) -> Work:
-        busy_s, sent_s = slower * (kernel.time_s - kernel.wait_s), 0.0
-        if op.op_class == "communication":
+    def _work(self, op: Op, kernel: Estimate, link_s: LinkTime, slower: float) -> Work:
+        busy_s, sent_s, name = slower * (kernel.time_s - kernel.wait_s), 0.0, _COLLECTIVES.get(_collective(op))
+        if name:
             specs = (*self.graph.specs(op.inputs), *self.graph.specs(op.outputs))
-            nbytes = max(spec.nbytes for spec in specs)
-            busy_s = sent_s = link_s(_COLLECTIVES[_collective(op)], nbytes, op.attributes["ranks"])
-        return Work(busy_s, sent_s, kernel.issue_s, kernel.flops if op.op_class in MODEL_CLASSES else 0)
+            busy_s = sent_s = link_s(name, max(spec.nbytes for spec in specs), op.attributes["group"])
+        elif op.op_class == "communication":  # a send, next to what is received
+            busy_s = 0.0
+        return Work(busy_s, sent_s, kernel.issue_s, kernel.flops if op.op_class in MODEL_CLASSES else 0,
+                    sent_s if name in _OF_PRODUCTS else 0.0)  # fmt: skip
 
     def _parts(self, op: Op) -> Iterator[str]:
         if op.id in self.core:
@@ -246,8 +286,14 @@ class _Reader:
         return Block(
             works.get("forward", Work()), works.get("backward", Work()), works.get("weight", Work()),
             works.get("core", Work()), own, self._bytes(kept), self._bytes(n for n in kept if n in self._of_core),
-            inputs,
+            inputs, self._experts(place),
         )  # fmt: skip
+
+    def _experts(self, place: int) -> int:
+        """Numbers of the experts of a layer that other ranks share."""
+        storages, prefixes = self.graph.storages, tuple(f"{module}." for module in self._shared)
+        held = (number for number, places in self._holders.items() if prefixes and place in places)
+        return sum(self._numbers[n] for n in held if storages[n].name.startswith(prefixes))
 
     def _bytes(self, numbers: Iterator[int] | list[int]) -> int:
         return sum(round(self.graph.storages[n].nbytes * self._shares.get(n, 1.0)) for n in numbers)

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from memwall.core.errors import UsageError, unknown
+from memwall.core.errors import unknown
 from memwall.core.parallelism import Parallelism
 from memwall.hardware.cluster import hardware_of
 from memwall.hardware.links import Cluster
@@ -67,8 +67,9 @@ class Memory:
 @dataclass(frozen=True)
 class TrainingStep:
     """A step: seconds in all, of the pipeline, of communication that nothing hides (``exposed_s``: between replicas;
-    ``tensor_s``: between the ranks that share products, on the slowest rank), and of the optimizer. ``memory`` is by
-    stage; ``model_flops`` and ``hardware_flops`` are of all GPUs, the latter with what is computed again."""
+    ``tensor_s``: within layers, between ranks that share products, sequences or experts, on the slowest rank), and of
+    the optimizer. ``memory`` is by stage; ``model_flops`` and ``hardware_flops`` are of all GPUs, the latter with what
+    is computed again."""
 
     layout: Parallelism
     cluster: Cluster
@@ -107,11 +108,9 @@ def training_step(
         UsageError: the layout does not fit the layers or the cluster, or has what is not modeled.
     """
     layout.check(layers=len(blocks.layers))
-    if layout.cp > 1 or layout.ep > 1:
-        raise UsageError("cp and ep are not modeled for a traced module; leave them out")
     if state not in STATES:
         raise unknown("state", state, STATES)
-    job = _Job(blocks, layout, _all_at_once(cluster), STATES[state], overlap, 1 - 1 / layout.tp if async_tp else 0.0)
+    job = _Job(blocks, layout, all_at_once(cluster), STATES[state], overlap, 1 - 1 / layout.tp if async_tp else 0.0)
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
     ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]
@@ -124,7 +123,7 @@ def training_step(
     )  # fmt: skip
 
 
-def _all_at_once(cluster: Cluster) -> Cluster:
+def all_at_once(cluster: Cluster) -> Cluster:
     """The cluster for groups of GPUs that all communicate at once: each GPU has its part of a node's adapters."""
     links, gpus = dict(cluster.link), cluster.gpus_per_node
     for name, link in links.items():
@@ -170,14 +169,14 @@ class _Job:
         weight = _sum(block.weight for block in part)
         backward = _sum((*(block.backward for block in part), *map(self._again, part)))
         forward_s, backward_s = self._longer(forward), self._longer(backward)
-        if self.layout.fsdp == "full" and self.layout.dp > 1:
+        if self.layout.fsdp == "full" and self.layout.replicas > 1:
             forward_s, backward_s = self._sharded(part, forward_s, backward_s)
         weight_s = weight.busy_s + self._accumulate_s(part)
         return Stage(forward_s, max(backward_s - weight.busy_s, 0.0), weight_s, self._send_s)
 
     def _longer(self, work: Work) -> float:
         """Seconds of the GPU, or of the CPU that issues its kernels."""
-        return max(work.busy_s - self.hidden * work.link_s, work.issue_s)
+        return max(work.busy_s - self.hidden * work.tensor_s, work.issue_s)
 
     def _again(self, block: Block) -> Work:
         """What backward computes again."""
@@ -197,24 +196,37 @@ class _Job:
     def _send_s(self) -> float:
         if self.layout.pp == 1:
             return 0.0
-        apart = self.layout.tp * self.layout.dp >= self.cluster.gpus_per_node
+        apart = self.layout.tp * self.layout.replicas >= self.cluster.gpus_per_node
         nbytes = max(block.input_bytes for block in self.blocks.layers)
         return collective_s("send_recv", nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
 
     # -- between replicas ----------------------------------------------------------------------------------------------
 
-    def _between_s(self, op: str, nbytes: float) -> float:
-        """A collective of the replicas, whose ranks are ``tp`` apart."""
-        dp, layout = self.layout.dp, self.layout
-        per_node = math.gcd(dp, max(self.cluster.gpus_per_node // layout.tp, 1))
-        return collective_s(op, nbytes, dp, self.cluster, per_node=per_node).time_s if nbytes and dp > 1 else 0.0
+    @property
+    def _expert_replicas(self) -> int:
+        """GPUs that have the same experts."""
+        return self.layout.tp * self.layout.replicas // self.layout.ep
+
+    def _between_s(self, op: str, block: Block, nbytes: int) -> float:
+        """A collective of so many bytes of each of a block's numbers, between the GPUs that have the same: ``tp`` apart
+        where they are not experts."""
+        layout, shared = self.layout, block.parameters - block.experts
+        return self._apart_s(op, shared * nbytes, layout.replicas, layout.tp) + self._apart_s(
+            op, block.experts * nbytes, self._expert_replicas, layout.ep
+        )
+
+    def _apart_s(self, op: str, nbytes: int, ranks: int, apart: int) -> float:
+        if not nbytes or ranks == 1:
+            return 0.0
+        per_node = math.gcd(ranks, max(self.cluster.gpus_per_node // apart, 1))
+        return collective_s(op, nbytes, ranks, self.cluster, per_node=per_node).time_s
 
     def _reduce_s(self, block: Block) -> float:
         op = "all_reduce" if self.layout.fsdp == "none" else "reduce_scatter"
-        return self._between_s(op, block.parameters * self.state.gradient)
+        return self._between_s(op, block, self.state.gradient)
 
     def _gather_s(self, block: Block) -> float:
-        return self._between_s("all_gather", block.parameters * self.state.weight)
+        return self._between_s("all_gather", block, self.state.weight)
 
     def _sharded(self, part: Sequence[Block], forward_s: float, backward_s: float) -> tuple[float, float]:
         """Forward and backward where each block's weights are gathered before it, and its gradients summed after."""
@@ -232,7 +244,7 @@ class _Job:
         """Seconds after a rank's last backward until the gradients are summed and the weights are whole again."""
         blocks, layout = self.of_rank(rank), self.layout
         tied_s = self._tied_s(rank)
-        if layout.dp == 1 or layout.fsdp == "full":
+        if layout.fsdp == "full":
             return tied_s
         if not self.overlap:
             return tied_s + self._reduce_s(_merged(blocks)) + self._regather_s(blocks)
@@ -256,7 +268,7 @@ class _Job:
         """The gradients of the embedding that is the head too, where another rank has that."""
         if self.layout.pp == 1 or not self.blocks.tied or rank not in (0, self.layout.pp - 1):
             return 0.0
-        apart = self.layout.tp * self.layout.dp * self.layout.pp > self.cluster.gpus_per_node
+        apart = self.layout.world > self.cluster.gpus_per_node
         nbytes = self.blocks.tied * self.state.gradient
         return collective_s("all_reduce", nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
 
@@ -267,22 +279,26 @@ class _Job:
         own = _parameters(self.of_rank(rank))
         return own + (self.blocks.tied if self.layout.pp > 1 and rank == self.layout.pp - 1 else 0)
 
+    def _shard(self, rank: int) -> int:
+        """Parameters of a rank where all GPUs that have the same hold a share of them."""
+        experts = sum(block.experts for block in self.of_rank(rank))
+        return -(-(self._held(rank) - experts) // self.layout.replicas) - (-experts // self._expert_replicas)
+
     def optimizer_s(self, rank: int) -> float:
-        shards = 1 if self.layout.fsdp == "none" else self.layout.dp
-        return self._memory_s(self._held(rank) * self.state.update_bytes / shards)
+        held = self._held(rank) if self.layout.fsdp == "none" else self._shard(rank)
+        return self._memory_s(held * self.state.update_bytes)
 
     def tensor_s(self, rank: int) -> float:
-        """Seconds of collectives between the ranks that share products, in a step."""
+        """Seconds of exposed communication within layers, in a step."""
         blocks = self.of_rank(rank)
         once = _sum(work for block in blocks for work in (block.forward, block.backward, self._again(block)))
-        return (1 - self.hidden) * once.link_s * self.layout.microbatches
+        return (once.link_s - self.hidden * once.tensor_s) * self.layout.microbatches
 
     def memory(self, rank: int, in_flight: int) -> Memory:
         """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
-        held, dp, fsdp = self._held(rank), self.layout.dp, self.layout.fsdp
-        shard = -(-held // dp)
+        held, shard, fsdp = self._held(rank), self._shard(rank), self.layout.fsdp
         blocks = self.of_rank(rank)
-        whole = max(block.parameters for block in blocks) if fsdp == "full" and dp > 1 else 0
+        whole = max(block.parameters for block in blocks) if fsdp == "full" and shard < held else 0
         kept = sum(map(self._kept_bytes, blocks)) * in_flight / self.layout.chunks
         again = max((block.activation_bytes - self._kept_bytes(block) for block in blocks), default=0)
         return Memory(
@@ -301,7 +317,7 @@ class _Job:
     def flops(self) -> tuple[int, int]:
         """FLOPs of a step on all GPUs, and those that are computed again."""
         every = (self.blocks.before, *self.blocks.layers, self.blocks.after)
-        times = self.layout.microbatches * self.layout.dp * self.layout.tp
+        times = self.layout.microbatches * self.layout.replicas * self.layout.tp
         once = sum(block.forward.flops + block.backward.flops for block in every)
         return times * once, times * sum(self._again(block).flops for block in every)
 
@@ -315,7 +331,7 @@ def _parameters(blocks: Iterable[Block]) -> int:
 
 
 def _merged(blocks: Sequence[Block]) -> Block:
-    return Block(parameters=_parameters(blocks))
+    return Block(parameters=_parameters(blocks), experts=sum(block.experts for block in blocks))
 
 
 def _interleaved_s(gathers: Sequence[float], computes: Sequence[float], reduces: Sequence[float]) -> float:

@@ -100,7 +100,7 @@ def _parts(found: Training) -> dict[str, float]:
     step = found.step
     busy_s = step.pipeline.busy_s[step.pipeline.slowest]
     return {
-        "compute": busy_s - step.tensor_s, "communication between ranks that share products": step.tensor_s,
+        "compute": busy_s - step.tensor_s, "communication within layers": step.tensor_s,
         "bubble of the pipeline": step.bubble_s, "exposed communication between replicas": step.exposed_s,
         "optimizer": step.optimizer_s,
     }  # fmt: skip

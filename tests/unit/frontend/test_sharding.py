@@ -10,10 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from memwall.core.errors import UsageError
-from memwall.frontend.sharding import find_split, split_module
+from memwall.core.parallelism import Parallelism
+from memwall.frontend.sharding import Split, find_split, split_module
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.workload import Workload
+from memwall.ops import graph_costs
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCAB, TP = 2, 16, 32, 4, 3, 64, 4
 
@@ -75,7 +77,9 @@ def split():
 
 
 def rank(tp=TP, sequence=False):
-    model = Workload(lambda: split_module(Model(), split_found, tp, sequence), ids, lambda out: out.sum(), None)
+    model = Workload(
+        lambda: split_module(Model(), split_found, Parallelism(tp=tp, sp=sequence)), ids, lambda out: out.sum(), None
+    )
     split_found = split()
     return trace(model, TraceOptions(mode="training")).graph
 
@@ -130,7 +134,7 @@ def test_what_does_not_divide_or_has_nothing_to_split_is_refused():
     plain = nn.Linear(8, 8)
     graph = trace(Workload(plain, (torch.ones(2, 8),), optimizer=None), TraceOptions(mode="inference")).graph
     with pytest.raises(UsageError, match="tp=2: no linear layer of Linear leads to another"):
-        split_module(plain, find_split(graph), 2)
+        split_module(plain, find_split(graph), Parallelism(tp=2))
 
 
 class Tied(Model):
@@ -143,7 +147,163 @@ def test_tied_weights_stay_tied():
     """The share of the vocabulary is one parameter, looked up and multiplied."""
     found = find_split(trace(Workload(Tied, ids, optimizer=None), TraceOptions(mode="inference")).graph)
     for tp, rows in ((4, 16), (2, 32)):
-        module = split_module(Tied(), found, tp)
+        module = split_module(Tied(), found, Parallelism(tp=tp))
         end_group()
         assert module.head.weight is module.word.weight
         assert module.word.weight.shape == (rows, WIDTH)
+
+
+# -- sequences and experts that ranks share ----------------------------------------------------------------------------
+
+CP, EP, EXPERTS, TOP_K, NARROW = 4, 2, 8, 2, 16
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_experts = EXPERTS
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, NARROW, dtype=torch.bfloat16))
+        self.down = nn.Parameter(torch.randn(EXPERTS, NARROW, WIDTH, dtype=torch.bfloat16))
+
+    def forward(self, x, ends):
+        return torch._grouped_mm(F.silu(torch._grouped_mm(x, self.up, offs=ends)), self.down, offs=ends)
+
+
+class Routed(nn.Module):
+    """Tokens sorted by expert, as in profiles/mixtral_8x7b."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, EXPERTS, dtype=torch.bfloat16), Experts()
+
+    def forward(self, x):
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens).topk(TOP_K)
+        order = chosen.flatten().sort()[1]
+        ends = torch.arange(1, EXPERTS + 1, dtype=torch.int32) * (len(order) // EXPERTS)
+        rows = self.experts(tokens[order // TOP_K], ends) * weights.flatten()[order, None]
+        return x + torch.zeros_like(tokens).index_add(0, order // TOP_K, rows).view_as(x)
+
+
+class Mixture(nn.Module):
+    kind = Routed
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)
+        self.blocks = nn.ModuleList(self.kind() for _ in range(LAYERS))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def of_layout(kind, inputs, **layout):
+    model = Workload(
+        lambda: split_module(kind(), find, Parallelism(**layout)), inputs, lambda out: out.float().sum(), None
+    )
+    find = Split(())
+    return trace(model, TraceOptions(mode="training")).graph
+
+
+def rows():
+    return (torch.randn(BATCH, SEQ, WIDTH, dtype=torch.bfloat16),)
+
+
+def messages(graph, name):
+    found = [op for op in graph.ops if op.op_class == "communication" and name in op.name]
+    return [(op.phase, max(spec.nbytes for spec in graph.specs((*op.inputs, *op.outputs)))) for op in found]
+
+
+def flops(graph, op_class):
+    costs = zip(graph.ops, graph_costs(graph), strict=True)
+    return sum(cost.total_flops for op, cost in costs if op.op_class == op_class)
+
+
+def test_rows_go_to_the_ranks_of_their_experts_and_back():
+    """Two all-to-alls a layer forward and two backward, each of b·s·k rows of h numbers of two bytes; a rank multiplies
+    as many rows as without, by a share of the experts."""
+    graph = of_layout(Mixture, rows, ep=EP)
+    nbytes = BATCH * SEQ * TOP_K * WIDTH * 2
+    assert Counter(messages(graph, "alltoall")) == {
+        ("forward", nbytes): 2 * LAYERS, ("backward", nbytes): 2 * LAYERS,
+    }  # fmt: skip
+    specs = {graph.storages[graph.values[i].storage].name: graph.values[i].spec.shape for i in graph.parameters}
+    assert specs["blocks.0.experts.up"] == (EXPERTS // EP, WIDTH, NARROW)
+    assert specs["blocks.0.router.weight"] == (EXPERTS, WIDTH)
+    assert flops(graph, "contraction") == flops(of_layout(Mixture, rows), "contraction")
+
+
+class OfTokens(Experts):
+    """As transformers calls experts."""
+
+    def forward(self, x, chosen, weights):
+        order = chosen.flatten().sort()[1]
+        ends = torch.arange(1, len(self.up) + 1, dtype=torch.int32) * (len(order) // len(self.up))
+        made = super().forward(x[order // chosen.shape[1]], ends)
+        return (made[order].unflatten(0, (-1, chosen.shape[1])) * weights[..., None]).sum(1)
+
+
+class Chosen(Routed):
+    def __init__(self):
+        super().__init__()
+        self.experts = OfTokens()
+
+    def forward(self, x):
+        weights, chosen = self.router(x.flatten(0, 1)).topk(TOP_K)
+        return x + self.experts(x.flatten(0, 1), chosen, weights).view_as(x)
+
+
+class Choosing(Mixture):
+    kind = Chosen
+
+
+def test_experts_that_take_tokens_and_their_choices():
+    graph, nbytes = of_layout(Choosing, rows, ep=4), BATCH * SEQ * TOP_K * WIDTH * 2
+    assert Counter(messages(graph, "alltoall")) == dict.fromkeys(
+        (("forward", nbytes), ("backward", nbytes)), 2 * LAYERS
+    )
+    assert flops(graph, "contraction") == flops(of_layout(Choosing, rows), "contraction")
+
+
+def test_what_experts_do_not_divide_by_or_are_not_there_is_refused():
+    for kind, ep, why in (
+        (Mixture, 16, "ep=16 does not divide the 8 experts of blocks.0.experts"),
+        (Model, 2, r"ep=2: no part of Model has the weights of its experts in tensors \[experts, ...\]"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            of_layout(kind, rows if kind is Mixture else ids, ep=ep)
+
+
+def test_keys_and_values_go_around_the_ring():
+    """Three times a layer forward, three times again in backward and three times their gradients; each message has the
+    keys and values of a rank. A causal rank attends to half of the whole in each step: 1/cp of the model's FLOPs."""
+    graph, nbytes = of_layout(Model, ids, cp=CP), 2 * BATCH * (SEQ // CP) * WIDTH * 4
+    assert Counter(messages(graph, "recv")) == {
+        ("forward", nbytes): (CP - 1) * LAYERS, ("backward", nbytes): 2 * (CP - 1) * LAYERS,
+    }  # fmt: skip
+    assert Counter(messages(graph, "send")) == Counter(messages(graph, "recv"))
+    assert {op.attributes["group"] for op in graph.ops if "recv" in op.name} == {"0,3"}
+    whole = of_layout(Model, ids)
+    assert flops(graph, "contraction") == flops(whole, "contraction") / CP
+    assert flops(graph, "attention") == pytest.approx(flops(whole, "attention") / CP, rel=0.07)  # the diagonal
+
+
+def test_a_ring_next_to_tensor_parallelism_passes_heads_of_a_rank():
+    layout = Parallelism(tp=2, sp=True, cp=2)
+    model = Workload(lambda: split_module(Model(), found, layout), ids, lambda out: out.sum(), None)
+    found = split()
+    graph = trace(model, TraceOptions(mode="training")).graph
+    assert set(messages(graph, "recv")) == {
+        (phase, 2 * BATCH * 8 * WIDTH // 2 * 4) for phase in ("forward", "backward")
+    }
+    assert {op.attributes["group"] for op in graph.ops if op.op_class == "communication"} == {"0-1", "0,2"}
+
+
+def test_a_ring_without_attention_or_of_sequences_that_do_not_divide_is_refused():
+    with pytest.raises(UsageError, match="cp: the module never calls torch"):
+        of_layout(Mixture, rows, cp=2)
+    with pytest.raises(UsageError, match=r"cp=3: 6 chunks, two a rank, do not divide sequences \(axis 1\) of 16"):
+        of_layout(Model, ids, cp=3)

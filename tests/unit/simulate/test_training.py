@@ -124,10 +124,20 @@ def test_sharded_weights_wait_for_the_first_gather_and_the_last_sum():
     assert waits.pipeline.time_s == pytest.approx(12 + 8 * gather_s + 4 * reduce_s)
 
 
-def test_what_is_not_modeled_is_refused():
-    for text in ("cp=2", "dp=4,ep=2"):
-        with pytest.raises(UsageError, match="cp and ep are not modeled"):
-            step(text)
+def test_weights_are_summed_between_those_that_have_the_same():
+    """The ranks of a context have the same weights; of 16 GPUs that share experts among 8, two have the same."""
+    layer = Block(Work(1.0), Work(2.0), parameters=1_250_000_000, experts=1_000_000_000)
+    blocks = Blocks(Block(), (layer,) * 2, Block())
+    with_ring = training_step(blocks, Parallelism(dp=2, cp=8), CLUSTER, overlap=False)
+    sizes = (2 * 4 * 250_000_000, 2 * 4 * 1_000_000_000)
+    alone_s = [collective_s("all_reduce", nbytes, 16, CLUSTER).time_s for nbytes in sizes]
+    assert with_ring.exposed_s == pytest.approx(sum(alone_s))
+    found = training_step(blocks, Parallelism(dp=16, ep=8), CLUSTER, overlap=False)
+    apart_s = collective_s("all_reduce", sizes[1], 2, CLUSTER, per_node=1).time_s
+    assert found.exposed_s == pytest.approx(alone_s[0] + apart_s)
+    memory = training_step(blocks, Parallelism(dp=16, ep=8, fsdp="grad"), CLUSTER).memory[0]
+    assert memory.gradients == 4 * (500_000_000 // 16 + 2_000_000_000 // 2)
+    assert step("dp=2,cp=4").model_flops == 2 * 4 * 8 * 30
 
 
 def test_groups_that_communicate_at_once_share_the_adapters_of_a_node():
