@@ -76,12 +76,21 @@ class RankRow:
     state_bytes: int
 
 
+def sent_bytes(profile: Profile, schedule: Schedule) -> float:
+    """Bytes that the traced rank sends to others in a step."""
+    return sum(cost.link_bytes for cost in profile.costs[schedule.graph])
+
+
+def exposed_s(profile: Profile, schedule: Schedule) -> float:
+    """Seconds in which collectives run and nothing else does."""
+    return sum((row.exposed_s for row in message_rows(profile, schedule)), 0.0)
+
+
 def rank_row(rank: int, profile: Profile) -> RankRow:
     """The row of a rank that was profiled on one GPU."""
     schedule, held = profile.simulations[0], profile.graph.role_bytes
-    exposed_s = sum(row.exposed_s for row in message_rows(profile, schedule))
     state = sum(held[role] for role in ("parameter", "gradient", "optimizer_state"))
-    return RankRow(rank, schedule.totals.time_s, exposed_s, schedule.totals.peak_memory_bytes, state)
+    return RankRow(rank, schedule.totals.time_s, exposed_s(profile, schedule), schedule.totals.peak_memory_bytes, state)
 
 
 def distinct_ranks(profile: Profile) -> tuple[int, ...]:

@@ -89,6 +89,16 @@ def _wall(name: str) -> Callable[[Profile, Schedule], float | None]:
     return read
 
 
+def _communication(name: str) -> Callable[[Profile, Schedule], float | None]:
+    def read(profile: Profile, schedule: Schedule) -> float:
+        from memwall.analysis import communication
+
+        found: float = getattr(communication, name)(profile, schedule)
+        return found
+
+    return read
+
+
 def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | None:
     """TorchDynamo's graph breaks in the step, each line as often as it is reached; None without a capture."""
     from memwall.frontend.dynamo.capture import capture_of
@@ -249,6 +259,10 @@ _ROWS = (
              heading="peak", sweep="profile+ decode+", decode=_attribute("memory_bytes")),
     Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
              read=materialized_bytes, sweep="profile"),
+    Quantity(name="communication_bytes", title="bytes sent to other GPUs", unit="B", per="schedule",
+             read=_communication("sent_bytes")),
+    Quantity(name="exposed_communication_s", title="exposed communication", unit="s", per="schedule",
+             read=_communication("exposed_s")),
     Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu"), heading="MFU",
              sweep="profile+"),
     Quantity(name="mbu", title="MBU", unit="fraction", lower=False, per="schedule",

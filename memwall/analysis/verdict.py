@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memwall.analysis.communication import message_rows
 from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
 from memwall.analysis.whatif import outcome, parse_change
@@ -184,8 +185,16 @@ def _compute(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) 
 
 
 def _link(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
-    rate = bandwidth(schedule.gpu.link_bytes_per_s / 2)
-    return f"that wait for the link, {rate} each way: fewer bytes to send, or a faster link, would help"
+    name, bytes_per_s = "link", schedule.gpu.link_bytes_per_s / 2
+    if cluster := schedule.gpu.cluster:
+        exposed_s: dict[str, float] = {}
+        for row in message_rows(profile, schedule):
+            exposed_s[row.link] = exposed_s.get(row.link, 0.0) + row.exposed_s
+        name = max(exposed_s, key=exposed_s.__getitem__)
+        bytes_per_s = cluster.link[name].bytes_per_s
+    return (
+        f"that wait for the {name}, {bandwidth(bytes_per_s)} each way: fewer bytes to send, or a faster one, would help"
+    )
 
 
 def _latency(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:

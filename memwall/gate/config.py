@@ -5,7 +5,7 @@ A workload's limits override those of the whole gate; within either, those of a 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from memwall.hardware.lookup import Gpu, load_gpu
 
 #: the limits if none are written and there is a baseline: what a code change may not do by accident
 DEFAULTS = {"kernels": "+0", "dram_bytes": "+0.5%", "flops": "+0.5%", "time_s": "+0.5%", "peak_memory": "+0.5%",
+            "communication_bytes": "+0.5%", "exposed_communication_s": "+0.5%",
             "graph_breaks": "+0", "nchw_bytes": "+0.5%", "ttft_s": "+0.5%", "tpot_s": "+0.5%",
             "kv_bytes_per_token": "+0%"}  # fmt: skip
 #: the policies if none is named: what runs today, and what a compiler could fuse, so that a lost fusion shows
@@ -32,6 +33,8 @@ SERVER = ("tp", "generate", "concurrency", "rate", "lengths", "weights", "kv", "
 _TRACED_BATCH, _MOST_CONTEXT = 2, 16_383
 #: limits of every workload unless it says otherwise
 ALWAYS = {"coverage": "100 %"}
+#: the quantity that no program of many GPUs has: TorchDynamo does not capture one without its ranks
+OF_ONE_GPU = "graph_breaks"
 #: quantities whose limits do not replace :data:`DEFAULTS`: they do not limit the cost of the step
 APART = frozenset(("coverage", "measured_s"))
 
@@ -116,11 +119,14 @@ class GateConfig:
         return GatedWorkload(name, target, how, gpus, policies or usual, scope)
 
     def limits(
-        self, workload: GatedWorkload, gpu: str, policy: str, *, compared: bool, unknown: Container[str] = ()
+        self, workload: GatedWorkload, gpu: str, policy: str, *, compared: bool, unknown: Collection[str] = ()
     ) -> Limits:
         """The limits of a workload on a GPU under a policy. ``compared``: there is a baseline, and :data:`DEFAULTS`
         hold where nothing is limited (aside from :data:`APART`), but those of quantities that are ``unknown``."""
         written = {**self.scope.of(gpu, policy), **workload.scope.of(gpu, policy), **self.over.limits}
+        if "world" in workload.options:
+            written.pop((OF_ONE_GPU, ""), None)
+            unknown = {OF_ONE_GPU, *unknown}
         if compared and self.limited(workload) <= APART:
             written |= limits_of({k: v for k, v in DEFAULTS.items() if k not in unknown}, "")
         return {**limits_of(ALWAYS, ""), **written}

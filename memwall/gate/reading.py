@@ -19,7 +19,7 @@ from memwall.core.files import read_toml
 from memwall.frontend.workload.sizes import MODES
 from memwall.frontend.workload.target import is_target, split_target
 from memwall.fusion import POLICIES
-from memwall.gate.config import SERVER, GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
+from memwall.gate.config import OF_ONE_GPU, SERVER, GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.record.profile import Profile
 
@@ -37,7 +37,7 @@ OPTIONS: Types = {
     "no_grad": (bool,), "host": (str,),
     "tp": (int,), "generate": (int,), "concurrency": (int,), "rate": (int, float), "lengths": (str,), "weights": (str,),
     "kv": (str,), "price": (dict,), "engine": (str,), "utilization": (int, float), "prefix_hit": (int, float),
-    "cluster": (str,), "closed_form": (bool,),
+    "cluster": (str,), "closed_form": (bool,), "world": (int,), "rank": (int,),
 }  # fmt: skip
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
 _OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}
@@ -220,8 +220,13 @@ def _workload(config: GateConfig, name: str, row: Any, where: str) -> GatedWorkl
     if "target" not in settings:
         raise UsageError(f'{where} has no target; want one such as target = "model.py"')
     made = config.workload(name, settings["target"], *_how(settings, where, config.root), scope)
-    if made.load is None and (stray := next((key for key in made.options if key in SERVER), None)):
-        raise UsageError(f'{where}: {stray} says how a model is served; add mode = "serve"')
+    serves = [key for key in made.options if key in SERVER and key != "cluster"]
+    if made.load is None and serves:
+        raise UsageError(f'{where}: {serves[0]} says how a model is served; add mode = "serve"')
+    if "world" in made.options and OF_ONE_GPU in scope.names:
+        raise UsageError(f"{where}: {OF_ONE_GPU} are not looked for in a program of many GPUs; leave the limit out")
+    if made.load is not None and "world" in made.options:
+        raise UsageError(f"{where}: world starts a program of many GPUs, and what is served has tp in its place")
     return made
 
 

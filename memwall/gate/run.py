@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memwall.analysis.communication import sent_bytes
 from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.quantities import SERVED, nchw_bytes
 from memwall.bench.ab import Side, run_ab
@@ -185,10 +186,12 @@ def _short(value: Any) -> str:
 
 def _unknown(head: Profile, base: Profile | None, *, saved: bool, served: bool) -> set[str]:
     """Quantities with a default limit that neither side has: graph breaks without a capture (which a ``saved`` head
-    cannot make), bytes in NCHW, those of a server."""
+    cannot make), bytes in NCHW, those of a server, what is sent to other GPUs."""
     captured = _captured(head) or (_captured(base) and not saved)
     converts = any(nchw_bytes(side) for side in (head, base) if side is not None)
+    sends = any(sent_bytes(side, schedule) for side in (head, base) if side for schedule in side.simulations[:1])
     known = {"graph_breaks": captured, "nchw_bytes": converts} | dict.fromkeys(SERVED, served)
+    known |= dict.fromkeys(("communication_bytes", "exposed_communication_s"), sends)
     return {name for name in known if not known[name]}
 
 

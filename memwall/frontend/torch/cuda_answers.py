@@ -121,6 +121,16 @@ class _Graph:
         )
 
 
+_MODULE_TO: Any = torch.nn.Module.to
+
+
+def _to(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
+    """``module.to(0)``, of which torch alone looks for the GPU of that number."""
+    if args and type(args[0]) is int:
+        args = (torch.device("cuda", args[0]), *args[1:])
+    return _MODULE_TO(module, *args, **options)
+
+
 def _always(value: Any = None) -> Callable[..., Any]:
     """A function of its own for each name: a compiler tells functions apart by what they are."""
     return lambda *args, **kwargs: value
@@ -177,6 +187,7 @@ _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
         "set_stream": set_stream, "set_device_index": _always(), "synchronize": _always(),
     }),
     (torch.Tensor, {"record_stream": _always()}),
+    (torch.nn.Module, {"to": _to}),
     (torch, {
         "is_autocast_enabled": partial(_of_cuda, torch.is_autocast_enabled),
         "get_autocast_dtype": partial(_of_cuda, torch.get_autocast_dtype),

@@ -155,9 +155,8 @@ def one_rank(graph: Graph) -> str:
     count, link_bytes = sent(graph)
     sends = f"{count:,} collectives, {size(link_bytes)} on the link"
     return (
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: what this rank holds, computes and sends ({sends}); the"
-        " wait for slower ranks is not modeled; without a cluster a collective takes as long as its bytes on the GPU's"
-        " own link"
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: what this rank holds, computes and sends ({sends}) of the"
+        " inputs that it is given; the wait for slower ranks is not modeled"
     )
 
 
@@ -199,26 +198,6 @@ def handed_on(recorder: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return AsyncCollectiveTensor(tensor)
     recorder.streams.wait_for_storage(recorder.storage(tensor))
     return tensor
-
-
-_DERIVE = "_propagate_tensor_meta_non_cached"
-
-
-@contextlib.contextmanager
-def deriving_shapes(recorder: Any) -> Iterator[None]:
-    """While open, what DTensor runs to derive the shapes of a call is not recorded: it does so once in a process."""
-    kind: Any = getattr(sys.modules.get("torch.distributed.tensor._sharding_prop"), "ShardingPropagator", None)
-    derive = getattr(kind, _DERIVE, None)
-    if derive is None:
-        yield
-        return
-
-    def unseen(self: Any, schema: Any) -> Any:
-        with recorder.unrecorded():
-            return derive(self, schema)
-
-    with patch.object(kind, _DERIVE, unseen):
-        yield
 
 
 def _ranks_of(group: Any) -> list[int]:

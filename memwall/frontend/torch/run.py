@@ -35,7 +35,6 @@ from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import (
-    deriving_shapes,
     fake_groups,
     one_rank,
     own_group,
@@ -44,6 +43,7 @@ from memwall.frontend.torch.distributed import (
     waits_for_ranks,
 )
 from memwall.frontend.torch.draws import Draws
+from memwall.frontend.torch.dtensors import alike_once, deriving_shapes
 from memwall.frontend.torch.failures import NeedsGradients, blaming
 from memwall.frontend.torch.flat_shards import whole_elements
 from memwall.frontend.torch.held import settle_state, storages_held
@@ -249,7 +249,7 @@ class _Step:
 
     def traced(self) -> Traced:
         """Run the step; what was recorded."""
-        with fused_everywhere("meta"):
+        with fused_everywhere("meta"), alike_once():
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
             with self._stand_ins(self.recorder, self.assumed.append, self.warn):
                 result = self._run(optimizer)

@@ -16,6 +16,7 @@ _NOTE = (
     "message: as nccl-tests define its size; time: of one; exposed: seconds of all in which the GPU computes nothing,"
     " the only ones that are part of the step; taken: NCCL's algorithm and protocol"
 )
+_NO_CLUSTER = "without --cluster a collective takes as long as its bytes on the GPU's own link"
 _RANKS_NOTE = (
     "time: of the rank's own work, none of it waiting for others; exposed: of its collectives; state: parameters,"
     " gradients and optimizer state; each other rank does as one of these"
@@ -37,7 +38,8 @@ def communication_blocks(profile: Profile, schedule: Schedule) -> list[Block]:
         col.text("exposed", [duration(row.exposed_s) for row in rows]),
         col.text("taken", [row.taken for row in rows]),
     ]
-    return [col.table("Collectives", columns, _NOTE), Sentence(communication_text(schedule, rows))]
+    note = _NOTE if schedule.gpu.cluster else f"{_NOTE}; {_NO_CLUSTER}"
+    return [col.table("Collectives", columns, note), Sentence(communication_text(schedule, rows))]
 
 
 def rank_table(rows: Sequence[RankRow]) -> Table:

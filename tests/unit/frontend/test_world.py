@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 
 import memwall
 from memwall.analysis.communication import distinct_ranks
+from memwall.analysis.verdict import verdict
 from memwall.core.errors import MemwallError, UsageError
 from tests.unit.small_modules import Mlp
 
@@ -279,6 +282,39 @@ def test_ranks_that_do_the_same_are_one():
     others = [profiled(model, torch.zeros(B, S, H), rank=5), made]
     calls = [[(op.name, op.stream, op.waits, op.inputs, op.outputs) for op in each.graph.ops] for each in others]
     assert calls[0] == calls[1]
+
+
+def test_optimizers_of_many_shards_step_as_torch_would():
+    """Parameters that are alike are decided once: what runs is what runs where each is decided."""
+    from memwall.frontend.torch import run
+
+    plan = {"mix": ColwiseParallel(), "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+
+    def once():
+        return profiled(lambda: stack(3, **plan), torch.zeros(B, S, H), optimizer="adamw").graph
+
+    def each():
+        with patch.object(run, "alike_once", contextlib.nullcontext):
+            return once()
+
+    assert once() == each()
+
+
+def test_a_module_goes_to_the_gpu_of_a_number():
+    made = profiled(lambda: nn.Linear(4, 4).to(int(os.environ["LOCAL_RANK"]), torch.float16),
+                    torch.zeros(2, 4, dtype=torch.float16), mode="inference", rank=3)  # fmt: skip
+    assert {value.spec.dtype for value in made.graph.values} == {"float16"}
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("dgx-h100", "wait for the network, 50.00 GB/s each way"), (None, "")])
+def test_a_verdict_names_the_link_that_is_waited_for(cluster, said):
+    def model():
+        dist.init_process_group("nccl")
+        return Summed("at once")
+
+    made = profiled(model, torch.zeros(1 << 14, H), mode="inference", cluster=cluster, world=16, gpu="h100-sxm")
+    assert said in verdict(made, made.simulations[0])
+    assert not any("without" in note for note in made.notes)
 
 
 def test_a_shard_is_that_of_its_rank_however_many_there_are():

@@ -73,7 +73,25 @@ def test_what_is_served_has_a_load_and_a_decode_step(read):
     assert plain.load == {"prompt": 1024, "generate": 256, "concurrency": 16}
 
 
+def test_a_program_of_many_gpus_has_a_world_and_no_graph_breaks(read):
+    config = read("""
+        [gate]
+        graph_breaks = "+0"
+        [gate.workloads.ranks]
+        target = "train.py"
+        cluster = "dgx-h100"
+        world = 64
+        rank = 7
+        communication_bytes = "+0%"
+    """)
+    (ranks,) = config.workloads
+    assert ranks.tracing == {"cluster": "dgx-h100", "world": 64, "rank": 7}
+    assert limits_of(config, "ranks") == {"communication_bytes": "+0%", "coverage": "100 %"}
+
+
 @pytest.mark.parametrize(("text", "said"), [
+    ("world = 8\ngraph_breaks = 0", "graph_breaks are not looked for in a program of many GPUs"),
+    ("mode = 'serve'\nworld = 8", "what is served has tp in its place"),
     ("tp = 2", 'tp says how a model is served; add mode = "serve"'),
     ("mode = 'serve'\ntp = 'two'", "tp is str; want a whole number"),
     ("mode = 'serve'\nconcurency = 2", "did you mean concurrency?"),
