@@ -7,7 +7,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 #: the reference workloads with a forward of their own; a server's have steps
-REFERENCE = {p.parent.name: p for p in sorted(ROOT.glob("profiles/*/model.py")) if p.parent.name != "llama3_8b_served"}
+REFERENCE = {
+    path.parent.name: path for path in sorted(ROOT.glob("profiles/*/model.py"))
+    if path.parent.name != "llama3_8b_served" and "torch.distributed" not in path.read_text()
+}  # fmt: skip
 #: where MEMWALL_SHARED says, or in or next to the checkout
 _SHARED = (os.environ.get("MEMWALL_SHARED"), ROOT / "shared", ROOT.parent / "shared")
 

@@ -457,12 +457,10 @@ def test_the_same_graph_gives_the_same_plan(case):
 
 #: needs values of tensors: traced with small real ones
 REAL = ("boolean_mask", "item_branch")
-#: 80,000 ops; and the 405B model is the 70B one in a larger size; programs of many GPUs are started with a world
+#: 80,000 ops; and the 405B model is the 70B one in a larger size
 LEFT_OUT = ("runaway_loop", "llama3_405b")
 TRACED = {**REFERENCE, **{path.stem: path for path in sorted(ROOT.glob("tests/models/*.py"))}}
-TRACED = {
-    name: path for name, path in TRACED.items() if name not in LEFT_OUT and "torch.distributed" not in path.read_text()
-}
+TRACED = {name: path for name, path in TRACED.items() if name not in LEFT_OUT}
 
 
 @pytest.fixture(scope="module", params=TRACED)
