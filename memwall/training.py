@@ -149,6 +149,7 @@ def parallel(
             weights, else ``float32``.
         overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
         async_tp: whether ranks exchange parts of a tensor while others are multiplied.
+        progress: called with one-line messages.
 
     Raises:
         UsageError: as :func:`memwall.profile`; the layout does not fit the module or the cluster.

@@ -85,8 +85,7 @@ NOTES = """## What falls short, and why
   weights (T4's and MI100's tiles, the row kernels' shared weights, AMD's deep batched products) were chosen while the
   scores of all rows were in sight. The other half is therefore held out of the fits, not of every choice.
 - Constants of the server kernels (Vidur: gated activation, rotary, norms), the launches that fp8 layers take to quantise
-  and the all-reduce model describe other software than PyTorch and were set on all rows; memwall predicts no
-  collectives in a profile.
+  and the all-reduce model describe other software than PyTorch and were set on all rows.
 - Of the H100's and the L4's float32 products no rows are here: their power constants come from the published medians
   of NeuSight's test set. float16 constants come from cuBLAS of 2023 (Vidur), bfloat16's from TensorRT-LLM's products.
 - Eager PyTorch attention on H100 and A100 is fitted to published figures of FlashAttention-2, no rows."""

@@ -434,7 +434,7 @@ _CONTROL: dict[str, Entry] = {
     "MultiControlNetModel": (
         _pair(diffusers.MultiControlNetModel, _control_net),
         lambda: {**_made(_CONTROL_INPUTS), "controlnet_cond": [torch.randn(_PIXELS), torch.randn(_PIXELS)],
-                 "conditioning_scale": [1.0, 0.5]},
+                 "conditioning_scale": [1.0, 0.5], "return_dict": False},
     ),
     "SparseControlNetModel": _model(
         "SparseControlNetModel", {}, sample=(1, 4, 4, 32, 32), timestep=_step, encoder_hidden_states=(4, 77, 768),

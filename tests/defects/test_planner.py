@@ -33,8 +33,10 @@ def test_f44_the_bound_of_a_step_knows_what_l2_can_keep(run, folder):
 
 
 READING = """\
+import torch
+
 def threshold(x):
-    return x * 2 if float(x.abs().mean()) > 0.5 else x
+    return x * torch.histogram(x, 4).hist.sum()
 """
 
 CALLING = """\
@@ -47,7 +49,7 @@ import reading_library
 
 class Net(torch.nn.Module):
     def forward(self, x):
-        return reading_library.threshold(x) if {inside} else x * 2 if float(x.abs().mean()) > 0.5 else x
+        return reading_library.threshold(x) if {inside} else x * torch.histogram(x, 4).hist.sum()
 
 def model():
     return Net()
@@ -68,7 +70,7 @@ def test_f56_the_advice_for_a_librarys_line_is_an_option(run, folder):
         assert done.code == 2 and "--real" in done.err, done.err
         said[inside] = done.err
         assert run("profile", "calling.py", "--gpu", "h100", "--real").code == 0
-    assert "rewrite" not in said[True] and "reading_library.py:2" in said[True]
+    assert "rewrite" not in said[True] and "reading_library.py:4" in said[True]
     assert "rewrite it without" in said[False]
 
 

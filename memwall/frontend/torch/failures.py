@@ -100,7 +100,13 @@ def why_without_data(error: BaseException) -> str | None:
     wanted = wanted_data(error)
     if wanted is None or wanted in _ADVICE:
         return wanted
-    return f"its Python needs {wanted} that follows from activations, and a trace has no data"
+    return f"its Python {_asks(wanted)}"
+
+
+def _asks(wanted: str) -> str:
+    """What Python does that a trace cannot answer."""
+    asks = f"calls {wanted}" if wanted.startswith("an op ") else f"needs {wanted} that follows from activations"
+    return f"{asks}, and a trace has no data"
 
 
 @contextlib.contextmanager
@@ -150,6 +156,6 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
         inside = f", asked at {library}" if library else ""
         advice = "" if library else "rewrite it without (torch.where, a mask multiplied in), or "
         raise NeedsData(
-            f"{who} needs {wanted} that follows from activations, and a trace has no data{where}{inside}; {advice}"
+            f"{who} {_asks(wanted)}{where}{inside}; {advice}"
             "trace real tensors with --real"
         ) from error

@@ -99,7 +99,7 @@ def _axis(values: Sequence[float], start: float, end: float) -> Axis:
 # -- heat maps ---------------------------------------------------------------------------------------------------------
 
 
-class Pair(NamedTuple):
+class OptionPair(NamedTuple):
     """Two options of a heat map and its cells: the best of a quantity by the values of both; None where no point is
     left."""
 
@@ -110,7 +110,7 @@ class Pair(NamedTuple):
     cells: Sequence[Sequence[float | None]]
 
 
-def pairs_of(left: DataFrame, varied: Sequence[str], quantity: str, most: int = 4) -> list[Pair]:
+def pairs_of(left: DataFrame, varied: Sequence[str], quantity: str, most: int = 4) -> list[OptionPair]:
     """The pairs of options with the most values, each with the best of a quantity over all others."""
     names = sorted((name for name in varied if left[name].nunique() > 1), key=lambda name: -left[name].nunique())
     found = []
@@ -119,7 +119,7 @@ def pairs_of(left: DataFrame, varied: Sequence[str], quantity: str, most: int = 
         best = left.groupby([down, across], sort=False)[quantity].agg("min" if QUANTITIES[quantity].lower else "max")
         rows, columns = _values(left, down), _values(left, across)
         cells = [[best.get((row, column)) for column in columns] for row in rows]
-        found.append(Pair(down, across, rows, columns, cells))
+        found.append(OptionPair(down, across, rows, columns, cells))
     return found
 
 
@@ -132,7 +132,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def heat_chart(pair: Pair, quantity: str) -> Chart:
+def heat_chart(pair: OptionPair, quantity: str) -> Chart:
     """A cell for each pair of values, the darker the better."""
 
     def draw(scene: Scene) -> float:
@@ -152,18 +152,18 @@ def heat_chart(pair: Pair, quantity: str) -> Chart:
             for i, value in enumerate(cells):
                 box = labels + i * wide, y, labels + (i + 1) * wide - 2, y + _ROW - 2
                 said = f"{pair.down} {name}, {pair.across} {pair.columns[i]}"
-                _cell(scene, box, value, said, _goodness(value, low, high, row.lower))
+                _cell(scene, box, value, said, _goodness(value, low, high, lower_is_better=row.lower))
         return top + len(pair.rows) * _ROW + 4
 
     return draw
 
 
-def _goodness(value: float | None, low: float, high: float, lower: bool) -> float:
+def _goodness(value: float | None, low: float, high: float, *, lower_is_better: bool) -> float:
     """From 0, the worst, to 1."""
     if value is None or high <= low:
         return 0.0 if value is None else 1.0
     share = (value - low) / (high - low)
-    return 1 - share if lower else share
+    return 1 - share if lower_is_better else share
 
 
 def _cell(scene: Scene, box: tuple[float, float, float, float], value: float | None, said: str, good: float) -> None:
