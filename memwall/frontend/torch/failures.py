@@ -155,7 +155,4 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
         library = library_frame(error)
         inside = f", asked at {library}" if library else ""
         advice = "" if library else "rewrite it without (torch.where, a mask multiplied in), or "
-        raise NeedsData(
-            f"{who} {_asks(wanted)}{where}{inside}; {advice}"
-            "trace real tensors with --real"
-        ) from error
+        raise NeedsData(f"{who} {_asks(wanted)}{where}{inside}; {advice}trace real tensors with --real") from error
