@@ -24,7 +24,7 @@ from memwall.report.document import (
     known_facts,
 )  # fmt: skip
 from memwall.report.figures.scene import Chart, stacked
-from memwall.report.figures.sweep import Pair, front_chart, growth_chart, heat_chart, pairs_of
+from memwall.report.figures.sweep import OptionPair, front_chart, growth_chart, heat_chart, pairs_of
 from memwall.report.html import embed, resource
 from memwall.report.kinds import Report
 
@@ -88,7 +88,7 @@ class SweepReport(Report):
         name_of = lambda row: " ".join(map(_labelled, names, (getattr(row, name) for name in names)))  # noqa: E731
         return front_chart(found.left.dropna(subset=list(found.axes)), found.front, found.axes, name_of)
 
-    def _pairs(self) -> list[Pair]:
+    def _pairs(self) -> list[OptionPair]:
         return pairs_of(self.found.left, self.found.varied, self.found.best)
 
     def _maps(self) -> list[Section]:
