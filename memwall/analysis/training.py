@@ -98,7 +98,8 @@ def blocks_of(
     Args:
         gpu: in place of the cluster's own, such as on another host.
         slower: as for :func:`memwall.simulate.blocks.read_blocks`.
-        within_modules: the policy fuses what is in one module only, as where fused kernels are written by hand.
+        within_modules: the policy fuses what is in one part of the model only, as where fused kernels are written by
+            hand.
 
     Raises:
         UsageError: the model has no list of layers.
@@ -107,7 +108,7 @@ def blocks_of(
     ranked = profile.on([gpu])
     graph = ranked.graphs[ranked.graph_for(gpu)]
     modules = {name: number for number, name in enumerate(dict.fromkeys(op.module for op in graph.ops))}
-    regions = [modules[op.module] for op in graph.ops] if within_modules else None
+    regions = [modules[op.module] if op.module else -1 - op.id for op in graph.ops] if within_modules else None
     schedule = ranked.schedule(gpu, policy, regions=regions)
     return read_blocks(graph, schedule, partial(_message_s, all_at_once(cluster)), slower)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from memwall.core.errors import unknown
 from memwall.core.parallelism import Parallelism
 from memwall.hardware.cluster import hardware_of
-from memwall.hardware.links import Cluster
+from memwall.hardware.links import KINDS, Cluster
 from memwall.perfmodel.collectives import collective_s
 from memwall.simulate.blocks import Block, Blocks, Work
 from memwall.simulate.pipeline import PipelineRun, Stage, run_pipeline
@@ -100,7 +100,8 @@ def training_step(
 
     Args:
         state: how numbers are kept, a key of :data:`STATES`.
-        overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
+        overlap: whether gradients are summed, shards of weights gathered and activations sent to the next stage while
+            blocks run, or in between.
         async_tp: whether the ranks that share products exchange parts of a tensor while others are multiplied, so that
             only the first of ``tp`` parts is waited for.
 
@@ -127,7 +128,7 @@ def all_at_once(cluster: Cluster) -> Cluster:
     """The cluster for groups of GPUs that all communicate at once: each GPU has its part of a node's adapters."""
     links, gpus = dict(cluster.link), cluster.gpus_per_node
     for name, link in links.items():
-        if 1 < link.rails < gpus:
+        if KINDS[link.kind][0] == "network" and link.rails < gpus:
             links[name] = replace(link, rails=gpus, bytes_per_s=link.bytes_per_s * link.rails / gpus)
     return replace(cluster, link=links)
 
@@ -172,7 +173,13 @@ class _Job:
         if self.layout.fsdp == "full" and self.layout.replicas > 1:
             forward_s, backward_s = self._sharded(part, forward_s, backward_s)
         weight_s = weight.busy_s + self._accumulate_s(part)
-        return Stage(forward_s, max(backward_s - weight.busy_s, 0.0), weight_s, self._send_s)
+        stage = Stage(forward_s, max(backward_s - weight.busy_s, 0.0), weight_s, self._send_s)
+        return stage if self.overlap else self._waiting(stage, k)
+
+    def _waiting(self, stage: Stage, k: int) -> Stage:
+        """The times of a stage that waits for its sends."""
+        forward_s = stage.forward_s + stage.send_s * (k < self.count - 1)
+        return Stage(forward_s, stage.backward_s + stage.send_s * (k > 0), stage.weight_s)
 
     def _longer(self, work: Work) -> float:
         """Seconds of the GPU, or of the CPU that issues its kernels."""
@@ -197,7 +204,12 @@ class _Job:
         if self.layout.pp == 1:
             return 0.0
         apart = self.layout.tp * self.layout.replicas >= self.cluster.gpus_per_node
-        nbytes = max(block.input_bytes for block in self.blocks.layers)
+        nbytes, tp = max(block.input_bytes for block in self.blocks.layers), self.layout.tp
+        if self.layout.sp or tp == 1:
+            return self._pair_s(nbytes, apart)
+        return self._pair_s(nbytes / tp, apart) + collective_s("all_gather", nbytes, tp, self.cluster).time_s
+
+    def _pair_s(self, nbytes: float, apart: bool) -> float:
         return collective_s("send_recv", nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
 
     # -- between replicas ----------------------------------------------------------------------------------------------

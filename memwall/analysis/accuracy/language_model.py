@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,6 +127,29 @@ def next_token_loss(logits: Tensor) -> Tensor:
     """Cross-entropy in float32, as Megatron-LM takes it."""
     labels = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+
+def vocab_parallel_loss(logits: Tensor) -> Tensor:
+    """Cross-entropy in the steps of Megatron-LM's own (``vocab_parallel_cross_entropy``), which no kernel fused until
+    2023."""
+    labels = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
+    return _CrossEntropy.apply(logits.float(), labels.unsqueeze(-1)).mean()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        logits = logits.clone()
+        logits.sub_(logits.max(dim=-1, keepdim=True)[0])
+        chosen, shares = logits.gather(-1, labels), logits.exp()
+        total = shares.sum(dim=-1, keepdim=True)
+        ctx.save_for_backward(shares.div_(total), labels)
+        return total.log() - chosen
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        shares, labels = ctx.saved_tensors
+        return shares.scatter_add_(-1, labels, -torch.ones_like(gradient)).mul_(gradient), None
 
 
 def _angles(seq: int, head_dim: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,8 +84,8 @@ _KNOWN: dict[tuple[object, ...], Blocks] = {}
 
 def _blocks(of: TrainingSample) -> Blocks:
     """The blocks of a rank, read once for each cluster, by its name."""
-    rank = (replace(of.sizes, layers=_TRACED), of.microbatch, of.layout.tp, of.layout.sp, of.dtype)
-    key = (*rank, of.cluster.name, of.gpu, of.hand_fused, of.attention)
+    rank = (replace(of.sizes, layers=_TRACED), of.microbatch, of.layout.traced, of.dtype, of.hand_fused)
+    key = (*rank, of.cluster.name, of.gpu, of.attention)
     if key not in _KNOWN:
         policy = "memwall" if of.hand_fused else "eager"
         _KNOWN[key] = blocks_of(_profile(*rank), of.cluster, policy, gpu=of.gpu, within_modules=of.hand_fused,
@@ -95,19 +95,21 @@ def _blocks(of: TrainingSample) -> Blocks:
 
 @lru_cache(maxsize=512)
 @uncollected()
-def _profile(sizes: Sizes, batch: int, tp: int, sequence: bool, dtype: str) -> Profile:
-    """A microbatch of a rank's model, traced once for all GPUs."""
+def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, hand_fused: bool) -> Profile:
+    """A microbatch of a rank's model, traced once for all GPUs. Megatron-LM, whose kernels are fused by hand, has a
+    cross-entropy of its own."""
     import torch
 
-    from memwall.analysis.accuracy.language_model import LanguageModel, next_token_loss
+    from memwall.analysis.accuracy.language_model import LanguageModel, next_token_loss, vocab_parallel_loss
     from memwall.frontend.torch import TraceOptions
     from memwall.frontend.workload import Workload
 
     def model() -> Any:
         return LanguageModel(sizes).to(getattr(torch, dtype))
 
-    workload = Workload(model, lambda: (torch.zeros(batch, sizes.seq, dtype=torch.long),), next_token_loss, None)
-    return trace_rank(workload, Parallelism(tp=tp, sp=sequence), TraceOptions())
+    loss = vocab_parallel_loss if hand_fused else next_token_loss
+    workload = Workload(model, lambda: (torch.zeros(batch, sizes.seq, dtype=torch.long),), loss, None)
+    return trace_rank(workload, layout, TraceOptions())
 
 
 def training_rows(samples: Iterable[TrainingSample]) -> list[Row]:

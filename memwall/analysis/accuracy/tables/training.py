@@ -23,6 +23,7 @@ from memwall.analysis.accuracy.tables.base import Kind, Record, Skip, known, sec
 from memwall.analysis.accuracy.training import TrainingSample
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
+from memwall.core.units import counted
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.host import load_host
 from memwall.hardware.links import Cluster
@@ -74,11 +75,12 @@ def _sample(name: str, record: Record, cluster: Cluster, label: str, kind: str, 
     return replace(made, **how)  # type: ignore[arg-type]
 
 
-def _vtrain_cluster() -> Cluster:
-    """A DGX A100 but for its network: four adapters (vTrain's config/validation: 800 Gbit/s of a node)."""
-    like = load_cluster("dgx-a100-80gb")
-    link = {**like.link, "network": replace(like.link["network"], rails=4)}
-    return replace(like, name=f"{like.name}, 4 rails", link=link)
+def _vtrain_cluster(tp: int) -> Cluster:
+    """A DGX A100 but for its network: four adapters (vTrain's config/validation: 800 Gbit/s of a node). Groups with
+    several GPUs of a node use one of them, which is what half of the rows of several nodes with ``pp=1`` show."""
+    like, rails = load_cluster("dgx-a100-80gb"), 4 if tp % 8 == 0 else 1
+    link = {**like.link, "network": replace(like.link["network"], rails=rails)}
+    return replace(like, name=f"{like.name}, {counted(rails, 'rail')}", link=link)
 
 
 def _vtrain(record: Record) -> TrainingSample:
@@ -89,7 +91,7 @@ def _vtrain(record: Record) -> TrainingSample:
         tp=size(record, "tp"), pp=size(record, "pp"), dp=dp, recompute="full",
         microbatches=size(record, "global_batch") // (batch * dp),
     )  # fmt: skip
-    cluster = _vtrain_cluster()
+    cluster = _vtrain_cluster(layout.tp)
     gpu = replace(hardware_of(cluster), host=load_host("bare-metal").scaled(_VTRAIN_HOST))
     return _sample(VTRAIN.name, record, cluster, cluster.gpu, record["set"], "float16", sizes, batch, layout,
                    seconds(record, "iter_ms"), gpu=gpu, state="half", overlap=False)  # fmt: skip
