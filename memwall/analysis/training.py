@@ -110,7 +110,8 @@ def blocks_of(
     modules = {name: number for number, name in enumerate(dict.fromkeys(op.module for op in graph.ops))}
     regions = [modules[op.module] if op.module else -1 - op.id for op in graph.ops] if within_modules else None
     schedule = ranked.schedule(gpu, policy, regions=regions)
-    return read_blocks(graph, schedule, partial(_message_s, all_at_once(cluster)), slower)
+    held = {"contraction": 1 / gpu.trained_products, **slower}
+    return read_blocks(graph, schedule, partial(_message_s, all_at_once(cluster)), held)
 
 
 def _message_s(cluster: Cluster, op: str, nbytes: int, group: str) -> float:

@@ -30,6 +30,8 @@ PIPE_NAMES = tuple(f"{engine}.{dtype}" for engine in ENGINES for dtype in DTYPES
 
 #: Where a file states no achievable fraction: 85 % of the bandwidth, 75 % of a peak.
 DEFAULT_DRAM_FRACTION, DEFAULT_PEAK_FRACTION = 0.85, 0.75
+#: Where a file does not state how products hold their rate in training: between A100 and H100
+UNKNOWN_TRAINED = 0.93
 
 
 #: Where a product runs on a GPU that lacks the requested pipe: the first pipe of the list that it has.
@@ -220,6 +222,9 @@ class Gpu:
     sm_bytes_per_s: float = 0.0
     #: share of the TDP that the board was seen to sustain in long float32 products
     sustained_power: Annotated[float, fraction, Stated("power.sustained", 1.0)] = 1.0
+    #: share of their rate in short benchmarks that matrix products hold in hours of training, where the power limit
+    #: lowers the clock; unless stated the mean of the GPUs on which it is known
+    trained_products: Annotated[float, fraction, Stated("power.trained_products", UNKNOWN_TRAINED)] = UNKNOWN_TRAINED
     #: how it is joined to others of its kind; None: alone, or by a link of which only the datasheet's rate is known
     cluster: Cluster | None = None
 

@@ -15,6 +15,7 @@ from typing import Any
 from memwall.analysis.explanation import calibration_of
 from memwall.analysis.validation import Row
 from memwall.hardware.constants import LaunchConstants
+from memwall.hardware.gpu import UNKNOWN_TRAINED
 from memwall.hardware.lookup import Gpu, stated, with_nearest_constants
 from memwall.ops import Cost
 from memwall.ops.launches import Convolution, Gemm, Launch, Rows, Stream
@@ -70,7 +71,8 @@ def held_out_gpu(gpu: Gpu) -> Gpu:
     overhead of an eager call is kept: it is not a property of the GPU."""
     host = {key: n for key, n in gpu.utilization.items() if key.startswith("launch.call.")}
     others = [other for other in stated() if other.name != gpu.name]
-    return with_nearest_constants(replace(gpu, utilization=host, fitted_on={}), others)
+    unknown = replace(gpu, utilization=host, fitted_on={}, trained_products=UNKNOWN_TRAINED)
+    return with_nearest_constants(unknown, others)
 
 
 def left_out(samples: Iterable[Any]) -> list[Any]:
