@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from types import MappingProxyType
+from typing import NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op
-from memwall.perfmodel.roofline import Estimate
-from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+from memwall.simulate.schedule import MODEL_CLASSES, Kernels, Schedule
 
 #: part of a collective's name -> its name in :mod:`memwall.perfmodel.collectives`
 _COLLECTIVES: Mapping[str, str] = {
@@ -97,18 +98,33 @@ def read_blocks(
     Raises:
         UsageError: the model has no list of layers.
     """
-    places = _places(graph)
-    readers = _Reader(graph, places, _core_ops(graph, places))
-    works = readers.works(schedule, link_s, slower)
-    numbers = sorted({place for place in places if place not in (_BEFORE, _AFTER)})
-    before, after, *layers = (readers.block(place, works.get(place, {})) for place in (_BEFORE, _AFTER, *numbers))
-    return Blocks(before, tuple(layers), after, readers.tied)
+    reader = _reader_of(graph)
+    works = reader.works(schedule, link_s, slower)
+    before, after, *layers = (_timed(block, works.get(place, {})) for place, block in reader.blocks.items())
+    return Blocks(before, tuple(layers), after, reader.tied)
+
+
+def _timed(block: Block, works: Mapping[str, Work]) -> Block:
+    """A block with what runs in it."""
+    forward, backward, weight, core = (works.get(name, Work()) for name in ("forward", "backward", "weight", "core"))
+    return replace(block, forward=forward, backward=backward, weight=weight, core=core)
+
+
+#: the graph that was read last, with its reader: one trace is put on many clusters
+_LAST: list[tuple[Graph, _Reader]] = []
+
+
+def _reader_of(graph: Graph) -> _Reader:
+    if not _LAST or _LAST[0][0] is not graph:
+        _LAST[:] = [(graph, _Reader(graph))]
+    return _LAST[0][1]
 
 
 def _places(graph: Graph) -> list[int]:
     """Where each op is: the number of its layer in the longest list; other ops by their neighbours."""
-    prefix = _list_of_layers(graph)
-    numbers = [_number(op.module, prefix) for op in graph.ops]
+    prefix, modules = _list_of_layers(graph), {op.module for op in graph.ops}
+    of_module = {module: _number(module, prefix) for module in modules}
+    numbers = [of_module[op.module] for op in graph.ops]
     count = len({number for number in numbers if number is not None})
     found, last = [], {"forward": _BEFORE, "backward": _AFTER, "optimizer": _AFTER}
     seen: Counter[str] = Counter()
@@ -133,10 +149,10 @@ def _list_of_layers(graph: Graph) -> str:
     """The path of the list with the most layers, of those that have half of the ops in modules with numbers."""
     ops: Counter[str] = Counter()
     layers: defaultdict[str, set[str]] = defaultdict(set)
-    for op in graph.ops:
-        parts = op.module.split(".")
+    for module, count in Counter(op.module for op in graph.ops).items():
+        parts = module.split(".")
         for at in (i for i, part in enumerate(parts) if part.isdecimal()):
-            ops[".".join(parts[:at])] += 1
+            ops[".".join(parts[:at])] += count
             layers[".".join(parts[:at])].add(parts[at])
     most = max(ops.values(), default=0)
     lists = [prefix for prefix in ops if len(layers[prefix]) > 1 and 2 * ops[prefix] >= most]
@@ -171,11 +187,11 @@ class _Ring:
     sent_s: float = 0.0
     attention_s: dict[int, float] = field(default_factory=dict)
 
-    def takes(self, op: Op, work: Work) -> bool:
+    def takes(self, op: int, tag: _Tag, work: Work) -> bool:
         """Whether an op is a message of the ring; attention is noted."""
-        if op.op_class == "attention":
-            self.attention_s[op.id] = self.attention_s.get(op.id, 0.0) + work.busy_s
-        is_message = _collective(op) == "recv"
+        if tag.op_class == "attention":
+            self.attention_s[op] = self.attention_s.get(op, 0.0) + work.busy_s
+        is_message = tag.collective == "send_recv"
         self.sent_s += work.busy_s * is_message
         return is_message
 
@@ -186,30 +202,42 @@ class _Ring:
         return max(self.sent_s - sum(self.attention_s.values()) * (steps - 1) / steps, 0.0)
 
 
-class _Reader:
-    """Sums over the ops and the storages of each block."""
+class _Tag(NamedTuple):
+    """What of an op decides where its time counts. ``names``: its direction, and the parts of that which it is in;
+    ``collective`` of ``nbytes`` and ``group`` where it is one."""
 
-    def __init__(self, graph: Graph, places: list[int], core: Mapping[int, int]) -> None:
-        self.graph, self.places, self.core = graph, places, core
+    place: int
+    names: tuple[str, ...]
+    op_class: str
+    collective: str = ""
+    nbytes: int = 0
+    group: str = ""
+
+
+class _Reader:
+    """A graph by its blocks, and what of each does not depend on the GPU."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.places = graph, _places(graph)
+        self.core = _core_ops(graph, self.places)
         self._read_forward: defaultdict[int, set[int]] = defaultdict(set)
         #: storage → the first block that reads it in backward
         self._read_backward: dict[int, int] = {}
         self._made_in: dict[int, int] = {}
         self._shares: dict[int, float] = {}
         self._of_core: set[int] = set()
+        self._names = [_collective(op) for op in graph.ops]
         #: layers whose keys and values pass around a ring, and modules whose rows go to the experts of other ranks
-        self._rings = {places[op.id] for op in graph.ops if _collective(op) == "recv" and op.id in core}
-        self._shared = {op.module for op in graph.ops if _COLLECTIVES.get(_collective(op)) == "all_to_all"}
+        self._rings = {self.places[i] for i, name in enumerate(self._names) if name == "send_recv" and i in self.core}
+        self._shared = {op.module for op, name in zip(graph.ops, self._names, strict=True) if name == "all_to_all"}
         for op in graph.ops:
             self._note(op)
-        holders: defaultdict[int, set[int]] = defaultdict(set)
-        for i in graph.parameters:
-            number = graph.values[i].storage
-            holders[number] |= self._read_forward[number]
-        self._holders = holders
+        self._tags = [self._tag(op) for op in graph.ops]
+        self._numbers = {value.storage: value.spec.numel for value in (graph.values[i] for i in graph.parameters)}
+        self._holders = {number: self._read_forward[number] for number in self._numbers}
 
     def _note(self, op: Op) -> None:
-        values, place = self.graph.values, self.places[op.id]
+        values, place, name = self.graph.values, self.places[op.id], self._names[op.id]
         read = {values[i].storage for i in op.inputs}
         if op.phase != "forward":
             for number in read:
@@ -220,52 +248,20 @@ class _Reader:
         made = {values[i].storage for i in op.outputs}
         if op.id in self.core and (op.op_class in ("contraction", "attention") or read & self._of_core):
             self._of_core |= made - self._made_in.keys()
-        if _COLLECTIVES.get(_collective(op)) == "all_gather":  # gathered again for backward, next to a product
+        if name == "all_gather":  # gathered again for backward, next to a product
             share = self.graph.specs(op.inputs)[0].nbytes / max(self.graph.specs(op.outputs)[0].nbytes, 1)
             self._shares |= dict.fromkeys(made - read, share)
-        if place in self._rings and (op.op_class == "attention" or _collective(op) == "recv"):
+        if place in self._rings and (op.op_class == "attention" or name == "send_recv"):
             self._shares |= dict.fromkeys(made, 0.0)  # the sum of all steps is kept, and keys and values pass again
         for number in made:
             self._made_in.setdefault(number, place)
 
-    @property
-    def tied(self) -> int:
-        """Numbers of weights that are read before the layers and after them."""
-        ends = [number for number, places in self._holders.items() if {_BEFORE, _AFTER} <= places]
-        return sum(self._numbers[number] for number in ends)
-
-    @property
-    def _numbers(self) -> dict[int, int]:
-        values = (self.graph.values[i] for i in self.graph.parameters)
-        return {value.storage: value.spec.numel for value in values}
-
-    def works(self, schedule: Schedule, link_s: LinkTime, slower: Mapping[str, float]) -> dict[int, dict[str, Work]]:
-        """Place → direction → what runs there; ``weight`` and ``core`` are part of the others."""
-        found: defaultdict[int, defaultdict[str, Work]] = defaultdict(lambda: defaultdict(Work))
-        rings: defaultdict[tuple[int, str], _Ring] = defaultdict(_Ring)
-        for kernel in schedule.kernels:
-            op = self.graph.ops[kernel.op_ids[0]]
-            if op.phase == "optimizer":
-                continue
-            place, work = self.places[op.id], self._work(op, kernel, link_s, slower.get(op.op_class, 1.0))
-            if place in self._rings and rings[place, op.phase].takes(op, work):
-                work = replace(work, busy_s=0.0, link_s=0.0)
-            for name in (op.phase, *self._parts(op)):
-                found[place][name] += work
-        for (place, phase), ring in rings.items():
-            for name in (phase, *(["core"] if phase == "forward" else [])):
-                found[place][name] += Work(ring.exposed_s, ring.exposed_s)
-        return {place: dict(works) for place, works in found.items()}
-
-    def _work(self, op: Op, kernel: Estimate, link_s: LinkTime, slower: float) -> Work:
-        busy_s, sent_s, name = slower * (kernel.time_s - kernel.wait_s), 0.0, _COLLECTIVES.get(_collective(op))
-        if name:
-            specs = (*self.graph.specs(op.inputs), *self.graph.specs(op.outputs))
-            busy_s = sent_s = link_s(name, max(spec.nbytes for spec in specs), op.attributes["group"])
-        elif op.op_class == "communication":  # a send, next to what is received
-            busy_s = 0.0
-        return Work(busy_s, sent_s, kernel.issue_s, kernel.flops if op.op_class in MODEL_CLASSES else 0,
-                    sent_s if name in _OF_PRODUCTS else 0.0)  # fmt: skip
+    def _tag(self, op: Op) -> _Tag:
+        names, specs, collective = (op.phase, *self._parts(op)), self.graph.specs, self._names[op.id]
+        if not collective:
+            return _Tag(self.places[op.id], names, op.op_class)
+        nbytes = max(spec.nbytes for spec in (*specs(op.inputs), *specs(op.outputs)))
+        return _Tag(self.places[op.id], names, op.op_class, collective, nbytes, str(op.attributes["group"]))
 
     def _parts(self, op: Op) -> Iterator[str]:
         if op.id in self.core:
@@ -274,31 +270,78 @@ class _Reader:
         if op.phase == "backward" and op.op_class in ("contraction", "convolution") and "gradient" in roles:
             yield "weight"
 
-    def block(self, place: int, works: Mapping[str, Work]) -> Block:
-        """The block at a place."""
-        storages, inputs = self.graph.storages, 0
-        kept = [number for number, at in self._read_backward.items() if at == place and number in self._made_in
-                and storages[number].role == "activation"]  # fmt: skip
+    # -- on a GPU ------------------------------------------------------------------------------------------------------
+
+    def works(self, schedule: Schedule, link_s: LinkTime, slower: Mapping[str, float]) -> dict[int, dict[str, Work]]:
+        """Place → direction → what runs there; ``weight`` and ``core`` are part of the others."""
+        found: defaultdict[int, defaultdict[str, Work]] = defaultdict(lambda: defaultdict(Work))
+        rings: defaultdict[tuple[int, str], _Ring] = defaultdict(_Ring)
+        sent_s = cache(link_s)
+        kernels = schedule.kernels
+        assert isinstance(kernels, Kernels)  # of a schedule that was simulated, not read
+        for op, busy_s, issue_s, flops in kernels.alone():
+            tag = self._tags[op]
+            if tag.names[0] == "optimizer":
+                continue
+            work = _work(tag, Work(slower.get(tag.op_class, 1.0) * busy_s, 0.0, issue_s, flops), sent_s)
+            if tag.place in self._rings and rings[tag.place, tag.names[0]].takes(op, tag, work):
+                work = replace(work, busy_s=0.0, link_s=0.0)
+            for name in tag.names:
+                found[tag.place][name] += work
+        for (place, phase), ring in rings.items():
+            for name in (phase, *(["core"] if phase == "forward" else [])):
+                found[place][name] += Work(ring.exposed_s, ring.exposed_s)
+        return {place: dict(works) for place, works in found.items()}
+
+    # -- on any GPU ----------------------------------------------------------------------------------------------------
+
+    @property
+    def tied(self) -> int:
+        """Numbers of weights that are read before the layers and after them."""
+        return sum(n for number, n in self._numbers.items() if {_BEFORE, _AFTER} <= self._holders[number])
+
+    @cached_property
+    def blocks(self) -> Mapping[int, Block]:
+        """Place → the block there without its times: what stands before the layers, after them, and each layer."""
+        numbers = sorted(set(self.places) - {_BEFORE, _AFTER})
+        found = {place: Counter[str]() for place in (_BEFORE, _AFTER, *numbers)}
+        for number, place in self._read_backward.items():
+            if number in self._made_in and self.graph.storages[number].role == "activation" and place in found:
+                kept = round(self.graph.storages[number].nbytes * self._shares.get(number, 1.0))
+                found[place] += {"activation_bytes": kept, "core_bytes": kept * (number in self._of_core)}
         for number, places in self._read_forward.items():
-            if place in places and len(places) < 3 and self._made_in.get(number, place) != place:
-                inputs += storages[number].nbytes
-        own = sum(n for number, n in self._numbers.items() if place == min(self._holders[number], default=_AFTER))
-        return Block(
-            works.get("forward", Work()), works.get("backward", Work()), works.get("weight", Work()),
-            works.get("core", Work()), own, self._bytes(kept), self._bytes(n for n in kept if n in self._of_core),
-            inputs, self._experts(place),
-        )  # fmt: skip
+            for place in places if len(places) < 3 else ():
+                if self._made_in.get(number, place) != place:
+                    found[place]["input_bytes"] += self.graph.storages[number].nbytes
+        experts = tuple(f"{module}." for module in self._shared)
+        for number, count in self._numbers.items():
+            block = found[min(self._holders[number], default=_AFTER)]
+            block["parameters"] += count
+            if experts and self.graph.storages[number].name.startswith(experts):
+                block["experts"] += count
+        return {place: _sized(sums) for place, sums in found.items()}
 
-    def _experts(self, place: int) -> int:
-        """Numbers of the experts of a layer that other ranks share."""
-        storages, prefixes = self.graph.storages, tuple(f"{module}." for module in self._shared)
-        held = (number for number, places in self._holders.items() if prefixes and place in places)
-        return sum(self._numbers[n] for n in held if storages[n].name.startswith(prefixes))
 
-    def _bytes(self, numbers: Iterator[int] | list[int]) -> int:
-        return sum(round(self.graph.storages[n].nbytes * self._shares.get(n, 1.0)) for n in numbers)
+def _sized(sums: Mapping[str, int]) -> Block:
+    """A block of which only sizes are known."""
+    return Block(
+        parameters=sums["parameters"], activation_bytes=sums["activation_bytes"], core_bytes=sums["core_bytes"],
+        input_bytes=sums["input_bytes"], experts=sums["experts"],
+    )  # fmt: skip
+
+
+def _work(tag: _Tag, kernel: Work, link_s: LinkTime) -> Work:
+    """A kernel's work, in the time of its collective if it is one."""
+    if tag.op_class in MODEL_CLASSES:
+        return kernel
+    if tag.op_class != "communication":
+        return Work(kernel.busy_s, 0.0, kernel.issue_s)
+    sent_s = link_s(tag.collective, tag.nbytes, tag.group) if tag.collective else 0.0  # a send is next to what arrives
+    return Work(sent_s, sent_s, kernel.issue_s, 0, sent_s if tag.collective in _OF_PRODUCTS else 0.0)
 
 
 def _collective(op: Op) -> str:
-    """The key of a collective among :data:`_COLLECTIVES`; empty: it is none of them."""
-    return next((key for key in _COLLECTIVES if op.op_class == "communication" and key in op.name), "")
+    """The name of a collective in :mod:`memwall.perfmodel.collectives`; empty: it is none, or the other end has it."""
+    if op.op_class != "communication":
+        return ""
+    return next((name for key, name in _COLLECTIVES.items() if key in op.name), "")

@@ -81,55 +81,58 @@ def run_pipeline(
     chunks, splits = len(stages) // ranks, schedule == "zb"
     tasks = orders or [ORDERS[schedule](rank, ranks, chunks, microbatches) for rank in range(ranks)]
     ends = _ends(tasks, stages, splits)
-    busy = tuple(sum(_time_s(task, stages, splits) for task in each) for each in tasks)
+    busy = tuple(sum(_time_s(task.kind, stages[task.stage], splits) for task in each) for each in tasks)
     release = "W" if splits else "B"
     return PipelineRun(max(ends.values()), busy, tuple(_most_held(each, release) for each in tasks), ends)
 
 
 def _ends(orders: Sequence[Sequence[Task]], stages: Sequence[Stage], splits: bool) -> dict[Task, float]:
     """When each task is done: ranks take turns, each running until it waits."""
-    ends: dict[Task, float] = {}
+    most = 1 + max((task.microbatch for order in orders for task in order), default=0)
+    done: _Done = {kind: [[None] * most for _ in stages] for kind in "FBW"}
+    times = {(kind, k): _time_s(kind, stage, splits) for kind in "FBW" for k, stage in enumerate(stages)}
     free_s, place, moved = [0.0] * len(orders), [0] * len(orders), True
     while moved:
         moved = False
         for rank, order in enumerate(orders):
             while place[rank] < len(order):
-                task = order[place[rank]]
-                ready_s = _ready_s(task, stages, ends)
+                kind, stage, microbatch = order[place[rank]]
+                ready_s = _ready_s(kind, stage, microbatch, stages, done)
                 if ready_s is None:
                     break
-                free_s[rank] = ends[task] = max(free_s[rank], ready_s) + _time_s(task, stages, splits)
+                end_s = free_s[rank] = max(free_s[rank], ready_s) + times[kind, stage]
+                done[kind][stage][microbatch] = end_s
                 place[rank] += 1
                 moved = True
     stuck = [f"rank {rank} at the {order[at]}" for rank, (order, at) in enumerate(zip(orders, place, strict=True))
              if at < len(order)]  # fmt: skip
     if stuck:
         raise UsageError(f"deadlock: {', '.join(stuck[:3])} {'wait' if len(stuck) > 1 else 'waits'} for each other")
-    return ends
+    return {task: done[task.kind][task.stage][task.microbatch] or 0.0 for order in orders for task in order}
 
 
-def _ready_s(task: Task, stages: Sequence[Stage], ends: Mapping[Task, float]) -> float | None:
+#: kind of task → stage → microbatch → when it is done, in seconds; None: not yet known
+_Done = dict[str, list[list[float | None]]]
+
+
+def _ready_s(kind: str, stage: int, microbatch: int, stages: Sequence[Stage], done: _Done) -> float | None:
     """When what a task needs has arrived; None: not yet known."""
-    kind, stage, microbatch = task
-    needs: list[tuple[Task, float]] = []
-    if kind == "F" and stage:
-        needs = [(Task("F", stage - 1, microbatch), stages[stage - 1].send_s)]
-    elif kind == "B":
-        needs = [(Task("F", stage, microbatch), 0.0)]
-        if stage + 1 < len(stages):
-            needs.append((Task("B", stage + 1, microbatch), stages[stage].send_s))
-    elif kind == "W":
-        needs = [(Task("B", stage, microbatch), 0.0)]
-    if any(need not in ends for need, _ in needs):
-        return None
-    return max((ends[need] + send_s for need, send_s in needs), default=0.0)
+    if kind == "W":
+        return done["B"][stage][microbatch]
+    if kind == "F":
+        sent_s = done["F"][stage - 1][microbatch] if stage else 0.0
+        return sent_s if sent_s is None or not stage else sent_s + stages[stage - 1].send_s
+    own_s = done["F"][stage][microbatch]
+    if own_s is None or stage + 1 == len(stages):
+        return own_s
+    sent_s = done["B"][stage + 1][microbatch]
+    return None if sent_s is None else max(own_s, sent_s + stages[stage].send_s)
 
 
-def _time_s(task: Task, stages: Sequence[Stage], splits: bool) -> float:
-    stage = stages[task.stage]
-    if task.kind == "B":
+def _time_s(kind: str, stage: Stage, splits: bool) -> float:
+    if kind == "B":
         return stage.backward_s if splits else stage.backward_s + stage.weight_s
-    return stage.forward_s if task.kind == "F" else stage.weight_s
+    return stage.forward_s if kind == "F" else stage.weight_s
 
 
 def _most_held(order: Iterable[Task], release: str) -> int:

@@ -206,6 +206,13 @@ class Kernels(Sequence[Estimate]):
             link_s=known.link_s and known.link_s + wait_s,
         )  # fmt: skip
 
+    def alone(self) -> Iterator[tuple[int, float, float, int]]:
+        """Of each kernel its first op, its seconds without what it waits, those of the CPU to issue it, and its FLOPs;
+        without the estimates."""
+        times, flops = [known.time_s for known in self._known], [kind.flops for kind in self._context.kinds]
+        for group, n, issue_s in zip(self._plan.groups, self._context.order, self._issues, strict=True):
+            yield group.op_ids[0], times[n], issue_s, flops[n]
+
     def timings(self) -> list[Timing]:
         """What :attr:`Schedule.timings` says, without the estimates."""
         of_kind = [Timing.of(known, 0.0) for known in self._known]
