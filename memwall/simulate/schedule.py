@@ -55,8 +55,7 @@ class Totals:
 
 
 class Timing(NamedTuple):
-    """When only the time of a kernel matters: its wall, its seconds, and those of them in which it waits for the
-    CPU."""
+    """When only a kernel's time matters: its wall, its seconds, and those of them in which it waits for the CPU."""
 
     limited_by: str
     time_s: float
@@ -207,11 +206,9 @@ class Kernels(Sequence[Estimate]):
         )  # fmt: skip
 
     def alone(self) -> Iterator[tuple[int, float, float, int]]:
-        """Of each kernel its first op, its seconds without what it waits, those of the CPU to issue it, and its FLOPs;
-        without the estimates."""
-        times, flops = [known.time_s for known in self._known], [kind.flops for kind in self._context.kinds]
+        """Of each kernel its first op, its seconds without waits, those of the CPU to issue it, and its FLOPs."""
         for group, n, issue_s in zip(self._plan.groups, self._context.order, self._issues, strict=True):
-            yield group.op_ids[0], times[n], issue_s, flops[n]
+            yield group.op_ids[0], self._known[n].time_s, issue_s, self._context.kinds[n].flops
 
     def timings(self) -> list[Timing]:
         """What :attr:`Schedule.timings` says, without the estimates."""
@@ -387,8 +384,7 @@ class PlanContext:
 
 
 def _matrix_s(kind: Kind, known: Prediction, gpu: Gpu) -> float:
-    """Seconds that the matrix FLOPs take at the peaks of the pipes that do them; only the products of a group with
-    other ops."""
+    """Seconds that the matrix FLOPs take at the peaks of their pipes; of a group only the products, not other ops."""
     cost = kind.group.cost
     if len(kind.group.op_ids) > 1:
         cost = Cost({pipe: count for pipe, count in cost.flops.items() if pipe.engine == "tensor"})
