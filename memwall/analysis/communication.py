@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memwall.core.errors import UsageError
+from memwall.core.structure import BadRecord, read
 from memwall.hardware.links import Cluster
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s, link_of, message_time
@@ -64,18 +65,6 @@ def sweep(
     ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RankRow:
-    """One rank's step: seconds, those of them in which collectives run and nothing else does, and bytes at its peak and
-    of its parameters, gradients and optimizer state."""
-
-    rank: int
-    time_s: float
-    exposed_s: float
-    peak_bytes: int
-    state_bytes: int
-
-
 def sent_bytes(profile: Profile, schedule: Schedule) -> float:
     """Bytes that the traced rank sends to others in a step."""
     return sum(cost.link_bytes for cost in profile.costs[schedule.graph])
@@ -86,19 +75,30 @@ def exposed_s(profile: Profile, schedule: Schedule) -> float:
     return sum((row.exposed_s for row in message_rows(profile, schedule)), 0.0)
 
 
-def rank_row(rank: int, profile: Profile) -> RankRow:
-    """The row of a rank that was profiled on one GPU."""
-    schedule, held = profile.simulations[0], profile.graph.role_bytes
-    state = sum(held[role] for role in ("parameter", "gradient", "optimizer_state"))
-    return RankRow(rank, schedule.totals.time_s, exposed_s(profile, schedule), schedule.totals.peak_memory_bytes, state)
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """What a record says of the pipeline of its rank."""
+
+    ranks: tuple[int, ...]
+    schedule: str
+    microbatches: int
+    orders: tuple[str, ...]
+
+
+def pipeline_of(profile: Profile) -> Pipeline | None:
+    """The pipeline of a profiled rank; None of a program without one. Raises ``UsageError``: the record is damaged."""
+    try:
+        saved = profile.capture.get("pipeline")
+        return None if saved is None else read(Pipeline, saved, "pipeline")
+    except BadRecord as error:
+        raise UsageError(f"the profile's capture is damaged: {error}") from None
 
 
 def distinct_ranks(profile: Profile) -> tuple[int, ...]:
     """The ranks of a pipeline whose steps differ: its first, its second, which stands for all in the middle, and its
     last; none of a program whose ranks do the same."""
-    stages = profile.capture.get("pipeline_ranks")
-    found = [rank for rank in stages if isinstance(rank, int)] if isinstance(stages, (list, tuple)) else []
-    return tuple(dict.fromkeys((*found[:2], *found[-1:])))
+    pipeline = pipeline_of(profile)
+    return tuple(dict.fromkeys((*pipeline.ranks[:2], *pipeline.ranks[-1:]))) if pipeline else ()
 
 
 @dataclass(frozen=True, slots=True)

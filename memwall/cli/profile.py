@@ -16,7 +16,6 @@ from memwall.cli.target import assumption, is_record, make_profile, remember, ru
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from memwall.analysis.communication import RankRow
     from memwall.analysis.whatif import Outcome
     from memwall.record.profile import Profile
 
@@ -29,14 +28,15 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
         context.exit()
 
 
-def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str, Any], out: Out) -> Sequence[RankRow]:
+def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str, Any], out: Out) -> dict[int, Profile]:
     """The ranks of a pipeline whose steps differ, each traced, where no rank was asked for."""
-    from memwall.analysis.communication import distinct_ranks, rank_row
+    from memwall.analysis.communication import distinct_ranks
 
-    if not workload["world"] or workload["rank"] is not None or is_record(target):
-        return ()
-    ranks = {r: make_profile(target, gpus, {**workload, "rank": r}, out.messages) for r in distinct_ranks(made)[1:]}
-    return [rank_row(rank, each) for rank, each in {distinct_ranks(made)[0]: made, **ranks}.items()] if ranks else ()
+    ranks = distinct_ranks(made)
+    if not workload["world"] or workload["rank"] is not None or is_record(target) or len(ranks) < 2:
+        return {}
+    others = {r: make_profile(target, gpus, {**workload, "rank": r}, out.messages) for r in ranks[1:]}
+    return {ranks[0]: made, **others}
 
 
 @click.command("profile", cls=CommandWithDefaults)
@@ -96,6 +96,7 @@ def command(
         return
     if ncu is not None:
         raise UsageError(f"--ncu goes with a profiler's trace, and {target} is not one")
+    from memwall.analysis.pipelines import pipeline_step
     from memwall.report.pages.profile import ProfileReport
 
     out.plan(ProfileReport)
@@ -111,5 +112,13 @@ def command(
     if assumed and out.as_json:  # a record has no page to say it on
         out.messages.say(assumed)
     ranks = _ranks(made, target, gpus, workload, out)
-    report = ProfileReport(made, ranks=ranks, what_ifs=tuple(totals), explained=explained, assumed=assumed, **shape)
+    report = ProfileReport(
+        made,
+        ranks=ranks,
+        pipeline=pipeline_step(ranks) if ranks else None,
+        what_ifs=tuple(totals),
+        explained=explained,
+        assumed=assumed,
+        **shape,
+    )
     out.show(report, before_print=partial(remember, made, out.messages))

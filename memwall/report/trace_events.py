@@ -1,21 +1,26 @@
 """The modeled timeline in the Trace Event Format: opens in Perfetto and chrome://tracing.
 
-One process per GPU. In it each policy has a row for what the CPU issues, one for what the GPU runs, one for the phases
-and modules that this belongs to, and two counters: the bytes alive, and the same by what they hold. A gap in the
-GPU's row is a wait for the CPU; one at its start is the end of the step before. An arrow leads from each launch to its
-kernel. Times are in microseconds, as the format wants, to the nanosecond.
+One process per GPU, or traced rank. In it each policy has a row for what the CPU issues, one for what the GPU runs, one
+for the phases and modules that this belongs to, one for each further stream (copies, the messages of a process group),
+one for each link with the messages that cross it, and two counters: the bytes alive, and the same by what they hold. A
+gap in the GPU's row is a wait for the CPU or for another stream; one at its start is the end of the step before. An
+arrow leads from each launch to its kernel. A pipeline is one more process: a row for each of its ranks, with the tasks
+of the schedule. Times are in microseconds, as the format wants, to the nanosecond.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+from memwall.analysis.pipelines import PipelineStep
 from memwall.core.graph import Graph
 from memwall.fusion import Plan
+from memwall.perfmodel.collectives import link_of
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, short_name
 from memwall.record.profile import Profile
@@ -26,10 +31,14 @@ from memwall.simulate.schedule import Schedule
 _MOST_LINES = 3
 
 
-def render_trace(profile: Profile) -> str:
-    """All simulations of a profile as one trace, those of one GPU in one process."""
+def render_trace(
+    profile: Profile, ranks: Mapping[int, Profile] | None = None, pipeline: PipelineStep | None = None
+) -> str:
+    """All simulations of a profile as one trace, those of one GPU in one process; or of each of some ``ranks``, with
+    the step of their ``pipeline``."""
     encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    lines = ",\n".join(encode(event) for event in _events(profile))
+    sides = {f"rank {rank}, ": each for rank, each in ranks.items()} if ranks else {"": profile}
+    lines = ",\n".join(encode(event) for event in _events(sides, pipeline))
     other = encode({"workload": profile.workload.name, "modeled": f"memwall {profile.memwall_version}"})
     return f'{{"displayTimeUnit":"ns","otherData":{other},"traceEvents":[\n{lines}\n]}}\n'
 
@@ -61,38 +70,78 @@ class _Events:
         return {"ph": "C", "pid": self.pid, "name": name, "ts": ns / 1000, "args": series}
 
 
-def _events(profile: Profile) -> Iterator[dict[str, Any]]:
-    gpus = dict.fromkeys(schedule.gpu.name for schedule in profile.simulations)
-    processes = {name: _Events(pid) for pid, name in enumerate(gpus, 1)}
-    for name, process in processes.items():
-        yield from process.name("process", f"{name} (modeled)", process.pid)
-    tid, arrow = len(processes) + 1, 1  # no two processes, rows or arrows of a trace have one number
-    for schedule in profile.simulations:
-        yield from _policy(profile, schedule, processes[schedule.gpu.name], tid, arrow)
-        tid, arrow = tid + 3, arrow + len(schedule.kernels)
+def _events(sides: Mapping[str, Profile], pipeline: PipelineStep | None) -> Iterator[dict[str, Any]]:
+    gpus = dict.fromkeys((label, schedule.gpu.name) for label, side in sides.items() for schedule in side.simulations)
+    processes = {key: _Events(pid) for pid, key in enumerate(gpus, 1)}
+    for (label, name), process in processes.items():
+        yield from process.name("process", f"{label}{name} (modeled)", process.pid)
+    tid, arrow = len(processes) + 2, 1  # no two processes, rows or arrows of a trace have one number
+    for label, side in sides.items():
+        for schedule in side.simulations:
+            rows = _rows(side, schedule, tid)
+            yield from _policy(side, schedule, processes[label, schedule.gpu.name], rows, arrow)
+            tid, arrow = tid + len(rows), arrow + len(schedule.kernels)
+    if pipeline is not None:
+        yield from _pipeline(_Events(len(processes) + 1), pipeline, tid)
 
 
-def _policy(profile: Profile, schedule: Schedule, process: _Events, tid: int, arrow: int) -> Iterator[dict[str, Any]]:
-    """The rows ``tid`` (launches; none where the CPU issues nothing), ``tid + 1`` (kernels) and ``tid + 2`` (modules)
-    of one schedule, its arrows from number ``arrow`` on, and its counters."""
+def _pipeline(process: _Events, step: PipelineStep, tid: int) -> Iterator[dict[str, Any]]:
+    """The tasks of all ranks of a pipeline, a row for each, from ``tid`` on."""
+    yield from process.name("process", f"pipeline of {len(step.pipeline.ranks)} ranks (modeled)", process.pid)
+    for row, (rank, order) in enumerate(zip(step.pipeline.ranks, step.orders, strict=True), tid):
+        yield from process.name("thread", f"rank {rank}", row, row)
+        for task in order:
+            yield process.slice(row, str(task), task.kind, _span(*step.run.span_s(task, step.stages)))
+
+
+#: keys of the rows of a schedule, besides (``stream``, number) and (``link``, name)
+_LAUNCHES, _MODULES = ("launches", ""), ("modules", "")
+
+Row = tuple[str, str]
+
+
+def _rows(profile: Profile, schedule: Schedule, tid: int) -> dict[Row, int]:
+    """The numbers of a schedule's rows, from ``tid`` on."""
+    ops, costs = profile.graphs[schedule.graph].ops, profile.costs[schedule.graph]
+    firsts = [kernel.op_ids[0] for kernel in schedule.kernels]
+    streams = sorted({0, *(ops[i].stream for i in firsts)})
+    links = dict.fromkeys(filter(None, (link_of(costs[i], schedule.gpu) for i in firsts)))
+    keys = [_LAUNCHES, *[("stream", str(n)) for n in streams[:1]], _MODULES]
+    keys += [*[("stream", str(n)) for n in streams[1:]], *[("link", name) for name in links if len(streams) > 1]]
+    return {key: number for number, key in enumerate(keys, tid)}
+
+
+def _policy(
+    profile: Profile, schedule: Schedule, process: _Events, rows: Mapping[Row, int], arrow: int
+) -> Iterator[dict[str, Any]]:
+    """The rows of one schedule (of launches none where the CPU issues nothing), its arrows from number ``arrow`` on,
+    and its counters."""
     times = timeline(profile, schedule)
+    ops, costs = profile.graphs[schedule.graph].ops, profile.costs[schedule.graph]
     issues = any(span.end_ns > span.start_ns for span in times.launches)
-    launches, runs, scopes = tid, tid + 1, tid + 2
-    rows = [(launches, "CPU launches")] if issues else []
-    rows += [(runs, "GPU" if schedule.gpu.cpu is None else "kernels"), (scopes, "modules")]
-    for row, name in rows:
-        yield from process.name("thread", f"{schedule.policy}: {name}", row, row)
+    own = "GPU" if schedule.gpu.cpu is None else "kernels"
+    names = {_LAUNCHES: "CPU launches", ("stream", "0"): own, _MODULES: "modules"}
+    for key, row in rows.items():
+        if issues or key != _LAUNCHES:
+            yield from process.name("thread", f"{schedule.policy}: {names.get(key) or ' '.join(key)}", row, row)
+    launches, messages = rows[_LAUNCHES], []
     for i, (kernel, launch, run) in enumerate(zip(schedule.kernels, times.launches, times.runs, strict=True)):
         if not kernel.launches:  # a group that the policy does not run
             continue
-        name = short_name(kernel.name)
+        name, first = short_name(kernel.name), kernel.op_ids[0]
+        row = rows["stream", str(ops[first].stream)]
         if issues:
             yield process.slice(launches, name, "launch", launch)
-            yield from process.arrow(arrow + i, (launches, launch.start_ns), (runs, run.start_ns))
-        yield process.slice(runs, name, kernel.op_class, run, **_arguments(profile, schedule, kernel))
+            yield from process.arrow(arrow + i, (launches, launch.start_ns), (row, run.start_ns))
+        yield process.slice(row, name, kernel.op_class, run, **_arguments(profile, schedule, kernel))
+        if link := rows.get(("link", link_of(costs[first], schedule.gpu))):
+            messages.append(
+                (run, process.slice(link, name, kernel.op_class, run, ranks=ops[first].attributes["group"]))
+            )
+    yield from (event for _, event in sorted(messages, key=itemgetter(0)))
     for scope in times.scopes:
         if scope.span.end_ns > scope.span.start_ns:
-            yield process.slice(scopes, scope.name, "module" if scope.depth else "phase", scope.span)
+            yield process.slice(rows[_MODULES], scope.name, "module" if scope.depth else "phase", scope.span)
     yield from _memory(process, schedule.policy, times)
 
 
@@ -147,7 +196,8 @@ class Scope(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """One schedule on a clock. ``launches[i]`` and ``runs[i]`` are those of ``kernels[i]``; no two of a kind overlap.
+    """One schedule on a clock. ``launches[i]`` and ``runs[i]`` are those of ``kernels[i]``; no two launches overlap,
+    nor two runs of a stream.
 
     ``scopes`` are in the order in which they open. ``memory`` holds the bytes alive from a nanosecond on; it is empty
     where the plan is not known.
@@ -162,50 +212,70 @@ class Timeline(NamedTuple):
 def timeline(profile: Profile, schedule: Schedule) -> Timeline:
     """The timeline of one of the profile's schedules. The GPU begins when it is done with the step before, which it
     may be after the CPU has begun to issue, and ends ``totals.time_s`` later."""
-    launches, runs = _queue(schedule.kernels)
+    launches, runs = _queue(profile, schedule)
+    ops = profile.graphs[schedule.graph].ops
+    on_gpu = [i for i, kernel in enumerate(schedule.kernels) if not ops[kernel.op_ids[0]].stream]
     paths = [
         (kernel_phase(profile, schedule, kernel), *_STEP.findall(kernel_module(profile, schedule, kernel)))
-        for kernel in schedule.kernels
+        for kernel in map(schedule.kernels.__getitem__, on_gpu)
     ]
     memory = _memory_levels(profile, schedule, runs)
-    return Timeline(launches, runs, _scopes(paths, runs), memory)
+    return Timeline(launches, runs, _scopes(paths, [runs[i] for i in on_gpu]), memory)
 
 
 def memory_line(profile: Profile, schedule: Schedule) -> list[tuple[int, MemoryPeak]]:
     """The bytes alive from a nanosecond on; none where the plan is not known."""
-    return _memory_levels(profile, schedule, _queue(schedule.kernels)[1])
+    return _memory_levels(profile, schedule, _queue(profile, schedule)[1])
 
 
 def _memory_levels(profile: Profile, schedule: Schedule, runs: Sequence[Span]) -> list[tuple[int, MemoryPeak]]:
     plan = profile.plan(schedule)
-    memory = [] if plan is None else _alive(profile.graphs[schedule.graph], plan, runs)
+    graph = profile.graphs[schedule.graph]
+    memory = [] if plan is None else _alive(graph, plan, _in_turn(graph, schedule, runs))
     if max((level.total for _, level in memory), default=0) != schedule.totals.peak_memory_bytes:
         return []  # an older memwall's record, which counted otherwise
     return memory
 
 
-def _queue(kernels: Sequence[Estimate]) -> tuple[list[Span], list[Span]]:
-    launches, runs = [], []
-    issued_s, free_s = 0.0, _ahead_s(kernels)
-    for kernel in kernels:
+def _in_turn(graph: Graph, schedule: Schedule, runs: Sequence[Span]) -> Sequence[Span]:
+    """The runs on the clock of the first stream: what others run begins with the kernel issued before it."""
+    found, now_ns = list[Span](), 0
+    for kernel, run in zip(schedule.kernels, runs, strict=True):
+        on_gpu = not graph.ops[kernel.op_ids[0]].stream
+        found.append(run if on_gpu else Span(now_ns, now_ns))
+        now_ns = run.end_ns if on_gpu else now_ns
+    return found
+
+
+def _queue(profile: Profile, schedule: Schedule) -> tuple[list[Span], list[Span]]:
+    """When each kernel is launched and runs. The GPU is busy with the step before when the CPU begins to issue this
+    one, for so long that no kernel starts before its first launch."""
+    spans = _overlapping(profile, schedule) or [*_in_order(schedule.kernels)]
+    launches, issued_s, ahead_s = list[Span](), 0.0, 0.0
+    for kernel, (start_s, _) in zip(schedule.kernels, spans, strict=True):
         launches.append(_span(issued_s, issued_s + kernel.issue_s))
+        ahead_s = max(ahead_s, issued_s + kernel.issue_s / max(kernel.launches, 1) - start_s)
         issued_s += kernel.issue_s
-        start_s = free_s + kernel.wait_s
-        free_s += kernel.time_s
-        runs.append(_span(start_s, free_s))
-    return launches, runs
+    return launches, [_span(ahead_s + start_s, ahead_s + end_s) for start_s, end_s in spans]
 
 
-def _ahead_s(kernels: Iterable[Estimate]) -> float:
-    """Seconds for which the GPU is still busy with the step before when the CPU begins to issue this one: no kernel
-    starts before its first launch."""
-    issued_s = free_s = ahead_s = 0.0
+def _in_order(kernels: Iterable[Estimate]) -> Iterator[tuple[float, float]]:
+    """Seconds in which each kernel runs, one after the other."""
+    free_s = 0.0
     for kernel in kernels:
-        first_s = issued_s + kernel.issue_s / max(kernel.launches, 1)
-        ahead_s = max(ahead_s, first_s - free_s - kernel.wait_s)
-        issued_s += kernel.issue_s
+        yield free_s + kernel.wait_s, free_s + kernel.time_s
         free_s += kernel.time_s
-    return ahead_s
+
+
+def _overlapping(profile: Profile, schedule: Schedule) -> Sequence[tuple[float, float]]:
+    """The same where kernels overlap: of a saved schedule simulated again; empty where none do."""
+    if schedule.spans or not any(op.stream for op in profile.graphs[schedule.graph].ops):
+        return schedule.spans
+    plan = profile.plan(schedule)
+    if plan is None:
+        return ()
+    again = profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch, plan=plan)
+    return again.spans
 
 
 def _span(start_s: float, end_s: float) -> Span:

@@ -30,7 +30,7 @@ from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute
 from memwall.simulate.issue import work_of
 from memwall.simulate.launch_queue import Step
 from memwall.simulate.memory import MemoryPeak, memory_peak, reserved_bytes, reuse_distances
-from memwall.simulate.streams import Lanes, Overlap
+from memwall.simulate.streams import Lanes, Overlap, Span
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
 MODEL_CLASSES = ("contraction", "convolution", "attention")
@@ -91,6 +91,12 @@ class Schedule:
         if isinstance(self.kernels, Kernels):
             return self.kernels.timings()
         return [Timing(kernel.limited_by, kernel.time_s, kernel.wait_s) for kernel in self.kernels]
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """When each kernel begins and ends, in seconds from the end of the step before, where kernels overlap; empty
+        elsewhere, and of a schedule from a record."""
+        return self.kernels.spans if isinstance(self.kernels, Kernels) else ()
 
     @property
     def mbu(self) -> float:
@@ -183,7 +189,7 @@ class Kernels(Sequence[Estimate]):
         self, plan: Plan, context: PlanContext, known: Sequence[Prediction], issues: Sequence[float], ran: Overlap
     ) -> None:
         self._plan, self._context, self._known, self._issues = plan, context, known, issues
-        self._waits, self._hidden = ran.waits, ran.hidden
+        self._waits, self._hidden, self.spans = ran.waits, ran.hidden, ran.spans
 
     @cached_property
     def _all(self) -> tuple[Estimate, ...]:

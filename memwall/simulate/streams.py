@@ -30,16 +30,17 @@ class Streamed(NamedTuple):
     waits: tuple[int, ...] = ()
 
 
+Span = tuple[float, float]
+
+
 class Overlap(NamedTuple):
     """For each kernel the seconds that the GPU waits for the CPU before it, and, of a message, those in which kernels
-    hide it; the seconds of all."""
+    hide it; the seconds of all; where kernels overlap, when each begins and ends."""
 
     waits: Sequence[float]
     hidden: Sequence[float]
     time_s: float
-
-
-Span = tuple[float, float]
+    spans: Sequence[Span] = ()
 
 
 def overlapped(kernels: Sequence[Streamed], ahead_s: float = 0.0) -> Overlap:
@@ -70,7 +71,7 @@ def overlapped(kernels: Sequence[Streamed], ahead_s: float = 0.0) -> Overlap:
             waits[i] += max(spans[i][1] - begin_s - kernels[i].step.busy_s, 0.0)  # for the CPU between its launches
             done_s = spans[i][1]
     hidden = [max(each.step.busy_s - exposed[i], 0.0) if each.link else 0.0 for i, each in enumerate(kernels)]
-    return Overlap(waits, hidden, end_s - ahead_s)
+    return Overlap(waits, hidden, end_s - ahead_s, [(begin - ahead_s, end - ahead_s) for begin, end in spans])
 
 
 def _taken(idle: Sequence[Span], span: Span) -> tuple[float, list[Span]]:

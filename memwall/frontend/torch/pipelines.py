@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -13,34 +14,87 @@ import torch.distributed as dist
 
 from memwall.core.errors import UsageError
 
-#: Key of a record's ``capture``: the ranks of the traced rank's pipeline, by stage.
-PIPELINE_KEY = "pipeline_ranks"
+#: Key of a record's ``capture``: ``ranks`` of the traced rank's pipeline, its ``schedule`` and ``microbatches``, and,
+#: where ranks have several stages, the ``orders`` of their tasks, as in ``0F0 0B0``: stage, forward, backward (``I``,
+#: ``W``: one half of it), micro-batch.
+PIPELINE_KEY = "pipeline"
 #: names of what torch asks the other stages before the first step: how shapes are known (from 2.13 on)
 _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
+#: method that a schedule calls for each micro-batch -> the phase of its ops; and after the last
+_PHASES = {"forward_one_chunk": "forward", "backward_one_chunk": "backward", "backward_weight_one_chunk": "backward",
+           "scale_grads": "optimizer"}  # fmt: skip
+_SCHEDULES = ("PipelineScheduleSingle", "PipelineScheduleMulti", "_PipelineScheduleRuntime")
 
 
 @contextlib.contextmanager
-def stated_shapes(found: dict[str, Any]) -> Iterator[None]:
-    """While open, stages take the shapes that the program states, and ask no other stage; ``found`` gets the ranks of
-    the pipeline under :data:`PIPELINE_KEY`."""
+def pipelined(found: dict[str, Any], recorder: Any) -> Iterator[None]:
+    """While open, stages take the shapes that the program states and ask no other stage, and what they run backward is
+    recorded as that; ``found`` gets the pipeline under :data:`PIPELINE_KEY`."""
     stages = sys.modules.get("torch.distributed.pipelining.stage")
-    kind: Any = getattr(stages, "PipelineStage", None)
-    if not all(hasattr(kind, name) for name in _VOTES):
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    if stages is None or schedules is None:
         yield
         return
+    base, kind = vars(stages)["_PipelineStageBase"], vars(stages)["PipelineStage"]
+    with contextlib.ExitStack() as stack:
 
-    def vote(stage: Any, has_backward: bool, received_acc: Any = None) -> torch.Tensor:
-        if stages and stages.InferenceMode.needs_dynamic(stage._user_meta, has_backward):
-            raise UsageError(
-                f"stage {stage.stage_index} of {stage.num_stages} takes its shapes from the stage before it, which a"
-                " trace of one rank does not run: give PipelineStage input_args and output_args, tensors of one"
-                " micro-batch"
-            )
-        found[PIPELINE_KEY] = dist.get_process_group_ranks(stage.group)
-        return torch.ones(1, dtype=torch.int32, device="cpu")
+        def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+            if name in vars(owner):
+                stack.enter_context(patch.object(owner, name, make(vars(owner)[name])))
 
-    def result(stage: Any, received_result: Any = None) -> torch.Tensor:
-        return torch.ones(1, dtype=torch.int32, device="cpu")
-
-    with patch.object(kind, _VOTES[0], vote), patch.object(kind, _VOTES[1], result):
+        for name, phase in _PHASES.items():
+            replace(base, name, partial(_in_phase, recorder, phase))
+        for name in _SCHEDULES:
+            replace(vars(schedules)[name], "step", partial(_noting, found))
+        if all(hasattr(kind, name) for name in _VOTES):
+            stack.enter_context(patch.object(kind, _VOTES[0], _vote))
+            stack.enter_context(patch.object(kind, _VOTES[1], _result))
         yield
+
+
+def _in_phase(recorder: Any, phase: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def chunk(*args: Any, **options: Any) -> Any:
+        before, recorder.phase = recorder.phase, phase
+        try:
+            return original(*args, **options)
+        finally:
+            recorder.phase = before
+
+    return chunk
+
+
+def _noting(found: dict[str, Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def step(schedule: Any, *args: Any, **options: Any) -> Any:
+        several = getattr(schedule, "_stages", ())  # of one alone torch's 1F1B misnumbers the last rank's tasks
+        orders = schedule.pipeline_order if several else {}
+        group = (several[0] if several else schedule._stage).group
+        found[PIPELINE_KEY] = {
+            "ranks": dist.get_process_group_ranks(group), "schedule": type(schedule).__name__,
+            "microbatches": schedule._n_microbatches,
+            "orders": [" ".join(_tasks(orders[rank])) for rank in sorted(orders)],
+        }  # fmt: skip
+        return original(schedule, *args, **options)
+
+    return step
+
+
+def _tasks(actions: Iterable[Any]) -> Iterator[str]:
+    """What a rank computes, in its order."""
+    for action in actions:
+        if action is not None and action.is_compute_op:
+            yield from _tasks(action.sub_actions) if action.sub_actions else (str(action),)
+
+
+def _vote(stage: Any, has_backward: bool, received_acc: Any = None) -> torch.Tensor:
+    modes = vars(sys.modules[type(stage).__module__])["InferenceMode"]
+    if modes.needs_dynamic(stage._user_meta, has_backward):
+        raise UsageError(
+            f"stage {stage.stage_index} of {stage.num_stages} takes its shapes from the stage before it, which a"
+            " trace of one rank does not run: give PipelineStage input_args and output_args, tensors of one"
+            " micro-batch"
+        )
+    return torch.ones(1, dtype=torch.int32, device="cpu")
+
+
+def _result(stage: Any, received_result: Any = None) -> torch.Tensor:
+    return torch.ones(1, dtype=torch.int32, device="cpu")

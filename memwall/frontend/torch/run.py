@@ -55,7 +55,7 @@ from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, t
 from memwall.frontend.torch.offload import offloading
 from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dtype
 from memwall.frontend.torch.origin import module_calls, module_names
-from memwall.frontend.torch.pipelines import stated_shapes
+from memwall.frontend.torch.pipelines import pipelined
 from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd
@@ -241,7 +241,7 @@ class _Step:
             offloading(recorder, note),
             sharding(self.module, recorder.release),
             recorder.streams.running(),
-            stated_shapes(self.pipeline),
+            pipelined(self.pipeline, recorder),
             deriving_shapes(recorder),
             torch.set_grad_enabled(self.gradients),
         ):
@@ -329,7 +329,7 @@ class _Step:
             if self.training:
                 recorder.phase = "backward"
                 backward(result)
-        if self.training:
+        if self.gradients:
             self._mark_gradients()
         if optimizer is not None:
             recorder.phase = "optimizer"

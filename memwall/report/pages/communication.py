@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import memwall.report.columns as col
-from memwall.analysis.communication import MessageRow, RankRow, message_rows
+from memwall.analysis.communication import MessageRow, message_rows
+from memwall.analysis.pipelines import PipelineStep, rank_rows
 from memwall.core.units import counted, duration, percent, size
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
-from memwall.report.document import Block, Sentence, Table
+from memwall.report.document import Block, Section, Sentence
 from memwall.simulate.schedule import Schedule
 
 _NOTE = (
@@ -18,8 +19,9 @@ _NOTE = (
 )
 _NO_CLUSTER = "without --cluster a collective takes as long as its bytes on the GPU's own link"
 _RANKS_NOTE = (
-    "time: of the rank's own work, none of it waiting for others; exposed: of its collectives; state: parameters,"
-    " gradients and optimizer state; each other rank does as one of these"
+    "time: of the rank's own work, none of it waiting for others; exposed: of its collectives; waits: for other stages;"
+    " state: parameters, gradients and optimizer state; in flight: micro-batches whose activations it holds; each other"
+    " rank does as one of these, those in the middle as the second"
 )
 
 
@@ -42,16 +44,31 @@ def communication_blocks(profile: Profile, schedule: Schedule) -> list[Block]:
     return [col.table("Collectives", columns, note), Sentence(communication_text(schedule, rows))]
 
 
-def rank_table(rows: Sequence[RankRow]) -> Table:
-    """The ranks whose steps differ."""
+def rank_section(traced: Mapping[int, Profile], step: PipelineStep | None) -> Section:
+    """The ranks whose steps differ, and the step of the pipeline that they are of."""
+    rows = rank_rows(traced, step)
     columns = [
         col.text("rank", [str(row.rank) for row in rows]),
         col.text("time", [duration(row.time_s) for row in rows]),
         col.text("exposed", [duration(row.exposed_s) for row in rows]),
+        col.text("waits", [duration(row.waits_s) for row in rows]),
         col.text("state", [size(row.state_bytes) for row in rows]),
         col.text("peak", [size(row.peak_bytes) for row in rows]),
+        col.plain("in flight", [row.in_flight for row in rows]),
     ]
-    return col.table("Ranks", columns, _RANKS_NOTE)
+    table = col.table("Ranks", columns if step else columns[:3] + columns[4:-1], _RANKS_NOTE)
+    return Section("", (table, Sentence(pipeline_text(step))) if step else (table,))
+
+
+def pipeline_text(step: PipelineStep) -> str:
+    """``The step of all 8 ranks takes 520.50 ms under Schedule1F1B ...``: the bubble, and the slowest rank."""
+    pipeline, run = step.pipeline, step.run
+    return (
+        f"The step of all {counted(len(pipeline.ranks), 'rank')} takes {duration(step.time_s)} under"
+        f" {pipeline.schedule} with {counted(pipeline.microbatches, 'micro-batch')} in"
+        f" {counted(len(step.stages), 'stage')}: rank {step.slowest}, the slowest, computes for"
+        f" {duration(run.busy_s[run.slowest])} and waits {percent(run.bubble)} as long (the bubble)."
+    )
 
 
 def communication_text(schedule: Schedule, rows: list[MessageRow]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from memwall.analysis.communication import RankRow
 from memwall.analysis.explanation import Explanation
+from memwall.analysis.pipelines import PipelineStep
 from memwall.analysis.quantities import columns_of
 from memwall.analysis.savings import policy_sets
 from memwall.analysis.validation import COLUMNS as MEASURED_COLUMNS
@@ -22,7 +22,7 @@ from memwall.report.document import Document, Section, Sentence
 from memwall.report.figures.profile import profile_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
-from memwall.report.pages.communication import rank_table
+from memwall.report.pages.communication import rank_section
 from memwall.report.pages.fusion import is_several
 from memwall.report.pages.profile_html import profile_page
 from memwall.report.pages.profile_text import profile_sections
@@ -41,7 +41,7 @@ class ProfileReport(Report):
 
     noun = "a profile"
     kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg", "pdf", "trace.json")
-    own = MappingProxyType({"trace.json": lambda report: render_trace(report.profile)})
+    own = MappingProxyType({"trace.json": lambda report: render_trace(report.profile, report.ranks, report.pipeline)})
     profile: Profile
     by: str = "op"
     top: int = 15
@@ -51,8 +51,9 @@ class ProfileReport(Report):
     assumed: str = ""
     what_ifs: Sequence[Outcome] = ()
     explained: Sequence[tuple[Schedule, Explanation]] = ()
-    #: the ranks of a program whose steps differ
-    ranks: Sequence[RankRow] = ()
+    #: the ranks of a program whose steps differ, and the step of their pipeline
+    ranks: Mapping[int, Profile] = field(default_factory=dict)
+    pipeline: PipelineStep | None = None
     #: what a picture shows, one of ``figures.profile.FIGURES``; none named: the most telling ones
     picture: str = ""
 
@@ -68,7 +69,7 @@ class ProfileReport(Report):
         if kind != "text" or not sections:
             header, *whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs, self.depth)
             noted = Section("", (*header.blocks, *([Sentence(f"{self.assumed}.")] if self.assumed else [])))
-            ranks = [Section("", (rank_table(self.ranks),))] if self.ranks else []
+            ranks = [rank_section(self.ranks, self.pipeline)] if self.ranks else []
             sections = [noted, *ranks, *whole, *sections]
         return Document(self.profile.workload.name, sections)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwall.simulate.launch_queue import Step
-from memwall.simulate.streams import Lanes, Overlap, Streamed, overlapped, overlapped_in_loop
+from memwall.simulate.streams import Lanes, Streamed, overlapped, overlapped_in_loop
 
 
 def kernel(busy_s, *waits, stream=0, issue_s=0.0):
@@ -67,9 +67,9 @@ def test_a_step_in_a_loop_is_that_of_the_cpu_where_it_is_slower():
     kernels = [kernel(1, issue_s=2), message(2, 0, issue_s=2), kernel(1, 1, issue_s=2)]
     assert overlapped_in_loop(kernels).time_s == 6
     fast = [each._replace(step=each.step._replace(issue_s=0.5)) for each in kernels]
-    assert overlapped_in_loop(fast) == Overlap([0.0] * 3, [0.0] * 3, 4)
+    assert overlapped_in_loop(fast)[:3] == ([0.0] * 3, [0.0] * 3, 4)
 
 
 def test_one_stream_is_the_launch_queue():
     found = Lanes([0] * 3, ()).run([Step(5, 2), Step(5, 20), Step(5, 1)], [""] * 3, lone=True)
-    assert found == Overlap([5, 3, 0], [0.0] * 3, 31)
+    assert found[:3] == ([5, 3, 0], [0.0] * 3, 31)
