@@ -39,6 +39,11 @@ class PipelineStep:
         """Seconds of the step."""
         return self.run.time_s + self.rest_s
 
+    def span_s(self, task: Task) -> tuple[float, float]:
+        """When a task begins and ends, in seconds of the step."""
+        stage, end_s = self.stages[task.stage], self.run.ends[task]
+        return end_s - {"F": stage.forward_s, "B": stage.backward_s, "W": stage.weight_s}[task.kind], end_s
+
     @property
     def slowest(self) -> int:
         """The rank that computes longest."""

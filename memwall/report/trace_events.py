@@ -91,7 +91,7 @@ def _pipeline(process: _Events, step: PipelineStep, tid: int) -> Iterator[dict[s
     for row, (rank, order) in enumerate(zip(step.pipeline.ranks, step.orders, strict=True), tid):
         yield from process.name("thread", f"rank {rank}", row, row)
         for task in order:
-            yield process.slice(row, str(task), task.kind, _span(*step.run.span_s(task, step.stages)))
+            yield process.slice(row, str(task), task.kind, _span(*step.span_s(task)))
 
 
 #: keys of the rows of a schedule, besides (``stream``, number) and (``link``, name)

@@ -55,11 +55,6 @@ class PipelineRun:
         """The rank that computes longest, the first of equal ones."""
         return max(range(len(self.busy_s)), key=lambda rank: self.busy_s[rank])
 
-    def span_s(self, task: Task, stages: Sequence[Stage]) -> tuple[float, float]:
-        """When a task begins and ends."""
-        end_s = self.ends[task]
-        return end_s - _time_s(task, stages, any(each.kind == "W" for each in self.ends)), end_s
-
     @property
     def bubble(self) -> float:
         """Time that the slowest rank waits, as a share of that in which it computes."""
