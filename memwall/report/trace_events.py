@@ -25,7 +25,7 @@ from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import KINDS, MemoryPeak, memory_levels
-from memwall.simulate.schedule import Schedule
+from memwall.simulate.schedule import Kernels, Schedule
 
 #: source lines that are named of a fused kernel
 _MOST_LINES = 3
@@ -269,13 +269,11 @@ def _in_order(kernels: Iterable[Estimate]) -> Iterator[tuple[float, float]]:
 
 def _overlapping(profile: Profile, schedule: Schedule) -> Sequence[tuple[float, float]]:
     """The same where kernels overlap: of a saved schedule simulated again; empty where none do."""
-    if schedule.spans or not any(op.stream for op in profile.graphs[schedule.graph].ops):
-        return schedule.spans
-    plan = profile.plan(schedule)
-    if plan is None:
-        return ()
-    again = profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch, plan=plan)
-    return again.spans
+    made = schedule.kernels
+    if not isinstance(made, Kernels) and any(op.stream for op in profile.graphs[schedule.graph].ops):
+        graph, launch, plan = schedule.graph, schedule.launch, profile.plan(schedule)
+        made = plan and profile.schedule(schedule.gpu, schedule.policy, graph=graph, launch=launch, plan=plan).kernels
+    return made.spans if isinstance(made, Kernels) else ()
 
 
 def _span(start_s: float, end_s: float) -> Span:

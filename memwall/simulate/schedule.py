@@ -30,7 +30,7 @@ from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute
 from memwall.simulate.issue import work_of
 from memwall.simulate.launch_queue import Step
 from memwall.simulate.memory import MemoryPeak, memory_peak, reserved_bytes, reuse_distances
-from memwall.simulate.streams import Lanes, Overlap, Span
+from memwall.simulate.streams import Lanes, Overlap
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
 MODEL_CLASSES = ("contraction", "convolution", "attention")
@@ -91,12 +91,6 @@ class Schedule:
         if isinstance(self.kernels, Kernels):
             return self.kernels.timings()
         return [Timing(kernel.limited_by, kernel.time_s, kernel.wait_s) for kernel in self.kernels]
-
-    @property
-    def spans(self) -> Sequence[Span]:
-        """When each kernel begins and ends, in seconds from the end of the step before, where kernels overlap; empty
-        elsewhere, and of a schedule from a record."""
-        return self.kernels.spans if isinstance(self.kernels, Kernels) else ()
 
     @property
     def mbu(self) -> float:
@@ -183,7 +177,8 @@ def _queued(
 
 
 class Kernels(Sequence[Estimate]):
-    """The estimates of a schedule, in launch order; built on first use."""
+    """The estimates of a schedule, in launch order; built on first use. ``spans``: when each begins and ends, in seconds
+    from the end of the step before, where kernels overlap."""
 
     def __init__(
         self, plan: Plan, context: PlanContext, known: Sequence[Prediction], issues: Sequence[float], ran: Overlap
