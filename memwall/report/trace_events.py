@@ -269,10 +269,11 @@ def _in_order(kernels: Iterable[Estimate]) -> Iterator[tuple[float, float]]:
 
 def _overlapping(profile: Profile, schedule: Schedule) -> Sequence[tuple[float, float]]:
     """The same where kernels overlap: of a saved schedule simulated again; empty where none do."""
-    made = schedule.kernels
-    if not isinstance(made, Kernels) and any(op.stream for op in profile.graphs[schedule.graph].ops):
-        graph, launch, plan = schedule.graph, schedule.launch, profile.plan(schedule)
-        made = plan and profile.schedule(schedule.gpu, schedule.policy, graph=graph, launch=launch, plan=plan).kernels
+    made, graph = schedule.kernels, profile.graphs[schedule.graph]
+    if not isinstance(made, Kernels) and any(op.stream for op in graph.ops) and (plan := profile.plan(schedule)):
+        made = profile.schedule(
+            schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch, plan=plan
+        ).kernels
     return made.spans if isinstance(made, Kernels) else ()
 
 

@@ -177,8 +177,7 @@ def _queued(
 
 
 class Kernels(Sequence[Estimate]):
-    """The estimates of a schedule, in launch order; built on first use. ``spans``: when each begins and ends, in seconds
-    from the end of the step before, where kernels overlap."""
+    """The estimates of a schedule, in launch order; built on first use. ``spans``: when each runs, where some overlap."""
 
     def __init__(
         self, plan: Plan, context: PlanContext, known: Sequence[Prediction], issues: Sequence[float], ran: Overlap
