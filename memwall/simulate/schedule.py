@@ -177,7 +177,7 @@ def _queued(
 
 
 class Kernels(Sequence[Estimate]):
-    """The estimates of a schedule, in launch order; built on first use. ``spans``: when each runs, where some overlap."""
+    """The estimates of a schedule, in launch order; built on first use. ``spans``: when each runs, if some overlap."""
 
     def __init__(
         self, plan: Plan, context: PlanContext, known: Sequence[Prediction], issues: Sequence[float], ran: Overlap
