@@ -88,6 +88,11 @@ def test_a_row_takes_the_engines_of_the_one_that_states_them(read):
     assert own.measured == pytest.approx({"TPOT": 0.009, "TTFT": 0.1})
     whole = {"tp_size": 36, "moe_tp_size": 36}  # 4 engines of 8 GPUs, and one of 4 that runs prompts
     assert engines(read(STATED, whole).deployments[1]) == engines(other)
+    both = {**APART, "decode_tp_size": 36, "prefill_tp_size": 36}
+    for row in (whole, both, {**both, "decode_tp_size": 12, "prefill_tp_size": 12}):
+        found = read({}, {**row, "concurrency": 65})
+        assert len(found.deployments) == 1
+        assert "prompts and decodes together" in next(iter(found.skipped))
 
 
 def test_a_row_that_is_faster_than_its_deployment_speculates(read):

@@ -7,6 +7,10 @@ Models are configurations in a folder ``configs`` next to the table or to its fo
 - ``tp_size`` and ``attention_dp_size`` that are equal name the same GPUs, each of which attends to its own sequences;
 - ``tp_size`` that is the product of equal ``moe_tp_size`` and ``moe_ep_size`` names the GPUs twice;
 - GPUs of one engine beyond a node of 8 attend to sequences of their own;
+- ``tp_size`` beyond a node that nothing else divides, or that is the same of prompts and decodes, is all GPUs of a
+  deployment of prompts and decodes apart (12, 36 and 72 do not divide DeepSeek's 128 heads, and 8192 prompts at 4096
+  clients leave TPOT as it is); its engines are those of InferenceX's row with the same load and as many GPUs, and
+  without such a row it states too little to be modeled;
 - a row of prompts and decodes apart that states no number of engines, or one engine of so many GPUs, has the engines of
   InferenceX's row with the same load on the same GPUs; if it is faster by :data:`_SPECULATES` or more, it speculates.
   Without such a row there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED`
@@ -93,7 +97,8 @@ def _completed(record: Record, source: Path) -> Record:
     """The row with the engines that another row of the same deployment states. Raises Skip: it speculates."""
     if record["origin"] == _STATED or "DeepSeek" not in record["model_path"]:
         return record
-    is_one = record["mode"] == "agg" and not (_gpus(record) > _NODE and _count(record, "moe_ep_size") == 1)
+    is_whole = _is_whole(record)
+    is_one = record["mode"] == "agg" and not is_whole
     gpus = _gpus(record) if record["mode"] == "agg" else _gpus(record, "decode_")
     for other in _stated(source).get(_load_of(record), ()):
         decodes, prompts = _gpus(other, "decode_"), _gpus(other, "prefill_")
@@ -103,7 +108,17 @@ def _completed(record: Record, source: Path) -> Record:
                 raise Skip(f"faster by {_SPECULATES} than the same deployment without speculation: it speculates")
             engines = {name: cell for name, cell in other.items() if name.startswith(("decode_", "prefill_"))}
             return record if is_one else {**record, **engines, "mode": "disagg"}
+    if is_whole:
+        raise Skip("it states the GPUs of prompts and decodes together, and no other row how many engines they are")
     return record
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether a row states all GPUs of a deployment of prompts and decodes apart as those of one engine."""
+    if record["mode"] == "agg":
+        return _gpus(record) > _NODE and _count(record, "moe_ep_size") == 1
+    gpus = _count(record, "decode_tp_size")
+    return gpus > _NODE and gpus == _count(record, "prefill_tp_size") and not _count(record, "decode_num_workers")
 
 
 def _pool(record: Record, prefix: str) -> Pool:
