@@ -42,9 +42,10 @@ class State(NamedTuple):
 
 #: how numbers are kept -> bytes of a parameter. ``mixed``: 16-bit weights, gradients in float32, a master copy and
 #: Adam's two moments (Korthikanti et al., 2022: 18 bytes); ``fused``: the same, gradients summed by the products that
-#: make them (Megatron-LM's gradient accumulation fusion); ``half``: gradients of 16 bits
+#: make them (Megatron-LM's gradient accumulation fusion); ``half``: gradients of 16 bits; ``fused half``: both
 STATES: Mapping[str, State] = {
-    "mixed": State(2, 4, 12, 10), "fused": State(2, 4, 12, 0), "half": State(2, 2, 12, 6), "bf16": State(2, 2, 4, 6),
+    "mixed": State(2, 4, 12, 10), "fused": State(2, 4, 12, 0), "half": State(2, 2, 12, 6),
+    "fused half": State(2, 2, 12, 0), "bf16": State(2, 2, 4, 6),
     "float32": State(4, 4, 8, 12),
 }  # fmt: skip
 

@@ -4,13 +4,18 @@ them."""
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memwall.analysis.accuracy.sizes import Sizes
+
+#: kernels of attention, the preferred first
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class MaskedSoftmax(nn.Module):
@@ -31,15 +36,46 @@ class Residual(nn.Module):
         return x + F.dropout(branch, self.p, self.training) if self.p else x + branch
 
 
+class Linear8(nn.Linear):
+    """A layer whose products are in 8 bits, as in TransformerEngine: what is multiplied is cast, and transposed for
+    the gradient of weights, once; weights are cast once a step, with the optimizer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = _Product8.apply(x.flatten(0, -2), self.weight)
+        return made.unflatten(0, x.shape[:-1]) if self.bias is None else made.unflatten(0, x.shape[:-1]) + self.bias
+
+
+class _Product8(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x8, cast = x.to(torch.float8_e4m3fn), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        ctx.save_for_backward(x8.t().contiguous(), cast)
+        return _times8(x8, cast)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        transposed, cast = ctx.saved_tensors
+        g8 = gradient.to(torch.float8_e5m2)
+        back = _times8(g8, torch.empty_like(cast.t(), memory_format=torch.contiguous_format))
+        return back, _times8(g8.t().contiguous(), transposed)
+
+
+def _times8(a: Tensor, b: Tensor) -> Tensor:
+    """The product of rows with rows, in 16 bits."""
+    one = torch.empty((), device=a.device)
+    return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
+
+
 class Attention(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
+        linear, self.cudnn = Linear8 if sizes.fp8 else nn.Linear, sizes.cudnn
         self.dropout = sizes.dropout
         self.num_heads, self.num_kv_heads = sizes.heads, sizes.kv_heads or sizes.heads
         self.head_dim = sizes.width // sizes.heads
         made = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        self.qkv = nn.Linear(sizes.width, made, bias=sizes.bias)
-        self.out = nn.Linear(sizes.width, sizes.width, bias=sizes.bias)
+        self.qkv = linear(sizes.width, made, bias=sizes.bias)
+        self.out = linear(sizes.width, sizes.width, bias=sizes.bias)
         self.softmax, self.drop = MaskedSoftmax(), nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -53,7 +89,9 @@ class Attention(nn.Module):
     def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
         p, grouped = self.dropout if self.training else 0.0, q.shape[1] != k.shape[1]
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, enable_gqa=grouped)
+        preferred = sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *_KERNELS], set_priority=True)
+        with preferred if self.cudnn else nullcontext():
+            mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, enable_gqa=grouped)
         return mixed.permute(2, 0, 1, 3).flatten(2)
 
     def _unfused(self, q: Tensor, k: Tensor, v: Tensor, later: Tensor) -> Tensor:
@@ -67,9 +105,10 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.gate = nn.Linear(sizes.width, sizes.inner, bias=sizes.bias) if sizes.gated else None
-        self.up = nn.Linear(sizes.width, sizes.inner, bias=sizes.bias)
-        self.down = nn.Linear(sizes.inner, sizes.width, bias=sizes.bias)
+        linear = Linear8 if sizes.fp8 else nn.Linear
+        self.gate = linear(sizes.width, sizes.inner, bias=sizes.bias) if sizes.gated else None
+        self.up = linear(sizes.width, sizes.inner, bias=sizes.bias)
+        self.down = linear(sizes.inner, sizes.width, bias=sizes.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:

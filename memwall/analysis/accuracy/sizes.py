@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a model. ``fused``: attention is one kernel; else the scores are written, masked and normalised."""
+    """Sizes of a model. ``fused``: attention is one kernel (``cudnn``: that of cuDNN); else the scores are written,
+    masked and normalised. ``fp8``: products of layers are in 8 bits."""
 
     width: int
     layers: int
@@ -22,6 +23,8 @@ class Sizes:
     dropout: float = 0.1
     bias: bool = True
     tied: bool = True
+    cudnn: bool = False
+    fp8: bool = False
 
     @property
     def inner(self) -> int:

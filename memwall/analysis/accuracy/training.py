@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from memwall.analysis.accuracy.samples import held_out_gpu
@@ -19,6 +19,7 @@ from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
 from memwall.simulate.blocks import Blocks
+from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.training import TrainingStep, training_step
 
 #: layers that are traced: the first, one between, and the last
@@ -45,6 +46,10 @@ class TrainingSample:
     state: str = "fused"
     overlap: bool = True
     async_tp: bool = False
+    #: whether all of each layer is computed again where its activations do not fit: the table does not say
+    recomputes_to_fit: bool = False
+    #: whether the loss is one kernel
+    fused_loss: bool = False
     #: whether fused kernels are written by hand, in one module each; else ops run as PyTorch has them
     hand_fused: bool = True
     #: how many times longer attention takes than in the kernels that are modeled
@@ -66,14 +71,21 @@ class TrainingSample:
 
     def step(self) -> TrainingStep:
         """The step, modeled."""
+        found = self._step(self.layout)
+        most = max(memory.total for memory in found.memory)
+        if self.recomputes_to_fit and most + reserved_bytes(self.gpu, most) > self.gpu.dram_bytes:
+            return self._step(replace(self.layout, recompute="full"))
+        return found
+
+    def _step(self, layout: Parallelism) -> TrainingStep:
         stretched = _blocks(self).stretched(self.sizes.layers)
-        return training_step(stretched, self.layout, self.cluster, state=self.state, overlap=self.overlap,
+        return training_step(stretched, layout, self.cluster, state=self.state, overlap=self.overlap,
                              async_tp=self.async_tp)  # fmt: skip
 
     def row(self) -> Row:
         """The step, modeled and measured."""
         step = self.step()
-        peak = self.gpu.peak(Pipe("tensor", self.dtype)) * self.layout.world
+        peak = self.gpu.peak(Pipe("tensor", "fp8" if self.sizes.fp8 else self.dtype)) * self.layout.world
         r0_s = step.hardware_flops / peak
         return Row(self.dataset, self.label, self.op_class, self.dtype, step.time_s, self.measured_s, shape=self.shape,
                    r0_s=r0_s, r1_s=r0_s / _R1_PEAK)  # fmt: skip
@@ -84,8 +96,9 @@ _KNOWN: dict[tuple[object, ...], Blocks] = {}
 
 def _blocks(of: TrainingSample) -> Blocks:
     """The blocks of a rank, read once for each cluster, by its name."""
-    rank = (replace(of.sizes, layers=_TRACED), of.microbatch, of.layout.traced, of.dtype, of.hand_fused)
-    key = (*rank, of.cluster.name, of.gpu, of.attention)
+    rank = (replace(of.sizes, layers=_TRACED), of.microbatch, of.layout.traced, of.dtype,
+            of.fused_loss or not of.hand_fused)  # fmt: skip
+    key = (*rank, of.hand_fused, of.cluster.name, of.gpu, of.attention)
     if key not in _KNOWN:
         policy = "memwall" if of.hand_fused else "eager"
         _KNOWN[key] = blocks_of(_profile(*rank), of.cluster, policy, gpu=of.gpu, within_modules=of.hand_fused,
@@ -95,21 +108,25 @@ def _blocks(of: TrainingSample) -> Blocks:
 
 @lru_cache(maxsize=512)
 @uncollected()
-def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, hand_fused: bool) -> Profile:
-    """A microbatch of a rank's model, traced once for all GPUs. Megatron-LM, whose kernels are fused by hand, has a
-    cross-entropy of its own."""
+def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, fused_loss: bool) -> Profile:
+    """A microbatch of a rank's model, traced once for all GPUs. What tensor parallelism splits does not depend on how
+    products are computed."""
     import torch
 
     from memwall.analysis.accuracy.language_model import LanguageModel, next_token_loss, vocab_parallel_loss
-    from memwall.frontend.torch import TraceOptions
+    from memwall.frontend.sharding import find_split
+    from memwall.frontend.torch import TraceOptions, trace
     from memwall.frontend.workload import Workload
 
-    def model() -> Any:
-        return LanguageModel(sizes).to(getattr(torch, dtype))
+    def workload(sizes: Sizes, loss: Any) -> Workload:
+        kind: Any = getattr(torch, dtype)
+        ids = partial(torch.zeros, batch, sizes.seq, dtype=torch.long)
+        return Workload(lambda: LanguageModel(sizes).to(kind), lambda: (ids(),), loss, None)
 
-    loss = vocab_parallel_loss if hand_fused else next_token_loss
-    workload = Workload(model, lambda: (torch.zeros(batch, sizes.seq, dtype=torch.long),), loss, None)
-    return trace_rank(workload, layout, TraceOptions())
+    plain = workload(replace(sizes, fp8=False, cudnn=False), None)
+    split = find_split(trace(plain, TraceOptions("inference")).graph) if layout.tp > 1 else None
+    loss = next_token_loss if fused_loss else vocab_parallel_loss
+    return trace_rank(workload(sizes, loss), layout, TraceOptions(), split)
 
 
 def training_rows(samples: Iterable[TrainingSample]) -> list[Row]:

@@ -51,5 +51,5 @@ TABLES: tuple[Kind, ...] = (
     neusight.CONV, neusight.OPS, vidur.OPS, collectives.NCCL, collectives.ALL_REDUCE, library.CONV, library.GEMM,
     liger.OPS, liger.PAIRS, library.BANDWIDTH,
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES, training.VTRAIN, training.CALCULON, training.MEGATRON,
-    training.LLM_FOUNDRY, deployments.LATENCIES, deployments.THROUGHPUT,
+    training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT,
 )  # fmt: skip

@@ -6,6 +6,10 @@
   in 16 bits next to backward.
 - Korthikanti et al., 2022 (calculon-ai/calculon): with and without selective recomputation. Rows of memory are not
   steps: ``tests/unit/simulate/test_training.py`` has the formulas.
+- NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 with a
+  scale for each tensor, gradients summed in 16 bits next to backward, sequence parallelism and overlapped exchanges
+  with ``tp``; the loss is one kernel since 2025. Layers are computed again where activations do not fit. Rows of other
+  formats of 8 or 4 bits are left out, and frozen weights.
 - MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
   without forward prefetch).
 
@@ -40,8 +44,27 @@ _VOCAB = 51200
 _CLUSTERS: Mapping[str, str] = {
     "A100-80GB-SXM (Selene)": "dgx-a100-80gb", "H100-80GB-SXM (Eos)": "dgx-h100",
     "A100-40GB-SXM": "dgx-a100-40gb", "a100_40gb": "dgx-a100-40gb", "a100_80gb": "dgx-a100-80gb",
-    "h100_80gb": "dgx-h100",
+    "h100_80gb": "dgx-h100", "DGX-H100": "dgx-h100", "DGX-B200": "hgx-b200", "DGX-B300": "hgx-b300",
+    "DGX-GB200": "gb200-nvl72", "DGX-GB300": "gb300-nvl72",
 }  # fmt: skip
+_LLAMA = Sizes(4096, 32, 32, 128256, 0, ffn=14336, kv_heads=8, gated=True, rotary=True, bias=False, tied=False,
+               dropout=0.0)  # fmt: skip
+_GPT = Sizes(4096, 24, 32, 51200, 0)
+_NEMOTRON = replace(_LLAMA, vocab=256000, ffn=16384, kv_heads=32, gated=False)
+#: model of NVIDIA's recipes → its sizes: configurations on Hugging Face; GPT3 and Nemotron as NeMo's recipes
+_MODELS: Mapping[str, Sizes] = {
+    "LLAMA3_8B": _LLAMA,
+    "LLAMA3_70B": replace(_LLAMA, width=8192, layers=80, heads=64, ffn=28672),
+    "LLAMA3.1_405B": replace(_LLAMA, width=16384, layers=126, heads=128, ffn=53248),
+    "LLAMA2-13B": replace(_LLAMA, width=5120, layers=40, heads=40, kv_heads=40, ffn=13824, vocab=32000),
+    "LLAMA2-70B": replace(_LLAMA, width=8192, layers=80, heads=64, ffn=28672, vocab=32000),
+    "GPT3-5B": _GPT,
+    "GPT3-20B": replace(_GPT, width=6144, layers=44, heads=48),
+    "GPT3-175B": replace(_GPT, width=12288, layers=96, heads=96),
+    "Nemotron-8B": _NEMOTRON,
+    "Nemotron-22B": replace(_NEMOTRON, width=6144, layers=40, heads=48, kv_heads=48, ffn=24576),
+    "Nemotron-340B": replace(_NEMOTRON, width=18432, layers=96, heads=96, kv_heads=8, ffn=73728),
+}
 #: table of Megatron-LM → what of its runs it does not state
 _RUNS: Mapping[str, Mapping[str, object]] = {
     "A100 2021 weak scaling": {"state": "half", "overlap": False},
@@ -146,9 +169,34 @@ def _llmfoundry(record: Record) -> TrainingSample:
                    state=_MIXED[record["mp_mode"]], overlap=False, hand_fused=False, attention=_FLASH_1)  # fmt: skip
 
 
+def _bridge(record: Record) -> TrainingSample:
+    sizes = known(_MODELS, record["model"], "model")
+    if record["task"] == "LoRA":
+        raise Skip("frozen weights")
+    is_fp8 = known({"FP8": True, "FP8-CS": True, "BF16": False}, record["precision"], "precision")
+    tp, pp, cp, chunks = (_count(record, name) for name in ("tp", "pp", "cp", "vp"))
+    batch, dp = _count(record, "mbs"), _count(record, "n_gpus") // (tp * pp * cp)
+    layout = Parallelism(
+        tp=tp, sp=tp > 1, pp=pp, cp=cp, dp=dp, microbatches=_count(record, "gbs") // (batch * dp),
+        chunks=chunks if pp > 1 else 1, schedule="interleaved" if pp > 1 < chunks else "1f1b",
+        fsdp="full" if record["fsdp"] and float(record["fsdp"]) else "grad",
+    )  # fmt: skip
+    sizes = replace(sizes, seq=_count(record, "seq_len"), fused=True, cudnn=True, fp8=is_fp8)
+    cluster = load_cluster(known(_CLUSTERS, record["system"], "system"))
+    return _sample(BRIDGE.name, record, cluster, record["system"], "dense", "bfloat16", sizes, batch, layout,
+                   seconds(record, "step_time_s", 1.0), state="fused half", async_tp=True, recomputes_to_fit=True,
+                   fused_loss=not record["release"].startswith("24"))  # fmt: skip
+
+
+def _count(record: Record, name: str) -> int:
+    """A whole number that is written with a point; 1 where it is left out."""
+    return int(float(record[name] or 1))
+
+
 VTRAIN = Steps(
     "vtrain_training", "set n_gpus global_batch micro_batch d_model n_heads n_layers seq_len tp dp pp iter_ms", _vtrain
 )
+BRIDGE = Steps("megatron_training", "task model system n_gpus precision gbs mbs tok_s_gpu step_time_s", _bridge)
 CALCULON = Steps(
     "calculon_validation", "quantity mode hidden num_blocks recompute seq_par interleave measured", _calculon
 )
