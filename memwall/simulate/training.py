@@ -40,6 +40,9 @@ class State(NamedTuple):
         return 3 * self.gradient + 2 * self.optimizer + self.weight
 
 
+#: of exchanges that run next to parts of a product, the share that these hide: they take multiprocessors, and parts are
+#: slower than the whole. Fitted to half of the rows of megatron_training.csv and megatron_tables.csv
+_HIDDEN = 0.75
 #: how numbers are kept -> bytes of a parameter. ``mixed``: 16-bit weights, gradients in float32, a master copy and
 #: Adam's two moments (Korthikanti et al., 2022: 18 bytes); ``fused``: the same, gradients summed by the products that
 #: make them (Megatron-LM's gradient accumulation fusion); ``half``: gradients of 16 bits; ``fused half``: both
@@ -112,7 +115,9 @@ def training_step(
     layout.check(layers=len(blocks.layers))
     if state not in STATES:
         raise unknown("state", state, STATES)
-    job = _Job(blocks, layout, all_at_once(cluster), STATES[state], overlap, 1 - 1 / layout.tp if async_tp else 0.0)
+    job = _Job(
+        blocks, layout, all_at_once(cluster), STATES[state], overlap, _HIDDEN * (1 - 1 / layout.tp) if async_tp else 0.0
+    )
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
     ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from memwall.analysis.accuracy import read_measured, score_files
+from memwall.analysis.accuracy.sizes import Sizes
+from memwall.analysis.accuracy.training import _profile
 from memwall.core.parallelism import Parallelism
 from tests.unit.places import truth
 
@@ -82,3 +86,42 @@ def test_steps_of_korthikanti():
     assert len(errors) == 8
     assert sum(errors) / 8 < 0.03
     assert max(errors) < 0.07
+
+
+BRIDGE = (
+    "release,task,model,system,n_gpus,precision,gbs,mbs,seq_len,fsdp,tp,pp,cp,vp,ep,tok_s_gpu,step_time_s\n"
+    "26.06,pretrain,LLAMA3.1_405B,DGX-H100,1024.0,FP8,1536.0,1.0,8192.0,,8.0,8.0,2.0,8.0,,326.0,37.6933\n"
+    "26.04,pretrain,LLAMA3_70B,DGX-GB200,64.0,FP8-CS,256.0,2.0,8192.0,64.0,1.0,1.0,1.0,,,4312.0,7.599\n"
+    "26.04,pretrain,LLAMA3_70B,DGX-GB200,64.0,NVFP4,256.0,1.0,8192.0,0.0,2.0,4.0,1.0,5.0,,4864.0,6.7368\n"
+)
+
+
+def test_recipes_of_nvidia(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(BRIDGE, encoding="utf-8")
+    found = read_measured(path)
+    assert dict(found.skipped) == {"precision 'NVFP4' is not known": 1}
+    large, sharded = found.steps
+    wanted = "tp=8,sp,pp=8,dp=8,fsdp=grad,cp=2,microbatches=192,schedule=interleaved:8"
+    assert (str(large.layout), large.cluster.name, large.sizes.fp8) == (wanted, "dgx-h100", True)
+    assert (str(sharded.layout), sharded.cluster.name) == ("dp=64,fsdp=full,microbatches=2", "gb200-nvl72")
+    whole, again = sharded._step(sharded.layout), sharded.step()
+    assert again.hardware_flops > again.model_flops == whole.hardware_flops  # 454 GB do not fit in 199
+
+
+def test_products_of_a_layer_in_fp8_have_the_flops_of_16_bits():
+    """Three products of each layer; casts and transposes are kernels of their own."""
+    sizes = Sizes(1024, 3, 8, 512, 256, ffn=4096, gated=True, rotary=True, bias=False, tied=False, fused=True)
+    plain, cast = (
+        _profile(replace(sizes, fp8=fp8), 1, Parallelism(tp=2, sp=True), "bfloat16", True) for fp8 in (False, True)
+    )
+    assert cast.model_flops == plain.model_flops
+    assert sum("scaled_mm" in op.name for op in cast.graph.ops) == 3 * 5 * 3
+
+
+@pytest.mark.skipif(truth("megatron_training.csv") is None, reason="the measured tables are not here")
+def test_steps_of_nvidia():
+    """6 FLOPs per parameter and token at 40 % of the peak are off by 14 %."""
+    rows = score_files([truth("megatron_training.csv")]).rows
+    dense = [abs(row.error) for row in rows if row.op_class == "dense"]
+    assert sum(dense) / len(dense) < 0.07
