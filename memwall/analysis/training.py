@@ -15,10 +15,10 @@ from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
 from memwall.ops import graph_costs
 from memwall.ops.launches import Message
-from memwall.perfmodel.collectives import message_time
+from memwall.perfmodel.collectives import CollectiveTime, message_time
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
-from memwall.simulate.blocks import Blocks, read_blocks
+from memwall.simulate.blocks import Blocks, light_blocks, read_blocks
 from memwall.simulate.training import all_at_once
 
 if TYPE_CHECKING:
@@ -69,17 +69,40 @@ def trace_rank(
     )  # fmt: skip
 
 
-def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None) -> Workload:
-    """The workload whose model is that of one rank."""
-    from memwall.frontend.sharding import Split, find_split, split_module
-    from memwall.frontend.torch import trace
+def shortened(workload: Workload) -> Any:
+    """The model of a workload, whose longest list of layers has the first two and the last alone, as
+    :meth:`memwall.simulate.blocks.Blocks.stretched` takes it."""
+    from torch import nn
+
     from memwall.frontend.torch.build import build_module
 
-    if split is None and layout.tp == 1:
-        split = Split(())
+    source: Any = workload.model
+    whole = build_module(source, "meta", lambda message: None).module
+    lists = [item for item in whole.named_modules() if isinstance(item[1], (nn.ModuleList, nn.Sequential))]
+    if lists:
+        path, layers = max(lists, key=lambda item: len(item[1]))
+        kept: Any = layers[:3]
+        kept[-1] = layers[-1]
+        whole.set_submodule(path, kept)
+    return whole
+
+
+def split_of(workload: Workload, options: TraceOptions) -> Split:
+    """What tensor parallelism splits in a model, found in a trace of its forward pass."""
+    from memwall.frontend.sharding import find_split
+    from memwall.frontend.torch import trace
+
+    alone = replace(workload, loss=None, optimizer=None)
+    return find_split(trace(alone, replace(options, mode="inference")).graph)
+
+
+def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None) -> Workload:
+    """The workload whose model is that of one rank."""
+    from memwall.frontend.sharding import Split, split_module
+    from memwall.frontend.torch.build import build_module
+
     if split is None:
-        alone = replace(workload, loss=None, optimizer=None)
-        split = find_split(trace(alone, replace(options, mode="inference")).graph)
+        split = split_of(workload, options) if layout.tp > 1 else Split(())
 
     def model() -> Any:
         source = workload.model
@@ -114,6 +137,18 @@ def blocks_of(
     return read_blocks(graph, schedule, partial(_message_s, all_at_once(cluster)), held)
 
 
-def _message_s(cluster: Cluster, op: str, nbytes: int, group: str) -> float:
+def light_blocks_of(profile: Profile, cluster: Cluster, policy: str = "eager") -> Blocks:
+    """As :func:`blocks_of`, by :func:`memwall.simulate.blocks.light_blocks`."""
+    gpu = hardware_of(cluster)
+    ranked = profile.on([gpu])
+    graph, joined = ranked.graphs[ranked.graph_for(gpu)], all_at_once(cluster)
+    return light_blocks(graph, ranked.schedule(gpu, policy), lambda *message: _message(joined, *message).bound_s)
+
+
+def _message_s(cluster: Cluster, *message: Any) -> float:
+    return _message(cluster, *message).time_s
+
+
+def _message(cluster: Cluster, op: str, nbytes: int, group: str) -> CollectiveTime:
     """A collective of the ranks of a group."""
-    return message_time(Message(op=op, nbytes=nbytes, group=group), cluster).time_s
+    return message_time(Message(op=op, nbytes=nbytes, group=group), cluster)

@@ -128,16 +128,16 @@ def _peak_s(flops: Mapping[Pipe, int], gpu: Gpu) -> float:
 def bound_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel: no real run is faster."""
     rate = gpu.l2_bytes_per_s if cost.bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
-    return max(_least_compute_s(cost, gpu), cost.bytes / rate, sent_s(cost, gpu)[1])
+    return max(least_compute_s(cost, gpu), cost.bytes / rate, sent_s(cost, gpu)[1])
 
 
 def on_chip_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel whose operands all are in L2, and whose results stay there."""
     rate = max(gpu.l2_bytes_per_s, gpu.dram_bytes_per_s)
-    return max(_least_compute_s(cost, gpu), cost.bytes / rate, sent_s(cost, gpu)[1])
+    return max(least_compute_s(cost, gpu), cost.bytes / rate, sent_s(cost, gpu)[1])
 
 
-def _least_compute_s(cost: Cost, gpu: Gpu) -> float:
+def least_compute_s(cost: Cost, gpu: Gpu) -> float:
     """Like :func:`peak_compute_s`, with the FLOPs of the fastest algorithm where a vector engine runs it."""
     if cost.least_flops is None or any(gpu.ceiling_pipe(pipe).engine == "tensor" for pipe in cost.flops):
         return peak_compute_s(cost, gpu)
@@ -183,7 +183,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     on_link_s = sent_s(cost, gpu)[0]
     if max(body, on_link_s) < bound:  # no kernel is faster; its bound is its wall
         body = bound
-        name = "compute_s" if _least_compute_s(cost, gpu) >= bound else "memory_s"
+        name = "compute_s" if least_compute_s(cost, gpu) >= bound else "memory_s"
         walls[name] = max(walls[name], bound)
     walls[max(walls, key=walls.__getitem__)] = body + ends
     time_s = max(body + ends + floors_s, on_link_s)

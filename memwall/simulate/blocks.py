@@ -8,7 +8,7 @@ what takes longer than the attention of a step is waited for.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op
+from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.schedule import MODEL_CLASSES, Kernels, Schedule
 
 #: part of a collective's name -> its name in :mod:`memwall.perfmodel.collectives`
@@ -62,6 +63,12 @@ class Block:
     input_bytes: int = 0
     experts: int = 0
 
+    def kept_bytes(self, recompute: str) -> int:
+        """What a microbatch leaves of it in memory where the layers compute again so much."""
+        if recompute == "none":
+            return self.activation_bytes
+        return self.input_bytes if recompute == "full" else self.activation_bytes - self.core_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
@@ -98,10 +105,17 @@ def read_blocks(
     Raises:
         UsageError: the model has no list of layers.
     """
-    reader = _reader_of(graph)
-    works = reader.works(schedule, link_s, slower)
-    before, after, *layers = (_timed(block, works.get(place, {})) for place, block in reader.blocks.items())
-    return Blocks(before, tuple(layers), after, reader.tied)
+    kernels = schedule.kernels
+    assert isinstance(kernels, Kernels)  # of a schedule that was simulated, not read
+    return _reader_of(graph).timed(kernels.alone(), link_s, slower)
+
+
+def light_blocks(graph: Graph, schedule: Schedule, link_s: LinkTime) -> Blocks:
+    """As :func:`read_blocks`, with the time at the speed of light of what grows with the samples of a microbatch, at
+    least in proportion; ``link_s``: how long collectives take at least."""
+    reader, slowest = _reader_of(graph), min(schedule.gpu.dram_bytes_per_s, schedule.gpu.l2_bytes_per_s)
+    rows = ((kernel.op_ids[0], kernel.bound_s * reader.grows(kernel, slowest), 0.0, 0) for kernel in schedule.kernels)
+    return reader.timed(rows, lambda op, *message: 0.0 if op == "send_recv" else link_s(op, *message), {})
 
 
 def _timed(block: Block, works: Mapping[str, Work]) -> Block:
@@ -226,6 +240,8 @@ class _Reader:
         self._made_in: dict[int, int] = {}
         self._shares: dict[int, float] = {}
         self._of_core: set[int] = set()
+        #: storages that the inputs flow into, weights and their gradients aside
+        self._flowing = {graph.values[i].storage for i in graph.inputs}
         self._names = [_collective(op) for op in graph.ops]
         #: layers whose keys and values pass around a ring, and modules whose rows go to the experts of other ranks
         self._rings = {self.places[i] for i, name in enumerate(self._names) if name == "send_recv" and i in self.core}
@@ -238,14 +254,15 @@ class _Reader:
 
     def _note(self, op: Op) -> None:
         values, place, name = self.graph.values, self.places[op.id], self._names[op.id]
-        read = {values[i].storage for i in op.inputs}
+        read, made = ({values[i].storage for i in numbers} for numbers in (op.inputs, op.outputs))
+        if read & self._flowing:
+            self._flowing |= {number for number in made if self.graph.storages[number].role == "activation"}
         if op.phase != "forward":
             for number in read:
                 self._read_backward[number] = min(self._read_backward.get(number, place), place)
             return
         for number in read:
             self._read_forward[number].add(place)
-        made = {values[i].storage for i in op.outputs}
         if op.id in self.core and (op.op_class in ("contraction", "attention") or read & self._of_core):
             self._of_core |= made - self._made_in.keys()
         if name == "all_gather":  # gathered again for backward, next to a product
@@ -272,14 +289,30 @@ class _Reader:
 
     # -- on a GPU ------------------------------------------------------------------------------------------------------
 
-    def works(self, schedule: Schedule, link_s: LinkTime, slower: Mapping[str, float]) -> dict[int, dict[str, Work]]:
+    def timed(
+        self, kernels: Iterable[tuple[int, float, float, int]], link_s: LinkTime, slower: Mapping[str, float]
+    ) -> Blocks:
+        """The blocks with the times of kernels: of each its first op, seconds, those of the CPU to issue it, FLOPs."""
+        works = self._works(kernels, link_s, slower)
+        before, after, *layers = (_timed(block, works.get(place, {})) for place, block in self.blocks.items())
+        return Blocks(before, tuple(layers), after, self.tied)
+
+    def grows(self, kernel: Estimate, slowest_bytes_per_s: float) -> bool:
+        """Whether a kernel's bound grows with the samples: it computes, or moves what the inputs flow into alone."""
+        if kernel.bytes / slowest_bytes_per_s < kernel.bound_s:
+            return True
+        op = self.graph.ops[kernel.op_ids[0]]
+        touched = {self.graph.values[i].storage for i in (*op.inputs, *op.outputs)}
+        return len(kernel.op_ids) == 1 and touched <= self._flowing
+
+    def _works(
+        self, kernels: Iterable[tuple[int, float, float, int]], link_s: LinkTime, slower: Mapping[str, float]
+    ) -> dict[int, dict[str, Work]]:
         """Place → direction → what runs there; ``weight`` and ``core`` are part of the others."""
         found: defaultdict[int, defaultdict[str, Work]] = defaultdict(lambda: defaultdict(Work))
         rings: defaultdict[tuple[int, str], _Ring] = defaultdict(_Ring)
         sent_s = cache(link_s)
-        kernels = schedule.kernels
-        assert isinstance(kernels, Kernels)  # of a schedule that was simulated, not read
-        for op, busy_s, issue_s, flops in kernels.alone():
+        for op, busy_s, issue_s, flops in kernels:
             tag = self._tags[op]
             if tag.names[0] == "optimizer":
                 continue

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from memwall.core.errors import UsageError
@@ -82,8 +83,40 @@ def run_pipeline(
     tasks = orders or [ORDERS[schedule](rank, ranks, chunks, microbatches) for rank in range(ranks)]
     ends = _ends(tasks, stages, splits)
     busy = tuple(sum(_time_s(task.kind, stages[task.stage], splits) for task in each) for each in tasks)
-    release = "W" if splits else "B"
-    return PipelineRun(max(ends.values()), busy, tuple(_most_held(each, release) for each in tasks), ends)
+    return PipelineRun(max(ends.values()), busy, tuple(_most_held(each, schedule) for each in tasks), ends)
+
+
+@lru_cache(maxsize=4096)
+def in_flight(ranks: int, chunks: int, microbatches: int, schedule: str) -> tuple[int, ...]:
+    """By rank the most microbatches (of one stage each) whose activations it holds, whatever the stages take. But for
+    ``gpipe``, a full pipeline holds no more of further ones."""
+    order = ORDERS[schedule]
+    microbatches = microbatches if schedule == "gpipe" else min(microbatches, 2 * ranks)
+    return tuple(_most_held(order(rank, ranks, chunks, microbatches), schedule) for rank in range(ranks))
+
+
+def least_ends_s(stages: Sequence[Stage], ranks: int, microbatches: int, schedule: str) -> list[float]:
+    """For each rank, seconds before which it is not done, without running the pipeline.
+
+    No rank begins before the first microbatch has passed the stages before its first one, and none computes less than
+    all its tasks. The last backward of a rank's first stage comes after that of the rank behind it, and in every order
+    of :data:`ORDERS` ends the rank's work, but for gradients of weights that ``zb`` puts off.
+    """
+    splits, filled_s = schedule == "zb", 0.0
+    ends, backwards = [0.0] * ranks, [0.0] * ranks
+    for rank in range(ranks):
+        own = stages[rank::ranks]
+        passes_s = microbatches * sum(stage.forward_s + stage.backward_s for stage in own)
+        busy_s = passes_s + microbatches * sum(stage.weight_s for stage in own)
+        ends[rank], backwards[rank] = filled_s + busy_s, filled_s + (passes_s if splits else busy_s)
+        filled_s += stages[rank].forward_s + stages[rank].send_s
+    for rank in range(ranks - 1, -1, -1):
+        stage = stages[rank]
+        if rank + 1 < ranks:
+            last_s = stage.backward_s if splits else stage.backward_s + stage.weight_s
+            backwards[rank] = max(backwards[rank], backwards[rank + 1] + stage.send_s + last_s)
+        ends[rank] = max(ends[rank], backwards[rank] + stage.weight_s * splits)
+    return ends
 
 
 def _ends(orders: Sequence[Sequence[Task]], stages: Sequence[Stage], splits: bool) -> dict[Task, float]:
@@ -135,9 +168,10 @@ def _time_s(kind: str, stage: Stage, splits: bool) -> float:
     return stage.forward_s if kind == "F" else stage.weight_s
 
 
-def _most_held(order: Iterable[Task], release: str) -> int:
+def _most_held(order: Iterable[Task], schedule: str) -> int:
     """The most microbatches between their forward and what releases their activations."""
     held = most = 0
+    release = "W" if schedule == "zb" else "B"
     for task in order:
         held += (task.kind == "F") - (task.kind == release)
         most = max(most, held)

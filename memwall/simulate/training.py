@@ -21,7 +21,7 @@ from memwall.hardware.cluster import hardware_of
 from memwall.hardware.links import KINDS, Cluster
 from memwall.perfmodel.collectives import collective_s
 from memwall.simulate.blocks import Block, Blocks, Work
-from memwall.simulate.pipeline import PipelineRun, Stage, run_pipeline
+from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
 
 
 class State(NamedTuple):
@@ -112,12 +112,7 @@ def training_step(
     Raises:
         UsageError: the layout does not fit the layers or the cluster, or has what is not modeled.
     """
-    layout.check(layers=len(blocks.layers))
-    if state not in STATES:
-        raise unknown("state", state, STATES)
-    job = _Job(
-        blocks, layout, all_at_once(cluster), STATES[state], overlap, _HIDDEN * (1 - 1 / layout.tp) if async_tp else 0.0
-    )
+    job = _job(blocks, layout, cluster, state, overlap, async_tp)
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
     ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]
@@ -128,6 +123,35 @@ def training_step(
         layout, cluster, run, summed_s + optimizer_s, summed_s - run.time_s, job.tensor_s(run.slowest), optimizer_s,
         tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), flops, flops + again,
     )  # fmt: skip
+
+
+def step_memory(
+    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True,
+    async_tp: bool = False,
+) -> tuple[Memory, ...]:  # fmt: skip
+    """The memory of each rank as of :func:`training_step`, without running the pipeline; errors as there."""
+    job = _job(blocks, layout, cluster, state, overlap, async_tp)
+    held = in_flight(layout.pp, layout.chunks, layout.microbatches, layout.schedule)
+    return tuple(job.memory(rank, held[rank]) for rank in range(layout.pp))
+
+
+def least_step_s(
+    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True,
+    async_tp: bool = False,
+) -> float:  # fmt: skip
+    """Seconds that :func:`training_step` does not stay below, by :func:`memwall.simulate.pipeline.least_ends_s`."""
+    job = _job(blocks, layout, cluster, state, overlap, async_tp)
+    ends = least_ends_s([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
+    summed_s = max(end + job.exposed_s(rank) for rank, end in enumerate(ends))
+    return summed_s + max(job.optimizer_s(rank) for rank in range(layout.pp))
+
+
+def _job(blocks: Blocks, layout: Parallelism, cluster: Cluster, state: str, overlap: bool, async_tp: bool) -> _Job:
+    layout.check(layers=len(blocks.layers))
+    if state not in STATES:
+        raise unknown("state", state, STATES)
+    hidden = _HIDDEN * (1 - 1 / layout.tp) if async_tp else 0.0
+    return _Job(blocks, layout, all_at_once(cluster), STATES[state], overlap, hidden)
 
 
 def all_at_once(cluster: Cluster) -> Cluster:
@@ -236,8 +260,15 @@ class _Job:
     def _apart_s(self, op: str, nbytes: int, ranks: int, apart: int) -> float:
         if not nbytes or ranks == 1:
             return 0.0
-        per_node = math.gcd(ranks, max(self.cluster.gpus_per_node // apart, 1))
-        return collective_s(op, nbytes, ranks, self.cluster, per_node=per_node).time_s
+        message = op, nbytes, ranks, apart
+        if message not in self._sent_s:  # blocks are alike
+            per_node = math.gcd(ranks, max(self.cluster.gpus_per_node // apart, 1))
+            self._sent_s[message] = collective_s(op, nbytes, ranks, self.cluster, per_node=per_node).time_s
+        return self._sent_s[message]
+
+    @cached_property
+    def _sent_s(self) -> dict[tuple[str, int, int, int], float]:
+        return {}
 
     def _reduce_s(self, block: Block) -> float:
         op = "all_reduce" if self.layout.fsdp == "none" else "reduce_scatter"
@@ -327,9 +358,8 @@ class _Job:
 
     def _kept_bytes(self, block: Block) -> int:
         """What a microbatch leaves in memory."""
-        if block in (self.blocks.before, self.blocks.after) or self.layout.recompute == "none":
-            return block.activation_bytes
-        return block.input_bytes if self.layout.recompute == "full" else block.activation_bytes - block.core_bytes
+        ends = (self.blocks.before, self.blocks.after)
+        return block.kept_bytes("none" if block in ends else self.layout.recompute)
 
     @property
     def flops(self) -> tuple[int, int]:

@@ -1,0 +1,171 @@
+"""``memwall search --mode training``: the optimum of all layouts, found without simulating all."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+import memwall
+from memwall.analysis.sweep.layouts import layouts
+from memwall.core.errors import UsageError
+from memwall.hardware.cluster import hardware_of, load_cluster
+from memwall.simulate.memory import reserved_bytes
+from memwall.simulate.pipeline import ORDERS, Stage, in_flight, least_ends_s, run_pipeline
+from memwall.simulate.training import least_step_s, step_memory, training_step
+from memwall.sweeping import layouts as searching
+from memwall.sweeping.layouts import search_layouts
+
+MODEL = """
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n_heads, self.qkv, self.out = 8, nn.Linear(256, 768), nn.Linear(256, 256)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        q, k, v = (part.view(*part.shape[:2], self.n_heads, 32).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        return self.out(mixed.reshape(*mixed.shape[:2], -1))
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention, self.after = nn.LayerNorm(256), Attention(), nn.LayerNorm(256)
+        self.mlp = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp(self.after(x))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.norm = nn.Embedding(1000, 256), nn.LayerNorm(256)
+        self.layers, self.head = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(256, 1000, bias=False)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), ids.flatten())
+
+def model():
+    return Model()
+
+def inputs(batch=1, seq=512):
+    return (torch.zeros(batch, seq, dtype=torch.long),)
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    def write(layers):
+        path = tmp_path / f"gpt{layers}.py"
+        path.write_text(MODEL.replace("LAYERS", str(layers)), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def exhaustive(target, gpus, global_batch, layers, gpu):
+    """The step and the peak of every layout, each rank traced by :func:`memwall.parallel`."""
+    ranks, found = {}, []
+    for each in layouts(gpus, global_batch, layers):
+        key = each.layout.traced, each.batch
+        if key not in ranks:
+            ranks[key] = memwall.parallel(target, layout=each.layout, batch=each.batch).blocks
+        step = training_step(ranks[key], each.layout, load_cluster("dgx-h100"), state="float32")
+        peak = max(memory.total for memory in step.memory)
+        found.append((step.time_s, str(each.layout), each.batch, peak + reserved_bytes(gpu, peak)))
+    return found
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_the_fastest_are_those_of_an_exhaustive_search(model, monkeypatch, share):
+    """With memory for all layouts, and for three in ten."""
+    target, gpu = model(4), hardware_of(load_cluster("dgx-h100"))
+    steps = exhaustive(target, 4, 8, 4, gpu)
+    peaks = sorted(peak for *_, peak in steps)
+    gpu = replace(gpu, dram_bytes=peaks[int(share * len(peaks)) - 1])
+    monkeypatch.setattr(searching, "hardware_of", lambda cluster: gpu)
+    found = search_layouts(target, gpus=4, global_batch=8, top=5)
+    fitting = [step for step in steps if step[-1] <= gpu.dram_bytes]
+    assert [each.step.time_s for each in found.order] == sorted(time_s for time_s, *_ in fitting)[:5]
+    assert {(e.step.time_s, str(e.layout), e.batch, e.peak_bytes) for e in found.order} <= set(fitting)
+    assert found.count == len(steps) == found.simulated + sum(found.pruned.values())
+    assert found.simulated < found.count / 4
+
+
+def test_a_deep_model_is_traced_as_three_layers_with_the_same_steps(model, monkeypatch):
+    target, among = model(12), {"batch": ["2"], "schedule": ["1f1b"], "recompute": ["selective"]}
+    found = search_layouts(target, gpus=4, global_batch=8, among=among, top=3)
+    for each in found.order:
+        alone = memwall.parallel(target, layout=each.layout, batch=2).step
+        assert each.step.time_s == pytest.approx(alone.time_s, rel=0.01)  # the host, between layers
+        assert [memory.total for memory in each.step.memory] == [memory.total for memory in alone.memory]
+
+
+def test_no_pipeline_beats_its_bound():
+    dice = random.Random(7)
+    for ranks, microbatches, schedule in itertools.product((1, 2, 3, 4, 8), (1, 2, 4, 8, 24), ORDERS):
+        chunks = 3 if schedule == "interleaved" else 1
+        if chunks > 1 and microbatches % ranks:
+            continue
+        stages = [Stage(*(dice.random() for _ in range(4))) for _ in range(ranks * chunks)]
+        run = run_pipeline(stages, ranks, microbatches, schedule)
+        ends = [max(end for task, end in run.ends.items() if task.stage % ranks == rank) for rank in range(ranks)]
+        for end, least in zip(ends, least_ends_s(stages, ranks, microbatches, schedule), strict=True):
+            assert least <= end * (1 + 1e-12)
+        assert in_flight(ranks, chunks, microbatches, schedule) == run.in_flight
+
+
+def test_equal_stages_reach_the_bound():
+    """1F1B of equal stages takes m + p - 1 microbatches, gpipe as long."""
+    for schedule in ("1f1b", "gpipe"):
+        assert least_ends_s([Stage(1.0, 2.0)] * 4, 4, 8, schedule)[0] == pytest.approx(3.0 * (8 + 4 - 1))
+        assert run_pipeline([Stage(1.0, 2.0)] * 4, 4, 8, schedule).time_s == pytest.approx(33.0)
+
+
+def test_every_bound_of_a_layout_is_below_its_step(model):
+    target, cluster = model(6), load_cluster("dgx-h100")
+    ranks = searching._Ranks(target, cluster, {"seq": None}, {}, "eager", lambda message: None)
+    search = searching._Search(ranks, cluster, {"state": None, "overlap": True, "async_tp": False}, {})
+    every = [each for each in layouts(8, 16, 6) if each.layout.tp <= 4]
+    for each in random.Random(1).sample(every, 150):
+        bounds = [bound(search, each) for _, bound in searching._BOUNDS]
+        assert all(0 < bound <= bounds[-1] for bound in bounds), (each, bounds)
+        blocks = ranks.of(each).blocks
+        step = training_step(blocks, each.layout, cluster, state="float32")
+        assert step_memory(blocks, each.layout, cluster, state="float32") == step.memory
+        assert least_step_s(blocks, each.layout, cluster, state="float32") <= step.time_s * (1 + 1e-12)
+
+
+def test_the_page_and_what_is_refused(run, model, tmp_path):
+    words = ("search", model(2), "--mode", "training", "--gpus", "2", "--global-batch", "4", "--among", "batch=1,2")
+    result = run(*words, "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["schema"] == "memwall.layouts/1" and found["layouts"][0]["batch"] in (1, 2)
+    times = [each["time_s"] for each in found["layouts"]]
+    assert times == sorted(times) and len(times) == 10
+    assert "The fastest:" in run(*words).out
+    for more, said in [
+        (("--among", "bacth=1"), "no key of a layout 'bacth'; did you mean batch?"),
+        (("--among", "fsdp=ful"), "did you mean full?"),
+        (("--among", "tp=x"), "tp of a layout is a whole number above 0, not 'x'"),
+        (("--among", "schedule=1f1"), "did you mean 1f1b?"),
+        (("--slo", "tpot<1s"), "--mode training is searched without --slo"),
+        (("--among", "tp=3"), "no layout of 2 GPUs divides a global batch of 4 among batch=1,2 tp=3"),
+    ]:
+        assert said in run(*words, *more).error
+    assert "say how many samples a step has" in run(*words[:6]).error
+    assert "--mode serving is searched without --global-batch" in run("search", "m.py", "--global-batch", "4").error
+    with pytest.raises(UsageError, match="GPUs"):
+        search_layouts(model(2), gpus=2, global_batch=0)
