@@ -37,16 +37,26 @@ class Change:
     step: TrainingStep
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """The step on more GPUs: with as much work for each replica (``weak``), and with as much in all (``strong``; None
+    where it does not divide)."""
+
+    weak: TrainingStep
+    strong: TrainingStep | None
+
+
 @dataclass(frozen=True)
 class Training:
     """A step on many GPUs. ``profile`` is that of the traced rank and microbatch; ``options`` are those of
-    :func:`memwall.simulate.training.training_step`."""
+    :func:`memwall.simulate.training.training_step`, ``policy`` is how kernels are fused."""
 
     profile: Profile
     blocks: Blocks
     gpu: Gpu
     step: TrainingStep
     options: Mapping[str, Any]
+    policy: str = "eager"
 
     @property
     def layout(self) -> Parallelism:
@@ -89,6 +99,51 @@ class Training:
         of the same model if one is given."""
         peak = max(memory.total for memory in (step or self.step).memory)
         return peak + reserved_bytes(self.gpu, peak) <= self.gpu.dram_bytes
+
+    @uncollected()
+    def on(
+        self, layout: str | Parallelism | None = None, cluster: str | Path | Cluster | None = None, *,
+        world: int | None = None,
+    ) -> Training:  # fmt: skip
+        """The step under another layout, or on another cluster, from the same trace.
+
+        Raises:
+            UsageError: as :func:`parallel`; or a rank of the layout computes what the traced one does not.
+        """
+        asked = Parallelism.parse(layout) if isinstance(layout, str) else layout or self.layout
+        asked.check(world=world)
+        if asked.traced != self.layout.traced:
+            raise UsageError(f"{asked}: a rank of {self.layout.traced} was traced; profile the module with this layout")
+        if cluster is None:
+            return replace(self, step=training_step(self.blocks, asked, self.step.cluster, **self.options))
+        joined = load_cluster(cluster)
+        blocks = blocks_of(self.profile, joined, self.policy)
+        step = training_step(blocks, asked, joined, **self.options)
+        return replace(self, blocks=blocks, gpu=hardware_of(joined), step=step)
+
+    @uncollected()
+    def scaled(self, most: int) -> tuple[Scaled, ...]:
+        """The step on its GPUs, on twice as many, and so on, up to ``most``, by more replicas.
+
+        Raises:
+            UsageError: it has more GPUs than that.
+        """
+        layout, found = self.layout, list[Scaled]()
+        if most < layout.world:
+            raise UsageError(f"{layout} has {layout.world:,} GPUs already, more than {most:,}")
+        for times in (1 << power for power in range((most // layout.world).bit_length())):
+            wide = replace(layout, dp=layout.dp * times)
+            fewer = replace(wide, microbatches=layout.microbatches // times)
+            strong = None if layout.microbatches % times else self._step_or_none(fewer)
+            found.append(Scaled(training_step(self.blocks, wide, self.step.cluster, **self.options), strong))
+        return tuple(found)
+
+    def _step_or_none(self, layout: Parallelism) -> TrainingStep | None:
+        """The step, unless the schedule cannot have so few microbatches."""
+        try:
+            return training_step(self.blocks, layout, self.step.cluster, **self.options)
+        except UsageError:
+            return None
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -170,4 +225,4 @@ def parallel(
         blocks = blocks_of(profile, joined, policy)
         kept = state or ("float32" if profile.workload.dtype == "float32" else "mixed")
         options: dict[str, Any] = {"state": kept, "overlap": overlap, "async_tp": async_tp}
-        return Training(profile, blocks, gpu, training_step(blocks, asked, joined, **options), options)
+        return Training(profile, blocks, gpu, training_step(blocks, asked, joined, **options), options, policy)

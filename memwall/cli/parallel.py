@@ -13,9 +13,11 @@ from memwall.core.errors import UsageError
 _TAKEN = ("mode", "batch", "seq", "dtype", "autocast", "cluster", "world", "policy")
 
 
-def profile_parallel(target: str, layout: str, workload: dict[str, Any], unused: dict[str, Any], out: Out) -> None:
-    """Model a step under a layout and show it. Raises ``UsageError``: an option that it does not take, such as any of
-    ``unused``, or as :func:`memwall.training.parallel`."""
+def profile_parallel(
+    target: str, layout: str, scale: int | None, workload: dict[str, Any], unused: dict[str, Any], out: Out
+) -> None:
+    """Model a step under a layout, and on up to ``scale`` GPUs, and show it. Raises ``UsageError``: an option that it
+    does not take, such as any of ``unused``, or as :func:`memwall.training.parallel`."""
     from memwall.report.pages.training import TrainingReport
     from memwall.training import parallel
 
@@ -32,4 +34,4 @@ def profile_parallel(target: str, layout: str, workload: dict[str, Any], unused:
     out.plan(TrainingReport)
     with running(target, out.messages):
         found = parallel(target, layout=layout, policy=policies[0], progress=out.messages.progress, **keywords)
-    out.show(TrainingReport(found))
+    out.show(TrainingReport(found, scale))

@@ -58,14 +58,18 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
     help="Put a training step on many GPUs of --cluster: 'tp=8,sp,pp=4,dp=16,fsdp=grad,microbatches=32,"
     "schedule=interleaved:2,recompute=selective'.",
 )  # fmt: skip
+@click.option(
+    "--scale", type=click.IntRange(min=1), metavar="GPUS",
+    help="With --parallel: also on twice as many GPUs, and so on up to GPUS, with as much work for each, or in all.",
+)  # fmt: skip
 @click.option("--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, with a profiler's trace.")
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print the counting rules."
 )
 def command(
     target: str, gpus: tuple[str, ...], what_ifs: tuple[str, ...], explain: tuple[str, ...], ncu: str | None,
-    layout: str | None, top: int | None, sort: str | None, by: str | None, depth: int | None, picture: str | None,
-    out: Out, **workload: Any,
+    layout: str | None, scale: int | None, top: int | None, sort: str | None, by: str | None, depth: int | None,
+    picture: str | None, out: Out, **workload: Any,
 ) -> None:  # fmt: skip
     """Say where each microsecond of TARGET would go, or went.
 
@@ -92,8 +96,10 @@ def command(
         return
     if layout is not None:
         unused = options.given(gpu=gpus, what_if=what_ifs, explain=explain, figure=picture, ncu=ncu, **shape)
-        profile_parallel(target, layout, workload, unused, out)
+        profile_parallel(target, layout, scale, workload, unused, out)
         return
+    if scale is not None:
+        raise UsageError("--scale goes with --parallel")
     if ncu is not None:
         raise UsageError(f"--ncu goes with a profiler's trace, and {target} is not one")
     from memwall.analysis.pipelines import pipeline_step

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import memwall
+from memwall.core.errors import UsageError
 
 MODEL = """
 import torch
@@ -94,3 +95,36 @@ def test_from_python():
     assert one.options["state"] == "float32"
     with pytest.raises(memwall.MemwallError, match="no list of layers"):
         memwall.parallel(nn.Linear(64, 64), (torch.ones(4, 64),), layout="dp=2")
+
+
+def test_more_gpus(profile, tmp_path):
+    """Twice the GPUs do the work of a step in half of the time if replicas wait for nothing, and no faster."""
+    page = tmp_path / "page.html"
+    words = ("--parallel", "pp=2,dp=2,microbatches=8", "--cluster", "dgx-h100", "--scale", "64")
+    result = profile(*words, "-o", page)
+    assert result.code == 0, result.err
+    assert "More GPUs" in result.out
+    assert "speed on more GPUs" in page.read_text(encoding="utf-8")
+    rows = json.loads(profile(*words, "--json").out)["scaling"]
+    assert [row["world"] for row in rows] == [4, 8, 16, 32, 64]
+    assert [row["strong_layout"] for row in rows[:2]] == ["pp=2,dp=2,microbatches=8", "pp=2,dp=4,microbatches=4"]
+    assert rows[4]["strong_time_s"] is None  # half a microbatch
+    assert all(row["weak_time_s"] >= rows[0]["weak_time_s"] for row in rows)
+
+
+def test_scale_is_of_a_layout_and_not_of_fewer_gpus(profile):
+    assert "--scale goes with --parallel" in profile("--scale", "64").err
+    words = ("--parallel", "dp=16", "--cluster", "dgx-h100", "--scale", "8")
+    assert "dp=16 has 16 GPUs already, more than 8" in profile(*words).err
+
+
+def test_another_layout_or_cluster_from_the_same_trace(tmp_path):
+    """What is not traced again is what a trace would give, bit by bit."""
+    path = tmp_path / "model.py"
+    path.write_text(MODEL, encoding="utf-8")
+    found = memwall.parallel(str(path), layout="tp=2,dp=4,microbatches=4", cluster="dgx-h100")
+    for layout, cluster in (("tp=2,pp=2,dp=2,microbatches=8", None), ("tp=2,dp=4,microbatches=4", "dgx-a100-80gb")):
+        anew = memwall.parallel(str(path), layout=layout, cluster=cluster or "dgx-h100")
+        assert found.on(layout, cluster).step == anew.step
+    with pytest.raises(UsageError, match="a rank of tp=2 was traced"):
+        found.on("tp=4,dp=2")

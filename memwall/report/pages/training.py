@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.core.units import counted, duration, percent, size
-from memwall.report.document import Document, Section, Sentence, Table, known_facts
+from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.figures.scaling import scaling_chart
 from memwall.report.kinds import Report
 
 if TYPE_CHECKING:
-    from memwall.training import Training
+    from memwall.simulate.training import TrainingStep
+    from memwall.training import Scaled, Training
 
 SCHEMA = "memwall.training/1"
 #: stages that a table lists at most
@@ -27,6 +29,8 @@ class TrainingReport(Report):
     noun = "a training step on many GPUs"
     kinds = ("text", "md", "html", "json")
     found: Training
+    #: most GPUs of the table of more GPUs; None: without it
+    scale: int | None = None
 
     def document(self, kind: str) -> Document:
         step, layout = self.found.step, self.found.layout
@@ -42,6 +46,9 @@ class TrainingReport(Report):
                     Section("Memory of a GPU by stage", (self._memory(), Sentence(self._fits)))]  # fmt: skip
         if self.found.changes:
             sections.append(Section("What would help", (self._changes(),)))
+        if self.scale is not None:
+            table, picture = self._scaling(self._scaled), Picture(scaling_chart(self._scaled), "speed on more GPUs")
+            sections.append(Section("More GPUs", (picture, table) if kind == "html" else (table,)))
         if notes := [note for note in self.found.profile.notes if not note.startswith("rank ")]:
             sections.append(Section("Notes", [Sentence(note) for note in notes]))
         return Document(f"{self.found.profile.workload.name} on {counted(layout.world, 'GPU')}", sections)
@@ -82,6 +89,23 @@ class TrainingReport(Report):
         ]  # fmt: skip
         return col.listing("", rows, "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4")
 
+    @property
+    def _scaled(self) -> tuple[Scaled, ...]:
+        return () if self.scale is None else self.found.scaled(self.scale)
+
+    def _scaling(self, scaled: Sequence[Scaled]) -> Table:
+        first = scaled[0].weak
+        rows = [
+            (f"{each.weak.layout.world:,}", duration(each.weak.time_s), first.time_s / each.weak.time_s,
+             "yes" if self.found.fits(each.weak) else "no", *_speed(first, each.strong))
+            for each in scaled
+        ]  # fmt: skip
+        specs = (
+            "GPUs: 0 right, weak: 1 right, efficiency: 2 %, fits: 3, strong: 4 right, faster: 5 right,"
+            " of ideal: 6 right"
+        )
+        return col.listing("", rows, specs, "weak: as many microbatches for each replica; strong: as many in all")
+
     def record(self) -> str:
         found, step = self.found, self.found.step
         return json.dumps({
@@ -91,6 +115,7 @@ class TrainingReport(Report):
             "mfu": found.mfu, "hfu": found.hfu, "model_flops": step.model_flops,
             "hardware_flops": step.hardware_flops, "parts_s": _parts(found), "slowest_stage": step.pipeline.slowest,
             "fits": found.fits(), "stages": _stages(found),
+            "scaling": [_scaled_row(each) for each in self._scaled],
             "changes": [{"name": each.name, "time_s": each.step.time_s} for each in found.changes],
         }, indent=2)  # fmt: skip
 
@@ -103,6 +128,23 @@ def _parts(found: Training) -> dict[str, float]:
         "compute": busy_s - step.tensor_s, "communication within layers": step.tensor_s,
         "bubble of the pipeline": step.bubble_s, "exposed communication between replicas": step.exposed_s,
         "optimizer": step.optimizer_s,
+    }  # fmt: skip
+
+
+def _speed(first: TrainingStep, strong: TrainingStep | None) -> tuple[str, str, str]:
+    """A step with as much work in all: its time, how much faster it is, and the share of that on ideal GPUs."""
+    if strong is None:
+        return "-", "-", "-"
+    faster = first.time_s / strong.time_s
+    return duration(strong.time_s), f"{faster:.2f}x", percent(faster * first.layout.world / strong.layout.world)
+
+
+def _scaled_row(each: Scaled) -> dict[str, Any]:
+    strong = each.strong
+    return {
+        "world": each.weak.layout.world, "weak_layout": str(each.weak.layout), "weak_time_s": each.weak.time_s,
+        "strong_layout": None if strong is None else str(strong.layout),
+        "strong_time_s": None if strong is None else strong.time_s,
     }  # fmt: skip
 
 
