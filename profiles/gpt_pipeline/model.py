@@ -3,7 +3,7 @@
 The first stage holds the embeddings, the last the head; layers are dealt out as evenly as they can be. The schedule
 runs forward and backward itself.
 
-    memwall profile profiles/gpt_pipeline/model.py --mode forward --cluster dgx-a100-80gb --world 8
+    memwall profile profiles/gpt_pipeline/model.py --mode training --cluster dgx-a100-80gb --world 8
 """
 
 import os
@@ -89,3 +89,7 @@ def model() -> nn.Module:
 
 def inputs(batch=MICRO_BATCHES):
     return torch.randint(VOCAB, (batch, SEQ)), torch.randint(VOCAB, (batch, SEQ))
+
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)

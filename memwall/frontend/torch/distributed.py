@@ -24,6 +24,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.core.ranks import ranks_text
 from memwall.core.units import counted, size
+from memwall.frontend.torch.dtensors import forget_meshes
 from memwall.frontend.torch.flat_shards import constructing, gathering, is_flat_sharded, settle_flat_shards
 from memwall.frontend.torch.streams import Streams
 from memwall.ops.collective import sent
@@ -146,6 +147,7 @@ def end_group() -> None:
     """End the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+        forget_meshes()
 
 
 def one_rank(graph: Graph) -> str:

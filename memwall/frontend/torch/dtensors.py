@@ -48,6 +48,14 @@ def alike_once() -> Iterator[None]:
         yield
 
 
+def forget_meshes() -> None:
+    """Let DTensor decide anew: it finds the mesh of an earlier trace to be equal to another's, whose groups are gone."""
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+
+
 @contextlib.contextmanager
 def _replaced(name: str, by: Callable[..., Any]) -> Iterator[None]:
     """While open, ``by`` answers for a method of DTensor's, which it is given first."""

@@ -119,6 +119,8 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
         said = message_of(error)
+        if isinstance(error.__cause__, (MemwallError, ReplayMismatch, UnexpectedCall)):  # which a library has wrapped
+            raise error.__cause__ from None
         if _NO_GRADIENT in said and not gradients:
             raise NeedsGradients from error
         unshaped = next((name for found in _NO_SHAPES.finditer(said) for name in found.groups() if name), None)

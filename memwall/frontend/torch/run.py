@@ -285,7 +285,8 @@ class _Step:
             )
         given = (self.given.tensors.values(), self.parameters)
         inputs, parameters = ([recorder.value(part) for t in ts for part in plain_parts(t)] for ts in given)
-        outputs += [part for tensor in self.saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
+        saved = () if self.pipeline else self.saved  # a schedule has gone backward
+        outputs += [part for tensor in saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
         kept = [recorder.value(t) for t in outputs]
         kept += settle_state(recorder, self.held, storages_held(recorder, result, *self.given[:2], self.module))
         graph = recorder.graph(inputs, parameters, dict.fromkeys(kept), self.options.attention)
@@ -322,11 +323,11 @@ class _Step:
                 step = forward_step(self.module, self.workload.loss if self.training else None)
                 args, kwargs = self.given.args, self.given.kwargs
                 result = step(*args, **kwargs) if self.execute is None else self.execute(step, recorder, args, kwargs)
-                if self.training:
+                if self.training and not self.pipeline:  # whose schedule goes backward itself
                     result = scalar_loss(self.workload, result)
             if replayer is not None:
                 replayer.check()
-            if self.training:
+            if self.training and not self.pipeline:
                 recorder.phase = "backward"
                 backward(result)
         if self.gradients:

@@ -77,7 +77,7 @@ def test_keys_and_values_are_gathered_and_their_gradients_go_around():
 
 @pytest.mark.parametrize(("rank", "groups"), [(0, ["0-1"]), (3, ["2-3", "3-4"]), (7, ["6-7"])])
 def test_a_stage_hands_on_each_micro_batch_and_its_gradient(rank, groups):
-    found = sent(profiled("gpt_pipeline/model.py", "dgx-a100-80gb", 8, "forward", rank=rank))
+    found = sent(profiled("gpt_pipeline/model.py", "dgx-a100-80gb", 8, rank=rank))
     assert found == {("send_recv", group, HIDDEN): 2 * 16 for group in groups}
 
 

@@ -284,6 +284,34 @@ def test_ranks_that_do_the_same_are_one():
     assert calls[0] == calls[1]
 
 
+def test_ranks_of_other_groups_are_traced_one_after_the_other():
+    """DTensor remembers where results lie by meshes, and finds those of two traces to be equal."""
+
+    def model():
+        mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("pp", "tp"))
+        return parallelize_module(Layer(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+    made = [profiled(model, torch.zeros(B, S, H), rank=rank, mode="inference") for rank in (0, 4)]
+    groups = [[op.attributes["group"] for op in each.graph.ops if op.op_class == "communication"] for each in made]
+    assert groups == [["0-3"], ["4-7"]]
+
+
+def test_a_schedule_in_training_goes_backward_itself():
+    """The optimizer steps after it; gradients and its state are held."""
+
+    def model():
+        dist.init_process_group("nccl")
+        return Stage()
+
+    options = {"mode": "training", "world": 4, "rank": 1, "optimizer": "adamw"}
+    made = profiled(model, torch.zeros(MICRO_BATCHES, S, H), **options)
+    phases = Counter(op.phase for op in made.graph.ops if op.name == "aten.mm")
+    assert phases == {"forward": 4 * MICRO_BATCHES, "backward": 8 * MICRO_BATCHES}
+    held = made.graph.role_bytes
+    assert held["gradient"] == held["parameter"] == held["optimizer_state"] / 2 > 0
+    assert made.graph.ops[-1].phase == "optimizer"
+
+
 def test_optimizers_of_many_shards_step_as_torch_would():
     """Parameters that are alike are decided once: what runs is what runs where each is decided."""
     from memwall.frontend.torch import run
