@@ -49,7 +49,7 @@ def alike_once() -> Iterator[None]:
 
 
 def forget_meshes() -> None:
-    """Let DTensor decide anew: it finds the mesh of an earlier trace to be equal to another's, whose groups are gone."""
+    """Let DTensor decide anew: to it the mesh of an earlier trace equals the next, whose groups are others."""
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
