@@ -72,10 +72,10 @@ class Attention(nn.Module):
         linear, self.cudnn = Linear8 if sizes.fp8 else nn.Linear, sizes.cudnn
         self.dropout = sizes.dropout
         self.num_heads, self.num_kv_heads = sizes.heads, sizes.kv_heads or sizes.heads
-        self.head_dim = sizes.width // sizes.heads
+        self.head_dim = sizes.head_width
         made = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = linear(sizes.width, made, bias=sizes.bias)
-        self.out = linear(sizes.width, sizes.width, bias=sizes.bias)
+        self.out = linear(sizes.heads * self.head_dim, sizes.width, bias=sizes.bias)
         self.softmax, self.drop = MaskedSoftmax(), nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -116,6 +116,70 @@ class MLP(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+class Experts(nn.Module):
+    """Gated MLPs: rows sorted by expert, and where each expert's end → rows."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(sizes.experts, 2 * sizes.inner, sizes.width))
+        self.down = nn.Parameter(torch.empty(sizes.experts, sizes.width, sizes.inner))
+        self.product = _Grouped8.apply if sizes.fp8 else _grouped
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        gate, up = self.product(x, self.up, ends).chunk(2, dim=-1)
+        made: Tensor = self.product(F.silu(gate) * up, self.down, ends)
+        return made
+
+
+def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
+
+
+class _Grouped8(torch.autograd.Function):
+    """As :class:`_Product8`, by groups of rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        x8, cast = x.to(torch.float8_e4m3fn), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        ctx.save_for_backward(x8.t().contiguous(), cast, ends)
+        return _times_grouped8(x8, cast.transpose(1, 2), ends)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        transposed, cast, ends = ctx.saved_tensors
+        g8 = gradient.to(torch.float8_e4m3fn)
+        back = torch.empty_like(cast.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        made = _times_grouped8(g8.t().contiguous(), transposed.t(), ends)
+        return _times_grouped8(g8, back, ends), made, None
+
+
+def _times_grouped8(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    rows, columns = (torch.empty(size, device=a.device) for size in (a.shape[0], b.shape[-1]))
+    if b.dim() == 3:
+        columns = torch.empty(b.shape[0], b.shape[-1], device=a.device)
+    else:
+        rows, columns = (each.repeat(len(ends)) for each in (rows, columns))
+    return torch._scaled_grouped_mm(a, b, rows, columns, offs=ends, out_dtype=torch.bfloat16)
+
+
+class Mixture(nn.Module):
+    """Routes each token to some experts, equally many tokens to each, and sums what they make."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(sizes.width, sizes.experts, bias=False), Experts(sizes)
+        self.top_k, self.count = sizes.top_k, sizes.experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.router(tokens).float().softmax(-1).topk(self.top_k)
+        order = chosen.flatten().sort()[1]
+        rows, source = len(order), order // self.top_k
+        ends = torch.arange(1, self.count + 1, dtype=torch.int32, device=x.device) * (rows // self.count)
+        made = self.experts(tokens[source], ends) * weights.to(x.dtype).flatten()[order, None]
+        return torch.zeros_like(tokens).index_add(0, source, made).view_as(x)
+
+
 class Block(nn.Module):
     """Pre-norm decoder block."""
 
@@ -123,7 +187,7 @@ class Block(nn.Module):
         super().__init__()
         norm = nn.RMSNorm if sizes.rotary else nn.LayerNorm
         self.norm1, self.norm2 = norm(sizes.width), norm(sizes.width)
-        self.attention, self.mlp = Attention(sizes), MLP(sizes)
+        self.attention, self.mlp = Attention(sizes), Mixture(sizes) if sizes.experts else MLP(sizes)
         self.residual1, self.residual2 = Residual(sizes.dropout), Residual(sizes.dropout)
 
     def forward(self, x: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -137,7 +201,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.head_dim, self.fused = sizes.width // sizes.heads, sizes.fused
+        self.head_dim, self.fused = sizes.head_width, sizes.fused
         self.word = nn.Embedding(sizes.vocab, sizes.width)
         self.position = None if sizes.rotary else nn.Embedding(sizes.seq, sizes.width)
         self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()

@@ -23,6 +23,11 @@ class Sizes:
     dropout: float = 0.1
     bias: bool = True
     tied: bool = True
+    #: of a head, if the heads are not as wide as the model in all
+    head_dim: int = 0
+    #: in place of each MLP so many, ``ffn`` wide, of which a token chooses ``top_k``; 0: none
+    experts: int = 0
+    top_k: int = 0
     cudnn: bool = False
     fp8: bool = False
 
@@ -30,3 +35,7 @@ class Sizes:
     def inner(self) -> int:
         """Width inside the MLP."""
         return self.ffn or 4 * self.width
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.width // self.heads

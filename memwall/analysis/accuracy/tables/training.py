@@ -8,8 +8,8 @@
   steps: ``tests/unit/simulate/test_training.py`` has the formulas.
 - NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 with a
   scale for each tensor, gradients summed in 16 bits next to backward, sequence parallelism and overlapped exchanges
-  with ``tp``; the loss is one kernel since 2025. Layers are computed again where activations do not fit. Rows of other
-  formats of 8 or 4 bits are left out, and frozen weights.
+  with ``tp``; the loss is one kernel since 2025. Layers are computed again where activations do not fit. Experts exchange rows
+  by all-to-alls that nothing hides. Rows of other formats of 8 or 4 bits are left out, and frozen weights.
 - MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
   without forward prefetch).
 
@@ -51,6 +51,8 @@ _LLAMA = Sizes(4096, 32, 32, 128256, 0, ffn=14336, kv_heads=8, gated=True, rotar
                dropout=0.0)  # fmt: skip
 _GPT = Sizes(4096, 24, 32, 51200, 0)
 _NEMOTRON = replace(_LLAMA, vocab=256000, ffn=16384, kv_heads=32, gated=False)
+_QWEN3 = replace(_LLAMA, width=4096, layers=94, heads=64, kv_heads=4, head_dim=128, ffn=1536, vocab=151936,
+                 experts=128, top_k=8)  # fmt: skip
 #: model of NVIDIA's recipes → its sizes: configurations on Hugging Face; GPT3 and Nemotron as NeMo's recipes
 _MODELS: Mapping[str, Sizes] = {
     "LLAMA3_8B": _LLAMA,
@@ -63,6 +65,9 @@ _MODELS: Mapping[str, Sizes] = {
     "GPT3-175B": replace(_GPT, width=12288, layers=96, heads=96),
     "Nemotron-8B": _NEMOTRON,
     "Nemotron-22B": replace(_NEMOTRON, width=6144, layers=40, heads=48, kv_heads=48, ffn=24576),
+    "Qwen3_30B_a3B": replace(_QWEN3, width=2048, layers=48, heads=32, ffn=768),
+    "Qwen3_235B_a22B": _QWEN3,
+    "GPT OSS 120B": replace(_QWEN3, width=2880, layers=36, kv_heads=8, head_dim=64, ffn=2880, vocab=201088, top_k=4),
     "Nemotron-340B": replace(_NEMOTRON, width=18432, layers=96, heads=96, kv_heads=8, ffn=73728),
 }
 #: table of Megatron-LM → what of its runs it does not state
@@ -174,16 +179,17 @@ def _bridge(record: Record) -> TrainingSample:
     if record["task"] == "LoRA":
         raise Skip("frozen weights")
     is_fp8 = known({"FP8": True, "FP8-CS": True, "BF16": False}, record["precision"], "precision")
-    tp, pp, cp, chunks = (_count(record, name) for name in ("tp", "pp", "cp", "vp"))
+    tp, pp, cp, chunks, ep = (_count(record, name) for name in ("tp", "pp", "cp", "vp", "ep"))
     batch, dp = _count(record, "mbs"), _count(record, "n_gpus") // (tp * pp * cp)
     layout = Parallelism(
-        tp=tp, sp=tp > 1, pp=pp, cp=cp, dp=dp, microbatches=_count(record, "gbs") // (batch * dp),
+        tp=tp, sp=tp > 1, pp=pp, cp=cp, dp=dp, ep=ep, microbatches=_count(record, "gbs") // (batch * dp),
         chunks=chunks if pp > 1 else 1, schedule="interleaved" if pp > 1 < chunks else "1f1b",
         fsdp="full" if record["fsdp"] and float(record["fsdp"]) else "grad",
     )  # fmt: skip
     sizes = replace(sizes, seq=_count(record, "seq_len"), fused=True, cudnn=True, fp8=is_fp8)
     cluster = load_cluster(known(_CLUSTERS, record["system"], "system"))
-    return _sample(BRIDGE.name, record, cluster, record["system"], "dense", "bfloat16", sizes, batch, layout,
+    kind = "experts" if sizes.experts else "dense"
+    return _sample(BRIDGE.name, record, cluster, record["system"], kind, "bfloat16", sizes, batch, layout,
                    seconds(record, "step_time_s", 1.0), state="fused half", async_tp=True, recomputes_to_fit=True,
                    fused_loss=not record["release"].startswith("24"))  # fmt: skip
 
