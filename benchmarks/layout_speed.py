@@ -1,5 +1,5 @@
-"""How long a training step on many GPUs takes to model: Llama 3 405B on 1,024 GPUs, then other layouts and clusters from
-the same trace. ``python benchmarks/layout_speed.py``."""
+"""How long a training step on many GPUs takes to model: Llama 3 405B on 1,024 GPUs, then other layouts and clusters
+from the same trace. ``python benchmarks/layout_speed.py``."""
 
 from __future__ import annotations
 

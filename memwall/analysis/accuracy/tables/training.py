@@ -8,8 +8,8 @@
   steps: ``tests/unit/simulate/test_training.py`` has the formulas.
 - NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 with a
   scale for each tensor, gradients summed in 16 bits next to backward, sequence parallelism and overlapped exchanges
-  with ``tp``; the loss is one kernel since 2025. Layers are computed again where activations do not fit. Experts exchange rows
-  by all-to-alls that nothing hides. Rows of other formats of 8 or 4 bits are left out, and frozen weights.
+  with ``tp``; the loss is one kernel since 2025. Layers are computed again where activations do not fit. Nothing hides
+  the all-to-alls of experts. Rows of other formats of 8 or 4 bits are left out, and frozen weights.
 - MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
   without forward prefetch).
 
