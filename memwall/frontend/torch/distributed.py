@@ -27,6 +27,7 @@ from memwall.core.units import counted, size
 from memwall.frontend.torch.dtensors import forget_meshes
 from memwall.frontend.torch.flat_shards import constructing, gathering, is_flat_sharded, settle_flat_shards
 from memwall.frontend.torch.streams import Streams
+from memwall.frontend.workload.blame import is_machinery
 from memwall.ops.collective import sent
 from memwall.ops.signatures import Signature
 
@@ -63,6 +64,12 @@ def fake_groups() -> Iterator[None]:
             stack.enter_context(constructing())
         for home in (dist, dist.distributed_c10d, meshes):
             stack.enter_context(patch.object(home, "init_process_group", init))
+        for home in (dist, dist.distributed_c10d):
+            stack.enter_context(patch.object(home, "new_group", _new_group))
+        stack.enter_context(patch.object(dist, "get_backend", _backend_asked_for))
+        library = stack.enter_context(torch.library._scoped_library("c10d", "IMPL"))
+        for name in _COALESCED:
+            library.impl(name, lambda *args: torch._C._distributed_c10d.FakeWork().boxed(), "Meta")
         stack.enter_context(patch.object(meshes.DeviceMesh, "_setup_world_group_and_device", large_enough))
         for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
             stack.enter_context(patch.object(parallel, name, lambda *args, **kwargs: None))
@@ -107,9 +114,31 @@ def _init(
             f" ask torchrun's WORLD_SIZE, or to be started with --world {world_size}"
         )
     _SIZE_ASSUMED[:] = [world_size <= 0 and not stated]
+    _ASKED[None] = backend
     world_size = world_size if world_size > 0 else stated or 1
     rank = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
     _ORIGINAL("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+def _new_group(
+    ranks: Any = None, timeout: Any = None, backend: Any = None, pg_options: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """A further group: fake as the first one, whatever backend and options the program asks for."""
+    group = _ORIGINAL_GROUP(ranks, timeout, None, None, *args, **kwargs)
+    _ASKED[group] = backend or _ASKED.get(None)
+    return group
+
+
+def _backend_asked_for(group: Any = None) -> str:
+    """``dist.get_backend``: NCCL where the program left the choice to torch; torch itself would ask NCCL then."""
+    if is_machinery(sys._getframe(1).f_code.co_filename):
+        return "fake"
+    return str(_ASKED.get(group) or _ASKED.get(None) or "nccl").rpartition(":")[2]
+
+
+#: what the fake group does without data only for want of kernels: calls that are issued together
+_COALESCED = ("allreduce_coalesced_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
+              "reduce_scatter_tensor_coalesced_")  # fmt: skip
 
 
 def _divided(mesh: Any, ranks: int) -> str:
@@ -129,6 +158,9 @@ def _grow(ranks: int) -> None:
 
 #: whether nobody said how many ranks there are in the group that :func:`_init` made last
 _SIZE_ASSUMED = [False]
+#: process group → the backend that the program asks for; None: of the first one
+_ASKED: dict[Any, Any] = {}
+_ORIGINAL_GROUP: Any = getattr(dist, "new_group", None)
 _ORIGINAL: Callable[..., None] = dist.init_process_group if dist.is_available() else _init
 
 
@@ -147,6 +179,7 @@ def end_group() -> None:
     """End the process group, if there is one."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+        _ASKED.clear()
         forget_meshes()
 
 
@@ -172,7 +205,7 @@ def sending(streams: Streams, signature: Signature, out: Any, attributes: list[t
     said = dict(attributes)
     waits = not said.pop("async_op", signature.function.namespace != "_dtensor")
     ranks = _ranks_of(next((said.pop(name) for name in GROUPS if name in said), None))
-    peers = [ranks[said[name]] for name in ("src", "dst") if name in said and "broadcast" not in signature.name]
+    peers = [_peer(ranks, said[name]) for name in ("src", "dst") if name in said and "broadcast" not in signature.name]
     members = sorted({dist.get_rank(), *peers}) if peers else ranks
     said |= {"ranks": len(members), "group": ranks_text(members)}
     attributes[:] = [item for item in said.items() if item[0] not in ("timeout", "reduce_op")]
@@ -183,6 +216,16 @@ def sending(streams: Streams, signature: Signature, out: Any, attributes: list[t
         streams.hold(dist.Work.unbox(handle))
 
 
+def _peer(ranks: list[int], number: int) -> int:
+    if not 0 <= number < len(ranks):
+        raise UsageError(
+            f"the program sends to, or receives from, rank {number} of a group of {counted(len(ranks), 'rank')}: name"
+            " one that there is, or start it with a larger --world"
+        )
+    return ranks[number]
+
+
+BARRIER = "c10d.barrier"
 #: names that operators have for their process group
 GROUPS = ("process_group", "group_name")
 #: the operator that waits for a collective, and the one that wraps its result in a tensor which waits when it is used;

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memwall.core.errors import TooManyOps, UsageError
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.carrying import with_places
-from memwall.frontend.torch.distributed import GROUPS, HANDED_ON, handed_on, sending
+from memwall.frontend.torch.distributed import BARRIER, GROUPS, HANDED_ON, handed_on, sending
 from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
 from memwall.frontend.torch.rebinding import rebind
 from memwall.frontend.torch.streams import Streams
@@ -274,7 +274,9 @@ class Recorder(TorchDispatchMode):
                     tensors.append(tensor)
                     names.append(name)
         outputs = [*flat_tensors(out), *written]
-        if self._is_host_call(tensors, outputs):
+        if signature.name == BARRIER:  # whose number is on the device under NCCL
+            tensors, names = [], []
+        elif self._is_host_call(tensors, outputs):
             return
         if outputs and not any(t.numel() for t in outputs):
             return

@@ -22,6 +22,7 @@ _FIXES = {
         f"'{name}'": "torchrun sets it: start the program as one of its ranks, with --cluster NAME --world N"
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
     },
+    "has no attribute 'ProcessGroupNCCL'": "NCCL is not there: leave its options out where the program is traced",
     "more than 1 value per channel when training": (
         "a batch norm in training needs two samples: make inputs of two (--batch 2 where the target takes a batch)"
     ),

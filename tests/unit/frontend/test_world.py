@@ -412,6 +412,56 @@ def test_what_is_read_of_a_sum_over_ranks_is_assumed():
     assert any(note.startswith("assumed: rounded=4") and "test_world.py" in note for note in made.notes)
 
 
+def together(x):
+    with dist._coalescing_manager(device=x.device):
+        dist.all_reduce(x)
+        dist.all_reduce(torch.empty(8, 2 * H, device=x.device))
+
+
+def over_gloo(x):
+    group = dist.new_group(backend="gloo")
+    assert (dist.get_backend(), dist.get_backend(group)) == ("nccl", "gloo")
+    dist.all_reduce(x, group=group)
+
+
+@pytest.mark.parametrize(
+    ("call", "messages"),
+    [
+        (lambda x: dist.barrier(), {("all_reduce", 4): 1}),
+        (together, {("all_reduce", 4 * 8 * 3 * H): 1}),
+        (over_gloo, {("all_reduce", 4 * 8 * H): 1}),
+        (lambda x: dist.reduce(x, 0), {("broadcast", 4 * 8 * H): 1}),
+        (lambda x: dist.all_gather([torch.empty_like(x) for _ in range(8)], x), {("all_gather", 4 * 64 * H): 1}),
+    ],
+)
+def test_every_way_to_call_is_a_message(call, messages):
+    class Calls(nn.Module):
+        def forward(self, x):
+            call(x)
+            return x
+
+    def model():
+        dist.init_process_group("nccl")
+        return Calls()
+
+    made = profiled(model, torch.zeros(8, H), mode="inference")
+    assert sent(made) == messages and made.coverage.unmodeled == ()
+
+
+def test_a_rank_that_there_is_not_is_refused():
+    class Sends(nn.Module):
+        def forward(self, x):
+            dist.send(x, dst=99)
+            return x
+
+    def model():
+        dist.init_process_group("nccl")
+        return Sends()
+
+    with pytest.raises(UsageError, match=r"rank 99 of a group of 8 ranks: .* start it with a larger --world"):
+        profiled(model, torch.zeros(8, H), mode="inference")
+
+
 def test_a_collective_without_a_formula_is_named_and_charged():
     class Gathers(nn.Module):
         def forward(self, x):
