@@ -196,10 +196,9 @@ class _Job:
     def stage(self, k: int) -> Stage:
         """The times of a stage."""
         part = self.parts[k]
-        forward = _sum(block.forward for block in part)
         weight = _sum(block.weight for block in part)
-        backward = _sum((*(block.backward for block in part), *map(self._again, part)))
-        forward_s, backward_s = self._longer(forward), self._longer(backward)
+        forward_s = self._pass_s([block.forward for block in part])
+        backward_s = self._pass_s([block.backward + self._again(block) for block in reversed(part)])
         if self.layout.fsdp == "full" and self.layout.replicas > 1:
             forward_s, backward_s = self._sharded(part, forward_s, backward_s)
         weight_s = weight.busy_s + self._accumulate_s(part)
@@ -210,6 +209,18 @@ class _Job:
         """The times of a stage that waits for its sends."""
         forward_s = stage.forward_s + stage.send_s * (k < self.count - 1)
         return Stage(forward_s, stage.backward_s + stage.send_s * (k > 0), stage.weight_s)
+
+    def _pass_s(self, works: Sequence[Work]) -> float:
+        """Seconds of blocks one after another. A stage that waits for its sends has nothing issued when a pass begins
+        (Megatron-LM synchronizes after them); else the CPU may be ahead."""
+        if self.overlap or self.layout.pp == 1:
+            return self._longer(_sum(works))
+        issued_s = done_s = 0.0
+        for work in works:
+            busy_s = work.busy_s - self.hidden * work.tensor_s
+            done_s = max(max(done_s, issued_s) + busy_s, issued_s + work.issue_s)
+            issued_s += work.issue_s
+        return done_s
 
     def _longer(self, work: Work) -> float:
         """Seconds of the GPU, or of the CPU that issues its kernels."""

@@ -150,3 +150,23 @@ def test_groups_that_communicate_at_once_share_the_adapters_of_a_node():
     )
     assert alone == pytest.approx(collective_s("all_reduce", 2e9, 32, few).time_s, rel=1e-6)
     assert shared > 1.8 * collective_s("all_reduce", 2e9, 16, few, per_node=4).time_s
+
+
+def test_a_stage_that_waits_for_its_sends_begins_with_nothing_issued():
+    """A layer's kernels take the CPU 1 s and the GPU 0.1, the head's the GPU 5: they run after one another where the CPU
+    is not ahead, and next to one another where it is."""
+    layer = Block(Work(0.1, issue_s=1.0), input_bytes=8)
+    blocks = Blocks(Block(), (layer,) * 2, Block(Work(5.0, issue_s=0.1)))
+    waits, ahead = (training_step(blocks, Parallelism(pp=2), CLUSTER, overlap=overlap) for overlap in (False, True))
+    assert waits.pipeline.time_s == pytest.approx(1.0 + (1.0 + 5.0), rel=1e-4)
+    assert ahead.pipeline.time_s == pytest.approx(1.0 + (0.1 + 5.0), rel=1e-4)
+
+
+def test_stages_send_parts_that_are_gathered():
+    """Ranks that share products have the same activations: each sends 1/8 to the next node."""
+    big = Block(Work(1.0), Work(2.0), input_bytes=10**9)
+    blocks = Blocks(Block(), (big,) * 2, Block())
+    found = training_step(blocks, Parallelism(tp=8, pp=2), CLUSTER, overlap=False).pipeline
+    apart_s = collective_s("send_recv", 10**9 / 8, 2, CLUSTER, per_node=1).time_s
+    whole_s = collective_s("all_gather", 10**9, 8, CLUSTER).time_s
+    assert found.time_s == pytest.approx(2 * (1 + 2) + 2 * (apart_s + whole_s))
