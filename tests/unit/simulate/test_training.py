@@ -153,8 +153,8 @@ def test_groups_that_communicate_at_once_share_the_adapters_of_a_node():
 
 
 def test_a_stage_that_waits_for_its_sends_begins_with_nothing_issued():
-    """A layer's kernels take the CPU 1 s and the GPU 0.1, the head's the GPU 5: they run after one another where the CPU
-    is not ahead, and next to one another where it is."""
+    """A layer's kernels take the CPU 1 s and the GPU 0.1, the head's the GPU 5: one after another where the CPU is not
+    ahead, and next to one another where it is."""
     layer = Block(Work(0.1, issue_s=1.0), input_bytes=8)
     blocks = Blocks(Block(), (layer,) * 2, Block(Work(5.0, issue_s=0.1)))
     waits, ahead = (training_step(blocks, Parallelism(pp=2), CLUSTER, overlap=overlap) for overlap in (False, True))
