@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
-from memwall.hardware.cluster import hardware_of
+from memwall.hardware.cluster import all_at_once, hardware_of
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
 from memwall.ops import graph_costs
@@ -19,7 +19,6 @@ from memwall.perfmodel.collectives import CollectiveTime, message_time
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
 from memwall.simulate.blocks import Blocks, light_blocks, read_blocks
-from memwall.simulate.training import all_at_once
 
 if TYPE_CHECKING:
     from memwall.frontend.sharding import Split

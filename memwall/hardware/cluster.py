@@ -197,3 +197,12 @@ def cluster_of(gpu: Gpu) -> Cluster:
         return cluster.gpu != gpu.name, round(far, 3), hardware_of(cluster).architecture != gpu.architecture
 
     return min(known, key=away)
+
+
+def all_at_once(cluster: Cluster) -> Cluster:
+    """The cluster for groups of GPUs that all communicate at once: each GPU has its part of a node's adapters."""
+    links, gpus = dict(cluster.link), cluster.gpus_per_node
+    for name, link in links.items():
+        if KINDS[link.kind][0] == "network" and link.rails < gpus:
+            links[name] = replace(link, rails=gpus, bytes_per_s=link.bytes_per_s * link.rails / gpus)
+    return replace(cluster, link=links)

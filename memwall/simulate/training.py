@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from memwall.core.errors import unknown
 from memwall.core.parallelism import Parallelism
-from memwall.hardware.cluster import hardware_of
-from memwall.hardware.links import KINDS, Cluster
+from memwall.hardware.cluster import all_at_once, hardware_of
+from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s
 from memwall.simulate.blocks import Block, Blocks, Work
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
@@ -152,15 +152,6 @@ def _job(blocks: Blocks, layout: Parallelism, cluster: Cluster, state: str, over
         raise unknown("state", state, STATES)
     hidden = _HIDDEN * (1 - 1 / layout.tp) if async_tp else 0.0
     return _Job(blocks, layout, all_at_once(cluster), STATES[state], overlap, hidden)
-
-
-def all_at_once(cluster: Cluster) -> Cluster:
-    """The cluster for groups of GPUs that all communicate at once: each GPU has its part of a node's adapters."""
-    links, gpus = dict(cluster.link), cluster.gpus_per_node
-    for name, link in links.items():
-        if KINDS[link.kind][0] == "network" and link.rails < gpus:
-            links[name] = replace(link, rails=gpus, bytes_per_s=link.bytes_per_s * link.rails / gpus)
-    return replace(cluster, link=links)
 
 
 @dataclass(frozen=True)

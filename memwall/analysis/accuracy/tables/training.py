@@ -77,6 +77,8 @@ _RUNS: Mapping[str, Mapping[str, object]] = {
     "DGX-A100 2020 batch 2048": {"state": "half", "overlap": False},
     "H100 2024 weak scaling (MCore r0.8)": {"state": "half", "async_tp": True},
 }
+#: width → heads of the runs of 2021 (arXiv 2104.04473, table 1) that are not 128 wide
+_HEADS_2021: Mapping[int, int] = {2304: 24, 3072: 32, 20480: 128}
 _RECOMPUTES = {"full": "full", "attn_only": "selective", "none": "none"}
 _MIXED = {"PURE": "half", "DEFAULT": "mixed"}
 
@@ -145,7 +147,7 @@ def _megatron(record: Record) -> TrainingSample:
     table, width = record["table"], size(record, "d_model")
     how = known(_RUNS, table, "runs of")
     is_new, tp, dp = "H100" in table, size(record, "tp"), size(record, "dp")
-    heads = size(record, "heads") if record["heads"] else width // 128
+    heads = size(record, "heads") if record["heads"] else _HEADS_2021.get(width, width // 128)
     sequences = size(record, "global_batch") // dp
     batch = next(
         n for n in (16 if "2020" in table else 4 if not is_new and width < 8192 else 1, 1) if sequences % n == 0
