@@ -1,8 +1,9 @@
 """Expert parallelism for any module whose experts are stacked: the module of one rank.
 
 As in Megatron-LM, each of the ranks that share experts has as many whole ones, and tokens of its own. Rows for experts
-of other ranks go to them and their results come back, in an all-to-all each, and so do their gradients. Every rank gets
-as many rows as it sends, and every expert as many as another, as with a router that is balanced.
+of other ranks go to them and their results come back, in an all-to-all each, and so do their gradients; what arrives
+is sorted by expert. Every rank gets as many rows as it sends, and every expert as many as another, as with a router
+that is balanced.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def _elsewhere(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     """Rows to the ranks of their experts, and the results back."""
     rows, chosen, *rest = (*args, *kwargs.values())
     if not chosen.is_floating_point() and chosen.dim() == 1:
-        return _ROUTE(forward(_ROUTE(rows), _ends(rows, len(chosen) // dist.get_world_size(GROUPS["ep"])), *rest))
+        ranks = dist.get_world_size(GROUPS["ep"])
+        experts = len(chosen) // ranks
+        made = forward(_turned(_ROUTE(rows), ranks, experts), _ends(rows, experts), *rest)
+        return _ROUTE(_turned(made, experts, ranks))
     if chosen.is_floating_point() or chosen.dim() != 2 or len(rest) != 1:
         raise UsageError(
             "ep: experts are called with rows and where each expert's end, or with tokens, choices and their weights"
@@ -75,6 +79,15 @@ def _of_tokens(forward: Any, tokens: torch.Tensor, chosen: torch.Tensor, weights
     made = _ROUTE(forward(rows, experts[:, None], rows.new_ones(len(rows), 1)))
     back = torch.empty_like(made).index_copy(0, order, made).unflatten(0, (-1, top_k))
     return (back * weights.unsqueeze(-1).to(made.dtype)).sum(1).view_as(tokens)
+
+
+def _turned(rows: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
+    """Rows by sender and expert as rows by expert and sender, or back."""
+    if inner == 1 or outer == 1:
+        return rows
+    if len(rows) % (outer * inner):
+        raise UsageError(f"ep: {outer * inner} experts do not divide the {len(rows):,} rows of a microbatch")
+    return rows.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def _ends(rows: torch.Tensor, experts: int) -> torch.Tensor:
