@@ -128,3 +128,62 @@ def test_another_layout_or_cluster_from_the_same_trace(tmp_path):
         assert found.on(layout, cluster).step == anew.step
     with pytest.raises(UsageError, match="a rank of tp=2 was traced"):
         found.on("tp=4,dp=2")
+
+
+EXPERTS = """
+import torch
+from torch import nn
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(8, 64, 64, dtype=torch.bfloat16)) for _ in range(2))
+
+    def forward(self, x, ends):
+        return torch._grouped_mm(torch._grouped_mm(x, self.up, offs=ends), self.down, offs=ends)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.experts = nn.LayerNorm(64, dtype=torch.bfloat16), Experts()
+
+    def forward(self, x):
+        ends = torch.arange(1, 9, dtype=torch.int32) * 4
+        return x + self.experts(self.norm(x).flatten(0, 1), ends).view_as(x)
+
+def model():
+    return nn.Sequential(nn.Sequential(*(Block() for _ in range(4))), nn.LayerNorm(64, dtype=torch.bfloat16))
+
+def inputs():
+    return (torch.randn(2, 16, 64, dtype=torch.bfloat16),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "why"),
+    [
+        ("dp=8,ep=3", "ep=3 does not divide the 8 GPUs of a stage"),
+        ("dp=16,ep=16", "ep=16 does not divide the 8 experts of 0.0.experts"),
+        ("tp=2,dp=4,ep=4", "ep shares experts among GPUs that have tokens of their own: with tp, give sp"),
+        ("cp=2", "cp: the module never calls torch.nn.functional.scaled_dot_product_attention: leave cp out"),
+        ("cp=3", "cp=3: 6 chunks, two a rank, do not divide sequences (axis 1) of 16"),
+        ("pp=8", "8 stages of layers, and the model has 4 equal layers"),
+        ("pp=2,microbatches=3,schedule=interleaved:2",
+         "the interleaved schedule needs microbatches that pp divides, not 3 with pp=2"),
+    ],
+)  # fmt: skip
+def test_layouts_that_a_mixture_cannot_have(run, tmp_path, layout, why):
+    path = tmp_path / "model.py"
+    path.write_text(EXPERTS, encoding="utf-8")
+    result = run("profile", path, "-q", "--parallel", layout, "--cluster", "dgx-h100")
+    assert (result.code, result.err.strip()) == (2, f"memwall: {why}")
+
+
+def test_experts_on_other_ranks(run, tmp_path):
+    """Each of eight GPUs has an expert of every layer: their gradients have nobody to be summed with."""
+    path = tmp_path / "model.py"
+    path.write_text(EXPERTS, encoding="utf-8")
+    words = ("--parallel", "dp=8,ep=8", "--cluster", "dgx-h100", "--json")
+    found = json.loads(run("profile", path, "-q", *words).out)
+    assert found["stages"][0]["weights_bytes"] == 2 * (4 * (2 * 64 + 2 * 64 * 64) + 2 * 64)
+    assert found["parts_s"]["communication within layers"] > 0
