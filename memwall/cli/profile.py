@@ -62,14 +62,18 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
     "--scale", type=click.IntRange(min=1), metavar="GPUS",
     help="With --parallel: also on twice as many GPUs, and so on up to GPUS, with as much work for each, or in all.",
 )  # fmt: skip
+@click.option(
+    "--other-rank", "others", multiple=True, metavar="FILE",
+    help="With a profiler's trace: that of another rank in the same step, to say who waits for whom. May be repeated.",
+)  # fmt: skip
 @click.option("--ncu", metavar="FILE.csv", help="Nsight Compute's report of the same run, with a profiler's trace.")
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print the counting rules."
 )
 def command(
     target: str, gpus: tuple[str, ...], what_ifs: tuple[str, ...], explain: tuple[str, ...], ncu: str | None,
-    layout: str | None, scale: int | None, top: int | None, sort: str | None, by: str | None, depth: int | None,
-    picture: str | None, out: Out, **workload: Any,
+    others: tuple[str, ...], layout: str | None, scale: int | None, top: int | None, sort: str | None,
+    by: str | None, depth: int | None, picture: str | None, out: Out, **workload: Any,
 ) -> None:  # fmt: skip
     """Say where each microsecond of TARGET would go, or went.
 
@@ -88,11 +92,12 @@ def command(
 
     shape = options.shape_options(top=top, sort=sort, by=by, depth=depth, picture=picture)
     if is_trace(target):
+        cluster = workload.pop("cluster")
         unused = options.profile_options(workload) | options.given(
             what_if=what_ifs, explain=explain, depth=depth, figure=picture
         )
         options.refuse(unused, f"{target} is a profiler's trace of one that ran")
-        profile_trace(target, gpus, ncu, out, shape)
+        profile_trace(target, gpus, ncu, out, shape, cluster, others)
         return
     if layout is not None:
         unused = options.given(gpu=gpus, what_if=what_ifs, explain=explain, figure=picture, ncu=ncu, **shape)
@@ -100,6 +105,8 @@ def command(
         return
     if scale is not None:
         raise UsageError("--scale goes with --parallel")
+    if others:
+        raise UsageError(f"--other-rank goes with a profiler's trace, and {target} is not one")
     if ncu is not None:
         raise UsageError(f"--ncu goes with a profiler's trace, and {target} is not one")
     from memwall.analysis.pipelines import pipeline_step

@@ -56,20 +56,25 @@ def refuse_trace(path: str) -> None:
         raise UsageError(f"{path} is a profiler's trace, not a saved profile; memwall profile {path} reads it")
 
 
-def profile_trace(path: str, names: Sequence[str | Gpu], ncu: str | None, out: Out, shape: dict[str, Any]) -> None:
-    """Read a trace, compare it with its GPU, write and print; ``shape`` may have ``top``, ``sort`` and ``by``."""
+def profile_trace(
+    path: str, names: Sequence[str | Gpu], ncu: str | None, out: Out, shape: dict[str, Any],
+    cluster: str | None = None, others: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Read a trace, compare it with its GPU, write and print; ``shape`` may have ``top``, ``sort`` and ``by``;
+    ``others`` are traces of other ranks in the same step."""
     from memwall.report.pages.trace import TraceReport
 
     out.plan(TraceReport)
-    analysis = analyse_file(path, names, ncu=ncu)
+    analysis = analyse_file(path, names, ncu=ncu, cluster=cluster, others=others)
     if analysis.other_vendor:
         out.messages.warn(analysis.other_vendor)
     out.show(TraceReport(analysis, **shape))
 
 
 def analyse_file(
-    path: str, names: Sequence[str | Gpu], *, ncu: str | None = None, instead: Sequence[Gpu] = ()
-) -> TraceAnalysis:
+    path: str, names: Sequence[str | Gpu], *, ncu: str | None = None, instead: Sequence[Gpu] = (),
+    cluster: str | None = None, others: Sequence[str] = (),
+) -> TraceAnalysis:  # fmt: skip
     """The analysis of a trace's file on the GPU given, else on its own, and if that is not known on the first of those
     to take ``instead``. Raises ``UsageError``: the trace or the report of Nsight Compute is wrong, or its GPU is not
     known."""
@@ -80,6 +85,7 @@ def analyse_file(
     if not trace.kernels:
         hint = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         raise UsageError(f"{path} has no GPU kernels: {hint}")
+    from memwall.hardware.cluster import cluster_of, load_cluster
     from memwall.traces import gpu_name
 
     gpu, notes = _gpu_of(trace, path, names or (instead[:1] if gpu_name(trace) is None else ()))
@@ -93,7 +99,9 @@ def analyse_file(
         if not dram_bytes:
             raise UsageError(f"{ncu}: no kernel of it is one of {Path(path).name}; {'; '.join(joined.notes[:2])}")
         notes += joined.notes
-    return analyse(trace, gpu, dram_bytes=dram_bytes, notes=notes)
+    ranks = [read_trace(other) for other in others]
+    links = load_cluster(cluster) if cluster else cluster_of(gpu)
+    return analyse(trace, gpu, dram_bytes=dram_bytes, notes=notes, cluster=links, others=ranks)
 
 
 def _gpu_of(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,9 +18,11 @@ from memwall.analysis.table import share
 from memwall.core.graph import Pipe
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
+from memwall.hardware.links import Cluster
 from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.traces.attained import RowKind, TraceRow, TraceRows
 from memwall.traces.calls import Surroundings
+from memwall.traces.collectives import Alike, RankWaits, collectives, rank_waits
 from memwall.traces.costs import Price, Pricing, older_kernels_note, reading, row_cost
 from memwall.traces.reading import ran_elsewhere, vendors_of
 from memwall.traces.records import Trace, TracedOp
@@ -94,6 +96,10 @@ class TraceAnalysis:
     rows: TraceRows
     resolution_s: float
     notes: tuple[str, ...]
+    #: the links that the trace's collectives are compared with, those that are alike, and the ranks of several traces
+    cluster: Cluster | None = None
+    collectives: tuple[Alike, ...] = ()
+    ranks: tuple[RankWaits, ...] = ()
 
     @property
     def ran_elsewhere(self) -> bool:
@@ -208,6 +214,9 @@ class TraceAnalysis:
             "rows": map(TraceRow.to_dict, self.rows),
             "gaps": ({"device": gap.device, "start_s": gap.start_us * _US, "time_s": gap.dur_us * _US,
                       "cause": gap.cause} for gap in trace.gaps),
+            **({"cluster": self.cluster.name} if self.cluster and self.collectives else {}),
+            **({"collectives": [row.to_dict() for row in self.collectives]} if self.collectives else {}),
+            **({"ranks": [asdict(row) for row in self.ranks]} if self.ranks else {}),
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -229,13 +238,16 @@ class TraceAnalysis:
 
 
 def analyse(
-    trace: Trace, gpu: Gpu, *, dram_bytes: Mapping[int, int] | None = None, notes: Sequence[str] = ()
-) -> TraceAnalysis:
+    trace: Trace, gpu: Gpu, *, dram_bytes: Mapping[int, int] | None = None, notes: Sequence[str] = (),
+    cluster: Cluster | None = None, others: Sequence[Trace] = (),
+) -> TraceAnalysis:  # fmt: skip
     """Compare a trace with what a GPU can do.
 
     Args:
         dram_bytes: measured DRAM bytes by kernel id, from Nsight Compute.
         notes: lines that a reader of the result should see, in addition to those of the trace.
+        cluster: how the GPUs are joined that its collectives ran on.
+        others: traces of other ranks in the same step.
     """
     whole = all(map(float.is_integer, trace.kernels.dur_us))
     launches = Rows(trace)
@@ -254,7 +266,9 @@ def analyse(
                 known[signature] = priced
         measured_s = trace.kernels.total_us(kernels) * _US
         rows.add(priced.kind(rows, rows.longest_of(number, measured_s)), measured_s)
-    plain = TraceAnalysis(trace, gpu, rows, rows.resolution_s, (*trace.notes, *notes))
+    waits = tuple(rank_waits((trace, *others))) if others else ()
+    alike = tuple(collectives(trace, cluster))
+    plain = TraceAnalysis(trace, gpu, rows, rows.resolution_s, (*trace.notes, *notes), cluster, alike, waits)
     return replace(plain, notes=(*plain.notes, *_notes(plain)))
 
 

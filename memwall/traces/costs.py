@@ -18,7 +18,6 @@ the message, a half where the number of ranks is not known.
 
 from __future__ import annotations
 
-import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +25,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memwall.core.errors import Unsupported
-from memwall.core.graph import ITEMSIZE
 from memwall.hardware.chips import CHIPS
 from memwall.hardware.gpu import Gpu
 from memwall.ops import Cost, classify, cost_of
@@ -35,11 +33,10 @@ from memwall.ops.launches import Plain
 from memwall.ops.libraries import library_rule, not_recorded
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, Surroundings, read_call, record_of
+from memwall.traces.collectives import traced_message
 from memwall.traces.records import Kernels, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
-from memwall.traces.schemas import DTYPES, SCALAR_TYPES
 from memwall.traces.triton import is_triton, triton_cost
-from memwall.traces.values import whole_number
 
 #: ops that read only the elements that their indices, or a triangle, select
 _READ_IN_PART = frozenset(
@@ -164,44 +161,16 @@ def _copies(kernels: Sequence[TracedKernel]) -> RowCost | None:
 # ---- collectives
 
 
-#: the process group that a collective runs in
-_GROUP = "Process Group Name"
-
-
 def _communication(row: Launches, surroundings: Surroundings) -> RowCost:
     """The bytes that a rank must send or receive."""
-    kernel = row.kernels[0]
-    around = list(surroundings.trace.around(row.op))
-    message = _message_bytes(kernel.attributes) or next(filter(None, map(_op_message_bytes, around)), 0)
-    if not message:
+    message = traced_message(row, surroundings.trace)
+    if not message.nbytes:
         return RowCost(None, "communication", "the size of the message was not recorded")
-    stated = (kernel.attributes, *(op.attributes for op in around))
-    sizes = [whole_number(attributes.get("Group size")) for attributes in stated]
-    known = surroundings.trace.ranks
-    groups = [str(attributes[_GROUP]) for attributes in stated if _GROUP in attributes]
-    sizes += [known[name] for name in (*groups, "") if name in known]
-    ranks = next((size for size in sizes if size > 0), 0)
-    name = str(kernel.attributes.get("Collective name") or (row.op.name if row.op else "") or kernel.name).lower()
-    if ranks == 1:
+    if message.ranks == 1:
         return RowCost(Cost({}, 0, 0), "communication")
-    notes = () if ranks else ("the number of ranks was not recorded: half of the message must cross the link",)
-    return RowCost(Cost(link_bytes=least_share(name, ranks) * message), "communication", notes=notes)
-
-
-def _message_bytes(attributes: Any) -> int:
-    count = max(0, *(whole_number(attributes.get(f"{way} msg nelems")) for way in ("In", "Out")))
-    dtype = str(attributes.get("dtype", ""))
-    return count * ITEMSIZE.get(SCALAR_TYPES.get(dtype, dtype.lower()), 0)
-
-
-def _op_message_bytes(op: TracedOp) -> int:
-    """The bytes of the first tensor of ``nccl:all_reduce`` or its wrapper."""
-    tensors = (
-        math.prod(dims) * ITEMSIZE[DTYPES[kind]]
-        for dims, kind in zip(op.dims, op.types, strict=False)
-        if kind in DTYPES and dims and all(type(n) is int for n in dims)
-    )
-    return _message_bytes(op.attributes) or next(tensors, 0)
+    notes = ("the number of ranks was not recorded: half of the message must cross the link",)
+    share = least_share(message.name, message.ranks)
+    return RowCost(Cost(link_bytes=share * message.nbytes), "communication", notes=() if message.ranks else notes)
 
 
 # ---- the price on a GPU

@@ -88,6 +88,33 @@ class SavedGap:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedCollective:
+    """Collectives that are alike; ``link_share`` and ``modeled_s`` on the cluster, null where it cannot run them."""
+
+    op: str
+    group: str
+    ranks: int
+    bytes: int
+    count: int
+    measured_s: float
+    shortest_s: float
+    bus_bytes_per_s: float
+    link_share: float | None
+    modeled_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRank:
+    """A rank among others: in how many collectives it came last, and its seconds in them, of which it waits."""
+
+    name: str
+    count: int
+    last: int
+    measured_s: float
+    waits_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SavedTrace:
     """The record; ``over_roof`` are ids of rows."""
 
@@ -102,3 +129,6 @@ class SavedTrace:
     rows: tuple[SavedRow, ...]
     gaps: tuple[SavedGap, ...]
     notes: tuple[str, ...]
+    cluster: str = ""
+    collectives: tuple[SavedCollective, ...] = ()
+    ranks: tuple[SavedRank, ...] = ()

@@ -67,6 +67,22 @@ def test_a_saved_rank_is_put_on_other_links(run, program, folder):
     assert clusters == ["dgx-h100", "hgx-b200"]
 
 
+def test_traces_of_two_ranks_say_who_waits(run, folder):
+    from tests.unit.traces.test_trace_collectives import FIRST, SECOND, traced
+
+    for name, times in (("one", FIRST), ("two", SECOND)):
+        traced(folder / name, times)
+        (folder / name / "trace.json").rename(folder / f"{name}.json")
+    line = ("profile", "one.json", "--gpu", "a100", "--cluster", "dgx-a100-80gb", "--other-rank", "two.json", "-q")
+    page = " ".join(run(*line).out.split())
+    assert "all_reduce 4 16.00 MB" in page and "238.81 GB/s" in page  # 3/2 of 16 MB in 100.5 us
+    assert "The others wait for one.json, which came last in 1 of 4 collectives and waits 40.00 us" in page
+    record = json.loads(run(*line, "--json").out)
+    assert [row["op"] for row in record["collectives"]] == ["all_reduce", "all_gather"]
+    assert [row["last"] for row in record["ranks"]] == [1, 3]
+    assert "goes with a profiler's trace" in run("profile", "net.py", "--other-rank", "two.json").error
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [

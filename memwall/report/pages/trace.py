@@ -16,7 +16,7 @@ import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.core.files import json_pieces
 from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, duration, flop_rate, percent
+from memwall.core.units import bandwidth, duration, flop_rate, percent, size
 from memwall.perfmodel.roofline import LINK
 from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import cut
@@ -84,6 +84,7 @@ class TraceReport(Report):
             *_picture(analysis, kind),
             Section("Where the GPU's time went", (_walls(analysis), _classes(analysis))),
             Section("Measured against the speed of light", (_kernels(analysis, self.by, groups, top),)),
+            *_collectives(analysis),
             *_gap_section(analysis),
             *_farthest(analysis),
             *_without(analysis),
@@ -164,6 +165,48 @@ def _gpu_time(analysis: TraceAnalysis) -> str:
     text += f"; busy {duration(analysis.busy_s)} of {duration(trace.span_us * _US)}"
     exposed_s = sum(trace.exposed_communication_us.values()) * _US
     return f"{text}, {duration(exposed_s)} of it communication alone" if exposed_s else text
+
+
+_COLLECTIVES_NOTE = (
+    "a kernel runs from when its rank comes to it until all have: the shortest of those alike is nearest to the message"
+    " alone; bus: bandwidth of it, as nccl-tests define it"
+)
+
+
+def _collectives(analysis: TraceAnalysis) -> list[Section]:
+    """The trace's own collectives, next to the model's time, and who of several ranks waits."""
+    rows, cluster = analysis.collectives[:_TEXT_ROWS], analysis.cluster
+    if not rows:
+        return []
+    cells = [
+        (row.message.op, row.message.ranks, size(row.message.nbytes), len(row.seconds), row.measured_s, row.shortest_s,
+         bandwidth(row.bus_bytes_per_s), row.link_share, row.modeled.time_s if row.modeled else None)
+        for row in rows
+    ]  # fmt: skip
+    note = f"{_COLLECTIVES_NOTE}; links and modeled: of {cluster.name}, {_PLACED}" if cluster else _COLLECTIVES_NOTE
+    table = col.listing(
+        "Collectives", cells,
+        "collective: 0, ranks: 1, message: 2, count: 3 count, all: 4 s, shortest: 5 s, bus: 6, of the links: 7 %,"
+        " modeled: 8 s like 5", note, left=len(analysis.collectives) - len(rows),
+    )  # fmt: skip
+    return [Section("", (table, *_ranks(analysis)))]
+
+
+_PLACED = "the ranks on as few nodes as hold them"
+
+
+def _ranks(analysis: TraceAnalysis) -> list[Table | Sentence]:
+    rows = analysis.ranks
+    if not rows:
+        return []
+    table = col.listing(
+        "Ranks", rows, "trace: name name, collectives: count count, came last: last count, in them: measured_s s,"
+        " waits: waits_s s like measured_s",
+        "waits: beyond the shortest of the same collective on any rank",
+    )  # fmt: skip
+    first = rows[0]
+    said = f"The others wait for {first.name}, which came last in {first.last:,} of {first.count:,} collectives"
+    return [table, Sentence(f"{said} and waits {duration(first.waits_s)}.")]
 
 
 def _counted(count: int, noun: str) -> str:

@@ -13,6 +13,7 @@ from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.analysis.fused import fuse
 from memwall.analysis.history import entry_of
 from memwall.cli.report import SCHEMAS
+from memwall.hardware.cluster import load_cluster
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
 from memwall.report.pages.accuracy import AccuracyReport
@@ -25,6 +26,7 @@ from memwall.traces.comparison import compare_traces, compare_with_model
 from tests.unit.measured_fixture import make_measured
 from tests.unit.places import ROOT
 from tests.unit.report_fixture import NEW, OLD, make_profile
+from tests.unit.traces.test_trace_collectives import all_reduce
 from tests.unit.traces_fixture import call, kernel, op, write
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -69,17 +71,22 @@ def keys(schema, part) -> set[str]:
 def test_a_trace_keeps_its_schema(tmp_path):
     """Every key of the record is in the schema, which has no other: its dataclasses do not write it."""
     events = [op("aten::mm", 0, 20, Input__Dims=[[64, 64]] * 2, Input__type=["float"] * 2),
-              call("cudaLaunchKernel", 5, 1, 1), kernel("gemm", 30, 9, 1), kernel("lonely", 50, 9, 2)]  # fmt: skip
+              call("cudaLaunchKernel", 5, 1, 1), kernel("gemm", 30, 9, 1), kernel("lonely", 50, 9, 2),
+              *all_reduce(1000, 100.5, 3)]  # fmt: skip
     trace = read_trace(write(tmp_path, events))
-    record = json.loads(render(TraceReport(analyse(trace, load_gpu("h100"), dram_bytes={0: 7, 1: 9})), "json"))
+    record = json.loads(render(TraceReport(analyse(
+        trace, load_gpu("h100"), dram_bytes={0: 7, 1: 9}, cluster=load_cluster("dgx-h100"), others=[trace]
+    )), "json"))  # fmt: skip
     known = validator("trace")
     known.validate(record)
     places = {"": record, "SavedDevice": record["devices"][0], "SavedTotals": record["totals"],
               "SavedRow": record["rows"][0], "SavedKernel": record["rows"][0]["kernels"][0],
-              "SavedGap": record["gaps"][0]}  # fmt: skip
+              "SavedGap": record["gaps"][0], "SavedCollective": record["collectives"][0],
+              "SavedRank": record["ranks"][0]}  # fmt: skip
     assert set(known.schema["$defs"]) == places.keys() - {""}
     assert {part: keys(known.schema, part) for part in places} == {part: {*own} for part, own in places.items()}
-    assert [row["measured_dram_bytes"] for row in record["rows"]] == [7, 9] and len(record["gaps"]) == 1
+    assert [row.get("measured_dram_bytes") for row in record["rows"]] == [7, 9, None]
+    assert len(record["gaps"]) == 2
     analysis = analyse(trace, load_gpu("h100"))
     for comparison in (compare_traces([analysis, analysis]), compare_with_model(analysis, [load_gpu("a100")])):
         validator("trace_comparison").validate(json.loads(render(TraceComparisonReport(comparison), "json")))

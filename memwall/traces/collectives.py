@@ -1,0 +1,190 @@
+"""A trace's own collectives: the bus bandwidth of each and its share of the links, next to the model's time; and, of
+traces of several ranks, who waits for whom.
+
+The kernel of a collective runs from when its rank comes to it until all ranks have and the message is through. So of
+those that are alike (op, group, bytes) the shortest is nearest to the time of the message, in one trace as over ranks:
+the k-th collective of a group is the same one on all its ranks, the rank on which it is shortest came last, and what it
+takes longer elsewhere is waiting.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import ITEMSIZE
+from memwall.hardware.links import Cluster
+from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s
+from memwall.traces.records import Trace, TracedOp
+from memwall.traces.rows import Launches, Rows
+from memwall.traces.schemas import DTYPES, SCALAR_TYPES
+from memwall.traces.values import whole_number
+
+#: op of :data:`memwall.perfmodel.collectives.OPS`, names in others' last -> how collectives and kernels are called
+_CALLED = {
+    "reduce_scatter": "reduce_?scatter", "all_reduce": "all_?reduce", "all_gather": "all_?gather",
+    "all_to_all": "all_?to_?all", "broadcast": "broadcast|reduce", "send_recv": "send|recv",
+}  # fmt: skip
+_RECORDED = ("c10d::", "nccl:", "record_param_comms", "_c10d_functional::")
+#: in which what a rank has of its own is one part of the message
+_PARTED = ("all_gather", "reduce_scatter")
+_GROUP = "Process Group Name"
+_US = 1e-6
+
+
+class TracedMessage(NamedTuple):
+    """What a row sends: the op (empty: unknown), its name in the trace, ``nbytes`` as nccl-tests define it and how many
+    ranks take part (0: not recorded), and the name of their group."""
+
+    op: str
+    name: str
+    nbytes: int
+    ranks: int
+    group: str
+
+
+def traced_message(row: Launches, trace: Trace) -> TracedMessage:
+    """The message of a row of communication: as its kernel says, else as the ops around its launch do."""
+    kernel = row.kernels[0]
+    around = [op for op in trace.around(row.op) if op.name.startswith(_RECORDED)]
+    stated = (kernel.attributes, *(op.attributes for op in around))
+    said = [str(attributes["Collective name"]) for attributes in stated if attributes.get("Collective name")]
+    name = next(iter((*said, *(op.name for op in around), kernel.name))).lower()
+    texts = (*said, *(op.name for op in around), kernel.name)  # the nearest first
+    op = next((op for text in texts for op, called in _CALLED.items() if re.search(called, text.lower())), "")
+    tensors = [nbytes for each in around for nbytes in _tensors(each)]
+    nbytes = max((_stated_bytes(attributes) for attributes in stated), default=0) or max(tensors, default=0)
+    groups = [str(attributes[_GROUP]) for attributes in stated if _GROUP in attributes]
+    sizes = [whole_number(attributes.get("Group size")) for attributes in stated]
+    sizes += [trace.ranks[group] for group in groups if group in trace.ranks]
+    if op in _PARTED and tensors and nbytes % min(tensors) == 0:
+        sizes.append(nbytes // min(tensors) if nbytes > min(tensors) else 0)
+    sizes.append(trace.ranks.get("", 0))
+    return TracedMessage(op, name, nbytes, next((size for size in sizes if size > 0), 0), next(iter(groups), ""))
+
+
+def _stated_bytes(attributes: Mapping[str, Any]) -> int:
+    count = max(0, *(whole_number(attributes.get(f"{way} msg nelems")) for way in ("In", "Out")))
+    dtype = str(attributes.get("dtype", ""))
+    return count * ITEMSIZE.get(SCALAR_TYPES.get(dtype, dtype.lower()), 0)
+
+
+def _tensors(op: TracedOp) -> list[int]:
+    """The bytes of each tensor of an op whose shapes were recorded."""
+    return [
+        math.prod(dims) * ITEMSIZE[DTYPES[kind]] for dims, kind in zip(op.dims, op.types, strict=False)
+        if kind in DTYPES and dims and all(type(n) is int for n in dims)
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Collectives of a trace that are alike, with the seconds of each in order; ``modeled``: on a cluster."""
+
+    message: TracedMessage
+    seconds: tuple[float, ...]
+    modeled: CollectiveTime | None = None
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds of all."""
+        return sum(self.seconds)
+
+    @property
+    def shortest_s(self) -> float:
+        """Seconds of the one that waited least."""
+        return min(self.seconds)
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        """Bus bandwidth of the shortest (nccl-tests, PERFORMANCE.md)."""
+        factor = OPS[self.message.op].bus_factor(self.message.ranks)
+        return factor * self.message.nbytes / self.shortest_s if self.shortest_s else 0.0
+
+    @property
+    def link_share(self) -> float | None:
+        """Seconds of a ring's bytes at the links' nominal rate, over those of the shortest."""
+        return self.modeled.wire_s / self.shortest_s if self.modeled and self.shortest_s else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON record."""
+        message = self.message
+        return {
+            "op": message.op, "group": message.group, "ranks": message.ranks, "bytes": message.nbytes,
+            "count": len(self.seconds), "measured_s": self.measured_s, "shortest_s": self.shortest_s,
+            "bus_bytes_per_s": self.bus_bytes_per_s, "link_share": self.link_share,
+            "modeled_s": self.modeled.time_s if self.modeled else None,
+        }  # fmt: skip
+
+
+def collectives(trace: Trace, cluster: Cluster | None) -> list[Alike]:
+    """The collectives of a trace whose op, bytes and ranks are known, the longest together first."""
+    found: dict[TracedMessage, list[float]] = {}
+    for message, seconds in _each(trace):
+        found.setdefault(message, []).append(seconds)
+    rows = [Alike(message, tuple(seconds), _modeled(message, cluster)) for message, seconds in found.items()]
+    return sorted(rows, key=lambda row: -row.measured_s)
+
+
+def _each(trace: Trace) -> Iterable[tuple[TracedMessage, float]]:
+    rows = Rows(trace)
+    for number in range(len(rows)):
+        row = rows[number]
+        if row.kind == "communication":
+            message = traced_message(row, trace)
+            if message.op and message.nbytes and message.ranks > 1:
+                yield message, sum(kernel.dur_us for kernel in row.kernels) * _US
+
+
+def _modeled(message: TracedMessage, cluster: Cluster | None) -> CollectiveTime | None:
+    """The model's time, the ranks on as few nodes as hold them; None where they do not fill these."""
+    try:
+        return collective_s(message.op, message.nbytes, message.ranks, cluster) if cluster else None
+    except UsageError:
+        return None
+
+
+# -- several ranks -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankWaits:
+    """One rank among others: how many collectives it has in common with them, in how many of these it came last, and
+    its seconds in them, of which it waits for others in ``waits_s``."""
+
+    name: str
+    count: int
+    last: int
+    measured_s: float
+    waits_s: float
+
+
+def rank_waits(traces: Sequence[Trace]) -> list[RankWaits]:
+    """The ranks whose traces these are, the one that waits least first: the others wait for it.
+
+    Raises:
+        UsageError: they have no collective in common.
+    """
+    ran: list[dict[tuple[TracedMessage, int], float]] = []
+    for trace in traces:
+        seconds: dict[tuple[TracedMessage, int], float] = {}
+        counts: dict[TracedMessage, int] = {}
+        for message, each_s in _each(trace):
+            counts[message] = counts.get(message, -1) + 1
+            seconds[message, counts[message]] = each_s
+        ran.append(seconds)
+    common = [key for key in ran[0] if all(key in each for each in ran)]
+    if not common:
+        names = " and ".join(trace.path_name for trace in traces[:2])
+        raise UsageError(f"{names} have no collective in common: give traces of the same step, of ranks of one group")
+    least = {key: min(each[key] for each in ran) for key in common}
+    found = []
+    for trace, each in zip(traces, ran, strict=True):
+        measured_s = sum(each[key] for key in common)
+        last = sum(each[key] == least[key] for key in common)
+        found.append(RankWaits(trace.path_name, len(common), last, measured_s, measured_s - sum(least.values())))
+    return sorted(found, key=lambda row: row.waits_s)
