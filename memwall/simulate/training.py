@@ -3,7 +3,9 @@ memory of each rank.
 
 The pipeline of microbatches is simulated (:mod:`memwall.simulate.pipeline`). Gradients are summed over the replicas
 block by block while the last backward pass runs, and what does not fit next to it is exposed; weights that are sharded
-are gathered one block ahead. Collectives take nothing from the kernels next to them.
+are gathered one block ahead. Collectives take nothing from the kernels next to them, but for exchanges of parts of a
+product (asynchronous tensor parallelism), of which three quarters of what could be hidden is. Ranks that share products
+send a part each of what the next stage reads, which is gathered there.
 """
 
 from __future__ import annotations
