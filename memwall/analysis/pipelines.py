@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memwall.analysis.communication import Pipeline, distinct_ranks, exposed_s, pipeline_of
 from memwall.ops.launches import Message
@@ -43,6 +44,14 @@ class PipelineStep:
         """When a task begins and ends, in seconds of the step."""
         stage, end_s = self.stages[task.stage], self.run.ends[task]
         return end_s - {"F": stage.forward_s, "B": stage.backward_s, "W": stage.weight_s}[task.kind], end_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON record: the step, its bubble and the seconds of each stage."""
+        return {
+            "schedule": self.pipeline.schedule, "microbatches": self.pipeline.microbatches,
+            "ranks": list(self.pipeline.ranks), "time_s": self.time_s, "bubble": self.run.bubble,
+            "slowest_rank": self.slowest, "stages": [stage._asdict() for stage in self.stages],
+        }  # fmt: skip
 
     @property
     def slowest(self) -> int:

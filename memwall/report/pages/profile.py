@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from memwall.analysis.explanation import Explanation
-from memwall.analysis.pipelines import PipelineStep
+from memwall.analysis.pipelines import PipelineStep, rank_rows
 from memwall.analysis.quantities import columns_of
 from memwall.analysis.savings import policy_sets
 from memwall.analysis.validation import COLUMNS as MEASURED_COLUMNS
@@ -63,22 +63,26 @@ class ProfileReport(Report):
         Raises:
             UsageError: no such ``by`` or ``sort``.
         """
+        ranks = [rank_section(self.ranks, self.pipeline)] if self.ranks else []
         if kind == "html":
-            return profile_page(self.profile, self.what_ifs)
+            return profile_page(self.profile, self.what_ifs, ranks)
         sections = [_explanation_section(self.profile, schedule, why) for schedule, why in self.explained]
         if kind != "text" or not sections:
             header, *whole = profile_sections(self.profile, self.by, self.top, self.sort, self.what_ifs, self.depth)
             noted = Section("", (*header.blocks, *([Sentence(f"{self.assumed}.")] if self.assumed else [])))
-            ranks = [rank_section(self.ranks, self.pipeline)] if self.ranks else []
             sections = [noted, *ranks, *whole, *sections]
         return Document(self.profile.workload.name, sections)
 
     def record(self) -> str:
-        """``memwall.profile/1``; what-ifs, explanations and the sums of what was measured, which readers pass over,
-        under keys of their own."""
+        """``memwall.profile/1``; what-ifs, explanations, ranks, their pipeline and the sums of what was measured, which
+        readers pass over, under keys of their own."""
         further: dict[str, Any] = {"what_if": [o.to_dict() for o in self.what_ifs]} if self.what_ifs else {}
         if self.explained:
             further["explanations"] = [_explanation_dict(schedule, why) for schedule, why in self.explained]
+        if self.ranks:
+            further["ranks"] = [asdict(row) for row in rank_rows(self.ranks, self.pipeline)]
+        if self.pipeline:
+            further["pipeline"] = self.pipeline.to_dict()
         if self.profile.measurements:
             further["measured"] = summary(self.profile)
         return self.profile.to_json(further)

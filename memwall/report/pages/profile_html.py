@@ -51,14 +51,14 @@ _ZOOM = (
 )
 
 
-def profile_page(profile: Profile, what_ifs: Sequence[Outcome]) -> Document:
-    """The page: facts, what was measured, policies, what-ifs, a panel for each simulation, the kernels."""
+def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[Section] = ()) -> Document:
+    """The page: facts, ``ranks``, what was measured, policies, what-ifs, a panel for each simulation, the kernels."""
     profile = profile.with_simulations(by_gpu(profile))
     sims = profile.simulations
     rows = [kernel_rows(profile, schedule) for schedule in sims]
     data, left_out = _data(profile, rows)
     totals = [page.totals_table(profile)] if sims and not is_several(profile) else []
-    sections: list[Section | Panel] = [Section("", (page.header_facts(profile), *totals))]
+    sections: list[Section | Panel] = [Section("", (page.header_facts(profile), *totals)), *ranks]
     sections += [Section(s.heading, s.blocks, "fusion") for s in measured_sections(profile, top=MAX_MEASURED)]
     for policies in policy_sets(profile) if is_several(profile) else ():
         sections.append(Section(page.gpu_title(profile, policies.schedules[0]), policy_blocks(policies)))

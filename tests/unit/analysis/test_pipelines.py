@@ -141,6 +141,11 @@ def test_the_page_names_the_bubble_and_the_slowest_rank():
     page = render(ProfileReport(traced()[0], ranks=traced(), pipeline=step), "text")
     assert "takes" in page and f"rank {step.slowest}, the slowest" in page
     assert "Schedule1F1B with 8 micro-batches in 4 stages" in " ".join(page.split())
+    assert "the slowest" in render(ProfileReport(traced()[0], ranks=traced(), pipeline=step), "html")
+    record = json.loads(render(ProfileReport(traced()[0], ranks=traced(), pipeline=step), "json"))
+    assert record["pipeline"]["time_s"] == step.time_s and len(record["pipeline"]["stages"]) == RANKS
+    assert [row["rank"] for row in record["ranks"]] == [0, 1, 3]
+    assert memwall.Profile.from_dict(record).graph == traced()[0].graph
 
 
 def test_the_timeline_has_a_row_for_each_stream_link_and_rank():
