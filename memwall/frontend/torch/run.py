@@ -88,6 +88,7 @@ def trace(
     """
     with (
         exclusive(), light_imports(), deep_calls(), torch.inference_mode(False), inference_mode_as_no_grad(), undrawn(),
+        _threads(0 if options.real else 1),
     ):  # fmt: skip
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
@@ -115,6 +116,18 @@ def _traced(
             options = replace(options, replay=False)
         except NeedsGradients:
             options = replace(options, gradients=True)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many threads of torch; 0: as many as there are. Known values are small, and threads that share a few numbers
+    wait for each other far longer than they compute where other processes have the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 _LOCK = threading.RLock()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from memwall.core.errors import UsageError
 from memwall.fusion.server.kernels import (
@@ -237,19 +237,21 @@ class GpuSteps:
         """What most of a step's time waits for: a wall of the kernels, or ``link``."""
         key = step.decodes, step.prefills
         if key not in self._walls:
-            self._walls[key] = self._by_wall(step, {}, cached=False)
-        taken = self._by_wall(step, dict(self._walls[key]), cached=True)
+            self._walls[key] = self._by_wall(step)
+        taken, own = dict(self._walls[key]), self._own(step)
+        for kernel, n in self._of.get("cache", ()):
+            found = self.prediction(kernel, own)
+            taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * found.time_s
         return max(taken, key=taken.__getitem__)
 
-    def _by_wall(self, step: Step, taken: dict[str, float], *, cached: bool) -> dict[str, float]:
-        """Seconds by wall, more of them by the kernels that read a cache, or by those that read none."""
+    def _by_wall(self, step: Step) -> dict[str, float]:
+        """Seconds by wall of the kernels that read no cache."""
+        taken: dict[str, float] = {}
         for kernel, n, each in self.each(step):
-            own = each if cached else Step(each.decodes, 0, each.prefills)
-            if isinstance(kernel, Encoded):  # of no decode
-                continue
-            if isinstance(kernel, Collective) and not cached:
+            own = Step(each.decodes, 0, each.prefills)
+            if isinstance(kernel, Collective):
                 taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
-            elif isinstance(kernel, _CACHED) == cached:
+            elif not isinstance(kernel, (*_CACHED, Encoded)):  # an encoder is of no decode
                 found = self.prediction(kernel, own)
                 waits_s = found.time_s + self._waited_s(kernel, own)
                 taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * waits_s
@@ -257,6 +259,8 @@ class GpuSteps:
 
     def prediction(self, kernel: Kernel, step: Step) -> Prediction:
         """The time of a kernel by its terms; no collective."""
+        if isinstance(kernel, Attention):
+            return _attention(kernel, self.layout.tp, self.layout.kv, self.gpu, step)
         key = id(kernel), step
         if key not in self._predicted:
             cost, is_row = kernel.cost(step, self.layout), isinstance(kernel, (Product, Between))
@@ -284,3 +288,9 @@ class GpuSteps:
         nbytes = kernel.message_bytes(step)
         library = self.layout.engine if self.layout.engine in LIBRARIES else "custom"
         return collective_s(kernel.op, nbytes, self.layout.tp, self.cluster, library=library).time_s
+
+
+@lru_cache(maxsize=1 << 16)
+def _attention(kernel: Attention, tp: int, kv: str, gpu: Gpu, step: Step) -> Prediction:
+    """The time of attention, which many models and schemes of weights share."""
+    return predict_cost(kernel.cost(step, Layout(tp=tp, kv=kv)), gpu, 0, "graph")
