@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, islice
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from memwall.core.errors import need
+from memwall.core.errors import UsageError, message_of, need
 from memwall.core.process import Child, Lost, environment
 from memwall.sweeping.kinds import KINDS, Row, Task, evaluate
 from memwall.sweeping.traces import Traces
 
 #: number of a task, its rows
 Done = Iterator[tuple[int, list[Row]]]
+#: tasks that a Dask cluster has at once, and seconds in which its scheduler answers
+_AHEAD, _ANSWERS_S = 256, 10
+#: of a cluster here: workers do not profile themselves, and have their tasks before they ask for them
+_SETTINGS = {"distributed.worker.profile.enabled": False, "distributed.scheduler.worker-saturation": "inf"}
 #: how often a task is tried whose process dies, by the system's hand or the model's
 _TRIES = 3
 
@@ -86,31 +94,55 @@ def on_dask(tasks: Sequence[Task], folder: Path | None, workers: int | None, sch
 
     Raises:
         MissingError: Dask is not installed.
+        UsageError: no scheduler answers, or it is lost.
     """
     distributed: Any = need("distributed", "dask")
-    count = workers or os.cpu_count() or 1
-    options = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
-    cluster = None if scheduler else distributed.LocalCluster(**options)
-    with distributed.Client(scheduler or cluster, set_as_default=False) as client:
-        send = lambda task: client.submit(_on_worker, task, folder, pure=False, retries=_TRIES - 1)  # noqa: E731
-        futures = {send(task): number for number, task in enumerate(tasks)}
-        lost: list[int] = []
-        try:
-            for future in distributed.as_completed(futures, loop=client.loop):
-                if future.exception() is None:
-                    yield futures[future], future.result()
-                else:  # its worker died, perhaps by another task that it had
-                    lost.append(futures[future])
-                future.release()
-            for number in sorted(lost):
-                future = send(tasks[number])
-                error = future.exception()
-                said = f"no Dask worker survived it: {type(error).__name__}"
-                yield number, future.result() if error is None else [said] * len(tasks[number].points)
-        finally:
-            client.cancel(list(futures))
-            if cluster is not None:
-                cluster.close()
+    with ExitStack() as stack:
+        client = _client(distributed, workers or os.cpu_count() or 1, scheduler, stack)
+        send = partial(client.map, _on_worker, folder=folder, pure=False, retries=_TRIES - 1, batch_size=_AHEAD)
+        numbers: dict[Any, int] = {}
+        waiting, lost = iter(range(len(tasks))), list[int]()
+        done = distributed.as_completed(loop=client.loop)
+        stack.callback(lambda: client.cancel(list(numbers)) if client.status == "running" else None)
+        finished: list[Any] = [None] * _AHEAD
+        while finished:
+            more = list(islice(waiting, len(finished)))
+            futures = send([tasks[number] for number in more]) if more else []
+            numbers.update(zip(futures, more, strict=True))
+            done.update(futures)
+            finished = done.next_batch() if numbers else []
+            states = defaultdict[str, list[Any]](list)
+            for future in finished:
+                states[future.status].append(future)
+            if states.pop("cancelled", []):
+                raise UsageError(f"the Dask scheduler {scheduler or ''} is lost; with --keep FOLDER the finished points"
+                                 " are there, and --resume evaluates the others")  # fmt: skip
+            lost += map(numbers.pop, states.pop("error", []))
+            good = states.pop("finished", [])
+            done.update(chain(*states.values()))  # results that went with their worker are made again
+            yield from zip(map(numbers.pop, good), client.gather(good), strict=True)
+        for number in sorted(lost):  # its worker died, perhaps by another task that it had
+            (future,) = send([tasks[number]])
+            error = future.exception()
+            said = f"no Dask worker survived it: {type(error).__name__}"
+            yield number, future.result() if error is None else [said] * len(tasks[number].points)
+
+
+def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitStack) -> Any:
+    """A client of the scheduler, or of a cluster here."""
+    if scheduler is None:
+        dask: Any = need("dask", "dask")
+        stack.enter_context(dask.config.set(_SETTINGS))
+        cluster = stack.enter_context(distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+        ))  # fmt: skip
+        client = stack.enter_context(distributed.Client(cluster, set_as_default=False))
+        client.run(atexit.register, os._exit, 0)  # a worker would take seconds to free its traces one by one
+        return client
+    try:
+        return stack.enter_context(distributed.Client(scheduler, set_as_default=False, timeout=_ANSWERS_S))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no Dask scheduler answers at {scheduler}: {message_of(error)}") from None
 
 
 _worker: Callable[[Task, Path | None], list[Row]] | None = None

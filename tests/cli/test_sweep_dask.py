@@ -1,0 +1,142 @@
+"""Sweeps on a real Dask scheduler with workers on loopback, which are killed; and a disk that fills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import memwall
+from memwall.core.errors import UsageError
+from memwall.sweeping import dataset
+from tests.cli.conftest import MODEL
+from tests.cli.test_serve import LLAMA
+
+VARY = {"batch": [1, 2, 3, 4, 5, 6], "gpu": ["a100", "h100"]}
+needs_dask = pytest.mark.skipif(
+    subprocess.run([sys.executable, "-c", "import distributed"], capture_output=True, check=False).returncode != 0,
+    reason="Dask is not installed",
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def mlp(tmp_path):
+    (tmp_path / "mlp.py").write_text(MODEL, encoding="utf-8")
+    return str(tmp_path / "mlp.py")
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a scheduler with two workers: its address, and the processes, the scheduler first."""
+    processes = []
+
+    def cluster():
+        file = tmp_path / f"scheduler{len(processes)}.json"
+        own = [
+            spawn("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", file)
+        ]
+        for _ in range(2):
+            own.append(
+                spawn("dask_worker", "--scheduler-file", file, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+            )
+        deadline = time.monotonic() + 60
+        while not file.exists() or not file.read_text(encoding="utf-8").strip():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return json.loads(file.read_text(encoding="utf-8"))["address"], own
+
+    def spawn(name, *words):
+        command = [sys.executable, "-m", f"distributed.cli.{name}", *map(str, words)]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        processes.append(process)
+        return process
+
+    yield cluster
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def kills(process):
+    """A callback of progress that kills a process after the first finished points."""
+
+    def progress(message):
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+
+    return progress
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@needs_dask
+def test_a_killed_worker_loses_nothing_and_nothing_comes_twice(mlp, tmp_path, start):
+    address, (_, worker, _) = start()
+    frame = memwall.sweep(mlp, VARY, engine="dask", scheduler=address, keep=tmp_path / "dask", progress=kills(worker))
+    assert worker.poll() is not None and len(frame) == 12 and frame["id"].is_unique
+    assert frame.equals(memwall.sweep(mlp, VARY, workers=0, keep=tmp_path / "here"))
+    assert files(tmp_path / "dask") == files(tmp_path / "here")
+
+
+@needs_dask
+def test_a_lost_scheduler_keeps_what_is_finished_and_another_one_does_the_rest(mlp, tmp_path, start):
+    address, (scheduler, *_) = start()
+    with pytest.raises(UsageError, match=r"Dask scheduler .* is lost; with --keep FOLDER"):
+        memwall.sweep(mlp, VARY, engine="dask", scheduler=address, keep=tmp_path / "kept", progress=kills(scheduler))
+    before = files(tmp_path / "kept")
+    assert 0 < len(before) < 6
+    address, _ = start()
+    frame = memwall.sweep(mlp, VARY, engine="dask", scheduler=address, keep=tmp_path / "kept", resume=True)
+    assert frame.equals(memwall.sweep(mlp, VARY, workers=0, keep=tmp_path / "here"))
+    assert files(tmp_path / "kept") == files(tmp_path / "here") and before.items() <= files(tmp_path / "kept").items()
+
+
+@needs_dask
+def test_no_scheduler_answers(mlp, monkeypatch):
+    monkeypatch.setattr("memwall.sweeping.engines._ANSWERS_S", 1)
+    with pytest.raises(UsageError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9: "):
+        memwall.sweep(mlp, VARY, engine="dask", scheduler="tcp://127.0.0.1:9")
+
+
+def test_a_disk_that_fills_keeps_what_is_finished(mlp, tmp_path, monkeypatch):
+    """The fourth file is the first that has no room; half of it is written."""
+    written = dataset.write_whole
+
+    def full(path, content):
+        if len(list(path.parent.iterdir())) == 3:
+            raise UsageError(f"cannot write {path}: No space left on device")
+        written(path, content)
+
+    monkeypatch.setattr(dataset, "write_whole", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        memwall.sweep(mlp, VARY, workers=0, keep=tmp_path / "kept")
+    monkeypatch.setattr(dataset, "write_whole", written)
+    before = files(tmp_path / "kept")
+    assert len(before) == 3
+    frame = memwall.sweep(mlp, VARY, workers=0, keep=tmp_path / "kept", resume=True)
+    assert frame.equals(memwall.sweep(mlp, VARY, workers=0, keep=tmp_path / "here"))
+    assert files(tmp_path / "kept") == files(tmp_path / "here") and before.items() <= files(tmp_path / "kept").items()
+
+
+def test_one_broken_configuration_in_a_thousand_is_reported_and_the_others_finish(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    steps = [(batch, 1024) for batch in range(1, 1001)]
+    steps[500] = 501, 10**6
+    frame = memwall.sweep(f"hf:{tmp_path}", {"gpu": ["h100"], ("batch", "context"): steps}, workers=0)
+    broken = frame[frame["error"] != ""]
+    assert broken.index.tolist() == [500] and "are beyond the 8,192 positions of the model" in broken["error"].item()
+    assert (frame.drop(500)["time_s"] > 0).all()
