@@ -58,7 +58,7 @@ from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.pipelines import pipelined
 from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
-from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd
+from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd, threads
 from memwall.frontend.torch.shapes import SparseCopies
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
@@ -88,7 +88,7 @@ def trace(
     """
     with (
         exclusive(), light_imports(), deep_calls(), torch.inference_mode(False), inference_mode_as_no_grad(), undrawn(),
-        _threads(0 if options.real else 1),
+        threads(0 if options.real else 1),
     ):  # fmt: skip
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
@@ -116,18 +116,6 @@ def _traced(
             options = replace(options, replay=False)
         except NeedsGradients:
             options = replace(options, gradients=True)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """So many threads of torch; 0: as many as there are. Known values are small, and threads that share a few numbers
-    wait for each other far longer than they compute where other processes have the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 _LOCK = threading.RLock()

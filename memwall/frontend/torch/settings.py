@@ -74,3 +74,15 @@ def inference_mode_as_no_grad() -> Iterator[None]:
 
     with patch.object(torch.inference_mode, "__enter__", enter):
         yield
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of torch; 0: as many as there are. Known values are small, and threads that share a few numbers
+    wait for each other far longer than they compute where other processes have the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
