@@ -107,7 +107,7 @@ def _sample(name: str, record: Record, cluster: Cluster, label: str, kind: str, 
 
 def _vtrain_cluster(tp: int) -> Cluster:
     """A DGX A100 but for its network: four adapters (vTrain's config/validation: 800 Gbit/s of a node). Groups with
-    several GPUs of a node use one of them, which is what half of the rows of several nodes with ``pp=1`` show."""
+    several GPUs of a node use one of them: inferred from rows of several nodes with ``pp=1``, of both halves."""
     like, rails = load_cluster("dgx-a100-80gb"), 4 if tp % 8 == 0 else 1
     link = {**like.link, "network": replace(like.link["network"], rails=rails)}
     return replace(like, name=f"{like.name}, {counted(rails, 'rail')}", link=link)
