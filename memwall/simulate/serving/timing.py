@@ -197,7 +197,9 @@ class GpuSteps:
 
     def _waited_s(self, kernel: Kernel, step: Step) -> float:
         """Seconds of messages that belong to a kernel."""
-        return self._exchanged_s(kernel, step) if isinstance(kernel, Experts) and self.layout.dp > 1 else 0.0
+        if isinstance(kernel, Experts) and self.layout.dp > 1 and step.tokens:
+            return self._exchanged_s(kernel, step)
+        return 0.0
 
     def _is_fused(self, kernel: Kernel, step: Step) -> bool:
         """Whether it is the sum and norm of rows that an all-reduce of the engine's own makes, which does them too:
@@ -226,11 +228,13 @@ class GpuSteps:
             yield kernel, n, of_stage if isinstance(kernel, Experts) else own
 
     def by_kind(self, step: Step) -> dict[str, float]:
-        """Seconds of a step by the class of its kernels."""
+        """Seconds of a step by the class of its kernels; messages that belong to a kernel are ``Collective``."""
         taken: dict[str, float] = {}
         for kernel, n, own in self.each(step):
-            name = type(kernel).__name__
-            taken[name] = taken.get(name, 0.0) + n * self.kernel_s(kernel, own)
+            name, waited_s = type(kernel).__name__, self._waited_s(kernel, own)
+            taken[name] = taken.get(name, 0.0) + n * (self.kernel_s(kernel, own) - waited_s)
+            if waited_s:
+                taken["Collective"] = taken.get("Collective", 0.0) + n * waited_s
         return taken
 
     def wall(self, step: Step) -> str:
@@ -253,8 +257,8 @@ class GpuSteps:
                 taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
             elif not isinstance(kernel, (*_CACHED, Encoded)):  # an encoder is of no decode
                 found = self.prediction(kernel, own)
-                waits_s = found.time_s + self._waited_s(kernel, own)
-                taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * waits_s
+                taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * found.time_s
+                taken["link"] = taken.get("link", 0.0) + n * self._waited_s(kernel, own)
         return taken
 
     def prediction(self, kernel: Kernel, step: Step) -> Prediction:
