@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class LayoutsReport(Report):
                      f" {found.global_batch:,}, {found.simulated:,} of which were simulated;"
                      f" {counted(found.ranks, 'rank')} traced."),
         ]  # fmt: skip
-        lines += [Sentence(f"Not simulated, {count:,}: {why}.") for why, count in found.pruned.items()]
+        lines += [Sentence(f"Not simulated, {count:,}: {why}.") for why, count in _gathered(found.pruned)]
         title = f"{found.name}: layouts on {found.cluster.full_name or found.cluster.name}"
         sections = (Section("", tuple(lines)), Section("The fastest that fit", (self._table(),)))
         return Document(title, sections)
@@ -69,3 +70,14 @@ class LayoutsReport(Report):
              each.step.tensor_s, each.peak_bytes)
             for each in self.found.order
         )  # fmt: skip
+
+
+def _gathered(pruned: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Why candidates are out and how many, the most first; splits that fail for one reason stand together."""
+    counts: Counter[str] = Counter()
+    splits: dict[str, list[str]] = {}
+    for why, count in pruned.items():
+        split, _, reason = why.partition(": ") if why.startswith("tp=") else ("", "", why)
+        counts[reason] += count
+        splits.setdefault(reason, []).append(split)
+    return [("; ".join(splits[reason]) + ": " * any(splits[reason]) + reason, n) for reason, n in counts.most_common()]
