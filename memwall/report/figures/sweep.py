@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwall.analysis.quantities import QUANTITIES
 from memwall.analysis.sweep.growth import Growth, Series
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering
+from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.colors import WALL_COLORS, series_color
 from memwall.report.figures.labels import Box, Line, Placer
 from memwall.report.figures.scene import Chart, Scene, fit, text_width
@@ -34,7 +34,7 @@ def growth_chart(grown: Growth) -> Chart:
         xs, ys = ([value for each in grown.series for value in values(each)] for values in (_xs, _ys))
         x, y = _axis(xs, frame.left, frame.right), _axis(ys, frame.lower, frame.upper)
         ticks = sorted(set(xs)) if len(set(xs)) < 14 else None
-        draw_x(scene, frame, x, engineering, grown.across, ticks)
+        draw_x(scene, frame, x, plain, grown.across, ticks)
         draw_y(scene, frame, y, engineering, f"{quantity.title}, {quantity.unit}")
         draw_frame(scene, frame)
         placer = Placer(Box(frame.left, frame.upper - 6, scene.width, frame.lower + 6))

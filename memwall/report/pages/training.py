@@ -56,7 +56,7 @@ class TrainingReport(Report):
     def _parts(self) -> Table:
         parts = _parts(self.found)
         rows = [(name, duration(seconds), seconds / self.found.step.time_s) for name, seconds in parts.items()]
-        note = f"of the slowest rank, stage {self.found.step.pipeline.slowest} of {self.found.layout.pp}"
+        note = f"of the slowest rank, stage {self.found.step.pipeline.slowest}"
         return col.listing("", rows, "part: 0, time: 1 right, of the step: 2 %", note)
 
     def _memory(self) -> Table:
