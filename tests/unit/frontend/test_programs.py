@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 import memwall
 from memwall.analysis.communication import exposed_s, sent_bytes
 from memwall.core.errors import UsageError
+from tests.unit.places import ROOT
 
 #: parameters of a block of Llama 3: query and out, key and value, the three of the MLP, two norms; of what is around
 BLOCK_8B = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
@@ -95,3 +101,48 @@ def test_what_a_gate_limits_is_what_is_sent_and_what_nothing_hides():
 def test_a_program_of_torchrun_without_a_world_says_how_it_is_started():
     with pytest.raises(UsageError, match=r"KeyError: 'LOCAL_RANK'.*with --cluster NAME --world N"):
         memwall.profile("profiles/resnet50_ddp/model.py")
+
+
+def test_a_layout_and_the_program_that_shards_the_same_model_do_the_same(monkeypatch):
+    """A Llama of two blocks over two GPUs: Megatron's cut, by PyTorch's own styles and by ``tp=2``."""
+    spec = spec_from_file_location("llama_of_a_layout", ROOT / "profiles/llama3_8b/model.py")
+    llama = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, llama)
+    spec.loader.exec_module(llama)
+    config, inputs = llama.Config(width=256, layers=2, heads=8, kv_heads=4, ffn=512), llama.inputs(2, 128)
+    whole = Replicate()
+    plan = {
+        "attention": PrepareModuleInput(
+            input_layouts=(whole, None, None), desired_input_layouts=(whole, None, None)
+        ),
+        "mlp": PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(whole,)),
+        **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
+        "attention.out": RowwiseParallel(), "mlp.gate": ColwiseParallel(), "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(),
+    }  # fmt: skip
+
+    def program():
+        mesh, net = init_device_mesh("cuda", (2,)), llama.Llama(config)
+        for block in net.blocks:
+            parallelize_module(block, mesh, plan)
+        return net
+
+    workload = memwall.Workload(program, inputs, loss=llama.loss)
+    options = {"mode": "training", "optimizer": None, "gpu": "h100", "cluster": "dgx-h100", "world": 2}
+    traced = memwall.profile(workload, **options)
+    laid_out = memwall.parallel(llama.Llama(config), inputs, layout="tp=2", cluster="dgx-h100", loss=llama.loss)
+    done, same = (of_blocks(made) for made in (traced, laid_out.profile))
+    assert done == same
+    # two sums forward and two backward of each block, of 2 x 128 rows of 256 in float32
+    assert done["forward", "all_reduce", 2 * 128 * 256 * 4] == done["backward", "all_reduce", 2 * 128 * 256 * 4] == 4
+
+
+def of_blocks(made: memwall.Profile) -> Counter:
+    """Phase, kind, FLOPs and bytes of each product, attention and message of the blocks → how often."""
+    found: Counter = Counter()
+    for op, cost in zip(made.graph.ops, made.costs[0], strict=True):
+        if op.module.startswith("blocks.") and op.op_class == "communication":
+            found[op.phase, cost.launches[-1].op, cost.launches[-1].nbytes] += 1
+        elif op.module.startswith("blocks.") and op.op_class in ("contraction", "attention"):
+            found[op.phase, op.op_class, cost.total_flops, cost.read_bytes, cost.write_bytes] += 1
+    return found
