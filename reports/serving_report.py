@@ -4,8 +4,8 @@
 
 Deployments are those of ``serving_e2e.csv`` and ``trtllm_throughput.csv``, as ``memwall accuracy`` reads them. Kernels and
 messages have the constants of their own tables, the scheduler is vLLM's, requests are simulated one by one. Three seconds
-of each engine's CPU are fitted to 70 rows of half of the deployments that are one engine (``hardware_specs/engines``); the
-other half, by a hash of model, GPU and engine, no constant has seen. R1 is a roofline of the same bytes and FLOPs: 85 % of
+of each engine's CPU are fitted to 70 rows of half of the deployments that are one engine, one of vLLM's to all 159 with
+64 clients or fewer (``hardware_specs/engines``); the other half, by a hash of model, GPU and engine, no constant has seen. R1 is a roofline of the same bytes and FLOPs: 85 % of
 the bandwidth, 75 % of the peak and 3 us for each kernel, a batch that is always full, and a prompt that waits for nobody.
 """
 
