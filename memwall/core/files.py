@@ -97,9 +97,9 @@ def remembered(name: str, sources: Iterable[Path], make: Callable[[], T]) -> T:
         digest.update(source.read_bytes())
     path = cache_folder() / f"{name}.pickle"
     with contextlib.suppress(Exception):  # another version's, cut off, unreadable
-        stamp, _, pickled = path.read_bytes().partition(b"\n")
-        if stamp == digest.hexdigest().encode():
-            return cast(T, pickle.loads(pickled))
+        with path.open("rb") as file:
+            if file.readline().strip() == digest.hexdigest().encode():
+                return cast(T, pickle.load(file))
     made = make()
     with contextlib.suppress(OSError, UsageError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 from memwall.core import graph
 from memwall.core.errors import UsageError, nearest
@@ -83,13 +85,21 @@ def match_hardware(vendor: str, sm_count: int | None, dram_bytes: int | None) ->
 
 def gpu_names() -> tuple[str, ...]:
     """Canonical names of all GPUs, by vendor, then release."""
-    return tuple(gpu.name for gpu in all_gpus())
+    return tuple(_stored())
 
 
 @cache
 def all_gpus() -> tuple[Gpu, ...]:
     """All GPUs, by vendor, then release."""
-    return remembered("gpus", _sources(), lambda: tuple(map(_inherited, stated())))
+    return tuple(map(_packaged, _stored()))
+
+
+@cache
+def _stored() -> Mapping[str, tuple[tuple[str, ...], bytes]]:
+    """Name of a GPU → the names that it goes by, and the GPU pickled: a command needs few of them."""
+    return remembered("gpus", _sources(), lambda: {
+        gpu.name: ((gpu.name, gpu.full_name, *gpu.aliases), pickle.dumps(gpu, 5)) for gpu in map(_inherited, stated())
+    })  # fmt: skip
 
 
 def spec_path(name: str) -> Path:
@@ -113,13 +123,9 @@ def _sources() -> list[Path]:
     return [*_files().values(), *sorted(Path(__file__).parent.glob("*.py")), Path(graph.__file__)]
 
 
-def _packaged(name: str) -> Gpu:
-    return _by_name()[name]
-
-
 @cache
-def _by_name() -> Mapping[str, Gpu]:
-    return {gpu.name: gpu for gpu in all_gpus()}
+def _packaged(name: str) -> Gpu:
+    return cast(Gpu, pickle.loads(_stored()[name][1]))
 
 
 #: the distance from which two GPUs are unrelated: other vendors'
@@ -202,13 +208,13 @@ def _squeezed(text: str) -> str:
 @cache
 def _exact() -> Mapping[str, str]:
     """Squeezed label -> canonical name. Two GPUs never share one (tested)."""
-    return {_squeezed(label): gpu.name for gpu in all_gpus() for label in (gpu.name, gpu.full_name, *gpu.aliases)}
+    return {_squeezed(label): name for name, (labels, _) in _stored().items() for label in labels}
 
 
 def _fitting(query: str) -> list[str]:
     """Names of GPUs whose words include all words of the query."""
     words = set(_words(query))
-    known = {gpu.name: set(_words(" ".join((gpu.name, gpu.full_name, *gpu.aliases)))) for gpu in all_gpus()}
+    known = {name: set(_words(" ".join(labels))) for name, (labels, _) in _stored().items()}
     return [name for name, vocabulary in known.items() if words and words <= vocabulary]
 
 

@@ -9,13 +9,14 @@ import gc
 import itertools
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 _Cached: Any = type(functools.cache(lambda: None))
+_METHODS = (staticmethod, classmethod)
 _CACHES: weakref.WeakSet[Any] = weakref.WeakSet()
 #: name of a module → which it was when it was searched, and its spec, which reloading replaces
 _SEARCHED: dict[str, tuple[tuple[int, int, int], Any]] = {}
@@ -25,9 +26,17 @@ _MADE_BY = frozenset(map(id, (functools, functools.cache, functools.lru_cache)))
 #: levels of containers and objects that a result is searched to
 _DEPTH = 4
 #: packages whose caches hold no tensors of a model
-_OTHERS = frozenset((*sys.stdlib_module_names, "torch", "numpy", "sympy", "memwall"))
-#: modules whose large caches hold names of modules
-_IMPORTERS = frozenset(("transformers.utils.import_utils", "diffusers.utils.import_utils"))
+_OTHERS = frozenset((
+    *sys.stdlib_module_names, "torch", "numpy", "sympy", "memwall", "mpmath", "triton", "huggingface_hub", "tokenizers",
+    "PIL", "jinja2", "yaml",
+))  # fmt: skip
+#: names of modules that were looked at, and those among them that may hold such caches
+_NAMES: set[str] = set()
+_OURS: list[str] = []
+#: modules whose large caches hold names and texts
+_TEXTS = frozenset((
+    "transformers.utils.import_utils", "diffusers.utils.import_utils", "transformers.utils.auto_docstring",
+))  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -60,13 +69,16 @@ def _search() -> None:
     for name, module in _searched():
         if _is_new(name, module):
             held = vars(module)
-            if not (_MAKERS.isdisjoint(held) and _MADE_BY.isdisjoint(map(id, held.values()))):
-                _CACHES.update(cached for cached in _caches_in(module) if cached.__module__ not in _IMPORTERS)
+            if any(name in held for name in _MAKERS) or not _MADE_BY.isdisjoint(map(id, list(held.values()))):
+                _CACHES.update(cached for cached in _caches_in(module) if cached.__module__ not in _TEXTS)
 
 
 def _searched() -> list[tuple[str, ModuleType]]:
-    items = list(sys.modules.items())
-    return [(n, m) for n, m in items if isinstance(m, ModuleType) and n.partition(".")[0] not in _OTHERS]
+    loaded = dict(sys.modules)
+    new = loaded.keys() - _NAMES
+    _NAMES.update(new)
+    _OURS.extend(name for name in new if name.partition(".")[0] not in _OTHERS)
+    return [(name, module) for name in _OURS if isinstance(module := loaded.get(name), ModuleType)]
 
 
 def _with_tensors() -> list[Any]:
@@ -105,12 +117,13 @@ def _caches_in(module: ModuleType) -> Iterator[Any]:
     own = list(vars(module).values())
     classes = [item for item in own if isinstance(item, type) and item.__module__ == module.__name__]
     for item in (*own, *(item for kind in classes for item in vars(kind).values())):
-        function = getattr(item, "__func__", item) if isinstance(item, (staticmethod, classmethod)) else item
-        if type(function) is _Cached:
-            yield function
-        elif isinstance(function, FunctionType):
-            held: Iterable[Any] = gc.get_referents(*function.__closure__) if function.__closure__ else ()
-            yield from (inner for inner in held if type(inner) is _Cached)
+        kind = type(item)
+        if kind in _METHODS:
+            item, kind = item.__func__, type(item.__func__)
+        if kind is _Cached:
+            yield item
+        elif kind is FunctionType and item.__closure__:
+            yield from (inner for inner in gc.get_referents(*item.__closure__) if type(inner) is _Cached)
 
 
 def _holds_tensor(cached: Any) -> bool:
@@ -136,3 +149,6 @@ def _has_tensor(item: Any, depth: int) -> bool:
     fields = item if isinstance(item, dict) else getattr(item, "__dict__", None)
     parts = item if isinstance(item, (tuple, list)) else fields.values() if isinstance(fields, dict) else ()
     return any(_has_tensor(part, depth - 1) for part in itertools.islice(parts, 16))
+
+
+_search()  # what is loaded by now is searched once in a process, not in each fork of it

@@ -6,6 +6,7 @@ one that is made during the step stays.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
@@ -28,15 +29,24 @@ def tensors_held(*roots: Any) -> Iterator[torch.Tensor]:
     waiting = list(roots)
     while waiting:
         item = waiting.pop()
-        if id(item) in seen or not gc.is_tracked(item) or isinstance(item, _ELSEWHERE):
+        if id(item) in seen or not gc.is_tracked(item):
             continue
         seen[id(item)] = item
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, FunctionType):
-            waiting += [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
-        elif not f"{type(item).__module__}.".startswith(_PACKAGES):
+        kind = type(item)
+        if _is_opened(kind):
             waiting += gc.get_referents(item)
+        elif issubclass(kind, torch.Tensor):
+            yield item
+        elif kind is FunctionType:
+            waiting += [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
+
+
+@functools.lru_cache(4096)
+def _is_opened(kind: type) -> bool:
+    """Whether what objects of a class refer to is looked at, all of it."""
+    if issubclass(kind, (torch.Tensor, FunctionType, *_ELSEWHERE)):
+        return False
+    return not f"{kind.__module__}.".startswith(_PACKAGES)
 
 
 def storages_held(recorder: Recorder, *roots: Any) -> dict[int, torch.Tensor]:

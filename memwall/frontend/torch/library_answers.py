@@ -60,11 +60,12 @@ def library_answers(
 ) -> Iterator[None]:
     """Answer while the body runs, in the modules that are imported already. ``unrecorded`` makes a context whose calls
     are not recorded; ``note`` is called with an assumption whenever one is made; detected boxes become ``known``."""
+    asking = [m for name, m in list(sys.modules.items()) if m is not None and name.startswith(_PACKAGES)]
     with contextlib.ExitStack() as stack:
         for name, answers in _ANSWERS.items():
             module = sys.modules.get(name)
             for path, answer in answers.items() if module else ():
-                for holder, key, question in _holders(module, path):
+                for holder, key, question in _holders(module, path, asking):
                     asked = partial(_ask, question, answer, unrecorded, note)
                     replaced = _method(asked) if isinstance(holder, type) else asked
                     stack.enter_context(patch.object(holder, key, replaced))
@@ -148,7 +149,7 @@ def _ask(
     return supply(question, *args, **kwargs)
 
 
-def _holders(module: ModuleType | None, path: str) -> list[tuple[Any, str, Any]]:
+def _holders(module: ModuleType | None, path: str, asking: list[ModuleType]) -> list[tuple[Any, str, Any]]:
     """Where a function is held: a class, or its module and those that imported it by name; each with its key."""
     owner, _, key = path.rpartition(".")
     if owner:
@@ -157,8 +158,7 @@ def _holders(module: ModuleType | None, path: str) -> list[tuple[Any, str, Any]]
     question = getattr(module, key, None)
     if question is None:
         return []
-    modules = [m for name, m in list(sys.modules.items()) if m is not None and name.startswith(_PACKAGES)]
-    return [(m, key, question) for m in modules if vars(m).get(key) is question]
+    return [(m, key, question) for m in asking if vars(m).get(key) is question]
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:

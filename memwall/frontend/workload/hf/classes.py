@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
 from typing import Any
+from unittest.mock import patch
 
 from memwall.core.errors import UsageError, message_of
 from memwall.frontend.workload.hf.config import Read, all_parts, architectures, loaded, not_loaded
@@ -80,10 +82,27 @@ def _written(config: Any) -> list[Any]:
 
 def build(model: Any, config: Any) -> Any:
     """The module, with SDPA where the model supports it."""
-    try:
-        return model._from_config(config, attn_implementation="sdpa")
-    except (ValueError, ImportError) as error:
-        said = message_of(error)
-        if "attention" not in said and "sdpa" not in said:
-            raise
-        return model._from_config(config, attn_implementation="eager")
+    with _buffers_filled_alone():
+        try:
+            return model._from_config(config, attn_implementation="sdpa")
+        except (ValueError, ImportError) as error:
+            said = message_of(error)
+            if "attention" not in said and "sdpa" not in said:
+                raise
+            return model._from_config(config, attn_implementation="eager")
+
+
+def _buffers_filled_alone() -> contextlib.AbstractContextManager[Any]:
+    """While open, transformers goes only to modules with buffers to fill them: weights without data stay as they are."""
+    import torch
+
+    base: Any = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    fill = getattr(base, "_initialize_weights", None)
+    if fill is None or not torch.empty(0).is_meta:
+        return contextlib.nullcontext()
+
+    def filled(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        if module._buffers:
+            fill(self, module, *args, **kwargs)
+
+    return patch.object(base, "_initialize_weights", filled)
