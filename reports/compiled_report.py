@@ -9,6 +9,7 @@ and writes no page, so that several can run at once.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -19,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
@@ -45,6 +47,8 @@ AUTOTUNED = {"compile_inductor_max-autotune-no-cudagraphs": "call", "compile_ind
 EQUAL = 0.02
 #: median factor of the ratio's error, shares of right signs and of slower modules that are named
 FACTOR_GOAL, SIGN_GOAL, NAMED_GOAL = 1.15, 0.80, 0.60
+#: what torch 2.5 left to the library under torch.compile (make_fallback, torch/_inductor/lowering.py)
+LIBRARY = (torch.ops.aten.max_pool3d_with_indices.default,)
 #: rows of the table of the largest errors
 LISTED = 15
 
@@ -88,10 +92,24 @@ def sign(ratio: float) -> str:
 
 
 def decisions_folder() -> Path:
-    """Where decisions are kept: those of another torch or of other code are not these."""
+    """Where decisions are kept: those of another torch, of other code or of other library ops are not these."""
     code = sorted((ROOT / "memwall" / "fusion" / "inductor").glob("*.py"))
-    digest = hashlib.sha256(b"".join([torch.__version__.encode(), *(path.read_bytes() for path in code)]))
+    digest = hashlib.sha256(
+        b"".join([torch.__version__.encode(), str(LIBRARY).encode(), *(path.read_bytes() for path in code)])
+    )
     return ROOT / "build" / "compiled" / digest.hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def as_timed() -> Iterator[None]:
+    """Inductor as of the torch that was timed, 2.5 (KernelBench's requirements.txt): it calls :data:`LIBRARY` and has no
+    kernel for it. A run of the newest torch generates one."""
+    from torch._inductor import decomposition, lowering
+
+    calls = {op: lowering.fallback_handler(op) for op in LIBRARY}
+    kept = {op: made for op, made in decomposition.decompositions.items() if op not in LIBRARY}
+    with patch.dict(lowering.lowerings, calls), patch.dict(decomposition.decompositions, kept, clear=True):
+        yield
 
 
 def decided(folder: Path, eager: ModuleSample) -> list[LoweredKernel]:
@@ -99,7 +117,8 @@ def decided(folder: Path, eager: ModuleSample) -> list[LoweredKernel]:
     path = folder / eager.gpu.name / f"{eager.module}.json"
     if not path.exists():
         profile = eager.ran()
-        kernels = kernels_of(profile.graphs[profile.graph_for(eager.gpu)], eager.gpu).kernels
+        with as_timed():
+            kernels = kernels_of(profile.graphs[profile.graph_for(eager.gpu)], eager.gpu).kernels
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps([write(kernel) for kernel in kernels]))
     return [read(LoweredKernel, row, str(path)) for row in read_json(path)]

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, nearest
-from memwall.core.units import apportioned, counted, duration, percent
+from memwall.core.units import apportioned, counted, duration, few, percent
 from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
@@ -44,16 +44,19 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The seconds of a schedule that rest on constants known in one way (:data:`CALIBRATED`, or :data:`HOST`), and from
-    which GPUs."""
+    """The seconds of a schedule that rest on constants known in one way (:data:`CALIBRATED`, or :data:`HOST`), from
+    which GPUs they come and of which families of kernels they are, such as ``convolution.tf32``."""
 
     calibrated: str
     time_s: float
     gpus: tuple[str, ...]
+    families: tuple[str, ...]
 
 
 #: how the seconds are known in which the GPU waits for a host whose time is assumed
 HOST = "host time assumed"
+#: families that a text names for one way
+MAX_FAMILIES = 4
 
 
 def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
@@ -67,22 +70,27 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
         cost_of = [max((costs[i] for i in k.op_ids), key=lambda cost: cost.total_flops) for k in schedule.kernels]
     times_s, assumed = dict.fromkeys((*CALIBRATED, HOST), 0.0), schedule.gpu.host.is_assumed
     gpus: dict[str, dict[str, None]] = {}
+    families: dict[str, dict[str, None]] = {HOST: {}}
     known: dict[int, str] = {}  # repeated kernels share their cost
     for cost, kernel in zip(cost_of, schedule.timings, strict=True):
         if id(cost) not in known:
-            known[id(cost)], taken = calibration_of(cost, schedule.gpu)
+            known[id(cost)], taken, weakest = calibration_of(cost, schedule.gpu)
             gpus.setdefault(known[id(cost)], {}).update(dict.fromkeys(taken))
+            families.setdefault(known[id(cost)], {}).update(dict.fromkeys(weakest))
         status = known[id(cost)]
         waited_s = kernel.wait_s if assumed else 0.0
         times_s[status] += kernel.time_s - waited_s
         times_s[HOST] += waited_s
     if times_s[HOST]:
         gpus[HOST] = {}
-    return tuple(Provenance(status, times_s[status], tuple(gpus[status])) for status in times_s if status in gpus)
+    return tuple(
+        Provenance(status, times_s[status], tuple(gpus[status]), tuple(sorted(families[status])))
+        for status in times_s if status in gpus
+    )  # fmt: skip
 
 
 def calibration_text(profile: Profile, schedule: Schedule) -> str:
-    """``yes for 93.1 % of the time, by architecture (a100-40gb-pcie) for 6.9 %``; empty on a CPU."""
+    """``yes for 93.1 % of the time, by architecture (a100-40gb-pcie) for 6.9 % (gemm.float16)``; empty on a CPU."""
     rows = provenance(profile, schedule)
     total = sum(row.time_s for row in rows)
     if not total:
@@ -92,21 +100,33 @@ def calibration_text(profile: Profile, schedule: Schedule) -> str:
         return sources[0]
     shares = apportioned([row.time_s / total for row in rows])
     parts = [f"{source} for {percent(share)}" for source, share in zip(sources, shares, strict=True)]
-    return f"{parts[0]} of the time, {', '.join(parts[1:])}"
+    named = [
+        f" ({few(row.families, MAX_FAMILIES)})" if row.families and row.calibrated != CALIBRATED[0] else ""
+        for row in rows
+    ]
+    first, *others = map("".join, zip(parts, (f" of the time{named[0]}", *named[1:]), strict=True))
+    return ", ".join((first, *others))
 
 
-def calibration_of(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...]]:
-    """The worst calibration of a cost's launches, and the GPUs that the constants come from."""
+def calibration_of(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """The worst calibration of a cost's launches, the GPUs that the constants come from, and the launches' families
+    that are calibrated so."""
     works = (as_run(work, gpu) for work in cost.launches)
     return _calibration_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
 
 
 @lru_cache(maxsize=4096)
-def _calibration_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str, tuple[str, ...]]:
+def _calibration_of(tables: tuple[tuple[str, str], ...], gpu: Gpu) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     known = [calibrated(CONSTANTS[family], gpu, variant) for family, variant in tables]
     origins = (gpu.fitted_on.get(f"{family}.{variant}") for family, variant in tables)
     taken = dict.fromkeys(origin for origin in origins if origin and origin != gpu.name)
-    return max(known, key=CALIBRATED.index), tuple(taken)
+    worst = max(known, key=CALIBRATED.index)
+    weakest = [
+        f"{family}.{variant}".rstrip(".")
+        for status, (family, variant) in zip(known, tables, strict=True)
+        if status == worst
+    ]
+    return worst, tuple(taken), tuple(weakest)
 
 
 def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Explanation, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import memwall.report.columns as col
+from memwall.analysis.explanation import choices_text
 from memwall.analysis.fused import Refused
 from memwall.analysis.pipes import mfu_base, mfu_note
 from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, module_savings
@@ -116,7 +117,15 @@ def policy_blocks(policies: PolicySet) -> tuple[Block, ...]:
     """The policies of a GPU side by side, and a sentence for each but eager."""
     rows = [schedule for schedule in policies.schedules if schedule.policy != "eager"]
     said = (Sentence(_saving_sentence(policies, s), strong=s.policy != "ideal") for s in rows)
-    return (policy_table(policies), *said)
+    return (policy_table(policies), *said, *_ranges(policies))
+
+
+def _ranges(policies: PolicySet) -> Iterator[Sentence]:
+    """The range of each policy that leaves kernels open, and what is open."""
+    for schedule in policies.schedules:
+        if open_ := choices_text(policies.profile, schedule):
+            low, time, high = map(duration, (schedule.totals.low_s, schedule.totals.time_s, schedule.totals.high_s))
+            yield Sentence(f"{schedule.policy} is a range, {low} to {high} (80 %) around {time}: {open_}.")
 
 
 def gpus_table(sets: Sequence[PolicySet], top: int) -> Table:

@@ -109,6 +109,7 @@ def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
         page.class_table(profile, schedule),
         Picture(walls_chart(profile, (schedule,)), f"{title}: share of the time under each wall"),
     )
+    memory += page.provenance_facts(profile, schedule)
     drawn = Picture(roofline, f"{title}: roofline", _ROOFLINE)
     over_time = memory_chart(profile, schedule, context(profile))
     if over_time:

@@ -85,15 +85,20 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     if len(phases) > 1:
         blocks.append(share_table("Phases", "phase", phases))
     blocks.append(memory_table(profile, schedule))
+    blocks += provenance_facts(profile, schedule)
+    title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
+    return Section(title, blocks)
+
+
+def provenance_facts(profile: Profile, schedule: Schedule) -> list[Block]:
+    """What a schedule's time rests on: how its constants are known, what is open, how it is launched, its bound."""
     facts = known_facts(
         ("calibrated", calibration_text(profile, schedule)),
         ("open choices", choices_text(profile, schedule)),
         ("launched", "as a CUDA graph: no kernel waits for the CPU" if schedule.launch == "graph" else ""),
         ("step bound", _step_bound_text(profile, schedule)),
     )
-    blocks += [facts] if facts.items else []
-    title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
-    return Section(title, blocks)
+    return [facts] if facts.items else []
 
 
 def _verdicts(profile: Profile, schedules: Sequence[Schedule]) -> list[Sentence]:
