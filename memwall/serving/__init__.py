@@ -5,7 +5,7 @@ GPU and for each number of GPUs that share the model (:class:`~memwall.simulate.
 with those steps is run under each load (:mod:`memwall.simulate.serving`).
 """
 
-from memwall.serving.model import WEIGHTS, Model, read_model
-from memwall.serving.run import CACHES, ENGINES, Point, Serving, prices_of, serve, steps_of
+from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
+from memwall.serving.run import ENGINES, Point, Serving, prices_of, serve, steps_of
 
 __all__ = ["CACHES", "ENGINES", "WEIGHTS", "Model", "Point", "Serving", "prices_of", "read_model", "serve", "steps_of"]

@@ -21,18 +21,21 @@ WEIGHTS = {
     "model": "", "fp8": "fp8", "fp8-block": "fp8_block", "int8": "int8_wo", "int4": "int4_wo", "nvfp4": "nvfp4",
     "mxfp4": "mxfp4",
 }  # fmt: skip
+#: ``--kv`` -> dtype of the cache
+CACHES = {"model": "", "fp8": "float8_e4m3fn"}
 #: tokens in the cache of the traced step, the first that can be traced: windows of no more are seen
 _CONTEXTS = (16_383, 2047)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model as servers run it: its kernels, how its weights are stored, and the most tokens of a sequence;
-    ``encoder`` are the tokens that an encoder reads, 0 if it reads something else, None without one."""
+    """A model as servers run it: its kernels, how its weights and its cache (a dtype, empty for the model's) are
+    stored, and the most tokens of a sequence; ``encoder`` are the tokens that an encoder reads, 0 if it reads something else, None without one."""
 
     name: str
     served: Served
     scheme: str = ""
+    cache: str = ""
     max_context: int | None = None
     encoder: int | None = None
     notes: tuple[str, ...] = ()
@@ -74,11 +77,17 @@ def read_model(
     most = stated.get("most_tokens")
     if most and context and context < min(most - 1, tokens or most):
         notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
+    cache = stated.get("cache", "")
+    if cache and cache not in CACHES:
+        notes += (f"the checkpoint's cache, {cache}, is not modeled: it counts in the model's dtype",)
     encoder = stated.get("encoder")
     if encoder is not None and first is None:
         notes += ("the encoder is not in a saved decode step: prompts take no time for it",)
     scheme = stated.get("weights", "") if weights == "model" else WEIGHTS[weights]
-    return Model(name=made.workload.name, served=kernels, scheme=scheme, max_context=most, encoder=encoder, notes=notes)
+    return Model(
+        name=made.workload.name, served=kernels, scheme=scheme, cache=CACHES.get(cache, ""), max_context=most,
+        encoder=encoder, notes=notes,
+    )  # fmt: skip
 
 
 def _steps(

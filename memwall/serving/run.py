@@ -25,15 +25,13 @@ from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
 from memwall.pipeline import Names
-from memwall.serving.model import Model, read_model
+from memwall.serving.model import CACHES, Model, read_model
 from memwall.simulate.serving.engine import DEFAULT, Policy, Speculation
 from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
 from memwall.simulate.serving.steady import Steady, largest_batch, steady_state
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
 from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 
-#: ``--kv`` -> dtype of the cache
-CACHES = {"model": "", "fp8": "float8_e4m3fn"}
 #: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
 PROMPT, DECODER_PROMPT = 1024, 4
 #: dtypes that engines run on GPUs alone that multiply them
@@ -213,7 +211,12 @@ def steps_of(
     if lacking := _lacks(model.served, gpu):
         raise UsageError(lacking)
     layout = Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine)
-    return _steps(model, gpu, replace(layout, tp=tp, weights=model.scheme), cluster, utilization)
+    return _steps(model, gpu, replace(layout, tp=tp, **_stored(model, layout)), cluster, utilization)
+
+
+def _stored(model: Model, layout: Layout) -> dict[str, str]:
+    """How a model's weights and cache are stored: as its configuration says, but for a cache that was asked for."""
+    return {"weights": model.scheme, "kv": layout.kv or model.cache}
 
 
 def _steps(
@@ -226,12 +229,12 @@ def _steps(
 
 
 def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
-    layout = replace(asked.layout, tp=count, weights=model.scheme)
+    layout = replace(asked.layout, tp=count, **_stored(model, asked.layout))
     steps = _steps(model, gpu, layout, asked.cluster, asked.utilization)
     cluster = steps.cluster
     policy, engines, gpus = _of_engine(asked.policy, layout), steps, layout.gpus
     if asked.draft is not None:
-        own = replace(layout, weights=asked.draft.scheme)
+        own = replace(layout, **_stored(asked.draft, asked.layout))
         _check_layout(asked.draft.served, own)
         drafts = GpuSteps(asked.draft.served, gpu, own, cluster, asked.utilization)
         guess = Speculation(draft_tokens=asked.draft_tokens, accept=asked.accept, draft=drafts)

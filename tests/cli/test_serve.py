@@ -81,6 +81,26 @@ def test_an_fp8_cache_halves_its_bytes(run, model):
     assert 2 * halved["kv_bytes_per_sequence"] == plain["kv_bytes_per_sequence"]
 
 
+@pytest.mark.parametrize(
+    ("stated", "itemsize", "note"),
+    [
+        ({"quant_algo": "FP8", "quant_method": "modelopt", "kv_cache_scheme": "FP8"}, 1, None),
+        ({"quant_algo": "NVFP4", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}}, 1, None),
+        ({"quant_method": "awq", "kv_cache_scheme": None}, 2, None),
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, 2, "the checkpoint's cache, int8, is not modeled"),
+    ],
+)
+def test_a_checkpoint_says_how_its_cache_is_stored(run, tmp_path, stated, itemsize, note):
+    """Keys and values of 8 heads of 128 in 2 layers; engines take the format for which the checkpoint has scales."""
+    target = described(tmp_path, LLAMA | {"quantization_config": stated})
+    found = points(run, target, "--concurrency", "1")
+    (point,) = found["points"]
+    assert point["kv_bytes_per_sequence"] == 1280 * 2 * (2 * 8 * 128) * itemsize
+    assert note is None or any(line.startswith(note) for line in found["notes"])
+    # the scales of modelopt's fp8 were calibrated
+    assert found["weights"] == {"FP8": "fp8_static", "NVFP4": "nvfp4"}.get(stated.get("quant_algo"), "int4_awq")
+
+
 def test_a_draft_that_is_always_right_makes_several_tokens_a_step(run, model):
     """The model drafts for itself: 2 guesses and a verification of 3 tokens take 3 steps, and make 1 or 3 tokens."""
     plain, never, always = (

@@ -94,6 +94,7 @@ class Workload:
         if self.stored is not None:
             try:
                 found |= {"weights": (how := self.stored()).scheme, "kept": [*how.listed]}
+                found |= {"cache": how.cache} if how.cache else {}
             except UsageError as error:
                 found["refused"] = str(error)
         return {"serving": found} if found else {}

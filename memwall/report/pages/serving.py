@@ -42,8 +42,8 @@ class ServingReport(Report):
         kv = model.served.kv_bytes(1025, first.layout) - model.served.kv_bytes(1024, first.layout)
         facts = known_facts(
             ("model", model.name), ("weights", _stored(model.scheme, size(model.served.weights_bytes(first.layout)))),
-            ("cache", f"{size(kv)} of a token after the first 1,024, of {first.name}"), ("engine", first.layout.engine),
-            ("requests", _requests(self.found)),
+            ("cache", f"{_stored(first.layout.kv, size(kv))}, of a token after the first 1,024, of {first.name}"),
+            ("engine", first.layout.engine), ("requests", _requests(self.found)),
         )  # fmt: skip
         blocks: list[Block] = [facts, self._loads()]
         blocks += [Sentence(line) for line in self._refused()]
@@ -153,6 +153,7 @@ def _longest(point: Point) -> int:
 
 
 def _stored(scheme: str, held: str) -> str:
+    scheme = {"float8_e4m3fn": "fp8"}.get(scheme, scheme)
     return f"{held} as {scheme}" if scheme else f"{held} in the model's dtype"
 
 

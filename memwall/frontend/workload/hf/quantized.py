@@ -45,10 +45,11 @@ _COMPRESSED: Mapping[tuple[str, Any], str] = {
 @dataclass(frozen=True)
 class Stored:
     """How a configuration says that weights are stored: the ``scheme`` of products, empty where nothing is said; what
-    is ``listed`` stays in the model's dtype."""
+    is ``listed`` stays in the model's dtype. ``cache`` is how keys and values are: ``fp8``, another format, or empty."""
 
     scheme: str = ""
     listed: tuple[str, ...] = ()
+    cache: str = ""
 
     def keeps(self, path: str) -> bool:
         """Whether the module of that path stays as it is."""
@@ -69,7 +70,17 @@ def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
         known = ", ".join(sorted({*_SCHEMES, "gptq", "compressed-tensors"}))
         raise UsageError(f"weights quantised as {_method(found)} are not modeled; --weights says as what to take them"
                          f" (formats known: {known})")  # fmt: skip
-    return Stored(scheme, _kept(found))
+    return Stored(scheme, _kept(found), _cache(found))
+
+
+def _cache(found: Mapping[str, Any]) -> str:
+    """The format of keys and values for which a checkpoint has scales: compressed-tensors' ``kv_cache_scheme``,
+    modelopt's ``kv_cache_quant_algo``."""
+    said = found.get("kv_cache_scheme") or found.get("kv_cache_quant_algo") or ""
+    if isinstance(said, Mapping):
+        kind, bits = said.get("type"), said.get("num_bits")
+        said = "fp8" if (kind, bits) == ("float", 8) else f"{kind} of {bits} bits"
+    return str(said).lower()[:40]
 
 
 def _kept(found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -94,7 +105,8 @@ def _scheme(found: Mapping[str, Any], method: str) -> str:
     scheme = _SCHEMES.get(method, "")
     if scheme == "fp8" and found.get("weight_block_size"):
         return "fp8_block"
-    return "fp8_static" if scheme == "fp8" and found.get("activation_scheme") == "static" else scheme
+    static = found.get("activation_scheme") == "static" or "quant_algo" in found  # modelopt's scales are of a calibration
+    return "fp8_static" if scheme == "fp8" and static else scheme
 
 
 def quantization_note(raw: Mapping[str, Any], folder: Path) -> Callable[[Any], str] | None:
