@@ -26,7 +26,7 @@ from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.ops.quantised import pipe_of
 from memwall.pipeline import Names
 from memwall.serving.model import CACHES, Model, read_model
-from memwall.simulate.serving.engine import DEFAULT, Policy, Speculation
+from memwall.simulate.serving.engine import DEFAULT, Policy, Speculation, Steps
 from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
 from memwall.simulate.serving.steady import Steady, largest_batch, steady_state
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
@@ -53,6 +53,7 @@ class Point:
     largest_batch: int = 0
     refused: str = ""
     gpus: int = 1
+    draft: Steps | None = None
 
     @property
     def name(self) -> str:
@@ -68,6 +69,24 @@ class Point:
         return counted(asked.concurrency, "client") if asked.concurrency else f"{asked.rate_per_s:g} requests/s"
 
     @property
+    def weights_bytes(self) -> int:
+        """Bytes of weights on one GPU, those of a draft among them."""
+        return sum(each.weights_bytes for each in self._loaded)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of activations, graphs and buffers on one GPU."""
+        return sum(each.reserved_bytes for each in self._loaded)
+
+    @property
+    def _loaded(self) -> tuple[Steps, ...]:
+        return (self.steps,) if self.draft is None else (self.steps, self.draft)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes on one GPU of the caches of a sequence, a draft's among them."""
+        return sum(each.kv_bytes(tokens) for each in self._loaded)
+
+    @property
     def context(self) -> float:
         """Mean tokens in the cache of a sequence that decodes."""
         asked = self.workload
@@ -78,12 +97,14 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """All points of a question, in the order asked: GPU, GPUs that share the model, load."""
+    """All points of a question, in the order asked: GPU, GPUs that share the model, load. ``draft`` says what guesses
+    tokens, if anything does."""
 
     model: Model
     points: tuple[Point, ...]
     objectives: tuple[Limit, ...] = ()
     best: Best | None = None
+    draft: str = ""
     notes: tuple[str, ...] = field(default=())
 
 
@@ -165,7 +186,19 @@ def serve(
     lacking += [f"{name}: joined as the GPUs of {known.name}" for name, known in joined.items()
                 if known is not None and cluster is None and known.gpu != name]  # fmt: skip
     found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
-    return Serving(model=model, points=tuple(points), objectives=limits, best=found, notes=tuple(lacking))
+    lacking += _doubts(points)
+    guesses = "" if drafting is None else f"{drafting.name}, {draft_tokens} tokens, each right at {accept:.0%}"
+    return Serving(model=model, points=tuple(points), objectives=limits, best=found, draft=guesses, notes=tuple(lacking))
+
+
+def _doubts(points: Sequence[Point]) -> list[str]:
+    """What to know of loads that were solved for their steady state, with the first point that it holds for."""
+    found: dict[str, str] = {}
+    for point in points:
+        if point.candidate is not None and isinstance(run := point.candidate.run, Steady):
+            for said in (run.overloaded, run.doubt):
+                found.setdefault(said, f"{point.name}, {point.load}")
+    return [f"{name}: {said}" for said, name in found.items() if said]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +375,11 @@ def _lacks(kernels: Served, gpu: Gpu) -> str:
 
 def _point(server: _Server, load: Workload, price: float | None) -> Point:
     steps = server.steps
-    point = Point(gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps, gpus=server.gpus)
+    guess = server.policy.speculation
+    point = Point(
+        gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps, gpus=server.gpus,
+        draft=guess.draft if guess else None,
+    )  # fmt: skip
     if lacking := _lacks(steps.served, steps.gpu):
         return replace(point, refused=lacking)
     try:

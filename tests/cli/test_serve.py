@@ -112,6 +112,22 @@ def test_a_draft_that_is_always_right_makes_several_tokens_a_step(run, model):
     assert always - host_s / 3 == pytest.approx(plain - host_s, rel=0.1)
 
 
+def test_a_draft_is_named_and_held(run, model):
+    """Its weights, buffers and cache are on the same GPU; the model drafts for itself."""
+    words = ("serve", model, "--concurrency", "4", "--draft", model, "--draft-tokens", "3", "--accept", "0.6")
+    assert "draft     llama, 3 tokens, each right at 60%" in run(*words).out
+    (alone,), (both,) = (points(run, *each)["points"] for each in (words[1:4], words[1:]))
+    for held in ("weights_bytes", "reserved_bytes", "kv_bytes_per_sequence"):
+        assert both[held] == 2 * alone[held]
+
+
+def test_a_steady_state_says_where_a_simulation_is_more_exact(run, model):
+    alike, drawn = (run("serve", model, "--closed-form", "--concurrency", "8", *more).out
+                    for more in ((), ("--lengths", "0.5-1.0")))  # fmt: skip
+    assert "h100-sxm, 8 clients: requests of one length that began together stay in step" in alike
+    assert "stay in step" not in drawn
+
+
 def test_engines_apart_take_their_gpus(run, model):
     (point,) = points(run, model, "--concurrency", "8", "--disaggregate", "1:2")["points"]
     assert (point["tp"], point["gpus"]) == (1, 3)

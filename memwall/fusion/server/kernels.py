@@ -26,21 +26,28 @@ _NORM_COLUMNS = 256
 @dataclass(frozen=True)
 class Step:
     """One step of an engine: ``decodes`` sequences make a token each, with ``context_tokens`` in their caches in all;
-    each prefill is (new tokens, tokens before them in the cache)."""
+    each prefill is (new tokens, tokens before them in the cache). ``verified``: tokens of each decoding sequence, more
+    than one where drafts are verified."""
 
     decodes: int
     context_tokens: int
     prefills: tuple[tuple[int, int], ...] = ()
+    verified: int = 1
 
     @cached_property
     def tokens(self) -> int:
         """Tokens that pass through the model."""
-        return self.decodes + sum(new for new, _ in self.prefills)
+        return self.decodes * self.verified + sum(new for new, _ in self.prefills)
 
     @property
     def sequences(self) -> int:
-        """Sequences that get logits."""
+        """Sequences of which it has tokens."""
         return self.decodes + len(self.prefills)
+
+    @property
+    def outputs(self) -> int:
+        """Rows of logits: of each token that decodes, and of the last one of a prompt."""
+        return self.decodes * self.verified + len(self.prefills)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,7 @@ class Product(Kernel):
     kept: bool = False
 
     def cost(self, step: Step, layout: Layout) -> Cost:
-        rows, n, k = step.sequences if self.of_sequences else step.tokens, *self._sizes(layout)
+        rows, n, k = step.outputs if self.of_sequences else step.tokens, *self._sizes(layout)
         if self.kept or not layout.weights:
             return table_calls.product(rows, n, k, self.dtype)
         return table_calls.quantised_product(rows, n, k, layout.weights, self.dtype, engine=layout.engine)
@@ -143,11 +150,12 @@ class Attention(Kernel):
     def cost(self, step: Step, layout: Layout) -> Cost:
         heads, kv_heads = _shared(self.heads, layout.tp), _shared(self.kv_heads, layout.tp)
         found = NO_COST
-        for batch, queries, keys in _calls(step):
-            seen = self.source or (min(keys, self.window + queries - 1) if self.window else keys)
+        for batch, folded, queries, keys in _calls(step):
+            seen = self.source or (min(keys, self.window + folded * queries - 1) if self.window else keys)
             found += table_calls.served_attention(
-                batch, heads, kv_heads, queries, seen, self.head_size, self.dtype, kv=layout.kv, causal=self.causal
-            )
+                batch, folded * heads, kv_heads, queries, seen, self.head_size, self.dtype, kv=layout.kv,
+                causal=self.causal,
+            )  # fmt: skip
         return found
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
@@ -156,12 +164,13 @@ class Attention(Kernel):
         return held * width * ITEMSIZE[layout.kv or self.dtype]
 
 
-def _calls(step: Step) -> Iterator[tuple[int, int, int]]:
-    """(sequences, new tokens of each, keys of the last one) of the attention calls of a step."""
+def _calls(step: Step) -> Iterator[tuple[int, int, int, int]]:
+    """(sequences, tokens that share the reads of the cache as heads do, new tokens of each, keys of the last one) of the
+    attention calls of a step: kernels of decodes fold the tokens that are verified into the heads."""
     if step.decodes:
-        yield step.decodes, 1, round(step.context_tokens / step.decodes) + 1
+        yield step.decodes, step.verified, 1, round(step.context_tokens / step.decodes) + step.verified
     for new, before in step.prefills:
-        yield 1, new, new + before
+        yield 1, 1, new, new + before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,15 +194,15 @@ class Latent(Kernel):
     def cost(self, step: Step, layout: Layout) -> Cost:
         heads, kv, found = _shared(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
         how: Any = {"engine": _IN_GRAPHS.get(layout.engine, layout.engine), "widths": self._widths}
-        for batch, queries, keys in _calls(step):
+        for batch, folded, queries, keys in _calls(step):
             chosen = min(keys, self.top_k or keys)
             if queries == 1 or chosen < keys:
                 for kind in ("mla_gen_pre", "mla_gen_post"):
-                    found += table_calls.latent_product(batch * queries, heads, kind, self.dtype, self._widths)
+                    found += table_calls.latent_product(batch * folded * queries, heads, kind, self.dtype, self._widths)
             else:
                 found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
             if queries == 1:
-                found += table_calls.latent_decode(batch, heads, chosen, kv, self.dtype, **how)
+                found += table_calls.latent_decode(batch, folded * heads, chosen, kv, self.dtype, **how)
             else:
                 found += table_calls.latent_prefill(
                     batch, heads, queries, keys, kv, absorbed=chosen < keys, top_k=self.top_k, **how
@@ -223,7 +232,8 @@ class Index(Kernel):
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         found = NO_COST
-        for batch, queries, keys in _calls(step):
+        for batch, folded, new, keys in _calls(step):
+            queries = folded * new
             found += table_calls.index_scores(batch, self.heads, queries, keys, self.size)
             scored = 4 * batch * queries * keys
             found += table_calls.stream(scored, 4 * batch * queries * min(self.top_k, keys), scored // 4)
@@ -325,7 +335,7 @@ class Between(Kernel):
     of_sequences: bool = False
 
     def cost(self, step: Step, layout: Layout) -> Cost:
-        rows, parts = step.sequences if self.of_sequences else step.tokens, layout.tp if self.shared else 1
+        rows, parts = step.outputs if self.of_sequences else step.tokens, layout.tp if self.shared else 1
         read = (rows * self.read_bytes + self.weight_bytes) // parts
         write = rows * self.write_bytes // parts
         if self.columns >= _NORM_COLUMNS:
@@ -349,7 +359,7 @@ class Collective(Kernel):
 
     def message_bytes(self, step: Step) -> int:
         """Bytes of the message, as nccl-tests define its size."""
-        return self.width * (step.sequences if self.of_sequences else step.tokens)
+        return self.width * (step.outputs if self.of_sequences else step.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,5 +369,5 @@ class Sampling(Kernel):
     vocabulary: int
 
     def cost(self, step: Step, layout: Layout) -> Cost:
-        count = step.sequences * self.vocabulary
+        count = step.outputs * self.vocabulary
         return table_calls.stream(6 * count, 4 * count, count)

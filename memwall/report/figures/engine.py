@@ -57,7 +57,7 @@ def memory_chart(points: Sequence[Point]) -> Chart:
 def _memory(point: Point) -> Chart:
     steps, asked = point.steps, point.workload.longest
     tokens = asked.prompt_tokens + asked.generated_tokens
-    each, held = steps.kv_bytes(tokens), (steps.weights_bytes, steps.reserved_bytes)
+    each, held = point.kv_bytes(tokens), (point.weights_bytes, point.reserved_bytes)
     most = max((steps.capacity_bytes - sum(held)) // max(each, 1), 1) if each else 256
     tops = [held[0], sum(held)]
     sides = [(0, top, top) for top in tops] + [(0, sum(held), sum(held) + most * each)]

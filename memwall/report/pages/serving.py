@@ -43,7 +43,7 @@ class ServingReport(Report):
         facts = known_facts(
             ("model", model.name), ("weights", _stored(model.scheme, size(model.served.weights_bytes(first.layout)))),
             ("cache", f"{_stored(first.layout.kv, size(kv))}, of a token after the first 1,024, of {first.name}"),
-            ("engine", first.layout.engine), ("requests", _requests(self.found)),
+            ("engine", first.layout.engine), ("draft", self.found.draft), ("requests", _requests(self.found)),
         )  # fmt: skip
         blocks: list[Block] = [facts, self._loads()]
         blocks += [Sentence(line) for line in self._refused()]
@@ -91,14 +91,14 @@ class ServingReport(Report):
 
     def _memory(self) -> Table:
         engines = list({point.name: point for point in self.found.points}.values())
-        held = [(p.steps.weights_bytes, p.steps.reserved_bytes) for p in engines]
+        held = [(p.weights_bytes, p.reserved_bytes) for p in engines]
         columns = [
             col.text("GPUs", [point.name for point in engines]),
             col.fixed("weights", "GB", [weights for weights, _ in held], 1e9, 2),
             col.fixed("buffers", "GB", [reserved for _, reserved in held], 1e9, 2),
             col.fixed("cache", "GB", [p.steps.capacity_bytes - sum(h) for p, h in zip(engines, held, strict=True)],
                       1e9, 2),
-            col.fixed("a sequence", "GB", [p.steps.kv_bytes(_longest(p)) for p in engines], 1e9, 3),
+            col.fixed("a sequence", "GB", [p.kv_bytes(_longest(p)) for p in engines], 1e9, 3),
             col.fixed("of", "GB", [point.gpu.dram_bytes for point in engines], 1e9, 2),
         ]  # fmt: skip
         return col.table("", columns, _MEMORY_NOTE)
@@ -140,10 +140,10 @@ _NOTE = (
 
 
 def _row(point: Point) -> tuple[Any, ...]:
-    load, steps, made = point.workload, point.steps, point.candidate
+    load, made = point.workload, point.candidate
     figures = [q.serve(made) if q.serve is not None and made is not None else None for q in SERVED.values()]
     return (point.gpu.name, point.layout.tp, point.gpus, load.concurrency, load.rate_per_s, load.prompt.nominal,
-            load.generate.nominal, steps.weights_bytes, steps.reserved_bytes, steps.kv_bytes(_longest(point)),
+            load.generate.nominal, point.weights_bytes, point.reserved_bytes, point.kv_bytes(_longest(point)),
             point.largest_batch, made.wall if made else "", point.refused, *figures)  # fmt: skip
 
 

@@ -39,9 +39,11 @@ class Steps(Protocol):
     @property
     def max_context(self) -> int | None: ...
 
-    def step_s(self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = ()) -> float:
-        """Seconds of a step: ``decodes`` sequences make a token each, with ``context_tokens`` in their caches in all;
-        each prefill is (new tokens, tokens before them in the cache)."""
+    def step_s(
+        self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = (), verified: int = 1
+    ) -> float:
+        """Seconds of a step: ``decodes`` sequences make a token each, or verify so many, with ``context_tokens`` in
+        their caches in all; each prefill is (new tokens, tokens before them in the cache)."""
         ...
 
     def kv_bytes(self, tokens: int) -> int:
@@ -163,8 +165,7 @@ class Engine:
         if verified == 1 or not decodes:
             drafted_s = self.draft.step_s(0, 0, prefills) if self.draft else 0.0
             return self.steps.step_s(decodes, tokens, prefills) + drafted_s
-        each = [(verified, tokens // decodes)] * decodes
-        verified_s = self.steps.step_s(0, 0, [*each, *prefills])
+        verified_s = self.steps.step_s(decodes, tokens, prefills, verified)
         if self.draft is None:
             return verified_s
         first_s = self.draft.step_s(decodes, tokens, prefills)

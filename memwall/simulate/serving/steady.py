@@ -97,6 +97,8 @@ def steady_state(steps: Steps, workload: Workload, policy: Policy = DEFAULT) -> 
     doubt = ""
     if point.prompt_share > _FULL_STEPS and 0 < point.prompts < _FEW * clients and clients <= load.slots:
         doubt = "prompts just fill the token budget of every step: how many wait is uncertain"
+    elif clients > 1 and load.alike:
+        doubt = "requests of one length that began together stay in step: simulated, their prompts come in waves"
     first_s = server.first_wave_s(clients) + policy.request_s
     first = min(clients, load.slots, workload.count) / workload.count
     found = _steady(server, point.ends_per_s, point, ttft_s)
@@ -133,6 +135,8 @@ class _Load:
     def __init__(self, engine: Engine, workload: Workload) -> None:
         self.engine, policy, tokens = engine, engine.policy, engine.tokens_per_step
         asked = workload.typical()
+        #: whether each is as long as the next
+        self.alike = len(set(asked)) == 1
         self.prompt = sum(each.prompt_tokens for each in asked) / len(asked)
         self.cached = sum(each.cached_tokens for each in asked) / len(asked)
         self.generate = sum(each.generated_tokens for each in asked) / len(asked)

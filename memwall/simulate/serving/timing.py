@@ -79,7 +79,7 @@ class GpuSteps:
     utilization: float = UTILIZATION
     host: EngineHost = field(default_factory=lambda: EngineHost(""))
     max_context: int | None = None
-    _known: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
     _predicted: dict[tuple[int, Step], Prediction] = field(default_factory=dict)
 
@@ -107,9 +107,11 @@ class GpuSteps:
         """Bytes on one GPU of the cache of a sequence, on average over the groups of which one holds it."""
         return self.served.kv_bytes(tokens, self.layout) // self.layout.dp
 
-    def step_s(self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = ()) -> float:
+    def step_s(
+        self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = (), verified: int = 1
+    ) -> float:
         """Seconds of a step."""
-        step = Step(decodes, context_tokens, tuple(prefills))
+        step = Step(decodes, context_tokens, tuple(prefills), verified)
         own = self._own(step)
         issued_s = self._launches * self.host.launch_s if own.tokens > CAPTURED[-1] else 0.0
         return self.host.step_s + max(self._kernels_s(step, own), issued_s)
@@ -124,12 +126,12 @@ class GpuSteps:
         """Seconds of the kernels of a step, of which a group does its own."""
         decodes, context_tokens = step.decodes, step.context_tokens
         total_s = self._sum_s("state", own) + self._sent_s(own) + begun(own) * self._encoder_s
-        total_s += self._at("tokens", own.tokens) + self._at("sequences", own.sequences)
+        total_s += self._at("tokens", own.tokens) + self._at("sequences", own.outputs)
         experts_s, beside_s = self._at("experts", self._of_stage(step)), self._at("beside", own.tokens)
         total_s += max(experts_s, beside_s) if own.tokens <= _STREAM_TOKENS else experts_s + beside_s
         if decodes:
             each = between(context_tokens / decodes, _NODE_BITS)
-            total_s += sum(share * self._node_s("decodes", own.decodes, keys) for keys, share in each)
+            total_s += sum(share * self._node_s("decodes", own.decodes, keys, own.verified) for keys, share in each)
         return total_s + sum(map(self._prompt_s, own.prefills))
 
     def _at(self, kind: str, count: int) -> float:
@@ -143,11 +145,11 @@ class GpuSteps:
             return step
         decodes = -(-step.decodes // parts)
         tokens = round(step.context_tokens * decodes / step.decodes) if decodes else 0
-        return Step(decodes, tokens, step.prefills[::parts])
+        return Step(decodes, tokens, step.prefills[::parts], step.verified)
 
     def _of_stage(self, step: Step) -> int:
         """Tokens of all groups in one of the parts that are in the pipeline."""
-        return -(-step.decodes // self.layout.pp) + sum(new for new, _ in step.prefills[:: self.layout.pp])
+        return -(-step.decodes * step.verified // self.layout.pp) + sum(new for new, _ in step.prefills[:: self.layout.pp])
 
     def _sent_s(self, own: Step) -> float:
         """Seconds in which stages send tokens to the next."""
@@ -167,11 +169,11 @@ class GpuSteps:
         new, before = (between(tokens, _NODE_BITS) for tokens in prefill)
         return sum(a * b * self._node_s("prompt", queries, keys) for queries, a in new for keys, b in before)
 
-    def _node_s(self, kind: str, count: int, keys: int = 0) -> float:
+    def _node_s(self, kind: str, count: int, keys: int = 0, verified: int = 1) -> float:
         """Seconds of the kernels of a kind for so many tokens or sequences."""
-        key = kind, count, keys
+        key = kind, count, keys, verified
         if key not in self._known:
-            step = Step(0, 0, ((count, keys),)) if kind == "prompt" else Step(count, count * keys)
+            step = Step(0, 0, ((count, keys),)) if kind == "prompt" else Step(count, count * keys, (), verified)
             self._known[key] = self._sum_s(_KINDS.get(kind, kind), step)
         return self._known[key]
 
@@ -239,7 +241,7 @@ class GpuSteps:
 
     def wall(self, step: Step) -> str:
         """What most of a step's time waits for: a wall of the kernels, or ``link``."""
-        key = step.decodes, step.prefills
+        key = step.decodes, step.prefills, step.verified
         if key not in self._walls:
             self._walls[key] = self._by_wall(step)
         taken, own = dict(self._walls[key]), self._own(step)
@@ -252,7 +254,7 @@ class GpuSteps:
         """Seconds by wall of the kernels that read no cache."""
         taken: dict[str, float] = {}
         for kernel, n, each in self.each(step):
-            own = Step(each.decodes, 0, each.prefills)
+            own = Step(each.decodes, 0, each.prefills, each.verified)
             if isinstance(kernel, Collective):
                 taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
             elif not isinstance(kernel, (*_CACHED, Encoded)):  # an encoder is of no decode

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass
 class Affine:
-    """Seconds: a constant, and so much for each decoding sequence, token in a cache, and new token of a prompt. Bytes:
-    one for each token."""
+    """Seconds: a constant, and so much for each decoding sequence, token in a cache, and new token of a prompt or of a
+    draft. Bytes: one for each token."""
 
     base_s: float = 5e-3
     decode_s: float = 2e-5
@@ -20,8 +20,8 @@ class Affine:
     capacity_bytes: int = 10**9
     max_context: int | None = None
 
-    def step_s(self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = ()) -> float:
-        prompts = sum(new for new, _ in prefills)
+    def step_s(self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = (), verified=1) -> float:
+        prompts = sum(new for new, _ in prefills) + decodes * verified * (verified > 1)
         cached = context_tokens + sum(before for _, before in prefills)
         return self.base_s + self.decode_s * decodes + self.context_s * cached + self.prompt_s * prompts
 
@@ -32,8 +32,8 @@ class Affine:
 class Saturating(Affine):
     """A step costs its weights' read until its arithmetic takes longer; attention is quadratic in the prompt."""
 
-    def step_s(self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = ()) -> float:
-        prompts = sum(new for new, _ in prefills)
+    def step_s(self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = (), verified=1) -> float:
+        prompts = sum(new for new, _ in prefills) + decodes * verified * (verified > 1)
         attention = sum(new * (before + new / 2) for new, before in prefills) * 5e-10
         return max(self.base_s, self.prompt_s * (decodes + prompts)) + self.context_s * context_tokens + attention
 
