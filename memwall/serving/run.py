@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 
 #: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
 PROMPT, DECODER_PROMPT = 1024, 4
+#: the most GPUs that are tried where weights do not fit
+_MOST_TP = 128
 #: dtypes that engines run on GPUs alone that multiply them
 _HALVES = ("bfloat16", "float16")
 #: of a GPU between engines that no cluster joins: an adapter of 400 Gbit/s
@@ -365,6 +368,19 @@ def _check_divides(parts: int, count: int, what: str, option: str) -> None:
         raise UsageError(f"{parts} GPUs do not divide {count} {what}; --{option} {fitting} does")
 
 
+def _fitting(steps: GpuSteps) -> str:
+    """The least ``--tp`` that holds weights which do not fit; empty where they do, or none does."""
+    layout, free = steps.layout, steps.capacity_bytes - steps.reserved_bytes
+    if steps.weights_bytes >= free:
+        for count in range(layout.tp + 1, _MOST_TP + 1):
+            more = replace(layout, tp=count)
+            if steps.served.weights_bytes(more) < free:
+                with contextlib.suppress(UsageError):
+                    _check_layout(steps.served, more)
+                    return f"; --tp {count} is the least that divides the heads"
+    return ""
+
+
 def _lacks(kernels: Served, gpu: Gpu) -> str:
     """Why engines do not run the model's dtype on a GPU; empty where they do."""
     dtypes = {kernel.dtype for kernel, _ in kernels.kernels if isinstance(kernel, Product)}
@@ -386,7 +402,7 @@ def _point(server: _Server, load: Workload, price: float | None) -> Point:
         run = server.run(load)
         most = largest_batch(steps, load, server.policy)
     except UsageError as error:
-        return replace(point, refused=str(error))
+        return replace(point, refused=f"{error}{_fitting(steps)}")
     batch, longest = max(round(run.batch), 1), load.longest.prompt_tokens + load.longest.generated_tokens
     candidate = Candidate(
         name=f"{point.name}, {point.load}", run=run, gpus=server.gpus, usd_per_gpu_hour=price,

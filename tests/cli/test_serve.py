@@ -143,6 +143,14 @@ def test_a_trace_of_requests(run, model, tmp_path):
     assert point["tpot_s"] == pytest.approx(alone["tpot_s"], rel=0.02)
 
 
+def test_weights_that_do_not_fit_name_a_number_of_gpus_that_divides_the_heads(run, tmp_path):
+    """Llama-3-405B: 12 GPUs would hold 812 GB in some 72 GB each, of 128 heads 16 are the next divisor."""
+    wide = LLAMA | {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+                    "num_attention_heads": 128}  # fmt: skip
+    result = run("serve", described(tmp_path, wide), "--concurrency", "1")
+    assert result.code == 2 and result.err.rstrip().endswith("--tp 16 is the least that divides the heads")
+
+
 def test_an_objective_picks_the_cheapest(run, model):
     words = ("--gpu", "h100", "--tp", "1", "2", "--concurrency", "1", "64", "--price", "h100=2.5", "--slo")
     found = points(run, model, *words, "tpot<1.2ms")

@@ -114,7 +114,8 @@ def _phases(point: Point) -> Roofline:
     for number, (phase, of) in enumerate(steps.items()):
         kinds = _kinds(point, of)
         total_s = sum(time_s for _, time_s in kinds.values())
-        legend.append((f"{said[phase]}, {duration(total_s)}", series_color(number), "circle"))
+        alone = " without messages" if point.steps.layout.tp > 1 else ""
+        legend.append((f"{said[phase]}, {duration(total_s)}{alone}", series_color(number), "circle"))
         pipes |= {gpu.ceiling_pipe(pipe): True for cost, _ in kinds.values() for pipe in cost.flops}
         for name, (cost, time_s) in kinds.items():
             title = f"{KERNELS[name]} of {said[phase]}: {duration(time_s)}, {percent(time_s / total_s)}"

@@ -109,7 +109,8 @@ class ServingReport(Report):
         model = self.found.model
         record: dict[str, Any] = {
             "schema": SCHEMA, "model": model.name, "weights": model.scheme or "model",
-            "max_context": model.max_context, "notes": [*model.notes], "points": points,
+            "kv": _short(self.found.points[0].layout.kv) or "model", "engine": self.found.points[0].layout.engine,
+            "draft": self.found.draft or None, "max_context": model.max_context, "notes": [*model.notes], "points": points,
         }  # fmt: skip
         if self.found.best is not None:
             record["best"] = self.found.best.candidate.name
@@ -135,7 +136,8 @@ _STEP_NOTE = (
 _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: those that the "
-    "cache holds; energy: at the GPU's power limit; wall: what most of a decode step waits for; all modeled"
+    "cache holds; 1 M: all of the cost over a million tokens that come out, or go in; energy: at the GPU's power limit; "
+    "wall: what most of a decode step waits for; all modeled"
 )
 
 
@@ -153,8 +155,11 @@ def _longest(point: Point) -> int:
 
 
 def _stored(scheme: str, held: str) -> str:
-    scheme = {"float8_e4m3fn": "fp8"}.get(scheme, scheme)
-    return f"{held} as {scheme}" if scheme else f"{held} in the model's dtype"
+    return f"{held} as {_short(scheme)}" if scheme else f"{held} in the model's dtype"
+
+
+def _short(scheme: str) -> str:
+    return "fp8" if scheme == "float8_e4m3fn" else scheme
 
 
 def _requests(found: Serving) -> str:
