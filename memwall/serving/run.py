@@ -82,6 +82,13 @@ class Point:
         return sum(each.reserved_bytes for each in self._loaded)
 
     @property
+    def alone(self) -> Step:
+        """The step of the longest prompt alone."""
+        prompt = self.workload.longest.prompt_tokens
+        cached = self.workload.cached(prompt)
+        return Step(0, 0, ((prompt - cached, cached),))
+
+    @property
     def _loaded(self) -> tuple[Steps, ...]:
         return (self.steps,) if self.draft is None else (self.steps, self.draft)
 
@@ -189,6 +196,9 @@ def serve(
     lacking += [f"{name}: joined as the GPUs of {known.name}" for name, known in joined.items()
                 if known is not None and cluster is None and known.gpu != name]  # fmt: skip
     found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
+    waiting = {point.name: None for point in points if not point.refused and point.steps.waits_for_cpu(point.alone)}
+    if waiting:
+        lacking.append(f"{', '.join(waiting)}: the CPU of {engine} launches a lone prompt's kernels no faster than that")
     lacking += _doubts(points)
     guesses = "" if drafting is None else f"{drafting.name}, {draft_tokens} tokens, each right at {accept:.0%}"
     return Serving(model=model, points=tuple(points), objectives=limits, best=found, draft=guesses, notes=tuple(lacking))

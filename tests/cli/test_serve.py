@@ -121,6 +121,13 @@ def test_a_draft_is_named_and_held(run, model):
         assert both[held] == 2 * alone[held]
 
 
+def test_what_waits_for_the_engines_cpu_says_so(run, model):
+    """Kernels of 1,024 tokens of two small layers take microseconds each, 0.1 ms to launch; a graph holds those of 512."""
+    long, short = (run("serve", model, "--concurrency", "1", "--prompt", tokens).out for tokens in ("513", "512"))
+    said = "h100-sxm: the CPU of vllm launches a lone prompt's kernels no faster than that"
+    assert said in " ".join(long.split()) and said not in " ".join(short.split())
+
+
 def test_a_steady_state_says_where_a_simulation_is_more_exact(run, model):
     alike, drawn = (run("serve", model, "--closed-form", "--concurrency", "8", *more).out
                     for more in ((), ("--lengths", "0.5-1.0")))  # fmt: skip

@@ -113,8 +113,16 @@ class GpuSteps:
         """Seconds of a step."""
         step = Step(decodes, context_tokens, tuple(prefills), verified)
         own = self._own(step)
-        issued_s = self._launches * self.host.launch_s if own.tokens > CAPTURED[-1] else 0.0
-        return self.host.step_s + max(self._kernels_s(step, own), issued_s)
+        return self.host.step_s + max(self._kernels_s(step, own), self._issued_s(own))
+
+    def waits_for_cpu(self, step: Step) -> bool:
+        """Whether the engine's CPU takes longer to launch the kernels of a step than the GPU to run them."""
+        own = self._own(step)
+        return self._issued_s(own) > self._kernels_s(step, own)
+
+    def _issued_s(self, own: Step) -> float:
+        """Seconds of the CPU for the kernels of a step that no CUDA graph holds."""
+        return self._launches * self.host.launch_s if own.tokens > CAPTURED[-1] else 0.0
 
     @cached_property
     def _launches(self) -> int:
