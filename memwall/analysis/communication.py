@@ -71,7 +71,7 @@ def sent_bytes(profile: Profile, schedule: Schedule) -> float:
 
 
 def exposed_s(profile: Profile, schedule: Schedule) -> float:
-    """Seconds in which collectives run and nothing else does."""
+    """Seconds in which collectives run and nothing else does, and those that kernels next to them take longer."""
     return sum((row.exposed_s for row in message_rows(profile, schedule)), 0.0)
 
 
@@ -104,7 +104,8 @@ def distinct_ranks(profile: Profile) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class MessageRow:
     """Collectives of a step that are alike. Seconds are of all of them: ``whole_s`` while they run, ``exposed_s`` of
-    that while the GPU computes nothing. ``sent_bytes``: link → bytes that leave a group of GPUs one way, for each."""
+    that while the GPU computes nothing, or as much longer as kernels next to them take. ``sent_bytes``: link → bytes
+    that leave a group of GPUs one way, for each."""
 
     name: str
     group: str

@@ -27,18 +27,25 @@ _TASK = re.compile(r"(\d+)([FBIW])(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class PipelineStep:
-    """A simulated step of all ranks. ``rest_s``: what the slowest of the traced ones does besides its micro-batches."""
+    """A simulated step of all ranks. ``rest_s``: what the slowest of the traced ones does besides its micro-batches;
+    ``peak_s``: by rank what its products would take at the datasheet's peak."""
 
     pipeline: Pipeline
     stages: tuple[Stage, ...]
     orders: tuple[tuple[Task, ...], ...]
     run: PipelineRun
     rest_s: float
+    peak_s: tuple[float, ...]
 
     @property
     def time_s(self) -> float:
         """Seconds of the step."""
         return self.run.time_s + self.rest_s
+
+    @property
+    def mfu(self) -> float:
+        """What the products of all ranks would take at the datasheet's peak, over the step."""
+        return sum(self.peak_s) / len(self.peak_s) / self.time_s
 
     def span_s(self, task: Task) -> tuple[float, float]:
         """When a task begins and ends, in seconds of the step."""
@@ -50,7 +57,7 @@ class PipelineStep:
         return {
             "schedule": self.pipeline.schedule, "microbatches": self.pipeline.microbatches,
             "ranks": list(self.pipeline.ranks), "time_s": self.time_s, "bubble": self.run.bubble,
-            "slowest_rank": self.slowest, "stages": [stage._asdict() for stage in self.stages],
+            "mfu": self.mfu, "slowest_rank": self.slowest, "stages": [stage._asdict() for stage in self.stages],
         }  # fmt: skip
 
     @property
@@ -113,7 +120,9 @@ def pipeline_step(traced: Mapping[int, Profile]) -> PipelineStep | None:
         stages.append(Stage(forward_s, backward_s / (1 + splits), splits * backward_s / 2, send_s))
     run = run_pipeline(stages, len(pipeline.ranks), pipeline.microbatches, "zb" if splits else "1f1b", orders)
     rest_s = max(rest_s for _, _, rest_s in taken.values())
-    return PipelineStep(pipeline, tuple(stages), tuple(map(tuple, orders)), run, rest_s)
+    totals = [(traced.get(rank) or traced[pipeline.ranks[1]]).simulations[0].totals for rank in pipeline.ranks]
+    peak_s = tuple(each.mfu * each.time_s for each in totals)
+    return PipelineStep(pipeline, tuple(stages), tuple(map(tuple, orders)), run, rest_s, peak_s)
 
 
 def _orders(pipeline: Pipeline) -> list[list[Task]]:

@@ -21,7 +21,7 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.ranks import read_ranks
 from memwall.core.units import counted, percent
 from memwall.hardware.cluster import hardware_of, load_cluster
-from memwall.hardware.links import LIBRARIES, Cluster, Link, Protocol
+from memwall.hardware.links import KINDS, LIBRARIES, Cluster, Link, Protocol
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Message
@@ -56,6 +56,19 @@ def link_of(cost: Cost, gpu: Gpu) -> str:
     if message is None or gpu.cluster is None:
         return OWN_LINK if message else ""
     return levels_of(gpu.cluster, *_placed(message, gpu.cluster))[-1].name
+
+
+#: medium of the outermost link → thread blocks of NCCL's kernels, one for each channel, each of which holds a
+#: multiprocessor: inside a node 24 (logs in NVIDIA/nccl issues 1235 and 1259, of 8 A100 and 8 H100), between nodes 8 to
+#: 16 (what its authors say in issue 652); over PCIe as between nodes, for lack of a source
+_BLOCKS: Mapping[str, int] = {"nvlink": 24, "network": 16, "pcie": 16}
+
+
+def taken_shares(link: Link | None, gpu: Gpu, bytes_per_s: float = 0.0) -> tuple[float, float]:
+    """What a message takes from other kernels: shares of the multiprocessors and of the memory's bandwidth. ``link``:
+    the outermost that it crosses, None for the GPU's own; ``bytes_per_s``: what it reads and writes in memory."""
+    medium = KINDS[link.kind][0] if link else "nvlink"
+    return _BLOCKS[medium] / gpu.sm_count, bytes_per_s / gpu.dram_bytes_per_s
 
 
 def message_time(message: Message, cluster: Cluster) -> CollectiveTime:

@@ -4,15 +4,15 @@ A stream runs its kernels in order, each after those of other streams that it wa
 a time, whichever stream is ready first, so that streams add no arithmetic; each link carries one message at a time,
 while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under way then,
 first to those that the next kernel waits for (they are exposed), and what remains to that kernel: it waits for the CPU.
-So the seconds of all kernels add up to those of the step. What a message takes of multiprocessors and of the memory's
-bandwidth slows no kernel.
+So the seconds of all kernels add up to those of the step. A message under way takes a share of the multiprocessors and
+of the memory's bandwidth from the kernels next to it, and is charged what they take longer.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memwall.core.graph import Graph
@@ -20,14 +20,33 @@ from memwall.fusion import Plan
 from memwall.simulate.launch_queue import Step, queue, step_in_loop
 
 
+class Sides(NamedTuple):
+    """What a kernel needs of the GPU, in seconds at its full rate; or what a message takes of it, in shares."""
+
+    processors: float = 0.0
+    memory: float = 0.0
+
+
 class Streamed(NamedTuple):
-    """A kernel in its stream: what it occupies, ``""`` the GPU itself or the name of a link, and the numbers of the
-    kernels that it waits for."""
+    """A kernel in its stream: what it occupies, ``""`` the GPU itself or the name of a link, the numbers of the kernels
+    that it waits for, and what it needs, or takes, of the GPU."""
 
     step: Step
     stream: int = 0
     link: str = ""
     waits: tuple[int, ...] = ()
+    sides: Sides = Sides()
+
+    def slowed(self, messages: Sequence[Streamed]) -> float:
+        """How many times longer a kernel takes next to messages."""
+        needed, busy_s = self.sides, self.step.busy_s
+        free = [1 - min(sum(taken), _MOST) for taken in zip(*(each.sides for each in messages), strict=True)]
+        longer_s = max(need_s / share for need_s, share in zip(needed, free, strict=True)) - max(needed)
+        return 1 + longer_s / busy_s if busy_s else 1.0
+
+
+#: share of the GPU that messages take at most
+_MOST = 0.5
 
 
 Span = tuple[float, float]
@@ -35,7 +54,7 @@ Span = tuple[float, float]
 
 class Overlap(NamedTuple):
     """For each kernel the seconds that the GPU waits for the CPU before it, and, of a message, those in which kernels
-    hide it; the seconds of all; where kernels overlap, when each begins and ends."""
+    hide it, less what they take longer for it; the seconds of all; where kernels overlap, when each begins and ends."""
 
     waits: Sequence[float]
     hidden: Sequence[float]
@@ -45,12 +64,15 @@ class Overlap(NamedTuple):
 
 def overlapped(kernels: Sequence[Streamed], ahead_s: float = 0.0) -> Overlap:
     """Run kernels through their streams while the GPU is busy for ``ahead_s`` more; seconds from then on."""
-    spans, cpu_s = _dispatch(kernels, ahead_s)
+    spans, slowing, cpu_s = _dispatch(kernels, ahead_s)
     end_s = max([cpu_s, ahead_s, *(end for _, end in spans)])
     computing = sorted((i for i, each in enumerate(kernels) if not each.link), key=lambda i: spans[i])
     sending = sorted((i for i, each in enumerate(kernels) if each.link), key=lambda i: spans[i])
     starts = [spans[i][0] for i in sending]
     waits, exposed = [0.0] * len(kernels), [0.0] * len(kernels)
+    for by_message in slowing.values():
+        for j, seconds in by_message.items():
+            exposed[j] += seconds
     done_s, first = ahead_s, 0
     for i in [*computing, None]:
         begin_s = end_s if i is None else spans[i][0]
@@ -68,7 +90,8 @@ def overlapped(kernels: Sequence[Streamed], ahead_s: float = 0.0) -> Overlap:
         if late is not None:
             waits[late] += max(idle_s, 0.0)
         if i is not None:
-            waits[i] += max(spans[i][1] - begin_s - kernels[i].step.busy_s, 0.0)  # for the CPU between its launches
+            busy_s = kernels[i].step.busy_s + sum(slowing.get(i, {}).values())
+            waits[i] += max(spans[i][1] - begin_s - busy_s, 0.0)  # for the CPU between its launches
             done_s = spans[i][1]
     hidden = [max(each.step.busy_s - exposed[i], 0.0) if each.link else 0.0 for i, each in enumerate(kernels)]
     return Overlap(waits, hidden, end_s - ahead_s, [(begin - ahead_s, end - ahead_s) for begin, end in spans])
@@ -82,9 +105,10 @@ def _taken(idle: Sequence[Span], span: Span) -> tuple[float, list[Span]]:
     return shown_s, [(start, end) for start, end in left if end > start]
 
 
-def _dispatch(kernels: Sequence[Streamed], ahead_s: float) -> tuple[list[Span], float]:
-    """When each kernel begins and ends, and when the CPU is done: of the next kernels of all streams the one that can
-    begin first goes first, of equal ones that which has been ready, or was issued, before the others."""
+def _dispatch(kernels: Sequence[Streamed], ahead_s: float) -> tuple[list[Span], dict[int, dict[int, float]], float]:
+    """When each kernel begins and ends, by how much which messages slow it, and when the CPU is done: of the next
+    kernels of all streams the one that can begin first goes first, of equal ones that which has been ready, or was
+    issued, before the others."""
     issued, cpu_s = _issued(kernels)
     rows: dict[int, list[int]] = {}
     for i, each in enumerate(kernels):
@@ -92,26 +116,68 @@ def _dispatch(kernels: Sequence[Streamed], ahead_s: float) -> tuple[list[Span], 
     heads = dict.fromkeys(rows, 0)
     free = dict.fromkeys((each.link for each in kernels), ahead_s)
     after = dict.fromkeys(rows, ahead_s)
-    spans: list[Span | None] = [None] * len(kernels)
+    gpu = _Gpu(kernels, issued)
+    spans = gpu.spans
     while heads:
         ready = []
         for stream, place in heads.items():
             i = rows[stream][place]
-            before = [spans[j] for j in kernels[i].waits]
-            if None not in before:
-                ready_s = max(issued[i], after[stream], *(span[1] for span in before if span))
+            if all(j in spans for j in kernels[i].waits):
+                ready_s = max(issued[i], after[stream], *(spans[j][1] for j in kernels[i].waits))
                 ready.append((max(ready_s, free[kernels[i].link]), ready_s, i))
         begin_s, _, i = min(ready)
-        step, stream = kernels[i].step, kernels[i].stream
-        end_s = begin_s + step.busy_s
-        if step.later_s:
-            end_s = max(end_s, issued[i] + step.later_s + step.busy_s / step.launches)
-        spans[i] = begin_s, end_s
-        free[kernels[i].link] = after[stream] = end_s
+        stream = kernels[i].stream
+        for j in gpu.begin(i, begin_s):
+            free[kernels[j].link] = after[kernels[j].stream] = gpu.spans[j][1]
         heads[stream] += 1
         if heads[stream] == len(rows[stream]):
             del heads[stream]
-    return [span for span in spans if span], cpu_s
+    return [gpu.spans[i] for i in range(len(kernels))], gpu.slowing, cpu_s
+
+
+@dataclass
+class _Gpu:
+    """What runs: when each kernel begins and ends, and by how much which messages slow it."""
+
+    kernels: Sequence[Streamed]
+    issued: Sequence[float]
+    spans: dict[int, Span] = field(default_factory=dict)
+    slowing: dict[int, dict[int, float]] = field(default_factory=dict)
+    #: the last kernel that is no message, and the messages that may be under way next to it or later
+    last: int = -1
+    sent: list[int] = field(default_factory=list)
+
+    def begin(self, i: int, begin_s: float) -> tuple[int, ...]:
+        """Begin a kernel, not before any that has begun; the kernels of which it says when they end."""
+        if not self.kernels[i].link:
+            self.last, self.sent = i, [j for j in self.sent if self.spans[j][1] > begin_s]
+            return self._run(i, begin_s)
+        self._run(i, begin_s)
+        self.sent.append(i)
+        begun_s, end_s = self.spans.get(self.last, (0.0, 0.0))
+        return (i, *self._run(self.last, begun_s)) if end_s > begin_s else (i,)
+
+    def _run(self, i: int, begin_s: float) -> tuple[int, ...]:
+        kernel, issued_s = self.kernels[i], self.issued[i]
+        step = kernel.step
+        self.slowing[i] = {} if kernel.link or not self.sent else self._slowing(i, begin_s)
+        end_s = begin_s + step.busy_s + sum(self.slowing[i].values())
+        if step.later_s:
+            end_s = max(end_s, issued_s + step.later_s + step.busy_s / step.launches)
+        self.spans[i] = begin_s, end_s
+        return (i,)
+
+    def _slowing(self, i: int, begin_s: float) -> dict[int, float]:
+        """The seconds that a kernel takes longer for each of the messages next to it."""
+        found, left_s, now_s = dict[int, float](), self.kernels[i].step.busy_s, begin_s
+        for until_s in sorted({time_s for j in self.sent for time_s in self.spans[j] if time_s > begin_s}):
+            beside = [j for j in self.sent if self.spans[j][0] <= now_s < self.spans[j][1]]
+            times = self.kernels[i].slowed([self.kernels[j] for j in beside]) if beside else 1.0
+            done_s = min(left_s, (until_s - now_s) / times)
+            for j in beside:
+                found[j] = found.get(j, 0.0) + done_s * (times - 1) / len(beside)
+            left_s, now_s = left_s - done_s, until_s
+        return found
 
 
 def _issued(kernels: Sequence[Streamed]) -> tuple[list[float], float]:
@@ -154,10 +220,11 @@ class Lanes:
         """Whether any kernels may run at the same time."""
         return bool(self.waits)
 
-    def run(self, steps: Sequence[Step], links: Sequence[str], lone: bool) -> Overlap:
-        """The kernels of a step, a ``lone`` one on an idle GPU or one in a loop; ``links``: what each occupies."""
+    def run(self, steps: Sequence[Step], links: Sequence[str], sides: Sequence[Sides], lone: bool) -> Overlap:
+        """The kernels of a step, a ``lone`` one on an idle GPU or one in a loop; ``links``: what each occupies;
+        ``sides``: what it needs, or takes, of the GPU."""
         if self.overlap:
-            kernels = list(map(Streamed, steps, self.streams, links, self.waits))
+            kernels = list(map(Streamed, steps, self.streams, links, self.waits, sides))
             return overlapped(kernels) if lone else overlapped_in_loop(kernels)
         waits, time_s = queue(steps) if lone else step_in_loop(steps)
         return Overlap(waits, [0.0] * len(steps), time_s)

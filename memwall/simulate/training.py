@@ -3,9 +3,10 @@ memory of each rank.
 
 The pipeline of microbatches is simulated (:mod:`memwall.simulate.pipeline`). Gradients are summed over the replicas
 block by block while the last backward pass runs, and what does not fit next to it is exposed; weights that are sharded
-are gathered one block ahead. Collectives take nothing from the kernels next to them, but for exchanges of parts of a
-product (asynchronous tensor parallelism), of which three quarters of what could be hidden is. Ranks that share products
-send a part each of what the next stage reads, which is gathered there.
+are gathered one block ahead. Both run in streams (:mod:`memwall.simulate.streams`), where a collective takes its
+multiprocessors from the blocks next to it: what these take longer counts as exposed, too. Of exchanges of parts of a
+product (asynchronous tensor parallelism) three quarters of what could be hidden is. Ranks that share products send a
+part each of what the next stage reads, which is gathered there.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from memwall.core.errors import unknown
 from memwall.core.parallelism import Parallelism
 from memwall.hardware.cluster import all_at_once, hardware_of
 from memwall.hardware.links import Cluster
-from memwall.perfmodel.collectives import collective_s
+from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
 from memwall.simulate.blocks import Block, Blocks, Work
+from memwall.simulate.launch_queue import Step
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
+from memwall.simulate.streams import Sides, Streamed, overlapped
 
 
 class State(NamedTuple):
@@ -289,8 +292,8 @@ class _Job:
         reduces = [self._reduce_s(block) for block in part]
         if not self.overlap:
             return forward_s + sum(gathers), backward_s + sum(gathers) + sum(reduces)
-        through_s = _interleaved_s(gathers, forward, [0.0] * len(part))
-        back_s = _interleaved_s(gathers[::-1], backward[::-1], reduces[::-1])
+        through_s = self._streamed_s(forward, _one_ahead(gathers, [0.0] * len(part)))
+        back_s = self._streamed_s(backward[::-1], _one_ahead(gathers[::-1], reduces[::-1]))
         return max(through_s, forward_s), max(back_s, backward_s)
 
     def exposed_s(self, rank: int) -> float:
@@ -301,21 +304,39 @@ class _Job:
             return tied_s
         if not self.overlap:
             return tied_s + self._reduce_s(_merged(blocks)) + self._regather_s(blocks)
-        last = self.parts[rank]  # the chunk whose backward is last
-        early = [block for block in blocks if block not in last]
-        free_s = self._reduce_s(_merged(early)) if early else 0.0
-        now_s = 0.0
-        for block in reversed(last):
-            now_s += self._longer(block.backward + self._again(block))
-            free_s = max(free_s, now_s) + self._reduce_s(block)
-        return tied_s + max(free_s - now_s, 0.0) + self._regather_s(blocks)
+        last = self.parts[rank][::-1]  # the chunk whose backward is last
+        early = _merged([block for block in blocks if block not in last])
+        passes = [self._longer(block.backward + self._again(block)) for block in last]
+        reduces = [_Message(self._reduce_s(block), (at,)) for at, block in enumerate(last)]
+        done_s = self._streamed_s(passes, [_Message(self._reduce_s(early)), *reduces])
+        return tied_s + done_s - sum(passes) + self._regather_s(blocks)
 
     def _regather_s(self, blocks: Sequence[Block]) -> float:
         """Until weights that were updated in shares are whole: with overlap, while the next forward pass runs."""
         if self.layout.fsdp != "grad":
             return 0.0
-        hidden_s = _sum(block.forward for block in blocks).busy_s if self.overlap else 0.0
-        return max(self._gather_s(_merged(blocks)) - hidden_s, 0.0)
+        gather_s, beside_s = self._gather_s(_merged(blocks)), _sum(block.forward for block in blocks).busy_s
+        return self._streamed_s([beside_s], [_Message(gather_s)]) - beside_s if self.overlap else gather_s
+
+    def _streamed_s(self, passes: Sequence[float], messages: Sequence[_Message]) -> float:
+        """Seconds of blocks one after another, next to messages between replicas on another stream."""
+        sent = [message for message in messages if message.time_s]  # before blocks that become ready with them
+        needed_by = {block: (i,) for i, message in enumerate(sent) for block in message.before}
+        kernels = [
+            Streamed(Step(0.0, time_s), 1, "replicas", tuple(len(sent) + block for block in after), self._taken)
+            for time_s, after, _ in sent
+        ]
+        blocks = [
+            Streamed(Step(0.0, seconds), waits=needed_by.get(i, ()), sides=Sides(seconds))
+            for i, seconds in enumerate(passes)
+        ]
+        return overlapped([*kernels, *blocks]).time_s
+
+    @cached_property
+    def _taken(self) -> Sides:
+        """What a message between replicas takes of the GPU."""
+        between = levels_of(self.cluster, self.layout.tp * self.layout.replicas)
+        return Sides(*taken_shares(between[-1].link, hardware_of(self.cluster))) if between else Sides()
 
     def _tied_s(self, rank: int) -> float:
         """The gradients of the embedding that is the head too, where another rank has that."""
@@ -386,14 +407,21 @@ def _merged(blocks: Sequence[Block]) -> Block:
     return Block(parameters=_parameters(blocks), experts=sum(block.experts for block in blocks))
 
 
-def _interleaved_s(gathers: Sequence[float], computes: Sequence[float], reduces: Sequence[float]) -> float:
-    """Blocks one after another on one stream, their gathers one block ahead and their reductions behind on another."""
-    sent_s = begun_s = done_s = 0.0
-    older_s = newer_s = 0.0  # reductions that wait for the link
-    for gather_s, compute_s, reduce_s in zip(gathers, computes, reduces, strict=True):
-        arrived_s = max(sent_s, begun_s) + gather_s
-        sent_s = arrived_s + older_s
-        begun_s = max(done_s, arrived_s)
-        done_s = begun_s + compute_s
-        older_s, newer_s = newer_s, reduce_s
-    return max(max(sent_s, begun_s) + older_s, done_s) + newer_s
+class _Message(NamedTuple):
+    """A message between replicas: its seconds, and the numbers of the blocks that it comes after, and that wait for
+    it."""
+
+    time_s: float
+    after: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+
+
+def _one_ahead(gathers: Sequence[float], reduces: Sequence[float]) -> list[_Message]:
+    """The gathers of blocks, each one block ahead, and their reductions behind, in the order of one stream."""
+    found, last = list[_Message](), len(gathers) - 1
+    for i in range(len(gathers) + 2):
+        older = (i - 2,) if i > 1 else ()
+        if i <= last:
+            found.append(_Message(gathers[i], older, (i,)))
+        found += [_Message(reduces[block], older) for block in older]
+    return found

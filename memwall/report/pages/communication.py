@@ -15,7 +15,8 @@ from memwall.simulate.schedule import Schedule
 
 _NOTE = (
     "message: as nccl-tests define its size; time: of one; exposed: seconds of all in which the GPU computes nothing,"
-    " the only ones that are part of the step; taken: NCCL's algorithm and protocol"
+    " and those that kernels next to them take longer, the only ones that are part of the step; taken: NCCL's algorithm"
+    " and protocol"
 )
 _NO_CLUSTER = "without --cluster a collective takes as long as its bytes on the GPU's own link"
 _RANKS_NOTE = (
@@ -67,7 +68,8 @@ def pipeline_text(step: PipelineStep) -> str:
         f"The step of all {counted(len(pipeline.ranks), 'rank')} takes {duration(step.time_s)} under"
         f" {pipeline.schedule} with {counted(pipeline.microbatches, 'micro-batch')} in"
         f" {counted(len(step.stages), 'stage')}: rank {step.slowest}, the slowest, computes for"
-        f" {duration(run.busy_s[run.slowest])} and waits {percent(run.bubble)} as long (the bubble)."
+        f" {duration(run.busy_s[run.slowest])} and waits {percent(run.bubble)} as long (the bubble). MFU of all ranks"
+        f" {percent(step.mfu)}."
     )
 
 

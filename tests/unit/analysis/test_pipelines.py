@@ -103,6 +103,14 @@ def test_a_bubble_of_equal_stages_is_that_of_the_ranks_before_and_behind():
     assert all(row.waits_s == pytest.approx(step.run.time_s - MICRO_BATCHES * task_s) for row in rows)
 
 
+def test_utilization_of_all_ranks_counts_the_bubble():
+    """A product has 2 * 16 * 64 * 256 FLOPs; two forward and four backward, but for the first rank's three, as its
+    input takes no gradient; over what four GPUs could do at 66.9 TFLOP/s of float32 (NVIDIA's H100 datasheet)."""
+    product, step = 2 * S * H * 4 * H, pipeline_step(traced())
+    flops = MICRO_BATCHES * product * (5 + 6 + 6 + 6)
+    assert step.mfu == pytest.approx(flops / (RANKS * 66.9e12 * step.time_s), rel=1e-3)
+
+
 def test_gpipe_holds_all_micro_batches():
     assert pipeline_step(traced(ScheduleGPipe)).run.in_flight == (MICRO_BATCHES,) * RANKS
 
