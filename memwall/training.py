@@ -7,6 +7,7 @@ once: 4,096 GPUs take no longer than 8.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,8 +24,9 @@ from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
 from memwall.pipeline import workload_of
+from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
-from memwall.simulate.blocks import Blocks
+from memwall.simulate.blocks import Blocks, backward_begins
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.training import TrainingStep, training_step
 
@@ -97,8 +99,33 @@ class Training:
     def fits(self, step: TrainingStep | None = None) -> bool:
         """Whether every rank's peak fits, with what is assumed for the context and the allocator; that of another step
         of the same model if one is given."""
-        peak = max(memory.total for memory in (step or self.step).memory)
+        return self._holds(max(memory.total for memory in (step or self.step).memory))
+
+    def _holds(self, peak: int) -> bool:
         return peak + reserved_bytes(self.gpu, peak) <= self.gpu.dram_bytes
+
+    @property
+    def largest_microbatch(self) -> int | None:
+        """The most samples of a microbatch with which every rank's peak fits, activations growing with their number; 0
+        where none does, None where the inputs have no samples."""
+        samples, memory = self.profile.workload.samples, self.step.memory
+        if not samples or not any(each.growing for each in memory):
+            return None
+        limit = self.gpu.dram_bytes * samples // max(each.growing for each in memory) + 1
+
+        def is_too_large(count: int) -> bool:
+            return not self._holds(max(each.total + each.growing * (count - samples) // samples for each in memory))
+
+        return bisect_left(range(1, limit + 1), True, key=is_too_large)
+
+    @property
+    def peak_op(self) -> str:
+        """The op at which the rank that holds most has its peak: the first of backward, when all is held."""
+        layout, layers = self.layout, len(self.blocks.layers)
+        count, rank = layout.pp * layout.chunks, self.step.peak_rank
+        stage = layout.pp * (layout.chunks - 1) + rank
+        op = backward_begins(self.profile.graph, None if stage == count - 1 else (stage + 1) * layers // count - 1)
+        return f"{short_name(op.name)} of {op.module}" if op.module else short_name(op.name)
 
     @uncollected()
     def on(

@@ -47,11 +47,6 @@ class PipelineStep:
         """What the products of all ranks would take at the datasheet's peak, over the step."""
         return sum(self.peak_s) / len(self.peak_s) / self.time_s
 
-    def span_s(self, task: Task) -> tuple[float, float]:
-        """When a task begins and ends, in seconds of the step."""
-        stage, end_s = self.stages[task.stage], self.run.ends[task]
-        return end_s - {"F": stage.forward_s, "B": stage.backward_s, "W": stage.weight_s}[task.kind], end_s
-
     def to_dict(self) -> dict[str, Any]:
         """For a JSON record: the step, its bubble and the seconds of each stage."""
         return {

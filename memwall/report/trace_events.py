@@ -1,11 +1,12 @@
 """The modeled timeline in the Trace Event Format: opens in Perfetto and chrome://tracing.
 
-One process per GPU, or traced rank. In it each policy has a row for what the CPU issues, one for what the GPU runs, one
-for the phases and modules that this belongs to, one for each further stream (copies, the messages of a process group),
-one for each link with the messages that cross it, and two counters: the bytes alive, and the same by what they hold. A
-gap in the GPU's row is a wait for the CPU or for another stream; one at its start is the end of the step before. An
-arrow leads from each launch to its kernel. A pipeline is one more process: a row for each of its ranks, with the tasks
-of the schedule. Times are in microseconds, as the format wants, to the nanosecond.
+One process per GPU, or traced rank. In it each policy has a row for what the CPU issues, one for what the GPU runs,
+one for the phases and modules that this belongs to, one for each further stream (copies, the messages of a process
+group), one for each link with the messages that cross it, and two counters: the bytes alive, and the same by what
+they hold. A gap in the GPU's row is a wait for the CPU or for another stream; one at its start is the end of the step
+before. An arrow leads from each launch to its kernel. A pipeline is one more process: a row for each of its ranks,
+with the tasks of the schedule; of a layout each stage has a second row, of what it sends. Times are in microseconds,
+as the format wants, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import KINDS, MemoryPeak, memory_levels
+from memwall.simulate.pipeline import PipelineRun, Task
 from memwall.simulate.schedule import Kernels, Schedule
+from memwall.simulate.training import TrainingStep
 
 #: source lines that are named of a fused kernel
 _MOST_LINES = 3
@@ -36,9 +39,18 @@ def render_trace(
 ) -> str:
     """All simulations of a profile as one trace, those of one GPU in one process; or of each of some ``ranks``, with
     the step of their ``pipeline``."""
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
     sides = {f"rank {rank}, ": each for rank, each in ranks.items()} if ranks else {"": profile}
-    lines = ",\n".join(encode(event) for event in _events(sides, pipeline))
+    return _written(profile, _events(sides, pipeline))
+
+
+def render_stages(profile: Profile, step: TrainingStep) -> str:
+    """A step under a layout: two rows for each stage, what it computes and what it sends. ``profile``: of its rank."""
+    return _written(profile, _stages(step))
+
+
+def _written(profile: Profile, events: Iterable[dict[str, Any]]) -> str:
+    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+    lines = ",\n".join(map(encode, events))
     other = encode({"workload": profile.workload.name, "modeled": f"memwall {profile.memwall_version}"})
     return f'{{"displayTimeUnit":"ns","otherData":{other},"traceEvents":[\n{lines}\n]}}\n'
 
@@ -89,9 +101,42 @@ def _pipeline(process: _Events, step: PipelineStep, tid: int) -> Iterator[dict[s
     """The tasks of all ranks of a pipeline, a row for each, from ``tid`` on."""
     yield from process.name("process", f"pipeline of {len(step.pipeline.ranks)} ranks (modeled)", process.pid)
     for row, (rank, order) in enumerate(zip(step.pipeline.ranks, step.orders, strict=True), tid):
-        yield from process.name("thread", f"rank {rank}", row, row)
-        for task in order:
-            yield process.slice(row, str(task), task.kind, _span(*step.span_s(task)))
+        yield from _tasks(process, f"rank {rank}", step.run, order, row)
+
+
+def _tasks(process: _Events, name: str, run: PipelineRun, order: Iterable[Task], row: int) -> Iterator[dict[str, Any]]:
+    """The tasks of a rank."""
+    yield from process.name("thread", name, row, row)
+    for task in order:
+        yield process.slice(row, str(task), task.kind, _span(*run.span_s(task)))
+
+
+def _sends(process: _Events, name: str, run: PipelineRun, order: Iterable[Task], row: int) -> Iterator[dict[str, Any]]:
+    """What the tasks of a rank hand on, one after another."""
+    yield from process.name("thread", name, row, row)
+    free_s = 0.0
+    for task in order:
+        if sent_s := run.sent_s(task):
+            begin_s = max(free_s, run.ends[task])
+            free_s = begin_s + sent_s
+            yield process.slice(row, f"result of {task}", "send", _span(begin_s, free_s))
+
+
+def _stages(step: TrainingStep) -> Iterator[dict[str, Any]]:
+    """A stage's tasks and its sends, a row each; in the last one what comes after them."""
+    run, process = step.pipeline, _Events(1)
+    ranks = len(run.busy_s)
+    yield from process.name("process", f"{step.layout} on {step.cluster.name} (modeled)", process.pid)
+    for rank in range(ranks):
+        order = sorted((task for task in run.ends if task.stage % ranks == rank), key=run.span_s)
+        yield from _tasks(process, f"stage {rank}", run, order, 2 * rank + 2)
+        if ranks > 1:
+            yield from _sends(process, f"stage {rank}: sends", run, order, 2 * rank + 3)
+    last, now_s = 2 * ranks + 2, run.time_s
+    yield from process.name("thread", "all", last, last)
+    for name, seconds in (("exposed messages between replicas", step.exposed_s), ("optimizer", step.optimizer_s)):
+        yield process.slice(last, name, "step", _span(now_s, now_s + seconds))
+        now_s += seconds
 
 
 #: keys of the rows of a schedule, besides (``stream``, number) and (``link``, name)

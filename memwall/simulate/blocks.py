@@ -118,6 +118,15 @@ def light_blocks(graph: Graph, schedule: Schedule, link_s: LinkTime) -> Blocks:
     return reader.timed(rows, lambda op, *message: 0.0 if op == "send_recv" else link_s(op, *message), {})
 
 
+def backward_begins(graph: Graph, layer: int | None) -> Op:
+    """The op with which the backward pass of a layer begins, or, for None, that of what stands after the layers."""
+    places = _reader_of(graph).places
+    numbers = sorted(set(places) - {_BEFORE, _AFTER})
+    wanted = _AFTER if layer is None else numbers[layer]
+    backward = [(op, place) for op, place in zip(graph.ops, places, strict=True) if op.phase == "backward"]
+    return next((op for op, place in backward if place == wanted), backward[0][0])
+
+
 def _timed(block: Block, works: Mapping[str, Work]) -> Block:
     """A block with what runs in it."""
     forward, backward, weight, core = (works.get(name, Work()) for name in ("forward", "backward", "weight", "core"))

@@ -44,12 +44,23 @@ class Task(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
     """A simulated step. By rank: seconds that it computes, and the most microbatches (of one stage each) whose
-    activations it holds. ``ends``: when each task was done."""
+    activations it holds. ``ends``: when each task was done; ``splits``: whether gradients of weights are tasks."""
 
     time_s: float
     busy_s: tuple[float, ...]
     in_flight: tuple[int, ...]
     ends: Mapping[Task, float]
+    stages: tuple[Stage, ...]
+    splits: bool
+
+    def span_s(self, task: Task) -> tuple[float, float]:
+        """When a task begins and ends."""
+        return self.ends[task] - _time_s(task.kind, self.stages[task.stage], self.splits), self.ends[task]
+
+    def sent_s(self, task: Task) -> float:
+        """Seconds until what a task hands on is on the next stage; 0 where it hands on nothing."""
+        link = {"F": task.stage, "B": task.stage - 1}.get(task.kind, -1)
+        return self.stages[link].send_s if 0 <= link < len(self.stages) - 1 else 0.0
 
     @property
     def slowest(self) -> int:
@@ -83,7 +94,8 @@ def run_pipeline(
     tasks = orders or [ORDERS[schedule](rank, ranks, chunks, microbatches) for rank in range(ranks)]
     ends = _ends(tasks, stages, splits)
     busy = tuple(sum(_time_s(task.kind, stages[task.stage], splits) for task in each) for each in tasks)
-    return PipelineRun(max(ends.values()), busy, tuple(_most_held(each, schedule) for each in tasks), ends)
+    held = tuple(_most_held(each, schedule) for each in tasks)
+    return PipelineRun(max(ends.values()), busy, held, ends, tuple(stages), splits)
 
 
 @lru_cache(maxsize=4096)

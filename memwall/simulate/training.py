@@ -70,7 +70,12 @@ class Memory:
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.recomputed
+        return self.weights + self.gradients + self.optimizer + self.growing
+
+    @property
+    def growing(self) -> int:
+        """What grows with the samples of a microbatch."""
+        return self.activations + self.recomputed
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,11 @@ class TrainingStep:
     memory: tuple[Memory, ...]
     model_flops: int
     hardware_flops: int
+
+    @property
+    def peak_rank(self) -> int:
+        """The stage that holds most, the first of equal ones."""
+        return max(range(len(self.memory)), key=lambda rank: self.memory[rank].total)
 
     @property
     def bubble_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import memwall
 from memwall.core.errors import UsageError
+from tests.unit.report.test_report_chrome import faults
 
 MODEL = """
 import torch
@@ -110,6 +112,46 @@ def test_more_gpus(profile, tmp_path):
     assert [row["strong_layout"] for row in rows[:2]] == ["pp=2,dp=2,microbatches=8", "pp=2,dp=4,microbatches=4"]
     assert rows[4]["strong_time_s"] is None  # half a microbatch
     assert all(row["weak_time_s"] >= rows[0]["weak_time_s"] for row in rows)
+
+
+def test_the_largest_microbatch_fits_and_one_more_sample_does_not(tmp_path):
+    """What one sample more would take is known from another trace, with that sample."""
+    path = tmp_path / "model.py"
+    path.write_text(MODEL, encoding="utf-8")
+    found = memwall.parallel(str(path), layout="pp=2,dp=2,microbatches=4", batch=2)
+    small = replace(found, gpu=replace(found.gpu, dram_bytes=2_000_000_000))
+    most = small.largest_microbatch
+    for batch, fits in ((most, True), (most + 1, False)):
+        again = memwall.parallel(str(path), layout="pp=2,dp=2,microbatches=4", batch=batch)
+        assert replace(again, gpu=small.gpu).fits() is fits
+        assert replace(again, gpu=small.gpu).largest_microbatch == most
+    assert replace(found, gpu=replace(found.gpu, dram_bytes=1_000_000)).largest_microbatch == 0
+
+
+def test_the_peak_is_named(profile):
+    """Stage 0 of two holds two microbatches when the backward pass of the second of its layers begins."""
+    out = " ".join(profile("--parallel", "pp=2,dp=2,microbatches=4", "--cluster", "dgx-h100").out.split())
+    assert "The peak is in the backward pass of stage 0, at mm of 1.1.down, with 2 microbatches held." in out
+    assert "The largest microbatch that fits has" in out
+
+
+def test_the_timeline_of_a_layout(profile, tmp_path):
+    """Two rows for each of two stages: F and B of each of 4 microbatches, and what they hand on; then the rest."""
+    path = tmp_path / "step.trace.json"
+    words = ("--parallel", "pp=2,dp=2,microbatches=4", "--cluster", "dgx-h100")
+    assert profile(*words, "-o", path).code == 0
+    text = path.read_text(encoding="utf-8")
+    assert faults(text) == []
+    events = json.loads(text)["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert [*rows.values()] == ["stage 0", "stage 0: sends", "stage 1", "stage 1: sends", "all"]
+    slices = [(rows[e["tid"]], e["cat"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert [sum(row == name for row, _, _ in slices) for name in rows.values()] == [8, 4, 8, 4, 2]
+    record = json.loads(profile(*words, "--json").out)
+    busy_us = [sum(dur for row, _, dur in slices if row == f"stage {k}") for k in (0, 1)]
+    assert busy_us == pytest.approx([1e6 * stage["busy_s"] for stage in record["stages"]], rel=1e-3)
+    end_us = max(e["ts"] + e["dur"] for e in events if e["ph"] == "X")
+    assert end_us == pytest.approx(1e6 * record["time_s"], rel=1e-3)
 
 
 def test_scale_is_of_a_layout_and_not_of_fewer_gpus(profile):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
@@ -12,6 +13,7 @@ from memwall.core.units import counted, duration, percent, size
 from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scaling import scaling_chart
 from memwall.report.kinds import Report
+from memwall.report.trace_events import render_stages
 
 if TYPE_CHECKING:
     from memwall.simulate.training import TrainingStep
@@ -27,7 +29,8 @@ class TrainingReport(Report):
     """The step, its parts, the memory of its stages, and other layouts."""
 
     noun = "a training step on many GPUs"
-    kinds = ("text", "md", "html", "json")
+    kinds = ("text", "md", "html", "json", "trace.json")
+    own = MappingProxyType({"trace.json": lambda report: render_stages(report.found.profile, report.found.step)})
     found: Training
     #: most GPUs of the table of more GPUs; None: without it
     scale: int | None = None
@@ -77,8 +80,14 @@ class TrainingReport(Report):
 
     @property
     def _fits(self) -> str:
-        gpu, words = self.found.gpu, "fits" if self.found.fits() else "does not fit"
-        return f"It {words} in the {size(gpu.dram_bytes)} of {gpu.full_name}."
+        found, words = self.found, "fits" if self.found.fits() else "does not fit"
+        rank, most, now = found.step.peak_rank, found.largest_microbatch, found.profile.workload.samples
+        held = counted(found.step.pipeline.in_flight[rank], "microbatch")
+        largest = f" The largest microbatch that fits has {counted(most, 'sample')}, this one {now:,}." if most else ""
+        return (
+            f"It {words} in the {size(found.gpu.dram_bytes)} of {found.gpu.full_name}. The peak is in the backward pass"
+            f" of stage {rank}, at {found.peak_op}, with {held} held.{largest}"
+        )
 
     def _changes(self) -> Table:
         now_s = self.found.step.time_s
@@ -114,7 +123,7 @@ class TrainingReport(Report):
             "tokens": found.tokens, "samples": found.samples, "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
             "mfu": found.mfu, "hfu": found.hfu, "model_flops": step.model_flops,
             "hardware_flops": step.hardware_flops, "parts_s": _parts(found), "slowest_stage": step.pipeline.slowest,
-            "fits": found.fits(), "stages": _stages(found),
+            "fits": found.fits(), "largest_microbatch": found.largest_microbatch, "stages": _stages(found),
             "scaling": [_scaled_row(each) for each in self._scaled],
             "changes": [{"name": each.name, "time_s": each.step.time_s} for each in found.changes],
         }, indent=2)  # fmt: skip
