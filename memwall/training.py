@@ -203,6 +203,7 @@ _CHANGES: Mapping[str, Callable[[Parallelism, Cluster], tuple[Parallelism, Clust
     "recompute=none": _layout(recompute="none"),
     "recompute=selective": _layout(recompute="selective"),
     "schedule=interleaved:2": _layout(schedule="interleaved", chunks=2),
+    "async": _layout(async_tp=True),
     "schedule=zb": _layout(schedule="zb", chunks=1),
     "fsdp=grad": _layout(fsdp="grad"),
     "fsdp=none": _layout(fsdp="none"),
@@ -214,7 +215,7 @@ def parallel(
     module_or_target: Any, inputs: Any = None, *, layout: str | Parallelism, cluster: str | Path | Cluster = "dgx-h100",
     world: int | None = None, loss: Callable[[Any], Any] | None = None, dtype: str | None = None,
     autocast: str | None = None, batch: int | None = None, seq: int | None = None, policy: str = "eager",
-    state: str | None = None, overlap: bool = True, async_tp: bool = False,
+    state: str | None = None, overlap: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Training:  # fmt: skip
     """A training step of a module under a layout, on a cluster.
@@ -230,7 +231,6 @@ def parallel(
         state: what a parameter takes, a key of :data:`memwall.simulate.training.STATES`; None: ``mixed`` for 16-bit
             weights, else ``float32``.
         overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
-        async_tp: whether ranks exchange parts of a tensor while others are multiplied.
         progress: called with one-line messages.
 
     Raises:
@@ -251,5 +251,5 @@ def parallel(
         say(f"simulating {asked.world:,} GPUs of {joined.name}")
         blocks = blocks_of(profile, joined, policy)
         kept = state or ("float32" if profile.workload.dtype == "float32" else "mixed")
-        options: dict[str, Any] = {"state": kept, "overlap": overlap, "async_tp": async_tp}
+        options: dict[str, Any] = {"state": kept, "overlap": overlap}
         return Training(profile, blocks, gpu, training_step(blocks, asked, joined, **options), options, policy)

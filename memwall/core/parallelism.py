@@ -25,7 +25,8 @@ class Parallelism:
     sequence), ``cp`` each sequence, ``ep`` the experts (of the replicas' GPUs); ``pp`` stages of layers; ``dp``
     replicas. A step has ``microbatches`` for each replica; ``chunks`` of layers for each stage are of the interleaved
     schedule. ``recompute`` drops activations of attention's core, or all but the inputs of blocks, and computes them
-    again in backward."""
+    again in backward. With ``async_tp`` the GPUs of ``tp`` exchange parts of a tensor while others are multiplied, so
+    that only the first part is waited for."""
 
     tp: int = 1
     sp: bool = False
@@ -38,6 +39,7 @@ class Parallelism:
     schedule: str = "1f1b"
     chunks: int = 1
     recompute: str = "none"
+    async_tp: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
@@ -82,6 +84,7 @@ class Parallelism:
         replica, virtual, wanted = self.tp * self.cp * self.pp, self.pp * self.chunks, world or self.world
         hint = f": dp={wanted // replica} would" if wanted % replica == 0 else ""
         rules = (
+            (self.async_tp and self.tp == 1, "async is of the GPUs of tp: give tp=2 or more"),
             (self.sp and self.tp == 1, "sp shares the sequence among the GPUs of tp: give tp=2 or more"),
             (self.schedule == "interleaved" and self.chunks < 2, "schedule=interleaved:N needs 2 or more chunks"),
             (self.chunks > 1 and self.microbatches % self.pp,
@@ -107,7 +110,7 @@ class Parallelism:
             if item.name == "schedule" and value == "interleaved":
                 said.append(f"schedule=interleaved:{self.chunks}")
             elif value != item.default and item.name != "chunks":
-                said.append(item.name if value is True else f"{item.name}={value}")
+                said.append(item.name.removesuffix("_tp") if value is True else f"{item.name}={value}")
         return ",".join(said) or "tp=1"
 
 
@@ -141,5 +144,6 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str, str], dict[str, str]]:
 
 _READERS: Mapping[str, Callable[[str, str], Mapping[str, Any]]] = {
     **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "microbatches"), _count), "sp": _flag, "schedule": _schedule,
+    "async": lambda key, value: {"async_tp": _flag(key, value)[key]},
     "fsdp": _one_of(SHARDS), "recompute": _one_of(RECOMPUTES),
 }  # fmt: skip

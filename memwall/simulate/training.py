@@ -112,8 +112,7 @@ class TrainingStep:
 
 
 def training_step(
-    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True,
-    async_tp: bool = False,
+    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True
 ) -> TrainingStep:  # fmt: skip
     """One step of a model that was traced with one microbatch, on one rank of ``layout.tp``.
 
@@ -121,13 +120,11 @@ def training_step(
         state: how numbers are kept, a key of :data:`STATES`.
         overlap: whether gradients are summed, shards of weights gathered and activations sent to the next stage while
             blocks run, or in between.
-        async_tp: whether the ranks that share products exchange parts of a tensor while others are multiplied, so that
-            only the first of ``tp`` parts is waited for.
 
     Raises:
         UsageError: the layout does not fit the layers or the cluster, or has what is not modeled.
     """
-    job = _job(blocks, layout, cluster, state, overlap, async_tp)
+    job = _job(blocks, layout, cluster, state, overlap)
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
     ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]
@@ -141,31 +138,29 @@ def training_step(
 
 
 def step_memory(
-    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True,
-    async_tp: bool = False,
+    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True
 ) -> tuple[Memory, ...]:  # fmt: skip
     """The memory of each rank as of :func:`training_step`, without running the pipeline; errors as there."""
-    job = _job(blocks, layout, cluster, state, overlap, async_tp)
+    job = _job(blocks, layout, cluster, state, overlap)
     held = in_flight(layout.pp, layout.chunks, layout.microbatches, layout.schedule)
     return tuple(job.memory(rank, held[rank]) for rank in range(layout.pp))
 
 
 def least_step_s(
-    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True,
-    async_tp: bool = False,
+    blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True
 ) -> float:  # fmt: skip
     """Seconds that :func:`training_step` does not stay below, by :func:`memwall.simulate.pipeline.least_ends_s`."""
-    job = _job(blocks, layout, cluster, state, overlap, async_tp)
+    job = _job(blocks, layout, cluster, state, overlap)
     ends = least_ends_s([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     summed_s = max(end + job.exposed_s(rank) for rank, end in enumerate(ends))
     return summed_s + max(job.optimizer_s(rank) for rank in range(layout.pp))
 
 
-def _job(blocks: Blocks, layout: Parallelism, cluster: Cluster, state: str, overlap: bool, async_tp: bool) -> _Job:
+def _job(blocks: Blocks, layout: Parallelism, cluster: Cluster, state: str, overlap: bool) -> _Job:
     layout.check(layers=len(blocks.layers))
     if state not in STATES:
         raise unknown("state", state, STATES)
-    hidden = _HIDDEN * (1 - 1 / layout.tp) if async_tp else 0.0
+    hidden = _HIDDEN * (1 - 1 / layout.tp) if layout.async_tp else 0.0
     return _Job(blocks, layout, all_at_once(cluster), STATES[state], overlap, hidden)
 
 

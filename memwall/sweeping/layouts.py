@@ -74,7 +74,7 @@ class Layouts:
 def search_layouts(
     target: str, *, gpus: int, global_batch: int, cluster: str | Path | Cluster = "dgx-h100", seq: int | None = None,
     dtype: str | None = None, autocast: str | None = None, policy: str = "eager", state: str | None = None,
-    overlap: bool = True, async_tp: bool = False, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
+    overlap: bool = True, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Layouts:  # fmt: skip
     """The fastest ways to train a model on so many GPUs: tp, sp, pp, dp, fsdp, the microbatch, schedule and recompute;
@@ -95,7 +95,7 @@ def search_layouts(
     check_among(among or {})
     joined = load_cluster(cluster)
     joined.groups(gpus)
-    options = {"state": state, "overlap": overlap, "async_tp": async_tp}
+    options = {"state": state, "overlap": overlap}
     ranks = _Ranks(target, joined, {"seq": seq}, {"dtype": dtype, "autocast": autocast}, policy, progress)
     search = _Search(ranks, joined, options, Counter())
     shared = [sorted({1, *map(int, (among or {}).get(key, ()))}) for key in ("cp", "ep")]
@@ -312,7 +312,7 @@ class _Search:
     def _blocks_s(self, blocks: Blocks, layout: Parallelism, samples: float = 1.0) -> float:
         """Blocks one after another, as evenly divided among the stages as can be, times so many samples."""
         whole, weight = self._total(blocks, layout.recompute)
-        hidden = 1 - 1 / layout.tp if self.options["async_tp"] else 0.0
+        hidden = 1 - 1 / layout.tp if layout.async_tp else 0.0
         total_s = max(whole.busy_s - hidden * whole.tensor_s, whole.issue_s)
         return _divided_s(total_s * samples, weight.busy_s * samples, layout)
 

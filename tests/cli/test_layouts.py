@@ -136,7 +136,7 @@ def test_equal_stages_reach_the_bound():
 def test_every_bound_of_a_layout_is_below_its_step(model):
     target, cluster = model(6), load_cluster("dgx-h100")
     ranks = searching._Ranks(target, cluster, {"seq": None}, {}, "eager", lambda message: None)
-    search = searching._Search(ranks, cluster, {"state": None, "overlap": True, "async_tp": False}, {})
+    search = searching._Search(ranks, cluster, {"state": None, "overlap": True}, {})
     every = [each for each in layouts(8, 16, 6) if each.layout.tp <= 4]
     for each in random.Random(1).sample(every, 150):
         bounds = [bound(search, each) for _, bound in searching._BOUNDS]

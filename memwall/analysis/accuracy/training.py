@@ -30,7 +30,7 @@ _R1_PEAK = 0.4
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One measured step. ``microbatch`` are sequences; ``state``, ``overlap`` and ``async_tp`` are those of
+    """One measured step. ``microbatch`` are sequences; ``state`` and ``overlap`` are those of
     :func:`memwall.simulate.training.training_step`; ``label`` is the data set's name for the GPUs."""
 
     dataset: str
@@ -45,7 +45,6 @@ class TrainingSample:
     measured_s: float
     state: str = "fused"
     overlap: bool = True
-    async_tp: bool = False
     #: whether all of each layer is computed again where its activations do not fit: the table does not say
     recomputes_to_fit: bool = False
     #: whether the loss is one kernel
@@ -57,8 +56,8 @@ class TrainingSample:
 
     @property
     def shape(self) -> str:
-        sizes, batch = self.sizes, self.microbatch
-        return f"{sizes.width} x {sizes.layers}, {sizes.heads} heads, {batch} x {sizes.seq} tokens, {self.layout}"
+        sizes, layout = self.sizes, replace(self.layout, async_tp=False)  # not in the table
+        return f"{sizes.width} x {sizes.layers}, {sizes.heads} heads, {self.microbatch} x {sizes.seq} tokens, {layout}"
 
     @property
     def in_fit_half(self) -> bool:
@@ -79,8 +78,7 @@ class TrainingSample:
 
     def _step(self, layout: Parallelism) -> TrainingStep:
         stretched = _blocks(self).stretched(self.sizes.layers)
-        return training_step(stretched, layout, self.cluster, state=self.state, overlap=self.overlap,
-                             async_tp=self.async_tp)  # fmt: skip
+        return training_step(stretched, layout, self.cluster, state=self.state, overlap=self.overlap)
 
     def row(self) -> Row:
         """The step, modeled and measured."""

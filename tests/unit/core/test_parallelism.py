@@ -7,12 +7,12 @@ import pytest
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
 
-WHOLE = "tp=8,sp,pp=4,dp=16,fsdp=grad,cp=2,ep=8,microbatches=32,schedule=interleaved:2,recompute=selective"
+WHOLE = "tp=8,sp,pp=4,dp=16,fsdp=grad,cp=2,ep=8,microbatches=32,schedule=interleaved:2,recompute=selective,async"
 
 
 def test_a_text_is_read_and_written_back():
     found = Parallelism.parse(WHOLE)
-    assert found == Parallelism(8, True, 4, 16, "grad", 2, 8, 32, "interleaved", 2, "selective")
+    assert found == Parallelism(8, True, 4, 16, "grad", 2, 8, 32, "interleaved", 2, "selective", True)
     assert Parallelism.parse(str(found)) == found
     assert found.world == 8 * 4 * 16 * 2
     assert str(Parallelism.parse("")) == "tp=1"
@@ -28,6 +28,8 @@ def test_a_text_is_read_and_written_back():
         ("dp=1e3", "dp of a layout is a whole number above 0"),
         ("tp=2,sp=1", "sp of a layout takes no value"),
         ("sp", "give tp=2 or more"),
+        ("dp=2,async", "async is of the GPUs of tp: give tp=2 or more"),
+        ("tp=2,async=1", "async of a layout takes no value"),
         ("schedule=1f2b", "no schedule '1f2b'; did you mean 1f1b?"),
         ("schedule=zb:2", "no schedule 'zb:2'"),
         ("schedule=interleaved", "needs 2 or more chunks"),

@@ -73,6 +73,16 @@ def test_the_time_of_a_step(text, time_s):
     assert step(text).time_s == pytest.approx(time_s, rel=1e-4)
 
 
+def test_parts_of_a_tensor_are_exchanged_next_to_products():
+    """4 GPUs: 1 s of exchanges in each direction of 3 and 5 s, of which the first of four parts is waited for, and a
+    quarter of what is left (three quarters are hidden): 1 - 3/4 * 3/4 s."""
+    layer = Block(Work(3.0, 1.0, tensor_s=1.0), Work(5.0, 1.0, tensor_s=1.0))
+    many = Blocks(Block(), (layer,) * 4, Block())
+    waits, beside = (training_step(many, Parallelism.parse(f"tp=4{key}"), CLUSTER) for key in ("", ",async"))
+    assert (waits.time_s, waits.tensor_s) == (pytest.approx(32), 8)
+    assert (beside.time_s, beside.tensor_s) == (pytest.approx(32 - 8 * 9 / 16), 8 - 8 * 9 / 16)
+
+
 def test_uneven_layers_pace_the_step():
     """Ten layers on four ranks: 2, 3, 2 and 3."""
     found = step("pp=4,microbatches=100", layers=10)

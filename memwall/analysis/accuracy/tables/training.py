@@ -75,7 +75,7 @@ _RUNS: Mapping[str, Mapping[str, object]] = {
     "A100 2021 weak scaling": {"state": "half", "overlap": False},
     "DGX-A100 2020 TP only batch 16": {"state": "half", "overlap": False},
     "DGX-A100 2020 batch 2048": {"state": "half", "overlap": False},
-    "H100 2024 weak scaling (MCore r0.8)": {"state": "half", "async_tp": True},
+    "H100 2024 weak scaling (MCore r0.8)": {"state": "half"},
 }
 #: width → heads of the runs of 2021 (arXiv 2104.04473, table 1) that are not 128 wide
 _HEADS_2021: Mapping[int, int] = {2304: 24, 3072: 32, 20480: 128}
@@ -155,7 +155,8 @@ def _megatron(record: Record) -> TrainingSample:
     sizes = Sizes(width, size(record, "n_layers"), heads, size(record, "vocab"), size(record, "seq_len"),
                   fused=is_new, dropout=0.0 if is_new else 0.1)  # fmt: skip
     layout = Parallelism(tp=tp, sp=is_new and tp > 1, pp=size(record, "pp"), dp=dp, microbatches=sequences // batch,
-                         recompute="none" if is_new else "full", fsdp="grad" if is_new else "none")  # fmt: skip
+                         recompute="none" if is_new else "full", fsdp="grad" if is_new else "none",
+                         async_tp=is_new and tp > 1)  # fmt: skip
     cluster = load_cluster(known(_CLUSTERS, record["gpu"], "GPU"))
     return _sample(MEGATRON.name, record, cluster, cluster.gpu, table, "bfloat16" if is_new else "float16", sizes,
                    batch, layout, seconds(record, "iter_ms_derived"), **how)  # fmt: skip
@@ -186,13 +187,13 @@ def _bridge(record: Record) -> TrainingSample:
     layout = Parallelism(
         tp=tp, sp=tp > 1, pp=pp, cp=cp, dp=dp, ep=ep, microbatches=_count(record, "gbs") // (batch * dp),
         chunks=chunks if pp > 1 else 1, schedule="interleaved" if pp > 1 < chunks else "1f1b",
-        fsdp="full" if record["fsdp"] and float(record["fsdp"]) else "grad",
+        fsdp="full" if record["fsdp"] and float(record["fsdp"]) else "grad", async_tp=tp > 1,
     )  # fmt: skip
     sizes = replace(sizes, seq=_count(record, "seq_len"), fused=True, cudnn=True, fp8=is_fp8)
     cluster = load_cluster(known(_CLUSTERS, record["system"], "system"))
     kind = "experts" if sizes.experts else "dense"
     return _sample(BRIDGE.name, record, cluster, record["system"], kind, "bfloat16", sizes, batch, layout,
-                   seconds(record, "step_time_s", 1.0), state="fused half", async_tp=True, recomputes_to_fit=True,
+                   seconds(record, "step_time_s", 1.0), state="fused half", recomputes_to_fit=True,
                    fused_loss=not record["release"].startswith("24"))  # fmt: skip
 
 
