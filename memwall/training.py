@@ -30,6 +30,9 @@ from memwall.simulate.blocks import Blocks, backward_begins
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.training import TrainingStep, training_step
 
+#: the cluster of training steps where none is named
+DEFAULT_CLUSTER = "dgx-h100"
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -212,7 +215,8 @@ _CHANGES: Mapping[str, Callable[[Parallelism, Cluster], tuple[Parallelism, Clust
 
 
 def parallel(
-    module_or_target: Any, inputs: Any = None, *, layout: str | Parallelism, cluster: str | Path | Cluster = "dgx-h100",
+    module_or_target: Any, inputs: Any = None, *, layout: str | Parallelism,
+    cluster: str | Path | Cluster = DEFAULT_CLUSTER,
     world: int | None = None, loss: Callable[[Any], Any] | None = None, dtype: str | None = None,
     autocast: str | None = None, batch: int | None = None, seq: int | None = None, policy: str = "eager",
     state: str | None = None, overlap: bool = True,
@@ -239,17 +243,39 @@ def parallel(
     asked = Parallelism.parse(layout) if isinstance(layout, str) else layout
     asked.check(world=world)
     joined = load_cluster(cluster)
-    gpu, say = hardware_of(joined), progress or (lambda message: None)
-    with uncollected(), seeded():
-        from memwall.frontend.torch import TraceOptions
-
-        workload = workload_of(
-            module_or_target, inputs, loss, "adamw", {"batch": batch, "seq": seq}, (), "training", gpu
-        )
-        say(f"tracing {workload.name}")
-        profile = trace_rank(workload, asked, TraceOptions("training", dtype, autocast, gpu=gpu), warn=say)
-        say(f"simulating {asked.world:,} GPUs of {joined.name}")
+    say = progress or (lambda message: None)
+    profile = rank_of(
+        module_or_target, inputs, asked, hardware_of(joined), loss=loss, dtype=dtype, autocast=autocast, batch=batch,
+        seq=seq, say=say,
+    )  # fmt: skip
+    say(f"simulating {asked.world:,} GPUs of {joined.name}")
+    with uncollected():
         blocks = blocks_of(profile, joined, policy)
-        kept = state or ("float32" if profile.workload.dtype == "float32" else "mixed")
-        options: dict[str, Any] = {"state": kept, "overlap": overlap}
-        return Training(profile, blocks, gpu, training_step(blocks, asked, joined, **options), options, policy)
+        return trained(profile, blocks, asked, joined, policy, state=state, overlap=overlap)
+
+
+def rank_of(
+    module_or_target: Any, inputs: Any, layout: Parallelism, gpu: Gpu, *, loss: Callable[[Any], Any] | None = None,
+    dtype: str | None = None, autocast: str | None = None, batch: int | None = None, seq: int | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Profile:  # fmt: skip
+    """A microbatch on one rank of a layout, traced; arguments and errors as of :func:`parallel`."""
+    from memwall.frontend.torch import TraceOptions
+
+    with uncollected(), seeded():
+        sizes = {"batch": batch, "seq": seq}
+        workload = workload_of(module_or_target, inputs, loss, "adamw", sizes, (), "training", gpu)
+        say(f"tracing {workload.name}")
+        return trace_rank(workload, layout, TraceOptions("training", dtype, autocast, gpu=gpu), warn=say)
+
+
+def trained(
+    profile: Profile, blocks: Blocks, layout: Parallelism, cluster: Cluster, policy: str = "eager", *,
+    state: str | None = None, overlap: bool = True,
+) -> Training:  # fmt: skip
+    """The step of a traced rank, whose ``blocks`` are those on the cluster; arguments and errors as of
+    :func:`parallel`."""
+    kept = state or ("float32" if profile.workload.dtype == "float32" else "mixed")
+    options: dict[str, Any] = {"state": kept, "overlap": overlap}
+    step = training_step(blocks, layout, cluster, **options)
+    return Training(profile, blocks, hardware_of(cluster), step, options, policy)

@@ -42,7 +42,10 @@ class Quantity:
     serve: Callable[[Any], float | None] | None = None
     #: how it is read from a :class:`memwall.analysis.serving.Decoding`
     decode: Callable[[Any], Any] | None = None
-    #: kinds of sweeps that have it as a column: ``profile``, ``decode``, ``serve``; with ``+`` the page shows it too
+    #: how it is read from a :class:`memwall.sweeping.trainings.Trained`
+    train: Callable[[Any], Any] | None = None
+    #: kinds of sweeps that have it as a column: ``profile``, ``decode``, ``serve``, ``training``; with ``+`` the page
+    #: shows it too
     sweep: str = ""
     #: the attribute of a kernel, and of rows of kernels
     attribute: str = ""
@@ -213,13 +216,15 @@ _SERVED = (
               sweep="serve" + "+" * (f"{name}{suffix}" in _SHOWN),
               heading=f"{name.upper()} {place}".removesuffix(" mean"))
       for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
-    _server("tokens_per_s", "generated tokens", "per s", _served("tokens_per_s"), lower=False,
-            read=_rate("tokens_per_s"), decode=_attribute("tokens_per_s"), sweep="profile decode serve"),
-    _server("tokens_per_s_per_user", "generated tokens for each user", "per s", _served("tokens_per_s_per_user"),
+    _server("tokens_per_s", "tokens", "per s", _served("tokens_per_s"), lower=False,
+            read=_rate("tokens_per_s"), decode=_attribute("tokens_per_s"),
+            train=_attribute("tokens_per_s"), sweep="profile decode serve training", heading="tokens"),
+    _server("tokens_per_s_per_user", "tokens for each user", "per s", _served("tokens_per_s_per_user"),
             lower=False, decode=lambda step: 1 / step.time_s, sweep="decode+ serve+", heading="a user"),
-    _server("tokens_per_s_per_gpu", "generated tokens on each GPU", "per s",
+    _server("tokens_per_s_per_gpu", "tokens on each GPU", "per s",
             lambda candidate: candidate.run.tokens_per_s / candidate.gpus, lower=False,
-            decode=lambda step: step.tokens_per_s / step.gpus, sweep="decode+ serve+", heading="a GPU"),
+            decode=lambda step: step.tokens_per_s / step.gpus, train=_attribute("tokens_per_s_per_gpu"),
+            sweep="decode+ serve+ training+", heading="a GPU"),
     _server("requests_per_s", "requests", "per s", _served("requests_per_s"), lower=False),
     # a gate's workload has a setting of this name
     Quantity(name="batch", title="mean decoding sequences", unit="count", lower=False, serve=_served("batch"),
@@ -228,9 +233,10 @@ _SERVED = (
     _server("preemptions", "sequences preempted", "count", _served("preemptions")),
     _server("kv_bytes_per_token", "KV cache of one more token on a GPU", "B",
             lambda candidate: candidate.kv_bytes_per_token),
-    _server("usd_per_million_tokens", "all cost, by million generated tokens", "USD",
+    _server("usd_per_million_tokens", "all cost, by million tokens", "USD",
             lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s),
-            decode=_attribute("usd_per_million"), sweep="decode+ serve+", heading="1 M tokens"),
+            decode=_attribute("usd_per_million"), train=_attribute("usd_per_million"),
+            sweep="decode+ serve+ training+", heading="1 M tokens"),
     _server("usd_per_million_prompt_tokens", "all cost, by million tokens of prompts", "USD",
             lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
     _server("energy_per_token_j", "energy of a generated token", "J", lambda candidate: candidate.energy_per_token_j,
@@ -254,17 +260,18 @@ _ROWS = (
              like="time_s", sweep="profile"),
     Quantity(name="time_s", title="modeled time", unit="s", per="schedule", read=_total("time_s"),
              attribute="time_s", adds=True, sort="time", tables="module class share kernel csv", heading="time",
-             place=60, sweep="profile+ decode+", decode=_attribute("time_s")),
+             place=60, sweep="profile+ decode+ training+", decode=_attribute("time_s"), train=_attribute("time_s")),
     Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes"),
-             heading="peak", sweep="profile+ decode+", decode=_attribute("memory_bytes")),
+             heading="peak", sweep="profile+ decode+ training+", decode=_attribute("memory_bytes"),
+             train=_attribute("peak_bytes")),
     Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
              read=materialized_bytes, sweep="profile"),
     Quantity(name="communication_bytes", title="bytes sent to other GPUs", unit="B", per="schedule",
              read=_communication("sent_bytes")),
     Quantity(name="exposed_communication_s", title="exposed communication", unit="s", per="schedule",
-             read=_communication("exposed_s")),
+             read=_communication("exposed_s"), train=_attribute("link_s"), sweep="training", heading="exposed"),
     Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu"), heading="MFU",
-             sweep="profile+"),
+             train=_attribute("mfu"), sweep="profile+ training+"),
     Quantity(name="mbu", title="MBU", unit="fraction", lower=False, per="schedule",
              read=lambda profile, schedule: schedule.mbu, heading="MBU", sweep="profile"),
     Quantity(name="compute_share", title="share of the time under the compute wall", unit="fraction", lower=False,
@@ -283,10 +290,15 @@ _ROWS = (
              sweep="profile"),
     # of a sweep
     Quantity(name="samples_per_s", title="samples", unit="per s", lower=False, read=_rate("samples_per_s"),
-             sweep="profile+", heading="samples"),
+             train=_attribute("samples_per_s"), sweep="profile+ training", heading="samples"),
     Quantity(name="fits", title="whether the memory holds it", unit="flag", lower=False, heading="fits",
              read=lambda profile, schedule: schedule.fits, serve=lambda candidate: True, decode=_attribute("fits"),
-             sweep="profile+ decode+ serve"),
+             train=_attribute("fits"), sweep="profile+ decode+ serve training+"),
+    Quantity(name="gpus", title="GPUs", unit="count", train=_attribute("gpus"), sweep="training+", heading="GPUs"),
+    Quantity(name="hfu", title="HFU", unit="fraction", lower=False, train=_attribute("hfu"), sweep="training",
+             heading="HFU"),
+    Quantity(name="bubble_s", title="seconds that the slowest rank waits for others", unit="s",
+             train=_attribute("bubble_s"), sweep="training", heading="bubble"),
     Quantity(name="largest_batch", title="sequences that the memory holds", unit="count", lower=False,
              decode=_attribute("largest_batch"), sweep="decode+", heading="largest"),
     Quantity(name="weights_bytes", title="weights on a GPU", unit="B", decode=_attribute("weights_bytes"),
@@ -332,7 +344,8 @@ _ROWS = (
              attribute="times_fewer", tables="class", heading="times fewer", unit_text="FLOP/s", place=71),
     Quantity(name="limited_by", title="the wall", unit="word", attribute="limited_by",
              tables="module class share kernel csv", heading="limited by", place=80, read=_limited_by,
-             serve=_attribute("wall"), decode=_attribute("limited_by"), sweep="profile+ decode+ serve+"),
+             serve=_attribute("wall"), decode=_attribute("limited_by"), train=_attribute("limited_by"),
+             sweep="profile+ decode+ serve+ training+"),
     Quantity(name="low_s", title="low end of the 80 % interval", unit="s", attribute="low_s", tables="csv", place=81),
     Quantity(name="high_s", title="high end of the 80 % interval", unit="s", attribute="high_s", tables="csv",
              place=82),

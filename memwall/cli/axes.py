@@ -10,12 +10,15 @@ import click
 from memwall.analysis.sweep.axes import Axis, check_apart, split_axis
 from memwall.cli import options
 from memwall.core.errors import UsageError
+from memwall.core.parallelism import FLAGS, SETTINGS
 from memwall.sweeping.kinds import Kind, kind_of
+from memwall.sweeping.trainings import LAYOUT
 
 #: option of the command line → keyword of the function, where they differ
 _KEYWORDS = {"input": "input_specs", "no_replay": "replay"}
 #: keywords that take several values at once
 _LISTS = ("input_specs", "assume")
+_ANSWERS = {"yes": True, "no": False, "true": True, "false": False}
 
 
 def kind_of_axes(texts: Sequence[str], asked: str | None, mentioned: Sequence[str]) -> Kind:
@@ -39,6 +42,8 @@ def _axis(named: Mapping[str, Sequence[str]], kind: Kind) -> Axis:
 
 def _value(name: str, text: str, kind: Kind) -> Any:
     """A value as the command of the kind converts it."""
+    if name in LAYOUT:
+        return _setting(LAYOUT[name], text)
     option, context = _option(name, kind)
     try:
         if option.is_flag:
@@ -52,13 +57,23 @@ def _value(name: str, text: str, kind: Kind) -> Any:
     return value[0] if option.multiple and _KEYWORDS.get(name, name) not in _LISTS else value
 
 
+def _setting(key: str, text: str) -> Any:
+    """The value of a key of a layout, checked: a number, whether it is on, or a text as the layout has it."""
+    if key in FLAGS:
+        if text.lower() not in _ANSWERS:
+            raise UsageError(f"--vary parallel.{key}: {text[:40]!r} is neither yes nor no")
+        return _ANSWERS[text.lower()]
+    read = SETTINGS[key](key, text)[key]
+    return read if isinstance(read, int) else text
+
+
 def _option(name: str, kind: Kind) -> tuple[click.Option, click.Context]:
     """The option of a command that has this name; a decode step has those of both commands."""
     from memwall.cli.profile import command as profile
     from memwall.cli.serve import command as serve
 
     flag = f"--{name.replace('_', '-')}"
-    for command in (profile,) if kind.name == "profile" else (serve, profile):
+    for command in (profile,) if kind.name in ("profile", "training") else (serve, profile):
         for param in command.params:
             if isinstance(param, click.Option) and flag in param.opts:
                 return param, click.Context(command)

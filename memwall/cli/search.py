@@ -79,6 +79,7 @@ def _search_layouts(
     from memwall.analysis.sweep.axes import split_axis
     from memwall.report.pages.layouts import LayoutsReport
     from memwall.sweeping.layouts import search_layouts
+    from memwall.training import DEFAULT_CLUSTER
 
     out.plan(LayoutsReport)
     if global_batch is None:
@@ -86,7 +87,7 @@ def _search_layouts(
     values = {key: words for text in among for key, words in split_axis(text).items()}
     with running(target, out.messages):
         found = search_layouts(
-            target, gpus=gpus, global_batch=global_batch, cluster=cluster or "dgx-h100", among=values, top=top,
+            target, gpus=gpus, global_batch=global_batch, cluster=cluster or DEFAULT_CLUSTER, among=values, top=top,
             progress=out.messages.progress, **more,
         )  # fmt: skip
     out.show(LayoutsReport(found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 #: keys of a file of a sweep, and of a workload in it
 _KEYS = ("targets", "vary", "where", "best", "top", "pareto", "of", "price", "workloads")
+#: of these those that are no texts: whether a value is one, and what is wanted
+_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "best": (lambda value: isinstance(value, str), "the name of a quantity"),
+    "of": (lambda value: isinstance(value, str), "the name of a kind of points"),
+    "top": (lambda value: type(value) is int and value > 0, "a whole number above 0"),
+    "price": (lambda value: isinstance(value, dict), "a table of GPUs, such as { h100 = 2.5 }"),
+    "workloads": (lambda value: isinstance(value, dict), "tables such as [workloads.small]"),
+}
 _WORKLOAD_KEYS = ("target", "vary")
 
 
@@ -68,7 +76,7 @@ class _Asked:
 @click.option(
     "--of",
     metavar="KIND",
-    help="What a point is: profile, decode (a server's step) or serve. [default: the first with all options]",
+    help="What a point is: profile, decode (a server's step), serve or training. [default: the first with all options]",
 )
 @click.option(
     "--price",
@@ -100,8 +108,9 @@ def command(
 
     TARGET is a model as for memwall profile, or a file sweep.toml with the keys targets, vary, where, best, top,
     pareto, of and price, and workloads with axes of their own. A point is one step of the model (every option of
-    memwall profile is an axis), one decode step of a server, or a server under a load (every option of memwall serve
-    is one): the first of these that has all options and quantities named, unless --of says.
+    memwall profile is an axis), one decode step of a server, a server under a load (every option of memwall serve is
+    one), or a training step on many GPUs (every key of a layout is one, as parallel.tp=1,2,4): the first of these that
+    has all options and quantities named, unless --of says.
 
     In a list, a..b goes on as it began: 1,2,4..256 doubles, 8,16,24..64 goes by eights, 1..4 counts.
     """
@@ -150,7 +159,8 @@ def _spaces(asked: _Asked, messages: Messages) -> tuple[list[Space], Kind]:
     if not texts:
         raise UsageError("no axis given; name one or more, as in --vary batch=1,2,4..256 gpu=a100,h100")
     before: list[Axis] = []
-    if not any("gpu" in split_axis(text) for text in texts):
+    named = {name for text in texts for name in split_axis(text)}
+    if not named & {"gpu", "cluster"}:
         before = [Axis.of("gpu", [gpu.name for gpu in chosen_gpus((), messages.say)])]
     kind = kind_of_axes(texts, asked.of, mentioned(asked.where, asked.best, asked.pareto))
     return [Space(target, parse_axes([*own, *asked.vary], kind, before)) for target, own in asked.workloads], kind
@@ -163,6 +173,9 @@ def _read(path: str, asked: _Asked) -> None:
 
     record = read_toml(path)
     _known(record, _KEYS, path)
+    for key, (is_one, wanted) in _VALUES.items():
+        if key in record and not is_one(record[key]):
+            raise UsageError(f"{path}: {key} is {str(record[key])[:40]!r}; want {wanted}")
     asked.workloads += [(target, []) for target in _texts(record, "targets", path)]
     for name, row in record.get("workloads", {}).items():
         _known(row, _WORKLOAD_KEYS, f"{path}: {name}")

@@ -51,11 +51,11 @@ class Parallelism:
         given: dict[str, Any] = {}
         for part in filter(None, re.split(r"[,\s]+", text.strip())):
             key, equals, value = part.partition("=")
-            if key not in _READERS:
-                raise unknown("key of a layout", key[:40], _READERS)
+            if key not in SETTINGS:
+                raise unknown("key of a layout", key[:40], SETTINGS)
             if key in given:
                 raise UsageError(f"the layout says {key} twice: {text[:80]!r}")
-            given |= _READERS[key](key, value if equals else "")
+            given |= SETTINGS[key](key, value if equals else "")
         found = cls(**given)
         found.check()
         return found
@@ -142,8 +142,11 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str, str], dict[str, str]]:
     return read
 
 
-_READERS: Mapping[str, Callable[[str, str], Mapping[str, Any]]] = {
+#: key of a layout → what reads its value: key, text → fields of :class:`Parallelism`
+SETTINGS: Mapping[str, Callable[[str, str], Mapping[str, Any]]] = {
     **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "microbatches"), _count), "sp": _flag, "schedule": _schedule,
     "async": lambda key, value: {"async_tp": _flag(key, value)[key]},
     "fsdp": _one_of(SHARDS), "recompute": _one_of(RECOMPUTES),
 }  # fmt: skip
+#: those that are given or left out
+FLAGS = ("sp", "async")

@@ -1,7 +1,8 @@
 """What a point of a sweep is, and how those that share a trace are evaluated.
 
 ``profile``: one step of a model, as ``memwall profile`` of it. ``decode``: one decode step of a server, as the engine
-steps of ``memwall serve`` have it. ``serve``: a server under a load, as ``memwall serve`` of it.
+steps of ``memwall serve`` have it. ``serve``: a server under a load, as ``memwall serve`` of it. ``training``: a step
+on many GPUs, as ``memwall profile --parallel`` has it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from memwall.core.units import counted
 from memwall.frontend.workload.sizes import MODES
 from memwall.fusion import POLICIES
 from memwall.fusion.server import Step
-from memwall.hardware.cluster import load_cluster
+from memwall.hardware.cluster import gpu_of, joined, load_cluster
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.pipeline import ATTENTION, profile, resimulate
@@ -29,6 +30,7 @@ from memwall.serving import CACHES, ENGINES, WEIGHTS, Model, serve, steps_of
 from memwall.simulate.serving.engine import BLOCK_TOKENS
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
 from memwall.sweeping.traces import Traces
+from memwall.sweeping.trainings import NUMBERS, OPTIONS, Rank, trained_at
 
 Options = Mapping[str, Any]
 #: the values of a kind's quantities, or why there are none
@@ -52,7 +54,8 @@ class Task:
 class Kind:
     """A kind of points: the ``options`` that a point may have, those among them that do not change the trace
     (``numbers``), that only go with another (``needs``) and in which points of one engine differ (``inner``); the
-    ``rows`` of a task of at most ``most`` points, and what pages show unless asked otherwise."""
+    ``rows`` of a task of at most ``most`` points, and what pages show unless asked otherwise: ``best`` is the first of
+    these that is known."""
 
     name: str
     title: str
@@ -62,7 +65,7 @@ class Kind:
     inner: tuple[str, ...]
     most: int
     rows: Callable[[Task, Traces], list[Row]]
-    best: str
+    best: tuple[str, ...]
     front: tuple[str, ...]
     across: tuple[str, ...]
 
@@ -110,10 +113,11 @@ def _profiles(task: Task, traces: Traces) -> list[Row]:
 
 
 def _profiled(target: str, point: Options, options: Options, traces: Traces) -> Row:
-    gpu = point.get("gpu", DEFAULT_GPU)
+    cluster = point.get("cluster")
+    gpu = point.get("gpu") or gpu_of(cluster)
     made = traces.profile(target, gpu, options)
     said = {name: point[name] for name in ("policy", "cuda_graph", "host") if point.get(name) is not None}
-    found = resimulate(made, gpu, **said)
+    found = resimulate(made, joined([load_gpu(gpu)], cluster, point.get("world")), **said)
     schedule = found.simulations[0]
     return tuple(quantity.read(found, schedule) for quantity in KINDS["profile"].quantities)
 
@@ -228,6 +232,21 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
     return rows if loads else rows * len(clients)
 
 
+# -- training steps ----------------------------------------------------------------------------------------------------
+
+
+def _trainings(task: Task, traces: Traces) -> list[Row]:
+    """A step at each point; those on the same GPUs share the blocks of their rank."""
+    readers = [quantity.train for quantity in KINDS["training"].quantities if quantity.train]
+    known: dict[Any, Rank] = {}
+
+    def made(point: Options) -> Row:
+        found = trained_at(task.target, point, traces, known, task.prices)
+        return tuple(read(found) for read in readers)
+
+    return [_tried(lambda: made(point)) for point in task.points]  # noqa: B023  called here
+
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -243,20 +262,27 @@ KINDS: Mapping[str, Kind] = {
             name="profile", title="one step of the model, as memwall profile has it", rows=_profiles,
             options=_options(profile, "progress", "strict", "loss"), numbers=_NUMBERS, inner=_NUMBERS, most=64,
             needs={"context": "mode", "prompt": "mode"},
-            best="samples_per_s",
+            best=("samples_per_s", "time_s"),
             front=("time_s", "samples_per_s"), across=("batch", "seq", "context", "prompt"),
         ),
         Kind(
             name="decode", title="one decode step of a server", rows=_decodes,
             options=_options(decode, "traces", "usd_per_gpu_hour"),
-            numbers=_options(decode, "dtype"), inner=("batch", "context"), most=2000, best="tokens_per_s_per_gpu",
+            numbers=_options(decode, "dtype"), inner=("batch", "context"), most=2000,
+            best=("tokens_per_s_per_gpu",),
             front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("batch", "context"),
         ),
         Kind(
             name="serve", title="a server under a load, as memwall serve has it", rows=_servers,
             options=_options(serve, "price", "slo", "policy"), numbers=_options(serve, "draft", "dtype"),
-            inner=("concurrency",), most=64, best="tokens_per_s_per_gpu",
+            inner=("concurrency",), most=64, best=("tokens_per_s_per_gpu",),
             front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("concurrency", "rate", "prompt"),
+        ),
+        Kind(
+            name="training", title="a training step on many GPUs, as memwall profile --parallel has it",
+            rows=_trainings, options=OPTIONS, numbers=NUMBERS, inner=NUMBERS, most=64,
+            best=("tokens_per_s_per_gpu", "mfu"), front=("tokens_per_s", "tokens_per_s_per_gpu"),
+            across=("batch", "seq", "parallel.microbatches", "parallel.dp", "world"),
         ),
     )
 }  # fmt: skip

@@ -34,6 +34,7 @@ from memwall.simulate.blocks import Block, Blocks, Work
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import in_flight
 from memwall.simulate.training import STATES, TrainingStep, least_step_s, step_memory, training_step
+from memwall.training import DEFAULT_CLUSTER
 
 #: models with more layers are traced as three of them
 _FEW = 8
@@ -72,9 +73,9 @@ class Layouts:
 
 @seeded()
 def search_layouts(
-    target: str, *, gpus: int, global_batch: int, cluster: str | Path | Cluster = "dgx-h100", seq: int | None = None,
-    dtype: str | None = None, autocast: str | None = None, policy: str = "eager", state: str | None = None,
-    overlap: bool = True, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
+    target: str, *, gpus: int, global_batch: int, cluster: str | Path | Cluster = DEFAULT_CLUSTER,
+    seq: int | None = None, dtype: str | None = None, autocast: str | None = None, policy: str = "eager",
+    state: str | None = None, overlap: bool = True, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Layouts:  # fmt: skip
     """The fastest ways to train a model on so many GPUs: tp, sp, pp, dp, fsdp, the microbatch, schedule and recompute;

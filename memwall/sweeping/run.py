@@ -91,8 +91,9 @@ def sweep(
         vary: option → its values, such as ``{"gpu": ["a100", "h100"], "batch": [1, 2, 4]}``; a tuple of options goes
             step by step through tuples of values. Every option of what is evaluated is an axis.
         of: what a point is: ``profile`` (as :func:`memwall.profile`), ``decode`` (one decode step of a server: gpu, tp,
-            cluster, batch, context, weights, kv, engine, utilization) or ``serve`` (as :func:`memwall.serve`, with one
-            concurrency); None takes the first that has all options and quantities named.
+            cluster, batch, context, weights, kv, engine, utilization), ``serve`` (as :func:`memwall.serve`, with one
+            concurrency) or ``training`` (as :func:`memwall.parallel`; keys of its layout are options such as
+            ``parallel.tp``); None takes the first that has all options and quantities named.
         where: conditions such as ``fits``, ``time_s<200ms`` or ``tp==8``; only points that satisfy all are returned.
         best: sort by this quantity, the best first; None keeps the order of the points, the last axis fastest.
         pareto: return only the points that no other beats in one of these quantities without being worse in another.
@@ -139,9 +140,9 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     names = list(dict.fromkeys(name for space in spaces for name in space.names))
     columns = ["id", "target", *names, *(row.name for row in kind.quantities), "error"]
     conditions = [parse_condition(text, columns) for text in question.where]
-    best, front = _quantity(question.best or kind.best, kind), [_quantity(name, kind) for name in question.pareto]
+    best, front = _quantity(question.best or kind.best[0], kind), [_quantity(name, kind) for name in question.pareto]
     front = front or list(kind.front)
-    if len(front) not in (2, 3):
+    if len(set(front)) not in (2, 3) or len(set(front)) < len(front):
         raise UsageError("a Pareto front is of two or three quantities")
     check_names(axis for space in spaces for axis in space.axes)
     _ask_if_large(spaces, question)
@@ -150,6 +151,8 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     rows = _evaluated(points, ids, question, names, say)
     frame = _frame(points, ids, rows, names, kind)
     ran, pruned = kept(frame, conditions)
+    if not question.best:
+        best = next((name for name in kind.best if ran[name].notna().any()), best)
     return Swept(
         question=question, spaces=tuple(spaces), frame=frame, left=ranked(ran, best), best=best,
         pruned=tuple(pruned), front=pareto(ran, front), axes=tuple(front), seconds=time.monotonic() - start_s,
@@ -158,7 +161,7 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
 
 def _quantity(name: str, kind: Kind) -> str:
     """A quantity of a kind that has an order."""
-    return column_of(name, [row.name for row in kind.quantities if row.unit not in ("word", "interval")])
+    return column_of(name, [row.name for row in kind.quantities if row.unit not in ("word", "interval", "flag")])
 
 
 def _ask_if_large(spaces: Sequence[Space], question: Question) -> None:

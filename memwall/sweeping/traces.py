@@ -24,11 +24,13 @@ from typing import Any
 
 from memwall.core.errors import unknown
 from memwall.core.files import cache_folder, write_whole
+from memwall.core.parallelism import Parallelism
 from memwall.frontend.workload.target import split_target
 from memwall.hardware.lookup import load_gpu
 from memwall.pipeline import of_another_gpu, profile
 from memwall.record.profile import Profile
 from memwall.serving import WEIGHTS, Model, read_model
+from memwall.training import rank_of
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: files of a configuration's folder that are read as text of the model
@@ -50,10 +52,19 @@ class Traces:
     def profile(self, target: str, gpu: str, options: Mapping[str, Any]) -> Profile:
         """The profile of a target, traced for any GPU unless the model asks for it. Errors as of
         :func:`memwall.profile`."""
-        made: Profile = self._shared("profile", target, options, lambda: profile(target, gpu=gpu, **options))
+        return self._of_any_gpu("profile", target, gpu, options, lambda: profile(target, gpu=gpu, **options))
+
+    def rank(self, target: str, gpu: str, layout: Parallelism, options: Mapping[str, Any]) -> Profile:
+        """A microbatch on a rank of a layout, as :func:`memwall.training.rank_of`; likewise for any GPU."""
+        make = lambda: rank_of(target, None, layout, load_gpu(gpu), **options)  # noqa: E731
+        return self._of_any_gpu("rank", target, gpu, {**options, "layout": str(layout.traced)}, make)
+
+    def _of_any_gpu(
+        self, kind: str, target: str, gpu: str, options: Mapping[str, Any], make: Callable[[], Profile]
+    ) -> Profile:
+        made: Profile = self._shared(kind, target, options, make)
         if of_another_gpu(made, [load_gpu(gpu)]):
-            make = lambda: profile(target, gpu=gpu, **options)  # noqa: E731
-            made = self._shared("profile", target, {**options, "gpu": gpu}, make)
+            made = self._shared(kind, target, {**options, "gpu": gpu}, make)
         return made
 
     def model(self, target: str, weights: str = "model", dtype: str | None = None, tokens: int | None = None) -> Model:

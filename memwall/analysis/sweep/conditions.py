@@ -19,7 +19,7 @@ from memwall.core.errors import UsageError, unknown
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_CONDITION = re.compile(r"\s*(not\s+|!)?(\w+)\s*(?:(<=|>=|==|!=|=|<|>)\s*(.+?))?\s*")
+_CONDITION = re.compile(r"\s*(not\s+|!)?([\w.]+)\s*(?:(<=|>=|==|!=|=|<|>)\s*(.+?))?\s*")
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "=": operator.eq,
     "!=": operator.ne,
@@ -64,6 +64,8 @@ def parse_condition(text: str, columns: Sequence[str]) -> Condition:
         return Condition(text.strip(), column, "==", not negated)
     if negated:
         raise UsageError(f"{text.strip()}: 'not' goes with a quantity that is true or false, such as 'not fits'")
+    if row is not None and row.unit == "flag" and (compare not in ("==", "=", "!=") or type(_plain(value)) is not bool):
+        raise UsageError(f"{text.strip()}: {column} is true or false; say {column}, or not {column}")
     if row is not None and row.unit in UNITS:
         return Condition(text.strip(), column, compare, parse_limit(row, value).amount)
     return Condition(text.strip(), column, compare, _plain(value))

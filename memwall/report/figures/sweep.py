@@ -197,7 +197,7 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
         places = [(x(a), y(b)) for a, b in zip(rows[x_row.name], rows[y_row.name], strict=True)]
         if len(axes) == 2 and len(places) > 1:
             scene.line(*places, color=series_color(0), width=1.8)
-        _label_front(scene, frame, places, [name_of(row) for row in rows.itertuples()])
+        _label_front(scene, frame, places, [name_of(row) for row in rows.to_dict("records")])
         return frame.lower + 38
 
     return draw

@@ -85,7 +85,7 @@ class SweepReport(Report):
     def _front(self) -> Chart:
         found = self.found
         names = [name for name in found.varied if found.front[name].nunique() > 1] or found.varied
-        name_of = lambda row: " ".join(map(_labelled, names, (getattr(row, name) for name in names)))  # noqa: E731
+        name_of = lambda row: " ".join(map(_labelled, names, (row[name] for name in names)))  # noqa: E731
         return front_chart(found.left.dropna(subset=list(found.axes)), found.front, found.axes, name_of)
 
     def _pairs(self) -> list[OptionPair]:
