@@ -89,6 +89,9 @@ class Cluster:
     #: "nvlink.simple" -> the cluster from which it is taken
     taken_from: Mapping[str, str] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.gpu))
+
     def check(self) -> None:
         reach = [link.gpus or math.inf for link in self.link.values()]
         if not reach or sorted(set(reach)) != reach:

@@ -33,6 +33,7 @@ from memwall.fusion.server.plan import Served
 from memwall.hardware.engine import EngineHost
 from memwall.hardware.links import LIBRARIES, Cluster
 from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
 from memwall.perfmodel.base import kept_share
 from memwall.perfmodel.collectives import CUSTOM_BYTES, collective_s
 from memwall.perfmodel.roofline import Prediction, predict_cost
@@ -80,6 +81,7 @@ class GpuSteps:
     host: EngineHost = field(default_factory=lambda: EngineHost(""))
     max_context: int | None = None
     _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+    _of_batch: dict[tuple[int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
     _predicted: dict[tuple[int, Step], Prediction] = field(default_factory=dict)
 
@@ -133,14 +135,24 @@ class GpuSteps:
     def _kernels_s(self, step: Step, own: Step) -> float:
         """Seconds of the kernels of a step, of which a group does its own."""
         decodes, context_tokens = step.decodes, step.context_tokens
-        total_s = self._sum_s("state", own) + self._sent_s(own) + begun(own) * self._encoder_s
-        total_s += self._at("tokens", own.tokens) + self._at("sequences", own.outputs)
-        experts_s, beside_s = self._at("experts", self._of_stage(step)), self._at("beside", own.tokens)
-        total_s += max(experts_s, beside_s) if own.tokens <= _STREAM_TOKENS else experts_s + beside_s
+        if step.prefills:
+            total_s = self._uncached_s(step, own)
+        else:
+            batch = decodes, step.verified
+            if batch not in self._of_batch:
+                self._of_batch[batch] = self._uncached_s(step, own)
+            total_s = self._of_batch[batch]
         if decodes:
             each = between(context_tokens / decodes, _NODE_BITS)
             total_s += sum(share * self._node_s("decodes", own.decodes, keys, own.verified) for keys, share in each)
         return total_s + sum(map(self._prompt_s, own.prefills))
+
+    def _uncached_s(self, step: Step, own: Step) -> float:
+        """Seconds of what reads no cache of a sequence."""
+        total_s = self._sum_s("state", own) + self._sent_s(own) + begun(own) * self._encoder_s
+        total_s += self._at("tokens", own.tokens) + self._at("sequences", own.outputs)
+        experts_s, beside_s = self._at("experts", self._of_stage(step)), self._at("beside", own.tokens)
+        return total_s + (max(experts_s, beside_s) if own.tokens <= _STREAM_TOKENS else experts_s + beside_s)
 
     def _at(self, kind: str, count: int) -> float:
         """Seconds of the kernels of a kind, between nodes."""
@@ -164,8 +176,7 @@ class GpuSteps:
         if self.layout.pp == 1:
             return 0.0
         assert self.cluster is not None
-        sent = collective_s("send_recv", self._width * own.tokens, self.layout.gpus, self.cluster)
-        return (self.layout.pp - 1) * sent.time_s
+        return (self.layout.pp - 1) * _sent("send_recv", self._width * own.tokens, self.layout.gpus, self.cluster)
 
     @cached_property
     def _encoder_s(self) -> float:
@@ -280,7 +291,7 @@ class GpuSteps:
             cost, is_row = kernel.cost(step, self.layout), isinstance(kernel, (Product, Between))
             written = cost.read_bytes - kernel.weights_bytes(self.layout) if is_row else 0
             resident = int(written * kept_share(self.gpu, cost.write_bytes + written))
-            self._predicted[key] = predict_cost(cost, self.gpu, resident, "graph")
+            self._predicted[key] = _priced(cost, self.gpu, resident)
         return self._predicted[key]
 
     def _exchanged_s(self, kernel: Experts, step: Step) -> float:
@@ -289,11 +300,11 @@ class GpuSteps:
         assert self.cluster is not None
         workers, ep = self.layout.stage_gpus, self.layout.ep
         nbytes = 2 * kernel.hidden * step.tokens
-        to_all = (collective_s(op, nbytes, workers, self.cluster).time_s for op in ("all_gather", "reduce_scatter"))
+        to_all = (_sent(op, nbytes, workers, self.cluster) for op in ("all_gather", "reduce_scatter"))
         if ep < workers:
             return sum(to_all)
         own_bytes = nbytes / workers * min(kernel.top_k, ep)
-        return min(sum(to_all), 2 * collective_s("all_to_all", own_bytes, workers, self.cluster).time_s)
+        return min(sum(to_all), 2 * _sent("all_to_all", own_bytes, workers, self.cluster))
 
     def _message_s(self, kernel: Collective, step: Step) -> float:
         if self.layout.tp == 1 or not step.tokens:
@@ -301,10 +312,25 @@ class GpuSteps:
         assert self.cluster is not None
         nbytes = kernel.message_bytes(step)
         library = self.layout.engine if self.layout.engine in LIBRARIES else "custom"
-        return collective_s(kernel.op, nbytes, self.layout.tp, self.cluster, library=library).time_s
+        return _sent(kernel.op, nbytes, self.layout.tp, self.cluster, library)
+
+
+# What many models, schemes of weights and layouts share.
+
+
+@lru_cache(maxsize=1 << 14)
+def _sent(op: str, nbytes: float, workers: int, cluster: Cluster, library: str = "nccl") -> float:
+    """Seconds of a collective."""
+    return collective_s(op, nbytes, workers, cluster, library=library).time_s
+
+
+@lru_cache(maxsize=1 << 15)
+def _priced(cost: Cost, gpu: Gpu, resident_bytes: int) -> Prediction:
+    """The time of a kernel."""
+    return predict_cost(cost, gpu, resident_bytes, "graph")
 
 
 @lru_cache(maxsize=1 << 16)
 def _attention(kernel: Attention, tp: int, kv: str, gpu: Gpu, step: Step) -> Prediction:
-    """The time of attention, which many models and schemes of weights share."""
+    """The time of attention."""
     return predict_cost(kernel.cost(step, Layout(tp=tp, kv=kv)), gpu, 0, "graph")
