@@ -196,13 +196,12 @@ def _ids(points: Sequence[tuple[str, Options]], question: Question) -> list[str]
     labelled = cache(lambda text: f"{text} {file_digest(text)}" if Path(text).is_file() else text)
     contents = cache(contents_of)
     label = lambda value: labelled(value) if isinstance(value, str) else value  # noqa: E731
-    prices = sorted(question.prices.items())
+    prices, written = sorted(question.prices.items()), json.JSONEncoder(sort_keys=True, default=str).encode
     found = []
     for target, point in points:
         asked = [question.kind.name, __version__, target, contents(target), prices]
         options = {name: label(value) for name, value in point.items()}
-        text = json.dumps([*asked, options], sort_keys=True, default=str, separators=(",", ":"))
-        found.append(sha256(text.encode()).hexdigest()[:16])
+        found.append(sha256(written([*asked, options]).encode()).hexdigest()[:16])
     return found
 
 
