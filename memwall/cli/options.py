@@ -215,7 +215,7 @@ def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F
 
 def given(**options: Any) -> dict[str, Any]:
     """Only what the user gave, so that every default stands in one place: the called function's signature."""
-    return {name: value for name, value in options.items() if value not in (None, (), False)}
+    return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
 
 
 def profile_options(options: dict[str, Any]) -> dict[str, Any]:

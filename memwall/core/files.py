@@ -96,10 +96,9 @@ def remembered(name: str, sources: Iterable[Path], make: Callable[[], T]) -> T:
     for source in sources:
         digest.update(source.read_bytes())
     path = cache_folder() / f"{name}.pickle"
-    with contextlib.suppress(Exception):  # another version's, cut off, unreadable
-        with path.open("rb") as file:
-            if file.readline().strip() == digest.hexdigest().encode():
-                return cast(T, pickle.load(file))
+    with contextlib.suppress(Exception), path.open("rb") as file:  # another version's, cut off, unreadable
+        if file.readline().strip() == digest.hexdigest().encode():
+            return cast(T, pickle.load(file))
     made = make()
     with contextlib.suppress(OSError, UsageError):
         path.parent.mkdir(parents=True, exist_ok=True)

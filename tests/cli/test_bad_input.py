@@ -54,6 +54,7 @@ CASES = {
     "profile no.such:thing": "there is no module 'no'",
     "profile net.py --batch 0": "--batch",
     "profile net.py --batch many": "--batch",
+    "profile net.py --seconds 0": "--seconds must be a number above 0, not 0.0",
     "profile net.py --seq 5": "takes no 'seq'",
     "profile net.py --dtype fp7": "fp7",
     "profile net.py --autocast int8": "int8",

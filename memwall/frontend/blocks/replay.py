@@ -67,7 +67,7 @@ class Replayer:
     def call(self, original: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         """Call a module: for real, as a template, or as a replay; a ReplayMismatch where a replayed block is called
         again."""
-        if self._busy or id(module) not in self.structures.repeated:
+        if self._busy or id(module) not in self.structures.repeated or torch._C._are_functorch_transforms_active():
             return original(module, *args, **kwargs)
         # not a plain forward: a checkpoint that recomputes in backward, or hooks on saved tensors
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)

@@ -5,6 +5,7 @@ A model written for a GPU says ``device="cuda"`` or ``.cuda()``; on a machine wi
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -176,7 +177,7 @@ class TracedDevice(TorchFunctionMode):
     def _to(self, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         options = dict(self._mapped(options))
         if args and is_cuda(args[0]):
-            args = (self.device, *args[1:])
+            args = (self._map(args[0]), *args[1:])
         if self._fills_nothing and isinstance(tensor, nn.Parameter) and tensor.is_meta:
             with torch._C._DisableTorchDispatch():
                 return torch.Tensor.to(tensor, *args, **options)
@@ -213,9 +214,10 @@ class TracedDevice(TorchFunctionMode):
         return _CUDA if device == self.device and not _is_machinery(caller.f_code.co_filename) else device
 
     def _cuda(
-        self, tensor: torch.Tensor, *args: Any, memory_format: Any = torch.preserve_format, **options: Any
+        self, tensor: torch.Tensor, device: Any = None, *args: Any, memory_format: Any = torch.preserve_format,
+        **options: Any,
     ) -> torch.Tensor:  # fmt: skip
-        return tensor.to(self.device, memory_format=memory_format)
+        return tensor.to(self.device if device is None else self._map(device), memory_format=memory_format)
 
     def _of_numbers(self, make: Callable[..., torch.Tensor], data: Any, *args: Any, **options: Any) -> torch.Tensor:
         """``torch.tensor(data, device="cuda")``: on ``meta`` with its value known."""
@@ -263,7 +265,13 @@ class TracedDevice(TorchFunctionMode):
         return tensor.type(dtype) if of_cuda is None else tensor.to(self.device, of_cuda)
 
     def _map(self, device: Any) -> Any:
-        return self.device if is_cuda(device) else device
+        if not is_cuda(device):
+            return device
+        index = device if isinstance(device, int) else torch.device(device).index
+        if index and self._known is not None and str(index) != os.environ.get("LOCAL_RANK"):
+            said = f"cuda:{index} is taken for the one GPU that is modeled: what runs there counts, copies to it do not"
+            self._known.said[said] = None
+        return self.device
 
 
 def _attention(query: torch.Tensor, *args: Any, **options: Any) -> Any:

@@ -42,7 +42,7 @@ def tensors_held(*roots: Any) -> Iterator[torch.Tensor]:
 
 
 @functools.lru_cache(4096)
-def _is_opened(kind: type) -> bool:
+def _is_opened(kind: Any) -> bool:
     """Whether what objects of a class refer to is looked at, all of it."""
     if issubclass(kind, (torch.Tensor, FunctionType, *_ELSEWHERE)):
         return False

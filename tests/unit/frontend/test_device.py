@@ -169,3 +169,16 @@ def test_numbers_of_rows_that_a_table_lacks_are_said(pick, row):
     assert not memwall.profile(module, (X, torch.tensor([0, 3])), gpu="a100").notes
     profile = memwall.profile(module, (X, torch.tensor([0, row])), gpu="a100")
     assert list(profile.notes) == [f"index {row} is outside a table of 4 rows: the step fails on a GPU"]
+
+
+@pytest.mark.parametrize("place", ["cuda:1", torch.device("cuda", 1), 1])
+def test_a_second_gpu_is_said_to_be_taken_for_the_one_that_is_modeled(place, monkeypatch):
+    """Layers on two GPUs, as in a pipeline by hand: two products, on one GPU. A rank of torchrun has that number."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    module.forward = lambda x: module[1](module[0](x).to("cuda:0").to(place))
+    profile = memwall.profile(module, (X,), gpu="a100")
+    said = "cuda:1 is taken for the one GPU that is modeled: what runs there counts, copies to it do not"
+    assert list(profile.notes) == [said]
+    assert [op.name for op in profile.graph.ops] == ["aten.addmm"] * 2
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not memwall.profile(module, (X,), gpu="a100").notes

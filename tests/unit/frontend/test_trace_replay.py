@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import memwall
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
 
@@ -284,3 +285,18 @@ def test_buffers_made_empty_and_filled_inside():
     full, replayed, blocks = both(Workload(Stack(chain, make=Fills), (torch.zeros(2, 8, dtype=torch.long),)))
     assert full == replayed
     assert blocks == 3
+
+
+def test_an_ensemble_by_vmap_of_its_own_layers_is_traced():
+    """Three nets of 16 to 32 to 4 over 4 rows, as torch.func's tutorial stacks them: 3 * 2 * 4 * (16 * 32 + 32 * 4)."""
+    nets = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)) for _ in range(3))
+
+    def forward(x):
+        state = torch.func.stack_module_state(list(nets))
+        call = lambda parameters, buffers: torch.func.functional_call(nets[0], (parameters, buffers), (x,))  # noqa: E731
+        return torch.func.vmap(call)(*state)
+
+    nets.forward = forward
+    profile = memwall.profile(nets, (torch.zeros(4, 16),), gpu="a100")
+    products = [cost for op, cost in zip(profile.graph.ops, profile.costs[0], strict=True) if "mm" in op.name]
+    assert sum(cost.total_flops for cost in products) == 15_360

@@ -135,7 +135,8 @@ class Asked:
             )
         for size, (what, inputs) in _TAKEN_BY.items():
             if size in self.sizes and not any(name in self.parameters for name in inputs):
-                raise UsageError(f"--{size} {self.sizes[size]} was given, but {self.model.__name__} takes no {what}")
+                said = "x".join(map(str, self.sizes[size])) if size == "image" else self.sizes[size]
+                raise UsageError(f"--{size} {said} was given, but {self.model.__name__} takes no {what}")
         fixed = None if hasattr(self.config, "audio_config") else self.fixed_columns
         if fixed and self.sizes.get("seconds", fixed / COLUMN_RATE) != fixed / COLUMN_RATE:
             raise UsageError(

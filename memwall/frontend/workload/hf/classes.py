@@ -93,7 +93,7 @@ def build(model: Any, config: Any) -> Any:
 
 
 def _buffers_filled_alone() -> contextlib.AbstractContextManager[Any]:
-    """While open, transformers goes only to modules with buffers to fill them: weights without data stay as they are."""
+    """While open, transformers fills only modules with buffers: weights without data stay as they are."""
     import torch
 
     base: Any = sys.modules["transformers.modeling_utils"].PreTrainedModel
