@@ -32,7 +32,7 @@ def tensors_held(*roots: Any) -> Iterator[torch.Tensor]:
         if id(item) in seen or not gc.is_tracked(item):
             continue
         seen[id(item)] = item
-        kind = type(item)
+        kind: Any = type(item)
         if _is_opened(kind):
             waiting += gc.get_referents(item)
         elif issubclass(kind, torch.Tensor):
