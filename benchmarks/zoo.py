@@ -175,7 +175,7 @@ def _unfilled() -> Any:
 
 
 def _line(error: BaseException) -> str:
-    return re.sub(r"/\S*-packages/", "", " ".join(str(error).split()))[:300]
+    return re.sub(r"[^\s(]*-packages/", "", " ".join(str(error).split()))[:300]
 
 
 #: ops of a graph whose FLOPs torch's counter knows

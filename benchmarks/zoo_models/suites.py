@@ -112,6 +112,8 @@ _NOT_RUNNABLE: Mapping[str, str] = {
 _NOT_TRAINABLE: Mapping[str, str] = dict.fromkeys(
     ("sam2_video", "sam3_tracker_video", "edgetam_video"), "scores that it keeps outside of training, yet reads always"
 )
+#: what holds where a trace by itself would assume otherwise: no pair of images is matched before the last layer
+_ASSUMED: Mapping[str, tuple[str, ...]] = {"lightglue": ("condition=false",)}
 
 
 class Transformers(Suite):
@@ -119,6 +121,9 @@ class Transformers(Suite):
 
     def gives_inputs(self, name: str, mode: str) -> bool:
         return name in _NOT_RUNNABLE or (mode == "training" and name in _NOT_TRAINABLE)
+
+    def assumes(self, name: str, mode: str) -> tuple[str, ...]:
+        return _ASSUMED.get(name, ())
 
     def names(self) -> list[str]:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -23,7 +23,7 @@ _NESTED = "a nested tensor of the strided layout needs data"
 
 #: What is wanted, if it is not a value → its kind of error, and what would help.
 _ADVICE: Mapping[str, tuple[type[MemwallError], str]] = {
-    _HOST: (UsageError, "give it device=x.device, or register it as a buffer"),
+    _HOST: (UsageError, "give it device=x.device, register it as a buffer, or trace real tensors with --real"),
     _LENGTHS: (UsageError, "say that they stay there: memwall.on_host(lengths) in inputs, or @host behind --input"),
     _SPARSE: (NeedsData, "trace real tensors with --real, or take COO or CSR if it is neither"),
     SPARSE_TWICE: (NeedsData, "trace real tensors with --real"),
@@ -62,6 +62,7 @@ _NEEDS_DATA = (
     ("on the meta device", "an op whose output shape depends on data"),
     ("a meta tensor", "the data of a tensor"),
     ("is not on the expected device meta", _HOST),
+    ("is not on the expected device cpu", _HOST),
     ("with Meta tensors", "an op that has no shape function"),
     ("could not find the fake impl", "an op that has no shape function"),
 )

@@ -165,3 +165,13 @@ def test_an_optimizer_that_is_made_already_is_refused_with_what_is_wanted():
     made = torch.optim.SGD(module.parameters(), lr=0.1)
     with pytest.raises(UsageError, match=r"of class SGD; want a name or a function: lambda parameters: SGD\(\.\.\.\)"):
         memwall.profile(module, torch.zeros(2, 4), mode="training", optimizer=made)
+
+
+@pytest.mark.parametrize(
+    "meet", [lambda x: x + torch.ones(8, device="cpu"), lambda x: torch.ones(8, device="cpu") + x]
+)
+def test_a_tensor_of_the_host_that_meets_one_of_the_gpu_is_told_three_ways_out(meet):
+    """As in torchaudio's beam search, whose scores are on the host: in either order --real runs it."""
+    with pytest.raises(UsageError, match=r"of the host .* meets the device's .*device=x\.device.*--real"):
+        memwall.profile(Applies(meet), (torch.randn(4, 8),), gpu="h100")
+    assert memwall.profile(Applies(meet), (torch.randn(4, 8),), gpu="h100", real=True).graph.ops
