@@ -158,24 +158,29 @@ def _copies_of_parameters(graph: Graph) -> set[int]:
 def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...]]:
     """For each group, (bytes, distance) of every read of a storage touched before. The distance is the number of bytes
     that kernels moved from the start of the kernel that last touched the storage to the start of this one: the bytes
-    are in an LRU cache of at least that size."""
+    are in an LRU cache of at least that size. Of a group of several launches those behind the first write the results,
+    as the pass that adds a convolution's bias does, unless they move less than these."""
     storage_of = [value.storage for value in graph.values]
     specs = {id(value.spec): value.spec for value in graph.values}
     size_of = {number: spec.nbytes for number, spec in specs.items()}
     nbytes = [size_of[id(value.spec)] for value in graph.values]
     costs = {id(group.cost): group.cost for group in plan.groups}
     moves = {number: cost.bytes + cost.extra_bytes for number, cost in costs.items()}
+    later = {number: sum(launch.bytes for launch in cost.launches[1:]) for number, cost in costs.items()}
+    ends = {n: later[n] if later[n] >= max(cost.write_bytes, 1) else moves[n] for n, cost in costs.items()}
     touched_at: dict[int, int] = {}
     moved = 0
     result = []
     for group in plan.groups:
         hits = []
         for value_id in dict.fromkeys(group.reads):
-            last = touched_at.get(storage_of[value_id])
-            if last is not None:
-                hits.append((nbytes[value_id], moved - last))
-        for value_id in (*group.reads, *group.writes):
+            touched = touched_at.get(storage_of[value_id])
+            if touched is not None:
+                hits.append((nbytes[value_id], moved - touched))
+        for value_id in group.reads:
             touched_at[storage_of[value_id]] = moved
         moved += moves[id(group.cost)]
+        for value_id in group.writes:
+            touched_at[storage_of[value_id]] = moved - ends[id(group.cost)]
         result.append(tuple(hits))
     return result

@@ -9,6 +9,7 @@ from torch import nn
 import memwall
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.explanation import choices_text, explanations
+from memwall.core.units import duration
 from memwall.ops.launches import Convolution, Gemm
 from memwall.report import render
 from tests.unit.places import truth
@@ -82,6 +83,11 @@ def test_the_choice_is_said_in_words():
     assert sigmoid.launches[-1].startswith("A template of the product before it may do this too")
     assert choices_text(profile, schedule).startswith("2 kernels of ")
     assert "open choices" in render(profile, "text")
+    assert "open choices" in render(profile, "html")
+    several = profile.with_simulations((profile.schedule(schedule.gpu), schedule))
+    said = " ".join(render(several, "text").split())
+    low, high = duration(schedule.totals.low_s), duration(schedule.totals.high_s)
+    assert f"max-autotune is a range, {low} to {high} (80 %) around" in said
 
 
 def test_windows_that_the_library_has_no_tensor_cores_for_are_in_the_range():

@@ -118,6 +118,23 @@ def test_reuse_distance_is_what_moved_since():
     assert reuse_distances(graph, plan) == [(), ((200, 300),), ((300, 500),)]
 
 
+def test_what_a_later_launch_wrote_is_as_old_as_that_launch():
+    """A convolution reads 100 bytes and writes 200; a pass behind it adds the bias in place, 200 read and 200 written:
+    of the 700 bytes moved, the results lie 400 back, and the input 700. A pass over 3 + 3 bytes wrote no results."""
+    product, bias, small = (Plain(read_bytes=r, write_bytes=w) for r, w in ((100, 200), (200, 200), (3, 3)))
+    for behind, distance in ((bias, 400), (small, 306)):
+        graph, plan = chain([100, 200, 300], [Cost({}, 100, 200, launches=(product, behind)), Cost({}, 200, 300)])
+        assert reuse_distances(graph, plan) == [(), ((200, distance),)]
+
+
+def test_a_result_of_which_the_bias_was_added_last_is_in_l2():
+    """A result of 1 MB, made from 8 MB and then read and written by a second launch: L2 holds 4 MB, and 11 MB moved."""
+    product, bias = Plain(read_bytes=8_000_000, write_bytes=1_000_000), Plain(read_bytes=10**6, write_bytes=10**6)
+    costs = [Cost({}, 8_000_000, 1_000_000, launches=(product, bias)), Cost({}, 1_000_000, 1_000_000)]
+    _, second = run([8_000_000, 1_000_000, 1_000_000], costs).kernels
+    assert second.memory_s == pytest.approx(1e-6 + 1e-7 / 0.45)  # 1 MB written, 1 MB read at 45 % of L2's 10 TB/s
+
+
 def test_memory_peak_by_hand():
     # storages: input 100, a 200, b 300, c 400 (the output). While op 1 runs, input, a and b are alive: 600;
     # while op 2 runs, a is gone: 100 + 300 + 400 = 800
