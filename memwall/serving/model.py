@@ -30,7 +30,8 @@ _CONTEXTS = (16_383, 2047)
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A model as servers run it: its kernels, how its weights and its cache (a dtype, empty for the model's) are
-    stored, and the most tokens of a sequence; ``encoder`` are the tokens that an encoder reads, 0 if it reads something else, None without one."""
+    stored, and the most tokens of a sequence; ``encoder`` are the tokens that an encoder reads, 0 if it reads something
+    else, None without one."""
 
     name: str
     served: Served

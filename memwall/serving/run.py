@@ -198,10 +198,14 @@ def serve(
     found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
     waiting = {point.name: None for point in points if not point.refused and point.steps.waits_for_cpu(point.alone)}
     if waiting:
-        lacking.append(f"{', '.join(waiting)}: the CPU of {engine} launches a lone prompt's kernels no faster than that")
+        lacking.append(
+            f"{', '.join(waiting)}: the CPU of {engine} launches a lone prompt's kernels no faster than that"
+        )
     lacking += _doubts(points)
     guesses = "" if drafting is None else f"{drafting.name}, {draft_tokens} tokens, each right at {accept:.0%}"
-    return Serving(model=model, points=tuple(points), objectives=limits, best=found, draft=guesses, notes=tuple(lacking))
+    return Serving(
+        model=model, points=tuple(points), objectives=limits, best=found, draft=guesses, notes=tuple(lacking)
+    )
 
 
 def _doubts(points: Sequence[Point]) -> list[str]:
@@ -257,12 +261,12 @@ def steps_of(
     if lacking := _lacks(model.served, gpu):
         raise UsageError(lacking)
     layout = Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine)
-    return _steps(model, gpu, replace(layout, tp=tp, **_stored(model, layout)), cluster, utilization)
+    return _steps(model, gpu, replace(_stored(layout, model), tp=tp), cluster, utilization)
 
 
-def _stored(model: Model, layout: Layout) -> dict[str, str]:
-    """How a model's weights and cache are stored: as its configuration says, but for a cache that was asked for."""
-    return {"weights": model.scheme, "kv": layout.kv or model.cache}
+def _stored(layout: Layout, model: Model) -> Layout:
+    """With a model's weights and cache as its configuration says, but for a cache that was asked for."""
+    return replace(layout, weights=model.scheme, kv=layout.kv or model.cache)
 
 
 def _steps(
@@ -275,12 +279,12 @@ def _steps(
 
 
 def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
-    layout = replace(asked.layout, tp=count, **_stored(model, asked.layout))
+    layout = replace(_stored(asked.layout, model), tp=count)
     steps = _steps(model, gpu, layout, asked.cluster, asked.utilization)
     cluster = steps.cluster
     policy, engines, gpus = _of_engine(asked.policy, layout), steps, layout.gpus
     if asked.draft is not None:
-        own = replace(layout, **_stored(asked.draft, asked.layout))
+        own = replace(_stored(asked.layout, asked.draft), tp=count)
         _check_layout(asked.draft.served, own)
         drafts = GpuSteps(asked.draft.served, gpu, own, cluster, asked.utilization)
         guess = Speculation(draft_tokens=asked.draft_tokens, accept=asked.accept, draft=drafts)

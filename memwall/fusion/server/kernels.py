@@ -165,8 +165,8 @@ class Attention(Kernel):
 
 
 def _calls(step: Step) -> Iterator[tuple[int, int, int, int]]:
-    """(sequences, tokens that share the reads of the cache as heads do, new tokens of each, keys of the last one) of the
-    attention calls of a step: kernels of decodes fold the tokens that are verified into the heads."""
+    """(sequences, tokens that share the reads of the cache as heads do, new tokens of each, keys of the last one) of
+    the attention calls of a step: kernels of decodes fold the tokens that are verified into the heads."""
     if step.decodes:
         yield step.decodes, step.verified, 1, round(step.context_tokens / step.decodes) + step.verified
     for new, before in step.prefills:

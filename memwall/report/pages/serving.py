@@ -110,7 +110,8 @@ class ServingReport(Report):
         record: dict[str, Any] = {
             "schema": SCHEMA, "model": model.name, "weights": model.scheme or "model",
             "kv": _short(self.found.points[0].layout.kv) or "model", "engine": self.found.points[0].layout.engine,
-            "draft": self.found.draft or None, "max_context": model.max_context, "notes": [*model.notes], "points": points,
+            "draft": self.found.draft or None, "max_context": model.max_context,
+            "notes": [*model.notes, *self.found.notes], "points": points,
         }  # fmt: skip
         if self.found.best is not None:
             record["best"] = self.found.best.candidate.name
@@ -136,8 +137,8 @@ _STEP_NOTE = (
 _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: those that the "
-    "cache holds; 1 M: all of the cost over a million tokens that come out, or go in; energy: at the GPU's power limit; "
-    "wall: what most of a decode step waits for; all modeled"
+    "cache holds; 1 M: all of the cost over a million tokens that come out, or go in; energy: at the GPU's power "
+    "limit; wall: what most of a decode step waits for; all modeled"
 )
 
 

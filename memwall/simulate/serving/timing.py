@@ -169,7 +169,8 @@ class GpuSteps:
 
     def _of_stage(self, step: Step) -> int:
         """Tokens of all groups in one of the parts that are in the pipeline."""
-        return -(-step.decodes * step.verified // self.layout.pp) + sum(new for new, _ in step.prefills[:: self.layout.pp])
+        prompts = sum(new for new, _ in step.prefills[:: self.layout.pp])
+        return -(-step.decodes * step.verified // self.layout.pp) + prompts
 
     def _sent_s(self, own: Step) -> float:
         """Seconds in which stages send tokens to the next."""

@@ -143,5 +143,21 @@ def test_a_few_real_deployments_are_modeled_better_than_by_the_roofline():
         assert sum(abs(row.error) for row in own) < sum(others)
 
 
+@pytest.mark.parametrize(
+    ("row", "cache"),
+    [
+        ({"model_path": "nvidia/DeepSeek-V3.1-NVFP4", "backend": "vllm", "gemm_quant_mode": "nvfp4"}, "float8_e4m3fn"),
+        ({"backend": "vllm"}, ""),
+        ({"gemm_quant_mode": "fp8_block"}, ""),
+    ],
+)
+def test_checkpoints_of_modelopt_keep_their_cache_in_fp8(read, tmp_path, row, cache):
+    """hf_quant_config.json of nvidia's checkpoints says kv_cache_quant_algo FP8, which TensorRT-LLM and vLLM take."""
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4").mkdir()
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4/config.json").write_text("{}", encoding="utf-8")
+    (sample,) = read(row).deployments
+    assert sample.decodes.layout.kv == cache
+
+
 def test_layouts_say_how_many_gpus():
     assert Layout(tp=2, dp=4, pp=3).gpus == 24 and Layout(tp=2, dp=4, pp=3).stage_gpus == 8

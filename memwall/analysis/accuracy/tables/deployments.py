@@ -144,7 +144,8 @@ def _schemes(record: Record) -> dict[str, str]:
     products, experts = (str(record[name] or "").replace("nan", "") for name in ("gemm_quant_mode", "moe_quant_mode"))
     if products == "int4_wo":
         products = ""  # Kimi-K2.5: its experts alone
-    is_modelopt = record["backend"] == "trtllm" and products in ("fp8", "nvfp4")  # with a cache in fp8
+    is_modelopt = record["backend"] == "trtllm" or str(record["model_path"]).startswith("nvidia/")
+    is_modelopt &= products in ("fp8", "nvfp4")  # whose checkpoints state a cache in fp8
     if is_modelopt and products == "fp8":
         products = "fp8_static"
     return {"weights": products, "experts": experts, "kv": "float8_e4m3fn" if is_modelopt else ""}

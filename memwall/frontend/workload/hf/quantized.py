@@ -45,7 +45,7 @@ _COMPRESSED: Mapping[tuple[str, Any], str] = {
 @dataclass(frozen=True)
 class Stored:
     """How a configuration says that weights are stored: the ``scheme`` of products, empty where nothing is said; what
-    is ``listed`` stays in the model's dtype. ``cache`` is how keys and values are: ``fp8``, another format, or empty."""
+    is ``listed`` stays in the model's dtype. ``cache`` is how keys and values are: ``fp8``, another or nothing."""
 
     scheme: str = ""
     listed: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ def _scheme(found: Mapping[str, Any], method: str) -> str:
     scheme = _SCHEMES.get(method, "")
     if scheme == "fp8" and found.get("weight_block_size"):
         return "fp8_block"
-    static = found.get("activation_scheme") == "static" or "quant_algo" in found  # modelopt's scales are of a calibration
+    static = found.get("activation_scheme") == "static" or "quant_algo" in found  # modelopt calibrates
     return "fp8_static" if scheme == "fp8" and static else scheme
 
 
