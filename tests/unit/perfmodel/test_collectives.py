@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
+from memwall.analysis.accuracy.collectives import CollectiveSample
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster, Link, Protocol
-from memwall.perfmodel.collectives import OPS, collective_s
-from tests.unit.places import truth
+from memwall.perfmodel.collectives import OPS, collective_s, taken_shares
+from tests.unit.places import ROOT, truth
 
 MB = 1e6
 #: 1 us to start, 2 us a step, half of the rate, no pieces
@@ -207,3 +209,34 @@ def test_a_gpu_left_out(held_out):
 def test_no_measured_time_is_below_its_bound(held_out):
     rows = [sample.row() for sample in held_out]
     assert len(rows) > 5000 and not [row for row in rows if row.is_violation]
+
+
+def test_messages_hold_a_multiprocessor_for_each_channel():
+    """24 of an H100's 132 inside a node, 16 over InfiniBand, and a tenth of 3.35 TB/s."""
+    links, gpu = load_cluster("dgx-h100").link, hardware_of(load_cluster("dgx-h100"))
+    assert taken_shares(links["nvlink"], gpu) == (24 / 132, 0.0)
+    assert taken_shares(links["network"], gpu, 335e9) == (16 / 132, pytest.approx(0.1))
+    assert taken_shares(None, gpu) == (24 / 132, 0.0)
+
+
+def test_constants_of_a_protocol_are_found_again():
+    """Times that were made with another start and rate of DGX H100's Simple, messages from 16 MiB on in a ring."""
+    pytest.importorskip("scipy")
+    spec = importlib.util.spec_from_file_location("fit_collectives", ROOT / "tools" / "fit_collectives.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    cluster = load_cluster("dgx-h100")
+    link = cluster.link["nvlink"]
+    planted = replace(link.protocols["simple"], start_s=2e-5, share=0.6)
+    other = replace(cluster, link={**cluster.link, "nvlink": replace(link, protocols={"simple": planted})})
+    alone = replace(cluster, link={**cluster.link, "nvlink": replace(link, protocols={
+        "simple": link.protocols["simple"]})})  # fmt: skip
+    samples = [
+        CollectiveSample("made up", "h100", cluster, "all_gather", "half", 1 << size, workers, None, "nccl", "graph",
+                         collective_s("all_gather", 1 << size, workers, other).time_s)
+        for size in range(16, 31) for workers in (2, 4, 8)
+    ]  # fmt: skip
+    found = tool.fitted(alone, "nvlink", "simple", samples)
+    assert max(abs(ratio - 1) for ratio in tool.ratios(samples, alone)) > 0.3
+    assert max(abs(ratio - 1) for ratio in tool.ratios(samples, found)) < 0.05
+    assert found.link["nvlink"].protocols["simple"].share == pytest.approx(0.6, rel=0.1)
