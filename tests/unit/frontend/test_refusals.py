@@ -167,9 +167,7 @@ def test_an_optimizer_that_is_made_already_is_refused_with_what_is_wanted():
         memwall.profile(module, torch.zeros(2, 4), mode="training", optimizer=made)
 
 
-@pytest.mark.parametrize(
-    "meet", [lambda x: x + torch.ones(8, device="cpu"), lambda x: torch.ones(8, device="cpu") + x]
-)
+@pytest.mark.parametrize("meet", [lambda x: x + torch.ones(8, device="cpu"), lambda x: torch.ones(8, device="cpu") + x])
 def test_a_tensor_of_the_host_that_meets_one_of_the_gpu_is_told_three_ways_out(meet):
     """As in torchaudio's beam search, whose scores are on the host: in either order --real runs it."""
     with pytest.raises(UsageError, match=r"of the host .* meets the device's .*device=x\.device.*--real"):
