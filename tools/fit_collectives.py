@@ -3,9 +3,9 @@
     python tools/fit_collectives.py dgx-h100 --truth FOLDER [--protocol simple nvls ...]
 
 FOLDER holds ``nccl_collectives.csv`` and ``vidur_allreduce.csv``. The constants of each protocol are searched from
-those of the file in ``hardware_specs/clusters``, one protocol after another, with the fastest way taken each time, on the
-half of the shapes that ``memwall accuracy --split`` calls fit. The error of both halves is printed before and after;
-the same rows find the same values.
+those of the file in ``hardware_specs/clusters``, one protocol after another, with the fastest way taken each time, on
+the half of the shapes that ``memwall accuracy --split`` calls fit. The error of both halves is printed before and
+after; the same rows find the same values.
 """
 
 from __future__ import annotations

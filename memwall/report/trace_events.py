@@ -11,10 +11,8 @@ as the format wants, to the nanosecond.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -25,10 +23,9 @@ from memwall.perfmodel.collectives import link_of
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, short_name
 from memwall.record.profile import Profile
+from memwall.report.events import Events, Span, span_of, tasks, written
 from memwall.simulate.memory import KINDS, MemoryPeak, memory_levels
-from memwall.simulate.pipeline import PipelineRun, Task
 from memwall.simulate.schedule import Kernels, Schedule
-from memwall.simulate.training import TrainingStep
 
 #: source lines that are named of a fused kernel
 _MOST_LINES = 3
@@ -40,51 +37,12 @@ def render_trace(
     """All simulations of a profile as one trace, those of one GPU in one process; or of each of some ``ranks``, with
     the step of their ``pipeline``."""
     sides = {f"rank {rank}, ": each for rank, each in ranks.items()} if ranks else {"": profile}
-    return _written(profile, _events(sides, pipeline))
-
-
-def render_stages(profile: Profile, step: TrainingStep) -> str:
-    """A step under a layout: two rows for each stage, what it computes and what it sends. ``profile``: of its rank."""
-    return _written(profile, _stages(step))
-
-
-def _written(profile: Profile, events: Iterable[dict[str, Any]]) -> str:
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    lines = ",\n".join(map(encode, events))
-    other = encode({"workload": profile.workload.name, "modeled": f"memwall {profile.memwall_version}"})
-    return f'{{"displayTimeUnit":"ns","otherData":{other},"traceEvents":[\n{lines}\n]}}\n'
-
-
-@dataclass(frozen=True, slots=True)
-class _Events:
-    """Makes the events of the process that is number ``pid``."""
-
-    pid: int
-
-    def name(self, kind: str, name: str, place: int, tid: int | None = None) -> Iterator[dict[str, Any]]:
-        """What a ``process`` or ``thread`` is called, and its place among the others."""
-        of = {"ph": "M", "pid": self.pid} | ({} if tid is None else {"tid": tid})
-        yield {**of, "name": f"{kind}_name", "args": {"name": name}}
-        yield {**of, "name": f"{kind}_sort_index", "args": {"sort_index": place}}
-
-    def slice(self, tid: int, name: str, category: str, span: Span, **args: Any) -> dict[str, Any]:
-        return {
-            "ph": "X", "pid": self.pid, "tid": tid, "name": name, "cat": category, "ts": span.start_ns / 1000,
-            "dur": (span.end_ns - span.start_ns) / 1000, **({"args": args} if args else {})}  # fmt: skip
-
-    def arrow(self, number: int, tail: tuple[int, int], head: tuple[int, int]) -> Iterator[dict[str, Any]]:
-        for (tid, ns), end in ((tail, {"ph": "s"}), (head, {"ph": "f", "bp": "e"})):
-            yield {
-                **end, "id": number, "pid": self.pid, "tid": tid, "ts": ns / 1000, "name": "launch", "cat": "launch",
-            }  # fmt: skip
-
-    def counter(self, name: str, ns: int, series: dict[str, int]) -> dict[str, Any]:
-        return {"ph": "C", "pid": self.pid, "name": name, "ts": ns / 1000, "args": series}
+    return written(profile, _events(sides, pipeline))
 
 
 def _events(sides: Mapping[str, Profile], pipeline: PipelineStep | None) -> Iterator[dict[str, Any]]:
     gpus = dict.fromkeys((label, schedule.gpu.name) for label, side in sides.items() for schedule in side.simulations)
-    processes = {key: _Events(pid) for pid, key in enumerate(gpus, 1)}
+    processes = {key: Events(pid) for pid, key in enumerate(gpus, 1)}
     for (label, name), process in processes.items():
         yield from process.name("process", f"{label}{name} (modeled)", process.pid)
     tid, arrow = len(processes) + 2, 1  # no two processes, rows or arrows of a trace have one number
@@ -94,49 +52,14 @@ def _events(sides: Mapping[str, Profile], pipeline: PipelineStep | None) -> Iter
             yield from _policy(side, schedule, processes[label, schedule.gpu.name], rows, arrow)
             tid, arrow = tid + len(rows), arrow + len(schedule.kernels)
     if pipeline is not None:
-        yield from _pipeline(_Events(len(processes) + 1), pipeline, tid)
+        yield from _pipeline(Events(len(processes) + 1), pipeline, tid)
 
 
-def _pipeline(process: _Events, step: PipelineStep, tid: int) -> Iterator[dict[str, Any]]:
+def _pipeline(process: Events, step: PipelineStep, tid: int) -> Iterator[dict[str, Any]]:
     """The tasks of all ranks of a pipeline, a row for each, from ``tid`` on."""
     yield from process.name("process", f"pipeline of {len(step.pipeline.ranks)} ranks (modeled)", process.pid)
     for row, (rank, order) in enumerate(zip(step.pipeline.ranks, step.orders, strict=True), tid):
-        yield from _tasks(process, f"rank {rank}", step.run, order, row)
-
-
-def _tasks(process: _Events, name: str, run: PipelineRun, order: Iterable[Task], row: int) -> Iterator[dict[str, Any]]:
-    """The tasks of a rank."""
-    yield from process.name("thread", name, row, row)
-    for task in order:
-        yield process.slice(row, str(task), task.kind, _span(*run.span_s(task)))
-
-
-def _sends(process: _Events, name: str, run: PipelineRun, order: Iterable[Task], row: int) -> Iterator[dict[str, Any]]:
-    """What the tasks of a rank hand on, one after another."""
-    yield from process.name("thread", name, row, row)
-    free_s = 0.0
-    for task in order:
-        if sent_s := run.sent_s(task):
-            begin_s = max(free_s, run.ends[task])
-            free_s = begin_s + sent_s
-            yield process.slice(row, f"result of {task}", "send", _span(begin_s, free_s))
-
-
-def _stages(step: TrainingStep) -> Iterator[dict[str, Any]]:
-    """A stage's tasks and its sends, a row each; in the last one what comes after them."""
-    run, process = step.pipeline, _Events(1)
-    ranks = len(run.busy_s)
-    yield from process.name("process", f"{step.layout} on {step.cluster.name} (modeled)", process.pid)
-    for rank in range(ranks):
-        order = sorted((task for task in run.ends if task.stage % ranks == rank), key=run.span_s)
-        yield from _tasks(process, f"stage {rank}", run, order, 2 * rank + 2)
-        if ranks > 1:
-            yield from _sends(process, f"stage {rank}: sends", run, order, 2 * rank + 3)
-    last, now_s = 2 * ranks + 2, run.time_s
-    yield from process.name("thread", "all", last, last)
-    for name, seconds in (("exposed messages between replicas", step.exposed_s), ("optimizer", step.optimizer_s)):
-        yield process.slice(last, name, "step", _span(now_s, now_s + seconds))
-        now_s += seconds
+        yield from tasks(process, f"rank {rank}", step.run, order, row)
 
 
 #: keys of the rows of a schedule, besides (``stream``, number) and (``link``, name)
@@ -157,7 +80,7 @@ def _rows(profile: Profile, schedule: Schedule, tid: int) -> dict[Row, int]:
 
 
 def _policy(
-    profile: Profile, schedule: Schedule, process: _Events, rows: Mapping[Row, int], arrow: int
+    profile: Profile, schedule: Schedule, process: Events, rows: Mapping[Row, int], arrow: int
 ) -> Iterator[dict[str, Any]]:
     """The rows of one schedule (of launches none where the CPU issues nothing), its arrows from number ``arrow`` on,
     and its counters."""
@@ -190,7 +113,7 @@ def _policy(
     yield from _memory(process, schedule.policy, times)
 
 
-def _memory(process: _Events, policy: str, times: Timeline) -> Iterator[dict[str, Any]]:
+def _memory(process: Events, policy: str, times: Timeline) -> Iterator[dict[str, Any]]:
     """Bytes alive: in all, and by the kinds that there are. Perfetto calls a track by both names, that of the counter
     and that of the series."""
     for ns, alive in times.memory:
@@ -223,13 +146,6 @@ def _us(seconds: float) -> float:
 
 #: a module and the numbers behind it: ``layers.0.attn`` is ``layers.0`` and ``attn``
 _STEP = re.compile(r"[^.]+(?:\.\d+(?![^.]))*")
-
-
-class Span(NamedTuple):
-    """Nanoseconds from the start of the step."""
-
-    start_ns: int
-    end_ns: int
 
 
 class Scope(NamedTuple):
@@ -298,10 +214,10 @@ def _queue(profile: Profile, schedule: Schedule) -> tuple[list[Span], list[Span]
     spans = _overlapping(profile, schedule) or [*_in_order(schedule.kernels)]
     launches, issued_s, ahead_s = list[Span](), 0.0, 0.0
     for kernel, (start_s, _) in zip(schedule.kernels, spans, strict=True):
-        launches.append(_span(issued_s, issued_s + kernel.issue_s))
+        launches.append(span_of(issued_s, issued_s + kernel.issue_s))
         ahead_s = max(ahead_s, issued_s + kernel.issue_s / max(kernel.launches, 1) - start_s)
         issued_s += kernel.issue_s
-    return launches, [_span(ahead_s + start_s, ahead_s + end_s) for start_s, end_s in spans]
+    return launches, [span_of(ahead_s + start_s, ahead_s + end_s) for start_s, end_s in spans]
 
 
 def _in_order(kernels: Iterable[Estimate]) -> Iterator[tuple[float, float]]:
@@ -320,11 +236,6 @@ def _overlapping(profile: Profile, schedule: Schedule) -> Sequence[tuple[float, 
             schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch, plan=plan
         ).kernels
     return made.spans if isinstance(made, Kernels) else ()
-
-
-def _span(start_s: float, end_s: float) -> Span:
-    """Rounding keeps the order of times, so what did not overlap does not."""
-    return Span(round(start_s * 1e9), round(end_s * 1e9))
 
 
 def _scopes(paths: Iterable[Sequence[str]], runs: Iterable[Span]) -> list[Scope]:

@@ -228,3 +228,42 @@ class Lanes:
             return overlapped(kernels) if lone else overlapped_in_loop(kernels)
         waits, time_s = queue(steps) if lone else step_in_loop(steps)
         return Overlap(waits, [0.0] * len(steps), time_s)
+
+
+# -- blocks of layers next to messages between replicas ----------------------------------------------------------------
+
+
+class Sent(NamedTuple):
+    """A message between replicas: its seconds, and the numbers of the blocks that it comes after, and that wait for
+    it."""
+
+    time_s: float
+    after: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+
+
+def one_ahead(gathers: Sequence[float], reduces: Sequence[float]) -> list[Sent]:
+    """The gathers of blocks, each one block ahead, and their reductions behind, in the order of one stream."""
+    found, last = list[Sent](), len(gathers) - 1
+    for i in range(len(gathers) + 2):
+        older = (i - 2,) if i > 1 else ()
+        if i <= last:
+            found.append(Sent(gathers[i], older, (i,)))
+        found += [Sent(reduces[block], older) for block in older]
+    return found
+
+
+def beside_s(passes: Sequence[float], messages: Sequence[Sent], taken: Sides) -> float:
+    """Seconds of blocks one after another, next to messages between replicas on another stream, each of which takes so
+    much of the multiprocessors."""
+    sent = [message for message in messages if message.time_s]  # before blocks that become ready with them
+    needed_by = {block: (i,) for i, message in enumerate(sent) for block in message.before}
+    kernels = [
+        Streamed(Step(0.0, time_s), 1, "replicas", tuple(len(sent) + block for block in after), taken)
+        for time_s, after, _ in sent
+    ]
+    blocks = [
+        Streamed(Step(0.0, seconds), waits=needed_by.get(i, ()), sides=Sides(seconds))
+        for i, seconds in enumerate(passes)
+    ]
+    return overlapped([*kernels, *blocks]).time_s

@@ -24,9 +24,8 @@ from memwall.hardware.cluster import all_at_once, hardware_of
 from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
 from memwall.simulate.blocks import Block, Blocks, Work
-from memwall.simulate.launch_queue import Step
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
-from memwall.simulate.streams import Sides, Streamed, overlapped
+from memwall.simulate.streams import Sent, Sides, beside_s, one_ahead
 
 
 class State(NamedTuple):
@@ -297,8 +296,8 @@ class _Job:
         reduces = [self._reduce_s(block) for block in part]
         if not self.overlap:
             return forward_s + sum(gathers), backward_s + sum(gathers) + sum(reduces)
-        through_s = self._streamed_s(forward, _one_ahead(gathers, [0.0] * len(part)))
-        back_s = self._streamed_s(backward[::-1], _one_ahead(gathers[::-1], reduces[::-1]))
+        through_s = self._streamed_s(forward, one_ahead(gathers, [0.0] * len(part)))
+        back_s = self._streamed_s(backward[::-1], one_ahead(gathers[::-1], reduces[::-1]))
         return max(through_s, forward_s), max(back_s, backward_s)
 
     def exposed_s(self, rank: int) -> float:
@@ -312,8 +311,8 @@ class _Job:
         last = self.parts[rank][::-1]  # the chunk whose backward is last
         early = _merged([block for block in blocks if block not in last])
         passes = [self._longer(block.backward + self._again(block)) for block in last]
-        reduces = [_Message(self._reduce_s(block), (at,)) for at, block in enumerate(last)]
-        done_s = self._streamed_s(passes, [_Message(self._reduce_s(early)), *reduces])
+        reduces = [Sent(self._reduce_s(block), (at,)) for at, block in enumerate(last)]
+        done_s = self._streamed_s(passes, [Sent(self._reduce_s(early)), *reduces])
         return tied_s + done_s - sum(passes) + self._regather_s(blocks)
 
     def _regather_s(self, blocks: Sequence[Block]) -> float:
@@ -321,21 +320,10 @@ class _Job:
         if self.layout.fsdp != "grad":
             return 0.0
         gather_s, beside_s = self._gather_s(_merged(blocks)), _sum(block.forward for block in blocks).busy_s
-        return self._streamed_s([beside_s], [_Message(gather_s)]) - beside_s if self.overlap else gather_s
+        return self._streamed_s([beside_s], [Sent(gather_s)]) - beside_s if self.overlap else gather_s
 
-    def _streamed_s(self, passes: Sequence[float], messages: Sequence[_Message]) -> float:
-        """Seconds of blocks one after another, next to messages between replicas on another stream."""
-        sent = [message for message in messages if message.time_s]  # before blocks that become ready with them
-        needed_by = {block: (i,) for i, message in enumerate(sent) for block in message.before}
-        kernels = [
-            Streamed(Step(0.0, time_s), 1, "replicas", tuple(len(sent) + block for block in after), self._taken)
-            for time_s, after, _ in sent
-        ]
-        blocks = [
-            Streamed(Step(0.0, seconds), waits=needed_by.get(i, ()), sides=Sides(seconds))
-            for i, seconds in enumerate(passes)
-        ]
-        return overlapped([*kernels, *blocks]).time_s
+    def _streamed_s(self, passes: Sequence[float], messages: Sequence[Sent]) -> float:
+        return beside_s(passes, messages, self._taken)
 
     @cached_property
     def _taken(self) -> Sides:
@@ -410,23 +398,3 @@ def _parameters(blocks: Iterable[Block]) -> int:
 
 def _merged(blocks: Sequence[Block]) -> Block:
     return Block(parameters=_parameters(blocks), experts=sum(block.experts for block in blocks))
-
-
-class _Message(NamedTuple):
-    """A message between replicas: its seconds, and the numbers of the blocks that it comes after, and that wait for
-    it."""
-
-    time_s: float
-    after: tuple[int, ...] = ()
-    before: tuple[int, ...] = ()
-
-
-def _one_ahead(gathers: Sequence[float], reduces: Sequence[float]) -> list[_Message]:
-    """The gathers of blocks, each one block ahead, and their reductions behind, in the order of one stream."""
-    found, last = list[_Message](), len(gathers) - 1
-    for i in range(len(gathers) + 2):
-        older = (i - 2,) if i > 1 else ()
-        if i <= last:
-            found.append(_Message(gathers[i], older, (i,)))
-        found += [_Message(reduces[block], older) for block in older]
-    return found

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import memwall.report.columns as col
 from memwall.core.units import counted, duration, percent, size
 from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.events import render_stages
 from memwall.report.figures.scaling import scaling_chart
 from memwall.report.kinds import Report
-from memwall.report.trace_events import render_stages
 
 if TYPE_CHECKING:
     from memwall.simulate.training import TrainingStep
