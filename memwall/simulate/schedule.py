@@ -24,13 +24,13 @@ from memwall.hardware.host import Host, Work
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.registry import class_order
-from memwall.perfmodel.collectives import link_of, taken_shares
+from memwall.perfmodel.collectives import link_of
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
 from memwall.simulate.issue import work_of
 from memwall.simulate.launch_queue import Step
 from memwall.simulate.memory import MemoryPeak, memory_peak, reserved_bytes, reuse_distances
-from memwall.simulate.streams import Lanes, Overlap, Sides
+from memwall.simulate.streams import Lanes, Overlap, Sides, sides_of
 
 #: Classes whose FLOPs count for MFU: the model's matrix work.
 MODEL_CLASSES = ("contraction", "convolution", "attention")
@@ -129,15 +129,14 @@ def simulate(
     known = _predictions(graph, as_launched(gpu, launch), context)
     issued, host, links = context.issued(launch), gpu.host, context.links(gpu)
     steps = issued.steps(host, [each.time_s for each in known], is_lone=launch in ("call", "replay"))
-    sides = _sides(context, known, links, gpu) if context.lanes.overlap else []
+    sides = [*map(sides_of, known, (kind.group.cost for kind in context.kinds), links, repeat(gpu))]
     ran = _queued(context, issued, steps, links, sides, launch)
-    hosts_s = ran.time_s, ran.time_s
+    fast_s = slow_s = ran.time_s
     if host.varies:
         scaled = ([each.scaled(factor) for each in steps] for factor in (host.low, host.high))
-        fast, slow = (_queued(context, issued, some, links, sides, launch).time_s for some in scaled)
-        hosts_s = fast, slow
+        fast_s, slow_s = (_queued(context, issued, some, links, sides, launch).time_s for some in scaled)
     kernels = Kernels(plan, context, known, issued.seconds(host), ran)
-    totals = _totals(gpu, context, known, ran.time_s, hosts_s, links)
+    totals = _totals(gpu, context, known, ran.time_s, (fast_s, slow_s), links)
     return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan, launch)
 
 
@@ -169,26 +168,12 @@ class _Issued:
         return found
 
 
-def _queued(
-    context: PlanContext, issued: _Issued, of_kind: Sequence[Step], links: Sequence[str], sides: Sequence[Sides],
-    launch: str,
-) -> Overlap:  # fmt: skip
-    """How the kernels wait and overlap; ``links``: what each kind of them occupies; ``sides``: what it needs there."""
+def _queued(context: PlanContext, issued: _Issued, of_kind: Sequence[Step], links: Sequence[str],
+            sides: Sequence[Sides], launch: str) -> Overlap:  # fmt: skip
+    """How the kernels wait and overlap; by kind of them: ``links``, what each occupies; ``sides``, what it needs."""
     steps, order = [of_kind[number] for number in issued.order], context.order
     needs = [sides[number] for number in order] if sides else []
     return context.lanes.run(steps, [links[number] for number in order], needs, launch in ("call", "replay"))
-
-
-def _sides(context: PlanContext, known: Sequence[Prediction], links: Sequence[str], gpu: Gpu) -> list[Sides]:
-    """Of each kind of kernel the seconds that it needs of multiprocessors and of memory; of a message its shares."""
-    found = []
-    for kind, each, name in zip(context.kinds, known, links, strict=True):
-        if name:
-            link = gpu.cluster.link[name] if gpu.cluster else None
-            found.append(Sides(*taken_shares(link, gpu, kind.group.cost.bytes / each.time_s)))
-        else:
-            found.append(Sides(max(each.compute_s, each.latency_s), each.memory_s))
-    return found
 
 
 class Kernels(Sequence[Estimate]):

@@ -17,6 +17,10 @@ from typing import NamedTuple
 
 from memwall.core.graph import Graph
 from memwall.fusion import Plan
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.perfmodel.collectives import taken_shares
+from memwall.perfmodel.roofline import Prediction
 from memwall.simulate.launch_queue import Step, queue, step_in_loop
 
 
@@ -25,6 +29,14 @@ class Sides(NamedTuple):
 
     processors: float = 0.0
     memory: float = 0.0
+
+
+def sides_of(known: Prediction, cost: Cost, link: str, gpu: Gpu) -> Sides:
+    """What a kernel needs of the GPU; of one that occupies a link what it takes."""
+    if not link:
+        return Sides(max(known.compute_s, known.latency_s), known.memory_s)
+    crossed = gpu.cluster.link[link] if gpu.cluster else None
+    return Sides(*taken_shares(crossed, gpu, cost.bytes / known.time_s if known.time_s else 0.0))
 
 
 class Streamed(NamedTuple):
