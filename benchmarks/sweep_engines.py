@@ -3,14 +3,15 @@
     python benchmarks/sweep_engines.py [POINTS_WORKERS...]
 
 Empty tasks run on 1, 2, 4 and 8 processes, of the pool and of a Dask cluster on this machine; the points of
-``sweep_speed.py``, whose traces are in the cache, on so many (default 2), the engines in turn, three times.
+``sweep_speed.py``, whose traces are in the cache, on so many (default 2), the engines in turn, three times, with
+the CPU that all processes take from the first task to the last, which other jobs change less than seconds.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -32,15 +33,27 @@ EMPTY = 2000
 WORKERS = (1, 2, 4, 8)
 
 
-def timed(done: Done) -> tuple[float, float, float, int]:
-    """Seconds until the first task is done, from there to the last, to the end, and the rows."""
+def timed(done: Done, count: int = 0) -> tuple[float, float, float, int, float]:
+    """Seconds until the first task is done, from there to the last, to the end, the rows, and seconds of CPU from the
+    first task to the last of ``count``."""
     start_s = time.monotonic()
     rows = len(next(done)[1])
     first_s = last_s = time.monotonic()
-    for _, made in done:
+    first_cpu_s = last_cpu_s = cpu_s() if count else 0.0
+    for number, (_, made) in enumerate(done, 2):
         rows += len(made)
         last_s = time.monotonic()
-    return first_s - start_s, last_s - first_s, time.monotonic() - last_s, rows
+        if number == count:
+            last_cpu_s = cpu_s()
+    return first_s - start_s, last_s - first_s, time.monotonic() - last_s, rows, last_cpu_s - first_cpu_s
+
+
+def cpu_s() -> float:
+    """Seconds of CPU of this process and of those that it has started."""
+    import psutil
+
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children(recursive=True)))
 
 
 def engines(tasks: Sequence[Task], workers: int) -> dict[str, Any]:
@@ -48,14 +61,23 @@ def engines(tasks: Sequence[Task], workers: int) -> dict[str, Any]:
     return {"pool": lambda: pool(tasks, folder, workers), "dask": lambda: on_dask(tasks, folder, workers, None)}
 
 
-def running(tasks: Sequence[Task], workers: int) -> dict[str, Any]:
-    """A cluster that runs already, whose workers have been used."""
-    from distributed import LocalCluster
+def started(tasks: Sequence[Task], workers: int) -> Done:
+    """On a cluster whose workers run already and have imported memwall, and priced nothing."""
+    from distributed import Client, LocalCluster
 
-    cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
-    run = lambda: on_dask(tasks, trace_folder(), None, cluster.scheduler_address)  # noqa: E731
-    timed(run())
-    return {"dask, running": run}
+    with (
+        LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        client.run(importlib.import_module, "memwall.sweeping.engines")
+        yield from on_dask(tasks, trace_folder(), None, cluster.scheduler_address)
+
+
+def resident_bytes() -> int:
+    import psutil
+
+    found: int = psutil.Process().memory_info().rss
+    return found
 
 
 def empty_tasks() -> None:
@@ -68,24 +90,26 @@ def empty_tasks() -> None:
 
 
 def points(workers: int, targets: Sequence[str]) -> None:
-    question = Question(kind=KINDS["decode"])
+    question, empty_bytes = Question(kind=KINDS["decode"]), resident_bytes()
     start_s = time.process_time()
     listed = [(target, point) for target in targets for point in Space(target, axes_of(VARY)).points()]
     ids = _ids(listed, question)
     tasks, places = _tasks(range(len(listed)), listed, question)
-    before_s = time.process_time() - start_s
-    print(f"{len(listed):,} points, {len(tasks)} tasks, {workers} workers: s until the first, of the others, to close")
-    every = engines(tasks, workers) | running(tasks, workers)
+    before_s, listed_bytes = time.process_time() - start_s, resident_bytes() - empty_bytes
+    print(f"{len(listed):,} points, {len(tasks)} tasks, {workers} workers: s until the first, of the others, to close,"
+          " and of CPU for the others")  # fmt: skip
+    every = engines(tasks, workers) | {"dask, running": lambda: started(tasks, workers)}
     for _ in range(3):
         for name, run in every.items():
-            first_s, rest_s, end_s, count = timed(run())
+            first_s, rest_s, end_s, count, used_s = timed(run(), len(tasks))
             assert count == len(listed)
-            print(f"{name}  {first_s:.2f}  {rest_s:.2f}  {end_s:.2f}", flush=True)
+            print(f"{name}  {first_s:.2f}  {rest_s:.2f}  {end_s:.2f}  {used_s:.2f}", flush=True)
     traces = Traces(trace_folder())
     start_s = time.process_time()
     made = [evaluate(task, traces) for task in tasks]
     alone_s = time.process_time() - start_s
     rows: list[Any] = [""] * len(listed)
+    before_bytes = resident_bytes()
     start_s = time.process_time()
     for own, some in zip(places, made, strict=True):
         for place, row in zip(own, some, strict=True):
@@ -95,8 +119,12 @@ def points(workers: int, targets: Sequence[str]) -> None:
     count = len(listed)
     print(f"us of CPU a point: {alone_s / count * 1e6:.0f} to evaluate; of the sweep's own process"
           f" {before_s / count * 1e6:.0f} before, {after_s / count * 1e6:.0f} after")  # fmt: skip
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"peak resident memory of this process: {peak / 2**20:,.0f} MiB, {peak / count:,.0f} bytes a point")
+    kept_bytes = listed_bytes + resident_bytes() - before_bytes + sum(map(sizes, rows))
+    print(f"memory of the sweep's own process: {kept_bytes / count:,.0f} bytes a point")
+
+
+def sizes(row: Any) -> int:
+    return sys.getsizeof(row) + sum(map(sys.getsizeof, row))
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/sweep_speed.py [WORKERS] [dask]
 
-The models are traced anew; then the same sweep runs with the traces in the cache. WORKERS are processes of the pool, or
-of a Dask cluster that runs already; 0, the default, evaluates all in this process.
+The models are traced anew; then the same sweep runs in another process, with the traces in the cache. WORKERS are
+processes of the pool, or of a Dask cluster that runs already; 0, the default, evaluates all in one process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -47,32 +48,42 @@ VARY = {
 }  # fmt: skip
 
 
-def main() -> None:
-    workers = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+def once(state: str, workers: int, engine: str) -> None:
+    """One sweep in this process, whose traces are in the cache or are made."""
+    targets = [f"hf:{path.parent}" for path in map(Path, sys.argv[4:])]
     how: dict[str, Any] = {"workers": workers}
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["MEMWALL_CACHE"] = folder
-        targets = []
-        for name, config in MODELS.items():
-            (Path(folder) / name).mkdir()
-            (Path(folder) / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            targets.append(f"hf:{Path(folder) / name}")
-        if sys.argv[2:] == ["dask"]:
-            from distributed import LocalCluster
+    if engine == "dask":
+        from distributed import LocalCluster
 
-            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
-            how = {"engine": "dask", "scheduler": cluster.scheduler_address}
-        for traces in ("traced anew", "traces in the cache"):
-            start_s, start_cpu_s = time.monotonic(), time.process_time()
-            frame = memwall.sweep(targets, VARY, best="tokens_per_s_per_gpu", where=["fits"], **how)
-            cpu_s = time.process_time() - start_cpu_s
-            took = f"{time.monotonic() - start_s:.1f} s, {cpu_s:.1f} s of this process's CPU"
-            print(f"51,200 points, {len(frame):,} of which fit, {traces}: {took} (goal 10)")
-        if "engine" in how:
-            cluster.close()
+        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+        how = {"engine": "dask", "scheduler": cluster.scheduler_address}
+    start_s, start_cpu_s = time.monotonic(), time.process_time()
+    frame = memwall.sweep(targets, VARY, best="tokens_per_s_per_gpu", where=["fits"], **how)
+    cpu_s = time.process_time() - start_cpu_s
+    took = f"{time.monotonic() - start_s:.1f} s, {cpu_s:.1f} s of this process's CPU"
+    print(f"51,200 points, {len(frame):,} of which fit, {state}: {took} (goal 10)")
+    if engine == "dask":
+        cluster.close()
     for who, name in ((resource.RUSAGE_SELF, "this process"), (resource.RUSAGE_CHILDREN, "the largest child")):
-        print(f"peak resident memory of {name}: {resource.getrusage(who).ru_maxrss / 1024:,.0f} MiB (goal 1,024)")
+        peak = resource.getrusage(who).ru_maxrss / 1024
+        print(f"  peak resident memory of {name}: {peak:,.0f} MiB (goal 1,024)", flush=True)
+
+
+def main() -> None:
+    workers, engine = (*sys.argv[1:], *("0", "local")[len(sys.argv) - 1 :])
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for name, config in MODELS.items():
+            files.append(Path(folder) / name / "config.json")
+            files[-1].parent.mkdir()
+            files[-1].write_text(json.dumps(config), encoding="utf-8")
+        for state in ("traced anew", "traces in the cache"):
+            command = [sys.executable, __file__, state, workers, engine, *map(str, files)]
+            subprocess.run(command, env={**os.environ, "MEMWALL_CACHE": folder}, check=True)
 
 
 if __name__ == "__main__":  # workers of Dask import this file
-    main()
+    if len(sys.argv) > 3:
+        once(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    else:
+        main()
