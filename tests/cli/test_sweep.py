@@ -152,10 +152,26 @@ vary = ["context=4096"]
     (("--vary", "batch=4", "tp=1", "policy=eager"), "no kind of sweep has all of"),
     (("--vary", "batch=4", "--resume"), "--resume goes with --keep FOLDER"),
     (("--vary", "batch=4", "--engine", "ray"), "no engine of sweeps 'ray'; there is local, dask"),
+    (("--vary", "batch=4", "--where", "fits<3"), "fits is true or false; say fits, or not fits"),
+    (("--vary", "batch=4", "--best", "fits"), "no quantity or option 'fits'"),
+    (("--vary", "batch=4", "--pareto", "time_s", "time_s"), "a Pareto front is of two or three quantities"),
     ((), "no axis given"),
 ])  # fmt: skip
 def test_one_line_says_what_is_wrong(run, mlp, words, said):
     result = run("sweep", mlp, *words)
+    assert result.code == 2 and said in result.error
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ('top = "x"', "top is 'x'; want a whole number above 0"), ("top = -3", "top is '-3'"),
+    ("best = 3", "want the name of a quantity"), ("of = 3", "want the name of a kind of points"),
+    ("price = 3", "want a table of GPUs"), ("workloads = 3", "want tables such as"),
+    ("where = 3", "want a text or a list"),
+])  # fmt: skip
+def test_a_file_with_a_value_of_another_type(run, mlp, tmp_path, line, said):
+    path = tmp_path / "s.toml"
+    path.write_text(f'targets = ["{mlp}"]\nvary = ["batch=1"]\n{line}\n', encoding="utf-8")
+    result = run("sweep", str(path))
     assert result.code == 2 and said in result.error
 
 
