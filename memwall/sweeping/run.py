@@ -13,9 +13,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memwall.analysis.quantities import QUANTITIES
 from memwall.analysis.sweep.axes import Space, axes_of
 from memwall.analysis.sweep.choice import Pruned, kept, pareto, ranked
-from memwall.analysis.sweep.conditions import column_of, mentioned, parse_condition
+from memwall.analysis.sweep.conditions import Condition, column_of, mentioned, parse_condition
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.core.version import __version__
@@ -148,7 +149,7 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     _ask_if_large(spaces, question)
     points = [(space.target, point) for space in spaces for point in space.points()]
     ids = _ids(points, question)
-    rows = _evaluated(points, ids, question, names, say)
+    rows = _evaluated(points, ids, question, names, _Progress(best, conditions, say))
     frame = _frame(points, ids, rows, names, kind)
     ran, pruned = kept(frame, conditions)
     if not question.best:
@@ -207,29 +208,64 @@ def _ids(points: Sequence[tuple[str, Options]], question: Question) -> list[str]
 
 def _evaluated(
     points: Sequence[tuple[str, Options]], ids: Sequence[str], question: Question, names: Sequence[str],
-    say: Callable[[str], None],
+    progress: _Progress,
 ) -> list[Row]:  # fmt: skip
     """The row of each point, from the dataset where it is kept, else by the engine."""
     kept = Dataset(question.keep, question.kind, names) if question.keep else None
     known = kept.begin(question.resume) if kept else {}
     rows: list[Row] = [known.get(each, "") for each in ids]
     tasks, places = _tasks([i for i, row in enumerate(rows) if row == ""], points, question)
-    total, start_s = sum(map(len, places)), time.monotonic()
-    finished = 0
+    progress.total = sum(map(len, places))
+    new: list[int] = []
     with ExitStack() as stack:
         for number, made in _engine(tasks, question, stack):
             for place, row in zip(places[number], made, strict=True):
                 rows[place] = row
-            finished += len(made)
             if kept:
                 kept.write([(ids[i], *points[i], rows[i]) for i in places[number]])
-            say(_progress(finished, total, time.monotonic() - start_s))
+            new += places[number]
+            if progress.add(len(made)):
+                some = _frame([points[i] for i in new], new, [rows[i] for i in new], names, question.kind)
+                progress.say_with(some, names)
+                new = []
     return rows
 
 
-def _progress(finished: int, total: int, seconds: float) -> str:
-    rate = finished / max(seconds, 1e-9)
-    return f"sweeping {finished:,} of {total:,} points, {rate:,.0f}/s, {(total - finished) / rate:,.0f} s left"
+@dataclass
+class _Progress:
+    """Says each second how far a sweep is, and the best so far of the points that satisfy the conditions."""
+
+    best: str
+    conditions: Sequence[Condition]
+    say: Callable[[str], None]
+    total: int = 0
+    _finished: int = 0
+    _start_s: float = field(default_factory=time.monotonic)
+    _next_s: float = field(default_factory=time.monotonic)
+    _leader: tuple[float, str] | None = None
+
+    def add(self, count: int) -> bool:
+        """Count points that are finished; whether to say so."""
+        self._finished += count
+        return time.monotonic() >= self._next_s or self._finished == self.total
+
+    def say_with(self, frame: DataFrame, names: Sequence[str]) -> None:
+        """Say it, with the points finished since the last time."""
+        ran, quantity = frame[(frame["error"] == "") & frame[self.best].notna()], QUANTITIES[self.best]
+        for condition in self.conditions:
+            ran = ran[condition.holds(ran)]
+        if len(ran):
+            row = ran.loc[ran[self.best].idxmin() if quantity.lower else ran[self.best].idxmax()]
+            sign = 1 if quantity.lower else -1
+            if self._leader is None or sign * row[self.best] < sign * self._leader[0]:
+                at = ", ".join(f"{name}={row[name]}" for name in names if row[name] is not None)
+                self._leader = row[self.best], f"{quantity.name} = {row[self.best]:,.4g} with {at}"
+        seconds = time.monotonic() - self._start_s
+        rate = self._finished / max(seconds, 1e-9)
+        text = f"{self._finished:,} of {self.total:,} points, {rate:,.0f}/s"
+        text += f", {(self.total - self._finished) / rate:,.0f} s left"
+        self.say(f"sweeping {text}" + (f"; the best so far: {self._leader[1]}" if self._leader else ""))
+        self._next_s = time.monotonic() + 1.0
 
 
 def _tasks(

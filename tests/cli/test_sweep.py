@@ -119,6 +119,15 @@ def test_where_best_and_top(run, llama, tmp_path):
     assert found["schema"] == "memwall.sweep/1" and found["of"] == "decode"
 
 
+def test_progress_says_the_best_of_the_points_that_satisfy_the_conditions(mlp):
+    said: list[str] = []
+    vary = {"gpu": ["v100", "h100"], "batch": [1, 8]}
+    best = memwall.sweep(mlp, vary, where=["batch==1"], best="time_s", progress=said.append).iloc[0]
+    assert best["batch"] == 1
+    lead = f"the best so far: time_s = {best['time_s']:,.4g} with gpu={best['gpu']}, batch=1"
+    assert said[-1].startswith("sweeping 4 of 4 points, ") and said[-1].endswith(lead)
+
+
 def test_a_file_asks_the_same(run, llama, tmp_path):
     (tmp_path / "s.toml").write_text(
         f"""vary = ["gpu=h100", "batch=1,8"]
