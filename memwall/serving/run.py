@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from memwall.analysis.limits import Limit
-from memwall.analysis.serving import Best, Candidate, best, objective
+from memwall.analysis.serving import Candidate, best, objective
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.core.graph import Pipe
-from memwall.core.units import counted
 from memwall.fusion.server import Layout, Served, Step
 from memwall.fusion.server.kernels import Attention, Experts, Latent, Product, State
 from memwall.hardware.cluster import cluster_of, load_cluster
@@ -24,10 +21,10 @@ from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.engine import engine_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
-from memwall.ops.quantised import pipe_of
 from memwall.pipeline import Names
 from memwall.serving.model import CACHES, Model, read_model
-from memwall.simulate.serving.engine import DEFAULT, Policy, Speculation, Steps
+from memwall.serving.points import Point, Serving, notes_of
+from memwall.simulate.serving.engine import DEFAULT, Policy, Speculation
 from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
 from memwall.simulate.serving.steady import Steady, largest_batch, steady_state
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
@@ -41,81 +38,6 @@ _MOST_TP = 128
 _HALVES = ("bfloat16", "float16")
 #: of a GPU between engines that no cluster joins: an adapter of 400 Gbit/s
 _NETWORK_BYTES_PER_S = 50e9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One engine under one load. ``steps`` knows the time of any of its steps; ``refused`` says in a line why it does
-    not run, else it is empty and ``candidate`` has the figures."""
-
-    gpu: Gpu
-    layout: Layout
-    workload: Workload
-    steps: GpuSteps
-    candidate: Candidate | None = None
-    largest_batch: int = 0
-    refused: str = ""
-    gpus: int = 1
-    draft: Steps | None = None
-
-    @property
-    def name(self) -> str:
-        """``h100-sxm x 4``: all GPUs that it needs."""
-        return self.gpu.name if self.gpus == 1 else f"{self.gpu.name} x {self.gpus}"
-
-    @property
-    def load(self) -> str:
-        """``64 clients``."""
-        asked = self.workload
-        if asked.trace:
-            return counted(len(asked.trace), "request")
-        return counted(asked.concurrency, "client") if asked.concurrency else f"{asked.rate_per_s:g} requests/s"
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of weights on one GPU, those of a draft among them."""
-        return sum(each.weights_bytes for each in self._loaded)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of activations, graphs and buffers on one GPU."""
-        return sum(each.reserved_bytes for each in self._loaded)
-
-    @property
-    def alone(self) -> Step:
-        """The step of the longest prompt alone."""
-        prompt = self.workload.longest.prompt_tokens
-        cached = self.workload.cached(prompt)
-        return Step(0, 0, ((prompt - cached, cached),))
-
-    @property
-    def _loaded(self) -> tuple[Steps, ...]:
-        return (self.steps,) if self.draft is None else (self.steps, self.draft)
-
-    def kv_bytes(self, tokens: int) -> int:
-        """Bytes on one GPU of the caches of a sequence, a draft's among them."""
-        return sum(each.kv_bytes(tokens) for each in self._loaded)
-
-    @property
-    def context(self) -> float:
-        """Mean tokens in the cache of a sequence that decodes."""
-        asked = self.workload
-        if asked.trace:
-            return fmean(each.prompt_tokens + each.generated_tokens / 2 for each in asked.trace)
-        return (asked.prompt.least + asked.prompt.most + (asked.generate.least + asked.generate.most) / 2) / 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Serving:
-    """All points of a question, in the order asked: GPU, GPUs that share the model, load. ``draft`` says what guesses
-    tokens, if anything does."""
-
-    model: Model
-    points: tuple[Point, ...]
-    objectives: tuple[Limit, ...] = ()
-    best: Best | None = None
-    draft: str = ""
-    notes: tuple[str, ...] = field(default=())
 
 
 @uncollected()
@@ -190,32 +112,10 @@ def serve(
     ]  # fmt: skip
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
-    lacking = [f"{each.name} has no pipe for {model.scheme} and multiplies dequantised weights" for each in gpus
-               if model.scheme and each.ceiling_pipe(pipe_of(model.scheme)) != pipe_of(model.scheme)]  # fmt: skip
-    joined = {point.gpu.name: point.steps.cluster for point in points}
-    lacking += [f"{name}: joined as the GPUs of {known.name}" for name, known in joined.items()
-                if known is not None and cluster is None and known.gpu != name]  # fmt: skip
     found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
-    waiting = {point.name: None for point in points if not point.refused and point.steps.waits_for_cpu(point.alone)}
-    if waiting:
-        lacking.append(
-            f"{', '.join(waiting)}: the CPU of {engine} launches a lone prompt's kernels no faster than that"
-        )
-    lacking += _doubts(points)
     guesses = "" if drafting is None else f"{drafting.name}, {draft_tokens} tokens, each right at {accept:.0%}"
-    return Serving(
-        model=model, points=tuple(points), objectives=limits, best=found, draft=guesses, notes=tuple(lacking)
-    )
-
-
-def _doubts(points: Sequence[Point]) -> list[str]:
-    """What to know of loads that were solved for their steady state, with the first point that it holds for."""
-    found: dict[str, str] = {}
-    for point in points:
-        if point.candidate is not None and isinstance(run := point.candidate.run, Steady):
-            for said in (run.overloaded, run.doubt):
-                found.setdefault(said, f"{point.name}, {point.load}")
-    return [f"{name}: {said}" for said, name in found.items() if said]
+    notes = notes_of(points, model, gpus, cluster is None)
+    return Serving(model=model, points=tuple(points), objectives=limits, best=found, draft=guesses, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)

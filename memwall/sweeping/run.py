@@ -225,8 +225,8 @@ def _evaluated(
                 kept.write([(ids[i], *points[i], rows[i]) for i in places[number]])
             new += places[number]
             if progress.add(len(made)):
-                some = _frame([points[i] for i in new], new, [rows[i] for i in new], names, question.kind)
-                progress.say_with(some, names)
+                some = [points[i] for i in new], [ids[i] for i in new], [rows[i] for i in new]
+                progress.say_with(_frame(*some, names, question.kind), names)
                 new = []
     return rows
 

@@ -1,0 +1,119 @@
+"""What is answered of servers: engines under loads, and what to know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from memwall.analysis.limits import Limit
+from memwall.analysis.serving import Best, Candidate
+from memwall.core.units import counted
+from memwall.fusion.server import Layout, Step
+from memwall.hardware.lookup import Gpu
+from memwall.ops.quantised import pipe_of
+from memwall.serving.model import Model
+from memwall.simulate.serving.engine import Steps
+from memwall.simulate.serving.steady import Steady
+from memwall.simulate.serving.timing import GpuSteps
+from memwall.simulate.serving.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One engine under one load. ``steps`` knows the time of any of its steps; ``refused`` says in a line why it does
+    not run, else it is empty and ``candidate`` has the figures."""
+
+    gpu: Gpu
+    layout: Layout
+    workload: Workload
+    steps: GpuSteps
+    candidate: Candidate | None = None
+    largest_batch: int = 0
+    refused: str = ""
+    gpus: int = 1
+    draft: Steps | None = None
+
+    @property
+    def name(self) -> str:
+        """``h100-sxm x 4``: all GPUs that it needs."""
+        return self.gpu.name if self.gpus == 1 else f"{self.gpu.name} x {self.gpus}"
+
+    @property
+    def load(self) -> str:
+        """``64 clients``."""
+        asked = self.workload
+        if asked.trace:
+            return counted(len(asked.trace), "request")
+        return counted(asked.concurrency, "client") if asked.concurrency else f"{asked.rate_per_s:g} requests/s"
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of weights on one GPU, those of a draft among them."""
+        return sum(each.weights_bytes for each in self._loaded)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of activations, graphs and buffers on one GPU."""
+        return sum(each.reserved_bytes for each in self._loaded)
+
+    @property
+    def alone(self) -> Step:
+        """The step of the longest prompt alone."""
+        prompt = self.workload.longest.prompt_tokens
+        cached = self.workload.cached(prompt)
+        return Step(0, 0, ((prompt - cached, cached),))
+
+    @property
+    def _loaded(self) -> tuple[Steps, ...]:
+        return (self.steps,) if self.draft is None else (self.steps, self.draft)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes on one GPU of the caches of a sequence, a draft's among them."""
+        return sum(each.kv_bytes(tokens) for each in self._loaded)
+
+    @property
+    def context(self) -> float:
+        """Mean tokens in the cache of a sequence that decodes."""
+        asked = self.workload
+        if asked.trace:
+            return fmean(each.prompt_tokens + each.generated_tokens / 2 for each in asked.trace)
+        return (asked.prompt.least + asked.prompt.most + (asked.generate.least + asked.generate.most) / 2) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """All points of a question, in the order asked: GPU, GPUs that share the model, load. ``draft`` says what guesses
+    tokens, if anything does."""
+
+    model: Model
+    points: tuple[Point, ...]
+    objectives: tuple[Limit, ...] = ()
+    best: Best | None = None
+    draft: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+def notes_of(points: Sequence[Point], model: Model, gpus: Sequence[Gpu], is_joined_by_default: bool) -> tuple[str, ...]:
+    """What the figures of points take for granted, a line for each thing."""
+    found = [f"{each.name} has no pipe for {model.scheme} and multiplies dequantised weights" for each in gpus
+             if model.scheme and each.ceiling_pipe(pipe_of(model.scheme)) != pipe_of(model.scheme)]  # fmt: skip
+    joined = {point.gpu.name: point.steps.cluster for point in points if is_joined_by_default}
+    found += [f"{name}: joined as the GPUs of {known.name}" for name, known in joined.items()
+              if known is not None and known.gpu != name]  # fmt: skip
+    ran = [point for point in points if not point.refused]
+    waiting = dict.fromkeys(point.name for point in ran if point.steps.waits_for_cpu(point.alone))
+    if waiting:
+        engine = points[0].layout.engine
+        found.append(f"{', '.join(waiting)}: the CPU of {engine} launches a lone prompt's kernels no faster than that")
+    return (*found, *_doubts(ran))
+
+
+def _doubts(points: Sequence[Point]) -> list[str]:
+    """What to know of loads that were solved for their steady state, with the first point that it holds for."""
+    found: dict[str, str] = {}
+    for point in points:
+        if point.candidate is not None and isinstance(run := point.candidate.run, Steady):
+            for said in (run.overloaded, run.doubt):
+                found.setdefault(said, f"{point.name}, {point.load}")
+    return [f"{name}: {said}" for said, name in found.items() if said]
