@@ -19,8 +19,8 @@ from memwall.frontend.workload import Workload
 #: Guards that are listed; the rest is counted.
 GUARDS_SHOWN = 40
 
-#: Parts of guards' names that belong to the tracer.
-_OURS = ("memwall", "torch_function_mode_stack")
+#: Parts of guards' names that belong to the tracer; the last is the folder of a file's function.
+_OURS = ("memwall", "torch_function_mode_stack", "__closure__[0].cell_contents._str")
 
 #: Dynamo's names of the modules that it found functions in; guards on those are counted and not listed.
 _IMPORTED = "G['__import_"

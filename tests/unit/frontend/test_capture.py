@@ -359,6 +359,18 @@ def test_guards_are_readable_and_the_same_on_every_machine():
     assert not re.search(r"\d{9,}|0x[0-9a-f]{6}|memwall_target|_dynamo_dynamic|-packages/", text)
 
 
+def test_guards_do_not_say_where_a_file_lies(tmp_path):
+    """The functions of a file are called with its folder at hand, which is nobody's guard but memwall's."""
+    (tmp_path / "net.py").write_text(
+        "import torch\ndef model(): return torch.nn.Linear(4, 4)\ndef inputs(): return (torch.ones(2, 4),)\n"
+        "def loss(output): return output.square().mean()\n", encoding="utf-8",
+    )  # fmt: skip
+    workload = resolve(str(tmp_path / "net.py"), mode="training")
+    found = capture(workload, TRAINING, trace(workload, TRAINING).graph)
+    assert any(guard.name.startswith("loss") for guard in found.guards)
+    assert str(tmp_path) not in json.dumps(found.to_dict())
+
+
 def test_the_record_holds_it_as_json():
     _, found = captured(Broken)
     record = json.loads(json.dumps(found.to_dict()))
