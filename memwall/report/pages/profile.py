@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from memwall.analysis.explanation import Explanation, provenance
+from memwall.analysis.explanation import Explanation
 from memwall.analysis.pipelines import PipelineStep, rank_rows
 from memwall.analysis.quantities import columns_of
 from memwall.analysis.savings import policy_sets
@@ -74,16 +74,11 @@ class ProfileReport(Report):
         return Document(self.profile.workload.name, sections)
 
     def record(self) -> str:
-        """``memwall.profile/1``; what-ifs, explanations, how constants are known, ranks, their pipeline and the sums of
-        what was measured, which readers pass over, under keys of their own."""
+        """``memwall.profile/1``; what-ifs, explanations, ranks, their pipeline and the sums of what was measured, which
+        readers pass over, under keys of their own."""
         further: dict[str, Any] = {"what_if": [o.to_dict() for o in self.what_ifs]} if self.what_ifs else {}
         if self.explained:
             further["explanations"] = [_explanation_dict(schedule, why) for schedule, why in self.explained]
-        known = [
-            {"gpu": schedule.gpu.name, "policy": schedule.policy, **asdict(row)}
-            for schedule in self.profile.simulations for row in provenance(self.profile, schedule)
-        ]  # fmt: skip
-        further |= {"calibrated": known} if known else {}
         if self.ranks:
             further["ranks"] = [asdict(row) for row in rank_rows(self.ranks, self.pipeline)]
         if self.pipeline:
