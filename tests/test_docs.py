@@ -179,6 +179,10 @@ def test_every_task_of_the_readme_works(tmp_path):
     """In a repository with a branch. What is measured takes minutes and is left to other tests."""
     (model,) = re.findall(r"```python\n# net\.py\n(.*?)```", README, re.DOTALL)
     (tmp_path / "net.py").write_text(model, encoding="utf-8")
+    (tmp_path / "train.py").write_text(
+        "from torch.distributed.fsdp import fully_shard\nfrom net import inputs, model as whole\n"
+        "def model():\n    return fully_shard(whole())\n", encoding="utf-8",
+    )  # fmt: skip
     events = [
         traces_fixture.op("aten::relu", 0, 9, Input__Dims=[[64, 64]], Input__type=["float"]),
         traces_fixture.call("cudaLaunchKernel", 2, 3, 1),
@@ -187,9 +191,9 @@ def test_every_task_of_the_readme_works(tmp_path):
     header = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
     traces_fixture.write(tmp_path, events, **header).rename(tmp_path / "trace.json.gz")  # known by its content
     tasks = re.findall(r"\| `(memwall .*?)` \|", README)
-    assert len(tasks) == 15
+    assert len(tasks) == 18
     (tmp_path / "DIR").mkdir()
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = {"model_type": "llama", "vocab_size": 99, "max_position_embeddings": 8192, **sizes}
     (tmp_path / "DIR" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     needs = {"--emit": "triton", "hf:": "transformers"}

@@ -344,7 +344,7 @@ _ROWS = (
              attribute="times_fewer", tables="class", heading="times fewer", unit_text="FLOP/s", place=71),
     Quantity(name="limited_by", title="the wall", unit="word", attribute="limited_by",
              tables="module class share kernel csv", heading="limited by", place=80, read=_limited_by,
-             serve=_attribute("wall"), decode=_attribute("limited_by"), train=_attribute("limited_by"),
+             serve=_attribute("wall"), decode=_attribute("limited_by"), train=_attribute("wall"),
              sweep="profile+ decode+ serve+ training+"),
     Quantity(name="low_s", title="low end of the 80 % interval", unit="s", attribute="low_s", tables="csv", place=81),
     Quantity(name="high_s", title="high end of the 80 % interval", unit="s", attribute="high_s", tables="csv",

@@ -93,7 +93,7 @@ class Trained:
         return self.found.step.tensor_s + self.found.step.exposed_s
 
     @property
-    def limited_by(self) -> str:
+    def wall(self) -> str:
         """What takes the most seconds of the slowest rank: kernels under a wall, the optimizer counted as bandwidth;
         ``link``, or the ``bubble`` of the pipeline."""
         step = self.found.step
