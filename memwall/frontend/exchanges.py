@@ -1,7 +1,7 @@
 """What ranks that share products exchange: the inputs and the results of a module's layers, and their gradients.
 
-As in Megatron-LM, an all-reduce forward is none backward and the other way around; along a sequence an all-gather is a
-reduce-scatter backward and the other way around.
+As in Megatron-LM, what is summed forward (an all-reduce) needs no message backward, and the other way around; along a
+sequence an all-gather forward is a reduce-scatter backward, and the other way around.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Server:
     _found: dict[tuple[int, str], Candidate | str] = field(default_factory=dict)
 
     def under(self, side: Side) -> Candidate | str:
-        """The server, or why there is none."""
+        """The server, or why the model cannot be served."""
         if self.load is None:
             return 'it is not served; mode = "serve" says so'
         key = id(side.profile), side.schedule.gpu.name

@@ -383,7 +383,7 @@ def _work(tag: _Tag, kernel: Work, link_s: LinkTime) -> Work:
 
 
 def _collective(op: Op) -> str:
-    """The name of a collective in :mod:`memwall.perfmodel.collectives`; empty: it is none, or the other end has it."""
+    """The name in :mod:`memwall.perfmodel.collectives`; empty if it is no collective or counted at its other end."""
     if op.op_class != "communication":
         return ""
     return next((name for key, name in _COLLECTIVES.items() if key in op.name), "")

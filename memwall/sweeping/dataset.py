@@ -32,7 +32,7 @@ class Dataset:
         self._suffix = "parquet" if find_spec("pyarrow") else "jsonl"
 
     def begin(self, resume: bool) -> dict[str, Row]:
-        """The rows that are there, by their hash; the folder is made where there is none.
+        """The rows that are there, by their hash; a folder that does not exist is made.
 
         Raises:
             UsageError: it has points and is not to be resumed, or is of another kind of sweep, or cannot be written.

@@ -43,7 +43,7 @@ class Condition:
 
 
 def column_of(name: str, columns: Sequence[str]) -> str:
-    """The column of a name or of another spelling of it. Raises ``UsageError``: there is none; names the nearest."""
+    """The column of a name or of another spelling of it. Raises ``UsageError``, with the nearest, if none has it."""
     for known in (name, ALIASES.get(name, ""), SERVED_ALIASES.get(name, "")):
         if known in columns:
             return known

@@ -88,7 +88,7 @@ def wanted(each: Candidate, among: Mapping[str, Sequence[str]]) -> bool:
 
 
 def no_layout(gpus: int, global_batch: int, among: Mapping[str, Sequence[str]]) -> str:
-    """Why there is none."""
+    """Why no layout can be tried."""
     asked = " ".join(f"{key}={','.join(values)}" for key, values in among.items())
     return (f"no layout of {counted(gpus, 'GPU')} divides a global batch of {global_batch:,}{' among ' * bool(asked)}"
             f"{asked}: the replicas are {gpus:,} / (tp * pp), and their microbatches divide the rest")  # fmt: skip
