@@ -3,13 +3,14 @@
     python benchmarks/families.py [--device cuda] [--seconds 600] [--gpu SPEC] [--folder DIR] [--only 'conv*' ...]
 
 It writes ``profiles/measured/GPU/families_times.csv`` row by row, so a run that is cut or repeated goes on where it
-stopped, and at its end the profiles of the modules that were timed, ``families_records.tar.xz`` beside it. ``memwall
-accuracy families_times.csv --split`` scores them, as ``reports/measured_families_GPU.md`` shows. A row is a module
-timed in one way:
+stopped, and at its end the profiles of the modules that were timed, ``families_records.tar.xz`` beside it. Then it fits
+the GPU's constants to one half of the modules, ``families_fitted.toml``, and scores the other half with the shipped
+constants and with these: ``reports/measured_families_GPU.md``. ``memwall accuracy families_times.csv --split`` and
+``--fit families_times.csv`` give the same. A row is a module timed in one way:
 
 - ``eager``: events around one call on an idle device; the host's way is in it
 - ``eager_queue``: a call of many in a row: the longer of host and device
-- ``eager_graph``: replayed as a CUDA graph (on a GPU): the kernels alone
+- ``eager_graph``: replayed as a CUDA graph (on a GPU), L2 cleared before: the kernels alone, to which is fitted
 - ``compile_inductor_default``: as ``eager``, compiled by ``torch.compile``
 
 Compilers run side by side first and fill Inductor's cache; then one process alone times one module after another. A
@@ -23,13 +24,16 @@ import csv
 import io
 import lzma
 import os
+import signal
 import statistics
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -37,16 +41,25 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
+import torch  # noqa: E402
+
 from benchmarks.family_modules import Case, cases  # noqa: E402
 from memwall import profile  # noqa: E402
+from memwall.analysis.accuracy import Scored, read_measured, score_files  # noqa: E402
+from memwall.analysis.accuracy.modules import module_rows  # noqa: E402
+from memwall.analysis.accuracy.refit import refit  # noqa: E402
+from memwall.analysis.accuracy.samples import halves  # noqa: E402
 from memwall.bench.clock import open_device, timing_environment  # noqa: E402
 from memwall.bench.device import Device  # noqa: E402
 from memwall.bench.kernels.run import device_spec  # noqa: E402
 from memwall.bench.kernels.steps import module_step  # noqa: E402
-from memwall.cli import main as memwall  # noqa: E402
 from memwall.core.errors import MemwallError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.process import Child, Lost  # noqa: E402
+from memwall.hardware.lookup import load_gpu  # noqa: E402
+from memwall.report.document import Document, Section, Sentence  # noqa: E402
+from memwall.report.markdown import to_markdown  # noqa: E402
+from memwall.report.pages.accuracy import AccuracyReport, FitsReport  # noqa: E402
 
 COLUMNS = ("gpu", "way", "module", "mean_ms", "std_ms", "min_ms", "max_ms", "trials")
 WAYS = ("eager", "eager_queue", "eager_graph", "compile_inductor_default")
@@ -56,8 +69,8 @@ SECONDS = 600.0
 TRIALS, BUDGET_S = 20, 0.4
 #: a module that takes longer to build, compile or run is given up
 LIMIT_S = 60.0
-#: share of the time for the compilers, and how many run at most
-COMPILE_SHARE, MOST_COMPILERS = 0.45, 12
+#: share of the time for the compilers, and how many run at most; share for what follows the timing
+COMPILE_SHARE, MOST_COMPILERS, REPORT_SHARE = 0.4, 12, 0.1
 
 
 # -- in the process that times -----------------------------------------------------------------------------------------
@@ -68,13 +81,15 @@ class Timer:
 
     def __init__(self) -> None:
         self._cases = {case.name: case for case in cases()}
+        self._device: Device | None = None
 
     def __call__(self, kind: str, name: str, way: str) -> list[float]:
-        import torch
-
-        torch.backends.cudnn.allow_tf32 = True  # as PyTorch does by default, and as the profiles count
+        case, device = self._cases[name], self._device or open_device(kind)
+        self._device = device
+        torch.backends.cudnn.allow_tf32 = (
+            True  # as PyTorch does by default and as the profiles count; the device has not
+        )
         torch.manual_seed(0)
-        case, device = self._cases[name], open_device(kind)
         step = module_step(case.workload(), {"mode": case.mode}, device.torch_device, way in (COMPILED, "compile"))
         for _ in range(1 if way == "compile" else 3):
             step()
@@ -105,7 +120,7 @@ def _replayed(device: Device, step: Callable[[], Any]) -> list[float]:
     ready = device.ready(step)
     if ready.refused:
         raise MemwallError(ready.note)
-    return list(_repeated(lambda: device.alone_s(ready.call)))
+    return device.samples(ready, TRIALS, BUDGET_S)[0]
 
 
 def _repeated(timed: Callable[[], float], trials: int = TRIALS) -> Iterator[float]:
@@ -135,29 +150,27 @@ class Campaign:
         self._done = self._read_done()
 
     def run(self, seconds: float) -> None:
-        """Compile, time, and pack the profiles of what was timed."""
+        """Compile, time, and pack the profiles of what was timed; the last tenth of the time is left to the report."""
         began = time.monotonic()
         if self._ways()[-1] == COMPILED:
             self._compile(began + seconds * COMPILE_SHARE)
-        self._time(began + seconds)
+        self._time(began + seconds * (1 - REPORT_SHARE))
         pack(self.place / "families_records.tar.xz", self._timed_cases(), self.gpu)
 
     def _ways(self) -> tuple[str, ...]:
         return WAYS if self.kind == "cuda" else tuple(way for way in WAYS if way != "eager_graph")
 
     def _read_done(self) -> set[tuple[str, str]]:
-        done = set[tuple[str, str]]()
-        if self.table.is_file():
-            text = self.table.read_text(encoding="utf-8")
-            if not text.endswith("\n"):  # it was cut within a row
-                write_whole(self.table, text[: text.rfind("\n") + 1])
-            with self.table.open(encoding="utf-8", newline="") as lines:
-                done |= {(row["module"], row["way"]) for row in csv.DictReader(lines)}
-        else:
-            write_whole(self.table, ",".join(COLUMNS) + "\n")
-        if self.failed.is_file():
-            done |= {(name, way) for name, way, *_ in map(str.split, self.failed.read_text().splitlines())}
-        return done
+        """(module, way) of what was timed, and of what failed; the last line of a file may have been cut."""
+        header = ",".join(COLUMNS) + "\n"
+        kept = _whole_lines(self.table)
+        write_whole(self.table, kept if kept.startswith(header) else header)
+        with self.table.open(encoding="utf-8", newline="") as lines:
+            done = {(row["module"], row["way"]) for row in csv.DictReader(lines)}
+        failed = _whole_lines(self.failed)
+        if failed:
+            write_whole(self.failed, failed)
+        return done | {(name, way) for name, way, *_ in map(str.split, failed.splitlines())}
 
     def _timed_cases(self) -> list[Case]:
         names = {name for name, _ in self._done}
@@ -165,18 +178,31 @@ class Campaign:
 
     def _compile(self, deadline: float) -> None:
         todo = [case.name for case in self.wanted if (case.name, COMPILED) not in self._done]
-        compilers = max(1, min((os.cpu_count() or 1) - 2, MOST_COMPILERS))
-        parts = [todo[start::compilers] for start in range(compilers)]
+        count = max(1, min((os.cpu_count() or 1) - 2, MOST_COMPILERS))
+        compilers, stopped = [_Worker(self.kind) for _ in range(count)], threading.Event()
 
-        def compile_all(names: Sequence[str]) -> None:
-            with closing(_Worker(self.kind)) as worker:
+        def compile_all(compiler: _Worker, names: Sequence[str]) -> list[tuple[str, str]]:
+            """The modules that cannot be compiled, with why."""
+            failed = []
+            with closing(compiler):
                 for name in names:
-                    if time.monotonic() > deadline:
-                        return
-                    worker.ask(name, "compile", "lost")
+                    found = compiler.ask(name, "compile", deadline)
+                    if stopped.is_set() or found is None:
+                        break
+                    if isinstance(found, str):
+                        failed.append((name, found))
+            return failed
 
-        with ThreadPoolExecutor(compilers) as pool:
-            list(pool.map(compile_all, parts))
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                parts = list(pool.map(compile_all, compilers, [todo[start::count] for start in range(count)]))
+            except BaseException:  # an interrupt waits for no compiler
+                stopped.set()
+                for compiler in compilers:
+                    compiler.kill()
+                raise
+        for name, why in (item for part in parts for item in part):
+            self._keep(name, COMPILED, why)
 
     def _time(self, deadline: float) -> None:
         with closing(_Worker(self.kind)) as worker:
@@ -184,9 +210,9 @@ class Campaign:
                 for way in self._ways():
                     if (case.name, way) in self._done:
                         continue
-                    if time.monotonic() > deadline:
+                    if (found := worker.ask(case.name, way, deadline)) is None:
                         return
-                    self._keep(case.name, way, worker.ask(case.name, way))
+                    self._keep(case.name, way, found)
 
     def _keep(self, name: str, way: str, found: list[float] | str) -> None:
         self._done.add((name, way))
@@ -202,26 +228,40 @@ class Campaign:
             csv.writer(lines, lineterminator="\n").writerow(row)
 
 
+def _whole_lines(path: Path) -> str:
+    """A file's text up to its last line break; nothing where there is no file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text[: text.rfind("\n") + 1]
+
+
 class _Worker:
-    """A child process that times; a new one after a crash."""
+    """A child process that times; a new one after a failure, which may have broken the device's library."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._child = kind, None
 
-    def ask(self, name: str, way: str, otherwise: str = "failed") -> list[float] | str:
-        """Seconds of each trial; or in a line why there are none."""
+    def ask(self, name: str, way: str, deadline: float) -> list[float] | str | None:
+        """Seconds of each trial; or in a line why there are none; or None: the deadline came first."""
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return None
         if self._child is None:
             folders = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
             environment = {**timing_environment(self._kind), "PYTHONPATH": folders}
             self._child: Child | None = Child("benchmarks.families:Timer", environment)
         try:
-            return list(self._child.ask(LIMIT_S, self._kind, name, way))
+            return list(self._child.ask(min(LIMIT_S, left_s), self._kind, name, way))
         except (Lost, MemwallError) as error:
-            if isinstance(error, Lost):
-                self.close()
-            said = " ".join(str(error).split()) or otherwise
-            last = getattr(error, "last", "")
-            return f"{said} {last}".strip()[:300]
+            self.close()
+            if left_s < LIMIT_S and getattr(error, "status", "") == "timeout":
+                return None
+            return " ".join(str(error).split())[:300] or "failed"
+
+    def kill(self) -> None:
+        """End the process from another thread; the one that waits for an answer closes it."""
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the process."""
@@ -232,6 +272,7 @@ class _Worker:
 
 def pack(path: Path, timed: Sequence[Case], gpu: str) -> None:
     """Write the profiles of the modules, as saved records, into one archive."""
+    torch.backends.cudnn.allow_tf32 = True  # as they were timed
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for case in timed:
@@ -241,6 +282,29 @@ def pack(path: Path, timed: Sequence[Case], gpu: str) -> None:
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
     write_whole(path, lzma.compress(whole.getvalue()))
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def report(table: Path, fitted: Path) -> Document:
+    """The page of a table of times: all its rows with the shipped constants, what a fit to half of the modules finds,
+    and the other half with that. The fit is written to ``fitted``."""
+    shipped = AccuracyReport(score_files([table], split=True)).document("md").sections[0]
+    title, sections = "Small modules of all families", [replace(shipped, heading="With the shipped constants")]
+    heading = "Constants fitted to half of the modules"
+    try:
+        found = refit(table)
+    except MemwallError as error:
+        return Document(title, (*sections, Section(heading, (Sentence(f"Nothing was fitted: {error}."),))))
+    write_whole(fitted, found.text)
+    gpu, held_out = load_gpu(fitted), halves(read_measured(table).modules)[1]
+    rows = module_rows(replace(sample, gpu=gpu) for sample in held_out)
+    sections += [
+        replace(page.document("md").sections[0], heading=name)
+        for name, page in ((heading, FitsReport(found)), ("The other half with these", AccuracyReport(Scored(rows))))
+    ]
+    return Document(title, tuple(sections))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -266,9 +330,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         campaign.run(options.seconds)
     except KeyboardInterrupt:
         return 130
-    report = options.folder.absolute() / "reports" / f"measured_families_{gpu.name}.md"
-    report.parent.mkdir(exist_ok=True)
-    return memwall(["accuracy", str(campaign.table), "--split", "-q", "-o", str(report)])
+    page = options.folder.absolute() / "reports" / f"measured_families_{gpu.name}.md"
+    page.parent.mkdir(exist_ok=True)
+    try:
+        write_whole(page, to_markdown(report(campaign.table, campaign.place / "families_fitted.toml")))
+    except MemwallError as error:
+        print(f"memwall: {error}; there is no report", file=sys.stderr)
+        return error.exit_code
+    print(f"{len(campaign.table.read_text().splitlines()) - 1:,} rows in {campaign.table}; the report is {page}")
+    return 0
 
 
 if __name__ == "__main__":

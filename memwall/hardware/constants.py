@@ -29,12 +29,17 @@ class Constants:
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     #: both, of variants whose kernels differ more between GPUs
     FOREIGN_OF: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    #: a variant that no row of any GPU shows: it takes the constants of the one that it is like, or else of the first,
-    #: and the widest interval
+    #: a variant that no row of a shipped GPU shows: without a table of its own it takes those of the one that it
+    #: is like, or else of the first, and the widest interval
     UNMEASURED: ClassVar[str] = ""
     LIKE: ClassVar[str] = ""
     interval_low: float = constant(0.61, 0.01, 1.0, "measured over modeled time, 10th percentile")
     interval_high: float = constant(2.34, 1.0, 100.0, "measured over modeled time, 90th percentile")
+
+    @classmethod
+    def stated(cls) -> tuple[str, ...]:
+        """The variants that a file may have a table of."""
+        return (*cls.VARIANTS, cls.UNMEASURED) if cls.UNMEASURED else cls.VARIANTS
 
 
 def names_of(kind: type[Constants]) -> tuple[str, ...]:

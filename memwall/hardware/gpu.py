@@ -102,7 +102,7 @@ def _within(low: float, high: float) -> Check:
 #: "gemm.bfloat16.plateau" -> the check of its range
 CONSTANT_CHECKS: Mapping[str, Check] = {
     f"{family}.{variant}.{item.name}": _within(item.metadata["low"], item.metadata["high"])
-    for family, kind in CONSTANTS.items() for variant in kind.VARIANTS for item in fields(kind)
+    for family, kind in CONSTANTS.items() for variant in kind.stated() for item in fields(kind)
 }  # fmt: skip
 _NUMBERS = check_of(Mapping[str, NotNegative])
 _STATED = check_of(NotNegative | None)

@@ -100,12 +100,18 @@ constants: Callable[[type[C], Gpu, str], C] = _cached(_constants)
 def table_of(kind: type[Constants], gpu: Gpu, variant: str) -> str | None:
     """``gemm.bfloat16``: the variant's table, else the first other one of the family that the GPU has."""
     tables = {key.rpartition(".")[0] for key in gpu.utilization}
-    wanted = (f"{kind.FAMILY}.{kind.LIKE if name == kind.UNMEASURED else name}" for name in (variant, *kind.VARIANTS))
+    like = (kind.LIKE,) if variant == kind.UNMEASURED else ()
+    wanted = (f"{kind.FAMILY}.{name}" for name in (variant, *like, *kind.VARIANTS))
     return next((table for table in wanted if table in tables), None)
 
 
+def _is_unmeasured(kind: type[Constants], variant: str, table: str | None) -> bool:
+    """Whether no row of any GPU shows the variant."""
+    return variant == kind.UNMEASURED and table != f"{kind.FAMILY}.{variant}"
+
+
 def _interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, float]:
-    if variant == kind.UNMEASURED:
+    if _is_unmeasured(kind, variant, table_of(kind, gpu, variant)):
         return Constants.UNKNOWN
     known = constants(kind, gpu, variant)
     known_as = CALIBRATED.index(calibrated(kind, gpu, variant))
@@ -124,6 +130,6 @@ def calibrated(kind: type[Constants], gpu: Gpu, variant: str) -> str:
     """How a family's constants on a GPU are known: scored on rows of this GPU and variant; of a similar GPU, another
     variant or published figures; or not at all: a GPU without data, or a kind of kernel without rows on any GPU."""
     table = table_of(kind, gpu, variant)
-    if table is None or variant == kind.UNMEASURED:
+    if table is None or _is_unmeasured(kind, variant, table):
         return CALIBRATED[2]
     return CALIBRATED[table != f"{kind.FAMILY}.{variant}" or gpu.fitted_on.get(table) != gpu.name]

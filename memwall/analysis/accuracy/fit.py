@@ -148,7 +148,7 @@ def _ratios(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]:
             kernels_s += (sample.cost.kernels - 1) * floor_s["graph"]
             time_s = call_s(gpu, kernels_s, sample.cost.launches[0], host)
         else:
-            time_s = kernels_s + sample.cost.kernels * floor_s[sample.launch]
+            time_s = kernels_s + sample.cost.latencies * floor_s[sample.launch]
         ratios.append(max(time_s, bound) / sample.measured_s)
     return ratios
 

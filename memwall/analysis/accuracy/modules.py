@@ -9,12 +9,12 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from memwall.analysis.accuracy.samples import r1_s
+from memwall.analysis.accuracy.samples import Sample, r1_s
 from memwall.analysis.validation import Row
 from memwall.core.graph import Graph, Op
 from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
-from memwall.ops import graph_costs
+from memwall.ops import Cost, graph_costs
 from memwall.perfmodel.roofline import peak_compute_s
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
@@ -38,8 +38,19 @@ class ModuleSample:
 
     @property
     def in_fit_half(self) -> bool:
-        """Whether the constants may see the module: the parity of the CRC-32 of its name, the same on every GPU."""
-        return zlib.crc32(self.module.encode()) % 2 == 0
+        """Whether the constants may see the module."""
+        return in_fit_half(self.module)
+
+    def kernels(self) -> Sample | None:
+        """The run as a sample that constants can be fitted to; None where the host or a compiler has a part in it."""
+        if (self.policy, self.launch) != ("eager", "graph"):
+            return None
+        profile = self.profile.on([self.gpu])
+        cost = sum(profile.costs[profile.graph_for(self.gpu)], Cost(launches=()))
+        return ModuleKernels(
+            self.dataset, self.label, self.gpu, self.op_class, profile.workload.dtype, self.module, cost, "graph", 0,
+            self.measured_s,
+        )  # fmt: skip
 
     def ran(self) -> Profile:
         """The profile of what ran: a replay of compiled code first copies its inputs to where the CUDA graph reads
@@ -75,6 +86,21 @@ class ModuleSample:
             low_s=totals.low_s, high_s=totals.high_s, r0_s=sum(max(pair) for pair in terms),
             r1_s=sum(r1_s(*pair) for pair in terms),
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKernels(Sample):
+    """All kernels of a module, one after another."""
+
+    @property
+    def in_fit_half(self) -> bool:
+        """As the module is: a fit and a score of modules are of the same halves."""
+        return in_fit_half(self.shape)
+
+
+def in_fit_half(module: str) -> bool:
+    """The parity of the CRC-32 of a module's name, the same on every GPU."""
+    return zlib.crc32(module.encode()) % 2 == 0
 
 
 def functional(graph: Graph) -> Graph:

@@ -18,6 +18,7 @@ from memwall.hardware.constants import CONSTANTS, names_of
 from memwall.hardware.lookup import Gpu, gpu_names, spec_path
 from memwall.ops import graph_costs
 from memwall.record.profile import Profile
+from memwall.simulate.schedule import as_launched
 
 
 class Refit(NamedTuple):
@@ -41,7 +42,7 @@ def refit(path: str | Path) -> Refit:
     installed."""
     source = Path(path)
     is_profile = source.suffix.lower() == ".json"
-    samples = profile_samples(Profile.load(source)) if is_profile else read_measured(source).samples
+    samples = profile_samples(Profile.load(source)) if is_profile else table_samples(source)
     if not samples:
         raise UsageError(
             f"{path} has no rows that say what ran: give the saved profile of memwall measure (.json),"
@@ -57,6 +58,12 @@ def refit(path: str | Path) -> Refit:
         raise UsageError(f"{path} has too few rows to fit anything: {len(samples)}")
     text = spec_path(names[0]).read_text(encoding="utf-8")
     return Refit(fits, with_tables(renamed(text, f"{names[0]}-fitted"), tables_of(fits, source.name)))
+
+
+def table_samples(path: Path) -> list[Sample]:
+    """The rows of a table that say what ran; of modules, those that ran as CUDA graphs of eager kernels."""
+    found = read_measured(path)
+    return [*found.samples, *(kernels for module in found.modules if (kernels := module.kernels()))]
 
 
 def profile_samples(profile: Profile) -> list[Sample]:
@@ -88,7 +95,8 @@ def fit_gpu(
         for target, own in sorted(group(samples).items()):
             if not wanted(target) or not names_of(CONSTANTS[target.family])[len(INTERVAL) :]:
                 continue
-            at_hand = [replace(sample, gpu=gpu) for sample in own]
+            run = {launch: as_launched(gpu, launch) for launch in {sample.launch for sample in own}}
+            at_hand = [replace(sample, gpu=run[sample.launch]) for sample in own]
             if (found := fit(target, at_hand, search=search)) is not None:
                 fits.append(found)
                 gpu = _fitted(gpu, found)

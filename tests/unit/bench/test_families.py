@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import csv
+import random
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+import torch
 
 import memwall
 from benchmarks import families
-from benchmarks.families import COLUMNS, Campaign, Timer, main, pack
+from benchmarks.families import COLUMNS, Campaign, Timer, _Worker, main, pack, report
 from benchmarks.family_modules import FAMILIES, MOST_ELEMENTS, cases
+from memwall import load_gpu
 from memwall.analysis.accuracy import score_files
+from memwall.analysis.accuracy.modules import in_fit_half
+from memwall.analysis.accuracy.refit import refit
+from memwall.bench.clock import open_device
+from memwall.hardware.constants import StreamConstants
+from memwall.perfmodel.families import calibrated, interval
 
 FIRST = {case.family: case for case in reversed(cases())}
 
@@ -49,16 +61,22 @@ class Scripted:
 
     asked: ClassVar[list[tuple[str, str]]] = []
     fails = ""
+    #: after so many answers the deadline has come
+    most = 1000
 
     def __init__(self, kind):
         pass
 
-    def ask(self, name, way, otherwise=""):
+    def ask(self, name, way, deadline):
+        if len(self.asked) >= self.most:
+            return None
         self.asked.append((name, way))
         return "took longer than its limit of 60 s" if name == self.fails else [0.001, 0.002, 0.003]
 
     def close(self):
         pass
+
+    kill = close
 
 
 @pytest.fixture
@@ -83,21 +101,131 @@ def test_rows_are_read_back_and_a_second_run_times_what_is_missing(scripted, tmp
     assert [row["way"] for row in rows] == list(families.WAYS)
     assert {row["module"] for row in rows} == {wanted[0].name}
     assert (rows[0]["mean_ms"], rows[0]["std_ms"], rows[0]["trials"]) == ("2", "1", "3")
-    assert campaign.failed.read_text().splitlines()[0].startswith(f"{wanted[1].name} eager took longer")
+    assert campaign.failed.read_text().splitlines()[0].startswith(f"{wanted[1].name} {families.COMPILED} took")
     scored = score_files([campaign.table])
     assert [row.measured_s for row in scored.rows] == [0.002] * 3  # eager, in a queue, in a graph
 
-    with campaign.table.open("a") as lines:
-        lines.write("h100-sxm,eager,half of a r")  # it was cut within a row
+    for path in (campaign.table, campaign.failed):
+        with path.open("a") as lines:
+            lines.write("h100-sxm,eager,half of a r")  # it was cut within a row
     scripted.asked.clear()
     Campaign("cuda", "h100-sxm", tmp_path, [*wanted, FIRST["scan"]]).run(60.0)
     assert {name for name, _ in scripted.asked} == {FIRST["scan"].name}
     assert len(rows_of(campaign)) == 2 * len(families.WAYS)
 
 
-def test_a_module_is_timed_on_this_cpu():
+def test_a_module_that_cannot_be_compiled_is_not_tried_again(scripted, tmp_path, monkeypatch):
+    wanted = [FIRST["pool"]]
+    monkeypatch.setattr(scripted, "fails", wanted[0].name)
+    Campaign("cuda", "h100-sxm", tmp_path, wanted).run(60.0)
+    assert [way for _, way in scripted.asked] == ["compile", "eager", "eager_queue", "eager_graph"]
+
+
+def test_what_the_deadline_cuts_is_timed_by_the_next_run(scripted, tmp_path, monkeypatch):
+    wanted = [FIRST["pool"]]
+    monkeypatch.setattr(scripted, "most", 3)
+    first = Campaign("cuda", "h100-sxm", tmp_path, wanted)
+    first.run(60.0)  # compile, eager, eager_queue
+    assert [row["way"] for row in rows_of(first)] == ["eager", "eager_queue"]
+    assert not first.failed.exists()
+    monkeypatch.setattr(scripted, "most", 1000)
+    Campaign("cuda", "h100-sxm", tmp_path, wanted).run(60.0)
+    assert [row["way"] for row in rows_of(first)] == list(families.WAYS)
+
+
+def test_a_table_whose_first_line_was_cut_begins_anew(tmp_path):
+    campaign = Campaign("cuda", "h100-sxm", tmp_path, [])
+    campaign.table.write_text("gpu,way,mo")
+    assert not rows_of(Campaign("cuda", "h100-sxm", tmp_path, []))
+    assert campaign.table.read_text() == f"{','.join(COLUMNS)}\n"
+
+
+def test_an_interrupt_waits_for_no_compiler(tmp_path, monkeypatch):
+    class Stuck(Scripted):
+        def __init__(self, kind):
+            self.ended = threading.Event()
+
+        def ask(self, name, way, deadline):
+            if name == FIRST["pool"].name:
+                raise KeyboardInterrupt
+            assert self.ended.wait(30)
+            return "the process was killed by signal 9"
+
+        def kill(self):
+            self.ended.set()
+
+    monkeypatch.setattr(families, "_Worker", Stuck)
+    monkeypatch.setattr(families.os, "cpu_count", lambda: 4)  # two compilers
+    campaign = Campaign("cuda", "h100-sxm", tmp_path, [FIRST["pool"], FIRST["loss"]])
+    with pytest.raises(KeyboardInterrupt):
+        campaign.run(600.0)
+    assert not campaign.failed.exists()  # what was cut has not failed
+
+
+def test_a_worker_gives_up_at_the_deadline_and_says_why_a_module_failed():
+    with closing(_Worker("cpu")) as worker:
+        assert worker.ask(FIRST["pool"].name, "eager", time.monotonic()) is None
+        assert "KeyError" in worker.ask("no_such", "eager", time.monotonic() + 60)
+
+
+@pytest.mark.parametrize("way", [way for way in families.WAYS if way != families.COMPILED])
+def test_a_module_is_timed_on_this_cpu(way):
     name = next(case.name for case in cases() if case.expression == "nn.AvgPool2d(2, stride=2)")
-    assert len(Timer()("cpu", name, "eager")) >= 3
+    assert Timer()("cpu", name, way)
+
+
+def test_convolutions_are_timed_with_tf32_as_they_are_counted(monkeypatch):
+    """A device turns TF32 off, as products are counted; PyTorch's default for convolutions is on."""
+    seen = []
+
+    def opened(kind):
+        torch.backends.cudnn.allow_tf32 = False
+        return open_device("cpu")
+
+    monkeypatch.setattr(families, "open_device", opened)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # put back after the test
+    monkeypatch.setitem(families._TIMED, "eager", lambda *_: seen.append(torch.backends.cudnn.allow_tf32) or [1.0])
+    Timer()("cpu", FIRST["loss"].name, "eager")
+    assert seen == [True]
+
+
+def test_constants_are_fitted_to_half_of_the_modules_and_scored_on_the_other(tmp_path):
+    """Times of a GPU whose streams are a quarter slower, 3 % of noise: the fit finds it, and only its half tells."""
+    gpu = load_gpu("h100-sxm")
+    slow = {name: 0.75 * gpu.utilization[f"stream.elementwise.{name}"] for name in ("read", "triad", "copy")}
+    real = replace(gpu, utilization=gpu.utilization | {f"stream.elementwise.{name}": n for name, n in slow.items()})
+    families_of_streams = ("elementwise", "upsample", "pool")
+    wanted = [case for case in cases() if case.family in families_of_streams and case.mode == "forward"]
+    pack(tmp_path / "families_records.tar.xz", wanted, "h100-sxm")
+    draw, table = random.Random(0), tmp_path / "families_times.csv"
+    lines = [",".join(COLUMNS)]
+    for case in wanted:
+        profile = memwall.profile(case.workload(), gpu="h100-sxm", mode="forward")
+        took_ms = 1e3 * profile.schedule(real, "eager", launch="graph").totals.time_s * draw.uniform(0.97, 1.03)
+        lines.append(f"h100-sxm,eager_graph,{case.name},{took_ms},0,{took_ms},{took_ms},20")
+    table.write_text("\n".join(lines) + "\n")
+
+    page = report(table, tmp_path / "fitted.toml")
+    assert [section.heading for section in page.sections] == [
+        "With the shipped constants", "Constants fitted to half of the modules", "The other half with these",
+    ]  # fmt: skip
+    found = {fit.target.table: fit for fit in refit(table).fits}["utilization.stream.elementwise"]
+    assert found.before.mape > 0.1
+    assert found.after.mape < 0.04
+    fitted = load_gpu(tmp_path / "fitted.toml")
+    assert fitted.utilization["stream.elementwise.copy"] == pytest.approx(slow["copy"], rel=0.05)
+    held_out = [row for row in score_files([table], split=True).split.held_out if row.dataset == "families"]
+    assert {row.shape for row in held_out} == {case.name for case in wanted if not in_fit_half(case.name)}
+
+
+def test_the_interval_of_kernels_without_rows_is_narrow_on_a_gpu_that_has_some():
+    gpu = load_gpu("h100-sxm")
+    assert interval(StreamConstants, gpu, "unmeasured") == (0.61, 2.34)
+    assert calibrated(StreamConstants, gpu, "unmeasured") == "datasheet only"
+    own = {"stream.unmeasured.interval_low": 0.9, "stream.unmeasured.interval_high": 1.2}
+    fitted = replace(gpu, utilization=gpu.utilization | own, fitted_on=gpu.fitted_on | {"stream.unmeasured": gpu.name})
+    assert interval(StreamConstants, fitted, "unmeasured") == (0.9, 1.2)
+    assert calibrated(StreamConstants, fitted, "unmeasured") == "yes"
 
 
 def test_the_archive_holds_a_profile_of_each(tmp_path):

@@ -44,10 +44,12 @@ class Modules(Kind):
         policy, launch = known(_WAYS, way, "way")
         profiles = _profiles(source.with_name(source.name.removesuffix("_times.csv") + "_records.tar.xz"))
         profile = known(profiles, module, "the profile of module")
-        level = module.partition("_")[0].replace("level", "level ")
+        group = module.partition("_")[0]  # KernelBench's level, or the family of benchmarks/families.py
+        is_level = group.startswith("level")
         yield ModuleSample(
-            self.name, record["gpu"], gpu, f"{level} {way}", module, profile, policy, launch, seconds(record, "mean_ms")
-        )
+            self.name if is_level else "families", record["gpu"], gpu, f"{group.replace('level', 'level ')} {way}",
+            module, profile, policy, launch, seconds(record, "mean_ms"),
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=2)
