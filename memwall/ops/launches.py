@@ -340,7 +340,7 @@ class Stream(Launch):
 
     @property
     def variant(self) -> str:
-        return "elementwise" if self.measured else "unmeasured"
+        return "unmeasured" if not self.measured else "looped" if self.steps else "elementwise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -276,7 +276,7 @@ def _say_depthwise(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
 
 def _say_direct(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
     return (
-        f"A direct kernel ({_DIRECT_REASON[len(launch.kernel) > 2]}) runs {_sizes(facts)} in tiles"
+        f"A direct kernel ({_why_direct(launch, gpu)}) runs {_sizes(facts)} in tiles"
         f" {facts['columns']} wide at {facts['rate']:.0f} multiply-adds per clock of each of {gpu.sm_count} SMs,"
         " since each multiply-add loads its operand"
     )
@@ -328,8 +328,16 @@ def _plateau(gpu: Gpu, facts: Facts) -> str:
     return f"the plateau is {percent(facts['plateau'], 0)} of {flop_rate(gpu.peak(facts['pipe']))}"
 
 
-#: why a launch is given to a direct kernel: of two dimensions, of three
-_DIRECT_REASON = ("a data gradient with a stride and few channels", "three dimensions without tensor cores")
+def _why_direct(launch: Convolution, gpu: Gpu) -> str:
+    """Why a launch is given to a direct kernel."""
+    if len(launch.kernel) < 3:
+        return "a data gradient with a stride and few channels"
+    pipe = gpu.ceiling_pipe(launch.pipe)
+    if pipe.engine == "vector":
+        return f"three dimensions, and no tensor cores for {launch.pipe.dtype}"
+    if _serves_gemm(launch, gpu, pipe):
+        return "three dimensions; it takes less time than tensor cores would"
+    return "three dimensions, and too few channels to be given to tensor cores"
 
 
 def _gaps(launch: Convolution, pipe: Pipe) -> str:

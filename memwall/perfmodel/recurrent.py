@@ -72,7 +72,7 @@ def persistent(launch: Recurrent, gpu: Gpu) -> str:
     alone = launch.layers == launch.directions == 1 and not (launch.packed or launch.is_projected)
     even = launch.hidden <= 1024 and launch.hidden % 128 == 0 and launch.inputs % 128 == 0
     if launch.dtype == "float16" and alone and even and _serves_batch(launch, gpu):
-        return "float16, one layer and direction, whole 128s of features"
+        return "it is float16, has one layer and direction, and its features are multiples of 128"
     return ""
 
 

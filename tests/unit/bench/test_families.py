@@ -218,6 +218,17 @@ def test_constants_are_fitted_to_half_of_the_modules_and_scored_on_the_other(tmp
     assert {row.shape for row in held_out} == {case.name for case in wanted if not in_fit_half(case.name)}
 
 
+def test_kernels_that_loop_have_an_interval_of_their_own():
+    """No data set fits them: what KernelBench's modules tell, on every GPU; an add has that of its GPU's rows."""
+    x = torch.rand(64, 32, 28, 28)
+    profile = memwall.profile(torch.nn.AvgPool2d(3), (x,), gpu="t4")
+    (pooling,) = profile.simulations[0].kernels
+    floor_s = load_gpu("t4").launch_overhead_s
+    assert pooling.high_s == pytest.approx(pooling.time_s + 0.39 * pooling.time_s, abs=floor_s)
+    assert calibrated(StreamConstants, load_gpu("t4"), "looped") == "by architecture"
+    assert calibrated(StreamConstants, load_gpu("t4"), "elementwise") == "yes"
+
+
 def test_the_interval_of_kernels_without_rows_is_narrow_on_a_gpu_that_has_some():
     gpu = load_gpu("h100-sxm")
     assert interval(StreamConstants, gpu, "unmeasured") == (0.61, 2.34)
