@@ -62,9 +62,8 @@ NOTES = """## What falls short, and why
   14.5). What the most similar sizes are off by does not correct a row: reports/product_shapes.md.
 - **linear of P4**: long products run at a fraction of the rate of short ones (reports/product_shapes.md), which we take
   for throttling of a GPU of 75 W. The constants are fitted to the rows under 0.5 ms and to bmm.
-- **bmm of T4 and P4, linear of T4**: half of the rows are off by more than the median above, products of few small tiles
-  by up to three times ("Products of lone tiles", below). Two states of the clock do not explain it:
-  reports/product_shapes.md. We know no cause.
+- **bmm of T4 and P4, linear of T4**: products of few small tiles are off by up to three times ("Products of lone
+  tiles", below), others by less. Two states of the clock do not explain it: reports/product_shapes.md. We know no cause.
 - **Convolutions**: medians forward are 8 to 16 %, means 13 to 21: late rows ("Convolutions that wait", below) are
   the difference. Backward, DeepBench's P100 rows of float16 stored and float32 computed are off by 41 and 56 %, and the
   T4's weight gradients on tensor cores by 39: 18 to 22 rows each, too slow for some shapes and too fast for others, for

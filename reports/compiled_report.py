@@ -257,11 +257,11 @@ NOTES = """- **A10G**: a lone product calls the same library kernel either way, 
   torch at hand generates a kernel for it.
 - **The T4 and the A10G**: most wrong signs say slower or equal where compiling gains. On the T4 small linear layers of
   1,024 by 512 take 0.17 to 0.20 ms in eager execution where we say 0.09 to 0.12, and 0.16 to 0.19 compiled, as we say.
-  Products that do not share k between blocks would take so long, but NeuSight's linear layers refute them: without it
-  their error on the T4 grows from 14 to 23 %.
 """
 #: a measured ratio of compiled to eager time this close to 1 may change sides from run to run
 NEAR = 0.10
+#: modules whose modeled times differ by less run the same kernels on tensors of the same sizes, but for coincidences
+ALIKE = 0.03
 
 
 def near_one(pairs: Sequence[Pair]) -> str:
@@ -273,6 +273,30 @@ def near_one(pairs: Sequence[Pair]) -> str:
         f"- **Signs near 1**: of {len(wrong)} wrong signs of {len(default)} in default mode, {near} are of modules whose measured"
         f" ratio is within {100 * NEAR:.0f} % of 1."
     )
+
+
+def alike(pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
+    """For each GPU, the modules of default mode that have others of their level alike, and how many have another sign
+    than most of these: no model of the program tells them apart."""
+    default = [p for p in pairs if way_of(p.compiled) == "compile_inductor_default"]
+    for gpu in sorted({p.compiled.gpu for p in default}):
+        groups: list[list[Pair]] = []
+        own = [p for p in default if p.compiled.gpu == gpu]
+        for pair in own:
+            fitting = (group for group in groups if _is_alike(group[0], pair))
+            if (group := next(fitting, None)) is None:
+                groups.append(group := [])
+            group.append(pair)
+        signs = [[sign(p.measured) for p in group] for group in groups if len(group) > 1]
+        count = sum(map(len, signs))
+        apart = count - sum(max(map(of.count, of)) for of in signs)
+        yield gpu, str(len(own)), str(count), str(apart), f"{100 - 100 * apart / count:.0f}"
+
+
+def _is_alike(one: Pair, other: Pair) -> bool:
+    """Of one level, and with both modeled times within :data:`ALIKE`."""
+    times = ((one.eager.modeled_s, other.eager.modeled_s), (one.compiled.modeled_s, other.compiled.modeled_s))
+    return one.compiled.op_class == other.compiled.op_class and all(abs(a / b - 1) < ALIKE for a, b in times)
 
 
 def is_held_out(row: Row) -> bool:
@@ -318,6 +342,16 @@ mode's kernels, then with the open choices. Modules that no constant is fitted t
 
 {near_one(held_out)}
 {NOTES}
+## Signs of alike modules
+
+Many modules run the same kernels on the same sizes with another function inside: ten activations of one tensor, a linear
+layer and then two or three element-wise kernels. Their modeled times are within {100 * ALIKE:.0f} %, and yet compiling makes some of them
+faster and others slower: hosts and clocks changed between the runs. Of all modules, in default mode: those that have
+others of their level alike, those of them with another sign than most of their group, and the share of right signs that
+a model of the program can reach among them.
+
+{markdown("GPU | modules | with others alike | of another sign | most that can be right", list(alike(pairs)))}
+
 ## The largest errors
 
 The ratio of compiled to eager time under torch.compile's default mode, modules not fitted to; times in ms.

@@ -161,8 +161,8 @@ NOTES = """- **No GPU's rows prove that a model of the shape must miss them.** T
   the clock that the shape does not tell are not what they show. (They may show a state that follows the shape, such as a
   clock that falls while a product runs.)
 - **What is left is in part ours.** On the T4, P4, V100, P100 and MI210's linear layers the most similar products tell
-  some of the error; their kernels or clocks change with the shape in a way that the model does not have. On the MI100
-  and in MI210's bmm alike products tell nothing: rocBLAS looks its kernel up by size.
+  some of the error; their kernels or clocks change with the shape in a way that the model does not have. In the bmm of
+  MI100 and MI210 alike products tell next to nothing: rocBLAS looks its kernel up by size.
 - **Linear layers of the P4** get slower the longer they take, which a GPU of 75 W that throttles would do.
 """
 

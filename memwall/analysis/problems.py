@@ -1,18 +1,21 @@
 """The size of a kernel's problem, as short as tells it from others: ``8x1024x64x1024`` for products (batch, M, N, K).
 
 A convolution is its input, then its filters: ``32x64x56x56*128x3x3/2`` (N, C, H, W; output channels, window, stride).
-Attention is batch, heads, queries and head size, with the keys where there are others than queries. Anything else is
-its largest tensor, or how many tensors it writes. In backward a product is ``dX`` or ``dW``: the gradient of its input
-or of its weight.
+Attention is batch, heads, queries and head size, with the keys where there are others than queries. A recurrent layer
+is its steps, rows and features, then hidden size, layers and directions: ``100x16x128*256x3x1``. Anything else is its
+largest tensor, or how many tensors it writes. In backward a product is ``dX`` or ``dW``: the gradient of its input or
+of its weight.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from memwall.core.graph import Graph, Op
 from memwall.ops import Cost
-from memwall.ops.launches import Attention, Convolution, Gemm
+from memwall.ops.launches import Attention, Convolution, Gemm, Recurrent
+from memwall.ops.registry import is_recurrent
 
 #: ops that keep a tensor, perhaps in another dtype; those that add to a gradient
 _COPIES, _SUMS = ("aten._to_copy", "aten.copy_", "aten.clone"), ("aten.add", "aten.add_")
@@ -46,7 +49,7 @@ class Problems:
         return self._largest([self._graph.ops[i] for i in op_ids])
 
     def _gradient(self, op: Op) -> str:
-        if op.phase != "backward" or op.op_class != "contraction":
+        if op.phase != "backward" or op.op_class != "contraction" or is_recurrent(op.name):
             return ""
         if not self._gradients.isdisjoint(self._storages(op.outputs)):
             return "dW"
@@ -74,6 +77,10 @@ def _text(launch: object) -> str:
         image = _times((launch.images, launch.groups * launch.channels_in, *launch.places_in))
         stride = f"/{launch.stride[0]}" if any(step > 1 for step in launch.stride) else ""
         return f"{image}*{_times((launch.groups * launch.channels_out, *launch.kernel))}{stride}"
+    if isinstance(launch, Recurrent):
+        rows = math.ceil(launch.rows / launch.steps)
+        of_layers = _times((launch.hidden, launch.layers, launch.directions))
+        return f"{_times((launch.steps, rows, launch.inputs))}*{of_layers}"
     if isinstance(launch, Attention):
         keys = f", {launch.keys} keys" if launch.keys != launch.queries else ""
         return _times((launch.batch, launch.heads, launch.queries, launch.head_size)) + keys

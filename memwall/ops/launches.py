@@ -340,7 +340,10 @@ class Stream(Launch):
 
     @property
     def variant(self) -> str:
-        return "unmeasured" if not self.measured else "looped" if self.steps else "elementwise"
+        if not self.measured:
+            return "unmeasured"
+        # of servers' kernels and lookups of rows, which are not said to loop over their data, a GPU's own rows tell
+        return "looped" if self.steps and self.about else "elementwise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -316,7 +316,7 @@ def _a_block_per_channel(cost: Cost, data: TensorSpec) -> Cost:
     turns = math.ceil(data.numel / max(channels, 1) / _MOMENT_THREADS)
     return streamed(
         cost, data.numel, steps=_CHANNEL_STEPS * turns, blocks=channels, block_threads=_MOMENT_THREADS,
-        about="a block goes over each channel twice, for its sums and for its result (cuDNN)",
+        about="a block goes over each channel twice, for its sums and for its result, as cuDNN does",
     )  # fmt: skip
 
 

@@ -211,15 +211,22 @@ def explain(launch: Recurrent, gpu: Gpu, known: RecurrentConstants, terms: Terms
     if not facts["feed_s"]:
         fed = f"{duration(facts['chain_s'])} in all, since no host launches them one by one"
     return (
-        f"{work}, by cuDNN's standard algorithm ({_refused(launch, gpu)}): {before}, then {wave.count:,} waves of"
+        f"{work}, by {_library(gpu)} ({_refused(launch, gpu)}): {before}, then {wave.count:,} waves of"
         f" {counted(wave.side, 'step')}{' side by side' * (wave.side > 1)} take {duration(wave.time_s)} each, a product"
         f" {product.m}x{product.n}x{product.k} with {size(weights)} of weights, the cell, and"
         f" {counted(3 if launch.is_projected else 2, 'launch')} at {duration(gpu.launch_overhead_s)}; {fed}."
     )
 
 
+def _library(gpu: Gpu) -> str:
+    cudnn = "cuDNN's standard algorithm"
+    return cudnn if target_of(gpu).startswith("sm_") else f"MIOpen, taken to run as {cudnn} does"
+
+
 def _refused(launch: Recurrent, gpu: Gpu) -> str:
     """Why no persistent kernel runs."""
+    if not target_of(gpu).startswith("sm_"):
+        return f"no persistent kernel is known for {gpu.name}"
     if launch.is_projected:
         return "projections have no persistent kernel"
     if launch.packed:

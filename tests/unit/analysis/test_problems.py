@@ -70,3 +70,17 @@ def test_an_activation_that_a_weight_was_added_to_is_no_weight():
     rows = kernel_rows(profile, profile.simulations[0])
     products = {(row.phase, row.problem) for row in rows if row.op_class == "contraction"}
     assert products == {("forward", "2x8x8x4"), ("backward", "2x8x4x8"), ("backward", "2x4x8x8")}
+
+
+def test_a_recurrent_layer_is_its_steps_rows_and_features_then_its_layers():
+    class Last(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = torch.nn.LSTM(24, 40, 2, bidirectional=True, batch_first=True)
+
+        def forward(self, x):
+            return self.lstm(x)[0]
+
+    profile = memwall.profile(Last(), (torch.rand(3, 7, 24),), mode="training")
+    rows = [row for row in kernel_rows(profile, profile.simulations[0]) if "rnn" in row.name]
+    assert [row.problem for row in rows] == ["7x3x24*40x2x2"] * 2  # forward, and all gradients at once
