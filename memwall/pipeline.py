@@ -98,7 +98,7 @@ def profile(
     if no_grad and mode != "forward":
         raise UsageError("no_grad is of mode='forward': inference takes no gradients, and training needs them")
     _check("attention", attention, ATTENTION)
-    with uncollected(), seeded(), _started(world, rank, gpus[0]):
+    with uncollected(), seeded(), started(world, rank, gpus[0]):
         from memwall.frontend.torch import TraceOptions, trace
 
         sizes = {"batch": batch, "seq": seq, "image": image, "images": images, "video": video, "seconds": seconds}
@@ -344,7 +344,7 @@ def _gpus(gpu: Names, host: str | Path | Host | None = None, saved: Profile | No
     ]
 
 
-def _started(world: int | None, rank: int, gpu: Gpu) -> contextlib.AbstractContextManager[None]:
+def started(world: int | None, rank: int, gpu: Gpu) -> contextlib.AbstractContextManager[None]:
     """What a program finds that is started as one rank of several."""
     if world is None:
         return contextlib.nullcontext()

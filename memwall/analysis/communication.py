@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memwall.core.errors import UsageError
-from memwall.core.structure import BadRecord, read
 from memwall.hardware.links import Cluster
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s, link_of, message_time
@@ -73,32 +72,6 @@ def sent_bytes(profile: Profile, schedule: Schedule) -> float:
 def exposed_s(profile: Profile, schedule: Schedule) -> float:
     """Seconds in which collectives run and nothing else does, and those that kernels next to them take longer."""
     return sum((row.exposed_s for row in message_rows(profile, schedule)), 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """What a record says of the pipeline of its rank."""
-
-    ranks: tuple[int, ...]
-    schedule: str
-    microbatches: int
-    orders: tuple[str, ...]
-
-
-def pipeline_of(profile: Profile) -> Pipeline | None:
-    """The pipeline of a profiled rank; None of a program without one. Raises ``UsageError``: the record is damaged."""
-    try:
-        saved = profile.capture.get("pipeline")
-        return None if saved is None else read(Pipeline, saved, "pipeline")
-    except BadRecord as error:
-        raise UsageError(f"the profile's capture is damaged: {error}") from None
-
-
-def distinct_ranks(profile: Profile) -> tuple[int, ...]:
-    """The ranks of a pipeline whose steps differ: its first, its second, which stands for all in the middle, and its
-    last; none of a program whose ranks do the same."""
-    pipeline = pipeline_of(profile)
-    return tuple(dict.fromkeys((*pipeline.ranks[:2], *pipeline.ranks[-1:]))) if pipeline else ()
 
 
 @dataclass(frozen=True, slots=True)

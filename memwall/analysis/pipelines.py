@@ -1,7 +1,7 @@
 """The step of a pipeline of ``torch.distributed.pipelining`` from those of its ranks that were traced.
 
-A rank's forward, or backward, of a micro-batch takes as long as its kernels of that phase do, over how many it runs;
-ranks between the second and the last are as the second. Tasks then run in the order of the program's schedule
+A rank's forward, or backward, of a micro-batch takes as long as its kernels of that phase do, over how many it runs.
+Tasks then run in the order of the program's schedule
 (:mod:`memwall.simulate.pipeline`), each message between neighbours as long as their link takes, while ranks compute.
 """
 
@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from memwall.analysis.communication import Pipeline, distinct_ranks, exposed_s, pipeline_of
+from memwall.analysis.communication import exposed_s
+from memwall.core.ranks import ranks_text
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import link_s, message_time
-from memwall.record.kernels import kernel_phase
+from memwall.record.job import Pipeline, pipeline_of
+from memwall.record.kernels import Rates, kernel_phase, rates
 from memwall.record.profile import Profile
 from memwall.simulate.pipeline import ORDERS, PipelineRun, Stage, Task, run_pipeline
+from memwall.simulate.schedule import Totals
 
 #: schedule of torch's with one stage on each rank -> key of :data:`memwall.simulate.pipeline.ORDERS`
 _SCHEDULES = {"ScheduleGPipe": "gpipe", "Schedule1F1B": "1f1b"}
 _TASK = re.compile(r"(\d+)([FBIW])(\d+)")
+_SHARES: Sequence[Callable[[Totals], float]] = (attrgetter("mfu"), attrgetter("hfu"))
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStep:
-    """A simulated step of all ranks. ``rest_s``: what the slowest of the traced ones does besides its micro-batches;
-    ``peak_s``: by rank what its products would take at the datasheet's peak."""
+    """A simulated step of all ranks. ``rest_s``: what the slowest of them does besides its micro-batches; ``peak_s``:
+    by rank what the model's products would take at the datasheet's peak, and ``peak_again_s`` with those that backward
+    computes again; ``rates``: of the whole job."""
 
     pipeline: Pipeline
     stages: tuple[Stage, ...]
@@ -36,6 +42,8 @@ class PipelineStep:
     run: PipelineRun
     rest_s: float
     peak_s: tuple[float, ...]
+    peak_again_s: tuple[float, ...]
+    rates: Rates
 
     @property
     def time_s(self) -> float:
@@ -47,12 +55,19 @@ class PipelineStep:
         """What the products of all ranks would take at the datasheet's peak, over the step."""
         return sum(self.peak_s) / len(self.peak_s) / self.time_s
 
+    @property
+    def hfu(self) -> float:
+        """As :attr:`mfu`, with what backward computes again."""
+        return sum(self.peak_again_s) / len(self.peak_again_s) / self.time_s
+
     def to_dict(self) -> dict[str, Any]:
         """For a JSON record: the step, its bubble and the seconds of each stage."""
         return {
             "schedule": self.pipeline.schedule, "microbatches": self.pipeline.microbatches,
             "ranks": list(self.pipeline.ranks), "time_s": self.time_s, "bubble": self.run.bubble,
-            "mfu": self.mfu, "slowest_rank": self.slowest, "stages": [stage._asdict() for stage in self.stages],
+            "mfu": self.mfu, "hfu": self.hfu, "tokens_per_s": self.rates.tokens_per_s,
+            "tokens_per_s_per_gpu": self.rates.tokens_per_s_per_gpu, "slowest_rank": self.slowest,
+            "stages": [stage._asdict() for stage in self.stages],
         }  # fmt: skip
 
     @property
@@ -65,9 +80,11 @@ class PipelineStep:
 class RankRow:
     """One rank's step: seconds of its own work, those of them in which collectives run and nothing else does, and those
     in which it waits for other stages; bytes at its peak and of its parameters, gradients and optimizer state; the most
-    micro-batches whose activations it holds."""
+    micro-batches whose activations it holds. ``alike``: later ranks that are taken to do the same, which hold no more
+    micro-batches."""
 
     rank: int
+    alike: str
     time_s: float
     exposed_s: float
     waits_s: float
@@ -76,48 +93,60 @@ class RankRow:
     in_flight: int
 
 
-def rank_rows(traced: Mapping[int, Profile], step: PipelineStep | None) -> list[RankRow]:
-    """A row of each rank, profiled on one GPU; of a pipeline whose schedule is not known no rank waits."""
+def traced_ranks(profiles: Mapping[int, Profile]) -> dict[int, Profile]:
+    """Of the ranks of a pipeline those that were traced: the first with each profile."""
+    return {rank: profile for rank, profile in profiles.items() if rank == _ranks_with(profiles, profile)[0]}
+
+
+def _ranks_with(profiles: Mapping[int, Profile], profile: Profile) -> list[int]:
+    return [rank for rank, each in profiles.items() if each is profile]
+
+
+def rank_rows(profiles: Mapping[int, Profile], step: PipelineStep | None) -> list[RankRow]:
+    """A row of each rank that was traced, on one GPU; of a pipeline whose schedule is not known no rank waits."""
     found = []
-    for rank, profile in traced.items():
+    for rank, profile in traced_ranks(profiles).items():
+        alike = ranks_text(_ranks_with(profiles, profile)[1:])
         schedule, held = profile.simulations[0], profile.graph.role_bytes
         state = sum(held[role] for role in ("parameter", "gradient", "optimizer_state"))
         own_s, waits_s, in_flight = schedule.totals.time_s, 0.0, 0
         if step:
             place = step.pipeline.ranks.index(rank)
             waits_s, in_flight = step.run.time_s - step.run.busy_s[place], step.run.in_flight[place]
-        found.append(RankRow(rank, own_s, exposed_s(profile, schedule), waits_s, state,
+        found.append(RankRow(rank, alike, own_s, exposed_s(profile, schedule), waits_s, state,
                              schedule.totals.peak_memory_bytes, in_flight))  # fmt: skip
     return found
 
 
-def pipeline_step(traced: Mapping[int, Profile]) -> PipelineStep | None:
-    """The step of the pipeline whose :func:`distinct_ranks` were profiled, each on one GPU; None without one, or where
-    its schedule is not known.
+def pipeline_step(profiles: Mapping[int, Profile]) -> PipelineStep | None:
+    """The step of the pipeline whose ranks were profiled (:func:`memwall.programs.profile_ranks`), each on one GPU;
+    None without one, or where its schedule is not known.
 
     Raises:
         UsageError: ranks wait for each other; names the tasks.
     """
-    first = next(iter(traced.values()))
+    first = next(iter(profiles.values()))
     pipeline = pipeline_of(first)
     if pipeline is None or not (pipeline.orders or pipeline.schedule in _SCHEDULES):
         return None
     orders = _orders(pipeline)
     splits = any(task.kind == "W" for order in orders for task in order)
-    taken = {rank: _taken(traced[rank], orders[pipeline.ranks.index(rank)]) for rank in distinct_ranks(first)}
+    traced = traced_ranks(profiles)
+    taken = {id(each): _taken(each, orders[pipeline.ranks.index(rank)]) for rank, each in traced.items()}
     place_of = {task.stage: place for place, order in enumerate(orders) for task in order}
     stages = []
     for stage in range(len(place_of)):
         rank = pipeline.ranks[place_of[stage]]
-        forward_s, backward_s, _ = taken.get(rank) or taken[pipeline.ranks[1]]
+        forward_s, backward_s, _ = taken[id(profiles[rank])]
         beyond = pipeline.ranks[place_of.get(stage + 1, place_of[stage])]
-        send_s = _sent_s(traced[pipeline.ranks[0]], rank, beyond)
+        send_s = _sent_s(first, rank, beyond)
         stages.append(Stage(forward_s, backward_s / (1 + splits), splits * backward_s / 2, send_s))
     run = run_pipeline(stages, len(pipeline.ranks), pipeline.microbatches, "zb" if splits else "1f1b", orders)
     rest_s = max(rest_s for _, _, rest_s in taken.values())
-    totals = [(traced.get(rank) or traced[pipeline.ranks[1]]).simulations[0].totals for rank in pipeline.ranks]
-    peak_s = tuple(each.mfu * each.time_s for each in totals)
-    return PipelineStep(pipeline, tuple(stages), tuple(map(tuple, orders)), run, rest_s, peak_s)
+    totals = [profiles[rank].simulations[0].totals for rank in pipeline.ranks]
+    peak_s, peak_again_s = (tuple(share(each) * each.time_s for each in totals) for share in _SHARES)
+    all_s = rates(first, first.simulations[0], run.time_s + rest_s)
+    return PipelineStep(pipeline, tuple(stages), tuple(map(tuple, orders)), run, rest_s, peak_s, peak_again_s, all_s)
 
 
 def _orders(pipeline: Pipeline) -> list[list[Task]]:

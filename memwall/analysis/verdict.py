@@ -180,8 +180,10 @@ def _bytes_of(roles: tuple[str, ...], profile: Profile, schedule: Schedule, kern
 
 
 def _compute(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
-    used = f"MFU {percent(schedule.totals.mfu, 0)} of {mfu_base(profile, schedule)}"
-    return f"that are busy multiplying ({flops(schedule.totals.flops)}, {used})"
+    totals = schedule.totals
+    again = f", HFU {percent(totals.hfu, 0)}," if totals.hfu > totals.mfu else ""
+    used = f"MFU {percent(totals.mfu, 0)}{again} of {mfu_base(profile, schedule)}"
+    return f"that are busy multiplying ({flops(totals.flops)}, {used})"
 
 
 def _link(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:

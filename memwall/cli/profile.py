@@ -29,14 +29,17 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
 
 
 def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str, Any], out: Out) -> dict[int, Profile]:
-    """The ranks of a pipeline whose steps differ, each traced, where no rank was asked for."""
-    from memwall.analysis.communication import distinct_ranks
+    """The ranks of a pipeline, those whose steps differ traced, where no rank was asked for."""
+    from memwall.programs import profile_ranks
 
-    ranks = distinct_ranks(made)
-    if not workload["world"] or workload["rank"] is not None or is_record(target) or len(ranks) < 2:
+    if not workload["world"] or workload["rank"] is not None or is_record(target):
         return {}
-    others = {r: make_profile(target, gpus, {**workload, "rank": r}, out.messages) for r in ranks[1:]}
-    return {ranks[0]: made, **others}
+
+    def trace(rank: int) -> Profile:
+        return make_profile(target, gpus, {**workload, "rank": rank}, out.messages)
+
+    with running(target, out.messages):
+        return profile_ranks(made, target, options.profile_options(workload), trace, out.messages.progress)
 
 
 @click.command("profile", cls=CommandWithDefaults)

@@ -195,7 +195,8 @@ class Op:
     ``arguments`` names, for each input, the schema argument that it was passed as; ``attributes`` holds the
     other arguments by name. ``source`` is the line of the user's code that made the call, or the forward op's line in
     backward, as ``path:line``; empty if no such line exists, as in the optimizer's own step. Streams run their ops in
-    order, stream 0 most of them; ``waits`` are ops of other streams that are over before it begins.
+    order, stream 0 most of them; ``waits`` are ops of other streams that are over before it begins. ``again``: backward
+    computes again what forward did and did not keep.
     """
 
     id: int
@@ -210,6 +211,7 @@ class Op:
     source: str = field(default="", compare=False)
     stream: int = 0
     waits: tuple[int, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Builder:
         return Op(
             self._ops - 1, op.name, op.op_class, op.phase, op.module,
             tuple([self.value(i, swap) for i in op.inputs]), tuple([self.value(i, swap) for i in op.outputs]),
-            op.arguments, op.attributes, op.source,
+            op.arguments, op.attributes, op.source, again=op.again,
         )  # fmt: skip
 
     def _without_rows(self, op: Op, found: Entries) -> Op:

@@ -305,6 +305,7 @@ class _Lowered:
                     tuple([self._value(form, i, bound) for i in step.inputs]),
                     tuple([self._value(form, i, bound) for i in step.outputs]),
                     step.arguments, step.attributes, op.source, op.stream, op.waits if step is part[0] else (),
+                    op.again,
                 )
             )  # fmt: skip
 

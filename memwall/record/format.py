@@ -93,8 +93,8 @@ class _Kernel:
 
 
 def _totals(record: Any) -> Totals:
-    if isinstance(record, dict) and "time_s" in record:  # older records have no interval
-        record = {"low_s": record["time_s"], "high_s": record["time_s"], **record}
+    if isinstance(record, dict) and "time_s" in record:  # older records have no interval, and counted HFU as MFU
+        record = {"low_s": record["time_s"], "high_s": record["time_s"], "hfu": record.get("mfu"), **record}
     return read(Totals, record, "")
 
 

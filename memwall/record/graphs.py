@@ -70,6 +70,7 @@ class _Op:
     source: str = ""
     stream: int = 0
     waits: tuple[int, ...] = ()
+    again: bool = False
 
     def check(self) -> None:
         if self.waits and max(self.waits) >= self.id:
@@ -180,7 +181,7 @@ def _op_row(op: Op, cost: Cost) -> _Op:
         cost.total_flops, cost.read_bytes, cost.write_bytes, cost.modeled,
         {pipe: cost.flops[pipe] for pipe in sorted(cost.flops)},
         cost.dense_flops, cost.extra_bytes, cost.extra_flops, cost.kernels, cost.least_flops,
-        op.arguments, op.attributes, op.source, op.stream, op.waits,
+        op.arguments, op.attributes, op.source, op.stream, op.waits, op.again,
     )  # fmt: skip
 
 
@@ -234,7 +235,7 @@ def read_attention(row: AttentionRow, graph: Graph) -> Attention:
         ops.append(
             Op(
                 done - 1, span.name, classify(span.name), first.phase, first.module, span.inputs, span.outputs,
-                span.arguments, span.attributes, first.source, first.stream, first.waits,
+                span.arguments, span.attributes, first.source, first.stream, first.waits, first.again,
             )
         )  # fmt: skip
     ops += graph.ops[done:]

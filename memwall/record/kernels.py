@@ -11,17 +11,21 @@ from memwall.core.layers import collapse as collapse
 from memwall.core.units import apportioned, few, size
 from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
+from memwall.record.job import job_of, pipeline_of, replicas
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule, time_by_wall
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Throughput: steps, samples and tokens per second; None where the workload has no count."""
+    """Throughput of all ranks: steps, samples and tokens per second, and those of each GPU; None where the workload has
+    no count."""
 
     steps_per_s: float
     samples_per_s: float | None
     tokens_per_s: float | None
+    samples_per_s_per_gpu: float | None
+    tokens_per_s_per_gpu: float | None
 
 
 # -- where a kernel belongs --------------------------------------------------------------------------------------------
@@ -121,12 +125,21 @@ def printed_shares(shares: Mapping[str, float], digits: int) -> dict[str, float]
     return dict(zip(shares, apportioned([*shares.values()], digits), strict=True))
 
 
-def rates(profile: Profile, schedule: Schedule) -> Rates:
-    """Steps, samples and tokens per second."""
-    time_s = schedule.totals.time_s
-    steps = 1.0 / time_s if time_s else 0.0
-    samples, tokens = profile.workload.samples, profile.workload.tokens
-    return Rates(steps, None if samples is None else samples * steps, None if tokens is None else tokens * steps)
+def rates(profile: Profile, schedule: Schedule, step_s: float | None = None) -> Rates:
+    """Steps, samples and tokens per second.
+
+    Args:
+        step_s: seconds of the step of all ranks. None takes the traced rank's own; a rank of a pipeline, whose time
+            without that of others is no step, then has no rate.
+    """
+    time_s = schedule.totals.time_s if step_s is None else step_s
+    steps, job, info = 1.0 / time_s if time_s else 0.0, job_of(profile), profile.workload
+    known = step_s is not None or pipeline_of(profile) is None
+    counts = [
+        None if count is None or not known else count * replicas(profile) for count in (info.samples, info.tokens)
+    ]
+    rate = [None if count is None else count * steps for count in counts]
+    return Rates(steps, *rate, *(None if each is None else each / (job.world if job else 1) for each in rate))
 
 
 def schedule_label(profile: Profile, schedule: Schedule) -> str:

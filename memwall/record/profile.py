@@ -110,6 +110,12 @@ class Profile:
         """Like :attr:`model_flops` with attention counted dense, as most other tools do."""
         return sum(cost.total_flops if cost.dense_flops is None else cost.dense_flops for cost in self._model_costs)
 
+    @cached_property
+    def flops_again(self) -> int:
+        """Of :attr:`model_flops`, those that backward computes again."""
+        pairs = zip(self.graph.ops, self.costs[0], strict=True)
+        return sum(cost.total_flops for op, cost in pairs if op.op_class in MODEL_CLASSES and op.again)
+
     @property
     def _model_costs(self) -> list[Cost]:
         pairs = zip(self.graph.ops, self.costs[0], strict=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from memwall.analysis.pipelines import PipelineStep
+from memwall.analysis.pipelines import PipelineStep, traced_ranks
 from memwall.core.graph import Graph
 from memwall.fusion import Plan
 from memwall.perfmodel.collectives import link_of
@@ -36,7 +36,7 @@ def render_trace(
 ) -> str:
     """All simulations of a profile as one trace, those of one GPU in one process; or of each of some ``ranks``, with
     the step of their ``pipeline``."""
-    sides = {f"rank {rank}, ": each for rank, each in ranks.items()} if ranks else {"": profile}
+    sides = {f"rank {rank}, ": each for rank, each in traced_ranks(ranks).items()} if ranks else {"": profile}
     return written(profile, _events(sides, pipeline))
 
 

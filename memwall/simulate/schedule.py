@@ -52,6 +52,8 @@ class Totals:
     high_s: float
     #: of ``dram_bytes``, those that are read from L2, where earlier kernels left them
     resident_bytes: int = 0
+    #: as ``mfu``, with what backward computes again of forward
+    hfu: float = 0.0
 
 
 class Timing(NamedTuple):
@@ -274,7 +276,11 @@ def _totals(
         each_s = [[k.bound_s * (of == link) for k, of in zip(known, links, strict=True)] for link in set(links)]
         bound_s = max(total(seconds, context.order) for seconds in each_s)
     resident = [min(kind.resident_bytes(gpu), kind.group.cost.read_bytes) for kind in context.kinds]
-    matrix_s = total(map(_matrix_s, context.kinds, known, repeat(gpu)), context.matrix)
+    matrix_s = [*map(_matrix_s, context.kinds, known, repeat(gpu))]
+    model_s, all_s = (
+        total(matrix_s, [n for n in context.matrix if not context.kinds[n].again]),
+        total(matrix_s, context.matrix),
+    )
     below, above = [k.time_s - k.low_s for k in known], [k.high_s - k.time_s for k in known]
     down_s, up_s = (
         math.hypot(host_s, *(total(side, kernels) for kernels in context.by_class.values()))
@@ -282,8 +288,8 @@ def _totals(
     )
     return Totals(
         bound_s, time_s, context.kernels, context.total_flops, context.dram_bytes, context.memory.total,
-        matrix_s / time_s if time_s else 0.0, max(time_s - down_s, bound_s), time_s + up_s,
-        sum(map(resident.__getitem__, context.order)),
+        model_s / time_s if time_s else 0.0, max(time_s - down_s, bound_s), time_s + up_s,
+        sum(map(resident.__getitem__, context.order)), all_s / time_s if time_s else 0.0,
     )  # fmt: skip
 
 
@@ -299,6 +305,8 @@ class Kind:
     op_class: str
     flops: int
     reuse: tuple[tuple[int, int], ...]
+    #: backward computes again what it does
+    again: bool = False
 
     def resident_bytes(self, gpu: Gpu) -> int:
         """Bytes of its reads that are in L2 when it begins."""
@@ -335,11 +343,12 @@ class PlanContext:
         }
         for group, reuse in zip(plan.groups, reuse_distances(graph, plan), strict=True):
             number_of_cost = numbers[id(group.cost)]
-            phase = graph.ops[group.op_ids[0]].phase
+            phase, again = graph.ops[group.op_ids[0]].phase, any(graph.ops[i].again for i in group.op_ids)
             ops = tuple([alike[i] for i in group.op_ids]), tuple([alike[i] for i in group.recomputes])
-            number = first.setdefault((ops, number_of_cost, phase, reuse), len(kinds))
+            number = first.setdefault((ops, number_of_cost, phase, again, reuse), len(kinds))
             if number == len(kinds):
-                kinds.append(Kind(group, number_of_cost, phase, *_label(graph, group), group.cost.total_flops, reuse))
+                label = _label(graph, group)
+                kinds.append(Kind(group, number_of_cost, phase, *label, group.cost.total_flops, reuse, again))
             order.append(number)
         by_class: dict[str, list[int]] = {}
         for number in order:

@@ -14,7 +14,8 @@ from tests.unit.places import ROOT
 #: The order in which the data flows. ``pipeline.py`` stands behind ``analysis``; nothing imports the package itself.
 ORDER = (
     "core", "hardware", "ops", "perfmodel", "frontend", "fusion", "simulate", "record", "codegen", "analysis",
-    "pipeline", "serving", "training", "sweeping", "traces", "bench", "gate", "report", "cli", "__init__", "__main__",
+    "pipeline", "programs", "serving", "training", "sweeping", "traces", "bench", "gate", "report", "cli", "__init__",
+    "__main__",
 )  # fmt: skip
 
 #: Modules that stay importable without torch: the front door of every folder, and every command.

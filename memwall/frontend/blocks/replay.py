@@ -368,7 +368,7 @@ class Replayer:
                 tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.inputs]),
                 tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.outputs]),
                 op.arguments, op.attributes, op.source,
-                (op.stream, [i + later for i in op.waits if i >= segment.start]),
+                (op.stream, [i + later for i in op.waits if i >= segment.start]), op.again,
             )  # fmt: skip
         recorder.free_calls.update(segment.free_calls)
 

@@ -183,6 +183,11 @@ def end_group() -> None:
         forget_meshes()
 
 
+def this_rank() -> dict[str, Any]:
+    """What a record says of its rank, among several: ``job``."""
+    return {"job": {"rank": dist.get_rank(), "world": dist.get_world_size()}} if has_other_ranks() else {}
+
+
 def one_rank(graph: Graph) -> str:
     """What to say of a trace in a process group of several; else empty."""
     if not has_other_ranks():

@@ -90,6 +90,34 @@ class SourceLines(_History):
             self._texts.append(line)
 
 
+class Passes:
+    """The backward passes that run, the innermost last: whether each makes a graph of its own."""
+
+    def __init__(self) -> None:
+        self._making: list[bool] = []
+        self._patches: list[contextlib.AbstractContextManager[Any]] = []
+
+    def computes_again(self) -> bool:
+        """Whether what runs is a part of forward that backward runs again: gradients are on, which a pass turns off."""
+        return bool(self._making) and not self._making[-1] and torch.is_grad_enabled()
+
+    def __enter__(self) -> None:
+        original = vars(torch.autograd)["_engine_run_backward"]
+
+        def run(tensors: Any, given: Any, retains: Any, makes: bool, *args: Any, **kwargs: Any) -> Any:
+            self._making.append(makes)
+            try:
+                return original(tensors, given, retains, makes, *args, **kwargs)
+            finally:
+                self._making.pop()
+
+        self._patches.append(patch.object(torch.autograd, "_engine_run_backward", run))
+        self._patches[-1].__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._patches.pop().__exit__(*raised)
+
+
 @contextlib.contextmanager
 def module_calls(
     timeline: ModuleTimeline, path_of: Callable[[nn.Module], str | None], around: Caller | None = None

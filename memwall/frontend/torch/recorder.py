@@ -21,7 +21,7 @@ from memwall.core.errors import TooManyOps, UsageError
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.carrying import with_places
 from memwall.frontend.torch.distributed import BARRIER, GROUPS, HANDED_ON, handed_on, sending
-from memwall.frontend.torch.origin import ModuleTimeline, SourceLines
+from memwall.frontend.torch.origin import ModuleTimeline, Passes, SourceLines
 from memwall.frontend.torch.rebinding import rebind
 from memwall.frontend.torch.streams import Streams
 from memwall.frontend.torch.tensors import (
@@ -74,6 +74,7 @@ class Recorder(TorchDispatchMode):
         self.closed_nodes: frozenset[str] = frozenset()
         self.guarded: set[int] = set()
         self.modules = ModuleTimeline()
+        self.passes = Passes()
         self.lines = SourceLines()
         self.streams = Streams()
         self.ops: list[Op] = []
@@ -87,6 +88,14 @@ class Recorder(TorchDispatchMode):
         self._signatures: dict[Any, Signature] = {}
         self._attributes: dict[tuple, Mapping[str, Any]] = {}
         self._parameter_modules: dict[int, str] = {}
+
+    def __enter__(self) -> Any:
+        self.passes.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self.passes.__exit__(*raised)
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -321,17 +330,19 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         phase, module = self._where(node)
         line = self._line(node)
-        self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping, line)
+        again = phase == "backward" and self.passes.computes_again()
+        self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping, line, again=again)
 
     def append(
         self, name: str, phase: str, module: str, inputs: tuple[int, ...], outputs: tuple[int, ...],
         arguments: tuple[str, ...], attributes: Mapping[str, Any], source: str,
-        issued: tuple[int, Iterable[int]] | None = None,
+        issued: tuple[int, Iterable[int]] | None = None, again: bool = False,
     ) -> None:  # fmt: skip
-        """Add an op to the list; ``issued``: the stream and the waits of one that it copies."""
+        """Add an op to the list; ``issued``: the stream and the waits of one that it copies; ``again``: backward
+        computes it again."""
         number, order = len(self.ops), self.streams.issue(self.values, inputs, outputs, issued)
         call = name, classify(name), phase, module, inputs, outputs, arguments, attributes, source
-        self.ops.append(Op(number, *call, *order))
+        self.ops.append(Op(number, *call, *order, again))
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)
 

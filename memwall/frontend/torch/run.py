@@ -40,6 +40,7 @@ from memwall.frontend.torch.distributed import (
     own_group,
     settle_shards,
     sharding,
+    this_rank,
     waits_for_ranks,
 )
 from memwall.frontend.torch.draws import Draws
@@ -257,7 +258,8 @@ class _Step:
                 graph = self._graph(result)
                 graph, attention = lowered(graph, self.options.attention, forms_open=self.device == "meta")
         replayed = len(self.replayer.instances) if self.replayer else 0
-        capture: dict[str, Any] = {"replayed_blocks": replayed, "real": self.options.real, **self.pipeline}
+        capture: dict[str, Any] = {"replayed_blocks": replayed, "real": self.options.real}
+        capture |= this_rank() | self.pipeline
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
         unused = list(self.options.assume)
         if self.known is not None and self.known.assumptions is not None:

@@ -19,7 +19,8 @@ from memwall.core.units import bandwidth, counted, duration, few, flop_rate, flo
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.record.format import WorkloadInfo
-from memwall.record.kernels import fit_text, peak_place, rates, schedule_label, wall_shares
+from memwall.record.job import job_of, pipeline_of, replicas
+from memwall.record.kernels import Rates, fit_text, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.pages.communication import communication_blocks
@@ -166,6 +167,8 @@ def header_facts(profile: Profile) -> Facts:
     matrix = f"{percent(share, 2)} ({profile.model_flops:,})"
     if profile.dense_model_flops != profile.model_flops:
         matrix += f"; with attention counted dense, as most tools do: {profile.dense_model_flops:,}"
+    if profile.flops_again:
+        matrix += f"; {percent(profile.flops_again / profile.model_flops, 2)} of that is computed again in backward"
     return known_facts(
         ("workload", f"{w.name}, {', '.join(clean(word) for word in how if word)}"),
         ("target", w.target),
@@ -221,18 +224,41 @@ def totals_table(profile: Profile) -> Table:
         col.optional(col.seconds("bound", [s.totals.bound_s for s in sims], like=like)),
         col.interval([(s.totals.low_s, s.totals.high_s) for s in sims], like),
         *col.of(sims, "kernels: totals.kernels count?"),
-        *(col.of(speeds, "samples: samples_per_s /s?") if profile.workload.samples is not None else []),
-        *(col.of(speeds, "tokens: tokens_per_s /s?") if profile.workload.tokens is not None else []),
+        *_rate_columns(profile, speeds),
     ]
     if len({s.totals.flops for s in sims}) > 1:  # other attention kernels, or another policy
         columns += col.of(sims, "FLOPs: totals.flops FLOP")
     columns += [
-        *col.of(sims, "MFU: totals.mfu %, MBU: mbu %?"),
+        *col.of(sims, "MFU: totals.mfu %"),
+        *(col.of(sims, "HFU: totals.hfu %") if any(s.totals.hfu > s.totals.mfu for s in sims) else []),
+        *col.of(sims, "MBU: mbu %?"),
         *col.walls([wall_shares(s) for s in sims], 0),
         *col.of(sims, "peak: totals.peak_memory_bytes B?, fits fits"),
     ]
-    note = mfu_note((s.gpu.name, mfu_base(profile, s)) for s in sims)
-    return col.table("", columns, f"{TOTALS_NOTE}; {note}" if note else TOTALS_NOTE)
+    notes = TOTALS_NOTE, mfu_note((s.gpu.name, mfu_base(profile, s)) for s in sims), _job_note(profile)
+    return col.table("", columns, "; ".join(filter(None, notes)))
+
+
+def _rate_columns(profile: Profile, speeds: Sequence[Rates]) -> list[tuple[Column, list[str]]]:
+    """Samples and tokens per second; of a program of many GPUs those of all, and what each has a share of."""
+    if any(speed.samples_per_s is None and speed.tokens_per_s is None for speed in speeds):
+        return []
+    counts = {"samples": profile.workload.samples, "tokens": profile.workload.tokens}
+    known = [name for name, count in counts.items() if count is not None]
+    columns = [column for name in known for column in col.of(speeds, f"{name}: {name}_per_s /s?")]
+    return columns + (col.of(speeds, f"of a GPU: {known[-1]}_per_s_per_gpu /s?") if job_of(profile) else [])
+
+
+def _job_note(profile: Profile) -> str:
+    """What samples and tokens are of, where a program has many ranks."""
+    job, counts = job_of(profile), profile.workload.samples
+    if job is None or counts is None or pipeline_of(profile):
+        return ""
+    many = f"{replicas(profile):g}"
+    return (
+        f"samples, tokens: of all {job.world:,} ranks, which have {many} inputs like this one's, as those that exchange"
+        " activations share theirs; of a GPU: over the ranks"
+    )
 
 
 def class_table(profile: Profile, schedule: Schedule) -> Table:

@@ -19,7 +19,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 import memwall
-from memwall.analysis.communication import distinct_ranks
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import MemwallError, UsageError
 from tests.unit.small_modules import Mlp
@@ -264,7 +263,6 @@ def test_a_stage_sends_each_micro_batch_and_its_gradient(rank, neighbours):
     products = Counter(op.name for op in made.graph.ops)["aten.mm"]
     # four forward, four for weights, four for inputs, of which the first stage's own input takes none
     assert products == MICRO_BATCHES * (12 if rank else 11)
-    assert distinct_ranks(made) == (0, 1, 3)
 
 
 def test_stages_without_shapes_say_what_they_need():
@@ -277,7 +275,6 @@ def test_ranks_that_do_the_same_are_one():
         return stack(1, up=ColwiseParallel(), down=RowwiseParallel())
 
     made = profiled(model, torch.zeros(B, S, H))
-    assert distinct_ranks(made) == ()
     # all but the names of the ranks is alike, whoever is traced, in a world of any size
     others = [profiled(model, torch.zeros(B, S, H), rank=5), made]
     calls = [[(op.name, op.stream, op.waits, op.inputs, op.outputs) for op in each.graph.ops] for each in others]

@@ -1,0 +1,59 @@
+"""A program of many GPUs: the ranks whose steps differ, each traced.
+
+The ranks of a pipeline differ in their stages. Each one's modules are built, which takes a moment, and those that are
+like another's (:mod:`memwall.frontend.torch.outlines`) are not traced. All ranks of a program without a pipeline are
+taken to do what the traced one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memwall.frontend.workload.seeds import seeded
+from memwall.frontend.workload.sizes import split_sizes
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
+from memwall.pipeline import started, workload_of
+from memwall.record.job import job_of, pipeline_of
+from memwall.record.profile import Profile
+
+
+def profile_ranks(made: Profile, target: Any, options: Mapping[str, Any], trace: Callable[[int], Profile],
+                  say: Callable[[str], None] = lambda message: None) -> dict[int, Profile]:  # fmt: skip
+    """Each rank of the pipeline of a profiled one, with its profile or that of an earlier rank which does the same;
+    nothing of a program without a pipeline.
+
+    Args:
+        made: the profile of one rank.
+        target, options: as of :func:`memwall.profile`, which made it.
+        trace: the profile of another rank.
+
+    Raises:
+        UsageError: as :func:`memwall.profile`, of any of the ranks.
+    """
+    pipeline = pipeline_of(made)
+    if pipeline is None or len(pipeline.ranks) < 2:
+        return {}
+    say(f"tracing which of {len(pipeline.ranks)} ranks differ")
+    like, job = ranks_alike(made, target, options), job_of(made)
+    profiles = {job.rank: made} if job else {}
+    return {rank: profiles[of] if of in profiles else profiles.setdefault(of, trace(of)) for rank, of in like.items()}
+
+
+def ranks_alike(made: Profile, target: Any, options: Mapping[str, Any]) -> dict[int, int]:
+    """Each rank of the pipeline of a profiled one, with the first that builds modules like its own; arguments and
+    errors as of :func:`profile_ranks`."""
+    from memwall.frontend.torch.outlines import alike, outline_of
+
+    pipeline, job = pipeline_of(made), job_of(made)
+    if pipeline is None or job is None:
+        return {}
+    sizes, others = split_sizes(options)
+    gpu: Gpu = made.gpus[0] if made.gpus else load_gpu(DEFAULT_GPU)
+    inputs, loss, specs = others.get("inputs"), others.get("loss"), others.get("input_specs") or ()
+    optimizer, mode = others.get("optimizer", "adamw"), others.get("mode") or "inference"
+    outlines = {}
+    for rank in pipeline.ranks:
+        with seeded(), started(job.world, rank, gpu):
+            outlines[rank] = outline_of(workload_of(target, inputs, loss, optimizer, sizes, specs, mode, gpu), gpu)
+    return alike(outlines)
