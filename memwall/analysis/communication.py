@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from memwall.core.errors import UsageError
+from memwall.core.ranks import ranks_text
 from memwall.hardware.links import Cluster
+from memwall.ops.collective import receives
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s, link_of, message_time
+from memwall.record.job import RANKS_KEY, RankFigures, place_of
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
@@ -65,13 +68,33 @@ def sweep(
 
 
 def sent_bytes(profile: Profile, schedule: Schedule) -> float:
-    """Bytes that the traced rank sends to others in a step."""
-    return sum(cost.link_bytes for cost in profile.costs[schedule.graph])
+    """Bytes that the traced rank sends to others in a step, not those that it receives of transfers."""
+    pairs = zip(profile.graphs[schedule.graph].ops, profile.costs[schedule.graph], strict=True)
+    return sum(cost.link_bytes for op, cost in pairs if not receives(op.name))
 
 
 def exposed_s(profile: Profile, schedule: Schedule) -> float:
     """Seconds in which collectives run and nothing else does, and those that kernels next to them take longer."""
     return sum((row.exposed_s for row in message_rows(profile, schedule)), 0.0)
+
+
+def with_figures(made: Profile, profiles: Mapping[int, Profile]) -> Profile:
+    """The profile of a rank with the figures of the others that were traced (:func:`memwall.programs.profile_ranks`),
+    so that a limit holds for all."""
+    rows = []
+    for rank, profile in traced_ranks(profiles).items():
+        alike = ranks_text([other for other, each in profiles.items() if each is profile and other != rank])
+        for schedule in profile.simulations if profile is not made else ():
+            sent, exposed = sent_bytes(profile, schedule), exposed_s(profile, schedule)
+            peak = schedule.totals.peak_memory_bytes
+            rows.append(RankFigures(rank, alike, *place_of(schedule), peak, sent, exposed))
+    return replace(made, capture={**made.capture, RANKS_KEY: [asdict(row) for row in rows]}) if rows else made
+
+
+def traced_ranks(profiles: Mapping[int, Profile]) -> dict[int, Profile]:
+    """Of the ranks of a pipeline those that were traced: the first with each profile."""
+    first: dict[int, int] = {}
+    return {rank: each for rank, each in profiles.items() if first.setdefault(id(each), rank) == rank}
 
 
 @dataclass(frozen=True, slots=True)

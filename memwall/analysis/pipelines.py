@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from memwall.analysis.communication import exposed_s
+from memwall.analysis.communication import exposed_s, traced_ranks
 from memwall.core.ranks import ranks_text
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import link_s, message_time
@@ -93,20 +93,11 @@ class RankRow:
     in_flight: int
 
 
-def traced_ranks(profiles: Mapping[int, Profile]) -> dict[int, Profile]:
-    """Of the ranks of a pipeline those that were traced: the first with each profile."""
-    return {rank: profile for rank, profile in profiles.items() if rank == _ranks_with(profiles, profile)[0]}
-
-
-def _ranks_with(profiles: Mapping[int, Profile], profile: Profile) -> list[int]:
-    return [rank for rank, each in profiles.items() if each is profile]
-
-
 def rank_rows(profiles: Mapping[int, Profile], step: PipelineStep | None) -> list[RankRow]:
     """A row of each rank that was traced, on one GPU; of a pipeline whose schedule is not known no rank waits."""
     found = []
     for rank, profile in traced_ranks(profiles).items():
-        alike = ranks_text(_ranks_with(profiles, profile)[1:])
+        alike = ranks_text([other for other, each in profiles.items() if each is profile and other != rank])
         schedule, held = profile.simulations[0], profile.graph.role_bytes
         state = sum(held[role] for role in ("parameter", "gradient", "optimizer_state"))
         own_s, waits_s, in_flight = schedule.totals.time_s, 0.0, 0

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from memwall.simulate.schedule import Schedule
 
 
+_Read = Callable[["Profile", "Schedule"], "float | None"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One figure. ``unit`` is one of ``s``, ``B``, ``FLOP``, ``FLOP/s``, ``FLOP/B``, ``count``, ``fraction``,
@@ -65,6 +68,8 @@ class Quantity:
     like: str = ""
     #: whether it is unknown for kernels that no formula models
     needs_formula: bool = False
+    #: of a program of many GPUs, whether it is that of the rank with the most
+    every_rank: bool = False
 
     def of(self, row: Any) -> Any:
         """The figure of a kernel, or of a row of kernels."""
@@ -100,6 +105,18 @@ def _communication(name: str) -> Callable[[Profile, Schedule], float | None]:
         return found
 
     return read
+
+
+def _of_every_rank(name: str, read: _Read) -> _Read:
+    """The figure of the traced rank, or of another one of its program where that is larger."""
+
+    def most(profile: Profile, schedule: Schedule) -> float | None:
+        from memwall.record.job import figures_of
+
+        own, others = read(profile, schedule), (getattr(row, name) for row in figures_of(profile, schedule))
+        return None if own is None else max(own, *others, own)
+
+    return most
 
 
 def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | None:
@@ -261,15 +278,16 @@ _ROWS = (
     Quantity(name="time_s", title="modeled time", unit="s", per="schedule", read=_total("time_s"),
              attribute="time_s", adds=True, sort="time", tables="module class share kernel csv", heading="time",
              place=60, sweep="profile+ decode+ training+", decode=_attribute("time_s"), train=_attribute("time_s")),
-    Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", read=_total("peak_memory_bytes"),
-             heading="peak", sweep="profile+ decode+ training+", decode=_attribute("memory_bytes"),
-             train=_attribute("peak_bytes")),
+    Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", every_rank=True,
+             read=_of_every_rank("peak_memory", _total("peak_memory_bytes")), heading="peak",
+             sweep="profile+ decode+ training+", decode=_attribute("memory_bytes"), train=_attribute("peak_bytes")),
     Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
              read=materialized_bytes, sweep="profile"),
-    Quantity(name="communication_bytes", title="bytes sent to other GPUs", unit="B", per="schedule",
-             read=_communication("sent_bytes")),
-    Quantity(name="exposed_communication_s", title="exposed communication", unit="s", per="schedule",
-             read=_communication("exposed_s"), train=_attribute("link_s"), sweep="training", heading="exposed"),
+    Quantity(name="communication_bytes", title="bytes sent to other GPUs", unit="B", per="schedule", every_rank=True,
+             read=_of_every_rank("communication_bytes", _communication("sent_bytes"))),
+    Quantity(name="exposed_communication_s", title="exposed communication", unit="s", per="schedule", every_rank=True,
+             read=_of_every_rank("exposed_communication_s", _communication("exposed_s")), train=_attribute("link_s"),
+             sweep="training", heading="exposed"),
     Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu"), heading="MFU",
              train=_attribute("mfu"), sweep="profile+ training+"),
     Quantity(name="hfu", title="HFU", unit="fraction", lower=False, per="schedule", read=_total("hfu"), heading="HFU",

@@ -112,6 +112,7 @@ def command(
         raise UsageError(f"--other-rank goes with a profiler's trace, and {target} is not one")
     if ncu is not None:
         raise UsageError(f"--ncu goes with a profiler's trace, and {target} is not one")
+    from memwall.analysis.communication import with_figures
     from memwall.analysis.pipelines import pipeline_step
     from memwall.report.pages.profile import ProfileReport
 
@@ -128,6 +129,7 @@ def command(
     if assumed and out.as_json:  # a record has no page to say it on
         out.messages.say(assumed)
     ranks = _ranks(made, target, gpus, workload, out)
+    made = with_figures(made, ranks)
     report = ProfileReport(
         made,
         ranks=ranks,

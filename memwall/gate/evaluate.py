@@ -22,6 +22,7 @@ from memwall.gate.config import Limits
 from memwall.gate.result import Check, Problem
 from memwall.hardware.lookup import load_gpu
 from memwall.perfmodel.roofline import Estimate
+from memwall.record.job import figures_of
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
@@ -118,6 +119,8 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
                         causes = explain(base, head, pairs[key])
                     pair = pairs.get((head.schedule.graph, base.schedule.graph), {}) if base is not None else {}
                     check = _explained(check, quantity, head, base, causes or (), pair)
+                if quantity.every_rank and (other := _rank_with_most(quantity, head, values[0])):
+                    check = replace(check, message=other, causes=())
                 checks.append(check)
     return checks, list(dict.fromkeys(problems))
 
@@ -177,6 +180,12 @@ def _check(
     return Check(
         subject.name, subject.target, *where, module, quantity.name, limit.text, value, before, allowed, verdict, why
     )
+
+
+def _rank_with_most(quantity: Quantity, side: Side, value: float | None) -> str:
+    """Which other rank of a program has the figure, whose causes the traced one does not have; empty of its own."""
+    rows = [row for row in figures_of(side.profile, side.schedule) if getattr(row, quantity.name) == value]
+    return f"of rank {rows[0].rank}, which has the most" if rows else ""
 
 
 def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base: Side | None) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from memwall.analysis.communication import with_figures
 from memwall.analysis.fused import MOST_UNASKED, distinct_ops
 from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.graph import Graph, Op
@@ -33,6 +34,7 @@ from memwall.frontend.workload.sizes import split_sizes
 from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
 from memwall.pipeline import profile, with_capture
+from memwall.programs import profile_ranks
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 
@@ -309,7 +311,7 @@ def _trace(job: Job) -> Traced:
     except BaseException as error:
         return Traced(job.name, None, str(blame(error, f"loading {job.target}")))
     try:
-        found = _profile(workload, job, options, notes)
+        found = _with_ranks(_profile(workload, job, options, notes), workload, job, options)
         count = distinct_ops(found.graph) if job.breaks or notes else 0
         if count > MOST_UNASKED and not job.asked:
             notes.append(f"no capture: TorchDynamo would take {count:,} ops one by one")
@@ -338,6 +340,17 @@ def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[
         options["real"] = True
         notes.append(f"traced on real tensors: {str(error).partition(';')[0]}")
         return profile(workload, gpu=job.gpus, policy=job.policies, **options)
+
+
+def _with_ranks(made: Profile, workload: Workload, job: Job, options: dict[str, Any]) -> Profile:
+    """The profile with the figures of the other ranks that differ, where no rank was asked for."""
+    if "world" not in options or "rank" in options:
+        return made
+
+    def traced(rank: int) -> Profile:
+        return profile(workload, gpu=job.gpus, policy=job.policies, **options, rank=rank)
+
+    return with_figures(made, profile_ranks(made, workload, options, traced))
 
 
 def _loaded_from(avoid: Path, folder: Path) -> tuple[str, ...]:

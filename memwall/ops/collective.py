@@ -29,6 +29,11 @@ def least_share(collective: str, ranks: int) -> float:
     return (ranks - 1) / ranks if ranks else 0.5
 
 
+def receives(name: str) -> bool:
+    """Whether an op receives what another rank's op of its own sends."""
+    return "recv" in name
+
+
 def sent(graph: Graph) -> tuple[int, float]:
     """How many collectives a graph calls, and the bytes that cross the link in them, the one way that takes more."""
     costs = [cost_of(call_of(graph, op)) for op in graph.ops if op.op_class == "communication"]

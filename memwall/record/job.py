@@ -14,8 +14,11 @@ from memwall.core.graph import Graph
 from memwall.core.ranks import read_ranks
 from memwall.core.structure import BadRecord, read
 from memwall.record.profile import Profile
+from memwall.simulate.schedule import Schedule
 
 _T = TypeVar("_T")
+#: Key of a record's ``capture``: the figures of the other ranks that were traced, rows of :class:`RankFigures`.
+RANKS_KEY = "ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,35 @@ class Pipeline:
     schedule: str
     microbatches: int
     orders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """What was modeled of another rank, on a GPU of a cluster under a policy; ``alike``: further ones that are taken to
+    do the same (:mod:`memwall.core.ranks`)."""
+
+    rank: int
+    alike: str
+    gpu: str
+    cluster: str
+    policy: str
+    peak_memory: int
+    communication_bytes: float
+    exposed_communication_s: float
+
+
+def figures_of(profile: Profile, schedule: Schedule) -> list[RankFigures]:
+    """Those of other ranks under the same simulation; none in a record of one rank alone. Raises ``UsageError``: the
+    record is damaged."""
+    where = place_of(schedule)
+    rows = _said(profile, RANKS_KEY, tuple[RankFigures, ...]) or ()
+    return [row for row in rows if (row.gpu, row.cluster, row.policy) == where]
+
+
+def place_of(schedule: Schedule) -> tuple[str, str, str]:
+    """The GPU, the cluster and the policy of a simulation."""
+    cluster = schedule.gpu.cluster
+    return schedule.gpu.name, cluster.name if cluster else "", schedule.policy
 
 
 def job_of(profile: Profile) -> Job | None:

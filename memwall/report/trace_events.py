@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from memwall.analysis.pipelines import PipelineStep, traced_ranks
+from memwall.analysis.communication import traced_ranks
+from memwall.analysis.pipelines import PipelineStep
 from memwall.core.graph import Graph
 from memwall.fusion import Plan
 from memwall.perfmodel.collectives import link_of

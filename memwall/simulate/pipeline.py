@@ -64,8 +64,8 @@ class PipelineRun:
 
     @property
     def slowest(self) -> int:
-        """The rank that computes longest, the first of equal ones."""
-        return max(range(len(self.busy_s)), key=lambda rank: self.busy_s[rank])
+        """The rank that computes longest, the first of equal ones (but for rounding)."""
+        return next(rank for rank, busy_s in enumerate(self.busy_s) if busy_s >= max(self.busy_s) * (1 - 1e-9))
 
     @property
     def bubble(self) -> float:

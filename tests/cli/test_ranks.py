@@ -43,9 +43,10 @@ def program(folder):
 
 
 def test_ranks_that_differ_are_a_table(run, program):
-    """Of sixteen stages on two nodes the first, one in the middle and the last; the others' names on the page."""
+    """Of sixteen stages on two nodes the first, one in the middle and the last; the page says which are alike."""
     page = run(*program, "--world", "16").out
     assert "rank 0 of 16" in page and "h100-sxm" in page
+    assert "traced: 0, 1, 15; 2-14 build modules like those of rank 1" in " ".join(page.split())
     table = page.partition("Ranks\n")[2].partition("──\n")[2]
     assert [line.split()[0] for line in table.splitlines()[:3]] == ["0", "1", "15"]
     sent = page.partition("Collectives\n")[2].partition("──\n")[2].splitlines()[:2]
@@ -57,6 +58,33 @@ def test_one_rank_that_is_asked_for_is_traced_alone(run, program):
     page = run(*program, "--world", "16", "--rank", "7").out
     assert "rank 7 of 16" in page and "Ranks\n" not in page
     assert "7-8" in page and "network" in page  # node 0 ends with rank 7
+
+
+def test_a_gate_limits_the_rank_with_the_most(run, folder):
+    """Rank 2 of four has four layers where others have one: the peak that counts is its own."""
+    layers = "torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4 if dist.get_rank() == 2 else 1)])"
+    wide = PROGRAM.replace("torch.nn.Linear(64, 64)", layers)
+    (folder / "wide.py").write_text(wide)
+    (folder / "memwall.toml").write_text("""\
+[tool.memwall.gate.workloads.wide]
+target = "wide.py"
+mode = "forward"
+cluster = "dgx-h100"
+world = 4
+policy = "eager"
+peak_memory = "100 kB"
+communication_bytes = "+0%"
+""")
+    said = run("gate", "--update", "--baseline", "base.json", "-q")
+    page = " ".join(run("gate", "--baseline", "base.json", "-q").out.split())
+    options = "--mode", "forward", "--cluster", "dgx-h100", "--world", "4", "--json", "-q"
+    ranks = json.loads(run("profile", "wide.py", *options).out)
+    peaks = {row["rank"]: row["peak_bytes"] for row in ranks["ranks"]}
+    assert peaks[2] == max(peaks.values()) > 100_000 > peaks[0], said
+    assert "of rank 2, which has the most" in page and "peak_memory" in page
+    # the first rank sends four messages forward, those in the middle as many backward too
+    sent = ranks["capture"]["ranks"][0]["communication_bytes"]
+    assert sent == 2 * 4 * 64 * 4 and "communication_bytes" in page
 
 
 def test_a_saved_rank_is_put_on_other_links(run, program, folder):

@@ -8,6 +8,7 @@ import memwall.report.columns as col
 from memwall.analysis.communication import MessageRow, message_rows
 from memwall.analysis.pipelines import PipelineStep, RankRow, rank_rows
 from memwall.core.units import counted, duration, few, percent, size
+from memwall.ops.collective import receives
 from memwall.record.kernels import Rates, short_name
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Section, Sentence
@@ -96,7 +97,7 @@ def communication_text(schedule: Schedule, rows: list[MessageRow]) -> str:
     """``12 collectives take 1.20 ms, of which 0.10 ms (2.0 % of the step) are exposed; 1.20 GB leave on nvlink``."""
     whole_s, exposed_s = sum(row.whole_s for row in rows), sum(row.exposed_s for row in rows)
     sent: dict[str, float] = {}
-    for row in rows:
+    for row in (row for row in rows if not receives(row.name)):
         for link, nbytes in row.sent_bytes.items():
             sent[link] = sent.get(link, 0.0) + row.count * nbytes
     leaving = ", ".join(f"{size(nbytes)} on {link}" for link, nbytes in sent.items())
