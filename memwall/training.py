@@ -8,6 +8,7 @@ once: 4,096 GPUs take no longer than 8.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,8 +27,10 @@ from memwall.hardware.links import Cluster
 from memwall.pipeline import workload_of
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
-from memwall.simulate.blocks import Blocks, backward_begins
+from memwall.simulate.blocks import Blocks, peak_op
 from memwall.simulate.memory import reserved_bytes
+from memwall.simulate.messages import rank_messages
+from memwall.simulate.rank_memory import STATES
 from memwall.simulate.training import TrainingStep, training_step
 
 #: the cluster of training steps where none is named
@@ -123,12 +126,18 @@ class Training:
 
     @property
     def peak_op(self) -> str:
-        """The op at which the rank that holds most has its peak: the first of backward, when all is held."""
-        layout, layers = self.layout, len(self.blocks.layers)
-        count, rank = layout.pp * layout.chunks, self.step.peak_rank
+        """The pass, the op and the module in which the rank that holds most has its peak: ``backward pass at mm of
+        layers.3``."""
+        layout, rank = self.layout, self.step.peak_rank
         stage = layout.pp * (layout.chunks - 1) + rank
-        op = backward_begins(self.profile.graph, None if stage == count - 1 else (stage + 1) * layers // count - 1)
-        return f"{short_name(op.name)} of {op.module}" if op.module else short_name(op.name)
+        first = stage * len(self.blocks.layers) // (layout.pp * layout.chunks) + 1 if stage else 0
+        op = peak_op(self.profile.graph, first + self.step.memory[rank].block)
+        return f"{op.phase} pass at {short_name(op.name)}" + (f" of {op.module}" if op.module else "")
+
+    def messages(self, stage: int = 0) -> Counter[tuple[str, int, int]]:
+        """What a rank of a stage sends and receives in a step: collective, bytes of its message, GPUs → how often."""
+        blocks, kept = self.blocks, STATES[self.options["state"]]
+        return rank_messages(self.profile.graph, blocks, self.layout, kept, stage)
 
     @uncollected()
     def on(
@@ -232,7 +241,7 @@ def parallel(
         world: GPUs, to be compared with those of the layout.
         loss, dtype, autocast, batch, seq: as for :func:`memwall.profile`; ``batch`` is that of a microbatch.
         policy: how kernels are fused: ``eager``, ``memwall`` or ``ideal``.
-        state: what a parameter takes, a key of :data:`memwall.simulate.training.STATES`; None: ``mixed`` for 16-bit
+        state: what a parameter takes, a key of :data:`memwall.simulate.rank_memory.STATES`; None: ``mixed`` for 16-bit
             weights, else ``float32``.
         overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
         progress: called with one-line messages.

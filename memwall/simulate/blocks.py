@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op
 from memwall.perfmodel.roofline import Estimate
+from memwall.simulate.memory import temporaries
 from memwall.simulate.schedule import MODEL_CLASSES, Kernels, Schedule
 
 #: part of a collective's name -> its name in :mod:`memwall.perfmodel.collectives`
@@ -50,7 +51,8 @@ class Block:
     weights; ``core``: the part of forward between attention's scores and its result.
 
     Bytes: ``activation_bytes`` are kept from forward to backward, ``core_bytes`` of them by attention's core,
-    ``input_bytes`` is what the block reads of the one before; ``parameters`` are numbers that it holds, ``experts`` of
+    ``input_bytes`` is what the block reads of the one before, ``temporary_bytes`` is what dies in its own pass, at its
+    worst moment; ``parameters`` are numbers that it holds, ``experts`` of
     them of experts that it shares with other ranks."""
 
     forward: Work = Work()
@@ -62,6 +64,7 @@ class Block:
     core_bytes: int = 0
     input_bytes: int = 0
     experts: int = 0
+    temporary_bytes: int = 0
 
     def kept_bytes(self, recompute: str) -> int:
         """What a microbatch leaves of it in memory where the layers compute again so much."""
@@ -118,13 +121,19 @@ def light_blocks(graph: Graph, schedule: Schedule, link_s: LinkTime) -> Blocks:
     return reader.timed(rows, lambda op, *message: 0.0 if op == "send_recv" else link_s(op, *message), {})
 
 
-def backward_begins(graph: Graph, layer: int | None) -> Op:
-    """The op with which the backward pass of a layer begins, or, for None, that of what stands after the layers."""
-    places = _reader_of(graph).places
-    numbers = sorted(set(places) - {_BEFORE, _AFTER})
-    wanted = _AFTER if layer is None else numbers[layer]
-    backward = [(op, place) for op, place in zip(graph.ops, places, strict=True) if op.phase == "backward"]
-    return next((op for op, place in backward if place == wanted), backward[0][0])
+def peak_op(graph: Graph, block: int) -> Op:
+    """The op of a block at which most is alive. Blocks are counted from what stands before the layers, which is 0, to
+    what stands after them."""
+    reader = _reader_of(graph)
+    return graph.ops[reader.peaks.get(sorted(reader.blocks)[block], (0, 0))[1]]
+
+
+def traced_messages(graph: Graph) -> list[Counter[tuple[str, bool, str, int, str]]]:
+    """Of each block: pass, whether in attention's core, collective, bytes and group of its messages → how often."""
+    reader, found = _reader_of(graph), defaultdict[int, Counter[Any]](Counter)
+    for place, names, _, *sent in reader._tags:
+        found[place][names[0], "core" in names, *sent] += bool(sent[0])
+    return [+found[place] for place in sorted(reader.blocks)]
 
 
 def _timed(block: Block, works: Mapping[str, Work]) -> Block:
@@ -343,16 +352,22 @@ class _Reader:
         return sum(n for number, n in self._numbers.items() if {_BEFORE, _AFTER} <= self._holders[number])
 
     @cached_property
+    def peaks(self) -> Mapping[int, tuple[int, int]]:
+        """Place → the most that dies in its pass, in bytes, and the op at which that is alive."""
+        kept = {number: self._shares.get(number, 1.0) for number in self._read_backward if number in self._made_in}
+        return temporaries(self.graph, self.places, kept)
+
+    @cached_property
     def blocks(self) -> Mapping[int, Block]:
         """Place → the block there without its times: what stands before the layers, after them, and each layer."""
         numbers = sorted(set(self.places) - {_BEFORE, _AFTER})
         found = {place: Counter[str]() for place in (_BEFORE, _AFTER, *numbers)}
         for number, place in self._read_backward.items():
             if number in self._made_in and self.graph.storages[number].role == "activation" and place in found:
-                kept = round(self.graph.storages[number].nbytes * self._shares.get(number, 1.0))
-                found[place] += {"activation_bytes": kept, "core_bytes": kept * (number in self._of_core)}
+                nbytes = round(self.graph.storages[number].nbytes * self._shares.get(number, 1.0))
+                found[place] += {"activation_bytes": nbytes, "core_bytes": nbytes * (number in self._of_core)}
         for number, places in self._read_forward.items():
-            for place in places if len(places) < 3 else ():
+            for place in places if len(places) < min(len(numbers), 3) else ():  # tables of positions are no input
                 if self._made_in.get(number, place) != place:
                     found[place]["input_bytes"] += self.graph.storages[number].nbytes
         experts = tuple(f"{module}." for module in self._shared)
@@ -361,6 +376,8 @@ class _Reader:
             block["parameters"] += count
             if experts and self.graph.storages[number].name.startswith(experts):
                 block["experts"] += count
+        for place, (nbytes, _) in self.peaks.items():
+            found[place]["temporary_bytes"] = nbytes
         return {place: _sized(sums) for place, sums in found.items()}
 
 
@@ -369,6 +386,7 @@ def _sized(sums: Mapping[str, int]) -> Block:
     return Block(
         parameters=sums["parameters"], activation_bytes=sums["activation_bytes"], core_bytes=sums["core_bytes"],
         input_bytes=sums["input_bytes"], experts=sums["experts"],
+        temporary_bytes=sums["temporary_bytes"],
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memwall.core.graph import Graph, Storage
@@ -184,3 +185,34 @@ def reuse_distances(graph: Graph, plan: Plan) -> list[tuple[tuple[int, int], ...
             touched_at[storage_of[value_id]] = moved - ends[id(group.cost)]
         result.append(tuple(hits))
     return result
+
+
+def temporaries(graph: Graph, places: Sequence[int], kept: Mapping[int, float]) -> dict[int, tuple[int, int]]:
+    """Place → the most bytes alive there that no later pass reads, and the op at which they are: results that die in
+    their own pass, and of what is kept in a share the rest while it is whole.
+
+    Args:
+        places: of each op.
+        kept: storage that backward reads → the share that is kept until then.
+    """
+    changes: Counter[int] = Counter()
+    for (number, _), ops in _touched(graph, kept).items():
+        nbytes = round(graph.storages[number].nbytes * (1 - kept.get(number, 0.0)))
+        changes[ops[0]] += nbytes
+        changes[ops[-1] + 1] -= nbytes
+    alive, most = 0, dict[int, tuple[int, int]]()
+    for op, place in enumerate(places):
+        alive += changes[op]
+        if place not in most or alive >= most[place][0]:
+            most[place] = alive, op
+    return most
+
+
+def _touched(graph: Graph, kept: Mapping[int, float]) -> dict[tuple[int, str], list[int]]:
+    """Storage that only the step has, and pass where it is kept in between → the ops that touch it."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for op in graph.ops:
+        for number in {graph.values[i].storage for i in (*op.inputs, *op.outputs)}:
+            if graph.storages[number].role == "activation":
+                found.setdefault((number, op.phase if number in kept else ""), []).append(op.id)
+    return found

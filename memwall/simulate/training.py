@@ -12,11 +12,10 @@ part each of what the next stage reads, which is gathered there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 from memwall.core.errors import unknown
 from memwall.core.parallelism import Parallelism
@@ -25,56 +24,12 @@ from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
 from memwall.simulate.blocks import Block, Blocks, Work
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
+from memwall.simulate.rank_memory import STATES, Memory, State, worst_block
 from memwall.simulate.streams import Sent, Sides, beside_s, one_ahead
-
-
-class State(NamedTuple):
-    """Bytes that each parameter takes: its weight, its gradient, and what the optimizer keeps; and those that move to
-    add the gradient of a further microbatch."""
-
-    weight: int
-    gradient: int
-    optimizer: int
-    accumulate: int
-
-    @property
-    def update_bytes(self) -> int:
-        """Bytes that move in memory for an update: gradients are set to zero, read for their norm and read again; the
-        optimizer's are read and written, the weight is written."""
-        return 3 * self.gradient + 2 * self.optimizer + self.weight
-
 
 #: of exchanges that run next to parts of a product, the share that these hide: they take multiprocessors, and parts are
 #: slower than the whole. Fitted to half of the rows of megatron_training.csv and megatron_tables.csv
 _HIDDEN = 0.75
-#: how numbers are kept -> bytes of a parameter. ``mixed``: 16-bit weights, gradients in float32, a master copy and
-#: Adam's two moments (Korthikanti et al., 2022: 18 bytes); ``fused``: the same, gradients summed by the products that
-#: make them (Megatron-LM's gradient accumulation fusion); ``half``: gradients of 16 bits; ``fused half``: both
-STATES: Mapping[str, State] = {
-    "mixed": State(2, 4, 12, 10), "fused": State(2, 4, 12, 0), "half": State(2, 2, 12, 6),
-    "fused half": State(2, 2, 12, 0), "bf16": State(2, 2, 4, 6),
-    "float32": State(4, 4, 8, 12),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of a rank at its peak; ``recomputed``: what one block computes again in its backward."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    recomputed: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.growing
-
-    @property
-    def growing(self) -> int:
-        """What grows with the samples of a microbatch."""
-        return self.activations + self.recomputed
 
 
 @dataclass(frozen=True)
@@ -228,7 +183,7 @@ class _Job:
 
     def _again(self, block: Block) -> Work:
         """What backward computes again."""
-        if block in (self.blocks.before, self.blocks.after):
+        if self._is_end(block):
             return Work()
         return {"none": Work(), "selective": block.core, "full": block.forward}[self.layout.recompute]
 
@@ -289,15 +244,21 @@ class _Job:
         return self._between_s("all_gather", block, self.state.weight)
 
     def _sharded(self, part: Sequence[Block], forward_s: float, backward_s: float) -> tuple[float, float]:
-        """Forward and backward where each block's weights are gathered before it, and its gradients summed after."""
-        gathers = [self._gather_s(block) for block in part]
+        """Forward and backward where each layer's weights are gathered before it, and its gradients summed after. What
+        stands around the layers is gathered before forward, kept, and its gradients are summed in the end."""
+        ends = _merged([block for block in part if self._is_end(block)])
+        gathers, reduces = (
+            [0.0 if self._is_end(block) else seconds(block) for block in part]
+            for seconds in (self._gather_s, self._reduce_s)
+        )
+        first = [self._gather_s(ends) + gathers[0], *gathers[1:]]
+        last = [self._reduce_s(ends) + reduces[0], *reduces[1:]]
+        if not self.overlap:
+            return forward_s + sum(first), backward_s + sum(gathers) + sum(last)
         forward = [block.forward.busy_s for block in part]
         backward = [block.backward.busy_s + self._again(block).busy_s for block in part]
-        reduces = [self._reduce_s(block) for block in part]
-        if not self.overlap:
-            return forward_s + sum(gathers), backward_s + sum(gathers) + sum(reduces)
-        through_s = self._streamed_s(forward, one_ahead(gathers, [0.0] * len(part)))
-        back_s = self._streamed_s(backward[::-1], one_ahead(gathers[::-1], reduces[::-1]))
+        through_s = self._streamed_s(forward, one_ahead(first, [0.0] * len(part)))
+        back_s = self._streamed_s(backward[::-1], one_ahead(gathers[::-1], last[::-1]))
         return max(through_s, forward_s), max(back_s, backward_s)
 
     def exposed_s(self, rank: int) -> float:
@@ -364,20 +325,36 @@ class _Job:
     def memory(self, rank: int, in_flight: int) -> Memory:
         """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
         held, shard, fsdp = self._held(rank), self._shard(rank), self.layout.fsdp
-        blocks = self.of_rank(rank)
-        whole = max(block.parameters for block in blocks) if fsdp == "full" and shard < held else 0
-        kept = sum(map(self._kept_bytes, blocks)) * in_flight / self.layout.chunks
-        again = max((block.activation_bytes - self._kept_bytes(block) for block in blocks), default=0)
+        state, part = self.state, self.parts[rank + self.layout.pp * (self.layout.chunks - 1)]
+        kept = sum(map(self._kept_bytes, self.of_rank(rank))) * in_flight / self.layout.chunks
+        beside = self._gathered_bytes(part) if shard < held else [0] * len(part)
+        at, later, again = worst_block(part, self._kept_bytes, beside)
         return Memory(
-            self.state.weight * ((shard if fsdp == "full" else held) + 2 * whole),
-            self.state.gradient * ((held if fsdp == "none" else shard) + whole),
-            self.state.optimizer * (held if fsdp == "none" else shard), round(kept), again,
+            state.weight * (shard if fsdp == "full" else held), state.gradient * (held if fsdp == "none" else shard),
+            state.optimizer * (held if fsdp == "none" else shard), beside[at], round(kept) - later, again,
+            part[at].temporary_bytes, at,
         )  # fmt: skip
+
+    def _gathered_bytes(self, part: Sequence[Block]) -> list[int]:
+        """What replicas have whole of their shards while each block runs backward: weights of what stands around the
+        layers and of two of these, and gradients that are not scattered yet, those around the layers in the end."""
+        weight, gradient = self.state.weight * (self.layout.fsdp == "full"), self.state.gradient
+        ends = _parameters(block for block in part if self._is_end(block))
+        layer, later, found = max(block.parameters for block in part if not self._is_end(block)), 0, list[int]()
+        for block in reversed(part):
+            is_last = block is self.blocks.after
+            own = 0 if is_last else block.parameters
+            found.append(weight * (ends + (1 if is_last else 2) * layer) + gradient * (later + own))
+            later += block.parameters * self._is_end(block)
+        return found[::-1] if self.layout.fsdp != "none" else [0] * len(part)
+
+    def _is_end(self, block: Block) -> bool:
+        """Whether a block stands before or after the layers."""
+        return block is self.blocks.before or block is self.blocks.after
 
     def _kept_bytes(self, block: Block) -> int:
         """What a microbatch leaves in memory."""
-        ends = (self.blocks.before, self.blocks.after)
-        return block.kept_bytes("none" if block in ends else self.layout.recompute)
+        return block.kept_bytes("none" if self._is_end(block) else self.layout.recompute)
 
     @property
     def flops(self) -> tuple[int, int]:

@@ -33,7 +33,8 @@ from memwall.record.profile import Profile
 from memwall.simulate.blocks import Block, Blocks, Work
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import in_flight
-from memwall.simulate.training import STATES, TrainingStep, least_step_s, step_memory, training_step
+from memwall.simulate.rank_memory import STATES
+from memwall.simulate.training import TrainingStep, least_step_s, step_memory, training_step
 from memwall.training import DEFAULT_CLUSTER
 
 #: models with more layers are traced as three of them

@@ -129,9 +129,10 @@ def test_the_largest_microbatch_fits_and_one_more_sample_does_not(tmp_path):
 
 
 def test_the_peak_is_named(profile):
-    """Stage 0 of two holds two microbatches when the backward pass of the second of its layers begins."""
+    """Stage 0 of two holds two microbatches in the backward pass of the second of its layers, where the activation's
+    gradient is read and written."""
     out = " ".join(profile("--parallel", "pp=2,dp=2,microbatches=4", "--cluster", "dgx-h100").out.split())
-    assert "The peak is in the backward pass of stage 0, at mm of 1.1.down, with 2 microbatches held." in out
+    assert "The peak is in stage 0, in the backward pass at threshold_backward of 1.1, with 2 microbatches held." in out
     assert "The largest microbatch that fits has" in out
 
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -284,8 +285,20 @@ def remade(wrapped: Any, module: nn.Module) -> nn.Module:
             module, process_group=wrapped.process_group, broadcast_buffers=wrapped.broadcast_buffers,
             bucket_cap_mb=cap, gradient_as_bucket_view=wrapped.gradient_as_bucket_view,
         )  # fmt: skip
-    made.register_comm_hook(None, _all_reduced)
+    made.register_comm_hook(buckets := list[torch.Tensor](), _all_reduced)
+    _BUCKETS[made] = buckets
     return made
+
+
+#: DistributedDataParallel → the buffers of its buckets, which it holds from step to step
+_BUCKETS: WeakKeyDictionary[nn.Module, list[torch.Tensor]] = WeakKeyDictionary()
+
+
+def buckets_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers in which modules below one send gradients, by name."""
+    for path, part in module.named_modules():
+        for number, buffer in enumerate(_BUCKETS.get(part, ())):
+            yield f"{path}.bucket{number}".lstrip("."), buffer
 
 
 @contextlib.contextmanager
@@ -308,6 +321,7 @@ def _buckets_of_later_steps(wrapped: Any) -> Iterator[None]:
 def _all_reduced(state, bucket):  # type: ignore[no-untyped-def]  # torch reads the annotations of a hook
     """What the reducer does with a bucket: a fake group returns no result of its own."""
     buffer = bucket.buffer()
+    state.append(buffer)
     dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(buffer)

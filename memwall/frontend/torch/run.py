@@ -35,6 +35,7 @@ from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import (
+    buckets_of,
     fake_groups,
     one_rank,
     own_group,
@@ -343,7 +344,10 @@ class _Step:
         return result
 
     def _mark_gradients(self) -> None:
-        """The gradients that the step leaves behind: those of parameters, and of inputs that require one."""
+        """The gradients that the step leaves behind: those of parameters, and of inputs that require one; and the
+        buckets that they are sent in, if they are no parts of these."""
+        for name, bucket in buckets_of(self.module):
+            self.recorder.set_role(bucket, "buffer", name)
         for name, tensor in (*self.module.named_parameters(), *self.given.tensors.items()):
             if tensor.is_leaf:
                 for part in flat_tensors([] if tensor.grad is None else plain_parts(tensor.grad)):

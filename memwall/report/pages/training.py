@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +42,13 @@ class TrainingReport(Report):
             ("model", self.found.profile.workload.name), ("layout", str(layout)),
             ("GPUs", f"{layout.world:,} of {step.cluster.full_name or step.cluster.name}"),
             ("a step", f"{duration(step.time_s)}" + (f" for {tokens:,} tokens" if tokens else "")),
-            ("tokens/s of a GPU", f"{rate:,.0f}" if rate else ""),
+            ("tokens/s", f"{rate * layout.world:,.0f} in all, {rate:,.0f} on each GPU" if rate else ""),
             ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of the datasheet's peak"),
         )  # fmt: skip
         sections = [Section("", (facts,)), Section("Where the time goes", (self._parts(),)),
                     Section("Memory of a GPU by stage", (self._memory(), Sentence(self._fits)))]  # fmt: skip
+        if sent := self._messages():
+            sections.append(Section("Collectives", (sent,)))
         if self.found.changes:
             sections.append(Section("What would help", (self._changes(),)))
         if self.scale is not None:
@@ -66,17 +68,27 @@ class TrainingReport(Report):
         step = self.found.step
         shown = sorted({0, step.pipeline.slowest, *range(len(step.memory) - 1, 0, -1)[:_MOST_STAGES]})
         rows = [
-            (str(k), str(step.pipeline.in_flight[k]), *(size(count) for count in asdict(step.memory[k]).values()),
+            (str(k), str(step.pipeline.in_flight[k]), *(size(count) for count in step.memory[k].parts.values()),
              size(step.memory[k].total))
             for k in shown
         ]  # fmt: skip
         specs = (
-            "stage: 0, held: 1 right, weights: 2 right, gradients: 3 right, optimizer: 4 right, activations: 5 right,"
-            " recomputed: 6 right, peak: 7 right"
+            "stage: 0, held: 1 right, weights: 2 right, gradients: 3 right, optimizer: 4 right, gathered: 5 right,"
+            " activations: 6 right, recomputed: 7 right, temporaries: 8 right, peak: 9 right"
         )
-        return col.listing(
-            "", rows, specs, "held: microbatches whose activations are kept, of one chunk of layers each"
+        note = (
+            "held: microbatches whose activations are kept, of one chunk of layers each; gathered: weights of other"
+            " replicas' shards, and gradients until they are scattered; temporaries: what dies in its pass"
         )
+        return col.listing("", rows, specs, note)
+
+    def _messages(self) -> Table | None:
+        stage = self.found.step.pipeline.slowest
+        sent = sorted(self.found.messages(stage).items(), key=lambda item: (-item[0][1] * item[1], item))
+        rows = [(op, str(ranks), count, size(nbytes), size(count * nbytes)) for (op, nbytes, ranks), count in sent]
+        note = f"of a GPU of stage {stage} in a step; message: as nccl-tests define its size"
+        specs = "collective: 0, GPUs: 1 right, count: 2, message: 3 right, in all: 4 right"
+        return col.listing("", rows, specs, note) if rows else None
 
     @property
     def _fits(self) -> str:
@@ -85,8 +97,8 @@ class TrainingReport(Report):
         held = counted(found.step.pipeline.in_flight[rank], "microbatch")
         largest = f" The largest microbatch that fits has {counted(most, 'sample')}, this one {now:,}." if most else ""
         return (
-            f"It {words} in the {size(found.gpu.dram_bytes)} of {found.gpu.full_name}. The peak is in the backward pass"
-            f" of stage {rank}, at {found.peak_op}, with {held} held.{largest}"
+            f"It {words} in the {size(found.gpu.dram_bytes)} of {found.gpu.full_name}. The peak is in stage {rank}, in"
+            f" the {found.peak_op}, with {held} held.{largest}"
         )
 
     def _changes(self) -> Table:
@@ -123,6 +135,10 @@ class TrainingReport(Report):
             "tokens": found.tokens, "samples": found.samples, "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
             "mfu": found.mfu, "hfu": found.hfu, "model_flops": step.model_flops,
             "hardware_flops": step.hardware_flops, "parts_s": _parts(found), "slowest_stage": step.pipeline.slowest,
+            "collectives": [
+                {"op": op, "bytes": nbytes, "gpus": ranks, "count": count}
+                for (op, nbytes, ranks), count in sorted(found.messages(step.pipeline.slowest).items())
+            ],
             "fits": found.fits(), "largest_microbatch": found.largest_microbatch, "stages": _stages(found),
             "scaling": [_scaled_row(each) for each in self._scaled],
             "changes": [{"name": each.name, "time_s": each.step.time_s} for each in found.changes],
@@ -161,6 +177,6 @@ def _stages(found: Training) -> Sequence[dict[str, Any]]:
     run = found.step.pipeline
     return [
         {"stage": k, "busy_s": run.busy_s[k], "held": run.in_flight[k], "peak_bytes": memory.total}
-        | {f"{name}_bytes": count for name, count in asdict(memory).items()}
+        | {f"{name}_bytes": count for name, count in memory.parts.items()}
         for k, memory in enumerate(found.step.memory)
     ]

@@ -7,13 +7,27 @@ from collections import Counter
 from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
 
 import memwall
 from memwall.analysis.communication import exposed_s, sent_bytes
 from memwall.core.errors import UsageError
+from memwall.core.ranks import read_ranks
+from memwall.record.kernels import peak_place
 from tests.unit.places import ROOT
 
 #: parameters of a block of Llama 3: query and out, key and value, the three of the MLP, two norms; of what is around
@@ -103,46 +117,248 @@ def test_a_program_of_torchrun_without_a_world_says_how_it_is_started():
         memwall.profile("profiles/resnet50_ddp/model.py")
 
 
-def test_a_layout_and_the_program_that_shards_the_same_model_do_the_same(monkeypatch):
-    """A Llama of two blocks over two GPUs: Megatron's cut, by PyTorch's own styles and by ``tp=2``."""
+# -- both ways in: a layout, and a program that shards the same model --------------------------------------------------
+
+B, S, WIDTH = 2, 128, 256
+WHOLE = Replicate()
+COLUMNS = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
+#: Megatron's cut of a block, by PyTorch's own styles
+TENSOR = {
+    "attention": PrepareModuleInput(input_layouts=(WHOLE, None, None), desired_input_layouts=(WHOLE, None, None)),
+    "mlp": PrepareModuleInput(input_layouts=(WHOLE,), desired_input_layouts=(WHOLE,)),
+    **dict.fromkeys(COLUMNS, ColwiseParallel()), "attention.out": RowwiseParallel(), "mlp.down": RowwiseParallel(),
+}  # fmt: skip
+SEQUENCE = {
+    "norm1": SequenceParallel(use_local_output=True), "norm2": SequenceParallel(use_local_output=True),
+    "attention": PrepareModuleInput(input_layouts=(Shard(1), None, None), desired_input_layouts=(WHOLE, None, None)),
+    "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(WHOLE,)),
+    **dict.fromkeys(COLUMNS, ColwiseParallel()),
+    **dict.fromkeys(("attention.out", "mlp.down"), RowwiseParallel(output_layouts=Shard(1))),
+}  # fmt: skip
+AROUND = {"embedding": RowwiseParallel(input_layouts=WHOLE, output_layouts=Shard(1))}
+
+
+@pytest.fixture(scope="module")
+def llama():
     spec = spec_from_file_location("llama_of_a_layout", ROOT / "profiles/llama3_8b/model.py")
-    llama = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, llama)
-    spec.loader.exec_module(llama)
-    config, inputs = llama.Config(width=256, layers=2, heads=8, kv_heads=4, ffn=512), llama.inputs(2, 128)
-    whole = Replicate()
-    plan = {
-        "attention": PrepareModuleInput(
-            input_layouts=(whole, None, None), desired_input_layouts=(whole, None, None)
-        ),
-        "mlp": PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(whole,)),
-        **{f"attention.{name}": ColwiseParallel() for name in ("query", "key", "value")},
-        "attention.out": RowwiseParallel(), "mlp.gate": ColwiseParallel(), "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(),
-    }  # fmt: skip
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def config(llama, layers=2):
+    return llama.Config(width=WIDTH, layers=layers, heads=8, kv_heads=4, ffn=512)
+
+
+def two_ways(llama, program, layout, inputs=None, **options) -> tuple[memwall.Profile, memwall.Training]:
+    """A program on two GPUs, and the whole model under a layout."""
+    inputs = llama.inputs(B, S) if inputs is None else inputs
+    workload = memwall.Workload(program, inputs, loss=None if "pp" in layout else llama.loss)
+    made = memwall.profile(workload, **{"mode": "training", "optimizer": None, "gpu": "h100", "cluster": "dgx-h100",
+                                        "world": 2, **options})  # fmt: skip
+    given = llama.inputs(1 if "pp" in layout else B, S)
+    return made, memwall.parallel(llama.Llama(config(llama)), given, layout=layout, cluster="dgx-h100", loss=llama.loss)
+
+
+@pytest.mark.parametrize(("layout", "plan", "around"), [("tp=2", TENSOR, {}), ("tp=2,sp", SEQUENCE, AROUND)])
+def test_products_in_shards_are_the_same_both_ways(llama, layout, plan, around):
+    """FLOPs, bytes and messages of a block: two sums forward and two backward, of 2 x 128 rows of 256 in float32; along
+    the sequence as many that gather and scatter. (Of the first block a layout has the split of the sequence too.)"""
 
     def program():
-        mesh, net = init_device_mesh("cuda", (2,)), llama.Llama(config)
+        mesh, net = init_device_mesh("cuda", (2,)), llama.Llama(config(llama))
+        parallelize_module(net, mesh, around)
         for block in net.blocks:
             parallelize_module(block, mesh, plan)
         return net
 
-    workload = memwall.Workload(program, inputs, loss=llama.loss)
-    options = {"mode": "training", "optimizer": None, "gpu": "h100", "cluster": "dgx-h100", "world": 2}
-    traced = memwall.profile(workload, **options)
-    laid_out = memwall.parallel(llama.Llama(config), inputs, layout="tp=2", cluster="dgx-h100", loss=llama.loss)
-    done, same = (of_blocks(made) for made in (traced, laid_out.profile))
+    traced, laid_out = two_ways(llama, program, layout)
+    done, same = (of_blocks(made, within="blocks.1.") for made in (traced, laid_out.profile))
     assert done == same
-    # two sums forward and two backward of each block, of 2 x 128 rows of 256 in float32
-    assert done["forward", "all_reduce", 2 * 128 * 256 * 4] == done["backward", "all_reduce", 2 * 128 * 256 * 4] == 4
+    kinds = ("all_gather", "reduce_scatter") if "sp" in layout else ("all_reduce",)
+    assert {done[phase, kind, B * S * WIDTH * 4] for phase in ("forward", "backward") for kind in kinds} == {2}
 
 
-def of_blocks(made: memwall.Profile) -> Counter:
+def test_shards_of_all_replicas_are_the_same_both_ways(llama):
+    """Two blocks gathered twice and scattered once, what is around them gathered once."""
+
+    def program():
+        mesh, net = init_device_mesh("cuda", (2,)), llama.Llama(config(llama))
+        for block in net.blocks:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(net, mesh=mesh)
+
+    traced, laid_out = two_ways(llama, program, "dp=2,fsdp=full")
+    assert of_blocks(traced, sends=False) == of_blocks(laid_out.profile, sends=False)
+    assert groups(traced) == laid_out.messages()
+    block = 2 * WIDTH * WIDTH + 2 * WIDTH * WIDTH // 2 + 3 * WIDTH * 512 + 2 * WIDTH
+    assert laid_out.messages()["all_gather", 4 * block, 2] == 4
+    held, laid = traced.simulations[0].memory, laid_out.step.memory[0]
+    assert laid.temporaries + 4 * WIDTH * 128256 == pytest.approx(held.temporaries, rel=1e-3)  # with the head's weights
+    assert laid.activations == pytest.approx(held.activations, rel=1e-3)
+    assert "_log_softmax_backward_data" in laid_out.peak_op
+    assert "_log_softmax_backward_data" in peak_place(traced, traced.simulations[0])
+
+
+def test_replicas_are_the_same_both_ways(llama):
+    """DistributedDataParallel sends buckets of 25 MiB and more, a layout one message for each block: as many bytes.
+    Before backward it holds its buckets, a layout the gradients."""
+
+    def program():
+        dist.init_process_group("nccl")
+        return DistributedDataParallel(llama.Llama(config(llama)))
+
+    traced, laid_out = two_ways(llama, program, "dp=2")
+    assert of_blocks(traced, sends=False, within="module.blocks.") == of_blocks(laid_out.profile, sends=False)
+    sums = [sum(n * nbytes for (_, nbytes, _), n in sent.items()) for sent in (groups(traced), laid_out.messages())]
+    numbers = sum(parameter.numel() for parameter in llama.Llama(config(llama)).parameters())
+    assert sums == [4 * numbers, 4 * numbers]
+    assert {(op, ranks) for op, _, ranks in groups(traced)} == {("all_reduce", 2)} == {
+        (op, ranks) for op, _, ranks in laid_out.messages()}  # fmt: skip
+    held, laid = traced.simulations[0].memory, laid_out.step.memory[0]
+    assert held.buffers == laid.gradients == 4 * numbers
+    assert laid.total - laid.optimizer == pytest.approx(held.total, rel=1e-3)  # the program has none
+
+
+class Stage(nn.Module):
+    """A block of a Llama, with what stands before or after it."""
+
+    def __init__(self, llama):
+        super().__init__()
+        net, self.last, self.tables = llama.Llama(config(llama)), dist.get_rank() == 1, llama.rotary_tables
+        self.embedding = None if self.last else net.embedding
+        self.block = net.blocks[dist.get_rank()]
+        self.norm, self.head = (net.norm, net.head) if self.last else (None, None)
+
+    def forward(self, x):
+        x = x if self.last else self.embedding(x)
+        x = self.block(x, *self.tables(S, WIDTH // 8, x))
+        return self.head(self.norm(x)) if self.last else x
+
+
+class Staged(nn.Module):
+    def __init__(self, llama, microbatches):
+        super().__init__()
+        self.part = Stage(llama)
+        hidden, logits = (torch.empty(1, S, n, device="cuda", requires_grad=True) for n in (WIDTH, 128256))
+        ids = torch.zeros(1, S, dtype=torch.long, device="cuda")
+        stage = PipelineStage(self.part, dist.get_rank(), 2, torch.device("cuda"),
+                              input_args=(hidden if self.part.last else ids,),
+                              output_args=(logits if self.part.last else hidden,))  # fmt: skip
+        self.schedule = Schedule1F1B(stage, microbatches, loss_fn=lambda logits, labels: llama.loss(logits))
+
+    def forward(self, ids):
+        return self.schedule.step(*([] if self.part.last else [ids]), **({"target": ids} if self.part.last else {}))
+
+
+def test_stages_are_the_same_both_ways(llama):
+    """Four microbatches in two stages; the layout's trace is of one microbatch of the whole model."""
+
+    def program():
+        dist.init_process_group("nccl")
+        return Staged(llama, 4)
+
+    found: Counter = Counter()
+    for rank in range(2):
+        traced, laid_out = two_ways(llama, program, "pp=2,microbatches=4", llama.inputs(4, S), rank=rank)
+        assert groups(traced) == laid_out.messages(rank) == {("send_recv", S * WIDTH * 4, 2): 2 * 4}
+        found += of_blocks(traced, sends=False, within="part.block")
+    whole = of_blocks(laid_out.profile, sends=False)
+    assert found == Counter({call: 4 * count for call, count in whole.items()})
+
+
+EXPERT_COUNT, CHOICES, NARROW = 8, 2, 64
+
+
+class Exchange(torch.autograd.Function):
+    """Rows to the ranks of their experts, or back."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        received = torch.empty_like(rows)
+        dist.all_to_all_single(received, rows.contiguous())
+        return received
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Exchange.forward(ctx, gradient)
+
+
+class Experts(nn.Module):
+    """All experts, or one of two ranks' half of them."""
+
+    def __init__(self, count=EXPERT_COUNT):
+        super().__init__()
+        self.num_experts = count
+        self.up = nn.Parameter(torch.zeros(count, WIDTH, NARROW, dtype=torch.bfloat16))
+        self.down = nn.Parameter(torch.zeros(count, NARROW, WIDTH, dtype=torch.bfloat16))
+
+    def forward(self, x, ends):
+        return torch._grouped_mm(torch.relu(torch._grouped_mm(x, self.up, offs=ends)), self.down, offs=ends)
+
+
+class Routed(nn.Module):
+    def __init__(self, ranks):
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERT_COUNT, dtype=torch.bfloat16)
+        self.experts, self.own, self.shares = Experts(EXPERT_COUNT // ranks), EXPERT_COUNT // ranks, ranks > 1
+
+    def forward(self, x):
+        tokens, count = x.flatten(0, 1), self.own
+        weights, chosen = self.router(tokens).topk(CHOICES)
+        order = chosen.flatten().sort()[1]
+        ends = torch.arange(1, count + 1, dtype=torch.int32) * (len(order) // count)
+        rows = tokens[order // CHOICES]
+        made = Exchange.apply(self.experts(Exchange.apply(rows), ends)) if self.shares else self.experts(rows, ends)
+        return x + torch.zeros_like(tokens).index_add(
+            0, order // CHOICES, made * weights.flatten()[order, None]
+        ).view_as(x)
+
+
+class Mixture(nn.Module):
+    def __init__(self, ranks=1):
+        super().__init__()
+        self.blocks = nn.ModuleList(Routed(ranks) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_experts_on_several_gpus_are_the_same_both_ways():
+    """Two all-to-alls a layer forward and two backward (the first block's input takes no gradient, and its rows none),
+    of two rows of 256 for each token in bfloat16; a rank multiplies as many rows by half of the experts."""
+
+    def program():
+        dist.init_process_group("nccl")
+        return Mixture(ranks=2)
+
+    inputs = (torch.zeros(B, S, WIDTH, dtype=torch.bfloat16, requires_grad=True),)
+    options = {"mode": "training", "optimizer": None, "gpu": "h100", "cluster": "dgx-h100", "world": 2}
+    traced = memwall.profile(memwall.Workload(program, inputs), **options)
+    laid_out = memwall.parallel(Mixture(), inputs, layout="dp=2,ep=2", cluster="dgx-h100")
+    done, same = of_blocks(traced), of_blocks(laid_out.profile)
+    assert done == same
+    assert (
+        done["forward", "all_to_all", 2 * B * S * WIDTH * 2]
+        == done["backward", "all_to_all", 2 * B * S * WIDTH * 2]
+        == 4
+    )
+
+
+def groups(made: memwall.Profile) -> Counter:
+    """Collective, bytes of its message and how many ranks → how often."""
+    return Counter({(op, nbytes, len(read_ranks(group))): n for (op, group, nbytes), n in sent(made).items()})
+
+
+def of_blocks(made: memwall.Profile, sends: bool = True, within: str = "blocks.") -> Counter:
     """Phase, kind, FLOPs and bytes of each product, attention and message of the blocks → how often."""
     found: Counter = Counter()
     for op, cost in zip(made.graph.ops, made.costs[0], strict=True):
-        if op.module.startswith("blocks.") and op.op_class == "communication":
-            found[op.phase, cost.launches[-1].op, cost.launches[-1].nbytes] += 1
-        elif op.module.startswith("blocks.") and op.op_class in ("contraction", "attention"):
+        if op.module.startswith(within) and op.op_class == "communication":
+            found[op.phase, cost.launches[-1].op, cost.launches[-1].nbytes] += sends
+        elif op.module.startswith(within) and op.op_class in ("contraction", "attention"):
             found[op.phase, op.op_class, cost.total_flops, cost.read_bytes, cost.write_bytes] += 1
-    return found
+    return +found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -102,7 +104,18 @@ def test_the_memory_of_each_rank():
     plain, grad, full = (step(f"dp=4,fsdp={kind}").memory[0] for kind in ("none", "grad", "full"))
     assert (plain.weights, plain.gradients, plain.optimizer) == (16_000, 32_000, 96_000)
     assert (grad.weights, grad.gradients, grad.optimizer) == (16_000, 8_000, 24_000)
-    assert (full.weights, full.gradients) == (4_000 + 2 * 2_000, 8_000 + 4_000)
+    assert (full.weights, full.gradients, plain.gathered) == (4_000, 8_000, 0)
+    # two of the eight layers of 1,000 numbers gathered, the gradients of one whole
+    assert (full.gathered, grad.gathered) == (2 * 2_000 + 4_000, 4_000)
+
+
+def test_the_peak_is_where_most_is_alive():
+    """Four layers that keep 100 bytes each; the last but one makes 150 more that die in its backward, when the last one
+    has freed its own, and what stands behind them 40."""
+    layer = Block(Work(1.0), Work(2.0), activation_bytes=100, temporary_bytes=10)
+    layers = (layer, layer, replace(layer, temporary_bytes=150), layer)
+    (memory,) = training_step(Blocks(Block(), layers, Block(temporary_bytes=40)), Parallelism(), CLUSTER).memory
+    assert (memory.activations, memory.temporaries, memory.block, memory.growing) == (300, 150, 3, 450)
 
 
 def test_flops_count_every_gpu_and_what_is_computed_again():
