@@ -89,6 +89,18 @@ def send(call: Call) -> Cost:
     return _cost(call, op_name, nbytes, nbytes, 0, nbytes * bool(_others(call)))
 
 
+@op("c10d::gather_ c10d::scatter_")
+def gather(call: Call) -> Cost:
+    """A part of each rank to, or from, one of them, which sends or receives as in an all-to-all; another moves its part
+    alone."""
+    parts = call.args("output_tensors"), call.args("input_tensors"), call.outputs
+    part, is_root = min(spec.nbytes for specs in parts for spec in specs), any(len(specs) > 1 for specs in parts)
+    of_others = part * (call.attributes["ranks"] - 1) if is_root else 0
+    read, written = (part, of_others) if call.name.startswith("c10d.gather") else (of_others, part)
+    whole = part * call.attributes["ranks"]
+    return _cost(call, "all_to_all", whole, read, written, (of_others or part) * bool(_others(call)))
+
+
 @op("c10d::barrier c10d::monitored_barrier_")
 def barrier(call: Call) -> Cost:
     """No message but a number that NCCL sums."""

@@ -14,17 +14,12 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op
 from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.memory import temporaries
+from memwall.simulate.places import AFTER, BEFORE, collective_of, core_ops, places_of
 from memwall.simulate.schedule import MODEL_CLASSES, Kernels, Schedule
 
-#: part of a collective's name -> its name in :mod:`memwall.perfmodel.collectives`
-_COLLECTIVES: Mapping[str, str] = {
-    "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all", "all_to_all": "all_to_all", "recv": "send_recv",
-}  # fmt: skip
 #: of these, those of the ranks that share products
 _OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -90,8 +85,6 @@ class Blocks:
 
 #: collective, bytes of its message, the ranks of its group (:mod:`memwall.core.ranks`) → seconds
 LinkTime = Callable[[str, int, str], float]
-#: where an op is: before the layers, in one, or after them
-_BEFORE, _AFTER = -1, 1 << 30
 
 
 def read_blocks(
@@ -152,66 +145,6 @@ def _reader_of(graph: Graph) -> _Reader:
     return _LAST[0][1]
 
 
-def _places(graph: Graph) -> list[int]:
-    """Where each op is: the number of its layer in the longest list; other ops by their neighbours."""
-    prefix, modules = _list_of_layers(graph), {op.module for op in graph.ops}
-    of_module = {module: _number(module, prefix) for module in modules}
-    numbers = [of_module[op.module] for op in graph.ops]
-    count = len({number for number in numbers if number is not None})
-    found, last = [], {"forward": _BEFORE, "backward": _AFTER, "optimizer": _AFTER}
-    seen: Counter[str] = Counter()
-    ends = {"forward": _last(graph, numbers, "forward"), "backward": _last(graph, numbers, "backward")}
-    for op, number in zip(graph.ops, numbers, strict=True):
-        if number is not None:
-            seen[op.phase] += 1
-            last[op.phase] = number
-        elif count and seen[op.phase] and op.id > ends.get(op.phase, op.id):
-            last[op.phase] = _AFTER if op.phase == "forward" else _BEFORE
-        found.append(last[op.phase])
-    return found
-
-
-def _last(graph: Graph, numbers: list[int | None], phase: str) -> int:
-    """The last op of a phase that is in a layer."""
-    own = zip(graph.ops, numbers, strict=True)
-    return max((op.id for op, number in own if op.phase == phase and number is not None), default=-1)
-
-
-def _list_of_layers(graph: Graph) -> str:
-    """The path of the list with the most layers, of those that have half of the ops in modules with numbers."""
-    ops: Counter[str] = Counter()
-    layers: defaultdict[str, set[str]] = defaultdict(set)
-    for module, count in Counter(op.module for op in graph.ops).items():
-        parts = module.split(".")
-        for at in (i for i, part in enumerate(parts) if part.isdecimal()):
-            ops[".".join(parts[:at])] += count
-            layers[".".join(parts[:at])].add(parts[at])
-    most = max(ops.values(), default=0)
-    lists = [prefix for prefix in ops if len(layers[prefix]) > 1 and 2 * ops[prefix] >= most]
-    if not lists:
-        raise UsageError("the model has no list of layers (nn.ModuleList, nn.Sequential), by which a layout divides it")
-    return max(lists, key=lambda prefix: (len(layers[prefix]), prefix))
-
-
-def _number(module: str, prefix: str) -> int | None:
-    if prefix and not module.startswith(f"{prefix}."):
-        return None
-    number = module[len(prefix) :].lstrip(".").partition(".")[0]
-    return int(number) if number.isdecimal() else None
-
-
-def _core_ops(graph: Graph, places: list[int]) -> dict[int, int]:
-    """Ops of attention's core, and the layer of each: from the first product of activations in a layer's forward pass
-    to the last."""
-    products: defaultdict[int, list[int]] = defaultdict(list)
-    for op in graph.ops:
-        if op.phase == "forward" and op.op_class in ("contraction", "attention"):
-            roles = {graph.storages[graph.values[i].storage].role for i in op.inputs}
-            if places[op.id] not in (_BEFORE, _AFTER) and "parameter" not in roles:
-                products[places[op.id]].append(op.id)
-    return {op: place for place, ops in products.items() for op in range(ops[0], ops[-1] + 1)}
-
-
 @dataclass
 class _Ring:
     """What runs in a ring of attention: seconds of messages, and attention's by op."""
@@ -250,8 +183,8 @@ class _Reader:
     """A graph by its blocks, and what of each does not depend on the GPU."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.places = graph, _places(graph)
-        self.core = _core_ops(graph, self.places)
+        self.graph, self.places = graph, places_of(graph)
+        self.core = core_ops(graph, self.places)
         self._read_forward: defaultdict[int, set[int]] = defaultdict(set)
         #: storage → the first block that reads it in backward
         self._read_backward: dict[int, int] = {}
@@ -260,13 +193,16 @@ class _Reader:
         self._of_core: set[int] = set()
         #: storages that the inputs flow into, weights and their gradients aside
         self._flowing = {graph.values[i].storage for i in graph.inputs}
-        self._names = [_collective(op) for op in graph.ops]
+        self._names = [collective_of(op) for op in graph.ops]
         #: layers whose keys and values pass around a ring, and modules whose rows go to the experts of other ranks
         self._rings = {self.places[i] for i, name in enumerate(self._names) if name == "send_recv" and i in self.core}
         self._shared = {op.module for op, name in zip(graph.ops, self._names, strict=True) if name == "all_to_all"}
         for op in graph.ops:
             self._note(op)
         self._tags = [self._tag(op) for op in graph.ops]
+        #: of each op a number that those of equal tags share, in whatever layer they are
+        numbers: dict[Any, int] = {}
+        self._kinds = [numbers.setdefault((tag.place in self._rings, *tag[1:]), len(numbers)) for tag in self._tags]
         self._numbers = {value.storage: value.spec.numel for value in (graph.values[i] for i in graph.parameters)}
         self._holders = {number: self._read_forward[number] for number in self._numbers}
 
@@ -326,30 +262,49 @@ class _Reader:
     def _works(
         self, kernels: Iterable[tuple[int, float, float, int]], link_s: LinkTime, slower: Mapping[str, float]
     ) -> dict[int, dict[str, Work]]:
-        """Place → direction → what runs there; ``weight`` and ``core`` are part of the others."""
-        found: defaultdict[int, defaultdict[str, Work]] = defaultdict(lambda: defaultdict(Work))
-        rings: defaultdict[tuple[int, str], _Ring] = defaultdict(_Ring)
-        sent_s = cache(link_s)
-        for op, busy_s, issue_s, flops in kernels:
+        """Place → direction → what runs there, once for places with the same kernels; ``weight`` and ``core`` are part
+        of the others."""
+        rows: defaultdict[int, list[tuple[int, float, float, int]]] = defaultdict(list)
+        alike: defaultdict[int, list[tuple[int, float, float, int]]] = defaultdict(list)
+        tags, kinds = self._tags, self._kinds
+        for row in kernels:
+            op, busy_s, issue_s, flops = row
+            place = tags[op].place
+            rows[place].append(row)
+            alike[place].append((kinds[op], busy_s, issue_s, flops))
+        sent_s, known, found = cache(link_s), dict[Any, dict[str, Work]](), dict[int, dict[str, Work]]()
+        for place, of_place in rows.items():
+            key = tuple(alike[place])
+            if key not in known:
+                known[key] = self._works_of(of_place, sent_s, slower)
+            found[place] = known[key]
+        return found
+
+    def _works_of(
+        self, rows: Iterable[tuple[int, float, float, int]], sent_s: LinkTime, slower: Mapping[str, float]
+    ) -> dict[str, Work]:
+        """Direction → what runs in one place."""
+        found, rings = defaultdict[str, Work](Work), defaultdict[str, _Ring](_Ring)
+        for op, busy_s, issue_s, flops in rows:
             tag = self._tags[op]
             if tag.names[0] == "optimizer":
                 continue
             work = _work(tag, Work(slower.get(tag.op_class, 1.0) * busy_s, 0.0, issue_s, flops), sent_s)
-            if tag.place in self._rings and rings[tag.place, tag.names[0]].takes(op, tag, work):
+            if tag.place in self._rings and rings[tag.names[0]].takes(op, tag, work):
                 work = replace(work, busy_s=0.0, link_s=0.0)
             for name in tag.names:
-                found[tag.place][name] += work
-        for (place, phase), ring in rings.items():
+                found[name] += work
+        for phase, ring in rings.items():
             for name in (phase, *(["core"] if phase == "forward" else [])):
-                found[place][name] += Work(ring.exposed_s, ring.exposed_s)
-        return {place: dict(works) for place, works in found.items()}
+                found[name] += Work(ring.exposed_s, ring.exposed_s)
+        return dict(found)
 
     # -- on any GPU ----------------------------------------------------------------------------------------------------
 
     @property
     def tied(self) -> int:
         """Numbers of weights that are read before the layers and after them."""
-        return sum(n for number, n in self._numbers.items() if {_BEFORE, _AFTER} <= self._holders[number])
+        return sum(n for number, n in self._numbers.items() if {BEFORE, AFTER} <= self._holders[number])
 
     @cached_property
     def peaks(self) -> Mapping[int, tuple[int, int]]:
@@ -360,8 +315,8 @@ class _Reader:
     @cached_property
     def blocks(self) -> Mapping[int, Block]:
         """Place → the block there without its times: what stands before the layers, after them, and each layer."""
-        numbers = sorted(set(self.places) - {_BEFORE, _AFTER})
-        found = {place: Counter[str]() for place in (_BEFORE, _AFTER, *numbers)}
+        numbers = sorted(set(self.places) - {BEFORE, AFTER})
+        found = {place: Counter[str]() for place in (BEFORE, AFTER, *numbers)}
         for number, place in self._read_backward.items():
             if number in self._made_in and self.graph.storages[number].role == "activation" and place in found:
                 nbytes = round(self.graph.storages[number].nbytes * self._shares.get(number, 1.0))
@@ -372,7 +327,7 @@ class _Reader:
                     found[place]["input_bytes"] += self.graph.storages[number].nbytes
         experts = tuple(f"{module}." for module in self._shared)
         for number, count in self._numbers.items():
-            block = found[min(self._holders[number], default=_AFTER)]
+            block = found[min(self._holders[number], default=AFTER)]
             block["parameters"] += count
             if experts and self.graph.storages[number].name.startswith(experts):
                 block["experts"] += count
@@ -398,10 +353,3 @@ def _work(tag: _Tag, kernel: Work, link_s: LinkTime) -> Work:
         return Work(kernel.busy_s, 0.0, kernel.issue_s)
     sent_s = link_s(tag.collective, tag.nbytes, tag.group) if tag.collective else 0.0  # a send is next to what arrives
     return Work(sent_s, sent_s, kernel.issue_s, 0, sent_s if tag.collective in _OF_PRODUCTS else 0.0)
-
-
-def _collective(op: Op) -> str:
-    """The name in :mod:`memwall.perfmodel.collectives`; empty if it is no collective or counted at its other end."""
-    if op.op_class != "communication":
-        return ""
-    return next((name for key, name in _COLLECTIVES.items() if key in op.name), "")

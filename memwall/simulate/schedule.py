@@ -209,8 +209,10 @@ class Kernels(Sequence[Estimate]):
 
     def alone(self) -> Iterator[tuple[int, float, float, int]]:
         """Of each kernel its first op, its seconds without waits, those of the CPU to issue it, and its FLOPs."""
+        times = [(known.time_s, kind.flops) for known, kind in zip(self._known, self._context.kinds, strict=True)]
         for group, n, issue_s in zip(self._plan.groups, self._context.order, self._issues, strict=True):
-            yield group.op_ids[0], self._known[n].time_s, issue_s, self._context.kinds[n].flops
+            time_s, flops = times[n]
+            yield group.op_ids[0], time_s, issue_s, flops
 
     def timings(self) -> list[Timing]:
         """What :attr:`Schedule.timings` says, without the estimates."""

@@ -40,6 +40,22 @@ def test_bytes_of_four_ranks(name, given, made, read, write, link):
     assert (found.read_bytes, found.write_bytes, found.link_bytes) == (read, write, link)
 
 
+@pytest.mark.parametrize(
+    ("name", "parts", "read", "write", "link"),
+    [  # one of four ranks receives three parts of 4 kB, or sends them; another its own
+        ("c10d.gather_", ([PART], [PART] * 4), 4096, 3 * 4096, 3 * 4096),
+        ("c10d.gather_", ([PART], []), 4096, 0, 4096),
+        ("c10d.scatter_", ([PART] * 4, [PART]), 3 * 4096, 4096, 3 * 4096),
+        ("c10d.scatter_", ([], [PART]), 0, 4096, 4096),
+    ],
+)
+def test_bytes_of_a_root_and_of_others(name, parts, read, write, link):
+    given = [("input_tensors", spec) for spec in parts[0]]
+    found = table_calls.cost(name, given, parts[1], ranks=4)
+    assert (found.read_bytes, found.write_bytes, found.link_bytes) == (read, write, link)
+    assert (found.launches[-1].op, found.launches[-1].nbytes) == ("all_to_all", 4 * 4096)
+
+
 def test_one_rank_sends_nothing():
     assert cost("c10d.allreduce_", WHOLE, WHOLE, ranks=1).link_bytes == 0
     assert cost("c10d.broadcast_", WHOLE, WHOLE, ranks=1).link_bytes == 0

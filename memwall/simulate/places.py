@@ -1,0 +1,85 @@
+"""Where the ops of a traced training step are: before the repeated layers, in one of them, or after them; which are of
+attention's core, and which are collectives."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import Graph, Op
+
+#: part of a collective's name -> its name in :mod:`memwall.perfmodel.collectives`
+_COLLECTIVES: Mapping[str, str] = {
+    "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all", "all_to_all": "all_to_all", "recv": "send_recv",
+}  # fmt: skip
+#: where an op is: before the layers, in one, or after them
+BEFORE, AFTER = -1, 1 << 30
+
+
+def places_of(graph: Graph) -> list[int]:
+    """Where each op is: the number of its layer in the longest list; other ops by their neighbours."""
+    prefix, modules = _list_of_layers(graph), {op.module for op in graph.ops}
+    of_module = {module: _number(module, prefix) for module in modules}
+    numbers = [of_module[op.module] for op in graph.ops]
+    count = len({number for number in numbers if number is not None})
+    found, last = [], {"forward": BEFORE, "backward": AFTER, "optimizer": AFTER}
+    seen: Counter[str] = Counter()
+    ends = {"forward": _last(graph, numbers, "forward"), "backward": _last(graph, numbers, "backward")}
+    for op, number in zip(graph.ops, numbers, strict=True):
+        if number is not None:
+            seen[op.phase] += 1
+            last[op.phase] = number
+        elif count and seen[op.phase] and op.id > ends.get(op.phase, op.id):
+            last[op.phase] = AFTER if op.phase == "forward" else BEFORE
+        found.append(last[op.phase])
+    return found
+
+
+def _last(graph: Graph, numbers: list[int | None], phase: str) -> int:
+    """The last op of a phase that is in a layer."""
+    own = zip(graph.ops, numbers, strict=True)
+    return max((op.id for op, number in own if op.phase == phase and number is not None), default=-1)
+
+
+def _list_of_layers(graph: Graph) -> str:
+    """The path of the list with the most layers, of those that have half of the ops in modules with numbers."""
+    ops: Counter[str] = Counter()
+    layers: defaultdict[str, set[str]] = defaultdict(set)
+    for module, count in Counter(op.module for op in graph.ops).items():
+        parts = module.split(".")
+        for at in (i for i, part in enumerate(parts) if part.isdecimal()):
+            ops[".".join(parts[:at])] += count
+            layers[".".join(parts[:at])].add(parts[at])
+    most = max(ops.values(), default=0)
+    lists = [prefix for prefix in ops if len(layers[prefix]) > 1 and 2 * ops[prefix] >= most]
+    if not lists:
+        raise UsageError("the model has no list of layers (nn.ModuleList, nn.Sequential), by which a layout divides it")
+    return max(lists, key=lambda prefix: (len(layers[prefix]), prefix))
+
+
+def _number(module: str, prefix: str) -> int | None:
+    if prefix and not module.startswith(f"{prefix}."):
+        return None
+    number = module[len(prefix) :].lstrip(".").partition(".")[0]
+    return int(number) if number.isdecimal() else None
+
+
+def core_ops(graph: Graph, places: list[int]) -> dict[int, int]:
+    """Ops of attention's core, and the layer of each: from the first product of activations in a layer's forward pass
+    to the last."""
+    products: defaultdict[int, list[int]] = defaultdict(list)
+    for op in graph.ops:
+        if op.phase == "forward" and op.op_class in ("contraction", "attention"):
+            roles = {graph.storages[graph.values[i].storage].role for i in op.inputs}
+            if places[op.id] not in (BEFORE, AFTER) and "parameter" not in roles:
+                products[places[op.id]].append(op.id)
+    return {op: place for place, ops in products.items() for op in range(ops[0], ops[-1] + 1)}
+
+
+def collective_of(op: Op) -> str:
+    """The name in :mod:`memwall.perfmodel.collectives`; empty if it is no collective or counted at its other end."""
+    if op.op_class != "communication":
+        return ""
+    return next((name for key, name in _COLLECTIVES.items() if key in op.name), "")
