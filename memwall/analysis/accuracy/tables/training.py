@@ -6,10 +6,10 @@
   in 16 bits next to backward.
 - Korthikanti et al., 2022 (calculon-ai/calculon): with and without selective recomputation. Rows of memory are not
   steps: ``tests/unit/simulate/test_training.py`` has the formulas.
-- NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 with a
-  scale for each tensor, gradients summed in 16 bits next to backward, sequence parallelism and overlapped exchanges
-  with ``tp``; the loss is one kernel since 2025. Layers are computed again where activations do not fit. Nothing hides
-  the all-to-alls of experts. Rows of other formats of 8 or 4 bits are left out, and frozen weights.
+- NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 (the
+  scales of MXFP8, a byte for 32 numbers, are left out), gradients summed in 16 bits next to backward, sequence
+  parallelism and overlapped exchanges with ``tp``; the loss is one kernel since 2025. Layers are computed again where
+  activations do not fit. Nothing hides the all-to-alls of experts. Rows in 4 bits are left out, and frozen weights.
 - MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
   without forward prefetch).
 
@@ -80,6 +80,9 @@ _RUNS: Mapping[str, Mapping[str, object]] = {
 #: width → heads of the runs of 2021 (arXiv 2104.04473, table 1) that are not 128 wide
 _HEADS_2021: Mapping[int, int] = {2304: 24, 3072: 32, 20480: 128}
 _RECOMPUTES = {"full": "full", "attn_only": "selective", "none": "none"}
+#: precision of NVIDIA's recipes → whether products of layers are in 8 bits; ``CS``: a scale for each tensor, ``MX``:
+#: one for 32 numbers, written in both directions by the kernel that casts
+_IN_8_BITS = {"FP8": True, "FP8-CS": True, "FP8-MX": True, "MXFP8": True, "BF16": False}
 _MIXED = {"PURE": "half", "DEFAULT": "mixed"}
 
 
@@ -181,7 +184,7 @@ def _bridge(record: Record) -> TrainingSample:
     sizes = known(_MODELS, record["model"], "model")
     if record["task"] == "LoRA":
         raise Skip("frozen weights")
-    is_fp8 = known({"FP8": True, "FP8-CS": True, "BF16": False}, record["precision"], "precision")
+    is_fp8 = known(_IN_8_BITS, record["precision"], "precision")
     tp, pp, cp, chunks, ep = (_count(record, name) for name in ("tp", "pp", "cp", "vp", "ep"))
     batch, dp = _count(record, "mbs"), _count(record, "n_gpus") // (tp * pp * cp)
     layout = Parallelism(
