@@ -38,7 +38,8 @@ class Bytes(click.ParamType[int]):
     metavar="NAME...",
     help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv. [default: all_reduce]",
 )
-@click.option("--gpus", type=int, metavar="N", help="GPUs that take part. [default: those of a node]")
+@click.option("--gpus", "--world", "gpus", type=int, metavar="N",
+              help="GPUs that take part. [default: those of a node]")  # fmt: skip
 @click.option("--per-node", type=int, metavar="N", help="GPUs on each node. [default: as many as fit]")
 @click.option("--min", "least", type=Bytes(), default="1K", show_default=True, help="The smallest message.")
 @click.option(

@@ -85,7 +85,7 @@ ranks = _decorator(
                  help="How the GPUs of a program are joined: see memwall clusters, or the path of a TOML file."),
     click.option("--world", type=click.IntRange(1), metavar="N", help="The program is one of N that torchrun starts."),
     click.option("--rank", type=click.IntRange(0), metavar="R",
-                 help="The one that is traced. [default: 0; of a pipeline first, second, last]"),
+                 help="The one that is traced. [default: 0; of a pipeline all that differ]"),
 )  # fmt: skip
 
 what_ifs = click.option(
