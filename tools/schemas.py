@@ -17,6 +17,7 @@ from memwall.record import profile
 from memwall.record.format import SavedProfile
 from memwall.record.measurement import Measurement
 from memwall.report.pages.fusion_record import SavedFusion
+from memwall.serving import saved
 from memwall.traces import analysis, comparison
 from memwall.traces.saved import SavedTrace
 
@@ -34,6 +35,7 @@ RECORDS = (
     (tuple[Cell, ...], "how far the model is from measured kernels: what memwall accuracy --json prints",
      "accuracy/1"),
     (history.Row, "one workload's figures at one commit: a line of a history", history.SCHEMA),
+    (saved.SavedServing, "what servers of a model do under load, their memory and their kernels", saved.SCHEMA),
     (emit.EmitIndex, "generated kernels in a folder: index.json of memwall fuse --emit", emit.SCHEMA),
 )  # fmt: skip
 

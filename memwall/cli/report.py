@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,12 @@ from memwall.core.errors import UsageError
 
 #: records with a schema
 SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "history",
-           "emit")  # fmt: skip
+           "emit", "serving")  # fmt: skip
+#: other records than profiles -> module and name of their report, and what options it has
+_OTHERS: Mapping[str, tuple[str, str, set[str]]] = {
+    "memwall.fusion": ("fusion_record", "FusionRecordReport", {"top"}),
+    "memwall.serving": ("serving", "ServingReport", set()),
+}
 
 
 def _print_schema(context: click.Context, _: click.Parameter, name: str | None) -> None:
@@ -42,8 +49,8 @@ def _print_schema(context: click.Context, _: click.Parameter, name: str | None) 
 @options.shape
 @options.common("profile.ProfileReport")
 def command(record: str | None, history: str | None, quantities: tuple[str, ...], out: Out, **shape: Any) -> None:
-    """Print a saved PROFILE (.json); with -o, write it as another kind. What memwall fuse -o FILE.json wrote is printed
-    too.
+    """Print a saved PROFILE (.json); with -o, write it as another kind. What memwall fuse and memwall serve wrote with
+    -o FILE.json is printed too.
 
     With --history, print how figures went from commit to commit instead; with -o, write it as HTML, Markdown, CSV, PNG,
     SVG or PDF.
@@ -68,13 +75,13 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
     from memwall.report.pages.profile import ProfileReport
 
     refuse_trace(record)
-    if _schema(record).startswith("memwall.fusion/"):
-        from memwall.report.pages.fusion_record import FusionRecordReport
-
-        if others := given.keys() - {"top"}:
-            raise UsageError(f"--{min(others)} has no use for a saved fusion report; leave it out")
-        out.plan(FusionRecordReport)
-        out.show(FusionRecordReport.load(record, **given))
+    if (family := _schema(record).partition("/")[0]) in _OTHERS:
+        module, name, taken = _OTHERS[family]
+        report = getattr(import_module(f"memwall.report.pages.{module}"), name)
+        if others := given.keys() - taken:
+            raise UsageError(f"--{min(others)} has no use for {report.noun}; leave it out")
+        out.plan(report)
+        out.show(report.load(record, **given))
         return
     out.plan(ProfileReport)
     out.show(ProfileReport(Profile.load(record), **given))

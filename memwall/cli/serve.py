@@ -93,6 +93,7 @@ def command(
     """
     from memwall.report.pages.serving import ServingReport
     from memwall.serving import serve
+    from memwall.serving.saved import saved
 
     out.plan(ServingReport)
     ways = [name for name, given in (("--rate", rate), ("--concurrency", clients), ("--trace", trace)) if given]
@@ -107,4 +108,4 @@ def command(
         trace=trace, draft=draft, draft_tokens=draft_tokens, accept=accept, disaggregate=disaggregate,
         dtype=dtype,
     )  # fmt: skip
-    out.show(ServingReport(found))
+    out.show(ServingReport(saved(found)))

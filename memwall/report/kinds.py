@@ -96,13 +96,17 @@ _WRITERS: Mapping[str, Callable[[Report], str | bytes | Iterable[str]]] = {
     "parquet": _parquet,
 }
 #: results that :func:`render` takes as they are -> module and name of their report
-_REPORTS = {"Profile": ("profile", "ProfileReport"), "Comparison": ("comparison", "ComparisonReport")}
+_REPORTS = {
+    "Profile": ("profile", "ProfileReport"), "Comparison": ("comparison", "ComparisonReport"),
+    "SavedServing": ("serving", "ServingReport"),
+}  # fmt: skip
 
 
 def render(
     result: Any, kind: str, *, width: int | None = None, color: bool = False, style: str = "screen", **options: Any
 ) -> str | bytes:
-    """A report, a profile or a comparison as one of its kinds; png, pdf and parquet are bytes, the rest text.
+    """A report, a profile, a comparison or servers (``saved``) as one of its kinds; png, pdf and parquet are bytes, the
+    rest text.
 
     ``width`` and ``color`` are those of a text, ``style`` (``screen`` or ``paper``) that of a picture; ``options`` are
     the fields of the report of a profile (``by``, ``top``, ``sort``, ``what_ifs``, ``explained``, ``picture``). A kind

@@ -53,6 +53,59 @@ def test_a_table_of_loads(run, model, tmp_path):
     assert "TPOT" in page and "tokens/s of a user" in page
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpu", "h100", "a100", "--tp", "1", "2", "--concurrency", "1", "16", "--price", "h100=2", "a100=1",
+         "--slo", "tpot<2ms"),
+        ("--gpu", "v100", "h100", "--concurrency", "4", "--kv", "fp8"),  # one is refused
+        ("--concurrency", "8", "--disaggregate", "1:2", "--weights", "fp8"),
+    ],
+)  # fmt: skip
+def test_what_it_saves_is_shown_again(run, model, tmp_path, words):
+    """Each kind, byte for byte."""
+    kinds = ("json", "html", "md", "csv", "svg", "txt")
+    files = [word for kind in kinds for word in ("-o", str(tmp_path / f"served.{kind}"))]
+    served = run("serve", model, "--prompt", "512", "--generate", "32", *words, *files)
+    shown = run("report", str(tmp_path / "served.json"), *(word.replace("served", "shown") for word in files))
+    assert served.code == shown.code == 0 and served.out == shown.out
+    for kind in kinds:
+        assert (tmp_path / f"served.{kind}").read_bytes() == (tmp_path / f"shown.{kind}").read_bytes(), kind
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record.pop("points"), "has no 'points'"),
+        (lambda record: record.update(engines=[]), "record.engines is empty"),
+        (lambda record: record["points"][0].update(tpot_s="soon"), "record.points[0].tpot_s must be a number"),
+        (lambda record: record["engines"][0]["decode"]["Product"].update(time_s=0), "time_s must be above 0"),
+        (lambda record: record["engines"][0].update(prompt={}), "is empty, and that of the other step is not"),
+        (
+            lambda record: record.update(objectives=[{"quantity": "luck", "amount": 1, "text": ""}]),
+            "is 'luck'; want one",
+        ),
+        (lambda record: record.update(schema="memwall.serving/2"), "newer memwall (schema memwall.serving/2)"),
+    ],
+)
+def test_damaged_answers_get_one_line(run, model, tmp_path, change, said):
+    record = points(run, model, "--concurrency", "1")
+    change(record)
+    (tmp_path / "bad.json").write_text(json.dumps(record), encoding="utf-8")
+    result = run("report", str(tmp_path / "bad.json"))
+    assert result.code == 2 and said in result.error
+    assert "--by has no use for what a server does" in run("report", str(tmp_path / "bad.json"), "--by", "op").error
+
+
+def test_requests_that_come_too_fast_have_no_time_to_first_token(run, model):
+    """JSON has no number for endless."""
+    result = run("serve", model, "--closed-form", "--rate", "1e5", "--json")
+    assert "Infinity" not in result.out
+    record = json.loads(result.out)
+    assert record["points"][0]["ttft_s"] is None and record["points"][0]["tpot_s"] > 0
+    assert any("overloaded: 1e+05 requests per second come" in note for note in record["notes"])
+
+
 def test_one_client_gets_the_times_of_lone_steps(run, model):
     (point,) = points(run, model, "--gpu", "h100", "--concurrency", "1", "--prompt", "512", "--generate", "64")[
         "points"
@@ -145,7 +198,9 @@ def test_engines_apart_take_their_gpus(run, model):
 def test_a_trace_of_requests(run, model, tmp_path):
     path = tmp_path / "requests.csv"
     path.write_text("arrival_s,prompt_tokens,generated_tokens\n0,100,10\n5,200,10\n", encoding="utf-8")
-    (point,) = points(run, model, "--trace", str(path))["points"]
+    (point,) = points(run, model, "--trace", str(path), "-o", str(tmp_path / "s.svg"))["points"]
+    drawn = (tmp_path / "s.svg").read_text(encoding="utf-8")
+    assert "Throughput against speed" in drawn and "Time to first token" not in drawn  # against which load?
     (alone,) = points(run, model, "--concurrency", "1", "--prompt", "150", "--generate", "10")["points"]
     assert point["tpot_s"] == pytest.approx(alone["tpot_s"], rel=0.02)
 

@@ -27,6 +27,7 @@ from memwall.report.figures.trace import trace_chart
 from memwall.report.figures.trend import trend_chart
 from memwall.report.pages.trace_comparison import TraceComparisonReport
 from memwall.serving import Model, Serving, serve
+from memwall.serving.saved import saved
 from memwall.traces import read_trace
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.comparison import compare_traces
@@ -123,9 +124,9 @@ PICTURES: dict[str, Callable[[], Chart]] = {
         compare_gpus([load_gpu(name) for name in ("p100-sxm2", "v100-sxm2-32gb", "a100-80gb-sxm", "h100-sxm", "b200")])
     ),
     "history": lambda: trend_chart(history(), ["kernels", "time_s"]),
-    "loads of a server": lambda: serving_chart(served()),
-    "memory of a server": lambda: memory_chart(served().points),
-    "phases of a server": lambda: phases_charts(served().points),
+    "loads of a server": lambda: serving_chart(saved(served())),
+    "memory of a server": lambda: memory_chart(saved(served()).engines),
+    "phases of a server": lambda: phases_charts(saved(served()).engines),
 }
 
 

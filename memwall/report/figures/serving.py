@@ -6,18 +6,14 @@ Objectives on what a panel shows are dashed lines, with what keeps them shaded; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from memwall.analysis.limits import Limit
 from memwall.analysis.quantities import SERVED
-from memwall.analysis.serving import stop
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.colors import SIGN_COLORS, series_color
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import Chart, Scene, side_by_side, stacked
-
-if TYPE_CHECKING:
-    from memwall.serving import Point, Serving
+from memwall.serving.saved import SavedObjective, SavedPoint, SavedServing
 
 #: of lines, by how many GPUs share the model
 _DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (2, 2), (6, 2, 1, 2))
@@ -39,19 +35,18 @@ class _Panel(NamedTuple):
     """What a panel shows: names of quantities of a server, or the load; ``scale`` of the latter's unit."""
 
     title: str
-    x: Callable[[Point], float | None]
+    x: Callable[[SavedPoint], float | None]
     y: str
     y_label: str
     scale: float = 1.0
 
 
-def _load(point: Point) -> float | None:
-    return point.workload.concurrency or point.workload.rate_per_s
+def _load(point: SavedPoint) -> float | None:
+    return point.concurrency or point.rate_per_s
 
 
-def _of(name: str) -> Callable[[Point], float | None]:
-    read = SERVED[name].serve
-    return lambda point: read(point.candidate) if read is not None and point.candidate is not None else None
+def _of(name: str) -> Callable[[SavedPoint], float | None]:
+    return lambda point: point.figure(name)
 
 
 _PANELS = (
@@ -61,19 +56,15 @@ _PANELS = (
 )  # fmt: skip
 
 
-def serving_chart(found: Serving) -> Chart:
-    """Three panels, of the points that run."""
-    engines: dict[str, list[Point]] = {}
-    for point in found.points:
-        if point.candidate is not None:
-            engines.setdefault(point.name, []).append(point)
-    gpus = list(dict.fromkeys(points[0].gpu.name for points in engines.values()))
-    shares = list(dict.fromkeys(points[0].layout.tp for points in engines.values()))
-    looks = {
-        name: _look(gpus.index(points[0].gpu.name), shares.index(points[0].layout.tp))
-        for name, points in engines.items()
-    }
-    panels = [_drawn(panel, engines, looks, found.objectives) for panel in _PANELS]
+def serving_chart(found: SavedServing) -> Chart:
+    """Three panels, of the points that run; requests of a trace have no load to draw against."""
+    engines: dict[str, list[SavedPoint]] = {}
+    for point in found.ran:
+        engines.setdefault(point.name, []).append(point)
+    gpus = list(dict.fromkeys(points[0].gpu for points in engines.values()))
+    shares = list(dict.fromkeys(points[0].tp for points in engines.values()))
+    looks = {name: _look(gpus.index(points[0].gpu), shares.index(points[0].tp)) for name, points in engines.items()}
+    panels = [_drawn(panel, engines, looks, found.objectives) for panel in _PANELS if _known(panel, found.ran)]
     legend = [(gpu, _look(i, 0).color, _look(i, 0).shape) for i, gpu in enumerate(gpus)]
     if found.objectives:
         legend += [("misses an objective", "ink", "hollow"), ("objective", "ink", "dashed")]
@@ -82,17 +73,20 @@ def serving_chart(found: Serving) -> Chart:
     return stacked([side_by_side(panels, _LEAST, 20), lambda scene: scene.legend(0, legend, heading)], gap=14)
 
 
+def _known(panel: _Panel, points: Sequence[SavedPoint]) -> list[tuple[float, float, bool]]:
+    """The places of points on a panel, and whether each misses an objective."""
+    return [
+        (a, b / panel.scale, bool(point.misses))
+        for point in points if (a := panel.x(point)) and (b := point.figure(panel.y))
+    ]  # fmt: skip
+
+
 def _drawn(
-    panel: _Panel, engines: dict[str, list[Point]], looks: dict[str, _Look], objectives: Sequence[Limit]
+    panel: _Panel, engines: dict[str, list[SavedPoint]], looks: dict[str, _Look], objectives: Sequence[SavedObjective]
 ) -> Chart:  # fmt: skip
-    read = _of(panel.y)
-    lines = {
-        name: [(a, b / panel.scale, stop(p.candidate, objectives) is not None)
-               for p in points if p.candidate and (a := panel.x(p)) and (b := read(p))]
-        for name, points in engines.items()
-    }  # fmt: skip
+    lines = {name: _known(panel, points) for name, points in engines.items()}
     places = [place for line in lines.values() for place in line]
-    rate = any(point.workload.rate_per_s for points in engines.values() for point in points)
+    rate = any(point.rate_per_s for points in engines.values() for point in points)
     x_label = "requests/s" if rate else "clients" if panel.x is _load else "tokens/s of a user"
 
     def draw(scene: Scene) -> float:
@@ -119,19 +113,19 @@ def _look(gpu: int, share: int) -> _Look:
     return _Look(series_color(gpu), _DASHES[share % len(_DASHES)], _SHAPES[gpu % len(_SHAPES)])
 
 
-def _limits(scene: Scene, panel: _Panel, frame: Box, x: Axis, y: Axis, objectives: Sequence[Limit]) -> None:
+def _limits(scene: Scene, panel: _Panel, frame: Box, x: Axis, y: Axis, objectives: Sequence[SavedObjective]) -> None:
     """A dashed line at each objective on what the panel shows, and what keeps all of them shaded."""
     left, right, upper, lower = frame.left, frame.right, frame.upper, frame.lower
     bounds = []
     for limit in objectives:
-        name, amount = limit.quantity.name, limit.amount
+        name, amount = limit.quantity, limit.amount
         if panel.x is not _load and name in ("tpot_s", "tokens_per_s_per_user"):
             place = _within(x, amount if name != "tpot_s" else 1 / amount)
             left = max(left, place)
             bounds.append(((place, frame.upper), (place, frame.lower)))
         elif name == panel.y:
             place = _within(y, amount / panel.scale)
-            upper, lower = (max(upper, place), lower) if limit.quantity.lower else (upper, min(lower, place))
+            upper, lower = (max(upper, place), lower) if SERVED[name].lower else (upper, min(lower, place))
             bounds.append(((frame.left, place), (frame.right, place)))
     if bounds and left < right and upper < lower:
         corners = ((left, upper), (right, upper), (right, lower), (left, lower))

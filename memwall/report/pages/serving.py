@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import memwall.report.columns as col
-from memwall.analysis.quantities import SERVED
-from memwall.analysis.serving import objective_text
+from memwall.core.errors import UsageError
+from memwall.core.structure import write
 from memwall.core.units import size
 from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.engine import KERNELS, memory_chart, phases_charts
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.figures.serving import serving_chart
 from memwall.report.kinds import Report
+from memwall.serving.saved import SavedEngine, SavedServing
 
-if TYPE_CHECKING:
-    from memwall.serving import Point, Serving
-
-SCHEMA = "memwall.serving/1"
 #: what a picture shows -> it
-PICTURES: Mapping[str, Callable[[Serving], Chart]] = {
+PICTURES: Mapping[str, Callable[[SavedServing], Chart]] = {
     "throughput of a GPU against speed for a user; latency against load": serving_chart,
-    "memory of a GPU by the sequences that it holds": lambda found: memory_chart(found.points),
-    "roofline of decodes and of a prompt": lambda found: phases_charts(found.points),
+    "memory of a GPU by the sequences that it holds": lambda found: memory_chart(found.engines),
+    "roofline of decodes and of a prompt": lambda found: phases_charts(found.engines),
 }
 
 
@@ -35,32 +31,39 @@ class ServingReport(Report):
 
     noun = "what a server does"
     kinds = ("text", "md", "html", "csv", "json", "svg", "png", "pdf")
-    found: Serving
+    found: SavedServing
+
+    @classmethod
+    def load(cls, path: str) -> Self:
+        """Read a record. Raises ``UsageError``: as :meth:`SavedServing.load`."""
+        return cls(SavedServing.load(path))
 
     def document(self, kind: str) -> Document:
-        model, first = self.found.model, self.found.points[0]
-        kv = model.served.kv_bytes(1025, first.layout) - model.served.kv_bytes(1024, first.layout)
+        found = self.found
+        weights, kv = (_stored("" if scheme == "model" else scheme, size(held)) for scheme, held in
+                       ((found.weights, found.weights_bytes), (found.kv, found.kv_bytes_per_token)))  # fmt: skip
         facts = known_facts(
-            ("model", model.name), ("weights", _stored(model.scheme, size(model.served.weights_bytes(first.layout)))),
-            ("cache", f"{_stored(first.layout.kv, size(kv))}, of a token after the first 1,024, of {first.name}"),
-            ("engine", first.layout.engine), ("draft", self.found.draft), ("requests", _requests(self.found)),
+            ("model", found.model), ("weights", weights),
+            ("cache", f"{kv}, of a token after the first 1,024, of {found.points[0].name}"),
+            ("engine", found.engine), ("draft", found.draft or ""), ("requests", found.requests),
         )  # fmt: skip
         blocks: list[Block] = [facts, self._loads()]
         blocks += [Sentence(line) for line in self._refused()]
-        if self.found.best is not None:
-            blocks += [Sentence(line) for line in _choice(self.found)]
-        if kind == "html":
-            blocks += [Picture(draw(self.found), label) for label, draw in PICTURES.items()]
+        blocks += [Sentence(line) for line in _choice(found)]
+        ran = [engine for engine in found.engines if engine.decode]
+        if kind == "html" and ran:
+            blocks += [Picture(draw(found), label) for label, draw in PICTURES.items()]
         sections = [Section("", tuple(blocks))]
         sections.append(Section("Memory of a GPU", (self._memory(),)))
-        if ran := [point for point in self.found.points if point.candidate is not None]:
+        if ran:
             sections.append(Section("Where a decode step's time goes", (_step(ran),)))
-        notes = (*model.notes, *self.found.notes)
-        if notes:
-            sections.append(Section("Notes", tuple(Sentence(note) for note in notes)))
-        return Document(f"{model.name}: serving", tuple(sections))
+        if found.notes:
+            sections.append(Section("Notes", tuple(Sentence(note) for note in found.notes)))
+        return Document(f"{found.model}: serving", tuple(sections))
 
     def figure(self) -> Chart:
+        if not any(engine.decode for engine in self.found.engines):
+            raise UsageError(f"nothing to draw: {self.found.points[0].refused or 'no engine has kernels'}")
         return stacked([draw(self.found) for draw in PICTURES.values()])
 
     def _refused(self) -> list[str]:
@@ -72,8 +75,8 @@ class ServingReport(Report):
         return [f"{', '.join(names)}: {reason}." for reason, names in why.items()]
 
     def _loads(self) -> Table:
-        ran = [point for point in self.found.points if point.candidate is not None]
-        of = lambda name: [SERVED[name].serve(p.candidate) for p in ran]  # type: ignore[misc] # noqa: E731
+        ran = self.found.ran
+        of = lambda name: [point.figure(name) for point in ran]  # noqa: E731
         columns = [
             col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran]),
             col.seconds("TTFT", of("ttft_s")), col.seconds("p99", of("ttft_p99_s"), like=of("ttft_s")),
@@ -82,50 +85,33 @@ class ServingReport(Report):
             col.fixed("a GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
             col.fixed("batch", "", of("batch"), 1.0, 1), col.plain("largest", [point.largest_batch for point in ran]),
         ]  # fmt: skip
-        if any(point.candidate and point.candidate.usd_per_gpu_hour for point in ran):
+        if any(of("usd_per_million_tokens")):
             columns.append(col.fixed("1 M out", "USD", of("usd_per_million_tokens"), 1.0, 2))
             columns.append(col.fixed("1 M in", "USD", of("usd_per_million_prompt_tokens"), 1.0, 3))
         columns.append(col.fixed("energy", "J/token", of("energy_per_token_j"), 1.0, 2))
-        columns.append(col.text("wall", [point.candidate.wall if point.candidate else "" for point in ran]))
+        columns.append(col.text("wall", [point.wall for point in ran]))
         return col.table("", columns, _NOTE)
 
     def _memory(self) -> Table:
-        engines = list({point.name: point for point in self.found.points}.values())
-        held = [(p.weights_bytes, p.reserved_bytes) for p in engines]
+        engines = self.found.engines
         columns = [
-            col.text("GPUs", [point.name for point in engines]),
-            col.fixed("weights", "GB", [weights for weights, _ in held], 1e9, 2),
-            col.fixed("buffers", "GB", [reserved for _, reserved in held], 1e9, 2),
-            col.fixed("cache", "GB", [p.steps.capacity_bytes - sum(h) for p, h in zip(engines, held, strict=True)],
-                      1e9, 2),
-            col.fixed("a sequence", "GB", [p.kv_bytes(_longest(p)) for p in engines], 1e9, 3),
-            col.fixed("of", "GB", [point.gpu.dram_bytes for point in engines], 1e9, 2),
+            col.text("GPUs", [engine.name for engine in engines]),
+            col.fixed("weights", "GB", [engine.weights_bytes for engine in engines], 1e9, 2),
+            col.fixed("buffers", "GB", [engine.reserved_bytes for engine in engines], 1e9, 2),
+            col.fixed("cache", "GB", [engine.free_bytes for engine in engines], 1e9, 2),
+            col.fixed("a sequence", "GB", [engine.kv_bytes_per_sequence for engine in engines], 1e9, 3),
+            col.fixed("of", "GB", [engine.dram_bytes for engine in engines], 1e9, 2),
         ]  # fmt: skip
         return col.table("", columns, _MEMORY_NOTE)
 
     def record(self) -> str:
-        columns, rows = self.rows()
-        points = [dict(zip(columns, row, strict=True)) for row in rows]
-        model = self.found.model
-        record: dict[str, Any] = {
-            "schema": SCHEMA, "model": model.name, "weights": model.scheme or "model",
-            "kv": _short(self.found.points[0].layout.kv) or "model", "engine": self.found.points[0].layout.engine,
-            "draft": self.found.draft or None, "max_context": model.max_context,
-            "notes": [*model.notes, *self.found.notes], "points": points,
-        }  # fmt: skip
-        if self.found.best is not None:
-            record["best"] = self.found.best.candidate.name
-            record["cheaper"] = str(self.found.best.cheaper) if self.found.best.cheaper else None
-        return json.dumps(record, indent=2)
+        return self.found.to_json()
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
-        return (*_COLUMNS, *SERVED), (_row(point) for point in self.found.points)
+        rows = [write(point) for point in self.found.points]
+        return tuple(rows[0]), (tuple(row.values()) for row in rows)
 
 
-_COLUMNS = (
-    "gpu", "tp", "gpus", "concurrency", "rate_per_s", "prompt_tokens", "generated_tokens", "weights_bytes",
-    "reserved_bytes", "kv_bytes_per_sequence", "largest_batch", "wall", "refused",
-)  # fmt: skip
 _MEMORY_NOTE = (
     "buffers: activations, CUDA graphs and communication; cache: what is left of the share that the server takes, "
     "below 0 where the weights do not fit; a sequence: the cache of one at its longest"
@@ -142,62 +128,31 @@ _NOTE = (
 )
 
 
-def _row(point: Point) -> tuple[Any, ...]:
-    load, made = point.workload, point.candidate
-    figures = [q.serve(made) if q.serve is not None and made is not None else None for q in SERVED.values()]
-    return (point.gpu.name, point.layout.tp, point.gpus, load.concurrency, load.rate_per_s, load.prompt.nominal,
-            load.generate.nominal, point.weights_bytes, point.reserved_bytes, point.kv_bytes(_longest(point)),
-            point.largest_batch, made.wall if made else "", point.refused, *figures)  # fmt: skip
-
-
-def _longest(point: Point) -> int:
-    longest = point.workload.longest
-    return longest.prompt_tokens + longest.generated_tokens
-
-
 def _stored(scheme: str, held: str) -> str:
-    return f"{held} as {_short(scheme)}" if scheme else f"{held} in the model's dtype"
+    return f"{held} as {scheme}" if scheme else f"{held} in the model's dtype"
 
 
-def _short(scheme: str) -> str:
-    return "fp8" if scheme == "float8_e4m3fn" else scheme
-
-
-def _requests(found: Serving) -> str:
-    load = found.points[0].workload
-    if load.trace:
-        return f"{len(load.trace):,} of a trace"
-    hit = f", {load.prefix_hit:.0%} of a prompt cached" if load.prefix_hit else ""
-    encoder = found.model.encoder
-    if encoder:
-        return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
-    after = " after the encoder" if encoder is not None else ""
-    return f"{load.prompt.nominal:,} tokens in{after}{hit}, {load.generate.nominal:,} out"
-
-
-def _choice(found: Serving) -> list[str]:
-    assert found.best is not None
-    wanted = ", ".join(map(objective_text, found.objectives))
-    lines = [f"The cheapest that keeps {wanted}: {found.best.candidate.name}."]
-    if found.best.cheaper is not None:
-        lines.append(f"The next cheaper one, {found.best.cheaper}.")
+def _choice(found: SavedServing) -> list[str]:
+    if found.best is None:
+        return []
+    wanted = ", ".join(each.text for each in found.objectives)
+    lines = [f"The cheapest that keeps {wanted}: {found.best}."]
+    if found.cheaper is not None:
+        lines.append(f"The next cheaper one, {found.cheaper}.")
     return lines
 
 
-def _step(points: Sequence[Point]) -> Table:
+def _step(engines: Sequence[SavedEngine]) -> Table:
     """Seconds of a decode step at each engine's last load, by kind of kernel."""
-    from memwall.fusion.server import Step
-
-    last = list({point.name: point for point in points}.values())
-    found = []
-    for point in last:
-        assert point.candidate is not None
-        batch = max(round(point.candidate.run.batch), 1)
-        found.append((batch, point.steps.by_kind(Step(batch, round(batch * point.context)))))
-    kinds = [kind for kind in KERNELS if any(kind in taken for _, taken in found)]
-    columns = [col.text("GPUs", [point.name for point in last]), col.plain("batch", [batch for batch, _ in found])]
-    totals = [sum(taken.values()) for _, taken in found]
+    steps = [engine.decode for engine in engines]
+    columns = [
+        col.text("GPUs", [engine.name for engine in engines]),
+        col.plain("batch", [engine.batch for engine in engines]),
+    ]
+    totals = [sum(each.time_s for each in step.values()) for step in steps]
     columns.append(col.seconds("step", totals))
-    for kind in kinds:
-        columns.append(col.seconds(KERNELS[kind], [taken.get(kind, 0.0) for _, taken in found], like=totals))
+    for kind in dict.fromkeys((*KERNELS, *(kind for step in steps for kind in step))):
+        if any(kind in step for step in steps):
+            own = [step[kind].time_s if kind in step else 0.0 for step in steps]
+            columns.append(col.seconds(KERNELS.get(kind, kind), own, like=totals))
     return col.table("", columns, _STEP_NOTE)

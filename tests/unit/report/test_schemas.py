@@ -20,10 +20,12 @@ from memwall.report.pages.accuracy import AccuracyReport
 from memwall.report.pages.fused import FusedReport
 from memwall.report.pages.trace import TraceReport
 from memwall.report.pages.trace_comparison import TraceComparisonReport
+from memwall.serving.saved import saved
 from memwall.traces import read_trace
 from memwall.traces.analysis import analyse
 from memwall.traces.comparison import compare_traces, compare_with_model
 from tests.unit.measured_fixture import make_measured
+from tests.unit.pictures_fixture import served
 from tests.unit.places import ROOT
 from tests.unit.report_fixture import NEW, OLD, make_profile
 from tests.unit.traces.test_trace_collectives import all_reduce
@@ -57,6 +59,7 @@ def test_records_keep_their_schemas():
         ("comparison", render(compare_gpus([OLD, NEW]), "json")),
         ("fusion", render(FusedReport(fuse(profile, [OLD], ("eager", "memwall", "ideal"), op_counts=False)), "json")),
     ]
+    records.append(("serving", render(saved(served()), "json")))
     for name, text in records:
         validator(name).validate(json.loads(text))
     for measurement in make_measured().measurements:

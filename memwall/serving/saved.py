@@ -1,0 +1,275 @@
+"""What servers do as it is saved, ``memwall.serving/1``: all that the page and the pictures show, in plain numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from memwall.analysis.quantities import SERVED
+from memwall.analysis.serving import objective_text, stop
+from memwall.core.errors import UsageError
+from memwall.core.files import read_json
+from memwall.core.graph import Pipe
+from memwall.core.structure import BadRecord, above_0, at_least_1, check_schema, number, one_of, read, write
+from memwall.core.version import __version__
+from memwall.fusion.server import Step
+from memwall.serving.points import Point, Serving
+
+SCHEMA = "memwall.serving/1"
+_FAMILY, _, _VERSION = SCHEMA.partition("/")
+#: a pipe that every roofline has
+_VECTOR = Pipe("vector", "float32")
+
+
+def _figure(value: Any) -> float:
+    """A number that is not negative, as it was written."""
+    number(value)
+    return value
+
+
+Figure = Annotated[float, _figure]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SavedPoint:
+    """One engine under one load; ``tp`` are the GPUs that share each product, ``gpus`` all that it needs. ``refused``
+    says why it does not run, ``misses`` names the first objective that it does not keep; empty where it does. All
+    quantities of a server are further fields; null: not known, or endless."""
+
+    gpu: str
+    tp: int
+    gpus: int
+    load: str
+    concurrency: int | None
+    rate_per_s: Figure | None
+    prompt_tokens: int
+    generated_tokens: int
+    weights_bytes: int
+    reserved_bytes: int
+    kv_bytes_per_sequence: int
+    largest_batch: int
+    wall: str
+    refused: str
+    misses: str
+
+    @property
+    def name(self) -> str:
+        """``h100-sxm x 4``."""
+        return self.gpu if self.gpus == 1 else f"{self.gpu} x {self.gpus}"
+
+    def figure(self, name: str) -> float | None:
+        """A quantity of a server."""
+        found: float | None = getattr(self, name)
+        return found
+
+
+if TYPE_CHECKING:
+
+    class SavedPoint(_SavedPoint): ...
+
+else:
+    SavedPoint = make_dataclass(
+        "SavedPoint", [(name, Figure | None, None) for name in SERVED], bases=(_SavedPoint,), frozen=True, kw_only=True,
+        namespace={"__module__": __name__},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedKernels:
+    """The kernels of one class in a step on one GPU; ``flops`` by the pipe that multiplies there."""
+
+    time_s: Annotated[float, above_0]
+    bytes: int
+    flops: Mapping[Pipe, int]
+
+    @property
+    def total_flops(self) -> int:
+        return sum(self.flops.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedEngine:
+    """An engine: memory of a GPU, of which a server takes ``capacity_bytes``, with the cache of a sequence of
+    ``sequence_tokens``; the kernels by class of a decode step of ``batch`` sequences under its last load, and of a lone
+    prompt of ``prompt_tokens``. Where nothing runs there are no kernels. ``peaks`` are those of the pipes, FLOP/s."""
+
+    gpu: str
+    name: str
+    tp: Annotated[int, at_least_1]
+    weights_bytes: int
+    reserved_bytes: int
+    capacity_bytes: int
+    dram_bytes: Annotated[int, at_least_1]
+    dram_bytes_per_s: Annotated[float, above_0]
+    peaks: Mapping[Pipe, Annotated[float, above_0]]
+    kv_bytes_per_sequence: int
+    sequence_tokens: int
+    prompt_tokens: int
+    batch: int
+    decode: Mapping[str, SavedKernels]
+    prompt: Mapping[str, SavedKernels]
+
+    def check(self) -> None:
+        """Raises BadRecord: it has kernels of one step alone, or no peaks."""
+        if bool(self.decode) != bool(self.prompt):
+            raise BadRecord("is empty, and that of the other step is not", ".prompt" if self.decode else ".decode")
+        if not self.peaks:
+            raise BadRecord("is empty", ".peaks")
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are left for the cache; below 0 where weights do not fit."""
+        return self.capacity_bytes - self.weights_bytes - self.reserved_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedObjective:
+    """A bound of a quantity of a server, in base units, and both in words."""
+
+    quantity: Annotated[str, one_of(SERVED)]
+    amount: Annotated[float, above_0]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedServing:
+    """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are those of the model on a GPU of
+    the first engine; ``requests`` and ``draft`` are in words; ``best`` keeps all objectives, ``cheaper`` is what stops
+    the next cheaper one."""
+
+    schema: str
+    memwall_version: str
+    model: str
+    weights: str
+    kv: str
+    engine: str
+    draft: str | None
+    max_context: int | None
+    requests: str
+    weights_bytes: int
+    kv_bytes_per_token: int
+    notes: tuple[str, ...]
+    objectives: tuple[SavedObjective, ...]
+    best: str | None
+    cheaper: str | None
+    engines: tuple[SavedEngine, ...]
+    points: tuple[SavedPoint, ...]
+
+    def check(self) -> None:
+        """Raises BadRecord: there is no engine, or no point."""
+        for name in ("engines", "points"):
+            if not getattr(self, name):
+                raise BadRecord("is empty", f".{name}")
+
+    @property
+    def ran(self) -> list[SavedPoint]:
+        """The points that run."""
+        return [point for point in self.points if not point.refused]
+
+    @classmethod
+    def load(cls, path: str | Path) -> SavedServing:
+        """Read a record. Raises ``UsageError``: not a record of a server, or a damaged one; says which key."""
+        raw = read_json(Path(path))
+        check_schema(raw, _FAMILY, int(_VERSION), str(path))
+        try:
+            return read(cls, raw)
+        except BadRecord as error:
+            raise UsageError(f"{path}: {error}") from None
+
+    def to_json(self) -> str:
+        """The record as text."""
+        return json.dumps(write(self), indent=2)
+
+
+def saved(found: Serving) -> SavedServing:
+    """What of an answer is saved, and shown."""
+    model, first = found.model, found.points[0]
+    kv = model.served.kv_bytes(1025, first.layout) - model.served.kv_bytes(1024, first.layout)
+    engines = {point.name: point for point in found.points}
+    engines |= {point.name: point for point in found.points if not point.refused}
+    limits = [(limit.quantity.name, limit.amount, objective_text(limit)) for limit in found.objectives]
+    return SavedServing(
+        schema=SCHEMA, memwall_version=__version__, model=model.name, weights=model.scheme or "model",
+        kv=_short(first.layout.kv) or "model", engine=first.layout.engine, draft=found.draft or None,
+        max_context=model.max_context, requests=_requests(found),
+        weights_bytes=model.served.weights_bytes(first.layout), kv_bytes_per_token=kv,
+        notes=(*model.notes, *found.notes),
+        objectives=tuple(SavedObjective(quantity=name, amount=amount, text=text) for name, amount, text in limits),
+        best=found.best.candidate.name if found.best else None,
+        cheaper=str(found.best.cheaper) if found.best and found.best.cheaper else None,
+        engines=tuple(_engine(name, point) for name, point in engines.items()),
+        points=tuple(_point(point, found) for point in found.points),
+    )  # fmt: skip
+
+
+def _short(scheme: str) -> str:
+    return "fp8" if scheme == "float8_e4m3fn" else scheme
+
+
+def _requests(found: Serving) -> str:
+    load = found.points[0].workload
+    if load.trace:
+        return f"{len(load.trace):,} of a trace"
+    hit = f", {load.prefix_hit:.0%} of a prompt cached" if load.prefix_hit else ""
+    encoder = found.model.encoder
+    if encoder:
+        return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
+    after = " after the encoder" if encoder is not None else ""
+    return f"{load.prompt.nominal:,} tokens in{after}{hit}, {load.generate.nominal:,} out"
+
+
+def _point(point: Point, found: Serving) -> SavedPoint:
+    load, made = point.workload, point.candidate
+    missed = stop(made, found.objectives) if made else None
+    values = {name: row.serve(made) if row.serve and made else None for name, row in SERVED.items()}
+    known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    return SavedPoint(
+        gpu=point.gpu.name, tp=point.layout.tp, gpus=point.gpus, load=point.load, concurrency=load.concurrency,
+        rate_per_s=load.rate_per_s, prompt_tokens=load.prompt.nominal, generated_tokens=load.generate.nominal,
+        weights_bytes=point.weights_bytes, reserved_bytes=point.reserved_bytes,
+        kv_bytes_per_sequence=point.kv_bytes(_longest(point)), largest_batch=point.largest_batch,
+        wall=made.wall if made else "", refused=point.refused,
+        misses=objective_text(missed.objective) if missed else "", **known,
+    )  # fmt: skip
+
+
+def _longest(point: Point) -> int:
+    longest = point.workload.longest
+    return longest.prompt_tokens + longest.generated_tokens
+
+
+def _engine(name: str, point: Point) -> SavedEngine:
+    gpu, steps, made = point.gpu, point.steps, point.candidate
+    batch, tokens = max(round(made.run.batch), 1) if made else 0, point.workload.longest.prompt_tokens
+    decode = _kernels(point, Step(batch, round(batch * point.context))) if made else {}
+    prompt = _kernels(point, Step(0, 0, ((tokens, 0),))) if made else {}
+    pipes = [_VECTOR, *(pipe for phase in (decode, prompt) for each in phase.values() for pipe in each.flops)]
+    return SavedEngine(
+        gpu=gpu.name, name=name, tp=point.layout.tp, weights_bytes=point.weights_bytes,
+        reserved_bytes=point.reserved_bytes, capacity_bytes=steps.capacity_bytes, dram_bytes=gpu.dram_bytes,
+        dram_bytes_per_s=gpu.dram_bytes_per_s, peaks={pipe: gpu.peak(pipe) for pipe in pipes},
+        kv_bytes_per_sequence=point.kv_bytes(_longest(point)), sequence_tokens=_longest(point), prompt_tokens=tokens,
+        batch=batch, decode=decode, prompt=prompt,
+    )  # fmt: skip
+
+
+def _kernels(point: Point, step: Step) -> dict[str, SavedKernels]:
+    """The kernels of a step by class, without classes that it has none of."""
+    flops: dict[str, dict[Pipe, int]] = {}
+    nbytes: dict[str, int] = {}
+    for kernel, n, own in point.steps.each(step):
+        cost, kind = kernel.cost(own, point.layout), type(kernel).__name__
+        nbytes[kind] = nbytes.get(kind, 0) + n * cost.bytes
+        by_pipe = flops.setdefault(kind, {})
+        for pipe, count in cost.flops.items():
+            ran = point.gpu.ceiling_pipe(pipe)
+            by_pipe[ran] = by_pipe.get(ran, 0) + n * count
+    times = point.steps.by_kind(step)
+    return {
+        kind: SavedKernels(time_s=time_s, bytes=nbytes.get(kind, 0), flops=flops.get(kind, {}))
+        for kind, time_s in times.items() if time_s
+    }  # fmt: skip
