@@ -85,6 +85,7 @@ SCHEMES: Mapping[str, Scheme] = {
         weights=FP8_BLOCK,
         activations=Stored(bits=8, block=(1, 128), scale_bytes=4), pipe="fp8",
     ),
+    "w4a16_nvfp4": Scheme(weights=NVFP4, dequantised="w4a16_nvfp4"),
     "nvfp4": Scheme(weights=NVFP4, activations=NVFP4, pipe="fp4", dequantised="int4_wo"),
     "sq": Scheme(weights=_INT8, activations=_INT8, pipe="int8"),
 }  # fmt: skip
@@ -94,6 +95,7 @@ KERNELS: Mapping[tuple[str, str], Kernels] = {
     ("int4_wo", ""): Kernels("int4_wo"),
     ("int4_awq", ""): Kernels("int4_wo"),
     ("mxfp4", ""): Kernels("mxfp4"),
+    ("w4a16_nvfp4", ""): Kernels("mxfp4"),  # Marlin's kernels for 4-bit floating point, whatever the scales
     ("int8_wo", ""): Kernels("int8_wo"),
     ("fp8", ""): Kernels("fp8_scaled", 1),
     # vLLM's static_scaled_fp8_quant has up to 1024 threads for a row of k, which take an SM some 2000 clocks however

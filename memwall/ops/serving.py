@@ -10,6 +10,9 @@ from typing import ClassVar
 from memwall.core.graph import Pipe
 from memwall.ops.launches import Gemm, Launch
 
+#: format of experts' weights -> the one whose kernels run, whatever the scales (Marlin's for 4-bit floating point)
+_KERNELS = {"w4a16_nvfp4": "w4a16_mxfp4"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentProduct(Gemm):
@@ -96,7 +99,7 @@ class Experts(Launch):
 
     @property
     def variant(self) -> str:
-        return f"{self.engine}_{self.scheme}"
+        return f"{self.engine}_{_KERNELS.get(self.scheme, self.scheme)}"
 
     @property
     def active(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -71,9 +72,9 @@ def read_model(
     stated = made.capture.get("serving", {})
     if weights == "model" and "refused" in stated:
         raise UsageError(stated["refused"])
-    kept = Stored(listed=tuple(stated.get("kept", ())))
-    keeps = kept.keeps if weights == "model" else Stored().keeps
-    kernels = served(made.graph, keeps, stated.get("context", 0), None if first is None else first.graph)
+    stored = Stored(listed=tuple(stated.get("kept", ())), mixed=stated.get("mixed", {}))
+    of = stored.of if weights == "model" else Stored().of
+    kernels = served(made.graph, of, stated.get("context", 0), None if first is None else first.graph)
     notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
     most = stated.get("most_tokens")
     if most and context and context < min(most - 1, tokens or most):
@@ -81,6 +82,9 @@ def read_model(
     cache = stated.get("cache", "")
     if cache and cache not in CACHES:
         notes += (f"the checkpoint's cache, {cache}, is not modeled: it counts in the model's dtype",)
+    if stored.mixed and weights == "model":
+        counts = Counter(stored.mixed.values()).most_common()
+        notes += (f"weights are {', '.join(f'{name} in {n:,} modules' for name, n in counts)}, the others as they are",)
     encoder = stated.get("encoder")
     if encoder is not None and first is None:
         notes += ("the encoder is not in a saved decode step: prompts take no time for it",)

@@ -288,6 +288,40 @@ def test_int8_experts_are_int8(run, tmp_path):
     assert pipe.dtype == "float16"
 
 
+def test_mixed_precision_is_that_of_each_module(run, tmp_path):
+    """fp8 in attention (a scale of 4 bytes for a matrix), 4 bits and a scale of a byte for 16 numbers in experts; the
+    head in fp8, the router and the output of attention as they are. Names are the checkpoint's."""
+    layers = {f"backbone.layers.{i}.self_attn.{name}_proj": {"quant_algo": "FP8"} for i in range(2) for name in "qkv"}
+    layers |= {f"backbone.layers.{i}.mlp.experts.{e}.w{w}": {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+               for i in range(2) for e in range(8) for w in range(3)}  # fmt: skip
+    layers["lm_head"] = {"quant_algo": "FP8"}
+    stated = {"quant_algo": "MIXED_PRECISION", "quant_method": "modelopt", "quantized_layers": layers}
+    target = described(tmp_path, MIXTRAL | {"quantization_config": stated})
+    found = points(run, target, "--concurrency", "1")
+    qkv, out, expert = 1024 * 2048, 1024 * 1024, 3 * 1024 * 2048
+    layer = qkv + 4 + 2 * out + 8 * expert * 9 // 16 + 2 * 8 * 1024
+    table, head, norms = 2 * 32000 * 1024, 32000 * 1024 + 4, 2 * (2 * 2 + 1) * 1024
+    assert found["points"][0]["weights_bytes"] == 2 * layer + table + head + norms
+    assert "weights are fp8_static in 7 modules, w4a16_nvfp4 in 2 modules, the others as they are" in found["notes"]
+    (plain,) = points(run, target, "--concurrency", "1", "--weights", "fp8")["points"]
+    assert plain["weights_bytes"] == pytest.approx(2 * (qkv + out + 8 * expert + 2 * 8 * 1024) + 2 * table, rel=1e-3)
+    groups = {"a": {"weights": {"num_bits": 8, "type": "float"}}, "b": {"weights": {"num_bits": 4, "type": "float"}}}
+    several = described(
+        tmp_path, MIXTRAL | {"quantization_config": {"quant_method": "modelopt", "config_groups": groups}}
+    )
+    assert "weights quantised as modelopt are not modeled; --weights says" in run("serve", several).error
+
+
+def test_what_is_left_alone_is_named_as_in_the_checkpoint(run, tmp_path):
+    """Nemotron's checkpoints say backbone where transformers says model."""
+    stated = {"quant_algo": "FP8", "quant_method": "modelopt", "ignore": ["backbone.layers.1.self_attn.*", "lm_head"]}
+    (point,) = points(run, described(tmp_path, LLAMA | {"quantization_config": stated}), "--concurrency", "1")["points"]
+    attention, mlp = 4096 * 6144 + 4096 * 4096, 3 * 4096 * 14336
+    others = 2 * 2 * 128256 * 4096 + 5 * 4096 * 2
+    scales = 4 * 4 + 2 * 4  # of one matrix each, fused ones are one; QKV and output of one layer alone
+    assert point["weights_bytes"] == pytest.approx(3 * attention + 2 * mlp + others, abs=scales)
+
+
 def test_a_gpu_that_lacks_the_dtype_is_left_out(run, model):
     said = "v100-sxm2-16gb: bfloat16, the model's dtype, does not run there; --dtype float16 does"
     assert said in run("serve", model, "--gpu", "v100", "h100", "--concurrency", "1").out

@@ -24,8 +24,8 @@ from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_
 from memwall.simulate.serving.timing import GpuSteps
 from memwall.simulate.serving.workload import Workload
 
-#: share of a GPU's memory that the servers of these tables take
-UTILIZATION = 0.92
+#: share of a GPU's memory that the servers of these tables take, and that of those whose weights need more: they ran
+UTILIZATION, MOST_UTILIZATION = 0.92, 0.98
 #: tokens of a step, and sequences, of each group of GPUs; the most sequences where as many run as the cache holds
 _TOKENS, _SEQUENCES, _MOST_SEQUENCES = 8192, 256, 2048
 #: between engines of prompts and of decodes: an adapter of 400 Gbit/s for each GPU
@@ -69,9 +69,12 @@ class Engines:
                 layout = replace(layout, weights="fp8_block", experts="")
             if is_left_out:
                 gpu, cluster = held_out_gpu(gpu), cluster and without_own(cluster)
-            self._steps[key] = GpuSteps(
+            found = GpuSteps(
                 model.served, gpu, layout, cluster, UTILIZATION, engine_host(layout.engine), model.max_context
             )
+            if found.weights_bytes + found.reserved_bytes >= found.capacity_bytes:
+                found = replace(found, utilization=MOST_UTILIZATION)
+            self._steps[key] = found
         return self._steps[key]
 
 

@@ -112,20 +112,23 @@ class Product(Kernel):
     dtype: str
     split: str = "whole"
     of_sequences: bool = False
-    #: whether quantisation leaves it as it is
-    kept: bool = False
+    #: the scheme of its weights, empty for none; None: as the layout says
+    own: str | None = None
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         rows, n, k = step.outputs if self.of_sequences else step.tokens, *self._sizes(layout)
-        if self.kept or not layout.weights:
-            return table_calls.product(rows, n, k, self.dtype)
-        return table_calls.quantised_product(rows, n, k, layout.weights, self.dtype, engine=layout.engine)
+        if scheme := self._scheme(layout):
+            return table_calls.quantised_product(rows, n, k, scheme, self.dtype, engine=layout.engine)
+        return table_calls.product(rows, n, k, self.dtype)
 
     def weights_bytes(self, layout: Layout) -> int:
         n, k = self._sizes(layout)
-        if self.kept or not layout.weights:
-            return n * k * ITEMSIZE[self.dtype]
-        return SCHEMES[layout.weights].weights.nbytes(n, k)
+        if scheme := self._scheme(layout):
+            return SCHEMES[scheme].weights.nbytes(n, k)
+        return n * k * ITEMSIZE[self.dtype]
+
+    def _scheme(self, layout: Layout) -> str:
+        return layout.weights if self.own is None else self.own
 
     def _sizes(self, layout: Layout) -> tuple[int, int]:
         n = _shared(self.n, layout.tp) if self.split == "column" else self.n
@@ -302,7 +305,8 @@ class Experts(Kernel):
     top_k: int
     gated: bool
     dtype: str
-    kept: bool = False
+    #: the scheme of its weights, empty for none; None: as the layout says
+    own: str | None = None
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         return table_calls.experts(
@@ -317,8 +321,8 @@ class Experts(Kernel):
         return self.count * one // layout.stage_gpus
 
     def _scheme(self, layout: Layout) -> str:
-        scheme = layout.experts or layout.weights
-        return self.dtype if self.kept or not scheme else OF_EXPERTS.get(scheme, scheme)
+        scheme = layout.experts or layout.weights if self.own is None else self.own
+        return OF_EXPERTS.get(scheme, scheme) or self.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,15 +60,15 @@ class Served:
 
 
 def served(
-    graph: Graph, keeps: Callable[[str], bool] = lambda path: False, context: int = 0, prompt: Graph | None = None
+    graph: Graph, stored: Callable[[str], str | None] = lambda path: None, context: int = 0, prompt: Graph | None = None
 ) -> Served:
-    """The kernels of a model, from one decode step; ``keeps`` and ``context`` as of :class:`Reader`. Of a model with an
-    encoder that is in the step of a ``prompt``.
+    """The kernels of a model, from one decode step; ``stored`` and ``context`` as of :class:`Reader`. Of a model with
+    an encoder that is in the step of a ``prompt``.
 
     Raises:
         UsageError: the graph is no step with a cache.
     """
-    reader = Reader(graph, keeps, context)
+    reader = Reader(graph, stored, context)
     reads = reader.read()
     alone = _independent(reader)
     kernels: Counter[Kernel] = Counter()
@@ -77,12 +77,19 @@ def served(
         kernels.update((*read.before, replace(kernel, beside=id(read.region) in alone), *read.after))
     kernels.update(sampling(graph))
     if prompt is not None:
-        first = Reader(prompt, keeps).read()
+        first = Reader(prompt, stored).read()
         kernels.update(kernel for read in first for kernel in (*read.before, read.kernel, *read.after)
                        if isinstance(kernel, Encoded))  # fmt: skip
-    own = sum(n * kernel.weights_bytes(Layout()) for kernel, n in kernels.items())
+    own = sum(n * _built(kernel).weights_bytes(Layout()) for kernel, n in kernels.items())
     held = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
     return Served(tuple((kernel, n) for kernel, n in kernels.items()), max(held - own, 0))
+
+
+def _built(kernel: Kernel) -> Kernel:
+    """A kernel with its weights as they were traced."""
+    if isinstance(kernel, Encoded):
+        return replace(kernel, kernel=_built(kernel.kernel))
+    return replace(kernel, own=None) if isinstance(kernel, (Product, Experts)) else kernel
 
 
 def _independent(reader: Reader) -> set[int]:

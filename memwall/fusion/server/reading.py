@@ -6,6 +6,7 @@ the one that follows it; its sums are added by an all-reduce (Shoeybi et al., Me
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -50,15 +51,16 @@ class Reader:
     """Reads the kernels of one traced step, a decode or a prefill."""
 
     def __init__(
-        self, graph: Graph, keeps: Callable[[str], bool] = lambda path: False, context: int = 0
+        self, graph: Graph, stored: Callable[[str], str | None] = lambda path: None, context: int = 0
     ) -> None:  # fmt: skip
-        """``keeps`` says which modules quantisation leaves as they are, next to the head and routers; ``context`` how
-        many tokens were before the step, where windows hold fewer.
+        """``stored`` names the scheme of a module's weights: empty where they stay as they are, None where they are as
+        the layout says, but for the head and routers; ``context`` says how many tokens were before the step, where
+        windows hold fewer.
 
         Raises:
         UsageError: the graph is no step of a language model.
         """
-        self.graph, self.flow, self.keeps, self.context = graph, Flow.of(graph), keeps, context
+        self.graph, self.flow, self.stored, self.context = graph, Flow.of(graph), stored, context
         self.regions = regions(graph, self.flow)
         if not any(region.kind in ("attention", "state") for region in self.regions):
             raise UsageError("the server policy is of steps with a cache; profile with --mode prefill or --mode decode")
@@ -207,8 +209,13 @@ class Reader:
             after = (Collective(op="all_gather", width=n * made[0].itemsize, of_sequences=of_sequences),)
         elif split == "column":
             self._sharded.add(number)
-        kept = is_last or not wholes.isdisjoint(_CHOICES) or all(self.keeps(op.module) for op in ops)
-        return Product(n=n, k=k, dtype=made[0].dtype, split=split, of_sequences=of_sequences, kept=kept), after
+        columns: Counter[str | None] = Counter()
+        for op, spec in zip(ops, made, strict=True):
+            columns[self.stored(op.module)] += spec.shape[-1]
+        own = max(columns, key=columns.__getitem__)
+        if own is None and (is_last or not wholes.isdisjoint(_CHOICES)):
+            own = ""
+        return Product(n=n, k=k, dtype=made[0].dtype, split=split, of_sequences=of_sequences, own=own), after
 
     def _is_last(self, number: int) -> bool:
         """Whether a region makes logits: the model's output, or what only element-wise ops separate from it."""
@@ -351,7 +358,7 @@ class Reader:
         first, last = weights[0], weights[-1]
         count, hidden, inter = first.shape[0], first.shape[1], last.shape[1]
         return Experts(hidden=hidden, inter=inter, count=count, top_k=self._chosen(number), dtype=first.dtype,
-                       gated=first.shape[2] == 2 * inter, kept=self.keeps(region.place)), ()  # fmt: skip
+                       gated=first.shape[2] == 2 * inter, own=self.stored(region.place)), ()  # fmt: skip
 
     def _chosen(self, number: int) -> int:
         """Experts of a token: what the last choice before them makes."""

@@ -113,7 +113,24 @@ class _Walk:
             and len(self.graph.values[weight].spec.shape) == 3
         }  # fmt: skip
         for place in places:
-            self._take("experts", self._inside(place), place)
+            inside = set(self._inside(place))
+            while more := self._of_each_expert(inside):
+                inside |= more
+            self._take("experts", inside, place)
+
+    def _of_each_expert(self, inside: set[int]) -> set[int]:
+        """Ops outside that make or read a row of each expert for every token: a server moves those that were chosen."""
+        values, flow = self.graph.values, self.flow
+        products = [self.ops[op] for op in inside if self.ops[op].op_class in _PRODUCTS]
+        sizes = [values[i].spec for op in products for i, _ in self._data(op)]
+        counts = {values[weight].spec.shape[0] for op in products if (weight := self.weight(op)) is not None}
+        least = min((spec.numel for spec in sizes if len(spec.shape) == 3 and spec.shape[0] in counts), default=0)
+        if not least:
+            return set()
+        made = {flow.writer[v] for op in inside for i, v in flow.reads[op] if values[i].spec.numel >= least}
+        read = {reader for op in inside for i, v in flow.writes[op] if values[i].spec.numel >= least
+                for reader in flow.readers[v]}  # fmt: skip
+        return {op for op in made | read if op >= 0 and op not in inside and op not in self.owner}
 
     def _inside(self, place: str) -> list[int]:
         start = f"{place}."

@@ -41,8 +41,9 @@ from memwall.simulate.serving.engine import CAPTURED, between
 
 #: share of a GPU's memory that a server takes (vLLM's ``gpu_memory_utilization``)
 UTILIZATION = 0.9
-#: tokens of a step for whose activations memory is reserved, and bytes of CUDA's context, graphs and NCCL's buffers
-_BUDGET_TOKENS, _CONTEXT_BYTES = 8192, 2 << 30
+#: tokens and sequences of a step for whose activations memory is reserved, and bytes of CUDA's context, graphs and
+#: NCCL's buffers
+_BUDGET_TOKENS, _BUDGET_SEQUENCES, _CONTEXT_BYTES = 8192, 256, 2 << 30
 #: bytes of a number of a row between layers
 _ROW_ITEMSIZE = 2
 #: kernels that read the cache
@@ -98,7 +99,12 @@ class GpuSteps:
     def reserved_bytes(self) -> int:
         """Bytes of activations, graphs and buffers."""
         rows = (kernel for kernel, _ in self.served.kernels if isinstance(kernel, Between))
-        return _CONTEXT_BYTES + _BUDGET_TOKENS * max((row.read_bytes + row.write_bytes for row in rows), default=0)
+        held = (
+            (_BUDGET_SEQUENCES if row.of_sequences else _BUDGET_TOKENS) * (row.read_bytes + row.write_bytes)
+            // (self.layout.tp if row.shared else 1)
+            for row in rows
+        )  # fmt: skip
+        return _CONTEXT_BYTES + max(held, default=0)
 
     @cached_property
     def capacity_bytes(self) -> int:

@@ -75,6 +75,11 @@ UNSTATED = {
         (STATED, [(4, 8, 1, 8), (1, 1, 4, 4)]),
         (UNSTATED, [(4, 8, 1, 8), (1, 4, 1, 4)]),
         ({**UNSTATED, "decode_tp_size": 32, "concurrency": 2048}, [(1, 1, 32, 32), (1, 4, 1, 4)]),
+        # 24 GPUs do not divide 256 experts: 8 times 3 do
+        (
+            {**UNSTATED, "decode_tp_size": 24, "decode_moe_tp_size": 3, "decode_moe_ep_size": 8, "concurrency": 2048},
+            [(1, 1, 24, 8), (1, 4, 1, 4)],
+        ),
     ],
 )
 def test_the_engines_that_a_row_states(read, row, expected):
@@ -93,6 +98,25 @@ def test_a_row_takes_the_engines_of_the_one_that_states_them(read):
         found = read({}, {**row, "concurrency": 65})
         assert len(found.deployments) == 1
         assert "prompts and decodes together" in next(iter(found.skipped))
+
+
+#: one GPU, which holds no DeepSeek, and a second deployment of the same load
+LONE = {**UNSTATED, "decode_tp_size": 1, "prefill_tp_size": 1, "decode_moe_tp_size": 1, "decode_moe_ep_size": 1,
+        "prefill_moe_ep_size": 1}  # fmt: skip
+SECOND = {**STATED, "decode_num_workers": 2, "tpot_ms": 12, "ttft_ms": 90}
+
+
+@pytest.mark.parametrize(
+    ("others", "times", "expected"),
+    [
+        ((STATED, SECOND), {"tpot_ms": 12.000001, "ttft_ms": 90}, [(2, 8, 1, 8), (1, 1, 4, 4)]),  # the second's
+        ((STATED,), {"tpot_ms": 11}, [(4, 8, 1, 8), (1, 1, 4, 4)]),  # there is no other
+        ((STATED, SECOND), {"tpot_ms": 11}, [(4, 1, 1, 1), (1, 1, 1, 1)]),  # it may be of either
+    ],
+)
+def test_a_row_with_the_times_of_another_is_that_row(read, others, times, expected):
+    *_, own = read(*others, {**LONE, **times}).deployments
+    assert engines(own) == expected
 
 
 def test_a_row_that_is_faster_than_its_deployment_speculates(read):

@@ -6,6 +6,9 @@ import pytest
 
 import memwall
 from memwall.fusion.server import Layout, served
+from memwall.fusion.server.kernels import Between, Experts
+from memwall.hardware.lookup import load_gpu
+from memwall.simulate.serving.timing import GpuSteps
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -104,6 +107,19 @@ def test_the_cache_of_a_token(target, name):
     assert server.dram_bytes < eager.dram_bytes and server.kernels < eager.kernels
     # the server reads all weights but the table, of which rows are gathered, and both sequences' caches
     assert server.dram_bytes > 2 * held(CONTEXT)
+
+
+def test_a_server_moves_the_rows_of_chosen_experts_alone(target):
+    """Llama-4 in transformers copies each token's row, 256 numbers in bfloat16, for all experts, scales the copies and
+    adds them up. Between the kernels of a server stand a few such rows; buffers are those of 8,192 tokens."""
+    fields, _ = MODELS["Llama-4"]
+    decode = memwall.profile(target(fields | {"num_local_experts": 64}), mode="decode", batch=2, context=CONTEXT)
+    model = served(decode.graph, context=CONTEXT)
+    (experts,) = {kernel for kernel, _ in model.kernels if isinstance(kernel, Experts)}
+    assert (experts.count, experts.top_k, experts.hidden, experts.inter) == (64, 2, 256, 512)
+    between = [kernel for kernel, _ in model.kernels if isinstance(kernel, Between) and not kernel.of_sequences]
+    assert max(kernel.read_bytes + kernel.write_bytes for kernel in between) < 16 * 256 * 2
+    assert GpuSteps(model, load_gpu("h100")).reserved_bytes < (2 << 30) + 8192 * 16 * 256 * 2
 
 
 @pytest.mark.parametrize("name", MODELS)

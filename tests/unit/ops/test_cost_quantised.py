@@ -31,6 +31,7 @@ BYTES = {
     "fp8_static": (4096 * 1024 + 4, 16 * 1024 + 4),
     "fp8_block": (4096 * 1024 + 32 * 8 * 4, 16 * 1024 + 16 * 8 * 4),  # 32 x 8 blocks; 8 groups in each of 16 rows
     "nvfp4": (4096 * 512 + 4096 * 64, 16 * 512 + 16 * 64),  # 64 groups of 16 in a row, a byte each
+    "w4a16_nvfp4": (4096 * 512 + 4096 * 64, 16 * 1024 * 2),
     "sq": (4096 * 1024 + 4096 * 4, 16 * 1024 + 16 * 4),  # a scale of 4 bytes for each row of both
 }
 

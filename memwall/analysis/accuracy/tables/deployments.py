@@ -11,10 +11,12 @@ Models are configurations in a folder ``configs`` next to the table or to its fo
   deployment of prompts and decodes apart (12, 36 and 72 do not divide DeepSeek's 128 heads, and 8192 prompts at 4096
   clients leave TPOT as it is); its engines are those of InferenceX's row with the same load and as many GPUs, and
   without such a row it states too little to be modeled;
+- a row that has the load and both times of InferenceX's own row, to six digits, is that row;
 - a row of prompts and decodes apart that states no number of engines, or one engine of so many GPUs, has the engines of
-  InferenceX's row with the same load on the same GPUs; if it is faster by :data:`_SPECULATES` or more, it speculates.
-  Without such a row there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED`
-  clients, whose GPUs then attend to sequences of their own, as the rows that state them do;
+  InferenceX's row with the same load on the same GPUs, and one that states a lone GPU, which cannot hold DeepSeek,
+  those of the only row with its load; if it is faster by :data:`_SPECULATES` or more, it speculates. Without such a row
+  there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED` clients, whose GPUs then
+  attend to sequences of their own, as the rows that state them do;
 - lengths are 0.8 to 1.0 of nominal in InferenceX, and taken as 0.95 to 1.0 in NVIDIA's sweeps, which say nothing;
 - mixtures of TensorRT-LLM's table divide experts and sequences over all GPUs of a stage.
 """
@@ -100,10 +102,13 @@ def _completed(record: Record, source: Path) -> Record:
     is_whole = _is_whole(record)
     is_one = record["mode"] == "agg" and not is_whole
     gpus = _gpus(record) if record["mode"] == "agg" else _gpus(record, "decode_")
-    for other in _stated(source).get(_load_of(record), ()):
+    others = _stated(source).get(_load_of(record), ())
+    for other in sorted(others, key=lambda other: not _is_same(record, other)):
         decodes, prompts = _gpus(other, "decode_"), _gpus(other, "prefill_")
         of_one = decodes // max(_count(other, "decode_num_workers"), 1)
-        if gpus in ((_gpus(other),) if is_one else (of_one, decodes, decodes + prompts)):
+        known = (_gpus(other),) if is_one else (of_one, decodes, decodes + prompts)
+        is_only = gpus == 1 and not is_one and len(others) == 1
+        if gpus in known or is_only or _is_same(record, other):
             if _SPECULATES * seconds(record, "tpot_ms") < seconds(other, "tpot_ms"):
                 raise Skip(f"faster by {_SPECULATES} than the same deployment without speculation: it speculates")
             engines = {name: cell for name, cell in other.items() if name.startswith(("decode_", "prefill_"))}
@@ -111,6 +116,11 @@ def _completed(record: Record, source: Path) -> Record:
     if is_whole:
         raise Skip("it states the GPUs of prompts and decodes together, and no other row how many engines they are")
     return record
+
+
+def _is_same(record: Record, other: Record) -> bool:
+    """Whether a row has the times of another."""
+    return all(abs(seconds(record, name) / seconds(other, name) - 1) < 1e-6 for name in ("tpot_ms", "ttft_ms"))
 
 
 def _is_whole(record: Record) -> bool:
@@ -130,7 +140,8 @@ def _pool(record: Record, prefix: str) -> Pool:
         tp = 1
     if prefix == "decode_" and not _count(record, "decode_num_workers") and dp == 1:
         engines = 4 if tp <= _NODE and _clients(record) <= 4 * _MOST_SHARED else 1
-        ep = tp if ep > 1 else 1  # that of the engines of prompts is recorded
+        # that of the engines of prompts is recorded; 24 GPUs do not divide 256 experts
+        ep = tp if ep > 1 and not tp & (tp - 1) else ep
     if tp > _NODE or (engines == 1 and prefix == "decode_" and _clients(record) > _MOST_SHARED):
         tp, dp = 1, tp * dp
     ep = ep if tp * dp % ep == 0 else 1

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ _KEPT = ("modules_to_not_convert", "exclude_modules", "ignore", "ignored_layers"
 #: format -> the scheme of products with such weights (:mod:`memwall.ops.quantised`)
 _SCHEMES: Mapping[str, str] = {
     "fp8": "fp8", "fbgemm_fp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "awq": "int4_awq", "int4_awq": "int4_awq",
-    "w4a16_awq": "int4_awq", "w8a8_sq": "sq", "int8": "int8_wo",
+    "w4a16_awq": "int4_awq", "w8a8_sq": "sq", "int8": "int8_wo", "w4a16_nvfp4": "w4a16_nvfp4",
 }  # fmt: skip
 #: (type, bits) of compressed-tensors' weights -> scheme
 _COMPRESSED: Mapping[tuple[str, Any], str] = {
@@ -45,15 +47,23 @@ _COMPRESSED: Mapping[tuple[str, Any], str] = {
 @dataclass(frozen=True)
 class Stored:
     """How a configuration says that weights are stored: the ``scheme`` of products, empty where nothing is said; what
-    is ``listed`` stays in the model's dtype. ``cache`` is how keys and values are: ``fp8``, another or nothing."""
+    is ``listed`` stays in the model's dtype. ``mixed`` has the schemes of single modules, where each has its own: all
+    others stay in the model's dtype. ``cache`` is how keys and values are: ``fp8``, another or nothing."""
 
     scheme: str = ""
     listed: tuple[str, ...] = ()
     cache: str = ""
+    mixed: Mapping[str, str] = field(default_factory=dict)
 
-    def keeps(self, path: str) -> bool:
-        """Whether the module of that path stays as it is."""
-        return any(_listed(f"{path}.weight", pattern) for pattern in self.listed)
+    def of(self, path: str) -> str | None:
+        """The scheme of the module of that path: empty where it stays as it is, None where it is that of all."""
+        if not self.mixed:
+            return "" if any(_listed(f"{path}.weight", pattern) for pattern in self.listed) else None
+        return self._by_name.get(_bare(path), "")
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, str]:
+        return {_bare(name): scheme for name, scheme in self.mixed.items()}
 
 
 def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
@@ -65,12 +75,26 @@ def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
     found = _stated(raw, folder)
     if found is None:
         return Stored()
-    scheme = _scheme(found, _method(found).lower())
+    if isinstance(layers := found.get("quantized_layers"), Mapping):
+        mixed = {_whole(name): _known(row, _method(_table(row, name))) for name, row in layers.items()}
+        most, _ = Counter(mixed.values()).most_common(1)[0] if mixed else ("", 0)
+        return Stored(most, _kept(found), _cache(found), mixed)
+    return Stored(_known(found, _method(found)), _kept(found), _cache(found))
+
+
+def _whole(name: str) -> str:
+    """The module of one expert's weights in transformers: that of all of them."""
+    return re.sub(r"\.experts\.\d+\..*", ".experts", name)
+
+
+def _known(found: Mapping[str, Any], method: str) -> str:
+    """The scheme of a format. Raises UsageError: it is not modeled, or several are mixed."""
+    scheme = _scheme(found, method.lower())
     if not scheme:
         known = ", ".join(sorted({*_SCHEMES, "gptq", "compressed-tensors"}))
-        raise UsageError(f"weights quantised as {_method(found)} are not modeled; --weights says as what to take them"
+        raise UsageError(f"weights quantised as {method} are not modeled; --weights says as what to take them"
                          f" (formats known: {known})")  # fmt: skip
-    return Stored(scheme, _kept(found), _cache(found))
+    return scheme
 
 
 def _cache(found: Mapping[str, Any]) -> str:
@@ -90,16 +114,14 @@ def _kept(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _scheme(found: Mapping[str, Any], method: str) -> str:
-    """The scheme of a format; empty where it is not known."""
+    """The scheme of a format; empty where it is not known, or where groups of modules have several."""
     groups = found.get("config_groups")
-    group: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if isinstance(weights, Mapping) and method not in _SCHEMES:
-        scheme = _COMPRESSED.get((str(weights.get("type")), weights.get("num_bits")), "")
-        if scheme == "int8_wo" and group.get("input_activations"):
-            return "sq"
-        blocks = weights.get("strategy") == "block" or weights.get("block_structure")
-        return "fp8_block" if scheme == "fp8" and blocks else scheme
+    schemes = {_of_group(group) for group in groups.values()} if isinstance(groups, Mapping) else set()
+    if len(schemes) > 1:
+        return ""
+    (stated,) = schemes or {None}
+    if stated is not None and method not in _SCHEMES:
+        return stated
     if method == "gptq":
         return {4: "int4_wo", 8: "int8_wo"}.get(found.get("bits", 4), "")
     scheme = _SCHEMES.get(method, "")
@@ -107,6 +129,19 @@ def _scheme(found: Mapping[str, Any], method: str) -> str:
         return "fp8_block"
     static = found.get("activation_scheme") == "static" or "quant_algo" in found  # modelopt calibrates
     return "fp8_static" if scheme == "fp8" and static else scheme
+
+
+def _of_group(group: Any) -> str | None:
+    """The scheme of a group of modules of compressed-tensors; empty where it is not known, None where it says nothing
+    of weights."""
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        return None
+    scheme = _COMPRESSED.get((str(weights.get("type")), weights.get("num_bits")), "")
+    if scheme == "int8_wo" and group.get("input_activations"):
+        return "sq"
+    blocks = weights.get("strategy") == "block" or weights.get("block_structure")
+    return "fp8_block" if scheme == "fp8" and blocks else scheme
 
 
 def quantization_note(raw: Mapping[str, Any], folder: Path) -> Callable[[Any], str] | None:
@@ -197,12 +232,17 @@ def _weights(module: Any, kept: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _listed(path: str, pattern: str) -> bool:
-    """Whether a pattern names a weight or a module that it is in. The text part of a model is ``language_model.model``
-    in checkpoints, ``model.language_model`` in transformers."""
+    """Whether a pattern names a weight or a module that it is in."""
     if pattern.startswith("re:"):
         return bool(re.match(pattern.removeprefix("re:"), path))
-    path, plain = (name.replace("language_model.", "") for name in (path, pattern))
+    path, plain = _bare(path), _bare(pattern)
     return fnmatch.fnmatch(path, f"{plain}*") or fnmatch.fnmatch(path, f"*.{plain}.*") or path.startswith(f"{plain}.")
+
+
+def _bare(name: str) -> str:
+    """A name without what checkpoints and transformers call the whole model and its text part:
+    ``language_model.model``, ``model.language_model``, ``backbone``."""
+    return re.sub(r"^((model|backbone)\.)+", "", name.replace("language_model.", ""))
 
 
 def _dtypes(module: Any) -> str:
