@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from memwall.simulate.serving.engine import BLOCK_TOKENS, Engine
+from memwall.simulate.serving.engine import Engine
 from memwall.simulate.serving.workload import Asked
 
 
@@ -103,10 +103,12 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._prompts: list[Request] = []
         self._decodes: dict[Request, None] = {}
-        #: decode steps so far; (that at which it is done, order, request) of each; the sum of context - step * tokens
+        #: decode steps so far; (that at which it is done, order, request) of each; context - step * tokens: its sum, and
+        #: how many decodes have each
         self._count, self._order = 0, 0
         self._ends: list[tuple[int, int, Request]] = []
         self._offsets = 0.0
+        self._at: Counter[float] = Counter()
         self._most_bytes = 0
         self._chunks: list[tuple[Request, int]] = []
         self._stretch: Stretch | None = None
@@ -182,13 +184,20 @@ class Scheduler:
         left = request.asked.generated_tokens - request.made
         request.ends = self._count + math.ceil(left / tokens - 1e-9)
         self._decodes[request] = None
-        self._offsets += request.prompt - tokens * self._count
+        self._offset(request, 1)
         self._order += 1
         heapq.heappush(self._ends, (request.ends, self._order, request))
 
     def _leave(self, request: Request) -> None:
         del self._decodes[request]
-        self._offsets -= request.prompt - self.engine.tokens_per_step * request.joined
+        self._offset(request, -1)
+
+    def _offset(self, request: Request, times: int) -> None:
+        offset = request.prompt - self.engine.tokens_per_step * request.joined
+        self._offsets += times * offset
+        self._at[offset] += times
+        if not self._at[offset]:
+            del self._at[offset]
 
     def _record(self, now_s: float, steps: int, prompts: bool) -> None:
         tally, seconds = self.tally, now_s - self._begin_s
@@ -273,10 +282,8 @@ class Scheduler:
 
     def _used_bytes(self, steps: int = 0) -> int:
         """Bytes of the blocks that the decode step after so many more needs, with those of prompts."""
-        tokens, kv_bytes = self.engine.tokens_per_step, self.engine.kv_bytes
-        reached = tokens * (self._count + steps) + self.policy.verified
-        blocks = Counter(-(-(r.prompt - tokens * r.joined + reached) // BLOCK_TOKENS) for r in self._decodes)
-        decodes = sum(n * kv_bytes(block * BLOCK_TOKENS) for block, n in blocks.items())
+        reached = self.engine.tokens_per_step * (self._count + steps) + self.policy.verified
+        decodes = sum(n * self.engine.kv_bytes(offset + reached) for offset, n in self._at.items())
         return decodes + sum(map(self._prompt_bytes, self._prompts))
 
     def _make_room(self) -> bool:

@@ -82,7 +82,6 @@ class GpuSteps:
     host: EngineHost = field(default_factory=lambda: EngineHost(""))
     max_context: int | None = None
     _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
-    _of_batch: dict[tuple[int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
     _predicted: dict[tuple[int, Step], Prediction] = field(default_factory=dict)
 
@@ -144,10 +143,10 @@ class GpuSteps:
         if step.prefills:
             total_s = self._uncached_s(step, own)
         else:
-            batch = decodes, step.verified
-            if batch not in self._of_batch:
-                self._of_batch[batch] = self._uncached_s(step, own)
-            total_s = self._of_batch[batch]
+            key = "batch", decodes, 0, step.verified
+            if key not in self._known:
+                self._known[key] = self._uncached_s(step, own)
+            total_s = self._known[key]
         if decodes:
             each = between(context_tokens / decodes, _NODE_BITS)
             total_s += sum(share * self._node_s("decodes", own.decodes, keys, own.verified) for keys, share in each)
