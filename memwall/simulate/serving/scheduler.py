@@ -103,7 +103,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._prompts: list[Request] = []
         self._decodes: dict[Request, None] = {}
-        #: decode steps so far; (that at which it is done, order, request) of each; context - step * tokens: its sum, and
+        #: decode steps so far; (that at which it is done, order, request) of each; context - step * tokens: its sum and
         #: how many decodes have each
         self._count, self._order = 0, 0
         self._ends: list[tuple[int, int, Request]] = []
