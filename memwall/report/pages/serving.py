@@ -122,9 +122,9 @@ _STEP_NOTE = (
 )
 _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
-    "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: those that the "
-    "cache holds; 1 M: all of the cost over a million tokens that come out, or go in; energy: at the GPU's power "
-    "limit; wall: what most of a decode step waits for; all modeled"
+    "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: the most that the "
+    "cache and the scheduler hold; 1 M: all of the cost over a million tokens that come out, or go in; energy: at the "
+    "GPU's power limit; wall: what most of a decode step waits for; all modeled"
 )
 
 
