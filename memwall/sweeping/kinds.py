@@ -14,14 +14,16 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from memwall.analysis.quantities import ALIASES, SERVED_ALIASES, Quantity, swept
 from memwall.analysis.serving import Decoding
 from memwall.analysis.sweep.axes import Axis
 from memwall.core.errors import MemwallError, UsageError, message_of, unknown
+from memwall.core.files import uncollected
 from memwall.core.units import counted
 from memwall.frontend.workload.sizes import MODES
 from memwall.fusion import POLICIES
-from memwall.fusion.server import Step
 from memwall.hardware.cluster import gpu_of, joined, load_cluster
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
@@ -79,6 +81,7 @@ class Kind:
         return tuple((name, point[name]) for name in sorted(point) if name not in self.numbers)
 
 
+@uncollected()
 def evaluate(task: Task, traces: Traces) -> list[Row]:
     """The rows of a task, in the order of its points. Whatever goes wrong with a point is its row."""
     try:
@@ -140,7 +143,10 @@ def decode(
     model = (traces or Traces()).model(target, weights, dtype, context + 1)
     layout = {"tp": tp, "ep": ep, "dp": dp, "pp": pp}
     steps = steps_of(model, load_gpu(gpu), **layout, cluster=cluster, kv=kv, engine=engine, utilization=utilization)
-    return _decoding(model, steps, batch, context, _kv_bytes(steps, context), usd_per_gpu_hour)
+    if (beyond := _beyond(model, context)) is not None:
+        raise UsageError(beyond)
+    (time_s,), (wall,) = steps.decodes([batch], [context])
+    return _decoding(steps, batch, time_s, wall, _kv_bytes(steps, context), usd_per_gpu_hour)
 
 
 def _kv_bytes(steps: GpuSteps, context: int) -> int:
@@ -148,47 +154,67 @@ def _kv_bytes(steps: GpuSteps, context: int) -> int:
     return steps.kv_bytes(-(-(context + 1) // BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
-def _decoding(model: Model, steps: GpuSteps, batch: int, context: int, kv_bytes: int, price: float | None) -> Decoding:
-    if model.max_context is not None and context >= model.max_context:
-        raise UsageError(f"{counted(context, 'token')} in the cache and one more are beyond the {model.max_context:,}"
-                         f" positions of the model; {model.max_context - 1:,} is the most")  # fmt: skip
-    step = Step(batch, batch * context)
+def _beyond(model: Model, context: int) -> str | None:
+    """Why a model cannot have so many tokens in the cache, if it cannot."""
+    if model.max_context is None or context < model.max_context:
+        return None
+    return (f"{counted(context, 'token')} in the cache and one more are beyond the {model.max_context:,} positions of"
+            f" the model; {model.max_context - 1:,} is the most")  # fmt: skip
+
+
+def _decoding(steps: GpuSteps, batch: Any, time_s: Any, wall: Any, kv_bytes: Any, price: float | None) -> Decoding:
+    """One step, or many where these are arrays."""
     return Decoding(
-        batch=batch, gpus=steps.layout.gpus, time_s=steps.step_s(batch, batch * context), limited_by=steps.wall(step),
-        weights_bytes=steps.weights_bytes, held_bytes=steps.weights_bytes + steps.reserved_bytes, kv_bytes=kv_bytes,
-        capacity_bytes=steps.capacity_bytes, usd_per_gpu_hour=price, watts_per_gpu=steps.gpu.tdp_w,
+        batch=batch, gpus=steps.layout.gpus, time_s=time_s, limited_by=wall, weights_bytes=steps.weights_bytes,
+        held_bytes=steps.weights_bytes + steps.reserved_bytes, kv_bytes=kv_bytes, capacity_bytes=steps.capacity_bytes,
+        usd_per_gpu_hour=price, watts_per_gpu=steps.gpu.tdp_w,
     )  # fmt: skip
 
 
 def _decodes(task: Task, traces: Traces) -> list[Row]:
-    """The steps of each engine, which knows the time of those kernels that read no cache after the first of a batch."""
-    readers = [quantity.decode for quantity in KINDS["decode"].quantities]
+    """The steps of each engine in bulk."""
     rows: list[Row] = []
     gpus: dict[str, Gpu] = {}
     for key, points in groupby(task.points, key=_engine_of(task)):
         engine = dict(key)
         weights, name = engine.pop("weights", "model"), engine.pop("gpu", DEFAULT_GPU)
         dtype, own = engine.pop("dtype", None), list(points)
+        batches, contexts = [p.get("batch", 1) for p in own], [p.get("context", 1024) for p in own]
         try:
             if name not in gpus:
                 gpus[name] = load_gpu(name)
-            gpu = gpus[name]
-            longest = max(point.get("context", 1024) for point in own) + 1
-            model = traces.model(task.target, weights, dtype, longest)
-            steps = steps_of(model, gpu, **engine)
+            model = traces.model(task.target, weights, dtype, max(contexts) + 1)
+            steps = steps_of(model, gpus[name], **engine)
         except MemwallError as error:
             rows += [_line(str(error))] * len(own)
-            continue
-        price, caches = task.prices.get(gpu.name), {}
-        for point in own:
-            batch, context = point.get("batch", 1), point.get("context", 1024)
-            if context not in caches:
-                caches[context] = _kv_bytes(steps, context)
-            try:
-                made = _decoding(model, steps, batch, context, caches[context], price)
-                rows.append(tuple(read(made) for read in readers if read is not None))
-            except MemwallError as error:
-                rows.append(_line(str(error)))
+        else:
+            rows += _of_engine(model, steps, batches, contexts, task.prices.get(gpus[name].name))
+    return rows
+
+
+def _of_engine(
+    model: Model, steps: GpuSteps, batches: Sequence[int], contexts: Sequence[int], price: float | None
+) -> list[Row]:
+    """The rows of the steps of one engine; numbers are Python's, which do not overflow."""
+    refused = {context: _beyond(model, context) for context in set(contexts)}
+    rows: list[Row] = [refused[context] or "" for context in contexts]
+    able = [i for i, row in enumerate(rows) if not row]
+    batch, context = [batches[i] for i in able], [contexts[i] for i in able]
+    try:
+        times, walls = steps.decodes(batch, context)
+    except MemwallError as error:
+        if len(able) == 1:
+            rows[able[0]] = _line(str(error))
+            return rows
+        return [_of_engine(model, steps, [b], [c], price)[0] for b, c in zip(batches, contexts, strict=True)]
+    caches = {each: _kv_bytes(steps, each) for each in set(context)}
+    asked = (batch, times, walls, [caches[each] for each in context])
+    numbers, seconds, limits, held = (np.array(each, dtype=object) for each in asked)
+    made = _decoding(steps, numbers, seconds, limits, held, price)
+    readers = [quantity.decode for quantity in KINDS["decode"].quantities if quantity.decode]
+    columns = [np.broadcast_to(np.array(read(made), dtype=object), len(able)).tolist() for read in readers]
+    for i, row in zip(able, zip(*columns, strict=True), strict=True):
+        rows[i] = row
     return rows
 
 

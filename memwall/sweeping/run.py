@@ -194,15 +194,22 @@ def _duration(minutes: float) -> str:
 
 def _ids(points: Sequence[tuple[str, Options]], question: Question) -> list[str]:
     """A hash of each configuration: what is asked, and the contents of the files that it names."""
-    labelled = cache(lambda text: f"{text} {file_digest(text)}" if Path(text).is_file() else text)
-    contents = cache(contents_of)
-    label = lambda value: labelled(value) if isinstance(value, str) else value  # noqa: E731
-    prices, written = sorted(question.prices.items()), json.JSONEncoder(sort_keys=True, default=str).encode
+    written = json.JSONEncoder(sort_keys=True, default=str).encode
+    prices = sorted(question.prices.items())
+
+    @cache
+    def asked(target: str) -> str:
+        return written([question.kind.name, __version__, target, contents_of(target), prices])[:-1]
+
+    @cache
+    def option(name: str, kind: str, value: Any) -> str:  # True is another value than 1
+        labelled = f"{value} {file_digest(value)}" if kind == "str" and Path(value).is_file() else value
+        return f"{written(name)}: {written(labelled)}"
+
     found = []
     for target, point in points:
-        asked = [question.kind.name, __version__, target, contents(target), prices]
-        options = {name: label(value) for name, value in point.items()}
-        found.append(sha256(written([*asked, options]).encode()).hexdigest()[:16])
+        options = ", ".join([option(name, type(point[name]).__name__, point[name]) for name in sorted(point)])
+        found.append(sha256(f"{asked(target)}, {{{options}}}]".encode()).hexdigest()[:16])
     return found
 
 
@@ -309,10 +316,11 @@ def _frame(
     columns: dict[str, Any] = {"id": list(ids), "target": [target for target, _ in points]}
     for name in names:
         columns[name] = [_cell(point.get(name)) for _, point in points]
-    for i, quantity in enumerate(kind.quantities):
-        values = [None if isinstance(row, str) else row[i] for row in rows]
+    unknown_row = (None,) * len(kind.quantities)
+    measured = zip(*(unknown_row if isinstance(row, str) else row for row in rows), strict=True)
+    for quantity, values in zip(kind.quantities, measured, strict=True):
         is_number = quantity.unit not in ("word", "flag")
-        columns[quantity.name] = np.array(values, dtype=float) if is_number else values
+        columns[quantity.name] = np.array(values, dtype=float) if is_number else list(values)
     columns["error"] = [row if isinstance(row, str) else "" for row in rows]
     return pd.DataFrame(columns)
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import memwall
+from memwall.fusion.server import Step
 from memwall.serving import read_model, serve
 from memwall.sweeping.kinds import kind_of
 from tests.cli.conftest import MODEL
@@ -71,14 +72,14 @@ def test_a_decode_step_is_that_of_the_server_alone(llama):
         batch, context = int(row["batch"]), int(row["context"])
         (point,) = serve(model, gpu=row["gpu"], tp=int(row["tp"]), kv=row["kv"], concurrency=1, prompt=16).points
         time_s = point.steps.step_s(batch, batch * context)
-        assert row["time_s"] == time_s
+        assert row["time_s"] == time_s and row["limited_by"] == point.steps.wall(Step(batch, batch * context))
         assert row["tokens_per_s_per_gpu"] == pytest.approx(batch / time_s / row["tp"])
         assert row["weights_bytes"] == point.steps.weights_bytes
         blocks = context // 16 + 1  # the next token has a place too
         assert row["kv_bytes"] == point.steps.kv_bytes(16 * blocks)
         held = point.steps.weights_bytes + point.steps.reserved_bytes + batch * row["kv_bytes"]
         assert row["fits"] == (held <= point.steps.capacity_bytes)
-        assert row["limited_by"] in ("compute", "bandwidth", "latency", "overhead", "link")
+        assert row["largest_batch"] == (point.steps.capacity_bytes - held + batch * row["kv_bytes"]) // row["kv_bytes"]
 
 
 def test_a_server_at_each_point_is_that_of_serve_alone(llama):

@@ -77,9 +77,13 @@ def pareto(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     known = frame.dropna(subset=list(names)).drop_duplicates(subset=list(names))
     signs = np.array([1.0 if QUANTITIES[name].lower else -1.0 for name in names])
     values = known[list(names)].to_numpy(dtype=float) * signs
-    order = np.lexsort(values.T[::-1])
+    order = np.lexsort(values.T[::-1])  # whatever beats a point comes before it
+    if len(names) == 2:
+        second = values[order, 1]
+        least = np.minimum.accumulate(second)
+        return known.iloc[order[np.r_[True, second[1:] < least[:-1]][: len(order)]]]
     front: list[int] = []
-    for place in order:  # whatever beats a point comes before it
+    for place in order:
         if not front or not (values[front] <= values[place]).all(axis=1).any():
             front.append(int(place))
     return known.iloc[front]

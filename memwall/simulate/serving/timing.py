@@ -8,7 +8,7 @@ experts wait for all, and stages of a pipeline work on as many parts of the batc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -122,6 +122,20 @@ class GpuSteps:
         own = self._own(step)
         return self.host.step_s + max(self._kernels_s(step, own), self._issued_s(own))
 
+    def decodes(self, batches: Sequence[int], contexts: Sequence[int]) -> tuple[list[float], list[str]]:
+        """Seconds and walls of many steps, in each of which so many sequences with so long a cache make a token: in
+        bulk what :meth:`step_s` and :meth:`wall` say of each."""
+        times, walls, fixed = [], [], dict[int, tuple[int, float, float, dict[str, float]]]()
+        for batch, context in zip(batches, contexts, strict=True):
+            if batch not in fixed:
+                step = Step(batch, batch * context)
+                own = self._own(step)
+                fixed[batch] = own.decodes, self._batch_s(step, own), self._issued_s(own), self._walls_of(step)
+            decodes, apart_s, issued_s, taken = fixed[batch]
+            times.append(self.host.step_s + max(apart_s + self._cached_s(decodes, context), issued_s))
+            walls.append(self._largest(taken, Step(decodes, decodes * context)))
+        return times, walls
+
     def waits_for_cpu(self, step: Step) -> bool:
         """Whether the engine's CPU takes longer to launch the kernels of a step than the GPU to run them."""
         own = self._own(step)
@@ -139,18 +153,22 @@ class GpuSteps:
 
     def _kernels_s(self, step: Step, own: Step) -> float:
         """Seconds of the kernels of a step, of which a group does its own."""
-        decodes, context_tokens = step.decodes, step.context_tokens
-        if step.prefills:
-            total_s = self._uncached_s(step, own)
-        else:
-            key = "batch", decodes, 0, step.verified
-            if key not in self._known:
-                self._known[key] = self._uncached_s(step, own)
-            total_s = self._known[key]
-        if decodes:
-            each = between(context_tokens / decodes, _NODE_BITS)
-            total_s += sum(share * self._node_s("decodes", own.decodes, keys, own.verified) for keys, share in each)
+        total_s = self._uncached_s(step, own) if step.prefills else self._batch_s(step, own)
+        if step.decodes:
+            total_s += self._cached_s(own.decodes, step.context_tokens / step.decodes, own.verified)
         return total_s + sum(map(self._prompt_s, own.prefills))
+
+    def _batch_s(self, step: Step, own: Step) -> float:
+        """Seconds of what reads no cache in a step of decodes alone."""
+        key = "batch", step.decodes, 0, step.verified
+        if key not in self._known:
+            self._known[key] = self._uncached_s(step, own)
+        return self._known[key]
+
+    def _cached_s(self, decodes: int, context: float, verified: int = 1) -> float:
+        """Seconds of what reads the caches of decodes."""
+        each = between(context, _NODE_BITS)
+        return sum(share * self._node_s("decodes", decodes, keys, verified) for keys, share in each)
 
     def _uncached_s(self, step: Step, own: Step) -> float:
         """Seconds of what reads no cache of a sequence."""
@@ -266,14 +284,23 @@ class GpuSteps:
 
     def wall(self, step: Step) -> str:
         """What most of a step's time waits for: a wall of the kernels, or ``link``."""
+        return self._largest(self._walls_of(step), self._own(step))
+
+    def _largest(self, taken: Mapping[str, float], own: Step) -> str:
+        """The wall with the most seconds, of so many without the kernels that read a cache."""
+        every = {**taken}
+        for kernel, n in self._of.get("cache", ()):
+            found = self.prediction(kernel, own)
+            wall = found.limited_by
+            every[wall] = every.get(wall, 0.0) + n * found.time_s
+        return max(every, key=every.__getitem__)
+
+    def _walls_of(self, step: Step) -> dict[str, float]:
+        """Seconds by wall of the kernels that read no cache, known after the first time."""
         key = step.decodes, step.prefills, step.verified
         if key not in self._walls:
             self._walls[key] = self._by_wall(step)
-        taken, own = dict(self._walls[key]), self._own(step)
-        for kernel, n in self._of.get("cache", ()):
-            found = self.prediction(kernel, own)
-            taken[found.limited_by] = taken.get(found.limited_by, 0.0) + n * found.time_s
-        return max(taken, key=taken.__getitem__)
+        return self._walls[key]
 
     def _by_wall(self, step: Step) -> dict[str, float]:
         """Seconds by wall of the kernels that read no cache."""
