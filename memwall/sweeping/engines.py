@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import pickle
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -22,8 +23,14 @@ from memwall.sweeping.traces import Traces
 Done = Iterator[tuple[int, list[Row]]]
 #: tasks that a Dask cluster has at once, and seconds in which its scheduler answers
 _AHEAD, _ANSWERS_S = 256, 10
-#: of a cluster here: workers do not profile themselves, and have their tasks before they ask for them
-_SETTINGS = {"distributed.worker.profile.enabled": False, "distributed.scheduler.worker-saturation": "inf"}
+#: of a cluster here: workers do not profile themselves, have their tasks before they ask for them, do not give freed
+#: memory back at once, and may take long to start again
+_SETTINGS = {
+    "distributed.worker.profile.enabled": False, "distributed.scheduler.worker-saturation": "inf",
+    "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1}, "distributed.deploy.lost-worker-timeout": "60s",
+}  # fmt: skip
+#: how often a cluster here is asked for workers in the place of those that it has given up
+_RENEWED_MS = 5000
 #: how often a task is tried whose process dies, by the system's hand or the model's
 _TRIES = 3
 
@@ -107,7 +114,7 @@ def on_dask(tasks: Sequence[Task], folder: Path | None, workers: int | None, sch
         finished: list[Any] = [None] * _AHEAD
         while finished:
             more = list(islice(waiting, len(finished)))
-            futures = send([tasks[number] for number in more]) if more else []
+            futures = send([pickle.dumps(tasks[number], 5) for number in more]) if more else []
             numbers.update(zip(futures, more, strict=True))
             done.update(futures)
             finished = done.next_batch() if numbers else []
@@ -120,12 +127,12 @@ def on_dask(tasks: Sequence[Task], folder: Path | None, workers: int | None, sch
             lost += map(numbers.pop, states.pop("error", []))
             good = states.pop("finished", [])
             done.update(chain(*states.values()))  # results that went with their worker are made again
-            yield from zip(map(numbers.pop, good), client.gather(good), strict=True)
+            yield from zip(map(numbers.pop, good), map(pickle.loads, client.gather(good)), strict=True)
         for number in sorted(lost):  # its worker died, perhaps by another task that it had
-            (future,) = send([tasks[number]])
+            (future,) = send([pickle.dumps(tasks[number], 5)])
             error = future.exception()
             said = f"no Dask worker survived it: {type(error).__name__}"
-            yield number, future.result() if error is None else [said] * len(tasks[number].points)
+            yield number, pickle.loads(future.result()) if error is None else [said] * len(tasks[number].points)
 
 
 def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitStack) -> Any:
@@ -137,6 +144,9 @@ def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitSt
             n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
         ))  # fmt: skip
         client = stack.enter_context(distributed.Client(cluster, set_as_default=False))
+        renewing = need("tornado.ioloop", "dask").PeriodicCallback(partial(cluster.scale, workers), _RENEWED_MS)
+        client.loop.add_callback(renewing.start)
+        stack.callback(client.loop.add_callback, renewing.stop)
         client.run(atexit.register, os._exit, 0)  # a worker would take seconds to free its traces one by one
         return client
     try:
@@ -148,8 +158,9 @@ def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitSt
 _worker: Callable[[Task, Path | None], list[Row]] | None = None
 
 
-def _on_worker(task: Task, folder: Path | None) -> list[Row]:
-    """A task on a Dask worker, which keeps its traces."""
+def _on_worker(packed: bytes, folder: Path | None) -> bytes:
+    """A task on a Dask worker, which keeps its traces. Both ways go bytes: Dask looks through any other object, which
+    takes it tens of milliseconds for one of thousands of points."""
     global _worker
     _worker = _worker or Worker()
-    return _worker(task, folder)
+    return pickle.dumps(_worker(pickle.loads(packed), folder), 5)
