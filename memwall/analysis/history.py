@@ -133,7 +133,7 @@ def entry_of(profiles: Mapping[str, Profile], commit: str, date: str, served: Se
     rows = [
         Row(
             commit, when, profile.memwall_version, name, profile.workload.mode, schedule.gpu.name, schedule.policy,
-            {limit: value for limit, q in LIMITS.items() if (value := q.read(profile, schedule)) is not None}
+            {limit: value for limit, q in LIMITS.items() if (value := q.read("profile", profile, schedule)) is not None}
             | {**(served or {}).get((name, schedule.gpu.name), {})},
         )
         for name, profile in profiles.items()

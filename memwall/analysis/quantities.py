@@ -12,8 +12,9 @@ Nothing slow is imported here: the command line's options read this table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,14 +40,10 @@ class Quantity:
     #: what a gate's limit on it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), ``server`` (GPU and
     #: load) or ``machine`` (timed by :mod:`memwall.gate.run` only); empty if it cannot be limited
     per: str = ""
-    #: how a whole-workload figure is read
-    read: Callable[[Profile, Schedule], float | None] = lambda profile, schedule: None
-    #: how it is read from a :class:`memwall.analysis.serving.Candidate`, whose objectives can limit it
-    serve: Callable[[Any], float | None] | None = None
-    #: how it is read from a :class:`memwall.analysis.serving.Decoding`
-    decode: Callable[[Any], Any] | None = None
-    #: how it is read from a :class:`memwall.sweeping.trainings.Trained`
-    train: Callable[[Any], Any] | None = None
+    #: kind of result -> how the figure is read from one: ``profile`` from a profile and one of its schedules, ``serve``
+    #: from a :class:`memwall.analysis.serving.Candidate`, ``decode`` from a :class:`memwall.analysis.serving.Decoding`,
+    #: ``training`` from a :class:`memwall.sweeping.trainings.Trained`
+    readers: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
     #: kinds of sweeps that have it as a column: ``profile``, ``decode``, ``serve``, ``training``; with ``+`` the page
     #: shows it too
     sweep: str = ""
@@ -75,6 +72,11 @@ class Quantity:
         """The figure of a kernel, or of a row of kernels."""
         return getattr(row, self.attribute)
 
+    def read(self, kind: str, *made: Any) -> Any:
+        """The figure of a result of a kind; None where that has none."""
+        reader = self.readers.get(kind)
+        return None if reader is None else reader(*made)
+
     def appears(self, table: str) -> str:
         """``kernel`` or ``kernel?`` in the table ``kernel``; empty where it has no column."""
         return next((word for word in self.tables.split() if word.rstrip("?") == table), "")
@@ -84,8 +86,8 @@ class Quantity:
         return next((word for word in self.sweep.split() if word.rstrip("+") == kind), "")
 
 
-def _total(name: str) -> Callable[[Profile, Schedule], float | None]:
-    return lambda profile, schedule: getattr(schedule.totals, name)
+#: a function of a result, or the name of an attribute
+_Reader = str | Callable[..., Any]
 
 
 def _wall(name: str) -> Callable[[Profile, Schedule], float | None]:
@@ -203,12 +205,25 @@ def _spread(name: str, place: str) -> Callable[[Any], float | None]:
     return serve
 
 
-def _attribute(name: str) -> Callable[[Any], Any]:
-    return lambda made: getattr(made, name)
+def _row(
+    name: str, title: str, unit: str, *, profile: _Reader | None = None, serve: _Reader | None = None,
+    decode: _Reader | None = None, training: _Reader | None = None, **more: Any,
+) -> Quantity:  # fmt: skip
+    """A quantity with its readers; a text is an attribute: of a schedule's totals, of what a server has run, of a
+    decode step or of a training step."""
+    given = {"profile": profile, "serve": serve, "decode": decode, "training": training}
+    readers = {kind: _named_reader(kind, read) for kind, read in given.items() if read is not None}
+    return Quantity(name=name, title=title, unit=unit, readers=readers, **more)
 
 
-def _served(name: str) -> Callable[[Any], float | None]:
-    return lambda candidate: getattr(candidate.run, name, None)
+def _named_reader(kind: str, read: _Reader) -> Callable[..., Any]:
+    if not isinstance(read, str):
+        return read
+    if kind == "profile":
+        return lambda profile, schedule: getattr(schedule.totals, read)
+    if kind == "serve":
+        return lambda candidate: getattr(candidate.run, read, None)
+    return attrgetter(read)
 
 
 #: times of requests, each as a mean and as percentiles
@@ -217,11 +232,8 @@ _PLACES = {"": ("mean", "mean"), "_p50": ("p50", "median"), "_p90": ("p90", "90t
            "_p99": ("p99", "99th percentile of the")}  # fmt: skip
 
 
-def _server(
-    name: str, title: str, unit: str, serve: Callable[[Any], float | None], *, lower: bool = True,
-    sweep: str = "serve", **more: Any,
-) -> Quantity:  # fmt: skip
-    return Quantity(name=name, title=title, unit=unit, lower=lower, per="server", serve=serve, sweep=sweep, **more)
+def _server(name: str, title: str, unit: str, *, sweep: str = "serve", **more: Any) -> Quantity:
+    return _row(name, title, unit, per="server", sweep=sweep, **more)
 
 
 #: those that the table of a sweep shows
@@ -229,144 +241,126 @@ _SHOWN = ("ttft", "ttft_p99", "tpot")
 
 #: of a server
 _SERVED = (
-    *(_server(f"{name}{suffix}_s", f"{which} {title}", "s", _spread(name, place),
+    *(_server(f"{name}{suffix}_s", f"{which} {title}", "s", serve=_spread(name, place),
               sweep="serve" + "+" * (f"{name}{suffix}" in _SHOWN),
               heading=f"{name.upper()} {place}".removesuffix(" mean"))
       for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
-    _server("tokens_per_s", "tokens", "per s", _served("tokens_per_s"), lower=False,
-            read=_rate("tokens_per_s"), decode=_attribute("tokens_per_s"),
-            train=_attribute("tokens_per_s"), sweep="profile decode serve training", heading="tokens"),
-    _server("tokens_per_s_per_user", "tokens for each user", "per s", _served("tokens_per_s_per_user"),
-            lower=False, decode=lambda step: 1 / step.time_s, sweep="decode+ serve+", heading="a user"),
-    _server("tokens_per_s_per_gpu", "tokens on each GPU", "per s",
-            lambda candidate: candidate.run.tokens_per_s / candidate.gpus, lower=False,
-            decode=lambda step: step.tokens_per_s / step.gpus, train=_attribute("tokens_per_s_per_gpu"),
-            sweep="decode+ serve+ training+", heading="a GPU"),
-    _server("requests_per_s", "requests", "per s", _served("requests_per_s"), lower=False),
+    _server("tokens_per_s", "tokens", "per s", lower=False, sweep="profile decode serve training", heading="tokens",
+            serve="tokens_per_s", profile=_rate("tokens_per_s"), decode="tokens_per_s", training="tokens_per_s"),
+    _server("tokens_per_s_per_user", "tokens for each user", "per s", lower=False, sweep="decode+ serve+",
+            heading="a user", serve="tokens_per_s_per_user", decode=lambda step: 1 / step.time_s),
+    _server("tokens_per_s_per_gpu", "tokens on each GPU", "per s", lower=False, sweep="decode+ serve+ training+",
+            heading="a GPU", serve=lambda candidate: candidate.run.tokens_per_s / candidate.gpus,
+            decode=lambda step: step.tokens_per_s / step.gpus, training="tokens_per_s_per_gpu"),
+    _server("requests_per_s", "requests", "per s", lower=False, serve="requests_per_s"),
     # a gate's workload has a setting of this name
-    Quantity(name="batch", title="mean decoding sequences", unit="count", lower=False, serve=_served("batch"),
-             sweep="serve+"),
-    _server("cache_use", "share of the KV cache that is taken", "fraction", _served("cache_use")),
-    _server("preemptions", "sequences preempted", "count", _served("preemptions")),
-    _server("kv_bytes_per_token", "KV cache of one more token on a GPU", "B",
-            lambda candidate: candidate.kv_bytes_per_token),
-    _server("usd_per_million_tokens", "all cost, by million tokens", "USD",
-            lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s),
-            decode=_attribute("usd_per_million"), train=_attribute("usd_per_million"),
-            sweep="decode+ serve+ training+", heading="1 M tokens"),
+    _row("batch", "mean decoding sequences", "count", lower=False, sweep="serve+", serve="batch"),
+    _server("cache_use", "share of the KV cache that is taken", "fraction", serve="cache_use"),
+    _server("preemptions", "sequences preempted", "count", serve="preemptions"),
+    _server("kv_bytes_per_token", "KV cache of one more token on a GPU", "B", serve=attrgetter("kv_bytes_per_token")),
+    _server("usd_per_million_tokens", "all cost, by million tokens", "USD", sweep="decode+ serve+ training+",
+            heading="1 M tokens", serve=lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s),
+            decode="usd_per_million", training="usd_per_million"),
     _server("usd_per_million_prompt_tokens", "all cost, by million tokens of prompts", "USD",
-            lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
-    _server("energy_per_token_j", "energy of a generated token", "J", lambda candidate: candidate.energy_per_token_j,
-            decode=_attribute("energy_per_token_j"), sweep="decode serve", heading="energy"),
+            serve=lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
+    _server("energy_per_token_j", "energy of a generated token", "J", sweep="decode serve", heading="energy",
+            serve=attrgetter("energy_per_token_j"), decode="energy_per_token_j"),
 )  # fmt: skip
 
 
 _ROWS = (
     # what a gate limits, in the order in which a history lists them
-    Quantity(name="kernels", title="kernels launched", unit="count", per="schedule", read=_total("kernels"),
-             attribute="launches", adds=True, tables="module? class? share?", heading="kernels", place=10,
-             sweep="profile"),
-    Quantity(name="dram_bytes", title="DRAM bytes", unit="B", per="schedule", read=_total("dram_bytes"),
-             attribute="bytes", adds=True, sort="bytes", tables="module class? share? kernel?", heading="bytes",
-             place=30, sweep="profile"),
-    Quantity(name="flops", title="FLOPs", unit="FLOP", per="schedule", read=_total("flops"), attribute="flops",
-             adds=True, sort="flops", tables="module class? share? kernel? csv", heading="FLOPs", place=20,
-             needs_formula=True, sweep="profile"),
-    Quantity(name="bound_s", title="speed of light", unit="s", per="schedule", read=_total("bound_s"),
-             attribute="bound_s", adds=True, sort="bound", tables="share kernel? csv", heading="bound", place=50,
-             like="time_s", sweep="profile"),
-    Quantity(name="time_s", title="modeled time", unit="s", per="schedule", read=_total("time_s"),
-             attribute="time_s", adds=True, sort="time", tables="module class share kernel csv", heading="time",
-             place=60, sweep="profile+ decode+ training+", decode=_attribute("time_s"), train=_attribute("time_s")),
-    Quantity(name="peak_memory", title="peak memory", unit="B", per="schedule", every_rank=True,
-             read=_of_every_rank("peak_memory", _total("peak_memory_bytes")), heading="peak",
-             sweep="profile+ decode+ training+", decode=_attribute("memory_bytes"), train=_attribute("peak_bytes")),
-    Quantity(name="materialized_bytes", title="materialized intermediates", unit="B", per="schedule",
-             read=materialized_bytes, sweep="profile"),
-    Quantity(name="communication_bytes", title="bytes sent to other GPUs", unit="B", per="schedule", every_rank=True,
-             read=_of_every_rank("communication_bytes", _communication("sent_bytes"))),
-    Quantity(name="exposed_communication_s", title="exposed communication", unit="s", per="schedule", every_rank=True,
-             read=_of_every_rank("exposed_communication_s", _communication("exposed_s")), train=_attribute("link_s"),
-             sweep="training", heading="exposed"),
-    Quantity(name="mfu", title="MFU", unit="fraction", lower=False, per="schedule", read=_total("mfu"), heading="MFU",
-             train=_attribute("mfu"), sweep="profile+ training+"),
-    Quantity(name="hfu", title="HFU", unit="fraction", lower=False, per="schedule", read=_total("hfu"), heading="HFU",
-             train=_attribute("hfu"), sweep="profile training"),
-    Quantity(name="mbu", title="MBU", unit="fraction", lower=False, per="schedule",
-             read=lambda profile, schedule: schedule.mbu, heading="MBU", sweep="profile"),
-    Quantity(name="compute_share", title="share of the time under the compute wall", unit="fraction", lower=False,
-             per="schedule", read=_wall("compute"), sweep="profile"),
-    Quantity(name="bandwidth_share", title="share of the time under the bandwidth wall", unit="fraction",
-             per="schedule", read=_wall("bandwidth"), sweep="profile"),
-    Quantity(name="latency_share", title="share of the time under the latency wall", unit="fraction",
-             per="schedule", read=_wall("latency"), sweep="profile"),
-    Quantity(name="overhead_share", title="share of the time under the overhead wall", unit="fraction",
-             per="schedule", read=_wall("overhead"), sweep="profile"),
-    Quantity(name="graph_breaks", title="graph breaks", unit="count", per="profile", read=graph_breaks),
-    Quantity(name="nchw_bytes", title="bytes of convolutions in NCHW", unit="B", per="profile", read=nchw_bytes,
-             sweep="profile"),
-    Quantity(name="measured_s", title="measured time", unit="s", per="machine"),
-    Quantity(name="coverage", title="ops with a formula", unit="fraction", lower=False, per="profile", read=coverage,
-             sweep="profile"),
+    _row("kernels", "kernels launched", "count", per="schedule", attribute="launches", adds=True,
+         tables="module? class? share?", heading="kernels", place=10, sweep="profile", profile="kernels"),
+    _row("dram_bytes", "DRAM bytes", "B", per="schedule", attribute="bytes", adds=True, sort="bytes",
+         tables="module class? share? kernel?", heading="bytes", place=30, sweep="profile", profile="dram_bytes"),
+    _row("flops", "FLOPs", "FLOP", per="schedule", attribute="flops", adds=True, sort="flops",
+         tables="module class? share? kernel? csv", heading="FLOPs", place=20, needs_formula=True, sweep="profile",
+         profile="flops"),
+    _row("bound_s", "speed of light", "s", per="schedule", attribute="bound_s", adds=True, sort="bound",
+         tables="share kernel? csv", heading="bound", place=50, like="time_s", sweep="profile", profile="bound_s"),
+    _row("time_s", "modeled time", "s", per="schedule", attribute="time_s", adds=True, sort="time",
+         tables="module class share kernel csv", heading="time", place=60, sweep="profile+ decode+ training+",
+         profile="time_s", decode="time_s", training="time_s"),
+    _row("peak_memory", "peak memory", "B", per="schedule", heading="peak", sweep="profile+ decode+ training+",
+         every_rank=True, profile=_of_every_rank("peak_memory", _named_reader("profile", "peak_memory_bytes")),
+         decode="memory_bytes", training="peak_bytes"),
+    _row("materialized_bytes", "materialized intermediates", "B", per="schedule", sweep="profile",
+         profile=materialized_bytes),
+    _row("communication_bytes", "bytes sent to other GPUs", "B", per="schedule", every_rank=True,
+         profile=_of_every_rank("communication_bytes", _communication("sent_bytes"))),
+    _row("exposed_communication_s", "exposed communication", "s", per="schedule", every_rank=True, sweep="training",
+         heading="exposed", profile=_of_every_rank("exposed_communication_s", _communication("exposed_s")),
+         training="link_s"),
+    _row("mfu", "MFU", "fraction", lower=False, per="schedule", heading="MFU", sweep="profile+ training+",
+         profile="mfu", training="mfu"),
+    _row("hfu", "HFU", "fraction", lower=False, per="schedule", heading="HFU", sweep="profile training", profile="hfu",
+         training="hfu"),
+    _row("mbu", "MBU", "fraction", lower=False, per="schedule", heading="MBU", sweep="profile",
+         profile=lambda profile, schedule: schedule.mbu),
+    _row("compute_share", "share of the time under the compute wall", "fraction", lower=False, per="schedule",
+         sweep="profile", profile=_wall("compute")),
+    _row("bandwidth_share", "share of the time under the bandwidth wall", "fraction", per="schedule", sweep="profile",
+         profile=_wall("bandwidth")),
+    _row("latency_share", "share of the time under the latency wall", "fraction", per="schedule", sweep="profile",
+         profile=_wall("latency")),
+    _row("overhead_share", "share of the time under the overhead wall", "fraction", per="schedule", sweep="profile",
+         profile=_wall("overhead")),
+    _row("graph_breaks", "graph breaks", "count", per="profile", profile=graph_breaks),
+    _row("nchw_bytes", "bytes of convolutions in NCHW", "B", per="profile", sweep="profile", profile=nchw_bytes),
+    _row("measured_s", "measured time", "s", per="machine"),
+    _row("coverage", "ops with a formula", "fraction", lower=False, per="profile", sweep="profile", profile=coverage),
     # of a sweep
-    Quantity(name="samples_per_s", title="samples", unit="per s", lower=False, read=_rate("samples_per_s"),
-             train=_attribute("samples_per_s"), sweep="profile+ training", heading="samples"),
-    Quantity(name="fits", title="whether the memory holds it", unit="flag", lower=False, heading="fits",
-             read=lambda profile, schedule: schedule.fits, serve=lambda candidate: True, decode=_attribute("fits"),
-             train=_attribute("fits"), sweep="profile+ decode+ serve training+"),
-    Quantity(name="gpus", title="GPUs", unit="count", train=_attribute("gpus"), sweep="training+", heading="GPUs"),
-    Quantity(name="bubble_s", title="seconds that the slowest rank waits for others", unit="s",
-             train=_attribute("bubble_s"), sweep="training", heading="bubble"),
-    Quantity(name="largest_batch", title="sequences that the memory holds", unit="count", lower=False,
-             decode=_attribute("largest_batch"), sweep="decode+", heading="largest"),
-    Quantity(name="weights_bytes", title="weights on a GPU", unit="B", decode=_attribute("weights_bytes"),
-             sweep="decode", heading="weights"),
-    Quantity(name="kv_bytes", title="cache of a sequence on a GPU", unit="B", decode=_attribute("kv_bytes"),
-             sweep="decode", heading="a cache"),
+    _row("samples_per_s", "samples", "per s", lower=False, sweep="profile+ training", heading="samples",
+         profile=_rate("samples_per_s"), training="samples_per_s"),
+    _row("fits", "whether the memory holds it", "flag", lower=False, heading="fits",
+         sweep="profile+ decode+ serve training+", profile=lambda profile, schedule: schedule.fits,
+         serve=lambda candidate: True, decode="fits", training="fits"),
+    _row("gpus", "GPUs", "count", sweep="training+", heading="GPUs", training="gpus"),
+    _row("bubble_s", "seconds that the slowest rank waits for others", "s", sweep="training", heading="bubble",
+         training="bubble_s"),
+    _row("largest_batch", "sequences that the memory holds", "count", lower=False, sweep="decode+", heading="largest",
+         decode="largest_batch"),
+    _row("weights_bytes", "weights on a GPU", "B", sweep="decode", heading="weights", decode="weights_bytes"),
+    _row("kv_bytes", "cache of a sequence on a GPU", "B", sweep="decode", heading="a cache", decode="kv_bytes"),
     # of totals next to others
-    Quantity(name="speedup", title="times as fast", unit="ratio", lower=False, heading="speed-up"),
-    Quantity(name="saved_s", title="seconds less than eager", unit="s", lower=False, heading="saved"),
-    Quantity(name="saved_bytes", title="DRAM bytes less than eager", unit="B", lower=False, heading="saved"),
-    Quantity(name="time_score", title="time saved over what ideal saves", unit="fraction", lower=False,
-             heading="of ideal"),
-    Quantity(name="byte_score", title="DRAM bytes saved over what ideal saves", unit="fraction", lower=False,
-             heading="of ideal"),
+    _row("speedup", "times as fast", "ratio", lower=False, heading="speed-up"),
+    _row("saved_s", "seconds less than eager", "s", lower=False, heading="saved"),
+    _row("saved_bytes", "DRAM bytes less than eager", "B", lower=False, heading="saved"),
+    _row("time_score", "time saved over what ideal saves", "fraction", lower=False, heading="of ideal"),
+    _row("byte_score", "DRAM bytes saved over what ideal saves", "fraction", lower=False, heading="of ideal"),
     # further quantities of kernels
-    Quantity(name="count", title="equal kernels", unit="count", attribute="count", sort="count", place=90),
-    Quantity(name="flop_share", title="share of the FLOPs", unit="fraction", attribute="flop_share",
-             tables="module? class share", heading="FLOPs", place=21),
-    Quantity(name="byte_share", title="share of the DRAM bytes", unit="fraction", attribute="byte_share",
-             tables="module? class share", heading="bytes", place=31),
-    Quantity(name="time_share", title="share of the time", unit="fraction", attribute="time_share",
-             tables="module class share kernel", heading="time", place=65),
-    Quantity(name="memory_bytes", title="memory at the peak", unit="B", attribute="memory_bytes", tables="module",
-             heading="memory", place=34),
-    Quantity(name="memory_share", title="share of the memory at the peak", unit="fraction", attribute="memory_share",
-             tables="module?", heading="memory", place=35),
-    Quantity(name="read_bytes", title="DRAM bytes read", unit="B", attribute="read_bytes", tables="csv", place=32),
-    Quantity(name="write_bytes", title="DRAM bytes written", unit="B", attribute="write_bytes", tables="csv", place=33),
-    Quantity(name="arithmetic_intensity", title="FLOP per DRAM byte", unit="FLOP/B", lower=False,
-             attribute="arithmetic_intensity", sort="intensity", tables="share? kernel? csv", heading="intensity",
-             place=40, needs_formula=True),
-    Quantity(name="compute_s", title="time of the arithmetic", unit="s", attribute="compute_s", tables="csv", place=61),
-    Quantity(name="memory_s", title="time of the traffic", unit="s", attribute="memory_s", tables="csv", place=62),
-    Quantity(name="latency_s", title="time of instructions, dependent steps and waits for loads", unit="s",
-             attribute="latency_s", tables="csv", place=62),
-    Quantity(name="overhead_s", title="launches and waits for the CPU", unit="s", attribute="overhead_s", tables="csv",
-             place=63),
-    Quantity(name="interval_s", title="80 % interval of the time", unit="interval", attribute="interval_s",
-             tables="kernel?", heading="80 % range", place=64, like="time_s"),
-    Quantity(name="attained_flop_per_s", title="FLOPs over modeled time", unit="FLOP/s", lower=False,
-             attribute="attained_flop_per_s", tables="class", heading="modeled", place=70),
-    Quantity(name="times_fewer", title="times fewer FLOP/s than the matrix classes", unit="ratio",
-             attribute="times_fewer", tables="class", heading="times fewer", unit_text="FLOP/s", place=71),
-    Quantity(name="limited_by", title="the wall", unit="word", attribute="limited_by",
-             tables="module class share kernel csv", heading="limited by", place=80, read=_limited_by,
-             serve=_attribute("wall"), decode=_attribute("limited_by"), train=_attribute("wall"),
-             sweep="profile+ decode+ serve+ training+"),
-    Quantity(name="low_s", title="low end of the 80 % interval", unit="s", attribute="low_s", tables="csv", place=81),
-    Quantity(name="high_s", title="high end of the 80 % interval", unit="s", attribute="high_s", tables="csv",
-             place=82),
+    _row("count", "equal kernels", "count", attribute="count", sort="count", place=90),
+    _row("flop_share", "share of the FLOPs", "fraction", attribute="flop_share", tables="module? class share",
+         heading="FLOPs", place=21),
+    _row("byte_share", "share of the DRAM bytes", "fraction", attribute="byte_share", tables="module? class share",
+         heading="bytes", place=31),
+    _row("time_share", "share of the time", "fraction", attribute="time_share", tables="module class share kernel",
+         heading="time", place=65),
+    _row("memory_bytes", "memory at the peak", "B", attribute="memory_bytes", tables="module", heading="memory",
+         place=34),
+    _row("memory_share", "share of the memory at the peak", "fraction", attribute="memory_share", tables="module?",
+         heading="memory", place=35),
+    _row("read_bytes", "DRAM bytes read", "B", attribute="read_bytes", tables="csv", place=32),
+    _row("write_bytes", "DRAM bytes written", "B", attribute="write_bytes", tables="csv", place=33),
+    _row("arithmetic_intensity", "FLOP per DRAM byte", "FLOP/B", lower=False, attribute="arithmetic_intensity",
+         sort="intensity", tables="share? kernel? csv", heading="intensity", place=40, needs_formula=True),
+    _row("compute_s", "time of the arithmetic", "s", attribute="compute_s", tables="csv", place=61),
+    _row("memory_s", "time of the traffic", "s", attribute="memory_s", tables="csv", place=62),
+    _row("latency_s", "time of instructions, dependent steps and waits for loads", "s", attribute="latency_s",
+         tables="csv", place=62),
+    _row("overhead_s", "launches and waits for the CPU", "s", attribute="overhead_s", tables="csv", place=63),
+    _row("interval_s", "80 % interval of the time", "interval", attribute="interval_s", tables="kernel?",
+         heading="80 % range", place=64, like="time_s"),
+    _row("attained_flop_per_s", "FLOPs over modeled time", "FLOP/s", lower=False, attribute="attained_flop_per_s",
+         tables="class", heading="modeled", place=70),
+    _row("times_fewer", "times fewer FLOP/s than the matrix classes", "ratio", attribute="times_fewer", tables="class",
+         heading="times fewer", unit_text="FLOP/s", place=71),
+    _row("limited_by", "the wall", "word", attribute="limited_by", tables="module class share kernel csv",
+         heading="limited by", place=80, sweep="profile+ decode+ serve+ training+", profile=_limited_by,
+         serve=attrgetter("wall"), decode="limited_by", training="wall"),
+    _row("low_s", "low end of the 80 % interval", "s", attribute="low_s", tables="csv", place=81),
+    _row("high_s", "high end of the 80 % interval", "s", attribute="high_s", tables="csv", place=82),
     *_SERVED,
 )  # fmt: skip
 

@@ -148,8 +148,8 @@ def objective(text: str) -> Limit:
 
 def value_of(candidate: Candidate, limit: Limit) -> float | None:
     """What a candidate has of the quantity of an objective; None where it is unknown."""
-    serve = limit.quantity.serve
-    return serve(candidate) if serve else None
+    found: float | None = limit.quantity.read("serve", candidate)
+    return found
 
 
 def best(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> Best:
@@ -182,7 +182,7 @@ def _cost(candidate: Candidate) -> float:
 def _check_known(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> None:
     for name in (limit.quantity.name for limit in limits if all(value_of(each, limit) is None for each in candidates)):
         alike = [row for row in SERVED.values() if row.name.partition("_")[0] == name.partition("_")[0]]
-        known = [row.name for row in alike if row.serve and any(row.serve(each) is not None for each in candidates)]
+        known = [row.name for row in alike if any(row.read("serve", each) is not None for each in candidates)]
         hint = f"{', '.join(known)} is known" if known else "give the price and the power of a GPU"
         raise UsageError(f"{name} is unknown of all candidates; {hint}")
 

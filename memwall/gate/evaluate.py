@@ -137,12 +137,12 @@ def _base_of(subject: Subject, schedule: Schedule) -> Side | None:
 
 
 def _value(quantity: Quantity, module: str, side: Side, server: _Server) -> float | None:
-    if quantity.per == "server" and quantity.serve is not None:
+    if quantity.per == "server" and "serve" in quantity.readers:
         served = server.under(side)
-        return None if isinstance(served, str) else quantity.serve(served)
+        return None if isinstance(served, str) else quantity.read("serve", served)
     if module:
         return sum(quantity.of(kernel) for kernel in kernels_in(side.profile, side.schedule, module))
-    return quantity.read(side.profile, side.schedule)
+    return quantity.read("profile", side.profile, side.schedule)
 
 
 def kernels_in(profile: Profile, schedule: Schedule, pattern: str) -> list[Estimate]:

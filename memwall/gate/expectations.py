@@ -87,7 +87,7 @@ def exceeded(profile: Profile, limits: Mapping[str, Limit]) -> Iterator[str]:
     for schedule in profile.simulations:
         for written, limit in limits.items():
             quantity, where = limit.quantity, _where(profile, schedule)
-            value = quantity.read(profile, schedule)
+            value = quantity.read("profile", profile, schedule)
             if value is None:
                 yield f"{quantity.name} of {where} is not known; want {written}"
             elif not limit.holds(value):

@@ -225,7 +225,7 @@ def _requests(found: Serving) -> str:
 def _point(point: Point, found: Serving) -> SavedPoint:
     load, made = point.workload, point.candidate
     missed = stop(made, found.objectives) if made else None
-    values = {name: row.serve(made) if row.serve and made else None for name, row in SERVED.items()}
+    values = {name: row.read("serve", made) if made else None for name, row in SERVED.items()}
     known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
     return SavedPoint(
         gpu=point.gpu.name, tp=point.layout.tp, gpus=point.gpus, load=point.load, concurrency=load.concurrency,

@@ -51,7 +51,7 @@ class SearchReport(Report):
         columns = [col.names(name, [each.options[name] for each in shown]) for name in _OPTIONS[:3]]
         columns += [col.plain(name, [each.options[name] for each in shown]) for name in _OPTIONS[3:]]
         columns += [col.plain("engines", [each.engines for each in shown]), col.plain("GPUs", [e.gpus for e in shown])]
-        of = lambda name: [SERVED[name].serve(each.candidate) for each in shown]  # type: ignore[misc] # noqa: E731
+        of = lambda name: [SERVED[name].read("serve", each.candidate) for each in shown]  # noqa: E731
         columns += [
             col.seconds("TTFT", of("ttft_s")), col.seconds("p99", of("ttft_p99_s"), like=of("ttft_s")),
             col.seconds("TPOT", of("tpot_s")), col.fixed("a user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
@@ -74,7 +74,7 @@ class SearchReport(Report):
         columns = (*_OPTIONS, "engines", "gpus", "cost", *SERVED)
         return columns, (
             (*(each.options[name] for name in _OPTIONS), each.engines, each.gpus, each.usd_per_million,
-             *(row.serve(each.candidate) if row.serve else None for row in SERVED.values()))
+             *(row.read("serve", each.candidate) for row in SERVED.values()))
             for each in self.found.simulated
         )  # fmt: skip
 

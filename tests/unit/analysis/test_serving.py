@@ -119,4 +119,4 @@ def test_percentiles_need_a_simulation():
 
 def test_every_quantity_of_a_server_is_read():
     candidate = one_request(usd_per_gpu_hour=1.0, watts_per_gpu=1.0, kv_bytes_per_token=1)
-    assert [name for name, row in SERVED.items() if row.serve(candidate) is None] == []
+    assert [name for name, row in SERVED.items() if row.read("serve", candidate) is None] == []

@@ -165,7 +165,7 @@ def test_a_quantity_that_is_not_known_fails(run, monkeypatch):
     from memwall.analysis import quantities
 
     known = quantities.LIMITS["mbu"]
-    monkeypatch.setitem(quantities.LIMITS, "mbu", replace(known, read=lambda profile, schedule: None))
+    monkeypatch.setitem(quantities.LIMITS, "mbu", replace(known, readers={}))
     result = run("""
 @pytest.mark.memwall(min_mbu=0)
 def test_net(memwall):
