@@ -144,7 +144,8 @@ def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitSt
             n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
         ))  # fmt: skip
         client = stack.enter_context(distributed.Client(cluster, set_as_default=False))
-        renewing = need("tornado.ioloop", "dask").PeriodicCallback(partial(cluster.scale, workers), _RENEWED_MS)
+        loops: Any = need("tornado.ioloop", "dask")
+        renewing = loops.PeriodicCallback(partial(cluster.scale, workers), _RENEWED_MS)
         client.loop.add_callback(renewing.start)
         stack.callback(client.loop.add_callback, renewing.stop)
         client.run(atexit.register, os._exit, 0)  # a worker would take seconds to free its traces one by one
