@@ -12,7 +12,7 @@ from memwall.cli import options
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import FLAGS, SETTINGS
 from memwall.sweeping.kinds import Kind, kind_of
-from memwall.sweeping.trainings import LAYOUT
+from memwall.sweeping.trainings import LAYOUT, STEPPED
 
 #: option of the command line → keyword of the function, where they differ
 _KEYWORDS = {"input": "input_specs", "no_replay": "replay"}
@@ -44,6 +44,8 @@ def _value(name: str, text: str, kind: Kind) -> Any:
     """A value as the command of the kind converts it."""
     if name in LAYOUT:
         return _setting(LAYOUT[name], text)
+    if kind.name == "training" and name in STEPPED:  # no command has these
+        return _answer(name, text) if name == "overlap" else text
     option, context = _option(name, kind)
     try:
         if option.is_flag:
@@ -60,11 +62,15 @@ def _value(name: str, text: str, kind: Kind) -> Any:
 def _setting(key: str, text: str) -> Any:
     """The value of a key of a layout, checked: a number, whether it is on, or a text as the layout has it."""
     if key in FLAGS:
-        if text.lower() not in _ANSWERS:
-            raise UsageError(f"--vary parallel.{key}: {text[:40]!r} is neither yes nor no")
-        return _ANSWERS[text.lower()]
+        return _answer(f"parallel.{key}", text)
     read = SETTINGS[key](key, text)[key]
     return read if isinstance(read, int) else text
+
+
+def _answer(name: str, text: str) -> bool:
+    if text.lower() not in _ANSWERS:
+        raise UsageError(f"--vary {name}: {text[:40]!r} is neither yes nor no")
+    return _ANSWERS[text.lower()]
 
 
 def _option(name: str, kind: Kind) -> tuple[click.Option, click.Context]:

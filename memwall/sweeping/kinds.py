@@ -19,7 +19,7 @@ import numpy as np
 from memwall.analysis.quantities import ALIASES, SERVED_ALIASES, Quantity, swept
 from memwall.analysis.serving import Decoding
 from memwall.analysis.sweep.axes import Axis
-from memwall.core.errors import MemwallError, UsageError, message_of, unknown
+from memwall.core.errors import MemwallError, UsageError, message_of, suggest, unknown
 from memwall.core.files import uncollected
 from memwall.core.units import counted
 from memwall.frontend.workload.sizes import MODES
@@ -31,6 +31,7 @@ from memwall.pipeline import ATTENTION, profile, resimulate
 from memwall.serving import CACHES, ENGINES, WEIGHTS, Model, serve, steps_of
 from memwall.simulate.serving.engine import BLOCK_TOKENS
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
+from memwall.simulate.training import STATES
 from memwall.sweeping.traces import Traces
 from memwall.sweeping.trainings import NUMBERS, OPTIONS, Rank, trained_at
 
@@ -122,7 +123,7 @@ def _profiled(target: str, point: Options, options: Options, traces: Traces) -> 
     said = {name: point[name] for name in ("policy", "cuda_graph", "host") if point.get(name) is not None}
     found = resimulate(made, joined([load_gpu(gpu)], cluster, point.get("world")), **said)
     schedule = found.simulations[0]
-    return tuple(quantity.read(found, schedule) for quantity in KINDS["profile"].quantities)
+    return tuple(quantity.read("profile", found, schedule) for quantity in KINDS["profile"].quantities)
 
 
 # -- decode steps ------------------------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ def _of_engine(
     asked = (batch, times, walls, [caches[each] for each in context])
     numbers, seconds, limits, held = (np.array(each, dtype=object) for each in asked)
     made = _decoding(steps, numbers, seconds, limits, held, price)
-    readers = [quantity.decode for quantity in KINDS["decode"].quantities if quantity.decode]
+    readers = [quantity.readers["decode"] for quantity in KINDS["decode"].quantities]
     columns = [np.broadcast_to(np.array(read(made), dtype=object), len(able)).tolist() for read in readers]
     for i, row in zip(able, zip(*columns, strict=True), strict=True):
         rows[i] = row
@@ -250,9 +251,9 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
     gpu = load_gpu(name)
     price = {gpu.name: task.prices[gpu.name]} if gpu.name in task.prices else None
     found = serve(model, **{**asked, **loads, "gpu": gpu, "price": price})
-    readers = [quantity.serve for quantity in KINDS["serve"].quantities]
+    readers = [quantity.readers["serve"] for quantity in KINDS["serve"].quantities]
     rows: list[Row] = [
-        _line(point.refused) if point.candidate is None else tuple(read(point.candidate) for read in readers if read)
+        _line(point.refused) if point.candidate is None else tuple(read(point.candidate) for read in readers)
         for point in found.points
     ]
     return rows if loads else rows * len(clients)
@@ -263,7 +264,7 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
 
 def _trainings(task: Task, traces: Traces) -> list[Row]:
     """A step at each point; those on the same GPUs share the blocks of their rank."""
-    readers = [quantity.train for quantity in KINDS["training"].quantities if quantity.train]
+    readers = [quantity.readers["training"] for quantity in KINDS["training"].quantities]
     known: dict[Any, Rank] = {}
 
     def made(point: Options) -> Row:
@@ -314,6 +315,10 @@ KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 
 
+#: what may vary, where a name is like none of it
+_AXES = "an axis for every option of memwall profile and of memwall serve, and for keys of a layout, as in parallel.tp"
+
+
 def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[str] = ()) -> Kind:
     """The kind that is asked for, else the first that has all of some options, and all quantities and options that are
     ``mentioned`` if any has. Raises ``UsageError``: none has the options; names the first wrong one, and the
@@ -333,7 +338,7 @@ def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[
     every = list(dict.fromkeys(name for kind in kinds for name in kind.options))
     for name in names:
         if name not in every:
-            raise unknown("option", name, every)
+            raise UsageError(f"no option {name!r}; {suggest(name, every, listed=[_AXES])}")
     lacking = (f"{kind.name} has no {next(name for name in names if name not in kind.options)}" for kind in kinds)
     raise UsageError(f"no kind of sweep has all of {', '.join(names)}: {', '.join(lacking)}")
 
@@ -344,7 +349,7 @@ _NAMED: Mapping[str, Callable[[Any], object]] = {"gpu": load_gpu, "cluster": loa
 _LISTED: Mapping[str, tuple[str, Iterable[str]]] = {
     "policy": ("policy named", POLICIES), "weights": ("scheme of weights", WEIGHTS),
     "kv": ("dtype of the cache", CACHES), "engine": ("engine", ENGINES), "mode": ("mode", MODES),
-    "attention": ("attention", ATTENTION),
+    "attention": ("attention", ATTENTION), "state": ("state of parameters", STATES),
 }  # fmt: skip
 
 

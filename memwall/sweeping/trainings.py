@@ -21,9 +21,9 @@ from memwall.training import DEFAULT_CLUSTER, Training, trained
 LAYOUT: Mapping[str, str] = {f"parallel.{key}": key for key in SETTINGS}
 #: options of :func:`memwall.training.rank_of`, and of :func:`memwall.training.trained`
 _TRACED = ("dtype", "autocast", "batch", "seq")
-_STEPPED = ("state", "overlap")
+STEPPED = ("state", "overlap")
 #: those that change no op of a rank
-NUMBERS = ("gpu", "cluster", "world", "policy", *_STEPPED,
+NUMBERS = ("gpu", "cluster", "world", "policy", *STEPPED,
            *(name for name, key in LAYOUT.items() if key not in ("tp", "sp", "cp", "ep")))  # fmt: skip
 OPTIONS = (*_TRACED, *NUMBERS, *(name for name in LAYOUT if name not in NUMBERS))
 
@@ -122,7 +122,7 @@ def trained_at(
     if key not in known:
         known[key] = _rank(target, point, layout, traces, options, policy)
     rank, gpu = known[key], hardware_of(known[key].cluster)
-    stepped = {name: point[name] for name in _STEPPED if point.get(name) is not None}
+    stepped = {name: point[name] for name in STEPPED if point.get(name) is not None}
     found = trained(rank.profile, rank.blocks, layout, rank.cluster, policy, **stepped)
     return Trained(found, rank.walls, prices.get(gpu.name))
 

@@ -1,0 +1,148 @@
+"""Each option of ``memwall profile``, ``memwall serve`` and layouts of training is an axis of ``memwall sweep``, or is
+listed here with the reason why it is none."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+
+from memwall.cli.axes import _KEYWORDS, parse_axes
+from memwall.cli.profile import command as profile
+from memwall.cli.serve import command as serve
+from memwall.sweeping.kinds import KINDS
+from tests.cli.conftest import MODEL
+from tests.cli.test_sweep_training import RANKED
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+TINY = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_key_value_heads": 8, "vocab_size": 512,
+         "max_position_embeddings": 4096, "dtype": "bfloat16", **TINY}  # fmt: skip
+SEEN = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+CONFIGS = {
+    "llama": LLAMA,
+    "mixtral": {**LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4},
+    "resnet": {"architectures": ["ResNetModel"], "model_type": "resnet", "embedding_size": 16,
+               "hidden_sizes": [16, 32], "depths": [1, 1]},
+    "timesformer": {"architectures": ["TimesformerModel"], "model_type": "timesformer", "image_size": 32,
+                    "patch_size": 16, "num_frames": 8, **SEEN},
+    "sound": {"architectures": ["Wav2Vec2Model"], "model_type": "wav2vec2", **SEEN},
+    "llava": {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 500,
+              "text_config": LLAMA, "vision_config": {"model_type": "clip_vision_model", "image_size": 32,
+                                                      "patch_size": 16, **SEEN}},
+}  # fmt: skip
+PROGRAMS = {
+    "mlp": MODEL, "ranked": RANKED,
+    "routed": """
+import torch
+
+class Routed(torch.nn.Module):
+    def forward(self, x):
+        return x[(x > 0).nonzero()[:, 0]] * 2
+
+def model():
+    return Routed()
+
+def inputs():
+    return (torch.zeros(64, 64),)
+""",
+}  # fmt: skip
+
+#: kind -> option -> its two values, and further options and the target where another than the kind's is needed
+AXES = {
+    "profile": {
+        "gpu": "a100,h100", "mode": "inference,training", "policy": "eager,memwall",
+        "optimizer": "sgd,adamw:fused mode=training", "dtype": "bf16,fp16", "autocast": "bf16,fp16", "batch": "1,2",
+        "seq": "16,32", "image": "64,128 @resnet", "images": "1,2 @llava", "video": "4,8 @timesformer",
+        "seconds": "1,2 @sound",
+        "prompt": "16,32 mode=prefill", "context": "16,32 mode=decode",
+        "input_specs": "f32[2,64],f32[8,64] @mlp", "assume": "nonzero=0.1,nonzero=0.5 @routed",
+        "attention": "flash,math", "cuda_graph": "yes,no", "real": "yes,no @mlp", "max_ops": "5000,6000",
+        "replay": "yes,no", "no_grad": "yes,no mode=forward", "host": "bare-metal,cloud-vm",
+        "cluster": "dgx-h100,hgx-b200 @ranked world=8", "world": "2,4 @ranked cluster=dgx-h100",
+        "rank": "0,1 @ranked cluster=dgx-h100 world=8",
+    },
+    "decode": {
+        "gpu": "a100,h100", "tp": "1,2", "ep": "1,2 tp=2 @mixtral", "dp": "1,2", "pp": "1,2",
+        "cluster": "dgx-h100,aws-p5 tp=2", "batch": "1,2", "context": "16,32", "weights": "model,fp8",
+        "kv": "model,fp8", "dtype": "bf16,fp16", "engine": "vllm,sglang", "utilization": "0.5,0.9",
+    },
+    "serve": {
+        "gpu": "a100,h100", "tp": "1,2", "ep": "1,2 tp=2 @mixtral", "dp": "1,2", "pp": "1,2",
+        "cluster": "dgx-h100,aws-p5 tp=2", "prompt": "16,32", "generate": "8,16", "lengths": "1,0.5-1.0",
+        "concurrency": "1,2", "rate": "1,2", "weights": "model,fp8", "kv": "model,fp8", "prefix_hit": "0,0.5",
+        "utilization": "0.5,0.9", "engine": "vllm,sglang", "closed_form": "yes,no", "trace": "a.csv,b.csv",
+        "draft": "hf:llama,hf:mixtral", "draft_tokens": "2,3 draft=hf:llama", "accept": "0.5,0.9 draft=hf:llama",
+        "disaggregate": "1:1,1:2", "dtype": "bf16,fp16",
+    },
+    "training": {
+        "dtype": "bf16,fp32", "autocast": "bf16,fp16", "batch": "1,2", "seq": "16,32", "gpu": "h100,b200",
+        "cluster": "dgx-h100,hgx-b200", "world": "2,4", "policy": "eager,memwall", "state": "mixed,float32",
+        "overlap": "yes,no", "parallel.pp": "1,2", "parallel.dp": "1,2", "parallel.microbatches": "1,2",
+        "parallel.schedule": "1f1b,gpipe parallel.pp=2 parallel.microbatches=2",
+        "parallel.async": "yes,no parallel.tp=2 parallel.sp=yes", "parallel.fsdp": "none,full parallel.dp=2",
+        "parallel.recompute": "none,full", "parallel.tp": "1,2", "parallel.cp": "1,2",
+        "parallel.ep": "1,2 parallel.dp=2 @mixtral", "parallel.sp": "yes,no parallel.tp=2",
+    },
+}  # fmt: skip
+#: option of a command that is no axis -> why
+SHOWN, ASKED = "how the result is shown or written", "what is done with points: sweep has an option of this name"
+NO_AXES = {
+    "profile": {
+        **dict.fromkeys(("top", "sort", "by", "depth", "figure", "output", "style", "json", "quiet", "no-progress",
+                         "debug", "rules", "explain"), SHOWN),
+        "what-if": "a table of its own next to one result", "scale": "several numbers of GPUs: the axis world",
+        "strict": "an error, no other result: --where 'coverage==1'", "ncu": "a file that is compared with the result",
+        "other-rank": "further ranks of one result: the axis rank",
+        "parallel": "a whole layout: each of its keys is an axis, parallel.tp",
+    },
+    "serve": {
+        **dict.fromkeys(("output", "style", "json", "quiet", "no-progress", "debug"), SHOWN),
+        "price": ASKED, "slo": "conditions on points: --where 'ttft_p99<500ms'",
+    },
+}  # fmt: skip
+_KINDS = {"profile": ("profile", "training"), "serve": ("serve", "decode")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("models")
+    for name, config in CONFIGS.items():
+        (place / name).mkdir()
+        (place / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for name, text in PROGRAMS.items():
+        (place / f"{name}.py").write_text(text, encoding="utf-8")
+    for name, row in (("a", "0,16,8"), ("b", "0,32,8")):
+        (place / f"{name}.csv").write_text(f"arrival_s,prompt_tokens,generated_tokens\n{row}\n", encoding="utf-8")
+    return place
+
+
+def test_every_option_is_in_a_table_of_axes_or_has_a_reason():
+    for kind in KINDS.values():
+        assert set(AXES[kind.name]) == set(kind.options), kind.name
+    for name, command in {"profile": profile, "serve": serve}.items():
+        axes = {option for kind in _KINDS[name] for option in KINDS[kind].options}
+        flags = {opt.removeprefix("--"): param for param in command.params if isinstance(param, click.Option)
+                 for opt in param.opts if opt.startswith("--")}  # fmt: skip
+        keywords = {flag: _KEYWORDS.get(flag.replace("-", "_"), flag.replace("-", "_")) for flag in flags}
+        assert {flag for flag, key in keywords.items() if key not in axes} == set(NO_AXES[name]), name
+
+
+@pytest.mark.parametrize(("kind", "option"), [(kind, option) for kind, own in AXES.items() for option in own])
+def test_an_option_is_an_axis(kind, option, folder, monkeypatch):
+    """Both values are points with results; two numbers or names make different ones, but where they need not."""
+    from memwall.analysis.sweep.axes import Space
+    from memwall.sweeping.run import Question, run
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MEMWALL_CACHE", str(folder / "cache"))
+    values, *others = AXES[kind][option].split()
+    target = next((word[1:] for word in others if word.startswith("@")), "llama")
+    target = f"hf:{target}" if target in CONFIGS else f"{target}.py"
+    flag = {"input_specs": "input", "replay": "no_replay"}.get(option, option)
+    set_ones = [word for word in others if not word.startswith("@")]
+    spaces = [Space(target, parse_axes([f"{flag}={values}", *set_ones], KINDS[kind]))]
+    frame = run(spaces, Question(kind=KINDS[kind], workers=0), lambda message: None).frame
+    assert frame["error"].tolist() == ["", ""] and frame[option].nunique(dropna=False) == 2 and frame["id"].is_unique
