@@ -50,7 +50,10 @@ class Dataset:
         """Add the points of a task. Raises ``UsageError``: the disk is full; what was written before is kept."""
         records = [self._record(*each) for each in finished]
         name = sha256("".join(record["id"] for record in records).encode()).hexdigest()[:16]
-        write_whole(self.folder / f"part-{name}.{self._suffix}", _WRITERS[self._suffix](records, self._types()))
+        try:
+            write_whole(self.folder / f"part-{name}.{self._suffix}", _WRITERS[self._suffix](records, self._types()))
+        except UsageError as error:
+            raise UsageError(f"{error}; points before are kept, and --resume evaluates the others") from None
 
     def _record(self, key: str, target: str, point: Options, row: Row) -> dict[str, Any]:
         asked = {name: None if point.get(name) is None else str(point[name]) for name in self.names}

@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -100,18 +100,27 @@ def digest_of(value: Any) -> str:
 def _kept(folder: Path, asked: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """What the entry of a question holds, if the files that it was made of are as they were; else what is made, and
     kept there."""
-    path = folder / f"{digest_of([asked, contents_of(asked[1]), *_versions()])}.pickle"
+    path = _entry(folder, asked)
     with suppress(Exception):  # absent, cut off, another version's: made again
         head, _, pickled = path.read_bytes().partition(b"\n")
         if all(file_digest(name) == digest for name, digest in json.loads(head)["files"].items()):
             return pickle.loads(pickled)
     with _files_read() as names:
         made = make()
-    head = json.dumps({"files": {name: file_digest(name) for name in sorted(names)}}).encode()
     with suppress(Exception):  # no folder, no room, or nothing that can be pickled: done without
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, head + b"\n" + pickle.dumps(made, 5))
+        _write(path, made, names)
     return made
+
+
+def _entry(folder: Path, asked: tuple[Any, ...]) -> Path:
+    """The file of a question."""
+    return folder / f"{digest_of([asked, contents_of(asked[1]), *_versions()])}.pickle"
+
+
+def _write(path: Path, made: Any, names: Iterable[str]) -> None:
+    head = json.dumps({"files": {name: file_digest(name) for name in sorted(names)}}).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, head + b"\n" + pickle.dumps(made, 5))
 
 
 def file_digest(name: str | Path) -> str:
