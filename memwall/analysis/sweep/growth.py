@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: growth per doubling below which more of the axis is not worth it
 WORTH = 0.10
+#: why there is no place to stop yet
+GROWS_ON = "it grows on"
 #: series that a picture shows, the best ones
 MOST_SERIES = 6
 
@@ -47,7 +49,7 @@ class Series:
             return self.last_fitting, "the memory ends"
         if self.worth_until < self.xs[-1]:
             return self.worth_until, f"a doubling brings less than {WORTH:.0%}"
-        return self.xs[-1], "it grows on"
+        return self.xs[-1], GROWS_ON
 
     @property
     def worth_until(self) -> float:

@@ -8,15 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwall.analysis.quantities import QUANTITIES
-from memwall.analysis.sweep.growth import Growth, Series
+from memwall.analysis.sweep.growth import GROWS_ON, Growth, Series
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
-from memwall.report.figures.colors import WALL_COLORS, series_color
+from memwall.report.figures.colors import SERIES_COLORS, WALL_COLORS, series_color
 from memwall.report.figures.labels import Box, Line, Placer
 from memwall.report.figures.scene import Chart, Scene, fit, text_width
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+#: wall -> number of the colour of series that is like it
+_ALIKE = {"link": 0, "compute": 2, "bandwidth": 3}
 #: pixels down of a picture, and of a row of a heat map
 _HIGH, _ROW = 300.0, 26.0
 #: dots of points that are not on the front at most, and labels of those that are
@@ -38,16 +40,24 @@ def growth_chart(grown: Growth) -> Chart:
         draw_y(scene, frame, y, engineering, f"{quantity.title}, {quantity.unit}")
         draw_frame(scene, frame)
         placer = Placer(Box(frame.left, frame.upper - 6, scene.width, frame.lower + 6))
-        for number, series in enumerate(grown.series):
-            _draw_series(scene, series, x, y, series_color(number))
-        for number, series in enumerate(grown.series):
-            _name(scene, placer, series, x, y, series_color(number))
         walls = [wall for wall in WALL_COLORS if any(wall in each.walls for each in grown.series)]
+        colors = line_colors(len(grown.series), walls)
+        for series, color in zip(grown.series, colors, strict=True):
+            _draw_series(scene, series, x, y, color)
+        for series, color in zip(grown.series, colors, strict=True):
+            _name(scene, placer, series, x, y, color)
         entries = [(wall, WALL_COLORS[wall], "circle") for wall in walls]
         entries += [("stop here", "ink", "hollow"), ("beyond the memory", "ink", "dashed")]
         return frame.lower + 42 + scene.legend(frame.lower + 42, entries, "walls")
 
     return draw
+
+
+def line_colors(count: int, walls: Sequence[str]) -> list[str]:
+    """Colours of lines whose dots have those of walls: one that is like a wall's comes last."""
+    alike = {_ALIKE[wall] for wall in walls if wall in _ALIKE}
+    order = sorted(range(len(SERIES_COLORS)), key=lambda number: number in alike)
+    return [SERIES_COLORS[order[number % len(order)]] for number in range(count)]
 
 
 def _xs(series: Series) -> Sequence[float]:
@@ -72,8 +82,8 @@ def _draw_series(scene: Scene, series: Series, x: Axis, y: Axis, color: str) -> 
         said = f"{series.name}\n{series.xs[i]:,.0f}: {series.ys[i]:,.4g}\n{series.walls[i]}"
         said += "" if series.fits[i] else "\nthe memory does not hold it"
         scene.dot(px, py, 3.4, WALL_COLORS.get(series.walls[i], color), title=said)
-    stop = series.stop[0]
-    if stop is not None:
+    stop, why = series.stop
+    if stop is not None and why != GROWS_ON:
         px, py = places[series.xs.index(stop)]
         scene.dot(px, py, 8.0, "ink", hollow=True)
 
@@ -169,18 +179,30 @@ def _goodness(value: float | None, low: float, high: float, *, lower_is_better: 
 def _cell(scene: Scene, box: tuple[float, float, float, float], value: float | None, said: str, good: float) -> None:
     left, upper, right, lower = box
     corners = [(left, upper), (right, upper), (right, lower), (left, lower)]
-    text = "-" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    text, short = _cell_texts(value)
     scene.area(corners, "line" if value is None else series_color(0), f"{said}: {text}",
                opacity=0.5 if value is None else 0.06 + 0.5 * good)  # fmt: skip
-    if right - left > text_width(text, 10.0):
-        scene.text((left + right) / 2, upper + 16, text, 10.0, "middle", bold=good == 1.0)
+    bold = good == 1.0
+    shown = next((each for each in (text, short) if right - left > text_width(each, 10.0, bold=bold)), None)
+    if shown is not None:
+        scene.text((left + right) / 2, upper + 16, shown, 10.0, "middle", bold=bold)
+
+
+def _cell_texts(value: float | None) -> tuple[str, str]:
+    """A figure, and one for a narrow cell: 10,558 and 11 k."""
+    if value is None:
+        return "-", "-"
+    if abs(value) < 100:
+        return f"{value:.3g}", f"{value:.2g}"
+    return f"{value:,.0f}", engineering(float(f"{value:.2g}")).replace(" ", "")
 
 
 # -- the front ---------------------------------------------------------------------------------------------------------
 
 
 def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of: Callable[[Any], str]) -> Chart:
-    """All points as dust, those that no other beats as a line."""
+    """All points as dust, those that no other beats as a line; of three quantities as dots, which are the larger the
+    better the third is."""
     x_row, y_row = (QUANTITIES[name] for name in axes[:2])
 
     def draw(scene: Scene) -> float:
@@ -197,20 +219,33 @@ def front_chart(left: DataFrame, front: DataFrame, axes: Sequence[str], name_of:
         places = [(x(a), y(b)) for a, b in zip(rows[x_row.name], rows[y_row.name], strict=True)]
         if len(axes) == 2 and len(places) > 1:
             scene.line(*places, color=series_color(0), width=1.8)
-        _label_front(scene, frame, places, [name_of(row) for row in rows.to_dict("records")])
-        return frame.lower + 38
+        radii, said = [4.0] * len(places), ""
+        if len(axes) == 3:
+            third, values = QUANTITIES[axes[2]], rows[axes[2]].tolist()
+            scale = _axis(values, 0.0, 1.0)
+            ends = scale(min(values)), scale(max(values))
+            radii = [2.5 + 6 * _goodness(scale(value), *ends, lower_is_better=third.lower) for value in values]
+            worst, best = sorted((min(values), max(values)), reverse=third.lower)
+            said = f"large dots: {third.title} of {best:.3g} {third.unit}; small ones: {worst:.3g}"
+        _label_front(scene, frame, places, [name_of(row) for row in rows.to_dict("records")], radii)
+        if not said:
+            return frame.lower + 38
+        scene.text(0, frame.lower + 54, fit(said, scene.width) or said, color="dim")
+        return frame.lower + 62
 
     return draw
 
 
-def _label_front(scene: Scene, frame: Box, places: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+def _label_front(
+    scene: Scene, frame: Box, places: Sequence[tuple[float, float]], names: Sequence[str], radii: Sequence[float]
+) -> None:
     """A dot for each point of the front, and the names of some of them."""
     steps = [Line(*a, *b) for a, b in itertools.pairwise(places)]
     placer = Placer(frame, [Box(px - 4, py - 4, px + 4, py + 4) for px, py in places], steps)
     every = -(-len(places) // _LABELS)
-    for i, ((px, py), name) in enumerate(zip(places, names, strict=True)):
-        scene.dot(px, py, 4.0, series_color(0), title=name)
-        found = placer.place(px, py, 4.0, text_width(name, 10.0), 12.0) if i % every == 0 else None
+    for i, ((px, py), name, radius) in enumerate(zip(places, names, radii, strict=True)):
+        scene.dot(px, py, radius, series_color(0), title=name)
+        found = placer.place(px, py, radius, text_width(name, 10.0), 12.0) if i % every == 0 else None
         if found is not None:
             box, leader = found
             if leader is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
 from memwall.analysis.quantities import QUANTITIES, Quantity
-from memwall.analysis.sweep.growth import Growth, growth
+from memwall.analysis.sweep.growth import GROWS_ON, Growth, growth
 from memwall.core.errors import UsageError
 from memwall.core.units import counted, duration, few, percent, si, size
 from memwall.report.document import (
@@ -38,6 +38,8 @@ SCHEMA = "memwall.sweep/1"
 _FRONT, _REASONS = 20, 5
 #: lines of the parallel coordinates at most
 _LINES = 3000
+#: pixels of an axis of them at least; a narrow page scrolls
+_AXIS = 84
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ class SweepReport(Report):
             columns.append(values if words is None else [words.index(str(value)) for value in values])
         data = embed({"axes": axes, "points": list(zip(*columns, strict=True))})
         return (
-            f'<div id="parallel"><canvas style="width:100%;height:380px;touch-action:none"></canvas><p></p>'
+            f'<div id="parallel"><div style="overflow-x:auto"><canvas style="width:max(100%, {_AXIS * len(axes)}px);'
+            f'height:380px;touch-action:pan-x"></canvas></div><p></p>'
             f'<script type="application/json">{data}</script></div><script>{resource("parallel.js")}</script>'
         )
 
@@ -252,7 +255,8 @@ def _growth(grown: Growth) -> tuple[Block, ...]:
     changes = ["; ".join(f"{wall} from {x:,.0f}" for x, wall in each.wall_changes) or "none" for each in series]
     table = col.table("", [
         col.names("series", [each.name or "all" for each in series]),
-        col.plain("stop at", [x for x, _ in stops]), col.text("because", [why for _, why in stops]),
+        col.plain("stop at", [None if why == GROWS_ON else x for x, why in stops]),
+        col.text("because", [why for _, why in stops]),
         col.text("first wall", [each.walls[0] for each in series]), col.text("changes", changes),
     ])  # fmt: skip
     fixed = ", ".join(f"{name} {value}" for name, value in grown.fixed)

@@ -73,7 +73,13 @@
       pen.fillStyle = color("--dim");
       pen.textAlign = "center";
       const ticks = words[i] ? words[i].map((word, n) => [n, word]) : ends[i].map((value) => [value, text(value)]);
-      for (const [value, name] of ticks) pen.fillText(name, x, place(i, value) + (value === ends[i][0] ? 13 : -3));
+      pen.strokeStyle = color("--card");
+      pen.lineWidth = 3;
+      for (const [value, name] of ticks) {
+        const y = place(i, value) + (value === ends[i][0] ? 13 : -3);
+        pen.strokeText(name, x, y);
+        pen.fillText(name, x, y);
+      }
       if (brushes[i]) {
         pen.globalAlpha = 0.25;
         pen.fillStyle = color("--accent");
