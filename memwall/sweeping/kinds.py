@@ -29,9 +29,9 @@ from memwall.hardware.host import load_host
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.pipeline import ATTENTION, profile, resimulate
 from memwall.serving import CACHES, ENGINES, WEIGHTS, Model, serve, steps_of
+from memwall.simulate.rank_memory import STATES
 from memwall.simulate.serving.engine import BLOCK_TOKENS
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
-from memwall.simulate.training import STATES
 from memwall.sweeping.traces import Traces
 from memwall.sweeping.trainings import NUMBERS, OPTIONS, Rank, trained_at
 
