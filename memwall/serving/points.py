@@ -8,7 +8,7 @@ from statistics import fmean
 
 from memwall.analysis.limits import Limit
 from memwall.analysis.serving import Best, Candidate
-from memwall.core.units import counted
+from memwall.core.units import counted, duration
 from memwall.fusion.server import Layout, Step
 from memwall.hardware.lookup import Gpu
 from memwall.ops.quantised import pipe_of
@@ -17,6 +17,9 @@ from memwall.simulate.serving.engine import Steps
 from memwall.simulate.serving.steady import Steady
 from memwall.simulate.serving.timing import GpuSteps
 from memwall.simulate.serving.workload import Workload
+
+#: times of later requests from which those with the first ones are said
+_NOTABLE = 1.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +115,14 @@ def notes_of(points: Sequence[Point], model: Model, gpus: Sequence[Gpu], is_join
 def _doubts(points: Sequence[Point]) -> list[str]:
     """What to know of loads that were solved for their steady state, with the first point that it holds for."""
     found: dict[str, str] = {}
-    for point in points:
-        if point.candidate is not None and isinstance(run := point.candidate.run, Steady):
-            for said in (run.overloaded, run.doubt):
-                found.setdefault(said, f"{point.name}, {point.load}")
-    return [f"{name}: {said}" for said, name in found.items() if said]
+    solved = [(p, p.candidate.run) for p in points if p.candidate and isinstance(p.candidate.run, Steady)]
+    for point, run in solved:
+        for said in (run.overloaded, run.doubt):
+            found.setdefault(said, f"{point.name}, {point.load}")
+    notes = [f"{name}: {said}" for said, name in found.items() if said]
+    if first := [(run.run_ttft_s / run.ttft.mean, point, run) for point, run in solved if not run.overloaded]:
+        ratio, point, run = max(first, key=lambda each: each[0])
+        if ratio > _NOTABLE:
+            notes.append(f"{point.name}, {point.load}: TTFT, {duration(run.ttft.mean)}, is that of later requests; with"
+                         f" the first ones, which come at once, a run has {duration(run.run_ttft_s)}")  # fmt: skip
+    return notes

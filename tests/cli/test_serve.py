@@ -1,6 +1,7 @@
 """``memwall serve``: what it prints, writes and refuses."""
 
 import json
+import re
 
 import pytest
 
@@ -186,6 +187,17 @@ def test_a_steady_state_says_where_a_simulation_is_more_exact(run, model):
                     for more in ((), ("--lengths", "0.5-1.0")))  # fmt: skip
     assert "h100-sxm, 8 clients: requests of one length that began together stay in step" in alike
     assert "stay in step" not in drawn
+
+
+def test_a_steady_state_says_what_the_first_requests_wait(run, model):
+    """64 prompts at once; a simulated run has them among its requests."""
+    words = ("--concurrency", "64", "--lengths", "0.5-1.0")
+    solved = " ".join(run("serve", model, "--closed-form", *words).out.split())
+    later, whole = re.search(
+        r"64 clients: TTFT, ([\d.]+) ms, is that of later .* a run has ([\d.]+) ms", solved
+    ).groups()
+    (found,) = points(run, model, *words)["points"]
+    assert float(later) < 0.9 * float(whole) and float(whole) == pytest.approx(1e3 * found["ttft_s"], rel=0.1)
 
 
 def test_engines_apart_take_their_gpus(run, model):
