@@ -171,6 +171,10 @@ class Value:
         return self.storage == other.storage and low < stop and start < high
 
 
+#: name of a storage that the backward pass does not read and frees at its end: whole weights of shards
+HELD = "held through backward"
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A block of device memory: its size in bytes and what it holds for the model (one of ``ROLES``)."""

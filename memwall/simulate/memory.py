@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from memwall.core.graph import Graph, Storage
+from memwall.core.graph import HELD, Graph, Storage
 from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
 
@@ -109,7 +109,7 @@ Life = tuple[int, int, Storage]
 def _lives(graph: Graph, plan: Plan) -> list[Life]:
     """Parameters, buffers, inputs and optimizer state live throughout (a training step in steady state), but to their
     last use where the step replaces them; gradients and outputs live from their first write to the end, any other
-    storage from the first group that touches it to the last."""
+    storage from the first group that touches it to the last, or to the end of backward where that frees it."""
     values, end = graph.values, len(plan.groups)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -119,14 +119,17 @@ def _lives(graph: Graph, plan: Plan) -> list[Life]:
             first.setdefault(number, index)
             last[number] = index
     kept = {values[i].storage for i in graph.outputs}
+    phases = [graph.ops[group.op_ids[0]].phase for group in plan.groups]
+    backward = max((index for index, phase in enumerate(phases) if phase == "backward"), default=-1)
     lives = []
     for storage in graph.storages:
         if storage.is_persistent:
             replaced = storage.role == "replaced" or (storage.role == "kv_cache" and storage.id not in kept)
             lives.append((_BEFORE, last.get(storage.id, end) if replaced else end, storage))
         elif storage.id in first:
-            stays = storage.role == "gradient" or storage.id in kept
-            lives.append((first[storage.id], end if stays else last[storage.id], storage))
+            stays, until = storage.role == "gradient" or storage.id in kept, last[storage.id]
+            until = max(until, backward) if storage.name == HELD else until
+            lives.append((first[storage.id], end if stays else until, storage))
     return lives
 
 

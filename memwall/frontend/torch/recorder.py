@@ -18,7 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.core.errors import TooManyOps, UsageError
-from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
+from memwall.core.graph import HELD, Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.carrying import with_places
 from memwall.frontend.torch.distributed import BARRIER, GROUPS, HANDED_ON, handed_on, sending
 from memwall.frontend.torch.origin import ModuleTimeline, Passes, SourceLines
@@ -165,7 +165,12 @@ class Recorder(TorchDispatchMode):
 
     def release(self, storage: torch.UntypedStorage) -> None:
         """Memory that is freed: what the storage holds from now on is new."""
-        self._storage_ids.pop(storage._cdata, None)
+        number = self._storage_ids.pop(storage._cdata, None)
+        if number is not None and self.phase == "backward" and self.storages[number].role == "activation":
+            touched = (op for op in reversed(self.ops) for i in (*op.inputs, *op.outputs)
+                       if self.values[i].storage == number)  # fmt: skip
+            if (last := next(touched, None)) is not None and last.phase == "forward":
+                self.storages[number] = replace(self.storages[number], name=HELD)
 
     def set_role(self, tensor: torch.Tensor, role: str, name: str = "") -> None:
         """Set the role of a recorded storage."""

@@ -459,7 +459,7 @@ def test_a_rank_that_there_is_not_is_refused():
         profiled(model, torch.zeros(8, H), mode="inference")
 
 
-def test_a_collective_without_a_formula_is_named_and_charged():
+def test_a_gather_receives_the_parts_of_seven_others():
     class Gathers(nn.Module):
         def forward(self, x):
             dist.gather(x, [torch.empty_like(x) for _ in range(dist.get_world_size())])
@@ -470,8 +470,23 @@ def test_a_collective_without_a_formula_is_named_and_charged():
         return Gathers()
 
     made = profiled(model, torch.zeros(8, H), mode="inference")
-    assert made.coverage.unmodeled == ("c10d.gather_",)
-    assert made.simulations[0].kernels[-1].bytes >= 4 * 8 * H * 9  # its own tensor, and those of eight
+    assert made.coverage.unmodeled == () and sent(made) == {("all_to_all", 8 * 4 * 8 * H): 1}
+    assert made.simulations[0].kernels[-1].bytes == 8 * 4 * 8 * H  # its own is read, seven are written
+
+
+def test_a_collective_without_a_formula_is_named_and_charged():
+    library = torch.library.Library("exchanges", "FRAGMENT")
+    library.define("shuffle(Tensor x) -> Tensor")
+    library.impl("shuffle", torch.empty_like, "Meta")
+
+    class Shuffles(nn.Module):
+        def forward(self, x):
+            dist.init_process_group("nccl")
+            return torch.ops.exchanges.shuffle(x)
+
+    made = profiled(Shuffles, torch.zeros(8, H), mode="inference")
+    assert made.coverage.unmodeled == ("exchanges.shuffle",)
+    assert made.simulations[0].kernels[-1].bytes == 2 * 4 * 8 * H
 
 
 # -- handles and streams ----------------------------------------------------------------------------------------------
