@@ -1,5 +1,5 @@
 """How long a training step on many GPUs takes to model: Llama 3 405B on 1,024 GPUs, then other layouts and clusters
-from the same trace. ``python benchmarks/layout_speed.py``."""
+from the same trace, in CPU seconds. ``python benchmarks/layout_speed.py``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CLUSTERS = ("dgx-h200", "hgx-b200", "dgx-a100-80gb", "gb200-nvl72")
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    begun_s = time.perf_counter()
-    return call(), time.perf_counter() - begun_s
+    begun_s = time.process_time()
+    return call(), time.process_time() - begun_s
 
 
 def main() -> None:
