@@ -80,13 +80,39 @@ policies = policies_of(
     "How ops run: eager, inductor, max-autotune, memwall, server or ideal. [default: eager; a saved profile's own]"
 )
 
-ranks = _decorator(
+_ranks = _decorator(
     click.option("--cluster", metavar="NAME", shell_complete=completing("clusters"),
                  help="How the GPUs of a program are joined: see memwall clusters, or the path of a TOML file."),
     click.option("--world", type=click.IntRange(1), metavar="N", help="The program is one of N that torchrun starts."),
+    click.option("--nodes", type=click.IntRange(1), metavar="N",
+                 help="Instead of --world: as many as N nodes of --cluster have GPUs."),
     click.option("--rank", type=click.IntRange(0), metavar="R",
                  help="The one that is traced. [default: 0; of a pipeline all that differ]"),
 )  # fmt: skip
+
+
+def ranks(function: F) -> F:
+    """``--cluster``, ``--world`` or ``--nodes``, which becomes ``world``, and ``--rank``."""
+
+    @wraps(function)
+    def run(*, nodes: int | None, **given: Any) -> Any:
+        if nodes is not None:
+            given["world"] = _gpus_on(nodes, given["cluster"], given["world"])
+        return function(**given)
+
+    return _ranks(run)  # type: ignore[return-value]
+
+
+def _gpus_on(nodes: int, cluster: str | None, world: int | None) -> int:
+    from memwall.hardware.cluster import load_cluster
+
+    if cluster is None:
+        raise UsageError("--nodes goes with --cluster, which says how many GPUs a node has")
+    gpus = nodes * load_cluster(cluster).gpus_per_node
+    if world not in (None, gpus):
+        raise UsageError(f"--nodes {nodes} of {cluster} are {gpus:,} GPUs, --world says {world:,}; give one")
+    return gpus
+
 
 what_ifs = click.option(
     "--what-if", "what_ifs", multiple=True, metavar="SPEC",

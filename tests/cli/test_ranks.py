@@ -45,6 +45,7 @@ def program(folder):
 def test_ranks_that_differ_are_a_table(run, program):
     """Of sixteen stages on two nodes the first, one in the middle and the last; the page says which are alike."""
     page = run(*program, "--world", "16").out
+    assert run(*program, "--nodes", "2").out == page  # of 8 GPUs each
     assert "rank 0 of 16" in page and "h100-sxm" in page
     assert "traced: 0, 1, 15; 2-14 build modules like those of rank 1" in " ".join(page.split())
     table = page.partition("Ranks\n")[2].partition("──\n")[2]
@@ -115,6 +116,8 @@ def test_traces_of_two_ranks_say_who_waits(run, folder):
     ("line", "error"),
     [
         ("--cluster dgx-h10 --world 8", "did you mean dgx-h100?"),
+        ("--nodes 2", "--nodes goes with --cluster"),
+        ("--cluster dgx-h100 --nodes 2 --world 8", "--nodes 2 of dgx-h100 are 16 GPUs, --world says 8"),
         (
             "--cluster dgx-h100 --world 13",
             "13 ranks do not fill the nodes of dgx-h100, which have 8 GPUs: start it with --world 8 or 16",
