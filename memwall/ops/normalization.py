@@ -48,6 +48,9 @@ _ROWS_PER_SM = 16
 _MOMENT_THREADS, _MOMENT_RESIDENT = 512, 1024
 #: threads of a block where a group has fewer elements than that
 _WARP = 32
+#: group norm's gradients of weight and bias: images up to which a thread for each channel adds them, threads of its
+#: block, and bytes of an image's sum (group_norm_kernel.cu)
+_FEW_IMAGES, _SUM_THREADS, _SUM_BYTES = 128, 256, 4
 #: load latencies of cuDNN's batch norm in training form for each 512 elements of a channel, a block for each channel:
 #: four in flight in the pass for its moments, one in the pass for the result (level1_33 of kernelbench_v0, A100)
 _CHANNEL_STEPS = 1.25
@@ -262,10 +265,31 @@ def group_norm_backward(call: Call) -> Cost:
     again = (grad.nbytes + data.nbytes) * wanted[0]
     sums = pass_over(call.read_bytes, 0 if wanted[0] else call.write_bytes, data.numel)
     sums = _block_each(sums, math.prod(data.shape[:2]), "a block goes over each channel of an image for its sums")
-    small = (pass_over(0, 0),) * (2 * wanted[0] + wanted[1])
+    small = (pass_over(0, 0), _blended(call, data)) * wanted[0] + (_parameter_sums(data),) * wanted[1]
     result = (pass_over(again, call.write_bytes, data.numel),) * wanted[0]
     result = tuple(replace(work, instructions=broadcast_instructions(3) * data.numel) for work in result)
     return call.cost(vector_flops(data, flops), launches=(sums, *small, *result))
+
+
+def _blended(call: Call, data: TensorSpec) -> Stream:
+    """A block for each group of an image blends the sums of its channels (Compute1dBackwardFusedParamsCUDAKernel)."""
+    images, channels = data.shape[:2]
+    sums = pass_over(2 * _SUM_BYTES * images * channels, 0, images * channels)
+    return _block_each(sums, images * call.attributes.get("group", 1), "a block goes over the channels of a group")
+
+
+def _parameter_sums(data: TensorSpec) -> Stream:
+    """The gradients of weight and bias from each image's sums: of few images by a thread for each channel, of more by a
+    block for 32 channels (GammaBetaBackwardCUDAKernel1 and 2)."""
+    images, channels = data.shape[:2]
+    sums = pass_over(2 * _SUM_BYTES * images * channels, 0, images * channels)
+    if images <= _FEW_IMAGES:
+        about = f"a thread for each channel adds {images} images one after another"
+        blocks = math.ceil(channels / _SUM_THREADS)
+        return replace(sums, steps=images, blocks=blocks, block_threads=_SUM_THREADS, about=about)
+    about = f"a block for 32 channels adds {images} images"
+    steps = math.ceil(images / _WARP) + 1
+    return replace(sums, steps=steps, blocks=math.ceil(channels / _WARP), block_threads=512, about=about)
 
 
 #: ops whose schemas do not mark ``running_mean`` and ``running_var`` as written

@@ -291,3 +291,26 @@ def test_sorts_of_an_rtx_3090(row: int, measured: float):
     sort = call("aten.sort", {"self": data}, (data, spec(2048, row, dtype="int64")), dim=-1, descending=True)
     rest_s = 3 * data.nbytes / 776e9
     assert predict_cost(cost_of(sort), gpu).time_s + rest_s == pytest.approx(measured * 1e-3, rel=0.25)
+
+
+@pytest.mark.parametrize(("channels", "measured_s"), [(128, 133e-6), (512, 375e-6), (1024, 682e-6)])
+def test_the_gradient_of_group_norm_on_a_b200(channels, measured_s):
+    """128 images of 512 places, four channels to a group, PyTorch's as Liger-Kernel timed it: within a fifth. A thread
+    for each channel adds 128 images one after another, which takes as long whatever the number of channels."""
+    data, weight = spec(128, channels, 512), spec(channels)
+    work = call("aten.native_group_norm_backward", {"grad_out": data, "input": data, "weight": weight},
+                (data, weight, weight), group=channels // 4, output_mask=(True, True, True))  # fmt: skip
+    cost, gpu = cost_of(work), load_gpu("b200")
+    assert predict_cost(cost, gpu, data.nbytes if channels == 128 else 0).time_s == pytest.approx(measured_s, rel=0.2)
+    said = [explain(launch, gpu, terms) for launch, terms in launches_of(cost, gpu)]
+    assert any("A thread for each channel adds 128 images" in text for text in said)
+
+
+def test_more_images_are_added_by_blocks():
+    """Blocks of 32 channels by 16 rows of threads take 32 images a turn: 64 channels are two blocks, 256 images 8 turns
+    and the joining."""
+    data = spec(256, 64, 100)
+    work = call("aten.native_group_norm_backward", {"grad_out": data, "input": data}, (data, spec(64), spec(64)),
+                group=8, output_mask=(True, True, True))  # fmt: skip
+    sums = cost_of(work).launches[3]
+    assert (sums.blocks, sums.block_threads, sums.steps) == (2, 512, 9)
