@@ -114,7 +114,8 @@ def _doubled(profile: Profile, schedule: Schedule) -> str:
 
 def _saving(seconds: float) -> str:
     text = duration(max(seconds, 0.0))
-    return "nothing" if text in ("0 s", "0.0 ns") else text  # a difference of two sums is seldom exactly 0
+    # a difference of two sums is seldom exactly 0
+    return "nothing" if text in ("0 s", "0.0 ns", "<0.1 ns") else text
 
 
 def _power(profile: Profile, schedule: Schedule) -> str:
