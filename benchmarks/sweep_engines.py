@@ -1,10 +1,11 @@
-"""What engines of sweeps cost: seconds until the first task is done, seconds of an empty task, and of 51,200 points.
+"""What engines of sweeps cost: seconds until the first task is done, seconds of an empty task, and of 204,800 points.
 
     python benchmarks/sweep_engines.py [POINTS_WORKERS...]
 
 Empty tasks run on 1, 2, 4 and 8 processes, of the pool and of a Dask cluster on this machine; the points of
-``sweep_speed.py``, whose traces are in the cache, on so many (default 2), the engines in turn, three times, with
-the CPU that all processes take from the first task to the last, which other jobs change less than seconds.
+``sweep_speed.py`` with four times as many contexts, whose traces are in the cache, on so many (default 2), the engines
+in turn, three times, with the CPU that all processes take from the first task to the last, which other jobs change less
+than seconds; 0 leaves out the empty tasks.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from memwall.sweeping.run import Question, _frame, _ids, _tasks  # noqa: E402
 from memwall.sweeping.traces import Traces, trace_folder  # noqa: E402
 
 EMPTY = 2000
+LARGE = {**VARY, "context": list(range(512, 20_481, 512))}
 WORKERS = (1, 2, 4, 8)
 
 
@@ -92,7 +94,7 @@ def empty_tasks() -> None:
 def points(workers: int, targets: Sequence[str]) -> None:
     question, empty_bytes = Question(kind=KINDS["decode"]), resident_bytes()
     start_s = time.process_time()
-    listed = [(target, point) for target in targets for point in Space(target, axes_of(VARY)).points()]
+    listed = [(target, point) for target in targets for point in Space(target, axes_of(LARGE)).points()]
     ids = _ids(listed, question)
     tasks, places = _tasks(range(len(listed)), listed, question)
     before_s, listed_bytes = time.process_time() - start_s, resident_bytes() - empty_bytes
@@ -114,7 +116,7 @@ def points(workers: int, targets: Sequence[str]) -> None:
     for own, some in zip(places, made, strict=True):
         for place, row in zip(own, some, strict=True):
             rows[place] = row
-    _frame(listed, ids, rows, list(VARY), question.kind)
+    _frame(listed, ids, rows, list(LARGE), question.kind)
     after_s = time.process_time() - start_s
     count = len(listed)
     print(f"us of CPU a point: {alone_s / count * 1e6:.0f} to evaluate; of the sweep's own process"
@@ -135,11 +137,13 @@ def main() -> None:
             (Path(folder) / name).mkdir()
             (Path(folder) / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
             targets.append(f"hf:{Path(folder) / name}")
-        empty_tasks()
+        counts = [*map(int, sys.argv[1:])] or [2]
+        if 0 not in counts:
+            empty_tasks()
         traces = Traces(trace_folder())
         for target in targets:
             traces.model(target)
-        for workers in map(int, sys.argv[1:] or ["2"]):
+        for workers in filter(None, counts):
             points(workers, targets)
 
 

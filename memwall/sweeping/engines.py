@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import pickle
 from collections import defaultdict, deque
@@ -43,13 +44,19 @@ def here(tasks: Sequence[Task], folder: Path | None) -> Done:
 
 
 class Worker:
-    """What a process of a pool runs: tasks, with the traces of those before them."""
+    """What a process of a sweep runs: tasks, with the traces of those before them."""
 
     def __init__(self) -> None:
         self._traces: dict[Path | None, Traces] = {}
 
     def __call__(self, task: Task, folder: Path | None) -> list[Row]:
-        return evaluate(task, self._traces.setdefault(folder, Traces(folder)))
+        traces = self._traces.setdefault(folder, Traces(folder))
+        known = len(traces)
+        rows = evaluate(task, traces)
+        if len(traces) > known:  # what a trace leaves is looked through once, and what is kept no more
+            gc.collect()
+            gc.freeze()
+        return rows
 
 
 def pool(tasks: Sequence[Task], folder: Path | None, workers: int) -> Done:

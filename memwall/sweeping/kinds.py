@@ -141,7 +141,7 @@ def decode(
     Raises:
         UsageError: as :func:`memwall.serve`, or the model has fewer positions.
     """
-    model = (traces or Traces()).model(target, weights, dtype, context + 1)
+    model = (Traces() if traces is None else traces).model(target, weights, dtype, context + 1)
     layout = {"tp": tp, "ep": ep, "dp": dp, "pp": pp}
     steps = steps_of(model, load_gpu(gpu), **layout, cluster=cluster, kv=kv, engine=engine, utilization=utilization)
     if (beyond := _beyond(model, context)) is not None:

@@ -49,6 +49,9 @@ class Traces:
         self.folder = folder
         self._known: dict[tuple[Any, ...], Any] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def profile(self, target: str, gpu: str, options: Mapping[str, Any]) -> Profile:
         """The profile of a target, traced for any GPU unless the model asks for it. Errors as of
         :func:`memwall.profile`."""

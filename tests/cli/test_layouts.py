@@ -35,10 +35,10 @@ class Attention(nn.Module):
         return self.out(mixed.reshape(*mixed.shape[:2], -1))
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, width=1024):
         super().__init__()
         self.norm, self.attention, self.after = nn.LayerNorm(256), Attention(), nn.LayerNorm(256)
-        self.mlp = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+        self.mlp = nn.Sequential(nn.Linear(256, width), nn.GELU(), nn.Linear(width, 256))
 
     def forward(self, x):
         x = x + self.attention(self.norm(x))
@@ -66,41 +66,49 @@ def inputs(batch=1, seq=512):
 
 @pytest.fixture
 def model(tmp_path):
-    def write(layers):
+    """Writes the model with so many layers, every other one with an MLP of another width."""
+
+    def write(layers, width=1024):
         path = tmp_path / f"gpt{layers}.py"
-        path.write_text(MODEL.replace("LAYERS", str(layers)), encoding="utf-8")
+        text = MODEL.replace("Block() for _", f"Block({width} if i % 2 else 1024) for i").replace("LAYERS", str(layers))
+        path.write_text(text, encoding="utf-8")
         return str(path)
 
     return write
 
 
-def exhaustive(target, gpus, global_batch, layers, gpu):
+def exhaustive(target, cluster, gpus, global_batch, layers):
     """The step and the peak of every layout, each rank traced by :func:`memwall.parallel`."""
-    ranks, found = {}, []
+    ranks, found, gpu = {}, [], hardware_of(load_cluster(cluster))
     for each in layouts(gpus, global_batch, layers):
         key = each.layout.traced, each.batch
         if key not in ranks:
-            ranks[key] = memwall.parallel(target, layout=each.layout, batch=each.batch).blocks
-        step = training_step(ranks[key], each.layout, load_cluster("dgx-h100"), state="float32")
+            made = memwall.parallel(target, cluster=cluster, layout=each.layout, batch=each.batch)
+            ranks[key] = made.blocks
+        step = training_step(ranks[key], each.layout, load_cluster(cluster), state="float32")
         peak = max(memory.total for memory in step.memory)
         found.append((step.time_s, str(each.layout), each.batch, peak + reserved_bytes(gpu, peak)))
     return found
 
 
-@pytest.mark.parametrize("share", [1.0, 0.3])
-def test_the_fastest_are_those_of_an_exhaustive_search(model, monkeypatch, share):
-    """With memory for all layouts, and for three in ten."""
-    target, gpu = model(4), hardware_of(load_cluster("dgx-h100"))
-    steps = exhaustive(target, 4, 8, 4, gpu)
-    peaks = sorted(peak for *_, peak in steps)
-    gpu = replace(gpu, dram_bytes=peaks[int(share * len(peaks)) - 1])
-    monkeypatch.setattr(searching, "hardware_of", lambda cluster: gpu)
-    found = search_layouts(target, gpus=4, global_batch=8, top=5)
-    fitting = [step for step in steps if step[-1] <= gpu.dram_bytes]
-    assert [each.step.time_s for each in found.order] == sorted(time_s for time_s, *_ in fitting)[:5]
-    assert {(e.step.time_s, str(e.layout), e.batch, e.peak_bytes) for e in found.order} <= set(fitting)
-    assert found.count == len(steps) == found.simulated + sum(found.pruned.values())
-    assert found.simulated < found.count / 4
+@pytest.mark.parametrize(("layers", "width", "cluster", "gpus", "global_batch"), [
+    (4, 1024, "dgx-h100", 4, 8), (3, 4096, "l40s-8-pcie", 4, 12), (5, 256, "dgx-1-v100", 4, 4),
+])  # fmt: skip
+def test_the_fastest_are_those_of_an_exhaustive_search(model, monkeypatch, layers, width, cluster, gpus, global_batch):
+    """Models of equal and of unequal layers on three clusters, each with memory for all layouts, for three in ten, and
+    for two shares of them that dice choose."""
+    target, gpu = model(layers, width), hardware_of(load_cluster(cluster))
+    steps = exhaustive(target, cluster, gpus, global_batch, layers)
+    peaks, dice = sorted(peak for *_, peak in steps), random.Random(layers)
+    for share in (1.0, 0.3, dice.uniform(0.02, 0.3), dice.uniform(0.3, 0.9)):
+        small = replace(gpu, dram_bytes=peaks[max(int(share * len(peaks)), 1) - 1])
+        monkeypatch.setattr(searching, "hardware_of", lambda cluster, small=small: small)
+        found = search_layouts(target, cluster=cluster, gpus=gpus, global_batch=global_batch, top=5)
+        fitting = [step for step in steps if step[-1] <= small.dram_bytes]
+        assert [each.step.time_s for each in found.order] == sorted(time_s for time_s, *_ in fitting)[:5]
+        assert {(e.step.time_s, str(e.layout), e.batch, e.peak_bytes) for e in found.order} <= set(fitting)
+        assert found.count == len(steps) == found.simulated + sum(found.pruned.values())
+        assert found.simulated < found.count / 4
 
 
 def test_a_deep_model_is_traced_as_three_layers_with_the_same_steps(model, monkeypatch):
