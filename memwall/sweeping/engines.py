@@ -24,9 +24,12 @@ from memwall.sweeping.traces import Traces
 Done = Iterator[tuple[int, list[Row]]]
 #: tasks that a Dask cluster has at once, and seconds in which its scheduler answers
 _AHEAD, _ANSWERS_S = 256, 10
-#: of a cluster here: workers do not profile themselves, have their tasks before they ask for them, do not give freed
-#: memory back at once, and may take long to start again
+#: of a cluster here: workers do not profile themselves and seldom look at their memory and the time, which takes them
+#: a tenth of their time where cores are shared; they have their tasks before they ask for them, do not give freed memory
+#: back at once, and may take long to start again
 _SETTINGS = {
+    "distributed.admin.tick.interval": "1s", "distributed.admin.system-monitor.interval": "5s",
+    "distributed.worker.memory.monitor-interval": "1s",
     "distributed.worker.profile.enabled": False, "distributed.scheduler.worker-saturation": "inf",
     "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": 1}, "distributed.deploy.lost-worker-timeout": "60s",
 }  # fmt: skip
@@ -148,7 +151,7 @@ def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitSt
         dask: Any = need("dask", "dask")
         stack.enter_context(dask.config.set(_SETTINGS))
         cluster = stack.enter_context(distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+            n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1", heartbeat_interval="5s"
         ))  # fmt: skip
         client = stack.enter_context(distributed.Client(cluster, set_as_default=False))
         loops: Any = need("tornado.ioloop", "dask")
