@@ -24,9 +24,8 @@ from memwall.sweeping.traces import Traces
 Done = Iterator[tuple[int, list[Row]]]
 #: tasks that a Dask cluster has at once, and seconds in which its scheduler answers
 _AHEAD, _ANSWERS_S = 256, 10
-#: of a cluster here: workers do not profile themselves and seldom look at their memory and the time, which takes them
-#: a tenth of their time where cores are shared; they have their tasks before they ask for them, do not give freed memory
-#: back at once, and may take long to start again
+#: of a cluster here: workers do not profile themselves and seldom look at their memory and the time, which took a tenth
+#: of it where cores are shared; they have tasks before they ask, keep freed memory, and may take long to start again
 _SETTINGS = {
     "distributed.admin.tick.interval": "1s", "distributed.admin.system-monitor.interval": "5s",
     "distributed.worker.memory.monitor-interval": "1s",
