@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memwall.analysis.diff import Cause, together
-from memwall.analysis.quantities import nchw_tensors
 from memwall.analysis.table import group_by
+from memwall.analysis.whole_profile import nchw_tensors
 from memwall.core.graph import Graph
 from memwall.record.kernels import collapse
 

@@ -15,15 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from memwall.core.graph import Graph, Op, TensorSpec
-    from memwall.record.profile import Profile
-    from memwall.simulate.schedule import Schedule
-
-
-_Read = Callable[["Profile", "Schedule"], "float | None"]
+from memwall.analysis.whole_profile import (
+    coverage,
+    graph_breaks,
+    limited_by,
+    materialized_bytes,
+    nchw_bytes,
+    of_every_rank,
+    of_messages,
+    rate,
+    wall_share,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,113 +94,6 @@ class Quantity:
 _Reader = str | Callable[..., Any]
 
 
-def _wall(name: str) -> Callable[[Profile, Schedule], float | None]:
-    def read(profile: Profile, schedule: Schedule) -> float:
-        from memwall.record.kernels import wall_shares
-
-        return wall_shares(schedule)[name]
-
-    return read
-
-
-def _communication(name: str) -> Callable[[Profile, Schedule], float | None]:
-    def read(profile: Profile, schedule: Schedule) -> float:
-        from memwall.analysis import communication
-
-        found: float = getattr(communication, name)(profile, schedule)
-        return found
-
-    return read
-
-
-def _of_every_rank(name: str, read: _Read) -> _Read:
-    """The figure of the traced rank, or of another one of its program where that is larger."""
-
-    def most(profile: Profile, schedule: Schedule) -> float | None:
-        from memwall.record.job import figures_of
-
-        own, others = read(profile, schedule), (getattr(row, name) for row in figures_of(profile, schedule))
-        return None if own is None else max(own, *others, own)
-
-    return most
-
-
-def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | None:
-    """TorchDynamo's graph breaks in the step, each line as often as it is reached; None without a capture."""
-    from memwall.frontend.dynamo.capture import capture_of
-
-    capture = capture_of(profile.capture)
-    return None if capture is None or capture.failure else float(sum(b.count for b in capture.breaks))
-
-
-def coverage(profile: Profile, schedule: Schedule | None = None) -> float:
-    """Fraction of ops that a formula models, in the worst graph: GPUs may run different attention kernels."""
-    return min(sum(cost.modeled for cost in costs) / len(costs) if costs else 1.0 for costs in profile.costs)
-
-
-def nchw_bytes(profile: Profile, schedule: Schedule | None = None) -> float:
-    """Bytes that convolutions read or write in NCHW."""
-    return float(sum(spec.nbytes for op in profile.graph.ops for spec in nchw_tensors(profile.graph, op) or ()))
-
-
-def nchw_tensors(graph: Graph, op: Op) -> list[TensorSpec] | None:
-    """What a convolution reads or writes in NCHW, gradients and weights too; None of any other op."""
-    from memwall.core.graph import is_channels_last
-
-    if op.op_class != "convolution":
-        return None
-    data = [spec for spec in graph.specs((*op.inputs, *op.outputs)) if len(spec.shape) in (4, 5)]
-    either = [spec for spec in data if min(spec.shape[1], max(spec.shape[2:])) > 1]  # else NHWC is NCHW
-    return [s for s in either if not is_channels_last(s.shape, s.strides)] if data else None
-
-
-def unmodeled(profile: Profile) -> tuple[str, ...]:
-    """Names of the ops that no formula models, in any of the graphs."""
-    return tuple(sorted({
-        op.name for graph, costs in zip(profile.graphs, profile.costs, strict=True)
-        for op, cost in zip(graph.ops, costs, strict=True) if not cost.modeled
-    }))  # fmt: skip
-
-
-def materialized_bytes(profile: Profile, schedule: Schedule) -> int:
-    """Bytes of intermediates that kernels write to memory: activations and gradients, each storage once."""
-    graph, plan = profile.graphs[schedule.graph], schedule.plan
-    kept = {graph.values[i].storage for i in graph.outputs}
-    if plan is not None:
-        written = {graph.values[i].storage for group in plan.groups for i in group.writes}
-    else:
-        written = _written_apart(graph, schedule)
-    return sum(graph.storages[i].nbytes for i in written if graph.storages[i].role == "activation" and i not in kept)
-
-
-def _written_apart(graph: Graph, schedule: Schedule) -> set[int]:
-    """Storages that one kernel writes and another touches: known also for a saved schedule, which has no plan."""
-    kernel_of = {op: kernel.id for kernel in schedule.kernels for op in kernel.op_ids}
-    touchers: dict[int, set[int]] = {}
-    for op in graph.ops:
-        for i in (*op.inputs, *op.outputs):
-            touchers.setdefault(graph.values[i].storage, set()).add(kernel_of.get(op.id, -1))
-    written = {graph.values[i].storage for op in graph.ops for i in op.outputs}
-    return {storage for storage in written if len(touchers[storage]) > 1}
-
-
-def _rate(name: str) -> Callable[[Profile, Schedule], float | None]:
-    def read(profile: Profile, schedule: Schedule) -> float | None:
-        from memwall.record.kernels import rates
-
-        found: float | None = getattr(rates(profile, schedule), name)
-        return found
-
-    return read
-
-
-def _limited_by(profile: Profile, schedule: Schedule) -> Any:
-    from memwall.record.kernels import wall_shares
-
-    shares = wall_shares(schedule)
-    return max(shares, key=shares.__getitem__)
-
-
 def _spread(name: str, place: str) -> Callable[[Any], float | None]:
     def serve(candidate: Any) -> float | None:
         spread = getattr(candidate.run, name, None)
@@ -246,7 +143,7 @@ _SERVED = (
               heading=f"{name.upper()} {place}".removesuffix(" mean"))
       for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
     _server("tokens_per_s", "tokens", "per s", lower=False, sweep="profile decode serve training", heading="tokens",
-            serve="tokens_per_s", profile=_rate("tokens_per_s"), decode="tokens_per_s", training="tokens_per_s"),
+            serve="tokens_per_s", profile=rate("tokens_per_s"), decode="tokens_per_s", training="tokens_per_s"),
     _server("tokens_per_s_per_user", "tokens for each user", "per s", lower=False, sweep="decode+ serve+",
             heading="a user", serve="tokens_per_s_per_user", decode=lambda step: 1 / step.time_s),
     _server("tokens_per_s_per_gpu", "tokens on each GPU", "per s", lower=False, sweep="decode+ serve+ training+",
@@ -283,14 +180,14 @@ _ROWS = (
          tables="module class share kernel csv", heading="time", place=60, sweep="profile+ decode+ training+",
          profile="time_s", decode="time_s", training="time_s"),
     _row("peak_memory", "peak memory", "B", per="schedule", heading="peak", sweep="profile+ decode+ training+",
-         every_rank=True, profile=_of_every_rank("peak_memory", _named_reader("profile", "peak_memory_bytes")),
+         every_rank=True, profile=of_every_rank("peak_memory", _named_reader("profile", "peak_memory_bytes")),
          decode="memory_bytes", training="peak_bytes"),
     _row("materialized_bytes", "materialized intermediates", "B", per="schedule", sweep="profile",
          profile=materialized_bytes),
     _row("communication_bytes", "bytes sent to other GPUs", "B", per="schedule", every_rank=True,
-         profile=_of_every_rank("communication_bytes", _communication("sent_bytes"))),
+         profile=of_every_rank("communication_bytes", of_messages("sent_bytes"))),
     _row("exposed_communication_s", "exposed communication", "s", per="schedule", every_rank=True, sweep="training",
-         heading="exposed", profile=_of_every_rank("exposed_communication_s", _communication("exposed_s")),
+         heading="exposed", profile=of_every_rank("exposed_communication_s", of_messages("exposed_s")),
          training="link_s"),
     _row("mfu", "MFU", "fraction", lower=False, per="schedule", heading="MFU", sweep="profile+ training+",
          profile="mfu", training="mfu"),
@@ -299,20 +196,20 @@ _ROWS = (
     _row("mbu", "MBU", "fraction", lower=False, per="schedule", heading="MBU", sweep="profile",
          profile=lambda profile, schedule: schedule.mbu),
     _row("compute_share", "share of the time under the compute wall", "fraction", lower=False, per="schedule",
-         sweep="profile", profile=_wall("compute")),
+         sweep="profile", profile=wall_share("compute")),
     _row("bandwidth_share", "share of the time under the bandwidth wall", "fraction", per="schedule", sweep="profile",
-         profile=_wall("bandwidth")),
+         profile=wall_share("bandwidth")),
     _row("latency_share", "share of the time under the latency wall", "fraction", per="schedule", sweep="profile",
-         profile=_wall("latency")),
+         profile=wall_share("latency")),
     _row("overhead_share", "share of the time under the overhead wall", "fraction", per="schedule", sweep="profile",
-         profile=_wall("overhead")),
+         profile=wall_share("overhead")),
     _row("graph_breaks", "graph breaks", "count", per="profile", profile=graph_breaks),
     _row("nchw_bytes", "bytes of convolutions in NCHW", "B", per="profile", sweep="profile", profile=nchw_bytes),
     _row("measured_s", "measured time", "s", per="machine"),
     _row("coverage", "ops with a formula", "fraction", lower=False, per="profile", sweep="profile", profile=coverage),
     # of a sweep
     _row("samples_per_s", "samples", "per s", lower=False, sweep="profile+ training", heading="samples",
-         profile=_rate("samples_per_s"), training="samples_per_s"),
+         profile=rate("samples_per_s"), training="samples_per_s"),
     _row("fits", "whether the memory holds it", "flag", lower=False, heading="fits",
          sweep="profile+ decode+ serve training+", profile=lambda profile, schedule: schedule.fits,
          serve=lambda candidate: True, decode="fits", training="fits"),
@@ -357,7 +254,7 @@ _ROWS = (
     _row("times_fewer", "times fewer FLOP/s than the matrix classes", "ratio", attribute="times_fewer", tables="class",
          heading="times fewer", unit_text="FLOP/s", place=71),
     _row("limited_by", "the wall", "word", attribute="limited_by", tables="module class share kernel csv",
-         heading="limited by", place=80, sweep="profile+ decode+ serve+ training+", profile=_limited_by,
+         heading="limited by", place=80, sweep="profile+ decode+ serve+ training+", profile=limited_by,
          serve=attrgetter("wall"), decode="limited_by", training="wall"),
     _row("low_s", "low end of the 80 % interval", "s", attribute="low_s", tables="csv", place=81),
     _row("high_s", "high end of the 80 % interval", "s", attribute="high_s", tables="csv", place=82),

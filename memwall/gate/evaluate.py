@@ -13,8 +13,9 @@ from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
 from memwall.analysis.layouts import given_up, layouts
 from memwall.analysis.limits import Limit
 from memwall.analysis.matching import match_ops
-from memwall.analysis.quantities import LIMITS, Quantity, unmodeled
+from memwall.analysis.quantities import LIMITS, Quantity
 from memwall.analysis.serving import Candidate
+from memwall.analysis.whole_profile import unmodeled
 from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.frontend.dynamo.capture import capture_of

@@ -11,7 +11,8 @@ from typing import Any
 
 from memwall.analysis.communication import sent_bytes
 from memwall.analysis.limits import Limit, parse_limit
-from memwall.analysis.quantities import SERVED, nchw_bytes
+from memwall.analysis.quantities import SERVED
+from memwall.analysis.whole_profile import nchw_bytes
 from memwall.bench.ab import Side, run_ab
 from memwall.bench.device import RUN_OPTIONS
 from memwall.core.errors import UsageError
