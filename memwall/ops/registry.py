@@ -87,8 +87,8 @@ class Row:
 
 _ROWS: dict[str, Row] = {}
 _found: dict[str, Row | None] = {}
-_FAMILIES = ("contraction", "recurrent", "convolution", "attention", "normalization", "elementwise", "sampling",
-             "reduction", "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection",
+_FAMILIES = ("contraction", "recurrent", "convolution", "attention", "normalization", "softmax", "elementwise",
+             "sampling", "reduction", "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection",
              "quantization", "sparse", "libraries", "collective")  # fmt: skip
 #: families of ops whose kernels no measured row of any GPU shows, and such ops of others. Where a gradient is not of a
 #: product, an attention, a softmax or a norm over rows, none does either
