@@ -81,6 +81,16 @@ def _look_up(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return _SUM(forward(*(arg.clamp(max=0) for arg in args), **{key: arg.clamp(max=0) for key, arg in kwargs.items()}))
 
 
+def _loss(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """This rank's share of the logits, and what the ranks' cross-entropy of them sends: of each row the largest logit,
+    that of the right class and the sum of exponentials (Megatron-LM's ``vocab_parallel_cross_entropy``)."""
+    made = forward(*args, **kwargs)
+    rows = torch.empty(made.shape[:-1], dtype=torch.float32, device=made.device)
+    for _ in range(3):
+        dist.all_reduce(rows, group=GROUPS["tp"])
+    return made
+
+
 def _reduced(x: torch.Tensor) -> torch.Tensor:
     made = x.detach()
     dist.all_reduce(made, group=GROUPS["tp"])
@@ -160,6 +170,7 @@ _WAYS: Mapping[str, Way] = {
     "entry": _of_input(exchanging(lambda x: _part(x).contiguous(), _gathered)),
     "reduce": _of_result(_SUM),
     "look up": _look_up,
+    "loss": _loss,
     "exit": _of_result(exchanging(_gathered, lambda gradient: _part(gradient).contiguous())),
     "scatter": _of_result(exchanging(_scattered, _gathered)),
 }

@@ -4,12 +4,14 @@ by rows is found in a trace.
 As in Megatron-LM (Shoeybi et al., 2019; Korthikanti et al., 2022): a layer is split by columns where its result passes
 through element-wise ops and attention, head by head, to another linear layer, which is split by rows and sums the
 ranks' results. With sequence parallelism what lies between such groups is split along the sequence. The embedding of
-tokens and the head are split along the vocabulary. All other layers are whole on each rank.
+tokens and the head are split along the vocabulary, and so is a cross-entropy loss of the model's own. All other layers
+are whole on each rank, and each computes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,6 +31,8 @@ _AXES: Mapping[str, tuple[int, int]] = {"Linear": (0, 1), "Conv1D": (1, 0)}
 _COLUMN_COUNTS, _ROW_COUNTS = ("out_features", "nf"), ("in_features", "nx")
 #: classes of ops that work on each element, or each head, of what a layer split by columns makes
 _SPLITTABLE = ("elementwise", "movement", "attention", "contraction")
+#: the ops of a cross-entropy loss, which may have a share of each row
+_NORMALISED, _LOSS = "aten._log_softmax", "aten.nll_loss"
 #: attributes in which the modules of a group keep what each rank has a share of, as in PyTorch's tutorial on tensor
 #: parallelism (``n_heads //= tp``)
 _SHARED_COUNTS = (
@@ -40,11 +44,12 @@ _SHARED_COUNTS = (
 @dataclass(frozen=True, slots=True)
 class Split:
     """The paths of the modules that are split: layers by columns, with the layer by rows that each group of them leads
-    to; heads, whose results stay split; embeddings of tokens. ``entry``: the module from whose input on sequences can
-    be split."""
+    to; heads, whose results stay split, and those of them with a loss in the model; embeddings of tokens. ``entry``:
+    the module from whose input on sequences can be split."""
 
     groups: tuple[tuple[tuple[str, ...], str], ...]
     heads: tuple[str, ...] = ()
+    with_loss: tuple[str, ...] = ()
     embeddings: tuple[str, ...] = ()
     entry: str = ""
 
@@ -74,6 +79,7 @@ class _Walk:
     made: dict[str, tuple[int, int]] = field(default_factory=dict)
     rows: dict[str, _Sources] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
+    with_loss: set[str] = field(default_factory=set)
     embeddings: dict[str, None] = field(default_factory=dict)
     entry: str = ""
 
@@ -89,6 +95,8 @@ class _Walk:
         elif weight and op.name.startswith("aten.embedding"):
             if any(value.storage in self._inputs for value in read):
                 self.embeddings[weight] = None
+        elif sources and self._is_loss(op):
+            self.with_loss |= sources
         elif sources and (frozenset() in known or self._mixes(op, sources)):
             self.whole |= sources
             sources = frozenset()
@@ -120,11 +128,21 @@ class _Walk:
         if path in self.made or path in self.rows:  # called more than once
             self.whole |= {path, *sources, *self.rows.pop(path, ())}
             return frozenset()
+        if sources & self.with_loss:  # it reads probabilities
+            self.whole |= sources
+            sources = frozenset()
         if sources:
             self.rows[path] = sources
             return frozenset()
         self.made[path] = spec.numel, spec.shape[-1]
         return frozenset((path,))
+
+    def _is_loss(self, op: Op) -> bool:
+        """Whether an op is a part of a cross-entropy loss over the last axis, where layers by columns are split."""
+        axes = len(self.graph.values[op.inputs[0]].spec.shape)
+        return op.name.startswith(_LOSS) or (
+            op.name.startswith(_NORMALISED) and op.attributes.get("dim") in (-1, axes - 1)
+        )
 
     def _mixes(self, op: Op, sources: _Sources) -> bool:
         """Whether an op needs whole rows of what a layer made."""
@@ -143,7 +161,8 @@ class _Walk:
         given = [self.state.get(self.graph.values[i].storage, frozenset()) for i in self.graph.outputs]
         led = frozenset[str]().union(*rows.values())
         heads = dict.fromkeys(path for sources in given for path in sources - led - self.whole)
-        return Split(tuple((tuple(sorted(columns)), row) for row, columns in rows.items()), tuple(heads),
+        losses = tuple(path for path in heads if path in self.with_loss)
+        return Split(tuple((tuple(sorted(columns)), row) for row, columns in rows.items()), tuple(heads), losses,
                      tuple(self.embeddings), _of_block(self.entry))  # fmt: skip
 
 
@@ -185,7 +204,11 @@ def _split_products(module: nn.Module, split: Split, tp: int, sequence: bool) ->
         if gathers and region is not None:
             become(module.get_submodule(region), "region")
     for path in split.heads:
+        classes = module.get_submodule(path).weight.shape[0]
         narrow.columns(module, path, "gather" if sequence else "copy", pads=True)
+        if path in split.with_loss:
+            become(module.get_submodule(path), "loss")
+            _share_classes(module, classes, tp)
     for path in split.embeddings:
         narrow.vocabulary(module, path)
     if sequence:
@@ -234,6 +257,27 @@ class _Narrow:
             part = whole.detach().narrow(axis, 0, -(-whole.shape[axis] // self.tp)).clone()
             self._shares[id(whole), axis] = nn.Parameter(part, whole.requires_grad), whole
         setattr(layer, name, self._shares[id(whole), axis][0])
+
+
+def _share_classes(module: nn.Module, classes: int, tp: int) -> None:
+    """Divide what configurations count of the vocabulary, by which a loss flattens its logits; they may be others' too,
+    and are copied."""
+    known: dict[int, Any] = {}
+
+    def shared(config: Any) -> Any:
+        if id(config) not in known:
+            known[id(config)] = made = copy(config)
+            if getattr(made, "vocab_size", None) == classes:
+                made.vocab_size = -(-classes // tp)
+            if hasattr(made, "text_config"):
+                made.text_config = shared(made.text_config)
+        return known[id(config)]
+
+    for part in module.modules():
+        if "config" in part.__dict__:
+            part.config = shared(part.config)
+        if part.__dict__.get("vocab_size") == classes:
+            part.vocab_size = -(-classes // tp)
 
 
 def _count(layer: nn.Module, names: Iterable[str], size: Any) -> None:

@@ -16,6 +16,7 @@ from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.workload import Workload
 from memwall.ops import graph_costs
+from memwall.training import parallel
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCAB, TP = 2, 16, 32, 4, 3, 64, 4
 
@@ -307,3 +308,20 @@ def test_a_ring_without_attention_or_of_sequences_that_do_not_divide_is_refused(
         of_layout(Mixture, rows, cp=2)
     with pytest.raises(UsageError, match=r"cp=3: 6 chunks, two a rank, do not divide sequences \(axis 1\) of 16"):
         of_layout(Model, ids, cp=3)
+
+
+@pytest.mark.parametrize("layout", ["tp=2", "tp=2,sp"])
+def test_a_loss_of_the_models_own_is_split_with_its_head(tmp_path, layout):
+    """Each rank has 4,001 of 8,001 classes, one of them padding; three numbers of each of 64 tokens are exchanged."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=4, vocab_size=8001)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    plain, shared = (
+        parallel(f"hf:{tmp_path}", layout=each, cluster="dgx-h100", batch=1, seq=64) for each in ("dp=1", layout)
+    )
+    messages = shared.messages()
+    assert messages[("all_reduce", 64 * 4, 2)] == 3
+    padding = 6 * 64 * 64  # FLOPs of a class of the head, forward and backward
+    assert shared.step.model_flops - plain.step.model_flops == padding
