@@ -80,7 +80,8 @@ class _Walk:
     rows: dict[str, _Sources] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
     with_loss: set[str] = field(default_factory=set)
-    embeddings: dict[str, None] = field(default_factory=dict)
+    #: path → rows of an embedding of tokens
+    embeddings: dict[str, int] = field(default_factory=dict)
     entry: str = ""
 
     def step(self, op: Op) -> None:
@@ -94,8 +95,8 @@ class _Walk:
             sources = self._linear(op, weight, sources)
         elif weight and op.name.startswith("aten.embedding"):
             if any(value.storage in self._inputs for value in read):
-                self.embeddings[weight] = None
-        elif sources and self._is_loss(op):
+                self.embeddings[weight] = self.graph.values[op.inputs[0]].spec.shape[0]
+        elif sources and self._is_loss(op, sources):
             self.with_loss |= sources
         elif sources and (frozenset() in known or self._mixes(op, sources)):
             self.whole |= sources
@@ -137,11 +138,12 @@ class _Walk:
         self.made[path] = spec.numel, spec.shape[-1]
         return frozenset((path,))
 
-    def _is_loss(self, op: Op) -> bool:
-        """Whether an op is a part of a cross-entropy loss over the last axis, where layers by columns are split."""
+    def _is_loss(self, op: Op, sources: _Sources) -> bool:
+        """Whether an op is a part of a cross-entropy loss over the vocabulary."""
         axes = len(self.graph.values[op.inputs[0]].spec.shape)
-        return op.name.startswith(_LOSS) or (
-            op.name.startswith(_NORMALISED) and op.attributes.get("dim") in (-1, axes - 1)
+        is_last = op.name.startswith(_NORMALISED) and op.attributes.get("dim") in (-1, axes - 1)
+        return (is_last or op.name.startswith(_LOSS)) and all(
+            self.made[path][1] in self.embeddings.values() for path in sources
         )
 
     def _mixes(self, op: Op, sources: _Sources) -> bool:
@@ -205,7 +207,8 @@ def _split_products(module: nn.Module, split: Split, tp: int, sequence: bool) ->
             become(module.get_submodule(region), "region")
     for path in split.heads:
         classes = module.get_submodule(path).weight.shape[0]
-        narrow.columns(module, path, "gather" if sequence else "copy", pads=True)
+        gathers = sequence and path not in split.with_loss
+        narrow.columns(module, path, "gather" if gathers else "copy", pads=True)
         if path in split.with_loss:
             become(module.get_submodule(path), "loss")
             _share_classes(module, classes, tp)
@@ -213,7 +216,7 @@ def _split_products(module: nn.Module, split: Split, tp: int, sequence: bool) ->
         narrow.vocabulary(module, path)
     if sequence:
         become(module.get_submodule(split.entry), "entry")
-        if not split.heads:
+        if set(split.heads) <= set(split.with_loss):  # what a model with a loss does between is of whole sequences
             become(module.get_submodule(_of_block(max((row for _, row in split.groups), key=_number))), "exit")
 
 
