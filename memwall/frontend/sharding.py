@@ -206,11 +206,12 @@ def _split_products(module: nn.Module, split: Split, tp: int, sequence: bool) ->
         if gathers and region is not None:
             become(module.get_submodule(region), "region")
     for path in split.heads:
-        classes = module.get_submodule(path).weight.shape[0]
+        layer: Any = module.get_submodule(path)
+        classes = layer.weight.shape[_axes(layer, path)[0]]
         gathers = sequence and path not in split.with_loss
         narrow.columns(module, path, "gather" if gathers else "copy", pads=True)
         if path in split.with_loss:
-            become(module.get_submodule(path), "loss")
+            become(layer, "loss")
             _share_classes(module, classes, tp)
     for path in split.embeddings:
         narrow.vocabulary(module, path)
@@ -265,17 +266,20 @@ class _Narrow:
 def _share_classes(module: nn.Module, classes: int, tp: int) -> None:
     """Divide what configurations count of the vocabulary, by which a loss flattens its logits; they may be others' too,
     and are copied."""
-    known: dict[int, Any] = {}
+    #: with the whole one, so that no other gets its id
+    known: dict[int, tuple[Any, Any]] = {}
 
     def shared(config: Any) -> Any:
         if id(config) not in known:
-            known[id(config)] = made = copy(config)
+            made = copy(config)
+            known[id(config)] = config, made
             if getattr(made, "vocab_size", None) == classes:
                 made.vocab_size = -(-classes // tp)
             if hasattr(made, "text_config"):
                 made.text_config = shared(made.text_config)
-        return known[id(config)]
+        return known[id(config)][1]
 
+    part: Any
     for part in module.modules():
         if "config" in part.__dict__:
             part.config = shared(part.config)
