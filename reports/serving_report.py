@@ -35,8 +35,8 @@ HERE = Path(__file__).parent
 #: how to read the page
 READING = """How rows are read, which state the GPUs of an engine in several ways and not always how many engines there are, is said in
 `memwall/analysis/accuracy/tables/deployments.py`. The rules were chosen in sight of all rows, from what they state and
-not from their times, but for one: a row of DeepSeek that makes tokens 1.3 times as fast as InferenceX's own row of the same
-deployment is taken to speculate, and left out. What speculates without such a row is among the rest, where it is modeled
+not from their times, but for two: a row that has both times of InferenceX's own row is that row, and a row of DeepSeek
+that makes tokens 1.3 times as fast as InferenceX's of the same deployment is taken to speculate, and left out. What speculates without such a row is among the rest, where it is modeled
 too slow. Whether kernels run next to each other, which caches are in fp8 and what an all-reduce does besides was chosen
 in sight of some rows of both halves, as was how much lengths vary in NVIDIA's sweeps.
 
