@@ -93,7 +93,8 @@ NO_AXES = {
     "profile": {
         **dict.fromkeys(("top", "sort", "by", "depth", "figure", "output", "style", "json", "quiet", "no-progress",
                          "debug", "rules", "explain"), SHOWN),
-        "what-if": "a table of its own next to one result", "nodes": "as many as they have: the axis world", "scale": "several numbers of GPUs: the axis world",
+        "what-if": "a table of its own next to one result", "nodes": "so many GPUs: the axis world",
+        "scale": "several numbers of GPUs: the axis world",
         "strict": "an error, no other result: --where 'coverage==1'", "ncu": "a file that is compared with the result",
         "other-rank": "further ranks of one result: the axis rank",
         "parallel": "a whole layout: each of its keys is an axis, parallel.tp",
