@@ -1,9 +1,9 @@
 """What the modules of a rank are, without running them: ranks whose modules are alike do the same step.
 
-Compared are the classes of all modules, what they print of themselves, the shapes of their parameters and buffers on
-this rank, and their plain attributes. A number that grows from rank to rank by the same step, as that of a stage, or by
-as many as the rank before has modules of the kind, as that of a layer, makes no difference. What a forward function
-asks the rank for is not seen.
+An outline holds the classes of all modules, what they print of themselves, the shapes of their parameters and buffers
+on this rank, and their plain attributes. A number may differ between ranks that are alike if it grows by the same step
+from one to the next, as the number of a stage does, or by as many modules of its kind as the rank before has, as the
+number of a layer does. An outline does not show whether a forward function asks for its rank.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def _attributes(path: str, own: Mapping[str, Any], numbers: list[tuple[str, floa
 
 
 def alike(outlines: Mapping[int, Outline]) -> dict[int, int]:
-    """Rank → the first one that it is like, itself where there is none. The first and the last one differ from others:
-    they have no stage before or behind them. Ranks without a parameter say nothing of themselves and are alike to none.
+    """Map each rank to the first rank that is like it, or to itself where none is. The first and the last rank are like
+    no other, since one has no stage before it and one has none after it. A rank without parameters is like no other
+    either, since nothing shows what it does.
 
     Args:
         outlines: by rank, in the order of the stages.
