@@ -1,6 +1,7 @@
 """Time small modules of all families on this machine's device, eager and compiled: what ``make gpu`` runs last.
 
     python benchmarks/families.py [--device cuda] [--seconds 600] [--gpu SPEC] [--folder DIR] [--only 'conv*' ...]
+                                  [--part times|report]
 
 It writes ``profiles/measured/GPU/families_times.csv`` row by row, so a run that is cut or repeated goes on where it
 stopped, and at its end the profiles of the modules that were timed, ``families_records.tar.xz`` beside it. Then it fits
@@ -13,8 +14,9 @@ constants and with these: ``reports/measured_families_GPU.md``. ``memwall accura
 - ``eager_graph``: replayed as a CUDA graph (on a GPU), L2 cleared before: the kernels alone, to which is fitted
 - ``compile_inductor_default``: as ``eager``, compiled by ``torch.compile``
 
-Compilers run side by side first and fill Inductor's cache; then one process alone times one module after another. A
-module that fails is named in ``families_failed.txt``, with why.
+One process alone times one module after another: all of them uncompiled first. Then compilers run side by side and
+fill Inductor's cache, and the compiled ones follow. A module that fails is named in ``families_failed.txt``, with why.
+``--part times`` stops there, and ``--part report --gpu GPU`` does the rest, on any machine.
 """
 
 from __future__ import annotations
@@ -65,12 +67,13 @@ COLUMNS = ("gpu", "way", "module", "mean_ms", "std_ms", "min_ms", "max_ms", "tri
 WAYS = ("eager", "eager_queue", "eager_graph", "compile_inductor_default")
 COMPILED = "compile_inductor_default"
 SECONDS = 600.0
+PARTS = ("times", "report")
 #: timings of a module in one way, and seconds after which no new one begins
 TRIALS, BUDGET_S = 20, 0.4
 #: a module that takes longer to build, compile or run is given up
 LIMIT_S = 60.0
-#: share of the time for the compilers, and how many run at most; share for what follows the timing
-COMPILE_SHARE, MOST_COMPILERS, REPORT_SHARE = 0.4, 12, 0.1
+#: share of the time after the uncompiled modules that the compilers have, and how many run at most
+COMPILE_SHARE, MOST_COMPILERS = 0.6, 12
 
 
 # -- in the process that times -----------------------------------------------------------------------------------------
@@ -150,15 +153,17 @@ class Campaign:
         self._done = self._read_done()
 
     def run(self, seconds: float) -> None:
-        """Compile, time, and pack the profiles of what was timed; the last tenth of the time is left to the report."""
-        began = time.monotonic()
-        if self._ways()[-1] == COMPILED:
-            self._compile(began + seconds * COMPILE_SHARE)
-        self._time(began + seconds * (1 - REPORT_SHARE))
-        pack(self.place / "families_records.tar.xz", self._timed_cases(), self.gpu)
+        """Time everything uncompiled, then compile it side by side and time that."""
+        deadline = time.monotonic() + seconds
+        self._time([way for way in WAYS if way != COMPILED and (self.kind, way) != ("cpu", "eager_graph")], deadline)
+        left_s = deadline - time.monotonic()
+        if left_s > 0:
+            self._compile(time.monotonic() + left_s * COMPILE_SHARE)
+            self._time([COMPILED], deadline)
 
-    def _ways(self) -> tuple[str, ...]:
-        return WAYS if self.kind == "cuda" else tuple(way for way in WAYS if way != "eager_graph")
+    def pack(self) -> None:
+        """Write the profiles of the modules that were timed, as saved records, into one archive."""
+        pack(self.place / "families_records.tar.xz", self._timed_cases(), self.gpu)
 
     def _read_done(self) -> set[tuple[str, str]]:
         """(module, way) of what was timed, and of what failed; the last line of a file may have been cut."""
@@ -204,10 +209,10 @@ class Campaign:
         for name, why in (item for part in parts for item in part):
             self._keep(name, COMPILED, why)
 
-    def _time(self, deadline: float) -> None:
+    def _time(self, ways: Sequence[str], deadline: float) -> None:
         with closing(_Worker(self.kind)) as worker:
             for case in self.wanted:
-                for way in self._ways():
+                for way in ways:
                     if (case.name, way) in self._done:
                         continue
                     if (found := worker.ask(case.name, way, deadline)) is None:
@@ -311,33 +316,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpu", help="the spec that models the device [as memwall measure finds it]")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything [%(default)s]")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for the timing [%(default)s]")
     parser.add_argument("--folder", type=Path, default=ROOT, help="write below this folder [the repository]")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=["*"], help="patterns of modules")
+    parser.add_argument("--part", choices=PARTS, help="time alone, or report what was timed [both]")
     options = parser.parse_args(arguments)
     wanted = [case for case in cases() if any(fnmatch(case.name, pattern) for pattern in options.only)]
     if not wanted:
         print(f"memwall: --only: no module named {', '.join(options.only)}", file=sys.stderr)
         return 2
+    parts = (options.part,) if options.part else PARTS
     try:
-        open_device(options.device)
-        gpu = device_spec(options.device, options.gpu)
+        if "times" in parts:
+            open_device(options.device)
+        gpu = load_gpu(options.gpu) if options.gpu else device_spec(options.device)
     except MemwallError as error:
         print(f"memwall: {error}; nothing was written", file=sys.stderr)
         return error.exit_code
     campaign = Campaign(options.device, gpu.name, options.folder.absolute(), wanted)
+    page = options.folder.absolute() / "reports" / f"measured_families_{gpu.name}.md"
     try:
-        campaign.run(options.seconds)
+        if "times" in parts:
+            campaign.run(options.seconds)
+        if "report" in parts:
+            campaign.pack()
+            page.parent.mkdir(exist_ok=True)
+            write_whole(page, to_markdown(report(campaign.table, campaign.place / "families_fitted.toml")))
     except KeyboardInterrupt:
         return 130
-    page = options.folder.absolute() / "reports" / f"measured_families_{gpu.name}.md"
-    page.parent.mkdir(exist_ok=True)
-    try:
-        write_whole(page, to_markdown(report(campaign.table, campaign.place / "families_fitted.toml")))
     except MemwallError as error:
         print(f"memwall: {error}; there is no report", file=sys.stderr)
         return error.exit_code
-    print(f"{len(campaign.table.read_text().splitlines()) - 1:,} rows in {campaign.table}; the report is {page}")
+    written = f"; the report is {page}" if "report" in parts else ""
+    print(f"{len(campaign.table.read_text().splitlines()) - 1:,} rows in {campaign.table}{written}")
     return 0
 
 

@@ -1,11 +1,13 @@
 """Measure the reference workloads on this machine's GPU and write what was found: what ``make gpu`` runs.
 
-    python reports/measured_report.py [--seconds 480] [--folder DIR] [--only NAME ...] [--no-tests]
+    python reports/measured_report.py [--seconds 480] [--folder DIR] [--only NAME ...] [--no-tests] [--no-calibration]
+                                      [--records DIR]
 
 Writes ``profiles/measured/GPU/measured.json`` (every kernel, with the environment) and ``rows.csv`` (the same as a
 table that ``memwall accuracy`` reads), ``reports/measured_GPU.md``, and whole records under ``build/measured/``. All are
 written again after each workload, so what was measured stays when the time is cut. Without a CUDA device: one line,
-exit 3, nothing written.
+exit 3, nothing written. ``--records`` takes profiles that were traced elsewhere, ``NAME_MODE.json`` each (``memwall
+profile profiles/NAME/model.py --gpu GPU --mode MODE -o ...``), so that no time of the GPU goes into tracing.
 """
 
 from __future__ import annotations
@@ -187,10 +189,13 @@ def _paper(profiles: Sequence[Profile]) -> list[str]:
 # -- the work ----------------------------------------------------------------------------------------------------------
 
 
-def trace(name: str, mode: str, gpu: str) -> Profile:
-    """The profile of a reference workload; runs in a process of its own, so that many are traced at once."""
+def trace(name: str, mode: str, gpu: str, records: Path | None) -> Profile:
+    """The profile of a reference workload, read where it was traced before; runs in a process of its own, so that many
+    are traced at once."""
     import memwall
 
+    if records is not None:
+        return Profile.load(records / f"{name}_{mode}.json")
     return memwall.profile(ROOT / "profiles" / name / "model.py", gpu=gpu, mode=mode)
 
 
@@ -233,20 +238,24 @@ def say(message: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {message}", file=sys.stderr, flush=True)
 
 
-def measure_all(report: Report, wanted: Sequence[tuple[str, str]], deadline: float, tests: bool) -> None:
+def measure_all(
+    report: Report, wanted: Sequence[tuple[str, str]], deadline: float, *, tests: bool, calibration: bool,
+    records: Path | None,
+) -> None:  # fmt: skip
     """Trace everything side by side, test and calibrate, then measure one workload after another, sharing the time."""
     cores = os.cpu_count() or 1
     helpers = max(0, min(cores - FREE_CORES, MOST_HELPERS))
     spawn = get_context("spawn")
     with ProcessPoolExecutor(max(1, min(cores // 2, 8)), mp_context=spawn) as pool, WorkerPool(helpers) as workers:
-        traced = {pair: pool.submit(trace, *pair, report.gpu.name) for pair in wanted}
+        traced = {pair: pool.submit(trace, *pair, report.gpu.name, records) for pair in wanted}
         if tests:
             report.notes.append(run_tests(min(TESTS_S, deadline - time.monotonic())))
             say(report.notes[-1])
         for future in traced.values():
             _settled(future)  # the calibration has the machine to itself
-        report.notes.append(calibrate(report.gpu, report.folder, min(CALIBRATE_S, deadline - time.monotonic())))
-        say(report.notes[-1])
+        if calibration:
+            report.notes.append(calibrate(report.gpu, report.folder, min(CALIBRATE_S, deadline - time.monotonic())))
+            say(report.notes[-1])
         for position, pair in enumerate(wanted):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -293,6 +302,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=ROOT, help="write below this folder [the repository]")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these workloads alone")
     parser.add_argument("--no-tests", action="store_true", help="do not run tests/gpu")
+    parser.add_argument("--no-calibration", action="store_true", help="do not measure the device's ceilings")
+    parser.add_argument("--records", type=Path, metavar="DIR", help="profiles traced before [trace them here]")
     options = parser.parse_args(arguments)
     deadline = time.monotonic() + options.seconds
     try:
@@ -306,7 +317,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     report = Report(gpu, options.folder.absolute())
     try:
-        measure_all(report, wanted, deadline, not options.no_tests)
+        measure_all(
+            report, wanted, deadline, tests=not options.no_tests, calibration=not options.no_calibration,
+            records=options.records,
+        )  # fmt: skip
     except KeyboardInterrupt:
         return 130
     return 0

@@ -117,7 +117,7 @@ def test_the_time_is_shared_out_and_what_was_not_reached_is_named(alone, monkeyp
 
     monkeypatch.setattr(measured_report, "measure", measure)
     report = Report(GPU, tmp_path)
-    measure_all(report, [("bert_layer", "training"), ("resnet50", "inference"), ("dlrm", "training")], 60.0, False)
+    measure_all(report, [("bert_layer", "training"), ("resnet50", "inference"), ("dlrm", "training")], 60.0, tests=False, calibration=True, records=None)
     assert limits == [20.0, 25.0]  # 60 / 3, then 50 / 2; nothing is left for the third
     assert report.notes[-1] == "not reached: dlrm training"
     assert len(json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())["workloads"]) == 2
