@@ -93,7 +93,7 @@ class Timer:
             True  # as PyTorch does by default and as the profiles count; the device has not
         )
         torch.manual_seed(0)
-        step = module_step(case.workload(), {"mode": case.mode}, device.torch_device, way in (COMPILED, "compile"))
+        step = module_step(case.workload(), _options(case), device.torch_device, way in (COMPILED, "compile"))
         for _ in range(1 if way == "compile" else 3):
             step()
         device.wait()
@@ -102,6 +102,11 @@ class Timer:
         del step
         device.clear()
         return found
+
+
+def _options(case: Case) -> dict[str, Any]:
+    """What is timed and what is modeled: a training step ends with its backward phase."""
+    return {"mode": case.mode, "optimizer": None}
 
 
 def _alone(device: Device, step: Callable[[], Any]) -> list[float]:
@@ -281,7 +286,7 @@ def pack(path: Path, timed: Sequence[Case], gpu: str) -> None:
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for case in timed:
-            traced = profile(case.workload(), gpu=gpu, mode=case.mode)
+            traced = profile(case.workload(), gpu=gpu, **_options(case))
             data = traced.to_json().encode()
             entry = tarfile.TarInfo(f"{case.name}.json")
             entry.size = len(data)

@@ -20,8 +20,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -38,7 +39,8 @@ for _needed in ("torch", "rich"):
 from memwall import Profile  # noqa: E402
 from memwall.analysis.validation import COLUMNS, devices, rows, summary  # noqa: E402
 from memwall.bench.kernels import Interrupted, WorkerPool, measure  # noqa: E402
-from memwall.bench.kernels.run import device_spec  # noqa: E402
+from memwall.bench.kernels.run import DEFAULT_EXECUTORS, device_spec  # noqa: E402
+from memwall.bench.kernels.workers import Setup  # noqa: E402
 from memwall.core.errors import MemwallError, MissingError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.version import __version__  # noqa: E402
@@ -64,7 +66,7 @@ TOP = 25
 #: seconds that the tests, the calibration and one kernel's compilation may take at most
 TESTS_S, CALIBRATE_S, BUILD_S = 90.0, 60.0, 40.0
 #: cores that stay free of compilers
-FREE_CORES, MOST_HELPERS = 4, 12
+FREE_CORES, MOST_HELPERS = 2, 14
 #: kernels listed for each workload
 LISTED = 8
 
@@ -256,6 +258,7 @@ def measure_all(
         if calibration:
             report.notes.append(calibrate(report.gpu, report.folder, min(CALIBRATE_S, deadline - time.monotonic())))
             say(report.notes[-1])
+        _warm_up(workers, report.gpu, traced.values())
         for position, pair in enumerate(wanted):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -263,6 +266,16 @@ def measure_all(
                 break
             _measure_one(report, pair, traced[pair], left_s / (len(wanted) - position), workers)
     report.write()
+
+
+def _warm_up(workers: WorkerPool, gpu: Gpu, traced: Iterable[Future[Profile]]) -> None:
+    """Start all processes, so that no workload's time goes into imports."""
+    first = next((future.result() for future in traced if not future.exception()), None)
+    if first is not None:
+        setup = Setup("cuda", first.graph, gpu)
+        with suppress(MemwallError):
+            workers.begin(DEFAULT_EXECUTORS["cuda"], setup)
+        workers.compile_ahead(setup, (), BUILD_S, 0.0)
 
 
 def _settled(future: Future[Profile]) -> None:

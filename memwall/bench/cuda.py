@@ -80,8 +80,8 @@ class Cuda:
         self._torch.cuda.synchronize()
         each_s = (time.monotonic() - began) / SETTLING
         while len(samples) < count and (not samples or time.monotonic() < deadline):
-            fit = int((deadline - time.monotonic()) / each_s) if each_s else count
-            pairs = [self._queue(ready) for _ in range(max(1, min(QUEUED, count - len(samples), fit)))]
+            fit = (deadline - time.monotonic()) / each_s if each_s else count
+            pairs = [self._queue(ready) for _ in range(max(1, int(min(QUEUED, count - len(samples), fit))))]
             readings.append(self._sensing())
             self._torch.cuda.synchronize()
             samples += [start.elapsed_time(end) / 1e3 for start, end in pairs]

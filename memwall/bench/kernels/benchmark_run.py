@@ -64,17 +64,16 @@ def plan_work(profile: Profile, gpu: Gpu, executors: Sequence[str], top: int | N
     for name in executors:
         policy = EXECUTORS[name]
         alone = profile.schedule(gpu, policy, launch="alone")
-        found = _distinct_jobs(graph, name, plans[policy], alone, len(jobs))
-        jobs += sorted(found, key=lambda job: -job.step_s)[:top]
-    return Work(graph, gpu, plans, schedules, tuple(jobs))
+        jobs += sorted(_distinct_jobs(graph, name, plans[policy], alone), key=lambda job: -job.step_s)[:top]
+    return Work(graph, gpu, plans, schedules, tuple(replace(job, number=n) for n, job in enumerate(jobs)))
 
 
-def _distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule, first: int) -> list[Job]:
-    """The distinct kernels of a plan in order of their first launch, numbered from ``first``."""
+def _distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule) -> list[Job]:
+    """The distinct kernels of a plan in order of their first launch, not yet numbered."""
     found: dict[Any, Job] = {}
     for group, estimate in zip(plan.groups, schedule.kernels, strict=True):
         key = (_structure(graph, group), estimate.time_s, estimate.bound_s)
-        old = found.get(key, Job(first + len(found), executor, group, estimate, 0))
+        old = found.get(key, Job(-1, executor, group, estimate, 0))
         found[key] = replace(old, repeats=old.repeats + 1)
     return list(found.values())
 

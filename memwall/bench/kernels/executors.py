@@ -98,8 +98,10 @@ class Builder:
     def _executed(self, text: Reference) -> Callable[..., Any]:
         """The ``run`` of a reference; a number on the host, which no graph holds, is 1."""
         namespace: dict[str, Any] = {}
-        # a place in a folder: what comes from "<...>" dynamo takes for its own, and wraps in one function for all
-        exec(compile(text.source, str(self.folder / "reference.py"), "exec"), namespace)
+        # a file that is there: code without one Dynamo takes for a library's, and wraps in one function for all
+        place = self.folder / f"reference_{source_hash(text.source)}.py"
+        place.write_text(text.source, encoding="utf-8")
+        exec(compile(text.source, str(place), "exec"), namespace)
         run = namespace["run"]
         parameters = inspect.signature(run).parameters.values()
         if any(p.kind is p.KEYWORD_ONLY for p in parameters):

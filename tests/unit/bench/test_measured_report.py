@@ -84,6 +84,8 @@ class Now:
     def __exit__(self, *exception):
         pass
 
+    begin = compile_ahead = __exit__
+
     def submit(self, function, *args):
         from concurrent.futures import Future
 
@@ -117,7 +119,8 @@ def test_the_time_is_shared_out_and_what_was_not_reached_is_named(alone, monkeyp
 
     monkeypatch.setattr(measured_report, "measure", measure)
     report = Report(GPU, tmp_path)
-    measure_all(report, [("bert_layer", "training"), ("resnet50", "inference"), ("dlrm", "training")], 60.0, tests=False, calibration=True, records=None)
+    wanted = [("bert_layer", "training"), ("resnet50", "inference"), ("dlrm", "training")]
+    measure_all(report, wanted, 60.0, tests=False, calibration=True, records=None)
     assert limits == [20.0, 25.0]  # 60 / 3, then 50 / 2; nothing is left for the third
     assert report.notes[-1] == "not reached: dlrm training"
     assert len(json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())["workloads"]) == 2
@@ -139,7 +142,9 @@ def test_a_workload_that_fails_is_noted_and_an_interrupt_keeps_what_there_is(alo
             report,
             [("unet", "training"), ("unet", "inference"), ("dlrm", "training"), ("vit_l16", "training")],
             60.0,
-            False,
+            tests=False,
+            calibration=True,
+            records=None,
         )
     record = json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())
     assert record["notes"][1:] == [
