@@ -85,23 +85,24 @@ class Timer:
     def __init__(self) -> None:
         self._cases = {case.name: case for case in cases()}
         self._device: Device | None = None
+        #: the last step, with its module and whether it is compiled: it is timed in several ways
+        self._last: tuple[str, bool] = "", False
+        self._step: Callable[[], Any] = lambda: None
 
     def __call__(self, kind: str, name: str, way: str) -> list[float]:
         case, device = self._cases[name], self._device or open_device(kind)
         self._device = device
-        torch.backends.cudnn.allow_tf32 = (
-            True  # as PyTorch does by default and as the profiles count; the device has not
-        )
-        torch.manual_seed(0)
-        step = module_step(case.workload(), _options(case), device.torch_device, way in (COMPILED, "compile"))
-        for _ in range(1 if way == "compile" else 3):
-            step()
-        device.wait()
-        found = [] if way == "compile" else _TIMED[way](device, step)
-        torch.compiler.reset()
-        del step
-        device.clear()
-        return found
+        wanted = name, way in (COMPILED, "compile")
+        if self._last != wanted:
+            self._last, self._step = wanted, lambda: None
+            torch.compiler.reset()
+            device.clear()
+            torch.manual_seed(0)
+            self._step = module_step(case.workload(), _options(case), device.torch_device, wanted[1])
+            for _ in range(1 if way == "compile" else 3):
+                self._step()
+            device.wait()
+        return [] if way == "compile" else _TIMED[way](device, self._step)
 
 
 def _options(case: Case) -> dict[str, Any]:
@@ -282,7 +283,6 @@ class _Worker:
 
 def pack(path: Path, timed: Sequence[Case], gpu: str) -> None:
     """Write the profiles of the modules, as saved records, into one archive."""
-    torch.backends.cudnn.allow_tf32 = True  # as they were timed
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as archive:
         for case in timed:

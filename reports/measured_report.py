@@ -39,8 +39,9 @@ for _needed in ("torch", "rich"):
 from memwall import Profile  # noqa: E402
 from memwall.analysis.validation import COLUMNS, devices, rows, summary  # noqa: E402
 from memwall.bench.kernels import Interrupted, WorkerPool, measure  # noqa: E402
+from memwall.bench.kernels.benchmark_run import plan_work  # noqa: E402
 from memwall.bench.kernels.run import DEFAULT_EXECUTORS, device_spec  # noqa: E402
-from memwall.bench.kernels.workers import Setup  # noqa: E402
+from memwall.bench.kernels.workers import Run, Setup  # noqa: E402
 from memwall.core.errors import MemwallError, MissingError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.version import __version__  # noqa: E402
@@ -62,9 +63,11 @@ WORKLOADS = (
 #: workloads small enough for whole steps in their share of the time
 STEPS = ("bert_layer", "bert_large", "resnet50")
 #: kernels of each executor: those that take most of the step
-TOP = 25
+TOP = 16
+#: share of the time for compilers
+COMPILE_SHARE = 0.4
 #: seconds that the tests, the calibration and one kernel's compilation may take at most
-TESTS_S, CALIBRATE_S, BUILD_S = 90.0, 60.0, 40.0
+TESTS_S, CALIBRATE_S, BUILD_S = 120.0, 60.0, 25.0
 #: cores that stay free of compilers
 FREE_CORES, MOST_HELPERS = 2, 14
 #: kernels listed for each workload
@@ -245,20 +248,23 @@ def measure_all(
     records: Path | None,
 ) -> None:  # fmt: skip
     """Trace everything side by side, test and calibrate, then measure one workload after another, sharing the time."""
-    cores = os.cpu_count() or 1
-    helpers = max(0, min(cores - FREE_CORES, MOST_HELPERS))
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(max(1, min(cores // 2, 8)), mp_context=spawn) as pool, WorkerPool(helpers) as workers:
+    cores, spawn = os.cpu_count() or 1, get_context("spawn")
+    with ProcessPoolExecutor(max(1, min(cores // 2, 8)), mp_context=spawn) as pool:
         traced = {pair: pool.submit(trace, *pair, report.gpu.name, records) for pair in wanted}
         if tests:
             report.notes.append(run_tests(min(TESTS_S, deadline - time.monotonic())))
             say(report.notes[-1])
         for future in traced.values():
             _settled(future)  # the calibration has the machine to itself
-        if calibration:
-            report.notes.append(calibrate(report.gpu, report.folder, min(CALIBRATE_S, deadline - time.monotonic())))
-            say(report.notes[-1])
-        _warm_up(workers, report.gpu, traced.values())
+    if calibration:
+        report.notes.append(calibrate(report.gpu, report.folder, min(CALIBRATE_S, deadline - time.monotonic())))
+        say(report.notes[-1])
+    kernels = _compilations(report.gpu, traced.values())
+    _compile(kernels, deadline)
+    with WorkerPool() as workers:
+        if kernels:  # no workload's time goes into imports
+            with suppress(MemwallError):
+                workers.begin(DEFAULT_EXECUTORS["cuda"], kernels[0][0])
         for position, pair in enumerate(wanted):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -268,14 +274,25 @@ def measure_all(
     report.write()
 
 
-def _warm_up(workers: WorkerPool, gpu: Gpu, traced: Iterable[Future[Profile]]) -> None:
-    """Start all processes, so that no workload's time goes into imports."""
-    first = next((future.result() for future in traced if not future.exception()), None)
-    if first is not None:
-        setup = Setup("cuda", first.graph, gpu)
-        with suppress(MemwallError):
-            workers.begin(DEFAULT_EXECUTORS["cuda"], setup)
-        workers.compile_ahead(setup, (), BUILD_S, 0.0)
+def _compilations(gpu: Gpu, traced: Iterable[Future[Profile]]) -> list[tuple[Setup, Run]]:
+    """The kernels of all workloads that are to be compiled."""
+    kernels = []
+    for future in traced:
+        with suppress(Exception):  # measuring it says why
+            profile = future.result()
+            work = plan_work(profile, gpu, DEFAULT_EXECUTORS["cuda"], TOP)
+            kernels += work.compilations("cuda", profile.workload.target)
+    return kernels
+
+
+def _compile(kernels: Sequence[tuple[Setup, Run]], deadline: float) -> None:
+    """Fill the compilers' caches, on nearly all cores, before anything is timed."""
+    now = time.monotonic()
+    until = now + (deadline - now) * COMPILE_SHARE
+    helpers = max(0, min((os.cpu_count() or 1) - FREE_CORES, MOST_HELPERS))
+    say(f"compiling {len(kernels)} kernels, {until - now:.0f} s at most")
+    with WorkerPool(helpers) as pool:
+        pool.compile_ahead(kernels, BUILD_S, until)
 
 
 def _settled(future: Future[Profile]) -> None:

@@ -40,8 +40,6 @@ class Cuda:
 
     def __init__(self) -> None:
         self._torch: Any = torch  # what is asked of it goes through here
-        torch.backends.cudnn.allow_tf32 = False  # as products are counted: float32 without TF32
-        torch.backends.cuda.matmul.allow_tf32 = False
         self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self._l2_bytes = int(getattr(self._properties, "L2_cache_size", 0))
         self._flush = torch.zeros(max(2 * self._l2_bytes, LEAST_FLUSH_BYTES) // 4, device="cuda")
@@ -68,7 +66,7 @@ class Cuda:
             self._torch.cuda.synchronize()  # raises what has broken the device rather than the capture
             said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
             return Ready(call, restore, f"no CUDA graph, plain launches: {said}", refused=True)
-        return Ready(graph.replay, restore, held=held)
+        return Ready(graph.replay, restore, held=(call, held))  # the graph reads the memory of the call's tensors
 
     def samples(self, ready: Ready, count: int, budget_s: float) -> tuple[list[float], Sensors]:
         samples: list[float] = []
@@ -121,7 +119,7 @@ class Cuda:
         return {
             "device": properties.name, "bus_id": self._bus_id, "sm_count": properties.multi_processor_count,
             "memory_bytes": properties.total_memory, "cache_bytes": self._l2_bytes, **versions(),
-            "cuda": self._torch.version.cuda, "driver": driver, "tf32": False,
+            "cuda": self._torch.version.cuda, "driver": driver,
             "note": "L2 cleared before each sample",
         }  # fmt: skip
 

@@ -114,7 +114,7 @@ def column_blocks(kept: int, reduced: int, live: int, kept_is_contiguous: bool, 
 Shape = tuple[int, int, int, int]
 
 #: from the largest
-SHAPES = ((128, 128, 64, 8), (128, 64, 64, 4), (64, 64, 64, 4), (32, 64, 64, 4))
+SHAPES = ((128, 256, 64, 8), (128, 128, 64, 8), (128, 64, 64, 4), (64, 64, 64, 4), (32, 64, 64, 4))
 #: where rows are unaligned: elements are loaded one by one, and each in flight takes registers
 SCALAR_SHAPES = ((128, 128, 32, 8), (64, 64, 32, 4), (32, 64, 32, 4))
 #: next to random numbers, which take many registers per element

@@ -29,8 +29,9 @@ MAX_NAMED = 16
 
 _TENSORS = '''
 def tensors(result):
-    """The tensors of a result, None left out."""
-    return [t for item in result for t in (item if isinstance(item, (list, tuple)) else [item]) if t is not None]
+    """The tensors of a result; None and numbers are left out."""
+    items = [t for item in result for t in (item if isinstance(item, (list, tuple)) else [item])]
+    return [t for t in items if isinstance(t, torch.Tensor)]
 
 '''
 

@@ -197,6 +197,10 @@ def _unread(op: Op, target: Signature) -> Iterator[int]:
     return iter([i for i in op.outputs if i not in taken or i not in op.inputs])
 
 
+#: arguments that no schema calls optional, undefined unless sequences of several lengths are packed into one tensor
+_UNDEFINED = frozenset(("cum_seq_q", "cum_seq_k"))
+
+
 def _tensors(
     graph: Graph, op: Op, argument: Argument, ids: list[int], tensor: Callable[[int], Any], device: str
 ) -> Any:
@@ -211,7 +215,7 @@ def _tensors(
         return tensor(ids[0])
     if name in op.attributes:  # x + 1: a number where the schema has a tensor
         return _number(op.attributes[name])
-    if optional:
+    if optional or name in _UNDEFINED:
         return None
     spec = graph.values[op.outputs[0]].spec
     if name == "self":  # zeros_like and its kin: only the shape counts

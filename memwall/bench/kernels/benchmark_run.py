@@ -20,6 +20,9 @@ from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, S
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
+#: executors whose kernels take a compiler's time
+COMPILED = ("generated", "inductor")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -47,6 +50,17 @@ class Work:
     plans: Mapping[str, Plan]
     schedules: Mapping[str, Schedule]
     jobs: tuple[Job, ...]
+
+    @property
+    def by_weight(self) -> list[Job]:
+        """The jobs, those first that take most of the step."""
+        return sorted(self.jobs, key=lambda job: (-job.step_s, job.number))
+
+    def compilations(self, kind: str, target: str) -> list[tuple[Setup, Run]]:
+        """What :meth:`WorkerPool.compile_ahead` takes: the kernels that take a compiler's time."""
+        setup = Setup(kind, self.graph, self.gpu, target)
+        jobs = [job for job in self.by_weight if job.executor in COMPILED]
+        return [(setup, Run(job.number, job.executor, job.group, 0, 0.0)) for job in jobs]
 
     def of(self, executor: str) -> tuple[Job, ...]:
         """The jobs of one executor."""
@@ -105,8 +119,6 @@ BLOCK_S, LEAST_BLOCK_S = 20.0, 0.05
 #: a block may overrun its budget by one sample, which is at most this long
 SAMPLE_LIMIT_S = 120.0
 
-#: executors whose kernels take a compiler's time
-COMPILED = ("generated", "inductor")
 OVER = Ran("skipped", "the time was over")
 
 Say = Callable[[str], None]
@@ -198,11 +210,7 @@ class BenchmarkRun:
 
     def run(self, say: Say, updated: Callable[[], None] = lambda: None) -> None:
         """Time all kernels and then the steps. ``updated`` is called after each block."""
-        jobs = sorted(self.work.jobs, key=lambda job: (-job.step_s, job.number))
-        compiled = [Run(job.number, job.executor, job.group, 0, 0.0) for job in jobs if job.executor in COMPILED]
-        now = time.monotonic()  # half of the time is for timing
-        half = now + (self.limits.deadline - now) / 2
-        self.pool.compile_ahead(self.setup, compiled, self.limits.build_limit_s, half)
+        jobs = self.work.by_weight
         blocks = ROUNDS * len(jobs)
         for round_number in range(ROUNDS):
             for position, job in enumerate(jobs):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memwall.bench.kernels.arena import Arena, WideMemory, widened
-from memwall.bench.kernels.numerics import FLOATS, UNIT_FLOAT32
+from memwall.bench.kernels.numerics import FLOATS, UNIT_FLOAT32, UNIT_TF32
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op
 from memwall.fusion import Group
@@ -56,13 +56,15 @@ class _GroupRun:
         self.device = memory.arena.device if isinstance(memory, WideMemory) else memory.device
         #: storages that the group has written
         self.written: set[int] = set()
-        #: of the current op: what it overwrites, and how many numbers it adds up
+        #: of the current op: what it overwrites, how many numbers it adds up, and whether it may round them to TF32
         self._into: Sequence[int] = ()
         self._terms = 1
+        self._tf32 = False
 
     def begin(self, op: Op, into: Sequence[int]) -> None:
         """Start an op: rounding depends on what it does."""
         self._into, self._terms = into, _terms_of(self.graph, op)
+        self._tf32 = bool(op.attributes.get("allow_tf32"))
 
     def tensor(self, value_id: int) -> Tensor:
         """The tensor of a value; where it is rounded at random, each element times 1 + u · amplitude, u uniform in ±1:
@@ -72,6 +74,8 @@ class _GroupRun:
             return found
         value = self.graph.values[value_id]
         amplitude = UNIT_FLOAT32 * math.sqrt(self._terms)
+        if self._tf32 and value.spec.dtype == "float32":
+            amplitude += UNIT_TF32
         if value.storage in self.written:
             amplitude += FLOATS.get(value.spec.dtype, 0.0)
         drawn = torch.rand(found.shape, dtype=found.dtype, device=found.device, generator=self.noise)
@@ -134,14 +138,12 @@ def _wide_argument(value: Any) -> Any:
 
 
 def _tensors(results: Sequence[Any]) -> Iterator[Tensor]:
-    """The tensors of some results, lists opened, a sparse one as its indices and values."""
+    """The tensors of some results, lists opened, a sparse one as its indices and values; numbers are left out."""
     for result in results:
         if isinstance(result, (list, tuple)):
             yield from _tensors(result)
-        elif isinstance(result, Tensor) and result.is_sparse:
-            yield from (result._indices(), result._values())
-        elif result is not None:
-            yield result
+        elif isinstance(result, Tensor):
+            yield from (result._indices(), result._values()) if result.is_sparse else (result,)
 
 
 # -- formulas ----------------------------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ def _flash(
     output, logsumexp = _attention(q, k, v, p, causal, None, scale)
     nothing = q.new_empty(0)
     seed = torch.zeros(2, dtype=torch.int64)
-    return output, logsumexp, nothing, nothing, q.size(2), k.size(2), seed, nothing, nothing
+    return output, logsumexp, None, None, q.size(2), k.size(2), seed, nothing, nothing
 
 
 def _flash_backward(

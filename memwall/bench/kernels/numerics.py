@@ -8,9 +8,10 @@ The first term is the rounding to the output's dtype. ``spread`` is how far the 
 float64 whose ops read rounded numbers: each number that an op reads is multiplied by 1 + u · a, u uniform in ±1. For a
 number that the group itself made, a is the unit of the dtype that the graph gives it (a kernel may round it, as eager
 does, or keep it in float32). The loss of float32 arithmetic is added: 2⁻²⁴ · √n for an op that adds up n numbers, the
-error of a sum of n terms in any order. The last term is for elementary functions in float32. No term grows with the
-error of a wrong mask, a wrong neighbour or a sum in 16 bits. Groups that only move numbers, and integers and booleans,
-are compared exactly. NaN and infinities must be where they should be.
+error of a sum of n terms in any order; and 2⁻¹¹ for the float32 operands of an op that may round them to TF32. The
+last term is for elementary functions in float32. No term grows with the error of a wrong mask, a wrong neighbour or a
+sum in 16 bits. Groups that only move numbers, and integers and booleans, are compared
+exactly. NaN and infinities must be where they should be.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from memwall.ops.evaluate import dtype_of
 #: tolerance in units of the spread, and in float32 roundings of the largest element
 SPREADS, ROUNDINGS = 3.0, 16.0
 #: largest relative error of rounding to a dtype
-UNIT_FLOAT32 = 2.0**-24
+UNIT_FLOAT32, UNIT_TF32 = 2.0**-24, 2.0**-11
 #: floating dtype → the largest relative error of rounding to it
 FLOATS: Mapping[str, float] = {
     "float64": 2.0**-53, "float32": UNIT_FLOAT32, "float16": 2.0**-11, "bfloat16": 2.0**-8,

@@ -20,7 +20,9 @@ from memwall.bench.kernels.oracle import Oracle, Verdict, check_numerics
 from memwall.bench.kernels.steps import StepRunner, module_step
 from memwall.bench.kernels.workers import Copied, Ran, Run, Setup
 from memwall.core.errors import MemwallError, Unsupported
+from memwall.core.graph import Graph
 from memwall.fusion import Group
+from memwall.ops.registry import find_row
 from memwall.record.measurement import Sensors
 
 #: of made-up inputs
@@ -108,6 +110,7 @@ class Session:
         self.device.clear()  # what the graph before this one has left is for all workers
         if setup.kind == "cpu":
             self._forms = CpuForms()
+        _set_tf32(setup.graph)
         if setup.target:
             _register(setup.target)
         self._folder = Path(tempfile.mkdtemp(prefix="memwall-kernels-"))
@@ -246,13 +249,15 @@ class Session:
         return _timed(ready, "", *self.device.samples(ready, samples, budget_s))
 
     def copy(self, samples: int) -> Copied:
-        """Time a copy of a large array and one addition to a single element: what the machine itself reaches."""
+        """Time a kernel that copies a large array (a CUDA graph leaves a plain copy to engines, which are slower) and
+        one addition to a single element: what the machine itself reaches."""
         self.recover()
         device = self.device
         wanted = min(SIZES[device.kind], int(MOST_SHARE * device.free_bytes()))
         source = torch.ones(wanted // 4, device=device.torch_device)
         target = torch.empty_like(source)
-        copied, sensors = device.samples(device.ready(lambda: target.copy_(source)), samples, COPY_BUDGET_S)
+        copying = device.ready(lambda: torch.mul(source, 1.0, out=target))
+        copied, sensors = device.samples(copying, samples, COPY_BUDGET_S)
         one = torch.ones(1, device=device.torch_device)
         floor, _ = device.samples(device.ready(lambda: one.add_(1.0)), samples, COPY_BUDGET_S)
         return Copied(2 * source.numel() * 4, tuple(copied), tuple(floor), sensors)
@@ -263,6 +268,14 @@ def _timed(ready: Ready, note: str, samples: Sequence[float], sensors: Sensors, 
     the middle of it: the next kernel gets another process."""
     reason = "; ".join(filter(None, (note, ready.note)))
     return Ran("ok", reason, tuple(samples), sensors=sensors, fatal=ready.refused, graphed=not ready.refused, **facts)
+
+
+def _set_tf32(graph: Graph) -> None:
+    """Let float32 products and convolutions use TF32 where the graph's did, as they are counted."""
+    rows = [find_row(op.name) for op in graph.ops if op.attributes.get("allow_tf32")]
+    switches = {row.tf32_switch for row in rows if row}
+    torch.backends.cuda.matmul.allow_tf32 = "matmul" in switches
+    torch.backends.cudnn.allow_tf32 = "cudnn" in switches
 
 
 def _register(target: str) -> None:

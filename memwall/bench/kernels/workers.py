@@ -175,20 +175,24 @@ class WorkerPool:
             self._workers.setdefault(name, Worker()).begin(setup)
         return {name: self._workers[name] for name in executors}
 
-    def compile_ahead(self, setup: Setup, kernels: Sequence[Run], limit_s: float, deadline: float) -> None:
+    def compile_ahead(self, kernels: Sequence[tuple[Setup, Run]], limit_s: float, deadline: float) -> None:
         """Have the helpers compile kernels side by side, so that the workers find them in the caches on disk. Kernels
-        not begun at ``deadline`` (of :func:`time.monotonic`) are left out."""
+        not compiled at ``deadline`` (of :func:`time.monotonic`) are left out. The helpers are stopped at its end."""
         if not self._helpers:
             return
         waiting = deque(kernels)
 
         def work(helper: Worker) -> None:
-            with contextlib.suppress(MemwallError):
-                helper.begin(setup)
-                while waiting and helper.failures < MOST_STARTS and time.monotonic() < deadline:
-                    with contextlib.suppress(IndexError):  # another took the last one
-                        helper.ask(limit_s, "run", waiting.popleft())
-                helper.ask(limit_s, "recover")
+            with contextlib.suppress(MemwallError, IndexError):  # another took the last one
+                while helper.failures < MOST_STARTS:
+                    setup, kernel = waiting.popleft()
+                    if helper.setup is not setup:
+                        helper.begin(setup)
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        break
+                    helper.ask(min(limit_s, left_s), "run", kernel)
+            helper.stop()
 
         with ThreadPoolExecutor(len(self._helpers)) as pool:
             futures = [pool.submit(work, helper) for helper in self._helpers]

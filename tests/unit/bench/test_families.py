@@ -21,7 +21,6 @@ from memwall import load_gpu
 from memwall.analysis.accuracy import score_files
 from memwall.analysis.accuracy.modules import in_fit_half
 from memwall.analysis.accuracy.refit import refit
-from memwall.bench.clock import open_device
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import calibrated, interval
 
@@ -175,21 +174,6 @@ def test_a_worker_gives_up_at_the_deadline_and_says_why_a_module_failed():
 def test_a_module_is_timed_on_this_cpu(way):
     name = next(case.name for case in cases() if case.expression == "nn.AvgPool2d(2, stride=2)")
     assert Timer()("cpu", name, way)
-
-
-def test_convolutions_are_timed_with_tf32_as_they_are_counted(monkeypatch):
-    """A device turns TF32 off, as products are counted; PyTorch's default for convolutions is on."""
-    seen = []
-
-    def opened(kind):
-        torch.backends.cudnn.allow_tf32 = False
-        return open_device("cpu")
-
-    monkeypatch.setattr(families, "open_device", opened)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # put back after the test
-    monkeypatch.setitem(families._TIMED, "eager", lambda *_: seen.append(torch.backends.cudnn.allow_tf32) or [1.0])
-    Timer()("cpu", FIRST["loss"].name, "eager")
-    assert seen == [True]
 
 
 def test_constants_are_fitted_to_half_of_the_modules_and_scored_on_the_other(tmp_path):
