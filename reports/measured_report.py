@@ -1,7 +1,7 @@
 """Measure the reference workloads on this machine's GPU and write what was found: what ``make gpu`` runs.
 
-    python reports/measured_report.py [--seconds 480] [--folder DIR] [--only NAME ...] [--no-tests] [--no-calibration]
-                                      [--records DIR]
+    python reports/measured_report.py [--seconds 480] [--folder DIR] [--only NAME[_MODE] ...] [--no-tests]
+                                      [--no-calibration] [--records DIR]
 
 Writes ``profiles/measured/GPU/measured.json`` (every kernel, with the environment) and ``rows.csv`` (the same as a
 table that ``memwall accuracy`` reads), ``reports/measured_GPU.md``, and whole records under ``build/measured/``. All are
@@ -21,9 +21,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -62,8 +62,10 @@ WORKLOADS = (
 )  # fmt: skip
 #: workloads small enough for whole steps in their share of the time
 STEPS = ("bert_layer", "bert_large", "resnet50")
-#: kernels of each executor: those that take most of the step
-TOP = 16
+#: kernels of each executor: those that take most of the step; of workloads whose steps are timed
+TOP, TOP_OF_STEPS = 10, 40
+#: the share of time of a workload whose steps are timed, in those of another
+STEPS_SHARE = 3.0
 #: share of the time for compilers
 COMPILE_SHARE = 0.4
 #: seconds that the tests, the calibration and one kernel's compilation may take at most
@@ -262,15 +264,14 @@ def measure_all(
     kernels = _compilations(report.gpu, traced.values())
     _compile(kernels, deadline)
     with WorkerPool() as workers:
-        if kernels:  # no workload's time goes into imports
-            with suppress(MemwallError):
-                workers.begin(DEFAULT_EXECUTORS["cuda"], kernels[0][0])
+        _warm_up(workers, kernels)
         for position, pair in enumerate(wanted):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 report.notes.append(f"not reached: {', '.join(' '.join(p) for p in wanted[position:])}")
                 break
-            _measure_one(report, pair, traced[pair], left_s / (len(wanted) - position), workers)
+            shares = [STEPS_SHARE if name in STEPS else 1.0 for name, _ in wanted[position:]]
+            _measure_one(report, pair, traced[pair], left_s * shares[0] / sum(shares), workers)
     report.write()
 
 
@@ -280,9 +281,27 @@ def _compilations(gpu: Gpu, traced: Iterable[Future[Profile]]) -> list[tuple[Set
     for future in traced:
         with suppress(Exception):  # measuring it says why
             profile = future.result()
-            work = plan_work(profile, gpu, DEFAULT_EXECUTORS["cuda"], TOP)
+            work = plan_work(profile, gpu, DEFAULT_EXECUTORS["cuda"], _top(profile.workload.name))
             kernels += work.compilations("cuda", profile.workload.target)
     return kernels
+
+
+def _top(workload: str) -> int:
+    return TOP_OF_STEPS if workload in STEPS else TOP
+
+
+def _warm_up(workers: WorkerPool, kernels: Sequence[tuple[Setup, Run]]) -> None:
+    """Start the workers and have each run a kernel: no workload's time goes into imports and loading of libraries."""
+    if not kernels:
+        return
+    setup = kernels[0][0]
+    names = DEFAULT_EXECUTORS["cuda"]
+    with suppress(MemwallError), ThreadPoolExecutor(len(names)) as pool:
+        begun = workers.begin(names, setup)
+        wanted = {run.executor: replace(run, samples=1, budget_s=1.0) for each, run in kernels if each is setup}
+        wanted["eager"] = replace(next(iter(wanted.values())), executor="eager")
+        for name in names:
+            pool.submit(begun[name].ask, BUILD_S, "run", wanted.get(name, wanted["eager"]))
 
 
 def _compile(kernels: Sequence[tuple[Setup, Run]], deadline: float) -> None:
@@ -307,7 +326,7 @@ def _measure_one(
     try:
         target = str(ROOT / "profiles" / pair[0] / "model.py")
         profile = measure(
-            traced.result(), device="cuda", gpu=report.gpu, top=TOP, time_limit_s=share_s, build_limit_s=BUILD_S,
+            traced.result(), device="cuda", gpu=report.gpu, top=_top(pair[0]), time_limit_s=share_s, build_limit_s=BUILD_S,
             steps=pair[0] in STEPS, pool=workers, model=(target, {"mode": pair[1]}),
         )  # fmt: skip
         report.profiles.append(profile)
@@ -341,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemwallError as error:
         print(f"memwall: {error}; nothing was written", file=sys.stderr)
         return error.exit_code
-    wanted = [pair for pair in WORKLOADS if not options.only or pair[0] in options.only]
+    wanted = [pair for pair in WORKLOADS if not options.only or {pair[0], "_".join(pair)} & {*options.only}]
     if not wanted:
         print(f"memwall: --only: no workload named {', '.join(options.only)}", file=sys.stderr)
         return 2

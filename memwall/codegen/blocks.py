@@ -122,6 +122,8 @@ RANDOM_SHAPES = ((128, 64, 64, 8), (64, 64, 64, 8))
 #: for products without matrix units: the accumulators fill the registers sooner
 VECTOR_SHAPES = ((64, 64, 32, 8), (32, 64, 32, 4))
 MAX_STAGES = 4
+#: results of a tile whose epilogue has registers left; a larger one is tried, where shared memory holds all stages
+LARGEST_FIRST = 128 * 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,8 @@ class Tile:
 
 
 def tiles(sizes: tuple[int, int, int], itemsize: int, shapes: Sequence[Shape], gpu: Gpu) -> tuple[Tile, ...]:
-    """The tiles worth trying, the chosen one first: the largest that gives every multiprocessor one.
+    """The tiles worth trying, the chosen one first: the largest that gives every multiprocessor one. A tile at least
+    twice as wide or high as the result is none.
 
     Args:
         sizes: matrices, rows and columns of the product.
@@ -158,10 +161,14 @@ def tiles(sizes: tuple[int, int, int], itemsize: int, shapes: Sequence[Shape], g
     for rows, columns, depth, warps in shapes:
         depth = depth * 2 // itemsize
         stages = min(MAX_STAGES, CHIPS[architecture].shared_block_bytes // ((rows + columns) * depth * itemsize))
+        if rows * columns > LARGEST_FIRST and stages < MAX_STAGES:
+            continue
         if architecture.startswith("gfx"):
             stages = 2  # loads go through registers there
         found.append(Tile(rows, columns, depth, warps, stages))
     batch, m, n = sizes
-    filling = [t for t in found if batch * math.ceil(m / t.m) * math.ceil(n / t.n) >= gpu.sm_count]
+    found = [t for t in found if t.m < 2 * m and t.n < 2 * n] or found[-1:]
+    able = [t for t in found if t.m * t.n <= LARGEST_FIRST]
+    filling = [t for t in able if batch * math.ceil(m / t.m) * math.ceil(n / t.n) >= gpu.sm_count]
     chosen = found.index(filling[0] if filling else found[-1])
-    return (found[chosen], *found[chosen + 1 : chosen + 2], *found[max(chosen - 1, 0) : chosen])
+    return (*found[chosen : chosen + 3], *found[max(chosen - 1, 0) : chosen])
