@@ -1,13 +1,14 @@
 """Measure the reference workloads on this machine's GPU and write what was found: what ``make gpu`` runs.
 
     python reports/measured_report.py [--seconds 480] [--folder DIR] [--only NAME[_MODE] ...] [--no-tests]
-                                      [--no-calibration] [--records DIR]
+                                      [--no-calibration] [--records DIR] [--join DIR ... --gpu GPU]
 
 Writes ``profiles/measured/GPU/measured.json`` (every kernel, with the environment) and ``rows.csv`` (the same as a
 table that ``memwall accuracy`` reads), ``reports/measured_GPU.md``, and whole records under ``build/measured/``. All are
 written again after each workload, so what was measured stays when the time is cut. Without a CUDA device: one line,
 exit 3, nothing written. ``--records`` takes profiles that were traced elsewhere, ``NAME_MODE.json`` each (``memwall
-profile profiles/NAME/model.py --gpu GPU --mode MODE -o ...``), so that no time of the GPU goes into tracing.
+profile profiles/NAME/model.py --gpu GPU --mode MODE -o ...``), so that no time of the GPU goes into tracing. ``--join`` writes the report of whole records of several runs
+(``build/measured`` each), later ones in place of earlier ones, on any machine.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from memwall.bench.kernels.workers import Run, Setup  # noqa: E402
 from memwall.core.errors import MemwallError, MissingError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.version import __version__  # noqa: E402
-from memwall.hardware.lookup import Gpu  # noqa: E402
+from memwall.hardware.lookup import Gpu, load_gpu  # noqa: E402
 from memwall.report import render  # noqa: E402
 from memwall.report.pages.profile import MeasuredReport  # noqa: E402
 
@@ -353,7 +354,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-tests", action="store_true", help="do not run tests/gpu")
     parser.add_argument("--no-calibration", action="store_true", help="do not measure the device's ceilings")
     parser.add_argument("--records", type=Path, metavar="DIR", help="profiles traced before [trace them here]")
+    parser.add_argument("--join", nargs="+", type=Path, metavar="DIR", help="report the whole records in these folders")
+    parser.add_argument("--gpu", help="with --join: the GPU that they were measured on")
+    parser.add_argument("--note", action="append", default=[], help="with --join: a line at the head of the report")
     options = parser.parse_args(arguments)
+    if options.join:
+        return join(options.join, options.gpu, options.folder.absolute(), options.note)
     deadline = time.monotonic() + options.seconds
     try:
         gpu = this_gpu()
@@ -372,6 +378,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # fmt: skip
     except KeyboardInterrupt:
         return 130
+    return 0
+
+
+def join(folders: Sequence[Path], gpu: str | None, place: Path, notes: Sequence[str]) -> int:
+    """Write the files of several runs as if they were one."""
+    found = {path.name: path for folder in folders for path in sorted(folder.glob(f"{gpu}_*.json"))}
+    if not found:
+        print(f"memwall: no record of {gpu} in {', '.join(map(str, folders))}; nothing was written", file=sys.stderr)
+        return 2
+    try:
+        report = Report(load_gpu(gpu), place, list(notes), [Profile.load(path) for path in found.values()])
+    except MemwallError as error:
+        print(f"memwall: {error}; nothing was written", file=sys.stderr)
+        return error.exit_code
+    order = {pair: number for number, pair in enumerate(WORKLOADS)}
+    report.profiles.sort(key=lambda p: order.get((p.workload.name, p.workload.mode), len(order)))
+    report.write()
     return 0
 
 
