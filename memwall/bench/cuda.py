@@ -59,8 +59,9 @@ class Cuda:
             return Ready(call, restore, "no CUDA graph, plain launches")
         restore()
         graph = self._torch.cuda.CUDAGraph()
+        room = self._torch.empty(ROOM_BYTES, dtype=torch.uint8, device="cuda")
         try:
-            with capturing(), self._torch.cuda.graph(graph):
+            with capturing(room), self._torch.cuda.graph(graph):
                 held = call()
         except RuntimeError as error:
             self._torch.cuda.synchronize()  # raises what has broken the device rather than the capture
@@ -146,32 +147,44 @@ def _bus_id(properties: Any) -> str | None:
 
 # -- what a kernel copies to the device while a graph of it is captured ------------------------------------------------
 #
-# Pageable memory cannot be copied during a capture, so the destination is allocated at once and filled after it.
+# Pageable memory cannot be copied during a capture, so it is copied after it, once, into memory from before it: what is
+# allocated within may be memory that an earlier kernel of the graph writes to, at each replay.
 # Kernels over lists of tensors pass the device a table of addresses, made again for other addresses: within the graph
 # of a whole step they are the graph's own.
 
+#: bytes for all copies of a capture, and those to which each is aligned
+ROOM_BYTES, ALIGNED_TO = 16 << 20, 256
 #: the active captures: one or none
 _captures: list[Uploads] = []
 
 
 class Uploads(TorchDispatchMode):
-    """While active, copies from the host to a type of device are deferred until :meth:`finish`."""
+    """While active, copies from the host to the device of ``room``, bytes that take them, are deferred until
+    :meth:`finish`."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, room: Tensor) -> None:
         super().__init__()
-        self._device = device
+        self._room, self._used = room, 0
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         target = given.get("device")
         is_copy = func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu"
-        if not is_copy or target is None or torch.device(target).type != self._device:
+        if not is_copy or target is None or torch.device(target).type != self._room.device.type:
             return func(*args, **given)
         source = args[0].contiguous()
-        made = torch.empty(source.shape, dtype=given.get("dtype") or source.dtype, device=target)
+        made = self._place(source.shape, given.get("dtype") or source.dtype)
         self._waiting.append((made, source))
         return made
+
+    def _place(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """A tensor in the room. Raises ``RuntimeError``: the room is full."""
+        begin, end = self._used, self._used + shape.numel() * dtype.itemsize
+        if end > self._room.numel():
+            raise RuntimeError(f"more than {self._room.numel():,} bytes are copied to the device")
+        self._used = -(-end // ALIGNED_TO) * ALIGNED_TO
+        return self._room[begin:end].view(dtype).view(shape)
 
     def finish(self) -> None:
         """Make the deferred copies."""
@@ -181,9 +194,9 @@ class Uploads(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def capturing(device: str = "cuda") -> Iterator[None]:
+def capturing(room: Tensor) -> Iterator[None]:
     """Around a capture: at its end, also if it failed, the deferred copies are made."""
-    uploads = Uploads(device)
+    uploads = Uploads(room)
     _captures.append(uploads)
     try:
         yield

@@ -212,7 +212,7 @@ def _head(profile: Profile, schedule: Schedule, launches: _Launches, number: str
         again = "" if op_id in group.op_ids else "  (computed again)"
         lines.append(f"{op_id:>7}  {op.name}  {op.module or '(top)'}{again}")
     if not group.source:
-        draws = f" {_SEED}" if "tl.rand(" in written.body else ""
+        draws = f" {_SEED}" if "draw(" in written.body else ""
         lines += ["", *textwrap.wrap(_ARGUMENTS + draws, 100)]
     return "\n".join(f"# {_one_line(line)}".rstrip() for line in lines) + "\n"
 

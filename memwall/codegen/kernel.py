@@ -50,7 +50,8 @@ class Kernel:
     the values ``inputs`` (those that are views of one storage as such views), writes in place what the group
     overwrites, allocates all else with ``empty`` and returns the tensors of the values ``outputs``. ``seed`` is in the
     signature whether or not the group draws random numbers; the n-th op of the group draws Philox's numbers of
-    ``seed + n``, so seeds of kernels of one step must differ by more than their number of ops.
+    ``seed + n`` (number i is word i % 4 of counter i // 4), so seeds of kernels of one step must differ by more than
+    their number of ops.
 
     ``schedule`` names the path taken: ``pointwise``, ``persistent``, ``looped``, ``split``, ``tensor list``,
     ``matmul`` and their combinations with `` + ``. ``config`` are the file's constants (block sizes, warps) that may

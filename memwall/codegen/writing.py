@@ -13,6 +13,28 @@ from memwall.core.graph import Graph, TensorSpec
 
 #: offsets from here on need 64 bits; the last block of a kernel reaches beyond its last element
 INT32_LIMIT = 2**31 - 2**17
+#: what a function that draws random numbers calls
+_DRAW = '''@triton.jit
+def draw(seed, place, AXIS: tl.constexpr):
+    """Uniform numbers of Philox 4x32: number n is word n % 4 of counter n // 4.
+
+    Along a tile's first axis (AXIS 0) or its last (1) four neighbours are numbers 4q to 4q + 3: they share a counter.
+    """
+    if AXIS >= 0 and place.shape[0 if AXIS == 0 else -1] % 4 == 0:
+        turns: tl.constexpr = AXIS == 0 and len(place.shape) == 2
+        lanes = tl.trans(place) if turns else place
+        even, _ = tl.split(tl.reshape(lanes, [lanes.numel // 4, 2, 2]))
+        first, _ = tl.split(even)
+        a, b, c, d = tl.rand4x(seed, first // 4)
+        drawn = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), lanes.shape)
+        drawn = tl.trans(drawn) if turns else drawn
+    else:
+        a, b, c, d = tl.rand4x(seed, place // 4)
+        word = place % 4
+        drawn = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
+    return drawn
+
+'''
 #: what stands in a grid's expression
 _TRITON = SimpleNamespace(cdiv=lambda a, b: -(-a // b))
 
@@ -64,7 +86,7 @@ class Function:
     @property
     def draws(self) -> bool:
         """Whether it uses the seed."""
-        return any("tl.rand(" in line for line in self.lines)
+        return any("draw(" in line for line in self.lines)
 
     def text(self) -> str:
         """The function as source."""
@@ -156,7 +178,8 @@ class File:
 
     def _text(self, writes: Sequence[int]) -> str:
         constants = "\n".join(f"{name} = {value}" for name, value in self.constants().items())
-        functions = "\n\n".join(function.text() for function in self.functions)
+        drawing = [_DRAW] if any(function.draws for function in self.functions) else []
+        functions = "\n\n".join([*drawing, *(function.text() for function in self.functions)])
         imports = "import torch\nimport triton\nimport triton.language as tl\n"
         blocks = f"#: may be assigned before run()\n{constants}\n" if constants else ""
         return "\n".join([imports, blocks, f"\n{functions}\n" if functions else "", self._run(writes)])

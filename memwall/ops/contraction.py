@@ -21,6 +21,7 @@ from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
+from memwall.ops.domains import group_ends
 from memwall.ops.launches import Gemm, Launch, Stream, VectorGemm
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products as results
@@ -211,7 +212,7 @@ def linear_backward(call: Call) -> Cost:
     )  # fmt: skip
 
 
-@op("_grouped_mm _scaled_grouped_mm", results=results.grouped_product)
+@op("_grouped_mm _scaled_grouped_mm", results=results.grouped_product, domains={"offs": group_ends})
 @op("_scaled_grouped_mm_v2")
 def grouped_product(call: Call) -> Cost:
     """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient)."""

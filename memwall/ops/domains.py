@@ -55,6 +55,13 @@ def ascending_to(argument: str) -> DomainRule:
     return rows_of(argument, "ascending")
 
 
+def group_ends(call: Call, position: int) -> Domain:
+    """Where each group of a grouped product ends, on the axis that is split: equal groups."""
+    left, right = call.need("self"), call.need("mat2")
+    split = right.shape[-1] if len(left.shape) == 3 else left.shape[-1] if len(right.shape) == 2 else left.shape[0]
+    return Domain("ends", high=split)
+
+
 def rows_counted(call: Call, position: int) -> Domain:
     """Numbers of rows of a table of stated length."""
     return Domain("index", high=call.attributes["num_weights"])

@@ -252,6 +252,12 @@ def _ascending(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor
     return made.view(like.shape)
 
 
+def _ends(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Ends of equal groups, the last ``high``."""
+    ends = torch.arange(1, like.numel() + 1, device=like.device) * need.high
+    return ends // like.numel()
+
+
 def _pooled(need: Domain, like: Tensor, generator: torch.Generator) -> Tensor:
     """The places of the maxima of some image."""
     shape, kernel, stride, padding, dilation = need.window
@@ -271,7 +277,7 @@ _FILLS: Mapping[str, Callable[[Domain, Tensor, torch.Generator], Tensor]] = {
         _floats(like, generator, torch.randn), need.dim
     ),
     "probabilities": lambda need, like, generator: torch.softmax(_floats(like, generator, torch.randn), need.dim),
-    "index": _index, "target": _target, "places": _places, "ascending": _ascending, "pooled": _pooled,
+    "index": _index, "target": _target, "places": _places, "ascending": _ascending, "ends": _ends, "pooled": _pooled,
 }  # fmt: skip
 
 

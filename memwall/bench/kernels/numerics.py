@@ -162,10 +162,11 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
 
 
 def uniform(seed: int, offsets: Tensor) -> Tensor:
-    """float32 in [0, 1), bit for bit what ``tl.rand(seed, offset)`` gives: ``seed`` has 64 bits, the low word is the
-    first of the key; ``offsets`` are int64, not negative, of any shape."""
-    counter = offsets & WORD, (offsets >> 32) & WORD, torch.zeros_like(offsets), torch.zeros_like(offsets)
-    word = philox(counter, (seed & WORD, (seed >> 32) & WORD))[0]
+    """float32 in [0, 1), bit for bit word ``offset % 4`` of what ``tl.rand4x(seed, offset // 4)`` gives: ``seed`` has
+    64 bits, the low word is the first of the key; ``offsets`` are int64, not negative, of any shape."""
+    quads, nothing = offsets // 4, torch.zeros_like(offsets)
+    words = philox((quads & WORD, (quads >> 32) & WORD, nothing, nothing), (seed & WORD, (seed >> 32) & WORD))
+    word = torch.stack(words).gather(0, (offsets % 4)[None])[0]
     signed = torch.where(word > WORD // 2, word - (WORD + 1), word)
     positive = torch.where(signed < 0, -signed - 1, signed)
     return positive.to(torch.float32) * torch.tensor(SCALE, dtype=torch.float32, device=word.device)

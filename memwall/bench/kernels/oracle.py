@@ -106,7 +106,7 @@ class Oracle:
 
     def drawn(self, seed: int, device: str) -> dict[int, Tensor]:
         """The masks that a generated kernel draws from a seed, by value id: element ``i`` of the ``n``-th op's result
-        is kept where Philox gives for ``seed + n`` and ``i`` at least the share that is dropped."""
+        is kept where Philox's number ``i`` of ``seed + n`` is at least the share that is dropped."""
         masks = {}
         for mask, share, place in self.dropouts:
             shape = self.graph.values[mask].spec.shape

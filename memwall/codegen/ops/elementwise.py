@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memwall.codegen.index import ravel
+from memwall.codegen.index import Index, ravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, constant, promoted, rules
 from memwall.codegen.tensors import Body, Indices, Tensor, cast, compute_dtype, triton_dtype
@@ -76,7 +76,7 @@ def _copy(view: OpView) -> Made:
 
 
 def _dropout(view: OpView) -> Made:
-    """Philox: element ``i`` of the op's result is kept where ``rand(seed + op, i)`` is at least ``p``."""
+    """Philox: element ``i`` of the op's result is kept where number ``i`` of ``seed + op`` is at least ``p``."""
     source, p = view.tensor("input"), float(view.number("p", 0.5))
     shape = view.spec.shape
     if not view.number("train", True):
@@ -86,13 +86,29 @@ def _dropout(view: OpView) -> Made:
     def keep(body: Body, indices: Indices) -> str:
         place = ravel(indices, shape)
         text = f"({place.text})" if place.axes else f"tl.full([1], {place.text}, tl.int32)"
-        return f"tl.rand(seed + {view.position}, {text}) >= {p!r}"
+        return f"draw(seed + {view.position}, {text}, AXIS={_axis_of_quads(place)}) >= {p!r}"
 
     mask = Tensor(shape, "bool", keep)
     out = Tensor(
         shape, view.spec.dtype, lambda body, i: f"{source.at(body, i)} * {mask.at(body, i)}.to(tl.float32) * {scale!r}"
     )
     return [out, mask]
+
+
+#: variable -> the axis of the tile along which it varies: 0 the first, 1 the last; tiles begin at multiples of 4
+_AXES = {"x": 0, "m": 0, "k_right": 0, "r": 1, "n": 1, "k_left": 1}
+
+
+def _axis_of_quads(place: Index) -> int:
+    """The axis along which four neighbours have the places 4q to 4q + 3; -1 if there is none."""
+    steps = [digit for digit, factor in place.terms if factor == 1 and digit.divisor == 1 and digit.modulus % 4 == 0]
+    if len(steps) != 1 or place.constant % 4:
+        return -1
+    others = [(digit, factor) for digit, factor in place.terms if digit != steps[0]]
+    same = [digit for digit, _ in others if digit.variable == steps[0].variable]
+    if any(factor % 4 for _, factor in others) or any(digit.divisor % 4 for digit in same):
+        return -1
+    return _AXES.get(steps[0].variable.text, -1)
 
 
 #: packet -> rule

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,7 @@ class FakeTorch:
         self.stream: list[str] = []
         self.now_ms = 0.0
         self.next_ms = 1.0
+        self.empty = lambda *size, **options: room("meta")
         self.capture_error = capture_error
         self.sync_error = sync_error
         self.cuda = SimpleNamespace(
@@ -61,6 +64,10 @@ class FakeTorch:
 
 def nothing(*args):
     pass
+
+
+def room(device, nbytes=1024):
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def device(fake):
@@ -156,7 +163,7 @@ def test_what_a_kernel_uploads_in_a_capture_waits_for_its_end():
     copied = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Uploads, "finish", lambda self: copied.extend(self._waiting))
-        with capturing("meta"):
+        with capturing(room("meta")):
             made = put_off(run)(torch.ones(3), seed=1)
     assert seen == [("meta", torch.float64, 0)]
     ((place, source),) = copied
@@ -164,17 +171,49 @@ def test_what_a_kernel_uploads_in_a_capture_waits_for_its_end():
 
 
 def test_an_upload_outside_of_a_capture_is_as_ever():
-    with capturing("meta"):
+    with capturing(room("meta")):
         pass
     table = put_off(lambda t: t.to(torch.float64))(torch.tensor([2.0]))
     assert table.tolist() == [2.0]
+
+
+def test_what_is_put_off_lies_in_memory_from_before_the_capture():
+    """Memory allocated within a graph may be that of a tensor that the graph writes at each replay."""
+    before, made = room("cpu"), []
+    with capturing(before):
+        put_off(lambda: made.extend(t.to("cpu", copy=True) for t in (torch.arange(5), torch.tensor(2.5))))()
+    assert [t.tolist() for t in made] == [[0, 1, 2, 3, 4], 2.5]
+    starts = [t.data_ptr() - before.data_ptr() for t in made]
+    assert starts == [0, 256]
+    with capturing(before), pytest.raises(RuntimeError, match="more than 1,024 bytes"):
+        put_off(lambda: torch.ones(2000).to("cpu", copy=True))()
+
+
+def test_a_graph_keeps_the_tensors_of_its_call():
+    """What a call reads must live as long as its graph: the graph knows addresses alone."""
+    fake = FakeTorch()
+    tensor = torch.ones(3)
+    gone = weakref.ref(tensor)
+    ready = device(fake).ready(lambda given=tensor: fake.call() or given)
+    del tensor
+    gc.collect()
+    assert gone() is not None
+    del ready
+    gc.collect()
+    assert gone() is None
+
+
+def test_no_limit_of_time_is_a_limit():
+    """``memwall calibrate`` gives none."""
+    fake = FakeTorch()
+    assert len(device(fake).samples(Ready(fake.call), 25, float("inf"))[0]) == 25
 
 
 def test_what_was_put_off_is_copied_also_where_the_capture_fails():
     places = []
 
     def capture():
-        with capturing("cpu"):
+        with capturing(room("cpu")):
             places.append(torch.zeros(2))
             _captures[0]._waiting.append((places[0], torch.tensor([3.0, 4.0])))
             raise RuntimeError("capture")

@@ -78,9 +78,11 @@ import torch, triton, triton.language as tl
 @triton.jit
 def rand(out, seed, START: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.arange(0, BLOCK).to(tl.int64)
-    tl.store(out + place, tl.rand(seed, START + place))
+    drawn = tl.rand4x(seed, START + place)
+    for word in tl.static_range(4):
+        tl.store(out + 4 * place + word, drawn[word])
 
-out = torch.empty(1024)
+out = torch.empty(4096)
 rand[(1,)](out, int(sys.argv[2]), START=int(sys.argv[3]), BLOCK=1024)
 torch.save(out, sys.argv[1])
 """
@@ -92,7 +94,7 @@ def test_uniform_numbers_are_those_of_triton(seed, start, tmp_path):
     script, out = tmp_path / "rand.py", tmp_path / "out.pt"
     script.write_text(RAND, encoding="utf-8")
     subprocess.run([sys.executable, "-W", "ignore", script, out, str(seed), str(start)], check=True)
-    assert torch.equal(uniform(seed, start + torch.arange(1024)), torch.load(out))
+    assert torch.equal(uniform(seed, 4 * start + torch.arange(4096)), torch.load(out))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
