@@ -246,9 +246,8 @@ def _flash(
     q: Any, k: Any, v: Any, p: float = 0.0, causal: bool = False, mask: bool = False, *, scale: Any = None
 ) -> Any:
     output, logsumexp = _attention(q, k, v, p, causal, None, scale)
-    nothing = q.new_empty(0)
-    seed = torch.zeros(2, dtype=torch.int64)
-    return output, logsumexp, None, None, q.size(2), k.size(2), seed, nothing, nothing
+    seed, place = torch.zeros(2, dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+    return output, logsumexp, None, None, q.size(2), k.size(2), seed, place, q.new_empty(0)
 
 
 def _flash_backward(

@@ -133,6 +133,22 @@ def test_what_the_deadline_cuts_is_timed_by_the_next_run(scripted, tmp_path, mon
     assert [row["way"] for row in rows_of(first)] == list(families.WAYS)
 
 
+def test_the_report_is_made_of_what_was_timed_elsewhere(scripted, tmp_path, capsys):
+    wanted = [FIRST["pool"], FIRST["loss"]]
+    Campaign("cuda", "h100-sxm", tmp_path, wanted).run(60.0)
+    assert main(["--part", "report", "--gpu", "h100-sxm", "--folder", str(tmp_path)]) == 0
+    assert "8 rows in" in capsys.readouterr().out
+    place = tmp_path / "profiles" / "measured" / "h100-sxm"
+    assert (place / "families_records.tar.xz").is_file()
+    assert (tmp_path / "reports" / "measured_families_h100-sxm.md").is_file()
+
+
+def test_a_training_step_ends_with_its_backward_phase():
+    case = next(case for case in cases() if case.mode == "training")
+    phases = {op.phase for op in memwall.profile(case.workload(), gpu="h100-sxm", **families._options(case)).graph.ops}
+    assert phases == {"forward", "backward"}
+
+
 def test_a_table_whose_first_line_was_cut_begins_anew(tmp_path):
     campaign = Campaign("cuda", "h100-sxm", tmp_path, [])
     campaign.table.write_text("gpu,way,mo")

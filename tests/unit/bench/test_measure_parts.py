@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from types import SimpleNamespace
@@ -12,9 +13,9 @@ import torch
 import memwall
 from memwall.bench.device import Ready, need_compiler
 from memwall.bench.kernels.benchmark_run import ROUNDS, BenchmarkRun, Limits, Result, plan_work, share
-from memwall.bench.kernels.executors import Built, Choices, choose
-from memwall.bench.kernels.session import Questions, failure
-from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed
+from memwall.bench.kernels.executors import Builder, Built, Choices, choose
+from memwall.bench.kernels.session import Questions, _set_tf32, failure
+from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed, WorkerPool
 from memwall.codegen import NotGenerated
 from memwall.codegen.kernel import source_hash
 from memwall.core.errors import MissingError
@@ -70,9 +71,75 @@ def test_numbers_of_jobs_are_unique_over_executors_and_top_keeps_the_weightiest(
     gpu = blocks.simulations[0].gpu
     work = plan_work(blocks, gpu, ["eager", "inductor"])
     assert len({job.number for job in work.jobs}) == len(work.jobs)
+    few = plan_work(blocks, gpu, ["eager", "inductor"], top=2)
+    assert [job.number for job in few.jobs] == [0, 1, 2, 3]
     kept = plan_work(blocks, gpu, ["eager"], top=2)
     assert len(kept.jobs) == 2
     assert {job.step_s for job in kept.jobs} == set(sorted((j.step_s for j in work.of("eager")), reverse=True)[:2])
+
+
+def test_what_is_compiled_ahead_are_the_kernels_of_compilers(blocks):
+    gpu = blocks.simulations[0].gpu
+    work = plan_work(blocks, gpu, ["eager", "inductor"])
+    pairs = work.compilations("cuda", "net.py")
+    assert {run.number for _, run in pairs} == {job.number for job in work.of("inductor")}
+    assert {(run.samples, setup.target) for setup, run in pairs} == {(0, "net.py")}
+
+
+class Slow:
+    """A helper whose kernels take a second each, by a clock that is made up."""
+
+    def __init__(self, clock):
+        self.clock, self.setup, self.failures, self.asked, self.stopped = clock, None, 0, [], False
+
+    def begin(self, setup):
+        self.setup = setup
+
+    def ask(self, limit_s, question, run):
+        self.asked.append((self.setup, run, limit_s))
+        self.clock[0] += 1.0
+
+    def stop(self):
+        self.stopped = True
+
+
+def test_compilers_stop_at_their_deadline(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("memwall.bench.kernels.workers.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    pool, helper = WorkerPool(), Slow(clock)
+    pool._helpers = [helper]
+    pool.compile_ahead([("first", 0), ("first", 1), ("second", 2), ("second", 3)], 2.0, 2.5)
+    assert helper.asked == [("first", 0, 2.0), ("first", 1, 1.5), ("second", 2, 0.5)]
+    assert helper.stopped
+
+
+@pytest.fixture
+def switches():
+    """Those of TF32, put back afterwards."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    yield
+    cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("switches")
+def test_tf32_is_allowed_where_the_trace_counts_with_it():
+    torch.backends.cudnn.allow_tf32 = True
+    counted = memwall.profile(torch.nn.Conv2d(3, 8, 3), (torch.ones(1, 3, 8, 8),), gpu="h100-sxm").graph
+    torch.backends.cudnn.allow_tf32 = False
+    without = memwall.profile(torch.nn.Conv2d(3, 8, 3), (torch.ones(1, 3, 8, 8),), gpu="h100-sxm").graph
+    for graph, allowed in ((counted, True), (without, False)):
+        _set_tf32(graph)
+        assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (allowed, False)
+
+
+def test_a_reference_is_a_file_of_its_own(blocks, tmp_path):
+    """Dynamo wraps code without a file in one function for all, and gives up after eight of them."""
+    gpu = blocks.simulations[0].gpu
+    work = plan_work(blocks, gpu, ["eager"])
+    builder = Builder(work.graph, gpu, "cpu", tmp_path)
+    files = {inspect.getsourcefile(builder.eager(job.group).run) for job in work.jobs}
+    assert None not in files and len(files) == 4  # two products, a relu, a sigmoid
 
 
 class Stopwatch:

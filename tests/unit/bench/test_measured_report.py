@@ -73,6 +73,26 @@ def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
     assert "no CUDA device" in said and said.count("\n") == 1
 
 
+def test_records_of_several_runs_make_one_report(profile, tmp_path):
+    """The later of two records of a workload counts."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    old = replace(profile, measurements=())
+    layer = replace(profile, workload=replace(profile.workload, name="bert_layer", mode="inference"))
+    for folder, record in ((first, old), (first, layer), (second, profile)):
+        Report(GPU, folder).save(record)
+    folders = [str(folder / "build" / "measured") for folder in (first, second)]
+    assert main(["--join", *folders, "--gpu", "h100-sxm", "--folder", str(tmp_path), "--note", "two runs"]) == 0
+    record = json.loads((tmp_path / "profiles/measured/h100-sxm/measured.json").read_text())
+    assert record["notes"] == ["two runs"]
+    assert [w["workload"] for w in record["workloads"]] == ["bert_layer", profile.workload.name]
+    assert all(w["measurements"] for w in record["workloads"])
+
+
+def test_no_record_to_join_is_one_line(tmp_path, capsys):
+    assert main(["--join", str(tmp_path), "--gpu", "h100-sxm", "--folder", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
 class Now:
     """A pool that traces when it is asked to, and workers that do nothing."""
 

@@ -211,6 +211,20 @@ def test_tiles_shrink_until_every_multiprocessor_has_one():
     assert generate(plain(4096, 4096, 1024, "float16")).launches[0].grid == (32 * 32,)
 
 
+def test_no_tile_is_twice_as_large_as_the_result():
+    narrow = generate(plain(65536, 64, 512, "float16"), compute_capability="9.0")
+    assert {config["BLOCK_N"] for config in narrow.configs} == {64}
+
+
+def test_a_wide_tile_is_tried_where_shared_memory_holds_four_of_its_stages():
+    # (128 + 256) x 64 elements of 2 bytes are 48 KiB a stage: 227 KiB hold four, 163 KiB three
+    tried = {
+        name: {c["BLOCK_N"] for c in generate(plain(8192, 8192, 1024, "float16"), compute_capability=name).configs}
+        for name in ("8.0", "9.0")
+    }
+    assert tried == {"8.0": {128, 64}, "9.0": {256, 128, 64}}
+
+
 def test_loads_in_flight_fit_in_shared_memory():
     # (128 + 128) x 64 elements of 2 bytes are 32 KiB a stage: 99 KiB hold three, 227 KiB more than four
     assert generate(plain(4096, 4096, 1024, "float16"), compute_capability="8.6").config["STAGES"] == 3

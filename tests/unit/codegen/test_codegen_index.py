@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memwall.codegen.index import Index, Variable, offset, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.lowering import locate
+from memwall.codegen.ops.elementwise import _axis_of_quads
 from memwall.core.graph import TensorSpec, contiguous
 
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=4).map(tuple)
@@ -95,3 +96,21 @@ def test_gaps_and_overlaps_are_refused():
         locate(variable(8), TensorSpec((4, 2), (4, 1), "float32"))
     with pytest.raises(NotGenerated, match="dense"):
         locate(variable(8), TensorSpec((4, 2), (1, 1), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("place", "axis"),
+    [
+        (lambda x, r: r + x * 512, 1),  # a row of 512: four neighbours along the last axis
+        (lambda x, r: x, 0),
+        (lambda x, r: x + r * 64, 0),  # columns
+        (lambda x, r: r + x * 101, -1),  # rows that do not begin at multiples of four
+        (lambda x, r: r * 2 + x * 512, -1),
+        (lambda x, r: r + x * 512 + 2, -1),
+        (lambda x, r: r.divmod(64)[1] + r.divmod(64)[0] * 640 + x * 512, 1),  # 64 neighbours, then a jump
+        (lambda x, r: r.divmod(6)[1] + r.divmod(6)[0] * 640, -1),
+    ],
+)
+def test_four_random_numbers_of_a_counter_go_to_four_neighbours(place, axis):
+    x, r = (Index.of(Variable(name, 4096, frozenset(name))) for name in "xr")
+    assert _axis_of_quads(place(x, r)) == axis

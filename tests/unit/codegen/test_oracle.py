@@ -12,13 +12,16 @@ import pytest
 import torch
 
 from memwall.bench.kernels.arena import Arena
+from memwall.bench.kernels.evaluate import CpuForms
 from memwall.bench.kernels.numerics import philox, uniform
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import Kernel
+from memwall.codegen.reference import reference
 from memwall.core.errors import Unsupported
 from memwall.fusion import Group
 from memwall.fusion.pricing import Pricer
 from memwall.hardware.lookup import load_gpu
+from memwall.ops.evaluate import Operators
 from tests.unit import interpreted, small_workloads
 from tests.unit.fusion_graphs import Builder
 
@@ -144,6 +147,62 @@ def test_indices_lie_within_what_they_index(b):
     arena = oracle_of(b).inputs(0)
     assert int(arena[ids].min()) >= 0
     assert 13 <= int(arena[ids].max()) < 26  # before it is halved
+
+
+def test_groups_of_a_product_end_where_their_axis_does(b):
+    rows, experts, ends = b.given(64, 8), b.given(4, 8, 16), b.given(4, dtype="int32")
+    b.call("aten._grouped_mm", [("self", rows), ("mat2", experts), ("offs", ends)], 64, 16)
+    assert oracle_of(b).inputs(0)[ends].tolist() == [16, 32, 48, 64]
+
+
+def test_lengths_that_attention_returns_are_no_tensors(b):
+    """Flash attention's operator gives ten results, two of them numbers, two undefined; the graph has its tensors."""
+    q, k, v = (b.given(1, 2, 8, 16, dtype="float16") for _ in range(3))
+    outputs = [b.tensor(1, 2, 8, 16, dtype="float16"), b.tensor(1, 2, 8)]
+    outputs += [b.tensor(2, dtype="uint64"), b.tensor(dtype="uint64"), b.tensor(0, dtype="float16")]
+    given = [("query", q), ("key", k), ("value", v)]
+    b.op("aten._scaled_dot_product_flash_attention", given, outputs, dropout_p=0.0, is_causal=True)
+    oracle = oracle_of(b)
+    forms = CpuForms()
+    found = oracle.eager(oracle.inputs(0))
+    assert found[outputs[0]].shape == (1, 2, 8, 16) and found[outputs[1]].shape == (1, 2, 8)
+    del forms
+
+
+def test_sequences_of_one_length_leave_the_ends_undefined(b):
+    g, q, k, v, out = (b.given(1, 2, 8, 16, dtype="float16") for _ in range(5))
+    lse, seed, place = b.given(1, 2, 8), b.given(2, dtype="uint64"), b.given(dtype="uint64")
+    names = ("grad_out", "query", "key", "value", "out", "logsumexp", "philox_seed", "philox_offset")
+    outputs = [b.tensor(1, 2, 8, 16, dtype="float16") for _ in range(3)]
+    given = list(zip(names, (g, q, k, v, out, lse, seed, place), strict=True))
+    numbers = {"max_q": 8, "max_k": 8, "dropout_p": 0.0, "is_causal": True}
+    b.op("aten._scaled_dot_product_flash_attention_backward", given, outputs, **numbers)
+    oracle = oracle_of(b)
+    text = reference(oracle.graph, oracle.flow, oracle.group, Operators()).source
+    assert ", None, None, 8, 8, 0.0, True, " in text
+
+
+def test_a_convolution_in_tf32_may_round_its_operands(b):
+    """10 bits of mantissa: 2^-11 of each operand; in float32 the same result is wrong."""
+    x, w = torch.randn(2, 16, 9, 9), torch.randn(8, 16, 3, 3)
+    rounded = (torch.nn.functional.conv2d(*(_in_tf32(t) for t in (x, w)), padding=1),)
+    for allowed in (True, False):
+        b = Builder()
+        image, weight = b.given(2, 16, 9, 9), b.given(8, 16, 3, 3)
+        window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False}
+        window |= {"output_padding": (0, 0), "groups": 1, "allow_tf32": allowed}
+        made = b.call("aten.convolution", [("input", image), ("weight", weight)], 2, 8, 9, 9, **window)
+        oracle = oracle_of(b)
+        arena = oracle.inputs(0)
+        arena[image].copy_(x)
+        arena[weight].copy_(w)
+        assert oracle.check({made: rounded[0]}, arena).passed == allowed
+
+
+def _in_tf32(tensor: torch.Tensor) -> torch.Tensor:
+    """Rounded to ten bits of mantissa."""
+    bits = tensor.view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def test_targets_of_a_loss_are_classes_and_some_are_ignored(b):
