@@ -23,7 +23,7 @@ from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
 from memwall.fusion.planner import memwall_plan
-from memwall.fusion.rules import MATRIX_CLASSES, Spills, Work, work_of
+from memwall.fusion.rules import Spills, Work, has_matrix_op, is_library_call, work_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 
@@ -83,7 +83,7 @@ def distinct_kernels(
     """
     twins: dict[Hashable, list[int]] = {}
     for place, group in enumerate(plan.groups):
-        if len(group.op_ids) > 1 or not _has_contraction(graph, group):
+        if not is_library_call(graph, group.op_ids):
             twins.setdefault(_group_key(graph, flow, group), []).append(place)
     made: dict[tuple[str, str], Compiled] = {}
     left = []
@@ -91,7 +91,7 @@ def distinct_kernels(
         group = plan.groups[places[0]]
         ops = tuple(graph.ops[i].name for i in sorted((*group.op_ids, *group.recomputes)))
         dram_bytes = sum(plan.groups[place].cost.bytes for place in places)
-        has_contraction = _has_contraction(graph, group)
+        has_contraction = has_matrix_op(graph, (*group.op_ids, *group.recomputes))
         reason = spills.get(work_of(graph, (*group.op_ids, *group.recomputes)))
         try:
             if reason is not None:
@@ -105,10 +105,6 @@ def distinct_kernels(
         old = made.get(key, Compiled(kernel, ops, (), 0, has_contraction))
         made[key] = replace(old, groups=(*old.groups, *places), dram_bytes=old.dram_bytes + dram_bytes)
     return list(made.values()), tuple(left)
-
-
-def _has_contraction(graph: Graph, group: Group) -> bool:
-    return any(graph.ops[i].op_class in MATRIX_CLASSES for i in (*group.op_ids, *group.recomputes))
 
 
 def _group_key(graph: Graph, flow: Flow, group: Group) -> Hashable:

@@ -25,6 +25,7 @@ from memwall.core.files import cache_folder, read_json, write_whole
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
+from memwall.fusion.rules import is_library_call
 from memwall.hardware.lookup import Gpu
 from memwall.ops.evaluate import Operators
 
@@ -80,9 +81,12 @@ class Builder:
         return Built(self._compiled[key], text.inputs, text.outputs, source=text.source)
 
     def generated(self, group: Group) -> Built:
-        """The generated kernel. Raises ``NotGenerated``: no kernel can be generated for the group."""
-        from memwall.codegen import generate
+        """The generated kernel. Raises ``NotGenerated``: no kernel can be generated for the group, or its library keeps
+        it."""
+        from memwall.codegen import NotGenerated, generate
 
+        if is_library_call(self.graph, group.op_ids):
+            raise NotGenerated("the library keeps it: a product, convolution or attention alone")
         kernel = generate(self.graph, self.flow, group, self.gpu)
         module = load_source(kernel.source, self.folder)
 

@@ -142,6 +142,16 @@ def test_a_reference_is_a_file_of_its_own(blocks, tmp_path):
     assert None not in files and len(files) == 4  # two products, a relu, a sigmoid
 
 
+def test_a_product_alone_is_left_to_its_library(blocks, tmp_path):
+    gpu = blocks.simulations[0].gpu
+    builder = Builder(blocks.graph, gpu, "cpu", tmp_path)
+    products = [job for job in plan_work(blocks, gpu, ["eager"]).jobs if job.estimate.name == "aten.mm"]
+    assert len(products) == 2
+    for job in products:
+        with pytest.raises(NotGenerated, match="the library keeps it"):
+            builder.generated(job.group)
+
+
 class Stopwatch:
     """A device on which a call takes as long as it returns."""
 
