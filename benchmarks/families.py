@@ -32,6 +32,7 @@ import sys
 import tarfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -48,7 +49,7 @@ import torch  # noqa: E402
 from benchmarks.family_modules import Case, cases  # noqa: E402
 from memwall import profile  # noqa: E402
 from memwall.analysis.accuracy import Scored, read_measured, score_files  # noqa: E402
-from memwall.analysis.accuracy.modules import module_rows  # noqa: E402
+from memwall.analysis.accuracy.modules import ModuleSample, module_rows  # noqa: E402
 from memwall.analysis.accuracy.refit import refit  # noqa: E402
 from memwall.analysis.accuracy.samples import halves  # noqa: E402
 from memwall.bench.clock import open_device, timing_environment  # noqa: E402
@@ -58,8 +59,9 @@ from memwall.bench.kernels.steps import module_step  # noqa: E402
 from memwall.core.errors import MemwallError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.process import Child, Lost  # noqa: E402
+from memwall.hardware.host import Host, load_host  # noqa: E402
 from memwall.hardware.lookup import load_gpu  # noqa: E402
-from memwall.report.document import Document, Section, Sentence  # noqa: E402
+from memwall.report.document import Column, Document, Section, Sentence, Table  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
 from memwall.report.pages.accuracy import AccuracyReport, FitsReport  # noqa: E402
 
@@ -70,6 +72,10 @@ SECONDS = 600.0
 PARTS = ("times", "report")
 #: timings of a module in one way, and seconds after which no new one begins
 TRIALS, BUDGET_S = 20, 0.4
+#: the calibrated host next to the table of times; how much longer than a replay a call takes that the host decides
+HOST_FILE, HOST_DECIDES = "host.toml", 1.3
+#: the launches of a host, and what they are called
+_HOST_WAYS = {"call": "alone", "eager": "in a row"}
 #: a module that takes longer to build, compile or run is given up
 LIMIT_S = 60.0
 #: share of the time after the uncompiled modules that the compilers have, and how many run at most
@@ -302,6 +308,8 @@ def report(table: Path, fitted: Path) -> Document:
     and the other half with that. The fit is written to ``fitted``."""
     shipped = AccuracyReport(score_files([table], split=True)).document("md").sections[0]
     title, sections = "Small modules of all families", [replace(shipped, heading="With the shipped constants")]
+    if (place := table.parent / HOST_FILE).is_file():
+        sections.append(_of_the_host(read_measured(table).modules, load_host(place)))
     heading = "Constants fitted to half of the modules"
     try:
         found = refit(table)
@@ -315,6 +323,29 @@ def report(table: Path, fitted: Path) -> Document:
         for name, page in ((heading, FitsReport(found)), ("The other half with these", AccuracyReport(Scored(rows))))
     ]
     return Document(title, tuple(sections))
+
+
+def _of_the_host(samples: Sequence[ModuleSample], host: Host) -> Section:
+    """How long calls take that the host decides, over what is modeled with the host that was calibrated there."""
+    measured_s: dict[str, dict[str, float]] = defaultdict(dict)
+    for sample in samples:
+        measured_s[sample.module][sample.launch] = sample.measured_s
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for sample in samples:
+        times = measured_s[sample.module]
+        decides = {"eager", "graph"} <= times.keys() and times["eager"] > HOST_DECIDES * times["graph"]
+        if decides and sample.launch in _HOST_WAYS:
+            on_host = replace(sample, gpu=replace(sample.gpu, host=host))
+            mode = sample.profile.workload.mode
+            ratios[mode, _HOST_WAYS[sample.launch]].append(sample.measured_s / on_host.schedule().totals.time_s)
+    words = (Column("mode", numeric=False), Column("call", numeric=False))
+    columns = (*words, *map(Column, ("n", "median", "least", "most")))
+    rows = tuple(
+        (*key, str(len(found)), *(f"{ratio:.2f}" for ratio in (statistics.median(found), min(found), max(found))))
+        for key, found in sorted(ratios.items())
+    )
+    note = f"measured over modeled, of modules whose calls in a row take {HOST_DECIDES} times a replay of their graph"
+    return Section("Where the host decides", (Table("With the host that was calibrated", columns, rows, note),))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
