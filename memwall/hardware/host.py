@@ -37,6 +37,8 @@ class Work(NamedTuple):
     view: float = 0.0
     #: an autograd node, made in forward or run in backward
     node: float = 0.0
+    #: a call of ``backward()``: the engine, and on a GPU the hand-over to its thread
+    backward: float = 0.0
     #: a kernel launched, with what prepares its arguments
     launch: float = 0.0
     #: a result allocated
@@ -63,6 +65,8 @@ class Host:
     module_s: float = 0.0
     view_s: float = 0.0
     node_s: float = 0.0
+    #: bare metal's where a host does not state it
+    backward_s: float = 95e-6
     launch_s: float = 0.0
     allocation_s: float = 0.0
     cudnn_s: float = 0.0
@@ -92,9 +96,10 @@ class Host:
 
     @classmethod
     def uniform(cls, op_s: float) -> Host:
-        """A host that takes as long for every op that launches, and for every kernel of compiled code, and no longer
-        for one that a library launches."""
-        return cls(STATED, op_s=op_s, compiled_kernel_s=op_s, library_launch_s=min(op_s, cls("").library_launch_s))
+        """A host that takes as long for every op that launches, and for every kernel of compiled code, no longer for
+        one that a library launches, and nothing for calls that launch nothing."""
+        library_s = min(op_s, cls("").library_launch_s)
+        return cls(STATED, op_s=op_s, backward_s=0.0, compiled_kernel_s=op_s, library_launch_s=library_s)
 
     def scaled(self, factor: float) -> Host:
         """A host that takes ``factor`` times as long for everything."""
@@ -124,6 +129,8 @@ class Host:
 
 
 _SECONDS = tuple(f"{kind}_s" for kind in Work._fields)
+#: kinds that files from before them do not state
+_MAY_LACK = ("backward_s",)
 _seconds = attrgetter(*_SECONDS)
 
 
@@ -179,7 +186,7 @@ def _read(path: Path) -> Host:
     for key in found:
         if key not in known:
             raise unknown("number of a host named", one_line(key), known, where=label)
-    if missing := [kind for kind in _SECONDS if kind not in found]:
+    if missing := [kind for kind in _SECONDS if kind not in (*found, *_MAY_LACK)]:
         raise UsageError(f"{label} lacks {', '.join(missing)}; a host states the seconds of every kind of work, 0 too")
     try:
         return read(Host, found, label)

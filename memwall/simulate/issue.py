@@ -48,14 +48,17 @@ def _eager(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
 
 
 def _compiled(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
-    found, called = [], set()
+    found, called, before = [], set(), ""
     for op_ids, launches in kernels:
         phase = graph.ops[op_ids[0]].phase
+        begins, before = phase == "backward" != before, phase
         first = bool(launches) and phase not in called
         called.update([phase] * first)
         guarded = first and phase == "forward" and bool(graph.parameters)
         node = first and graph.takes_gradients  # autograd sees a phase of compiled code as one op
-        found.append(Work(node=node, compiled_call=first, compiled_parameters=guarded, compiled_kernel=launches))
+        found.append(
+            Work(node=node, backward=begins, compiled_call=first, compiled_parameters=guarded, compiled_kernel=launches)
+        )
     return found
 
 
@@ -80,14 +83,16 @@ class _Eager:
         self.differentiated = set(held) if graph.takes_gradients else set()
         self.written: set[int] = set()
         self.module: list[str] = []
+        self.phase = ""
 
     def work(self, op: Op, launches: int) -> Work:
         """What an op asks of the host; to be called in the order of the ops."""
         product = op.op_class == "contraction"
+        begins, self.phase = op.phase == "backward" != self.phase, op.phase
         library = op.op_class == "convolution" or "batch_norm" in op.name or is_recurrent(op.name)
         return Work(
-            op=bool(launches), module=self._modules(op), view=self.views, node=self._nodes(op), launch=launches,
-            allocation=self._made(op) + self.allocations, cudnn=library, cublas=product,
+            op=bool(launches), module=self._modules(op), view=self.views, node=self._nodes(op), backward=begins,
+            launch=launches, allocation=self._made(op) + self.allocations, cudnn=library, cublas=product,
         )  # fmt: skip
 
     def _modules(self, op: Op) -> int:

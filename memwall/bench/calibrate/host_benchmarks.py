@@ -52,6 +52,7 @@ def loops(device: str) -> list[Benchmark]:
         "add": lambda: torch.add(one, other),
         "add.out": lambda: torch.add(one, other, out=out),
         "add.node": lambda: torch.add(graded, other),
+        "backward": lambda: graded.backward(retain_graph=True),
         "product": lambda: torch.mm(rows, square, out=product),
     }
     return [*(Benchmark(name, 1, run) for name, run in runs.items()), Benchmark("libraries", 2, libraries)]

@@ -45,6 +45,8 @@ KINDS: Mapping[str, Kinds] = {
         **_ANYWHERE,
         "launch_s": ("add.out", ("nothing", "op_s")),
         "allocation_s": ("add", ("add.out",)),
+        # a one is made, multiplied in a node, and added to the gradient that there is
+        "backward_s": ("backward", ("nothing", *3 * ("op_s", "launch_s"), *2 * ("allocation_s",), "node_s")),
         "cublas_s": ("product", ("nothing", "op_s", "launch_s")),
         "cudnn_s": ("libraries", ("nothing", *2 * ("op_s", "launch_s", "allocation_s"))),
         "compiled_kernel_s": ("compiled.several", ("compiled.one",)),

@@ -20,11 +20,12 @@ ON_CPU = {
     "net.mlp": 1.6 * (10 + 10 * 0.6 + 4 * 0.5 + 4 * 0.3), "net.convolutional": 2.5 * (4 + 2 * 1.5),
 }  # fmt: skip
 #: an op takes 1, a module 0.6, a view 0.5, a node 0.3, a launch 5, an allocation 2, cuBLAS 6, cuDNN 9; of compiled code
-#: a kernel 10, a call 20, parameters 15, a replay 60; a launch by a library 3
+#: a kernel 10, a call 20, parameters 15, a replay 60; a launch by a library 3, backward() itself 40
 ON_GPU = {
     "nothing": 0.1, "view": 0.6, "module": 0.7, "op": 1.1, "add.out": 6.1, "add": 8.1, "add.node": 8.4,
     "product": 12.1, "libraries": 0.1 + 2 * (1 + 5 + 2 + 9), "compiled.one": 30.1, "compiled.several": 30.1 + 7 * 10,
     "compiled.parameters": 45.1, "compiled.replay": 60.1, "recurrent.few": 40.0, "recurrent.more": 40.0 + 16 * 3,
+    "backward": 0.1 + 3 * (1 + 5) + 2 * 2 + 0.3 + 40,
     "net.mlp": 1.6 * (10 * 8 + 10 * 0.6 + 4 * 0.5 + 4 * 6), "net.convolutional": 2.5 * (4 * 8 + 2 * 9),
 }  # fmt: skip
 UNITS = {"libraries": 2, "compiled.several": 7, "recurrent.more": 16}
@@ -73,7 +74,16 @@ def test_without_a_gpu_its_kinds_are_bare_metals_by_the_ratio_of_the_others(tmp_
     bare = load_host("bare-metal")
     ratios = [2e-6 / bare.op_s, 1.2e-6 / bare.module_s, 1e-6 / bare.view_s]
     ratio = math.prod(ratios) ** (1 / 3)
-    scaled = ("launch_s", "allocation_s", "cudnn_s", "cublas_s", "compiled_kernel_s", "replay_s", "library_launch_s")
+    scaled = (
+        "backward_s",
+        "launch_s",
+        "allocation_s",
+        "cudnn_s",
+        "cublas_s",
+        "compiled_kernel_s",
+        "replay_s",
+        "library_launch_s",
+    )
     for kind in scaled:
         assert getattr(host, kind) == pytest.approx(ratio * getattr(bare, kind), rel=1e-3), kind
     assert (host.op_after, host.replay_after) == (bare.op_after, bare.replay_after)
@@ -96,7 +106,7 @@ def test_on_a_gpu_everything_is_measured_and_nothing_is_assumed(tmp_path):
     host, text = written(tmp_path, "cuda", ON_GPU)
     us = {"op": 1, "module": 0.6, "view": 0.5, "node": 0.3, "launch": 5, "allocation": 2, "cudnn": 9, "cublas": 6,
           "compiled_call": 20, "compiled_parameters": 15, "compiled_kernel": 10, "replay": 60,
-          "library_launch": 3}  # fmt: skip
+          "library_launch": 3, "backward": 40}  # fmt: skip
     assert {kind: 1e6 * getattr(host, f"{kind}_s") / 2 for kind in us} == pytest.approx(us)  # nets take twice as long
     assert host.measured and host.varies and not host.is_assumed
     assert host.high == pytest.approx(math.exp(1.2816 * math.log(2.5 / 1.6) / 2**0.5), rel=1e-3)  # 1.498

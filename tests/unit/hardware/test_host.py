@@ -77,6 +77,12 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert load_host(host) is host
 
 
+def test_a_file_from_before_a_kind_takes_bare_metals(tmp_path: Path) -> None:
+    """What ``backward()`` itself costs is no 0 for who did not measure it."""
+    assert "backward_s" not in MINE
+    assert load_host(write(tmp_path, MINE)).backward_s == load_host("bare-metal").backward_s
+
+
 def test_a_measured_host_varies_and_is_not_assumed(tmp_path: Path) -> None:
     host = load_host(write(tmp_path, MINE + "low = 0.8\nhigh = 1.25\nmeasured = true\n"))
     assert host.varies and not host.is_assumed

@@ -44,6 +44,14 @@ def test_autograd_makes_a_node_for_what_depends_on_a_parameter_and_runs_each_in_
     assert [each.module for each in work_of(training, "eager", KERNELS)] == [2, 2, 0]
 
 
+@pytest.mark.parametrize("policy", ["eager", "memwall"])
+def test_each_call_of_backward_is_counted_at_its_first_kernel(policy):
+    twice = net(phases=("backward", "backward", "forward"))
+    assert [each.backward for each in work_of(twice, policy, KERNELS)] == [1, 0, 0]
+    microbatches = net(phases=("backward", "forward", "backward"))
+    assert [each.backward for each in work_of(microbatches, policy, KERNELS)] == [1, 0, 1]
+
+
 def test_libraries_are_set_up():
     work = work_of(net(classes=("convolution", "contraction", "elementwise")), "eager", KERNELS)
     assert [(each.cudnn, each.cublas) for each in work] == [(1, 0), (0, 1), (0, 0)]
@@ -53,7 +61,7 @@ def test_compiled_code_is_called_once_a_phase():
     graph = net(phases=("forward", "forward", "backward"))
     assert work_of(graph, "memwall", KERNELS) == [
         Work(node=1, compiled_call=1, compiled_parameters=1, compiled_kernel=1), Work(compiled_kernel=3),
-        Work(node=1, compiled_call=1, compiled_kernel=1),
+        Work(node=1, backward=1, compiled_call=1, compiled_kernel=1),
     ]  # fmt: skip
     # a parameter is guarded with gradients and without, and autograd sees no more than one op
     assert work_of(net(), "inductor", KERNELS)[0] == Work(compiled_call=1, compiled_parameters=1, compiled_kernel=1)
