@@ -18,7 +18,8 @@ from functools import partial
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.launches import Convolution, Gemm, Launch, Stream
+from memwall.ops.elementwise import pass_over
+from memwall.ops.launches import Convolution, Gemm, Launch, Reduction, Stream
 from memwall.ops.registry import define, formula, full_name
 from memwall.ops.results import windows
 
@@ -120,14 +121,23 @@ def convolution_backward(call: Call) -> Cost:
 
 
 def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch, ...]:
-    """One launch for each requested gradient; ``touched_bytes`` of the input are in some window."""
+    """One launch for each requested gradient; ``touched_bytes`` of the input are in some window. A library wants the
+    output's gradient in one piece: one that is expanded, as that of a sum is, is written out before (Conv_v8.cpp,
+    ``contiguous``); the bias's is summed as it was given."""
     grad, weight, data = call.need("grad_output"), call.need("weight"), _input(call)
+    whole = grad.numel * grad.itemsize
+    written = (pass_over(grad.nbytes, whole, grad.numel),) if grad.nbytes < whole and any(mask[:2]) else ()
+    channels = grad.shape[1]
     launches = (
-        _launch(call, "input", data, grad, grad.nbytes + weight.nbytes, data.nbytes),
-        _launch(call, "weight", data, grad, grad.nbytes + touched_bytes, weight.nbytes),
-        Stream(read_bytes=grad.nbytes, write_bytes=grad.shape[1] * grad.itemsize, elements=grad.numel),
-    )
-    return tuple(launch for launch, wanted in zip(launches, [*mask, False, False], strict=False) if wanted)
+        _launch(call, "input", data, grad, whole + weight.nbytes, data.nbytes),
+        _launch(call, "weight", data, grad, whole + touched_bytes, weight.nbytes),
+        Reduction(
+            read_bytes=grad.nbytes, write_bytes=channels * grad.itemsize, elements=grad.numel, outputs=channels,
+            reduced=grad.numel // max(channels, 1), inner=1 if grad.is_contiguous else channels,
+        ),
+    )  # fmt: skip
+    wanted = (launch for launch, asked in zip(launches, [*mask, False, False], strict=False) if asked)
+    return (*written, *wanted)
 
 
 @op("conv_tbc")

@@ -77,6 +77,9 @@ _DIRECT_COLUMNS, _DIRECT_STRIDED_COLUMNS, _DIRECT_RAMP, _DIRECT_SLICE = 16, 32, 
 #: channels along k below which a float32 data gradient is not given to TF32's tensor cores, nor with a stride to
 #: another implicit GEMM (KernelBench: 3, 8 and 16 are not, 32 are)
 _GRADIENT_CHANNELS = 32
+#: share of the copies that windows of one place need: they are products of matrices as they lie, and kernels that are
+#: named nhwckrsc_nchw have one of the two tensors channels last alone
+_ONE_SIDE = 0.5
 #: shared memory of a multiprocessor beyond which the library has other kernels, as on an A100 and not on an A10G and an
 #: L40S: tensor cores for 3-D windows over few channels, a block for each place of a depthwise convolution
 _LARGE_SHARED = 128 * 1024
@@ -112,6 +115,8 @@ def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: C
     if not launch.channels_last and pipe.engine == "vector":
         return terms
     share = 1.0 if launch.channels_last else known.relayout
+    if not launch.channels_last and math.prod(launch.kernel) == 1:
+        share *= _ONE_SIDE
     copies_s = traffic_s(gpu, 2 * share * launch.bytes)
     facts = {**terms.facts, "copies_s": copies_s}
     return replace(terms, memory_s=terms.memory_s + copies_s, ends_s=terms.ends_s + copies_s, facts=facts)
@@ -183,6 +188,8 @@ def _met(launch: Convolution, *, phased: bool) -> tuple[float, float]:
 def _parts(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, m: int, n: int, k: float) -> int:
     """The number of parts that k is split into so that few tiles still fill the GPU."""
     tiles = launch.groups * math.ceil(m / _SPLIT_TILE) * math.ceil(n / _SPLIT_TILE)
+    if launch.role == "forward" and len(launch.kernel) > 2:
+        return 1
     wanted = gpu.sm_count * max(known.lone_tile / _SPLIT_TILE**2, 1.0)
     shortest = _WEIGHT_PART_STEPS if launch.role == "weight" else known.part_steps
     return max(min(int(wanted / max(tiles, 1)), int(k / shortest)), 1)
