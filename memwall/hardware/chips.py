@@ -50,8 +50,9 @@ class Chip:
     xqa: bool = True
     #: two multiprocessors share one tile of a library's product
     paired_tiles: bool = False
-    #: tiles of a batch of products on vector units, which fit NeuSight's bmm best on P100, P4, V100, T4 and A100; later
-    #: chips run the kernels of the A100. Empty: those of a product alone
+    #: tiles of a batch of products on vector units, which fit NeuSight's bmm best on P100, P4, V100, T4 and A100; up to
+    #: sm_89 the kernels of the A100. cuBLAS of CUDA 13 has smaller ones on an H200: 2048 products of 27x128x27 take
+    #: 30 us, a sixth of what tiles of 128 x 128 do and that of 64 x 32. Empty: those of a product alone
     batched_tiles: tuple[Tile, ...] = ()
     #: tensor cores take channels in the slices that were fitted; later kernels need only 16 bytes of them
     #: (NVIDIA's guide to the performance of convolutional layers)
@@ -66,6 +67,9 @@ class Chip:
         return self.warps * self.warp_size
 
 
+_LARGE = (128, 128)
+
+
 def _early(
     architecture: str, shared_kib: int, block_kib: int, partitions: int = 4, warps: int = 64, blocks: int = 32,
     batched_tiles: tuple[Tile, ...] = ((128, 128), (64, 128), (64, 64)), **more: bool,
@@ -78,12 +82,15 @@ def _early(
     )  # fmt: skip
 
 
-def _nvidia(architecture: str, warps: int, blocks: int, shared_kib: int, energy_nm: float, **more: Tile | bool) -> Chip:
+def _nvidia(
+    architecture: str, warps: int, blocks: int, shared_kib: int, energy_nm: float,
+    batched_tiles: tuple[Tile, ...] = (_LARGE,), **more: Tile | bool,
+) -> Chip:  # fmt: skip
     """From Ampere on; the driver takes 1 KiB of each block's shared memory."""
     return Chip(
         architecture=architecture, warps=warps, blocks=blocks, shared_bytes=shared_kib * KIB, energy_nm=energy_nm,
         shared_block_bytes=(shared_kib - 1) * KIB, shared_unit_bytes=128, shared_reserved_bytes=KIB,
-        batched_tiles=((128, 128),), **more,  # type: ignore[arg-type]
+        batched_tiles=batched_tiles, **more,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -101,6 +108,7 @@ def _amd(
 
 _PASCAL = ((128, 128), (64, 128))
 _SHORT = (64, 32)
+_SMALLER = (_LARGE, (64, 64), (64, 32))
 
 #: compile target -> one multiprocessor of it; NVIDIA's from the oldest
 CHIPS: Mapping[str, Chip] = {
@@ -111,10 +119,10 @@ CHIPS: Mapping[str, Chip] = {
     "sm_80": _nvidia("ampere", 64, 32, 164, 7, serving_tile=_SHORT),
     "sm_86": _nvidia("ampere", 48, 16, 100, 7, serving_tile=_SHORT),
     "sm_89": _nvidia("ada", 48, 24, 100, 5, serving_tile=_SHORT),
-    "sm_90": _nvidia("hopper", 64, 32, 228, 5),
-    "sm_100": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True, xqa=False),
-    "sm_103": _nvidia("blackwell", 64, 32, 228, 5, paired_tiles=True, xqa=False),
-    "sm_120": _nvidia("blackwell", 48, 24, 100, 5, serving_tile=_SHORT),
+    "sm_90": _nvidia("hopper", 64, 32, 228, 5, _SMALLER),
+    "sm_100": _nvidia("blackwell", 64, 32, 228, 5, _SMALLER, paired_tiles=True, xqa=False),
+    "sm_103": _nvidia("blackwell", 64, 32, 228, 5, _SMALLER, paired_tiles=True, xqa=False),
+    "sm_120": _nvidia("blackwell", 48, 24, 100, 5, _SMALLER, serving_tile=_SHORT),
     "gfx908": _amd("cdna", 256, 4, 10, attention="math"),
     "gfx90a": _amd("cdna2", 512, 8, 8),
     "gfx942": _amd("cdna3", 512, 8, 8),

@@ -193,6 +193,18 @@ def pointwise_cost(call: Call) -> Cost:
     return streamed(cost, output.numel, kind=kind, instructions=loop_instructions(call.inputs, output))
 
 
+#: elements of a thread's vector of dropout, after which its block meets (Dropout.cu, fused_dropout_kernel_vec)
+_DROPOUT_VECTOR = 4
+
+
+def dropout(call: Call) -> Cost:
+    """As of other pointwise ops; a kernel of its own draws four random numbers, loads as many elements, and meets."""
+    cost = pointwise_cost(call)
+    (work,) = cost.launches
+    assert isinstance(work, Stream)
+    return replace(cost, launches=(replace(work, barrier_elements=_DROPOUT_VECTOR),))
+
+
 def flops_by_name() -> Mapping[str, int]:
     """FLOPs per element of pointwise ops, ``add`` among them."""
     return {
@@ -339,8 +351,9 @@ pointwise("frexp", 0, in_place=False, loop=loops.opaque, results=None)
 pointwise("special_erfcx special_i0e special_i1 special_i1e special_ndtri _masked_scale leaky_relu_backward"
           " hardsigmoid_backward angle", 1, in_place=False)  # fmt: skip
 pointwise("_prelu_kernel rrelu_with_noise_functional", 1, in_place=False, results=same)
-pointwise("native_dropout", 1, in_place=False, is_random=True, cpu_rate="dropout", results=results.dropout)
-pointwise("_fused_dropout", 1, in_place=False, is_random=True, results=results.dropout)
+pointwise("native_dropout", 1, in_place=False, is_random=True, cpu_rate="dropout", results=results.dropout,
+          cost=dropout)  # fmt: skip
+pointwise("_fused_dropout", 1, in_place=False, is_random=True, results=results.dropout, cost=dropout)
 pointwise("native_dropout_backward", 1, "{grad_output} * {mask}.to(tl.float32) * {scale}", in_place=False)
 
 pointwise("addcmul", 2, "{self} + {value} * ({tensor1} * {tensor2})", integers="integers")

@@ -82,9 +82,9 @@ def compact(call: Call) -> Cost:
     return launched(cost, pass_over(cost.read_bytes, 0, count), small, small, stream_of(cost, count))
 
 
-#: columns of a bag that a warp sums, warps of a block, most blocks (EmbeddingBag.cu), and loads in a row of a turn: an
-#: index, then its row
-_BAG_COLUMNS, _BAG_ROWS, _BAG_BLOCKS, _BAG_STEPS = 32, 8, 1024, 2
+#: columns of a bag that a warp sums, warps of a block, most blocks (EmbeddingBag.cu), and loads in a row of a turn: its
+#: row, and one in a line of indices
+_BAG_COLUMNS, _BAG_ROWS, _BAG_BLOCKS, _BAG_STEPS = 32, 8, 1024, 1 + 1 / 16
 
 
 @op("_embedding_bag", results=results.bag, domains={"indices": rows_of("weight"), "offsets": ascending_to("indices")})

@@ -329,6 +329,8 @@ class Stream(Launch):
     block_threads: int = 512
     #: threads of it that the registers of a multiprocessor hold; 0: as many as the chip runs
     resident_threads: int = 0
+    #: elements that a thread takes between two barriers of its block, in a grid that fills the GPU once; 0: no barriers
+    barrier_elements: int = 0
     #: how the kernel goes over its data, in words
     about: str = ""
     #: whether kernels like it were measured on some GPU

@@ -10,7 +10,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import class_number, counted_targets
-from memwall.ops.elementwise import launched, looped, pass_over, per_element, stream_of, streamed, vector_flops
+from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
 from memwall.ops.results import rows as results
 from memwall.ops.results import windows
@@ -101,9 +101,22 @@ def forced_alignment(call: Call) -> Cost:
     return streamed(cost, states, steps=_STEP_TRIPS * scores.shape[1], blocks=scores.shape[0])
 
 
-#: a difference, a sum with the margin, its use (with ``p`` 2 a square) and the reduction's add
-op("multi_margin_loss")(per_element("self", 3))
-op("multi_margin_loss_backward")(per_element("self", 2))
+#: threads of the block that takes a row, and load latencies besides its loop: the target, its score, and the sum of
+#: what the threads found, which one of them makes (MultiMarginLoss.cu, MULTIMARGIN_THREADS)
+_MARGIN_THREADS, _MARGIN_STEPS = 128, 2.5
+
+
+@op("multi_margin_loss")
+@op("multi_margin_loss_backward")
+def multi_margin(call: Call) -> Cost:
+    """A difference, a sum with the margin, its use (with ``p`` 2 a square) and the reduction's add; 2 backward."""
+    data, flops = call.need("self"), 2 if "backward" in call.name else 3
+    classes = data.shape[-1] if data.shape else 1
+    rows = data.numel // max(classes, 1)
+    return looped(
+        call.cost(vector_flops(data, flops * data.numel)), data.numel, rows * _MARGIN_THREADS,
+        math.ceil(classes / _MARGIN_THREADS) + _MARGIN_STEPS, "a block goes over each row", _MARGIN_THREADS,
+    )  # fmt: skip
 
 
 @op("multilabel_margin_loss_forward multilabel_margin_loss_backward")

@@ -205,6 +205,11 @@ _SHARED_ROWS = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_0
 _SELECT_BITS, _SELECT_THREADS, _CACHED_STEPS = 2, 1024, 0.4
 
 
+#: launches of several blocks' select (TensorTopK.cu, mbtopk::launch): what is wanted is filled in; of each of four
+#: digits a count and a choice; what each block found of both kinds; two scans of two kernels; the gathering
+_SHARED_KERNELS = 1 + 2 * 4 + 1 + 4 + 1
+
+
 @op("topk", results=with_places)
 def topk(call: Call) -> Cost:
     """A radix select (TensorTopK.cu), by a block for each row, or by several that read a long row once per 8 bits of
@@ -216,7 +221,8 @@ def topk(call: Call) -> Cost:
         alone = select(call, row)
         return replace(alone, launches=(*alone.launches, order))
     again = data.itemsize * data.nbytes if row * data.itemsize > 48 * 1024 else 0
-    return call.cost(launches=(pass_over(data.nbytes + again, call.write_bytes, data.numel), order))
+    passes = replace(pass_over(data.nbytes + again, call.write_bytes, data.numel), count=_SHARED_KERNELS)
+    return call.cost(launches=(passes, order))
 
 
 @formula("reduction", "median nanmedian kthvalue", results=reduced)

@@ -49,6 +49,13 @@ _FEW_IMAGES, _SUM_THREADS, _SUM_BYTES = 128, 256, 4
 #: load latencies of cuDNN's batch norm in training form for each 512 elements of a channel, a block for each channel:
 #: four in flight in the pass for its moments, one in the pass for the result (level1_33 of kernelbench_v0, A100)
 _CHANNEL_STEPS = 1.25
+#: and of such a block besides: its scale, two sums that its threads join by shuffles and barriers, a root, what it
+#: saves (batch norm of 16 channels of 392 elements on an H200 takes 3 us beyond its launches)
+_CHANNEL_ENDS = 5.0
+#: load latencies of PyTorch's own kernel for the gradients for each 512 elements of a channel, in the pass for its sums
+#: and again in that for the result (Normalization.cuh, ``batch_norm_backward_kernel``): both tensors at once, an
+#: element each (0.95 us for 512 elements of 64 channels on an H200)
+_GRADIENT_STEPS = 2.7
 
 #: ``g * v / |v|``: square, sum, scale; backward: multiply, sum; scale, subtract, scale
 op("_weight_norm_interface")(per_element("v", 3))
@@ -220,9 +227,8 @@ _RUNNING = {"running_mean": MEAN, "running_var": POSITIVE}
 def batch_norm(call: Call) -> Cost:
     """Training: 7 per element, the input read for its statistics and again. Inference: 4, read once.
 
-    cuDNN goes over a channel with one block, twice (Normalization.cpp picks it where weight and bias are given and the
-    data is not bfloat16); PyTorch's own kernels are one for the moments, a block per channel as well, a small one, and
-    one for the result.
+    cuDNN goes over a channel with one block, twice (:func:`_by_cudnn`); PyTorch's own kernels are one for the moments,
+    a block per channel as well, a small one, and one for the result.
     """
     data = call.need("input")
     given = call.name in _BATCH_NORM_GIVEN or not call.attributes.get("training", True)
@@ -240,8 +246,11 @@ def batch_norm(call: Call) -> Cost:
 
 
 def _by_cudnn(call: Call, data: TensorSpec) -> bool:
-    affine = call.arg("weight") is not None and (call.arg("bias") is not None or "backward" in call.name)
-    return affine and data.dtype != "bfloat16"
+    """Whether PyTorch gives it to cuDNN (Normalization.cpp, ``_select_batch_norm_backend``): with weight and bias, no
+    bfloat16, and float16 with a float32 weight alone."""
+    weight = call.arg("weight")
+    affine = weight is not None and (call.arg("bias") is not None or "backward" in call.name)
+    return affine and data.dtype != "bfloat16" and (data.dtype != "float16" or weight.dtype == "float32")
 
 
 def _a_block_per_channel(cost: Cost, data: TensorSpec) -> Cost:
@@ -251,7 +260,7 @@ def _a_block_per_channel(cost: Cost, data: TensorSpec) -> Cost:
     channels = data.shape[1]
     turns = math.ceil(data.numel / max(channels, 1) / _MOMENT_THREADS)
     return streamed(
-        cost, data.numel, steps=_CHANNEL_STEPS * turns, blocks=channels, block_threads=_MOMENT_THREADS,
+        cost, data.numel, steps=_CHANNEL_STEPS * turns + _CHANNEL_ENDS, blocks=channels, block_threads=_MOMENT_THREADS,
         about="a block goes over each channel twice, for its sums and for its result, as cuDNN does",
     )  # fmt: skip
 
@@ -284,12 +293,20 @@ def batch_norm_backward(call: Call) -> Cost:
 
 
 def _training_gradients(call: Call, cost: Cost, data: TensorSpec) -> Cost:
-    """The cost as cuDNN's kernel, or as PyTorch's: sums by a block for each channel, and the result."""
+    """The cost as cuDNN's kernel, which wants the output's gradient in one piece (one that is expanded is written out
+    before), or as PyTorch's: a block for each channel makes its sums and then its result."""
+    grad = _output_gradient(call)
     if _by_cudnn(call, data) or not data.is_contiguous:
-        return _a_block_per_channel(cost, data)
-    sums = pass_over(cost.read_bytes, 0, data.numel)
-    sums = _block_each(sums, data.shape[1], "a block goes over each channel for its sums")
-    return replace(cost, launches=(sums, pass_over(0, 0), pass_over(cost.read_bytes, cost.write_bytes, data.numel)))
+        found, whole = _a_block_per_channel(cost, data), grad.numel * grad.itemsize
+        if grad.nbytes >= whole:
+            return found
+        (work,) = found.launches
+        read_bytes = work.read_bytes + 2 * (whole - grad.nbytes)
+        return replace(found, launches=(pass_over(grad.nbytes, whole), replace(work, read_bytes=read_bytes)))
+    work = stream_of(cost, data.numel)
+    work = replace(work, read_bytes=cost.read_bytes + cost.extra_bytes)
+    about = "a block goes over each channel twice, for its sums and for its result"
+    return replace(cost, launches=(_block_each(work, data.shape[1], about, _GRADIENT_STEPS),))
 
 
 # Batch norm over several GPUs: each its own statistics, all of them gathered, then applied (Normalization.cuh).

@@ -81,6 +81,7 @@ def batch_norm(
     """``torch.batch_norm`` as on CUDA: cuDNN takes data in one piece, so that what is strided is copied first
     (``_batch_norm_impl_index`` in ATen's Normalization.cpp)."""
     by_cudnn = x.dim() >= 3 and weight is not None and bias is not None and x.dtype is not torch.bfloat16
+    by_cudnn = by_cudnn and (x.dtype is not torch.float16 or weight.dtype is torch.float32)
     if by_cudnn and x.shape[0] <= (880_801 if training else 65_535):
         last = x.dim() in _LAST and x.is_contiguous(memory_format=_LAST[x.dim()])
         x = x if last else x.contiguous()
