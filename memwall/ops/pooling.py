@@ -25,6 +25,9 @@ op = partial(formula, "reduction")
 #: threads of a block (DilatedMaxPool2d.cu; AveragePool2d.cu, of whose blocks a multiprocessor holds one: 342 us for
 #: level1_45 of kernelbench_v0 on an A100)
 _THREADS = {"max": 256, "avg": 1024}
+#: load latencies of an element that the windows of other threads of the block have too: it is in L1, and the loop around
+#: it takes longer than it does (windows of 7 x 7 with a stride of 3 on an H200); in three dimensions none is spared
+_SHARED_STEPS = 0.2
 #: columns and rows of the block that makes so many outputs of one plane (DilatedMaxPool3d.cu, AveragePool3d.cu,
 #: AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu)
 _TILE = (32, 8)
@@ -34,11 +37,13 @@ def _rank(call: Call) -> int:
     return 2 if "2d" in call.name else 3
 
 
-def _windowed(cost: Cost, output: TensorSpec, window: list[int], kind: str = "max", tiled: bool = False) -> Cost:
-    """The cost as one launch whose threads make an output each from a window."""
+def _windowed(
+    cost: Cost, output: TensorSpec, window: list[int], kind: str = "max", tiled: bool = False, new: float = 1.0
+) -> Cost:
+    """The cost as one launch whose threads make an output each from a window, whose share ``new`` no other has."""
     about = f"a thread goes over a window of {'x'.join(map(str, window))}"
     if len(window) == 2 and not tiled:
-        return _gathered(cost, output, math.prod(window), about, kind)
+        return _gathered(cost, output, math.prod(window) * (new + _SHARED_STEPS * (1 - new)), about, kind)
     columns, rows = (*reversed(output.shape[-2:]), 1, 1)[:2]
     planes = output.numel // max(columns * rows, 1)
     tile = math.prod(_TILE)
@@ -46,7 +51,7 @@ def _windowed(cost: Cost, output: TensorSpec, window: list[int], kind: str = "ma
     return looped(cost, output.numel, threads, math.prod(window), about, tile)
 
 
-def _gathered(cost: Cost, made: TensorSpec, steps: int, about: str, kind: str) -> Cost:
+def _gathered(cost: Cost, made: TensorSpec, steps: float, about: str, kind: str) -> Cost:
     """The cost as one launch whose threads make an element of ``made`` each, ``steps`` loads one after another."""
     threads = _THREADS[kind]
     resident = threads if kind == "avg" else 0
@@ -63,6 +68,12 @@ def _window_bytes(call: Call, size: list[int]) -> int:
     )  # fmt: skip
 
 
+def _new_share(call: Call, size: list[int]) -> float:
+    """Share of a window's elements that the window before it along each axis has not."""
+    stride = per_axis(call.attributes.get("stride") or size, len(size))
+    return math.prod(min(step / length, 1.0) for length, step in zip(size, stride, strict=True))
+
+
 @op("max_pool2d_with_indices max_pool2d", loop=loops.window, results=windows.pool, cpu_rate="max_pool")
 @op("max_pool3d_with_indices", loop=loops.window, results=windows.pool)
 @op("adaptive_max_pool2d adaptive_max_pool3d", results=windows.resized)
@@ -72,7 +83,7 @@ def max_pool(call: Call) -> Cost:
     if "kernel_size" not in call.attributes or "fractional" in call.name:
         return _resized(call, call.cost())
     output, size = call.outputs[0], per_axis(call.attributes["kernel_size"], _rank(call))
-    return _windowed(call.cost(read_bytes=_window_bytes(call, size)), output, size)
+    return _windowed(call.cost(read_bytes=_window_bytes(call, size)), output, size, new=_new_share(call, size))
 
 
 @op("_adaptive_avg_pool2d", loop=loops.window, results=windows.resized)
@@ -95,7 +106,8 @@ def average_pool(call: Call) -> Cost:
     """One add per window element."""
     output, size = call.outputs[0], per_axis(call.attributes["kernel_size"], _rank(call))
     flops = vector_flops(output, output.numel * math.prod(size))
-    return _windowed(call.cost(flops, read_bytes=_window_bytes(call, size)), output, size, kind="avg")
+    cost = call.cost(flops, read_bytes=_window_bytes(call, size))
+    return _windowed(cost, output, size, kind="avg", new=_new_share(call, size))
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
