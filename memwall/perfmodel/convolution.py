@@ -66,6 +66,8 @@ _FLOAT32, _TF32 = Pipe("vector", "float32"), Pipe("tensor", "tf32")
 #: windows on a Titan Xp (2048 threads, 16.4e9 outputs/s) and an RTX 2080 Ti (1024, 22.4e9) take 600 and 540 (PyTorch
 #: issue 18631); 5 x 5 on a newer GPU 600 if that is an A100, 900 if an H100 (pull request 125362)
 _TAP_CLK = 590
+#: the same of a thread that shares its multiprocessor with few others (2 x 96 channels of 14 x 14 on an H200)
+_LONE_TAP_CLK = 350
 #: clocks of a block of cuDNN's float32 kernel for each tap of its place, channels last: level1_82 and 84 of KernelBench
 #: under torch.compile on an A100, 16 x 3 channels by windows of 3 x 3 (800 and 815 of its 32 blocks a multiprocessor)
 _PLACE_TAP_CLK = 800
@@ -114,10 +116,10 @@ def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: C
         return terms
     if not launch.channels_last and pipe.engine == "vector":
         return terms
-    share = 1.0 if launch.channels_last else known.relayout
-    if not launch.channels_last and math.prod(launch.kernel) == 1:
-        share *= _ONE_SIDE
-    copies_s = traffic_s(gpu, 2 * share * launch.bytes)
+    share, kernels = (1.0, 2) if launch.channels_last else (known.relayout, 2)
+    if not launch.channels_last and math.prod(launch.kernel) == math.prod(launch.stride) == 1:
+        share, kernels = share * _ONE_SIDE, 1
+    copies_s = traffic_s(gpu, 2 * share * launch.bytes) + kernels * gpu.launch_overhead_s * min(share, 1.0)
     facts = {**terms.facts, "copies_s": copies_s}
     return replace(terms, memory_s=terms.memory_s + copies_s, ends_s=terms.ends_s + copies_s, facts=facts)
 
@@ -253,7 +255,7 @@ def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resid
         memory_s += traffic_s(gpu, 0, (window - 1) * launch.read_bytes)
     facts: dict[str, Any] = {"way": "depthwise", "window": window}
     chip, arithmetic_s, waits_s = chip_of(gpu), 2 * taps / gpu.peak(launch.pipe), 0.0
-    if launch.itemsize < 4 or launch.channels_last or launch.role == "weight":  # cuDNN, or a sum over the positions
+    if _depthwise_by_library(launch) or launch.role == "weight":  # or a sum over the positions
         facts["rate"] = f"{percent(known.depthwise, 0)} of {flop_rate(gpu.peak(launch.pipe))}"
         if launch.channels_last and launch.itemsize == 4 and chip.shared_bytes > _LARGE_SHARED:
             rounds = math.ceil(launch.images * math.prod(launch.places_out) / (gpu.sm_count * chip.blocks))
@@ -263,8 +265,31 @@ def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resid
             )
         return Terms.of(arithmetic_s / known.depthwise, memory_s, waits_s, facts=facts)
     facts["rate"] = f"a tap takes {_TAP_CLK} clocks, in {chip.threads} threads of each of {gpu.sm_count} SMs"
-    waits_s = taps * _TAP_CLK / (chip.threads * gpu.sm_count * gpu.boost_clock_hz)
+    waits_s = max(taps * _TAP_CLK / (chip.threads * gpu.sm_count), window * _LONE_TAP_CLK) / gpu.boost_clock_hz
     return Terms.of(arithmetic_s, memory_s, waits_s, facts=facts)
+
+
+#: what PyTorch gives cuDNN of depthwise convolutions that do not have channels last (Convolution.cpp,
+#: ``check_cudnn_depthwise_workload_with_filter``): 2 bytes an element, so many channels, one of these square windows
+#: over rows of at least so many places
+_LIBRARY_CHANNELS, _LIBRARY_WINDOWS, _LIBRARY_PLACES = 32, ((1, 1), (3, 3), (5, 5)), 7
+#: with a stride of 2 and several images of them: (least channels, least places of a row), for windows of 3 and 5
+_LIBRARY_STRIDED = ((512, 0), (256, 28))
+
+
+def _depthwise_by_library(launch: Convolution) -> bool:
+    """Whether PyTorch gives the launch to cuDNN instead of its own kernels."""
+    if launch.channels_last:
+        return True
+    plain = launch.kernel in _LIBRARY_WINDOWS and all(step == 1 for step in launch.dilation)
+    places = launch.places_in[-1]
+    if launch.itemsize != 2 or not plain or launch.groups < _LIBRARY_CHANNELS or places < _LIBRARY_PLACES:
+        return False
+    if set(launch.stride) == {1}:
+        return True
+    if set(launch.stride) != {2} or launch.kernel == (1, 1):
+        return False
+    return launch.images == 1 or any(launch.groups >= n and places >= least for n, least in _LIBRARY_STRIDED)
 
 
 def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Terms) -> str:
