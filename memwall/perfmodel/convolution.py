@@ -230,6 +230,8 @@ def _serves_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
     is_narrow = launch.channels_out < _GRADIENT_CHANNELS and not launch.searched and launch.itemsize == 4
     if pipe.engine == "vector":
         return is_flat and not (is_narrow and _is_strided_gradient(launch))
+    if launch.groups > 1 and not is_flat:  # 64 channels in 4 groups take the direct kernel's time on an H200
+        return False
     if pipe.dtype != "tf32":
         return True
     if launch.role == "input":
@@ -365,6 +367,8 @@ def _why_direct(launch: Convolution, gpu: Gpu) -> str:
     if len(launch.kernel) < 3:
         return "a data gradient with a stride and few channels"
     pipe = gpu.ceiling_pipe(launch.pipe)
+    if launch.groups > 1:
+        return "three dimensions in groups"
     if pipe.engine == "vector":
         return f"three dimensions, and no tensor cores for {launch.pipe.dtype}"
     if _serves_gemm(launch, gpu, pipe):
