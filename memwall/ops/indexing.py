@@ -106,6 +106,9 @@ def embedding_bag(call: Call) -> Cost:
 
 #: index counts up to which Embedding.cu adds rows directly; above, it sorts the indices first
 _DIRECT_INDICES = 3072
+#: of the direct kernel: rows and columns of a block's turn, and its load latencies: a gradient, what the table has, and
+#: two barriers (embedding_backward_feature_kernel)
+_DIRECT_ROWS, _DIRECT_COLUMNS, _DIRECT_STEPS = 32, 32, 2.5
 #: launches of the sort (keys and positions, in radix passes), the segment scan and the sums of Embedding.cu
 _SORTED_KERNELS = 15
 #: memory round trips in a row of each of these small kernels: what is left of embedding gradients on an A100 (Liger) at
@@ -129,6 +132,13 @@ def embedding_backward(call: Call) -> Cost:
     adds = count * size
     zeros = min(adds * grad.itemsize, table.nbytes)
     clear = pass_over(0, call.write_bytes, table.numel)
+    if count <= _DIRECT_INDICES and not call.name.startswith("aten._embedding_bag"):
+        rows = replace(
+            pass_over(call.read_bytes, zeros, adds), steps=_DIRECT_STEPS * math.ceil(count / _DIRECT_ROWS),
+            blocks=math.ceil(size / _DIRECT_COLUMNS), block_threads=_DIRECT_ROWS * _DIRECT_COLUMNS,
+            about=f"a block goes over all {count} rows for {_DIRECT_COLUMNS} columns",
+        )  # fmt: skip
+        return call.cost(vector_flops(table, adds), launches=(clear, rows))
     if count <= _DIRECT_INDICES:
         return call.cost(vector_flops(table, adds), launches=(clear, pass_over(call.read_bytes, zeros, adds)))
     segments = min(count, table.shape[0]) + count // _SEGMENT_ROWS
