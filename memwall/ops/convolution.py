@@ -18,7 +18,7 @@ from functools import partial
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.elementwise import pass_over
+from memwall.ops.elementwise import in_one_piece
 from memwall.ops.launches import Convolution, Gemm, Launch, Reduction, Stream
 from memwall.ops.registry import define, formula, full_name
 from memwall.ops.results import windows
@@ -137,9 +137,7 @@ def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch
     output's gradient in one piece: one that is expanded, as that of a sum is, is written out before (Conv_v8.cpp,
     ``contiguous``); the bias's is summed as it was given."""
     grad, weight, data = call.need("grad_output"), call.need("weight"), _input(call)
-    whole = grad.numel * grad.itemsize
-    written = (pass_over(grad.nbytes, whole, grad.numel),) if grad.nbytes < whole and any(mask[:2]) else ()
-    channels = grad.shape[1]
+    (whole, written), channels = in_one_piece(grad), grad.shape[1]
     launches = (
         _launch(call, "input", data, grad, whole + weight.nbytes, data.nbytes),
         _launch(call, "weight", data, grad, whole + touched_bytes, weight.nbytes),
@@ -149,7 +147,7 @@ def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch
         ),
     )  # fmt: skip
     wanted = (launch for launch, asked in zip(launches, [*mask, False, False], strict=False) if asked)
-    return (*written, *wanted)
+    return (*(written if any(mask[:2]) else ()), *wanted)
 
 
 @op("conv_tbc")

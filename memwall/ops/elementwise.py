@@ -111,6 +111,13 @@ def pass_over(read_bytes: int, write_bytes: int, elements: int = 0) -> Stream:
     return Stream(read_bytes=int(read_bytes), write_bytes=int(write_bytes), elements=elements)
 
 
+def in_one_piece(spec: TensorSpec) -> tuple[int, tuple[Stream, ...]]:
+    """Bytes of a tensor that a library's kernel wants in one piece, and the pass that writes it out where it is
+    expanded, as the gradient of a sum is."""
+    whole = spec.numel * spec.itemsize
+    return whole, (pass_over(spec.nbytes, whole, spec.numel),) if spec.nbytes < whole else ()
+
+
 def launched(cost: Cost, *launches: Launch) -> Cost:
     """The cost with these launches; kernels of it that none of them describes count with the last."""
     left = cost.kernels - sum(launch.count for launch in launches)

@@ -21,6 +21,7 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.domains import MEAN, POSITIVE
 from memwall.ops.elementwise import (
     broadcast_instructions,
+    in_one_piece,
     launched,
     pass_over,
     per_element,
@@ -120,17 +121,19 @@ _ROW_BACKWARD = {"native_layer_norm_backward": (9, 4), "_fused_rms_norm_backward
 @op("_fused_rms_norm_backward", loop=loops.row_norm_backward, results=results.norm_backward, domains={"rstd": POSITIVE})
 def row_norm_backward(call: Call) -> Cost:
     """Layer and RMS norm: a kernel for the input, one for weight and bias; each reads both tensors, the first in two
-    passes over a row."""
+    passes over a row. A gradient that is expanded is written out before (layer_norm_kernel.cu, ``expect_contiguous``).
+    """
     for_input, for_weight = _ROW_BACKWARD[call.name.split(".")[1]]
     grad, data = _output_gradient(call), call.need("input")
     wanted = _wanted(call, data)
     flops = vector_flops(data, (for_input * wanted[0] + for_weight * wanted[1]) * data.numel)
     if not wanted[0]:
         return streamed(call.cost(flops), data.numel)
-    both = grad.nbytes + data.nbytes
-    first = _norm_rows(call, data, call.read_bytes, data.nbytes, both)
+    whole, written = in_one_piece(grad)
+    both = whole + data.nbytes
+    first = _norm_rows(call, data, call.read_bytes + whole - grad.nbytes, data.nbytes, both)
     second = (pass_over(both, max(call.write_bytes - data.nbytes, 0), data.numel),) * wanted[1]
-    return call.cost(flops, launches=(first, *second))
+    return call.cost(flops, launches=(*written, first, *second))
 
 
 def _output_gradient(call: Call) -> TensorSpec:
@@ -297,12 +300,9 @@ def _training_gradients(call: Call, cost: Cost, data: TensorSpec) -> Cost:
     before), or as PyTorch's: a block for each channel makes its sums and then its result."""
     grad = _output_gradient(call)
     if _by_cudnn(call, data) or not data.is_contiguous:
-        found, whole = _a_block_per_channel(cost, data), grad.numel * grad.itemsize
-        if grad.nbytes >= whole:
-            return found
-        (work,) = found.launches
+        (work,), (whole, written) = _a_block_per_channel(cost, data).launches, in_one_piece(grad)
         read_bytes = work.read_bytes + 2 * (whole - grad.nbytes)
-        return replace(found, launches=(pass_over(grad.nbytes, whole), replace(work, read_bytes=read_bytes)))
+        return replace(cost, launches=(*written, replace(work, read_bytes=read_bytes)))
     work = stream_of(cost, data.numel)
     work = replace(work, read_bytes=cost.read_bytes + cost.extra_bytes)
     about = "a block goes over each channel twice, for its sums and for its result"

@@ -26,7 +26,7 @@ op = partial(formula, "reduction")
 #: level1_45 of kernelbench_v0 on an A100)
 _THREADS = {"max": 256, "avg": 1024}
 #: load latencies of an element that the windows of other threads of the block have too: it is in L1, and the loop
-#: around it takes longer than it does (windows of 7 x 7 with a stride of 3 on an H200); in three dimensions none is spared
+#: around it takes longer than it does (windows of 7 x 7 with a stride of 3 on an H200); in three dimensions all wait
 _SHARED_STEPS = 0.2
 #: columns and rows of the block that makes so many outputs of one plane (DilatedMaxPool3d.cu, AveragePool3d.cu,
 #: AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu)

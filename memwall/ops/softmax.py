@@ -15,7 +15,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import along_dim
-from memwall.ops.elementwise import pass_over, per_element, vector_flops
+from memwall.ops.elementwise import in_one_piece, pass_over, per_element, vector_flops
 from memwall.ops.launches import Launch, Rows, Stream
 from memwall.ops.recorded import same
 from memwall.ops.registry import formula
@@ -95,8 +95,10 @@ def safe_softmax(call: Call) -> Cost:
 def log_softmax_backward(call: Call) -> Cost:
     """4 per element. A long row's ``grad_output`` is read twice."""
     grad = call.need("grad_output")
-    launch = _softmax_launch(grad, call.attributes["dim"], call.read_bytes, call.write_bytes, grad.nbytes)
-    return call.cost(vector_flops(grad, 4 * grad.numel), launches=(launch,))
+    whole, written = in_one_piece(grad)  # SoftMax.cu, ``contiguous``
+    read_bytes = call.read_bytes + whole - grad.nbytes
+    launch = _softmax_launch(grad, call.attributes["dim"], read_bytes, call.write_bytes, whole)
+    return call.cost(vector_flops(grad, 4 * grad.numel), launches=(*written, launch))
 
 
 @op("_softmax_backward_data", loop=loops.softmax, results=same, cpu_rate="softmax_backward",

@@ -109,19 +109,21 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
 
 
 def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> Terms:
-    """The terms with copies to the layout that the kernels want, and back."""
+    """The terms with copies to the layout that the kernels want, and back, a launch each."""
     # with channels last a window of one place is a product of matrices as they lie; TF32 came with kernels for the rest
     serves = math.prod(launch.kernel) == 1 or gpu.ceiling_pipe(_TF32).engine == "tensor"
     if launch.channels_last and (serves or pipe.engine == "tensor"):
         return terms
     if not launch.channels_last and pipe.engine == "vector":
         return terms
-    share, kernels = (1.0, 2) if launch.channels_last else (known.relayout, 2)
+    share, kernels = (1.0 if launch.channels_last else known.relayout), 2
     if not launch.channels_last and math.prod(launch.kernel) == math.prod(launch.stride) == 1:
         share, kernels = share * _ONE_SIDE, 1
-    copies_s = traffic_s(gpu, 2 * share * launch.bytes) + kernels * gpu.launch_overhead_s * min(share, 1.0)
-    facts = {**terms.facts, "copies_s": copies_s}
-    return replace(terms, memory_s=terms.memory_s + copies_s, ends_s=terms.ends_s + copies_s, facts=facts)
+    copies_s, starts_s = traffic_s(gpu, 2 * share * launch.bytes), kernels * min(share, 1.0) * gpu.launch_overhead_s
+    return replace(
+        terms, memory_s=terms.memory_s + copies_s, latency_s=terms.latency_s + starts_s,
+        ends_s=terms.ends_s + copies_s + starts_s, facts={**terms.facts, "copies_s": copies_s},
+    )  # fmt: skip
 
 
 def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:

@@ -104,10 +104,10 @@ def test_places_of_extrema_take_longer_than_sums():
 
 
 def test_cudnn_goes_over_a_channel_with_one_block():
-    """64 channels of 2**20 elements: 2048 turns of 512 threads in two passes of 0.25 and 1 load latencies."""
+    """64 channels of 2**20 elements: 2048 turns of 512 threads in two passes of 0.25 and 1 load latencies, and 5."""
     (work,) = cost_of(batch_norm(16, 64, 256, 256)).launches
     assert isinstance(work, Stream)
-    assert (work.blocks, work.steps) == (64, 2560)
+    assert (work.blocks, work.steps) == (64, 2565)
     assert work.bytes == 3 * 4 * 2**26 + 4 * 64 * 8
     assert "A block goes over each channel twice" in explain(work, A100, predict(work, A100))
 
@@ -222,26 +222,26 @@ def test_scattered_additions_are_atomic():
 
 
 def test_a_bag_is_summed_row_by_row():
-    """4096 bags of 100 rows of 64 columns: 8192 warps in 1024 blocks, an index and its row for each turn."""
+    """4096 bags of 100 rows of 64 columns: 8192 warps in 1024 blocks, a row for each turn, and an index in 16."""
     inputs = {
         "weight": spec(100_000, 64),
         "indices": spec(409_600, dtype="int64"),
         "offsets": spec(4096, dtype="int64"),
     }
     work = first(call("aten._embedding_bag", inputs, (spec(4096, 64),), mode=0))
-    assert (work.blocks, work.block_threads, work.steps) == (1024, 256, 200)
+    assert (work.blocks, work.block_threads, work.steps) == (1024, 256, 106.25)
 
 
 def test_the_gradient_of_batch_norm_in_bfloat16_is_pytorchs_own():
-    """32 channels of 64 * 1024 elements: 128 turns for the sums, then a pass over both tensors for the result."""
+    """32 channels of 64 * 1024 elements: one kernel, 128 turns for the sums and as many for the result."""
     data, channel = spec(64, 32, 32, 32, dtype="bfloat16"), spec(32)
     inputs = {"grad_out": data, "input": data, "weight": channel}
     back = call("aten.native_batch_norm_backward", inputs, (data, channel, channel), train=True, eps=1e-5)
-    sums, _, result = cost_of(back).launches
-    assert isinstance(sums, Stream)
-    assert (sums.blocks, sums.steps) == (32, 128 + 1)
-    assert sums.read_bytes >= 2 * data.nbytes
-    assert result.write_bytes >= data.nbytes
+    (work,) = cost_of(back).launches
+    assert isinstance(work, Stream)
+    assert (work.blocks, work.steps) == (32, 2.7 * 128 + 1)
+    assert work.read_bytes >= 4 * data.nbytes
+    assert work.write_bytes >= data.nbytes
 
 
 def test_a_cross_entropy_of_pictures_has_few_blocks():
