@@ -79,8 +79,8 @@ _DIRECT_COLUMNS, _DIRECT_STRIDED_COLUMNS, _DIRECT_RAMP, _DIRECT_SLICE = 16, 32, 
 #: channels along k below which a float32 data gradient is not given to TF32's tensor cores, nor with a stride to
 #: another implicit GEMM (KernelBench: 3, 8 and 16 are not, 32 are)
 _GRADIENT_CHANNELS = 32
-#: share of the copies that windows of one place need: they are products of matrices as they lie, and kernels that are
-#: named nhwckrsc_nchw have one of the two tensors channels last alone
+#: share of the copies that windows of one place need with the kernels that came with TF32: they are products of
+#: matrices as they lie, and kernels named nhwckrsc_nchw have one of the two tensors channels last alone
 _ONE_SIDE = 0.5
 #: shared memory of a multiprocessor beyond which the library has other kernels, as on an A100 and not on an A10G and an
 #: L40S: tensor cores for 3-D windows over few channels, a block for each place of a depthwise convolution
@@ -111,13 +111,15 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
 def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> Terms:
     """The terms with copies to the layout that the kernels want, and back, a launch each."""
     # with channels last a window of one place is a product of matrices as they lie; TF32 came with kernels for the rest
-    serves = math.prod(launch.kernel) == 1 or gpu.ceiling_pipe(_TF32).engine == "tensor"
-    if launch.channels_last and (serves or pipe.engine == "tensor"):
+    is_later = gpu.ceiling_pipe(_TF32).engine == "tensor"
+    if launch.channels_last and (math.prod(launch.kernel) == 1 or is_later or pipe.engine == "tensor"):
         return terms
     if not launch.channels_last and pipe.engine == "vector":
         return terms
-    share, kernels = (1.0 if launch.channels_last else known.relayout), 2
-    if not launch.channels_last and math.prod(launch.kernel) == math.prod(launch.stride) == 1:
+    # the share that was fitted to rows of earlier GPUs holds the launches too
+    share, kernels = (1.0 if launch.channels_last else known.relayout), 2 * is_later
+    is_product = math.prod(launch.kernel) == math.prod(launch.stride) == 1
+    if is_product and not launch.channels_last and is_later:
         share, kernels = share * _ONE_SIDE, 1
     copies_s, starts_s = traffic_s(gpu, 2 * share * launch.bytes), kernels * min(share, 1.0) * gpu.launch_overhead_s
     return replace(
