@@ -62,12 +62,11 @@ def convolution(call: Call) -> Cost:
     data, weight, output, bias = _input(call), call.need("weight"), call.outputs[0], call.arg("bias")
     flops = _work(call, data if _is_transposed(call) else output, weight)
     read = call.read_bytes - _skipped_bytes(call, data, weight, output)
-    loaded = call.read_bytes - _skipped_bytes(call, data, weight, output, whole_sectors=True)
     if call.name in _SEPARATE_BIAS and bias is not None and not _is_depthwise(call, weight):
-        product = _launch(call, "forward", data, output, loaded - bias.nbytes, output.nbytes)
+        product = _launch(call, "forward", data, output, read - bias.nbytes, output.nbytes)
         added = Stream(read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel)
         return call.cost(flops, read_bytes=read, launches=(product, added))
-    product = _launch(call, "forward", data, output, loaded, call.write_bytes)
+    product = _launch(call, "forward", data, output, read, call.write_bytes)
     return call.cost(flops, read_bytes=read, launches=(product,))
 
 
@@ -95,23 +94,13 @@ def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_by
     )  # fmt: skip
 
 
-#: bytes that DRAM delivers at once
-_SECTOR_BYTES = 32
-
-
-def _skipped_bytes(
-    call: Call, data: TensorSpec, weight: TensorSpec, output: TensorSpec, *, whole_sectors: bool = False
-) -> int:
-    """Bytes of the input between the windows, in none of them; with ``whole_sectors`` those that are not loaded: places
-    of a row lie too close for a stride to skip any."""
+def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: TensorSpec) -> int:
+    """Bytes of the input between the windows, in none of them."""
     if _is_transposed(call) or "stride" not in call.attributes:
         return 0
-    rank, window = len(weight.shape) - 2, list(weight.shape[2:])
-    stride = per_axis(call.attributes["stride"], rank)
-    if whole_sectors and data.is_contiguous and stride[-1] * data.itemsize <= _SECTOR_BYTES:
-        window[-1] = max(window[-1], stride[-1])
+    rank = len(weight.shape) - 2
     touched = touched_bytes(
-        data, window, output.shape[-rank:], stride,
+        data, weight.shape[2:], output.shape[-rank:], call.attributes["stride"],
         call.attributes.get("padding", 0), call.attributes.get("dilation", 1),
     )  # fmt: skip
     return data.nbytes - touched
@@ -124,11 +113,10 @@ def convolution_backward(call: Call) -> Cost:
     mask = [bool(wanted) for wanted in call.attributes.get("output_mask", (True, True, False))]
     flops = _work(call, data if _is_transposed(call) else grad, weight, passes=sum(mask[:2]))
     touched = data.nbytes - _skipped_bytes(call, data, weight, grad)
-    loaded = data.nbytes - _skipped_bytes(call, data, weight, grad, whole_sectors=True)
     return call.cost(
         flops,
         read_bytes=grad.nbytes + weight.nbytes * mask[0] + touched * mask[1],
-        launches=_gradients(call, mask, loaded),
+        launches=_gradients(call, mask, touched),
     )
 
 
