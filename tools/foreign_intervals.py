@@ -7,8 +7,9 @@ Every GPU with rows is treated as if it had none, once with the most similar GPU
 The output is the 10th and the 90th percentile of measured over modeled time of its kernels on the fit half, each GPU
 and table of equal weight, and the share of the other half between them.
 
-KernelBench's modules on A100, A10G, L40S and T4 tell the interval of kernels that loop (``looped``, all four GPUs of
-equal weight) and, with the rows of other T4s (of equal weight), how far one T4 is from another.
+KernelBench's modules on A100, A10G, L40S and T4, and ours on an H200, tell the interval of kernels that loop
+(``looped``, all GPUs of equal weight); with the rows of other T4s (of equal weight) they tell how far one T4 is from
+another.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent.parent)]
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT)]
 
 from memwall.analysis.accuracy import Sample, read_measured  # noqa: E402
 from memwall.analysis.accuracy.fit import LEAST, by_target, parts_of, residuals  # noqa: E402
@@ -65,7 +67,7 @@ def module_residuals(modules: Iterable[ModuleSample]) -> Iterator[tuple[str, str
     """(GPU, table, in the fit half, measured over modeled) of the eager modules whose time is one table's kernels for
     the most part, and the host's for less than half; the host's share is taken off."""
     for sample in modules:
-        if sample.policy != "eager" or sample.launch != "call":
+        if sample.policy != "eager" or sample.launch not in ("call", "graph"):
             continue
         schedule, of_table = sample.schedule(), dict[str, float]()
         assert schedule.plan is not None
@@ -116,7 +118,8 @@ def main() -> int:
     parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), help="folder of measured tables")
     folder = parser.parse_args().truth
     samples = [s for name in TABLES for s in read_measured(folder / f"{name}.csv").samples]
-    modules = read_measured(folder / "kernelbench_v0_times.csv").modules
+    ours = ROOT / "profiles" / "measured" / "h200" / "families_times.csv"
+    modules = [m for table in (folder / "kernelbench_v0_times.csv", ours) for m in read_measured(table).modules]
     lines = [("MODULES", *found) for found in of_modules(modules, samples)]
     for name, known_as in (("FOREIGN", held_out_gpu), ("UNKNOWN", bare)):
         lines += [(name, *found) for found in pools(samples, known_as)]

@@ -50,9 +50,9 @@ _FEW_IMAGES, _SUM_THREADS, _SUM_BYTES = 128, 256, 4
 #: load latencies of cuDNN's batch norm in training form for each 512 elements of a channel, a block for each channel:
 #: four in flight in the pass for its moments, one in the pass for the result (level1_33 of kernelbench_v0, A100)
 _CHANNEL_STEPS = 1.25
-#: and of such a block besides: its scale, two sums that its threads join by shuffles and barriers, a root, what it
-#: saves (batch norm of 16 channels of 392 elements on an H200 takes 3 us beyond its launches)
-_CHANNEL_ENDS = 5.0
+#: and of such a block besides: its scale, two sums that its threads join by shuffles and barriers, a root and what it
+#: saves, about one each (batch norm of 16 channels of 392 elements takes 3 us beyond its launches on an H200)
+_CHANNEL_ENDS = 4.0
 #: load latencies of PyTorch's own kernel for the gradients for each 512 elements of a channel, in the pass for its sums
 #: and again in that for the result (Normalization.cuh, ``batch_norm_backward_kernel``): both tensors at once, an
 #: element each (0.95 us for 512 elements of 64 channels on an H200)

@@ -116,12 +116,11 @@ def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: C
         return terms
     if not launch.channels_last and pipe.engine == "vector":
         return terms
-    # the share that was fitted to rows of earlier GPUs holds the launches too
-    share, kernels = (1.0 if launch.channels_last else known.relayout), 2 * is_later
+    share, kernels = (1.0 if launch.channels_last else known.relayout), known.copy_launches
     is_product = math.prod(launch.kernel) == math.prod(launch.stride) == 1
     if is_product and not launch.channels_last and is_later:
-        share, kernels = share * _ONE_SIDE, 1
-    copies_s, starts_s = traffic_s(gpu, 2 * share * launch.bytes), kernels * min(share, 1.0) * gpu.launch_overhead_s
+        share, kernels = share * _ONE_SIDE, kernels * _ONE_SIDE
+    copies_s, starts_s = traffic_s(gpu, 2 * share * launch.bytes), kernels * gpu.launch_overhead_s
     return replace(
         terms, memory_s=terms.memory_s + copies_s, latency_s=terms.latency_s + starts_s,
         ends_s=terms.ends_s + copies_s + starts_s, facts={**terms.facts, "copies_s": copies_s},

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from memwall.analysis.accuracy.samples import Sample, call_s, halves
-from memwall.analysis.accuracy.scores import percentile
+from memwall.analysis.accuracy.scores import next_percentile, percentile
 from memwall.analysis.table import group_by
 from memwall.core.errors import need
 from memwall.hardware.constants import CONSTANTS, Constants, LaunchConstants
@@ -258,12 +258,13 @@ def _descend(
 
 
 def with_interval(known: Constants, residuals: Sequence[float]) -> Constants:
-    """The constants with the 80 % interval of the residuals; it contains 1, the prediction. Too few leave it as is."""
+    """The constants with the 80 % interval of the residuals, in which the next one lies with that chance, however few
+    they are; it contains 1, the prediction. Too few leave it as is."""
     if len(residuals) < LEAST:
         return known
     low, high = (f.metadata for f in fields(known) if f.name in INTERVAL)
     return replace(
         known,
-        interval_low=min(max(percentile(residuals, 0.1), low["low"]), low["high"]),
-        interval_high=min(max(percentile(residuals, 0.9), high["low"]), high["high"]),
+        interval_low=min(max(next_percentile(residuals, 0.1), low["low"]), low["high"]),
+        interval_high=min(max(next_percentile(residuals, 0.9), high["low"]), high["high"]),
     )

@@ -142,11 +142,18 @@ def kappa(labels: Sequence[tuple[str, str]]) -> float | None:
 
 def percentile(values: Sequence[float], fraction: float) -> float:
     """The value below which a fraction lies, interpolated between the two nearest ranks."""
-    ordered = sorted(values)
-    at = fraction * (len(ordered) - 1)
-    low = math.floor(at)
+    return _at_rank(sorted(values), fraction * (len(values) - 1))
+
+
+def next_percentile(values: Sequence[float], fraction: float) -> float:
+    """The value below which the next one lies with that chance: n values make n + 1 gaps, each as likely as another."""
+    return _at_rank(sorted(values), min(max(fraction * (len(values) + 1) - 1, 0.0), len(values) - 1.0))
+
+
+def _at_rank(ordered: Sequence[float], rank: float) -> float:
+    low = math.floor(rank)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
