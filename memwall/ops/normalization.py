@@ -252,8 +252,9 @@ def _by_cudnn(call: Call, data: TensorSpec) -> bool:
     """Whether PyTorch gives it to cuDNN (Normalization.cpp, ``_select_batch_norm_backend``): with weight and bias, no
     bfloat16, and float16 with a float32 weight alone."""
     weight = call.arg("weight")
-    affine = weight is not None and (call.arg("bias") is not None or "backward" in call.name)
-    return affine and data.dtype != "bfloat16" and (data.dtype != "float16" or weight.dtype == "float32")
+    if weight is None or (call.arg("bias") is None and "backward" not in call.name):
+        return False
+    return data.dtype != "bfloat16" and (data.dtype != "float16" or weight.dtype == "float32")
 
 
 def _a_block_per_channel(cost: Cost, data: TensorSpec) -> Cost:
