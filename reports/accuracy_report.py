@@ -70,10 +70,9 @@ NOTES = """## What falls short, and why
   which we found no cause in the shape.
 - **GEMM of the L40S** has no goal; similar shapes differ by up to 1.8.
 - **The BERT layer**: reports/bert_layer.md.
-- **Whole modules**: small ones are the host's time. Chains of one linear layer and one activation, again and again, take
-  9 us per op on the bare L40S machine where other nets take 15: we are up to 1.8 times too slow there. A call finds
-  what the call before it left in L2, inputs too: a pooling of 34 MB takes 28 us on the L40S where we say 98. With inputs
-  in L2 the mean error of that GPU's level 1 falls and its median rises, so it is not modeled.
+- **Whole modules**: small ones are the host's time, and chains of one linear layer and one activation are issued faster
+  than other nets. A call finds what the call before it left in L2, inputs too, as a module whose tensors fit into the
+  96 MB of an L40S does there: that is not modeled.
 - **Rows faster than the bound**: the A100's decode rows were recorded by a version whose cache keeps keys and values in
   one place (we infer it: 66 grouped rows would move up to 1.8 times what DRAM can, and none does if these bytes count
   once; so they are counted once). 14 more, one head to a key head and 128 or 256 keys, stay unexplained. The V100 row is
