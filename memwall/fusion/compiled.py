@@ -76,9 +76,19 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     kernels = max(kernel.launches, library_launches(pricer.graph, pricer.costs, kernel.op_ids))
     cost = with_launches(
         group.cost, group.cost.launches, kernels=kernels, extra_bytes=_beyond(pricer, kernel, group),
-        extra_flops=group.cost.extra_flops,
+        extra_flops=group.cost.extra_flops, numbers=_numbers(kernel),
     )  # fmt: skip
     return replace(group, cost=_with_around(cost, kernel), name=kernel.name, source=kernel.source)
+
+
+def _numbers(kernel: LoweredKernel) -> int:
+    """Random numbers that a kernel uses of the four of a call: one, or all in torch's later code for loops without
+    rows (``_can_use_4x_random`` of its Triton back end, which a tile of two axes fails too)."""
+    if "reduction" in kernel.loop_ops or kernel.loop_ops.keys().isdisjoint(("rand", "randn")):
+        return 1
+    from torch._inductor.codegen.triton import TritonOverrides
+
+    return 4 if hasattr(TritonOverrides, "_can_use_4x_random") else 1
 
 
 def _beyond(pricer: Pricer, kernel: LoweredKernel, group: Group) -> int:

@@ -34,13 +34,17 @@ ROWS_PER_SM = 4
 PARTIAL_BYTES = 4
 
 
+#: instructions for each random number of a generated kernel, by how many it uses of the four that a call of Triton's
+#: generator makes (``tl.rand``, ``tl.rand4x``): what ptxas makes of a dropout for 7.5 to 9.0, less the same without
+DRAW_INSTRUCTIONS = {1: 54, 4: 20}
+
 #: Kinds of launches that keep their kind when others join them.
 MATRIX = (Gemm, Convolution, Attention, Recurrent)
 
 
 def with_launches(
     cost: Cost, eager: Iterable[Launch], *, kernels: int = 1, extra_bytes: int = 0, extra_flops: int = 0,
-    thread_blocks: int | None = None,
+    thread_blocks: int | None = None, numbers: int = 4,
 ) -> Cost:  # fmt: skip
     """The cost of a group with its launches, given those of its ops as eager kernels.
 
@@ -51,6 +55,7 @@ def with_launches(
         kernels: the number of launches.
         extra_bytes, extra_flops: bytes and FLOPs beyond the group's compulsory ones.
         thread_blocks: the most thread blocks of the group.
+        numbers: random numbers that it uses of a call of the generator, a key of :data:`DRAW_INSTRUCTIONS`.
     """
     moved: dict[str, Any] = {"read_bytes": cost.read_bytes + extra_bytes, "write_bytes": cost.write_bytes}
     known = [launch for launch in eager if not isinstance(launch, Plain)]
@@ -61,9 +66,10 @@ def with_launches(
     elif known:
         pipe = max(cost.flops, key=lambda p: cost.flops[p], default=None)
         flops = cost.total_flops + extra_flops
+        draws = sum(launch.draws for launch in known if isinstance(launch, Stream))
         launches = (
             Stream(kind="generated", **moved, flops=flops, pipe=pipe, count=kernels, thread_blocks=thread_blocks,
-                   second_pass_bytes=extra_bytes),
+                   second_pass_bytes=extra_bytes, draws=draws, instructions=draws * DRAW_INSTRUCTIONS[numbers]),
         )  # fmt: skip
     else:
         launches = (Plain(**moved, flops=cost.flops, count=kernels, thread_blocks=thread_blocks),)

@@ -5,7 +5,7 @@
   clamp, where, maximum, abs and their gradients are 0.
 - Compound functions count what their CUDA kernels compute (aten/src/ATen/native/cuda/Activation*.cu): sigmoid 3 (exp,
   add, divide), silu 4, gelu 5 (erf) or 9 (tanh); ``alpha`` or ``value`` other than 1 is one multiply more.
-- Dropout is one FLOP per element in both directions; drawing random numbers costs none.
+- Dropout is one FLOP per element in both directions; drawing random numbers costs none, but integer instructions.
 - Results of an integer or bool dtype cost no FLOP. float64 counts on the vector engine's float64; all else on its
   float32, in which PyTorch computes half and bfloat16. A complex add is 2 FLOP, any other complex operation 6.
 """
@@ -135,6 +135,14 @@ _PER_AXIS, _PER_ELEMENT = 12, 12
 _PER_CAST = 53
 
 
+#: instructions for each random number of PyTorch's own kernels, which use all four of a call of the generator: a
+#: quarter of the body of their loop, ``fused_dropout_kernel_vec`` (Dropout.cu) and ``distribution_elementwise_grid_
+#: stride_kernel`` (DistributionTemplates.h) as NVRTC 12.6 compiles it for 7.0 to 9.0: 129 to 142, 153 to 162, 239 to
+#: 247. Pascal, which has no multiplier of 32 bits, needs 1.8 times as many
+_PER_DROPOUT, _PER_UNIFORM, _PER_NORMAL = 34, 39, 60
+_NORMAL = frozenset(("normal", "randn", "randn_like", "normal_functional", "_philox_normal", "log_normal"))
+
+
 def loop_instructions(operands: Sequence[TensorSpec], output: TensorSpec) -> int:
     """Integer instructions of a TensorIterator kernel over ``output``: none where it loads whole vectors, which takes
     operands of one dtype and one dense layout."""
@@ -197,6 +205,9 @@ def pointwise_cost(call: Call) -> Cost:
     name = call.name.split(".")[1].rstrip("_")
     cost = call.cost(vector_flops(output, output.numel * scalar_flops(call, name, flops_of(call.name)), name))
     kind = row.launch_kind if row else ""
+    if row and row.is_random:
+        drawing = _PER_DROPOUT * output.numel
+        return streamed(cost, output.numel, kind=kind, draws=output.numel, instructions=drawing)
     return streamed(cost, output.numel, kind=kind, instructions=loop_instructions(call.inputs, output))
 
 
@@ -267,15 +278,22 @@ def recurrent_cell(call: Call) -> Cost:
 @op("rand randn randint", is_random=True, results=moved.filled)
 @op("uniform exponential random", is_random=True)
 @op("uniform_ exponential_ random_", is_random=True, overwrites=True)
-@op("cauchy geometric log_normal")
-@op("cauchy_ geometric_ log_normal_", overwrites=True)
+@op("cauchy geometric log_normal", is_random=True)
+@op("cauchy_ geometric_ log_normal_", is_random=True, overwrites=True)
 @op("normal_functional _philox_normal _philox_uniform", is_random=True, results=same)
 @op("_philox_normal_ _philox_uniform_", is_random=True, overwrites=True)
+def random_fill(call: Call) -> Cost:
+    """Random numbers, written once; of float64 a call of the generator makes two."""
+    output, name = call.outputs[0], call.name.split(".")[1].rstrip("_")
+    each = (_PER_NORMAL if name in _NORMAL else _PER_UNIFORM) * (1 + (output.dtype == "float64"))
+    return streamed(call.cost(), output.numel, draws=output.numel, instructions=each * output.numel)
+
+
 @op("_standard_gamma _sample_dirichlet binomial", is_random=True, loop=loops.opaque)
 @op("randperm", loop=loops.opaque, results=moved.permuted)
 @op("multinomial poisson", loop=loops.opaque)
-def random_fill(call: Call) -> Cost:
-    """Random numbers: bytes only, written once."""
+def sample(call: Call) -> Cost:
+    """Samples whose kernels loop as their data say: bytes only."""
     return streamed(call.cost(), call.outputs[0].numel)
 
 
@@ -357,7 +375,8 @@ pointwise("igamma igammac mvlgamma", 1)
 pointwise("frexp", 0, in_place=False, loop=loops.opaque, results=None)
 pointwise("special_erfcx special_i0e special_i1 special_i1e special_ndtri _masked_scale leaky_relu_backward"
           " hardsigmoid_backward angle", 1, in_place=False)  # fmt: skip
-pointwise("_prelu_kernel rrelu_with_noise_functional", 1, in_place=False, results=same)
+pointwise("_prelu_kernel", 1, in_place=False, results=same)
+pointwise("rrelu_with_noise_functional", 1, in_place=False, is_random=True, results=same)
 pointwise("native_dropout", 1, in_place=False, is_random=True, cpu_rate="dropout", results=results.dropout,
           cost=dropout)  # fmt: skip
 pointwise("_fused_dropout", 1, in_place=False, is_random=True, results=results.dropout, cost=dropout)

@@ -319,6 +319,8 @@ class Stream(Launch):
     pipe: Pipe | None = None
     #: integer instructions of the threads, summed over the elements: places of strided operands, conversions
     instructions: int = 0
+    #: random numbers that it draws, whose instructions are among these
+    draws: int = 0
     #: dependent memory round trips of a thread that nothing hides
     round_trips: int = 0
     #: of ``read_bytes``, those that it read or wrote before: L2 serves them where it holds all that the kernel touches

@@ -17,7 +17,8 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Stream
 from memwall.perfmodel.base import Terms, constants, kept_share, traffic_s
 
-#: integer lanes of a multiprocessor: four quarters of 16 (NVIDIA's V100, A100 and H100 white papers), a CU's 64
+#: integer lanes of a multiprocessor: four quarters of 16 (NVIDIA's V100, A100 and H100 white papers), a CU's 64. CUDA's
+#: guide states as many multiply-adds of 32 bits in a clock for 7.0 to 9.0
 INTEGER_LANES = 64
 #: clocks of one load from a random address that misses all caches: the cross entropy of Liger's pairs on an A100 takes
 #: 0.5 ms more than its four passes, for 1024 dependent loads. Clocks, not seconds: an iteration of the loops of vLLM's
@@ -127,8 +128,9 @@ def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> s
             f" {duration(facts['few_s'])}"
         )
     if launch.instructions:
-        each = launch.instructions / max(launch.elements, 1)
-        said.append(f"{each:.0f} integer instructions an element take {duration(facts['instructions_s'])}"
+        each = launch.instructions / max(launch.draws or launch.elements, 1)
+        what = "a random number" if launch.draws else "an element"
+        said.append(f"{each:.0f} integer instructions for {what} take {duration(facts['instructions_s'])}"
                     f" on {INTEGER_LANES} lanes of {gpu.sm_count} SMs")  # fmt: skip
     if launch.steps:
         said.append(
