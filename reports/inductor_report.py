@@ -3,6 +3,7 @@
     python reports/inductor_report.py
     python reports/inductor_report.py --peak      (the section on memory alone, on standard output)
     python reports/inductor_report.py --models    (the section on models of other libraries alone)
+    python reports/inductor_report.py --measured  (the section on kernels that a GPU measured alone)
 
 Needs Triton; compiles for a GPU that is not there, which takes some minutes (the U-Net most of them), so the report is
 written by this command and not again by every run of the tests, which compare a few workloads live instead.
@@ -27,6 +28,7 @@ from memwall.analysis.plan_diff import Difference, PlanDiff, plan_diff  # noqa: 
 from memwall.fusion import plan_graph  # noqa: E402
 from memwall.fusion.compiled import inductor_plan  # noqa: E402
 from memwall.simulate.memory import memory_peak  # noqa: E402
+from reports import inductor_measured  # noqa: E402
 
 GPU = "a100-80gb-sxm"
 WORKLOADS = (
@@ -212,7 +214,7 @@ What `torch.compile` {torch.__version__.partition("+")[0]} would launch on {GPU}
 inductor`), beside what our planner would (`--policy memwall`). Forward and backward; the optimizer, which
 `torch.compile(model)` leaves alone, is left out. Kernels are launches, bytes compulsory DRAM bytes by our counting rules
 for both. Written by `python reports/inductor_report.py`; the seconds are CPU time of one run, cold caches, repeated layers
-compiled once. Neither plan has been run on a GPU here.
+compiled once. Neither plan has been run on a GPU as a whole; a GPU's times of single kernels stand below.
 
 | workload | mode | kernels, ours | Inductor's | ratio | GB, ours | Inductor's | ratio | pairs of ops agreed, % | neighbours agreed, % | together in ours alone | in Inductor's alone | compile, s |
 |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
@@ -231,6 +233,7 @@ Bytes and time: Inductor's less ours, modeled.
 {_differences(rows)}
 
 {models()}
+{inductor_measured.section()}
 {peaks()}"""
 
 
@@ -257,7 +260,7 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for option, section in (("--peak", peaks), ("--models", models)):
+    for option, section in (("--peak", peaks), ("--models", models), ("--measured", inductor_measured.section)):
         if sys.argv[1:] == [option]:
             sys.exit(print(section(), end=""))
     found = []
