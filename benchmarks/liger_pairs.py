@@ -31,7 +31,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import memwall  # noqa: E402
 from benchmarks.liger_layers import AddRmsNorm, FusedCrossEntropy, FusedEmbedding, GatedMlp, RmsNorm, Rope, Step  # noqa: E402
-from memwall.core.graph import Graph, Op  # noqa: E402
+from memwall.core.graph import EAGER, Graph, Op  # noqa: E402
 from memwall.fusion import plan_graph  # noqa: E402
 from memwall.hardware.host import Host  # noqa: E402
 from memwall.hardware.lookup import load_gpu  # noqa: E402
@@ -189,7 +189,7 @@ def modeled_s(kernel: str, config: str, size: int, fused: bool, mode: str, gpu_n
     drawn = "full" if mode == "full" else "backward"
     graph, costs = _traced(kernel, config, size, fused, drawn)
     gpu = replace(load_gpu(gpu_name), host=Host.uniform(0.0))  # the host is added below
-    regions = [0 if op.module else op.id + 1 for op in graph.ops]
+    regions = [0 if op.module else EAGER for op in graph.ops]
     schedule = simulate(graph, plan_graph("memwall" if fused else "eager", graph, costs, gpu, regions), gpu)
     device_s, calls = 0.0, 0
     for estimate in schedule.kernels:

@@ -114,8 +114,9 @@ _SORTED_KERNELS = 15
 #: memory round trips in a row of each of these small kernels: what is left of embedding gradients on an A100 (Liger) at
 #: the smallest table, 145 us
 _SORT_ROUND_TRIPS = 20
-#: integer instructions per element of the kernels that add up rows into segments, and segments into the table; for the
-#: embeddings of 4096 columns of Liger's pairs on an A100, 0.60 ms (1024 rows) to 1.63 ms (16,384 rows) in all
+#: integer instructions per element of a segment, which one kernel writes and another adds to the table, each; rows come
+#: in at the bandwidth. For the embeddings of 4096 columns of Liger's pairs on an A100, 0.36 ms (1024 rows) to 1.40 ms
+#: (16,384 rows) in all, without 0.41 ms for the gradient that is drawn
 _SUM_INSTRUCTIONS = 80
 #: rows of the gradient that one segment adds up (EmbeddingBackwardKernel.cu, NROWS_PER_THREAD)
 _SEGMENT_ROWS = 10
@@ -144,7 +145,7 @@ def embedding_backward(call: Call) -> Cost:
     segments = min(count, table.shape[0]) + count // _SEGMENT_ROWS
     cost = call.cost(vector_flops(table, adds))
     sums = stream_of(
-        cost, adds, instructions=_SUM_INSTRUCTIONS * (count + 2 * segments) * size,
+        cost, adds, instructions=_SUM_INSTRUCTIONS * 2 * segments * size,
         round_trips=_SORTED_KERNELS * _SORT_ROUND_TRIPS, count=_SORTED_KERNELS - 1,
     )  # fmt: skip
     sums_bytes = 2 * segments * size * 4  # in float32
