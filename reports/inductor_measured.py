@@ -45,8 +45,9 @@ NOTES = """- Inductor converts a lone convolution to channels last and back: wit
   kernels without rows. Of the 80 instructions for an element of a softmax and its dropout 59 draw the number, and the
   model counts 54.
 - `stack+sum` by our generator: one of its three operands lies transposed, and the kernel reads it along the other axis.
-- Inductor splits the optimizer's list into several kernels. `torch.compile(model)` leaves the optimizer to eager
-  execution, and so does the `inductor` policy: no plan prices this row.
+- Inductor leaves two of the optimizer's ops to the library, `_foreach_div` and `_foreach_addcdiv` by a list of numbers,
+  and so goes over the tensors in five kernels. `torch.compile(model)` leaves the optimizer to eager execution, and so does
+  the `inductor` policy: no plan prices this row.
 """
 #: characters of a group's name
 SHOWN = 60
