@@ -216,11 +216,12 @@ _DROPOUT_VECTOR = 4
 
 
 def dropout(call: Call) -> Cost:
-    """As of other pointwise ops; a kernel of its own draws four random numbers, loads as many elements, and meets."""
+    """As of other pointwise ops; a kernel of its own draws four random numbers, loads as many elements, and meets: its
+    draws take no turns of others, and are part of the time between two barriers."""
     cost = pointwise_cost(call)
     (work,) = cost.launches
     assert isinstance(work, Stream)
-    return replace(cost, launches=(replace(work, barrier_elements=_DROPOUT_VECTOR),))
+    return replace(cost, launches=(replace(work, barrier_elements=_DROPOUT_VECTOR, instructions=0),))
 
 
 def flops_by_name() -> Mapping[str, int]:
