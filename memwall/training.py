@@ -89,12 +89,12 @@ class Training:
 
     @property
     def mfu(self) -> float:
-        """FLOPs of the model over what all GPUs could do in the time of a step."""
+        """FLOPs of the model, each once, over what all GPUs could do in the time of a step."""
         return self.step.utilization(self.step.model_flops, self._peak)
 
     @property
     def hfu(self) -> float:
-        """As :attr:`mfu`, with the FLOPs that are computed again."""
+        """As :attr:`mfu`, with the FLOPs that are computed again, or on every rank that shares products."""
         return self.step.utilization(self.step.hardware_flops, self._peak)
 
     @property

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from memwall.frontend.torch import TraceOptions
     from memwall.frontend.workload import Workload
 
+#: what a rank's trace says of its parameters: names of those that it has a share of
+_SHARES = "shares"
+
 
 def trace_rank(
     workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None = None,
@@ -43,8 +46,9 @@ def trace_rank(
     """
     from memwall.frontend.torch import trace
 
+    shares = dict[str, None]()
     if layout.traced != Parallelism():
-        workload = _of_rank(workload, layout, options, split)
+        workload = _of_rank(workload, layout, options, split, shares)
     try:
         traced = trace(replace(workload, optimizer=None), replace(options, mode="training"), warn)
     except UsageError as error:
@@ -63,7 +67,7 @@ def trace_rank(
             workload.name, workload.target, "training", traced.dtype, traced.inputs, traced.parameters, traced.samples,
             traced.tokens, None, options.autocast,
         ),
-        graphs=(traced.graph,), costs=(graph_costs(traced.graph),), capture=dict(traced.capture),
+        graphs=(traced.graph,), costs=(graph_costs(traced.graph),), capture={**traced.capture, **({_SHARES: list(shares)} if shares else {})},
         attention=traced.attention,
     )  # fmt: skip
 
@@ -95,9 +99,11 @@ def split_of(workload: Workload, options: TraceOptions) -> Split:
     return find_split(trace(alone, replace(options, mode="inference")).graph)
 
 
-def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None) -> Workload:
-    """The workload whose model is that of one rank."""
-    from memwall.frontend.sharding import Split, split_module
+def _of_rank(
+    workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None, shares: dict[str, None]
+) -> Workload:
+    """The workload whose model is that of one rank; ``shares`` gets the names of its shares of parameters."""
+    from memwall.frontend.sharding import Split, shares_of, split_module
     from memwall.frontend.torch.build import build_module
 
     if split is None:
@@ -106,7 +112,9 @@ def _of_rank(workload: Workload, layout: Parallelism, options: TraceOptions, spl
     def model() -> Any:
         source = workload.model
         whole = source() if not hasattr(source, "parameters") else build_module(source, "meta", print).module
-        return split_module(whole, split, layout)
+        made = split_module(whole, split, layout)
+        shares.update(dict.fromkeys(shares_of(made)))
+        return made
 
     return replace(workload, model=model)
 
@@ -134,7 +142,8 @@ def blocks_of(
     regions = [modules[op.module] if op.module else -1 - op.id for op in graph.ops] if within_modules else None
     schedule = ranked.schedule(gpu, policy, regions=regions)
     held = {"contraction": 1 / gpu.trained_products, **slower}
-    return read_blocks(graph, schedule, partial(_message_s, all_at_once(cluster)), held)
+    sent_s = partial(_message_s, all_at_once(cluster))
+    return read_blocks(graph, schedule, sent_s, held, profile.capture.get(_SHARES, ()))
 
 
 def light_blocks_of(profile: Profile, cluster: Cluster, policy: str = "eager") -> Blocks:

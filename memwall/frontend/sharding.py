@@ -33,6 +33,8 @@ _COLUMN_COUNTS, _ROW_COUNTS = ("out_features", "nf"), ("in_features", "nx")
 _SPLITTABLE = ("elementwise", "movement", "attention", "contraction")
 #: the ops of a cross-entropy loss, which may have a share of each row
 _NORMALISED, _LOSS = "aten._log_softmax", "aten.nll_loss"
+#: attribute of a parameter that is a rank's share
+_IS_SHARE = "_memwall_share"
 #: attributes in which the modules of a group keep what each rank has a share of, as in PyTorch's tutorial on tensor
 #: parallelism (``n_heads //= tp``)
 _SHARED_COUNTS = (
@@ -221,6 +223,12 @@ def _split_products(module: nn.Module, split: Split, tp: int, sequence: bool) ->
             become(module.get_submodule(_of_block(max((row for _, row in split.groups), key=_number))), "exit")
 
 
+def shares_of(module: nn.Module) -> list[str]:
+    """The names of the parameters of which a rank's module has a share."""
+    named = module.named_parameters(remove_duplicate=False)
+    return [name for name, parameter in named if getattr(parameter, _IS_SHARE, False)]
+
+
 class _Narrow:
     """Gives modules their rank's share of each weight; tied ones stay tied."""
 
@@ -259,7 +267,9 @@ class _Narrow:
             if whole.shape[axis] % self.tp and not pads:
                 raise UsageError(f"tp={self.tp} does not divide the {whole.shape[axis]:,} of {path}.{name}")
             part = whole.detach().narrow(axis, 0, -(-whole.shape[axis] // self.tp)).clone()
-            self._shares[id(whole), axis] = nn.Parameter(part, whole.requires_grad), whole
+            share = nn.Parameter(part, whole.requires_grad)
+            setattr(share, _IS_SHARE, True)
+            self._shares[id(whole), axis] = share, whole
         setattr(layer, name, self._shares[id(whole), axis][0])
 
 

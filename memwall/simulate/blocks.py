@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from memwall.core.graph import Graph, Op
 from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.memory import temporaries
-from memwall.simulate.places import AFTER, BEFORE, collective_of, core_ops, places_of
+from memwall.simulate.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
 from memwall.simulate.schedule import MODEL_CLASSES, Kernels, Schedule
 
 #: of these, those of the ranks that share products
@@ -27,17 +27,19 @@ _OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")
 @dataclass(frozen=True, slots=True)
 class Work:
     """What runs in one direction: seconds of the GPU, of these those of collectives (``link_s``), of these those next
-    to products (``tensor_s``), and seconds of the CPU to issue it. ``flops``: of products and attention."""
+    to products (``tensor_s``), and seconds of the CPU to issue it. ``flops``: of products and attention, of these
+    ``repeated`` that every rank that shares products computes alike."""
 
     busy_s: float = 0.0
     link_s: float = 0.0
     issue_s: float = 0.0
     flops: int = 0
     tensor_s: float = 0.0
+    repeated: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
-                    self.flops + other.flops, self.tensor_s + other.tensor_s)  # fmt: skip
+                    self.flops + other.flops, self.tensor_s + other.tensor_s, self.repeated + other.repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ LinkTime = Callable[[str, int, str], float]
 
 def read_blocks(
     graph: Graph, schedule: Schedule, link_s: LinkTime,
-    slower: Mapping[str, float] = MappingProxyType({}),
+    slower: Mapping[str, float] = MappingProxyType({}), shares: Iterable[str] = (),
 ) -> Blocks:  # fmt: skip
     """The blocks of a traced training step.
 
@@ -97,13 +99,14 @@ def read_blocks(
         schedule: of the same graph, with its plan.
         link_s: how long collectives take.
         slower: op class → how many times longer its kernels take, such as those of an older library.
+        shares: names of the parameters of which each rank that shares products has a part.
 
     Raises:
         UsageError: the model has no list of layers.
     """
     kernels = schedule.kernels
     assert isinstance(kernels, Kernels)  # of a schedule that was simulated, not read
-    return _reader_of(graph).timed(kernels.alone(), link_s, slower)
+    return _reader_of(graph, frozenset(shares)).timed(kernels.alone(), link_s, slower)
 
 
 def light_blocks(graph: Graph, schedule: Schedule, link_s: LinkTime) -> Blocks:
@@ -124,7 +127,7 @@ def peak_op(graph: Graph, block: int) -> Op:
 def traced_messages(graph: Graph) -> list[Counter[tuple[str, bool, str, int, str]]]:
     """Of each block: pass, whether in attention's core, collective, bytes and group of its messages → how often."""
     reader, found = _reader_of(graph), defaultdict[int, Counter[Any]](Counter)
-    for place, names, _, *sent in reader._tags:
+    for place, names, _, _, *sent in reader._tags:
         found[place][names[0], "core" in names, *sent] += bool(sent[0])
     return [+found[place] for place in sorted(reader.blocks)]
 
@@ -139,9 +142,10 @@ def _timed(block: Block, works: Mapping[str, Work]) -> Block:
 _LAST: list[tuple[Graph, _Reader]] = []
 
 
-def _reader_of(graph: Graph) -> _Reader:
-    if not _LAST or _LAST[0][0] is not graph:
-        _LAST[:] = [(graph, _Reader(graph))]
+def _reader_of(graph: Graph, shares: frozenset[str] | None = None) -> _Reader:
+    """``shares``: as of :func:`read_blocks`; None: any, as who asks needs no FLOPs."""
+    if not _LAST or _LAST[0][0] is not graph or shares not in (None, _LAST[0][1].shares):
+        _LAST[:] = [(graph, _Reader(graph, shares or frozenset()))]
     return _LAST[0][1]
 
 
@@ -169,11 +173,13 @@ class _Ring:
 
 class _Tag(NamedTuple):
     """What of an op decides where its time counts. ``names``: its direction, and the parts of that which it is in;
-    ``collective`` of ``nbytes`` and ``group`` where it is one."""
+    ``repeated``: every rank that shares products computes it alike; ``collective`` of ``nbytes`` and ``group`` where
+    it is one."""
 
     place: int
     names: tuple[str, ...]
     op_class: str
+    repeated: bool = False
     collective: str = ""
     nbytes: int = 0
     group: str = ""
@@ -182,8 +188,8 @@ class _Tag(NamedTuple):
 class _Reader:
     """A graph by its blocks, and what of each does not depend on the GPU."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.places = graph, places_of(graph)
+    def __init__(self, graph: Graph, shares: frozenset[str]) -> None:
+        self.graph, self.places, self.shares = graph, places_of(graph), shares
         self.core = core_ops(graph, self.places)
         self._read_forward: defaultdict[int, set[int]] = defaultdict(set)
         #: storage → the first block that reads it in backward
@@ -199,6 +205,7 @@ class _Reader:
         self._shared = {op.module for op, name in zip(graph.ops, self._names, strict=True) if name == "all_to_all"}
         for op in graph.ops:
             self._note(op)
+        self._repeated = repeated_ops(graph, shares)
         self._tags = [self._tag(op) for op in graph.ops]
         #: of each op a number that those of equal tags share, in whatever layer they are
         numbers: dict[Any, int] = {}
@@ -230,9 +237,9 @@ class _Reader:
     def _tag(self, op: Op) -> _Tag:
         names, specs, collective = (op.phase, *self._parts(op)), self.graph.specs, self._names[op.id]
         if not collective:
-            return _Tag(self.places[op.id], names, op.op_class)
+            return _Tag(self.places[op.id], names, op.op_class, op.id in self._repeated)
         nbytes = max(spec.nbytes for spec in (*specs(op.inputs), *specs(op.outputs)))
-        return _Tag(self.places[op.id], names, op.op_class, collective, nbytes, str(op.attributes["group"]))
+        return _Tag(self.places[op.id], names, op.op_class, False, collective, nbytes, str(op.attributes["group"]))
 
     def _parts(self, op: Op) -> Iterator[str]:
         if op.id in self.core:
@@ -289,7 +296,8 @@ class _Reader:
             tag = self._tags[op]
             if tag.names[0] == "optimizer":
                 continue
-            work = _work(tag, Work(slower.get(tag.op_class, 1.0) * busy_s, 0.0, issue_s, flops), sent_s)
+            kernel = Work(slower.get(tag.op_class, 1.0) * busy_s, 0.0, issue_s, flops, repeated=flops * tag.repeated)
+            work = _work(tag, kernel, sent_s)
             if tag.place in self._rings and rings[tag.names[0]].takes(op, tag, work):
                 work = replace(work, busy_s=0.0, link_s=0.0)
             for name in tag.names:

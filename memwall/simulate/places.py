@@ -1,19 +1,22 @@
 """Where the ops of a traced training step are: before the repeated layers, in one of them, or after them; which are of
-attention's core, and which are collectives."""
+attention's core, which are collectives, and which all ranks compute alike."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from memwall.core.errors import UsageError
-from memwall.core.graph import Graph, Op
+from memwall.core.graph import Graph, Op, Value
+from memwall.core.ranks import read_ranks
 
 #: part of a collective's name -> its name in :mod:`memwall.perfmodel.collectives`
 _COLLECTIVES: Mapping[str, str] = {
     "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all", "all_to_all": "all_to_all", "recv": "send_recv",
 }  # fmt: skip
+#: collectives that leave each rank a part of its own
+_PARTING = ("reduce_scatter", "all_to_all")
 #: where an op is: before the layers, in one, or after them
 BEFORE, AFTER = -1, 1 << 30
 
@@ -83,3 +86,29 @@ def collective_of(op: Op) -> str:
     if op.op_class != "communication":
         return ""
     return next((name for key, name in _COLLECTIVES.items() if key in op.name), "")
+
+
+def repeated_ops(graph: Graph, shares: Collection[str]) -> frozenset[int]:
+    """Ops that every rank that shares products computes alike: nothing that they read or make follows from a rank's own
+    part of a parameter (``shares``, by name) or of the sequence. An all-reduce and an all-gather make it whole again."""
+    fixed = {each.id for each in graph.storages if each.role in ("parameter", "gradient") and each.name in shares}
+    if not fixed:
+        return frozenset()
+    parts, names = set(fixed), [collective_of(op) for op in graph.ops]
+    along = {len(read_ranks(str(op.attributes["group"]))) for op, name in zip(graph.ops, names, strict=True)
+             if name == "reduce_scatter"}  # fmt: skip
+    found = set[int]()
+
+    def is_part(value: Value) -> bool:
+        nbytes = graph.storages[value.storage].nbytes
+        return value.storage in parts or any(value.spec.nbytes * ranks == nbytes for ranks in along)
+
+    for op, name in zip(graph.ops, names, strict=True):
+        made = {graph.values[i].storage for i in op.outputs}
+        if name in ("all_reduce", "all_gather"):
+            parts -= made - fixed
+        elif name in _PARTING or made & fixed or any(is_part(graph.values[i]) for i in op.inputs):
+            parts |= made
+        else:
+            found.add(op.id)
+    return frozenset(found)

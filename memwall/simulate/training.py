@@ -36,8 +36,9 @@ _HIDDEN = 0.75
 class TrainingStep:
     """A step: seconds in all, of the pipeline, of communication that nothing hides (``exposed_s``: between replicas;
     ``tensor_s``: within layers, between ranks that share products, sequences or experts, on the slowest rank), and of
-    the optimizer. ``memory`` is by stage; ``model_flops`` and ``hardware_flops`` are of all GPUs, the latter with what
-    is computed again."""
+    the optimizer. ``memory`` is by stage; ``model_flops`` are those of the
+    model, each once; ``hardware_flops`` those that all GPUs compute: with what is computed again, and on every rank
+    that shares products."""
 
     layout: Parallelism
     cluster: Cluster
@@ -84,10 +85,10 @@ def training_step(
     ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]
     summed_s = max(end + more for end, more in zip(ends, exposed, strict=True))
     optimizer_s = max(job.optimizer_s(rank) for rank in range(layout.pp))
-    flops, again = job.flops
+    once, computed = job.flops
     return TrainingStep(
         layout, cluster, run, summed_s + optimizer_s, summed_s - run.time_s, job.tensor_s(run.slowest), optimizer_s,
-        tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), flops, flops + again,
+        tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), once, computed,
     )  # fmt: skip
 
 
@@ -358,11 +359,11 @@ class _Job:
 
     @property
     def flops(self) -> tuple[int, int]:
-        """FLOPs of a step on all GPUs, and those that are computed again."""
-        every = (self.blocks.before, *self.blocks.layers, self.blocks.after)
-        times = self.layout.microbatches * self.layout.replicas * self.layout.tp
-        once = sum(block.forward.flops + block.backward.flops for block in every)
-        return times * once, times * sum(self._again(block).flops for block in every)
+        """FLOPs of the model in a step, and those that all GPUs compute."""
+        every, tp = (self.blocks.before, *self.blocks.layers, self.blocks.after), self.layout.tp
+        times, again = self.layout.microbatches * self.layout.replicas, _sum(map(self._again, every)).flops
+        once = _sum(work for block in every for work in (block.forward, block.backward))
+        return times * (tp * once.flops - (tp - 1) * once.repeated), times * tp * (once.flops + again)
 
 
 def _sum(works: Iterable[Work]) -> Work:

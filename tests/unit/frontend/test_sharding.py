@@ -325,3 +325,44 @@ def test_a_loss_of_the_models_own_is_split_with_its_head(tmp_path, layout):
     assert messages[("all_reduce", 64 * 4, 2)] == 3
     padding = 6 * 64 * 64  # FLOPs of a class of the head, forward and backward
     assert shared.step.model_flops - plain.step.model_flops == padding
+
+
+# -- FLOPs that count for MFU ------------------------------------------------------------------------------------------
+
+
+class Sparse(nn.Module):
+    """Attention, which ranks share; a router and stacked experts, which are whole on each."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention, self.routed = nn.LayerNorm(WIDTH), Attention(), Routed()
+
+    def forward(self, x):
+        return self.routed((x + self.attention(self.norm(x))).bfloat16()).float()
+
+
+class SparseModel(Model):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Sparse() for _ in range(LAYERS))
+
+
+def test_what_is_whole_on_each_rank_counts_once_for_mfu():
+    """2 FLOPs for each of T tokens and each number of a weight, three times in training: all GPUs compute the router
+    [W, E] and both experts of a token [W, N] as often as there are ranks, and with sequence parallelism once, as each
+    has tokens of its own. The model's FLOPs are those of one GPU."""
+    tokens, attended = BATCH * SEQ, BATCH * HEADS * SEQ * (SEQ + 1) // 2 * (WIDTH // HEADS)
+    whole = 6 * tokens * (WIDTH * EXPERTS + TOP_K * 2 * WIDTH * NARROW) * LAYERS
+    shared = 6 * tokens * (4 * WIDTH * WIDTH * LAYERS + WIDTH * VOCAB)
+    steps = {
+        layout: parallel(SparseModel, ids, layout=layout, loss=lambda out: out.sum()).step
+        for layout in ("dp=1", f"tp={TP}", f"tp={TP},sp", f"tp={TP},recompute=full", "tp=2,dp=3,sp,ep=2")
+    }
+    model = steps["dp=1"].model_flops
+    # attention's core: two products forward, four backward, of the causal half with its diagonal
+    assert model == whole + shared + 6 * 2 * attended * LAYERS
+    assert [step.model_flops for step in steps.values()] == [model, model, model, model, 3 * model]
+    more = [step.hardware_flops - step.model_flops for step in steps.values()]
+    assert more[:3] == [0, (TP - 1) * whole, 0]
+    assert more[3] - more[1] > TP * whole // 3  # forward of all layers again
+    assert more[4] == 0
