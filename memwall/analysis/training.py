@@ -67,7 +67,8 @@ def trace_rank(
             workload.name, workload.target, "training", traced.dtype, traced.inputs, traced.parameters, traced.samples,
             traced.tokens, None, options.autocast,
         ),
-        graphs=(traced.graph,), costs=(graph_costs(traced.graph),), capture={**traced.capture, **({_SHARES: list(shares)} if shares else {})},
+        graphs=(traced.graph,), costs=(graph_costs(traced.graph),),
+        capture={**traced.capture, **({_SHARES: list(shares)} if shares else {})},
         attention=traced.attention,
     )  # fmt: skip
 

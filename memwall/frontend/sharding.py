@@ -4,8 +4,8 @@ by rows is found in a trace.
 As in Megatron-LM (Shoeybi et al., 2019; Korthikanti et al., 2022): a layer is split by columns where its result passes
 through element-wise ops and attention, head by head, to another linear layer, which is split by rows and sums the
 ranks' results. With sequence parallelism what lies between such groups is split along the sequence. The embedding of
-tokens and the head are split along the vocabulary, and so is a cross-entropy loss of the model's own. All other layers
-are whole on each rank, and each computes them.
+tokens and the head are split along the vocabulary, and so is a cross-entropy loss of the model's own. All other layers,
+and heads over something else (classes of sequences), are whole on each rank, and each computes them.
 """
 
 from __future__ import annotations
@@ -144,9 +144,11 @@ class _Walk:
         """Whether an op is a part of a cross-entropy loss over the vocabulary."""
         axes = len(self.graph.values[op.inputs[0]].spec.shape)
         is_last = op.name.startswith(_NORMALISED) and op.attributes.get("dim") in (-1, axes - 1)
-        return (is_last or op.name.startswith(_LOSS)) and all(
-            self.made[path][1] in self.embeddings.values() for path in sources
-        )
+        return (is_last or op.name.startswith(_LOSS)) and all(map(self._is_over_vocabulary, sources))
+
+    def _is_over_vocabulary(self, path: str) -> bool:
+        """Whether a layer makes a number for each row of an embedding of tokens."""
+        return self.made[path][1] in self.embeddings.values()
 
     def _mixes(self, op: Op, sources: _Sources) -> bool:
         """Whether an op needs whole rows of what a layer made."""
@@ -158,16 +160,22 @@ class _Walk:
 
     def split(self) -> Split:
         """The groups that nothing stands against."""
-        rows = dict(self.rows)
+        rows = {row: columns for row, columns in self.rows.items() if not self._is_of_some(row, columns)}
         while broken := [row for row, columns in rows.items() if columns & self.whole]:
             for row in broken:
                 self.whole |= rows.pop(row)
         given = [self.state.get(self.graph.values[i].storage, frozenset()) for i in self.graph.outputs]
         led = frozenset[str]().union(*rows.values())
-        heads = dict.fromkeys(path for sources in given for path in sources - led - self.whole)
+        ends = (path for sources in given for path in sources - led - self.whole)
+        heads = dict.fromkeys(filter(self._is_over_vocabulary, ends))
         losses = tuple(path for path in heads if path in self.with_loss)
         return Split(tuple((tuple(sorted(columns)), row) for row, columns in rows.items()), tuple(heads), losses,
                      tuple(self.embeddings), _of_block(self.entry))  # fmt: skip
+
+    def _is_of_some(self, row: str, columns: _Sources) -> bool:
+        """Whether a group outside the repeated blocks reads fewer tokens than others: a pooler with its classes."""
+        most = max(numel // width for numel, width in self.made.values())
+        return _number(row) < 0 and any(self.made[path][0] // self.made[path][1] < most for path in columns)
 
 
 # -- splitting ---------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def collective_of(op: Op) -> str:
 
 def repeated_ops(graph: Graph, shares: Collection[str]) -> frozenset[int]:
     """Ops that every rank that shares products computes alike: nothing that they read or make follows from a rank's own
-    part of a parameter (``shares``, by name) or of the sequence. An all-reduce and an all-gather make it whole again."""
+    part of a parameter (``shares``, by name) or of the sequence. All-reduces and all-gathers make it whole again."""
     fixed = {each.id for each in graph.storages if each.role in ("parameter", "gradient") and each.name in shares}
     if not fixed:
         return frozenset()

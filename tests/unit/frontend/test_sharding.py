@@ -327,6 +327,27 @@ def test_a_loss_of_the_models_own_is_split_with_its_head(tmp_path, layout):
     assert shared.step.model_flops - plain.step.model_flops == padding
 
 
+@pytest.mark.parametrize("name", ["Llama", "Bert"])
+def test_heads_over_classes_of_sequences_are_whole(tmp_path, name):
+    """As transformers' tp plans leave them. Two all-reduces a layer each way of b·s·h numbers and one of the embedding,
+    and none for the head: each rank computes its 4 classes (Llama's of each token, Bert's of one of each sequence, behind
+    a pooler [h, h]), in three products, all of two samples of 32 tokens."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = getattr(transformers, f"{name}Config")(**sizes, vocab_size=1000, num_labels=4, pad_token_id=0)
+    config.architectures = [f"{name}ForSequenceClassification"]
+    config.save_pretrained(tmp_path)
+    plain, shared, sequence = (
+        parallel(f"hf:{tmp_path}", layout=each, cluster="dgx-h100", batch=2, seq=32)
+        for each in ("dp=1", "tp=2", "tp=2,sp")
+    )
+    assert shared.messages() == {("all_reduce", 2 * 32 * 64 * 4, 2): 9}
+    head = {"Llama": 64 * 4 * 64, "Bert": 2 * 64 * (64 + 4)}[name]
+    for found in (shared, sequence):
+        assert found.step.model_flops == plain.step.model_flops
+        assert found.step.hardware_flops - found.step.model_flops == 3 * 2 * head
+
+
 # -- FLOPs that count for MFU ------------------------------------------------------------------------------------------
 
 
