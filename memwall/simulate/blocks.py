@@ -38,14 +38,9 @@ class Work:
     repeated: int = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.busy_s + other.busy_s,
-            self.link_s + other.link_s,
-            self.issue_s + other.issue_s,
-            self.flops + other.flops,
-            self.tensor_s + other.tensor_s,
-            self.repeated + other.repeated,
-        )
+        return Work(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
+                    self.flops + other.flops, self.tensor_s + other.tensor_s,
+                    self.repeated + other.repeated)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,8 +330,8 @@ def test_a_loss_of_the_models_own_is_split_with_its_head(tmp_path, layout):
 @pytest.mark.parametrize("name", ["Llama", "Bert"])
 def test_heads_over_classes_of_sequences_are_whole(tmp_path, name):
     """As transformers' tp plans leave them. Two all-reduces a layer each way of b·s·h numbers and one of the embedding,
-    and none for the head: each rank computes its 4 classes (Llama's of each token, Bert's of one of each sequence, behind
-    a pooler [h, h]), in three products, all of two samples of 32 tokens."""
+    and none for the head: each rank computes its 4 classes (Llama's of each token, Bert's of one of each sequence,
+    behind a pooler [h, h]), in three products, all of two samples of 32 tokens."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = getattr(transformers, f"{name}Config")(**sizes, vocab_size=1000, num_labels=4, pad_token_id=0)
