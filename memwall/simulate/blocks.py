@@ -51,7 +51,7 @@ class Block:
     Bytes: ``activation_bytes`` are kept from forward to backward, ``core_bytes`` of them by attention's core,
     ``input_bytes`` is what the block reads of the one before, ``temporary_bytes`` is what dies in its own pass, at its
     worst moment; ``parameters`` are numbers that it holds, ``experts`` of
-    them of experts that it shares with other ranks."""
+    them of experts that it shares with other ranks; of both ``frozen`` and ``frozen_experts`` get no gradient."""
 
     forward: Work = Work()
     backward: Work = Work()
@@ -63,6 +63,13 @@ class Block:
     input_bytes: int = 0
     experts: int = 0
     temporary_bytes: int = 0
+    frozen: int = 0
+    frozen_experts: int = 0
+
+    @property
+    def trained(self) -> Block:
+        """The numbers that get a gradient, alone."""
+        return Block(parameters=self.parameters - self.frozen, experts=self.experts - self.frozen_experts)
 
     def kept_bytes(self, recompute: str) -> int:
         """What a microbatch leaves of it in memory where the layers compute again so much."""
@@ -80,10 +87,21 @@ class Blocks:
     after: Block
     tied: int = 0
 
+    @property
+    def tied_trained(self) -> int:
+        """Of ``tied`` those that get a gradient."""
+        return self.tied if self.tied <= self.before.trained.parameters else 0
+
     def stretched(self, layers: int) -> Blocks:
         """The model with so many layers, its first and last as they are and the second between them."""
         first, inner, *_, last = self.layers
         return replace(self, layers=(first, *[inner] * (layers - 2), last))
+
+
+def merged(blocks: Iterable[Block]) -> Block:
+    """The numbers of several blocks as those of one."""
+    names, blocks = ("parameters", "experts", "frozen", "frozen_experts"), tuple(blocks)
+    return Block(**{name: sum(getattr(block, name) for block in blocks) for name in names})
 
 
 #: collective, bytes of its message, the ranks of its group (:mod:`memwall.core.ranks`) → seconds
@@ -335,11 +353,15 @@ class _Reader:
                 if self._made_in.get(number, place) != place:
                     found[place]["input_bytes"] += self.graph.storages[number].nbytes
         experts = tuple(f"{module}." for module in self._shared)
+        trained = {storage.name for storage in self.graph.storages if storage.role == "gradient"}
         for number, count in self._numbers.items():
             block = found[min(self._holders[number], default=AFTER)]
+            name = self.graph.storages[number].name
+            of_experts = bool(experts) and name.startswith(experts)
             block["parameters"] += count
-            if experts and self.graph.storages[number].name.startswith(experts):
-                block["experts"] += count
+            block["experts"] += count * of_experts
+            block["frozen"] += count * (name not in trained)
+            block["frozen_experts"] += count * (name not in trained and of_experts)
         for place, (nbytes, _) in self.peaks.items():
             found[place]["temporary_bytes"] = nbytes
         return {place: _sized(sums) for place, sums in found.items()}
@@ -350,7 +372,7 @@ def _sized(sums: Mapping[str, int]) -> Block:
     return Block(
         parameters=sums["parameters"], activation_bytes=sums["activation_bytes"], core_bytes=sums["core_bytes"],
         input_bytes=sums["input_bytes"], experts=sums["experts"],
-        temporary_bytes=sums["temporary_bytes"],
+        temporary_bytes=sums["temporary_bytes"], frozen=sums["frozen"], frozen_experts=sums["frozen_experts"],
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from memwall.core.graph import Graph
 from memwall.core.parallelism import Parallelism
 from memwall.core.ranks import read_ranks
-from memwall.simulate.blocks import Block, Blocks, traced_messages
+from memwall.simulate.blocks import Block, Blocks, merged, traced_messages
 from memwall.simulate.rank_memory import State
 
 #: collective, bytes of its message as nccl-tests define them, GPUs that take part
@@ -39,8 +39,8 @@ def rank_messages(graph: Graph, blocks: Blocks, layout: Parallelism, state: Stat
     passed = max(block.input_bytes for block in blocks.layers) // (1 if layout.sp else layout.tp)
     neighbours = sum((stage > 0) + (stage < count - 1) for stage in range(rank, count, layout.pp))
     found["send_recv", passed, 2] += 2 * layout.microbatches * neighbours * (layout.pp > 1)
-    if blocks.tied and layout.pp > 1 and rank in (0, layout.pp - 1):
-        found["all_reduce", blocks.tied * state.gradient, 2] += 1
+    if layout.pp > 1 and rank in (0, layout.pp - 1):
+        found["all_reduce", blocks.tied_trained * state.gradient, 2] += blocks.tied_trained > 0
     return +found
 
 
@@ -48,19 +48,23 @@ def _between(own: Sequence[Block], blocks: Blocks, layout: Parallelism, state: S
     """The messages between GPUs that have the same numbers: layer by layer, and what stands around them together."""
     ends = [block for block in own if block is blocks.before or block is blocks.after]
     layers = [block for block in own if block not in ends]
-    around = Block(parameters=sum(b.parameters for b in ends), experts=sum(b.experts for b in ends))
+    around = merged(ends)
     for block in (around, *layers):
         yield from _of_block(block, layout, state, 1 if block is around else 2)
 
 
 def _of_block(block: Block, layout: Parallelism, state: State, gathers: int) -> Iterator[Sent]:
-    shared = block.parameters - block.experts, layout.replicas
-    for numbers, ranks in (shared, (block.experts, layout.tp * layout.replicas // layout.ep)):
-        if not numbers or ranks == 1:
+    trained, experts = block.trained, layout.tp * layout.replicas // layout.ep
+    for held, updated, ranks in (
+        (block.parameters - block.experts, trained.parameters - trained.experts, layout.replicas),
+        (block.experts, trained.experts, experts),
+    ):
+        if ranks == 1:
             continue
         if layout.fsdp == "none":
-            yield "all_reduce", numbers * state.gradient, ranks
+            yield from [("all_reduce", updated * state.gradient, ranks)] * (updated > 0)
             continue
-        times = layout.microbatches if layout.fsdp == "full" else 1
-        yield from [("reduce_scatter", numbers * state.gradient, ranks)] * times
-        yield from [("all_gather", numbers * state.weight, ranks)] * (times * gathers if layout.fsdp == "full" else 1)
+        is_full = layout.fsdp == "full"
+        times, gathered = (layout.microbatches, held) if is_full else (1, updated)
+        yield from [("reduce_scatter", updated * state.gradient, ranks)] * (times * (updated > 0))
+        yield from [("all_gather", gathered * state.weight, ranks)] * (times * (gathers if is_full else 1) * (gathered > 0))

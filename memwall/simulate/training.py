@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from memwall.core.parallelism import Parallelism
 from memwall.hardware.cluster import all_at_once, hardware_of
 from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
-from memwall.simulate.blocks import Block, Blocks, Work
+from memwall.simulate.blocks import Block, Blocks, Work, merged
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
 from memwall.simulate.rank_memory import STATES, Memory, State, worst_block
 from memwall.simulate.streams import Sent, Sides, beside_s, one_ahead
@@ -190,7 +190,8 @@ class _Job:
 
     def _accumulate_s(self, part: Iterable[Block]) -> float:
         """Gradients of a microbatch are added to those of the ones before."""
-        return self._memory_s(self.state.accumulate * _parameters(part)) if self.layout.microbatches > 1 else 0.0
+        trained = _parameters(block.trained for block in part)
+        return self._memory_s(self.state.accumulate * trained) if self.layout.microbatches > 1 else 0.0
 
     def _memory_s(self, nbytes: float) -> float:
         gpu = hardware_of(self.cluster)
@@ -239,7 +240,7 @@ class _Job:
 
     def _reduce_s(self, block: Block) -> float:
         op = "all_reduce" if self.layout.fsdp == "none" else "reduce_scatter"
-        return self._between_s(op, block, self.state.gradient)
+        return self._between_s(op, block.trained, self.state.gradient)
 
     def _gather_s(self, block: Block) -> float:
         return self._between_s("all_gather", block, self.state.weight)
@@ -247,7 +248,7 @@ class _Job:
     def _sharded(self, part: Sequence[Block], forward_s: float, backward_s: float) -> tuple[float, float]:
         """Forward and backward where each layer's weights are gathered before it, and its gradients summed after. What
         stands around the layers is gathered before forward, kept, and its gradients are summed in the end."""
-        ends = _merged([block for block in part if self._is_end(block)])
+        ends = merged([block for block in part if self._is_end(block)])
         gathers, reduces = (
             [0.0 if self._is_end(block) else seconds(block) for block in part]
             for seconds in (self._gather_s, self._reduce_s)
@@ -269,9 +270,9 @@ class _Job:
         if layout.fsdp == "full":
             return tied_s
         if not self.overlap:
-            return tied_s + self._reduce_s(_merged(blocks)) + self._regather_s(blocks)
+            return tied_s + self._reduce_s(merged(blocks)) + self._regather_s(blocks)
         last = self.parts[rank][::-1]  # the chunk whose backward is last
-        early = _merged([block for block in blocks if block not in last])
+        early = merged([block for block in blocks if block not in last])
         passes = [self._longer(block.backward + self._again(block)) for block in last]
         reduces = [Sent(self._reduce_s(block), (at,)) for at, block in enumerate(last)]
         done_s = self._streamed_s(passes, [Sent(self._reduce_s(early)), *reduces])
@@ -281,7 +282,7 @@ class _Job:
         """Until weights that were updated in shares are whole: with overlap, while the next forward pass runs."""
         if self.layout.fsdp != "grad":
             return 0.0
-        gather_s, beside_s = self._gather_s(_merged(blocks)), _sum(block.forward for block in blocks).busy_s
+        gather_s, beside_s = self._gather_s(merged(blocks).trained), _sum(block.forward for block in blocks).busy_s
         return self._streamed_s([beside_s], [Sent(gather_s)]) - beside_s if self.overlap else gather_s
 
     def _streamed_s(self, passes: Sequence[float], messages: Sequence[Sent]) -> float:
@@ -295,27 +296,33 @@ class _Job:
 
     def _tied_s(self, rank: int) -> float:
         """The gradients of the embedding that is the head too, where another rank has that."""
-        if self.layout.pp == 1 or not self.blocks.tied or rank not in (0, self.layout.pp - 1):
+        if self.layout.pp == 1 or not self.blocks.tied_trained or rank not in (0, self.layout.pp - 1):
             return 0.0
         apart = self.layout.world > self.cluster.gpus_per_node
-        nbytes = self.blocks.tied * self.state.gradient
+        nbytes = self.blocks.tied_trained * self.state.gradient
         return collective_s("all_reduce", nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
 
     # -- a rank --------------------------------------------------------------------------------------------------------
 
-    def _held(self, rank: int) -> int:
-        """Parameters of a rank."""
-        own = _parameters(self.of_rank(rank))
-        return own + (self.blocks.tied if self.layout.pp > 1 and rank == self.layout.pp - 1 else 0)
+    def _held(self, rank: int) -> Block:
+        """The parameters of a rank, by what they are."""
+        own = merged(self.of_rank(rank))
+        if self.layout.pp == 1 or rank < self.layout.pp - 1:
+            return own
+        more = self.blocks.tied
+        return replace(own, parameters=own.parameters + more, frozen=own.frozen + more - self.blocks.tied_trained)
 
-    def _shard(self, rank: int) -> int:
-        """Parameters of a rank where all GPUs that have the same hold a share of them."""
-        experts = sum(block.experts for block in self.of_rank(rank))
-        return -(-(self._held(rank) - experts) // self.layout.replicas) - (-experts // self._expert_replicas)
+    def _shard(self, held: Block) -> int:
+        """Of parameters the share of a rank where all GPUs that have the same hold one."""
+        shared = held.parameters - held.experts
+        return -(-shared // self.layout.replicas) - (-held.experts // self._expert_replicas)
+
+    def _updated(self, held: Block) -> int:
+        """Numbers of which a rank holds gradients and the optimizer's state, once they are summed."""
+        return held.trained.parameters if self.layout.fsdp == "none" else self._shard(held.trained)
 
     def optimizer_s(self, rank: int) -> float:
-        held = self._held(rank) if self.layout.fsdp == "none" else self._shard(rank)
-        return self._memory_s(held * self.state.update_bytes)
+        return self._memory_s(self._updated(self._held(rank)) * self.state.update_bytes)
 
     def tensor_s(self, rank: int) -> float:
         """Seconds of exposed communication within layers, in a step."""
@@ -325,15 +332,15 @@ class _Job:
 
     def memory(self, rank: int, in_flight: int) -> Memory:
         """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
-        held, shard, fsdp = self._held(rank), self._shard(rank), self.layout.fsdp
+        held = self._held(rank)
+        shard, updated = self._shard(held), self._updated(held)
         state, part = self.state, self.parts[rank + self.layout.pp * (self.layout.chunks - 1)]
         kept = sum(map(self._kept_bytes, self.of_rank(rank))) * in_flight / self.layout.chunks
-        beside = self._gathered_bytes(part) if shard < held else [0] * len(part)
+        beside = self._gathered_bytes(part) if shard < held.parameters else [0] * len(part)
         at, later, again = worst_block(part, self._kept_bytes, beside)
         return Memory(
-            state.weight * (shard if fsdp == "full" else held), state.gradient * (held if fsdp == "none" else shard),
-            state.optimizer * (held if fsdp == "none" else shard), beside[at], round(kept) - later, again,
-            part[at].temporary_bytes, at,
+            state.weight * (shard if self.layout.fsdp == "full" else held.parameters), state.gradient * updated,
+            state.optimizer * updated, beside[at], round(kept) - later, again, part[at].temporary_bytes, at,
         )  # fmt: skip
 
     def _gathered_bytes(self, part: Sequence[Block]) -> list[int]:
@@ -344,9 +351,9 @@ class _Job:
         layer, later, found = max(block.parameters for block in part if not self._is_end(block)), 0, list[int]()
         for block in reversed(part):
             is_last = block is self.blocks.after
-            own = 0 if is_last else block.parameters
+            own = 0 if is_last else block.trained.parameters
             found.append(weight * (ends + (1 if is_last else 2) * layer) + gradient * (later + own))
-            later += block.parameters * self._is_end(block)
+            later += block.trained.parameters * self._is_end(block)
         return found[::-1] if self.layout.fsdp != "none" else [0] * len(part)
 
     def _is_end(self, block: Block) -> bool:
@@ -372,7 +379,3 @@ def _sum(works: Iterable[Work]) -> Work:
 
 def _parameters(blocks: Iterable[Block]) -> int:
     return sum(block.parameters for block in blocks)
-
-
-def _merged(blocks: Sequence[Block]) -> Block:
-    return Block(parameters=_parameters(blocks), experts=sum(block.experts for block in blocks))

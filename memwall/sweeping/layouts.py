@@ -322,10 +322,13 @@ class _Search:
         """What the first rank holds at least; with blocks of its microbatch, or of a smaller one, their activations."""
         layout, whole, state = each.layout, self.ranks.whole, STATES[self.options["state"]]
         layers = len(whole.layers) // (layout.pp * layout.chunks)
-        own = whole.before.parameters + layers * layout.chunks * min(block.parameters for block in whole.layers)
-        shards = layout.replicas if layout.fsdp != "none" else 1
-        sharded = state.gradient + state.optimizer + state.weight * (layout.fsdp == "full")
-        held = own / (layout.tp * layout.ep) * (sharded / shards + state.weight * (layout.fsdp != "full"))
+        own, trained = (
+            every[0].parameters + layers * layout.chunks * min(block.parameters for block in every[1:-1])
+            for every in (_every(whole), [block.trained for block in _every(whole)])
+        )
+        shards, weights = layout.replicas if layout.fsdp != "none" else 1, layout.replicas if layout.fsdp == "full" else 1
+        nbytes = trained * (state.gradient + state.optimizer) / shards + own * state.weight / weights
+        held = nbytes / (layout.tp * layout.ep)
         if blocks is not None:
             count = in_flight(layout.pp, layout.chunks, layout.microbatches, layout.schedule)[0]
             held += count * layers * min(block.kept_bytes(layout.recompute) for block in blocks.layers)

@@ -387,3 +387,23 @@ def test_what_is_whole_on_each_rank_counts_once_for_mfu():
     assert more[:3] == [0, (TP - 1) * whole, 0]
     assert more[3] - more[1] > TP * whole // 3  # forward of all layers again
     assert more[4] == 0
+
+
+class Adapted(Model):
+    """Weights that stay as they are, but for those of the routers."""
+
+    def __init__(self):
+        super().__init__()
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_("router" in name)
+
+
+def test_replicas_exchange_the_gradients_of_trained_weights_alone():
+    """A router has 32 · 8 + 8 numbers of four bytes; forward of all, and backward but for gradients of frozen weights."""
+    options = {"layout": "dp=2", "cluster": "dgx-h100", "loss": lambda out: out.sum()}
+    found = parallel(Adapted, ids, **options)
+    assert found.messages() == {("all_reduce", 4 * (WIDTH * 8 + 8), 2): LAYERS}
+    memory = found.step.memory[0]
+    trained = LAYERS * (WIDTH * 8 + 8)
+    assert (memory.gradients, memory.optimizer) == (4 * trained, 8 * trained)
+    assert memory.weights == parallel(Model, ids, **options).step.memory[0].weights

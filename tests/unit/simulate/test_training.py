@@ -196,3 +196,20 @@ def test_stages_send_parts_that_are_gathered():
     apart_s = collective_s("send_recv", 10**9 / 8, 2, CLUSTER, per_node=1).time_s
     whole_s = collective_s("all_gather", 10**9, 8, CLUSTER).time_s
     assert found.time_s == pytest.approx(2 * (1 + 2) + 2 * (apart_s + whole_s))
+
+
+def test_frozen_weights_have_no_gradient_and_no_state():
+    """Ninety of a hundred numbers of each layer are frozen, as with adapters: 2 bytes each of weights; 2 + 4 + 12 of the
+    others. Between replicas only their gradients pass, and what is sharded whole is gathered with the frozen ones."""
+    layer = replace(LAYER, parameters=100, frozen=90)
+
+    def of(text):
+        return training_step(Blocks(Block(), (layer,) * 4, Block()), Parallelism.parse(text), CLUSTER)
+
+    memory = of("dp=2").memory[0]
+    assert (memory.weights, memory.gradients, memory.optimizer) == (4 * 200, 4 * 40, 4 * 120)
+    memory = of("dp=2,fsdp=full").memory[0]
+    assert (memory.weights, memory.gradients, memory.optimizer) == (4 * 100, 4 * 20, 4 * 60)
+    few = training_step(Blocks(Block(), (replace(LAYER, parameters=10),) * 4, Block()), Parallelism(dp=2), CLUSTER)
+    assert of("dp=2").time_s == few.time_s
+    assert of("dp=2").optimizer_s == few.optimizer_s > 0
