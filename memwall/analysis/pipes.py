@@ -21,7 +21,7 @@ NAMED = 0.01
 _FULL = ("float64", "float32")
 #: dtype, GPUs on which libraries refuse its products, and what is said of that
 _REFUSED: Sequence[tuple[str, Callable[[Gpu], bool], str]] = (
-    ("fp8", lambda gpu: True, "are refused by PyTorch's torch._scaled_mm"),
+    *((name, lambda gpu: True, "are refused by PyTorch's torch._scaled_mm") for name in ("fp8", "fp4")),
     # https://github.com/pytorch/pytorch/issues/57773
     ("bfloat16", lambda gpu: gpu.architecture == "pascal", "were refused by cuBLAS 11"),
 )

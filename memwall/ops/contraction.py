@@ -5,6 +5,8 @@
 - The pipe follows the dtype of the left operand: half, bfloat16, float8 (one pipe, ``tensor.fp8``) and int8 use the
   tensor engine, float64 its double-precision mode. float32 is ``tensor.tf32`` where the call's ``allow_tf32`` says so,
   else ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
+- Four-bit floats stand two to an element (torch's ``float4_e2m1fn_x2``): k is twice as long as the tensor says. Their
+  products are NVFP4's kernels, with scales of blocks of 16 or 32 as operands.
 - A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
 
 A product is one launch, a :class:`memwall.ops.launches.Gemm`, of full precision a
@@ -22,7 +24,8 @@ from typing import Any
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import group_ends
-from memwall.ops.launches import Gemm, Launch, Stream, VectorGemm
+from memwall.ops.launches import Gemm, Launch, QuantisedGemm, Stream, VectorGemm
+from memwall.ops.quantised import kernels_of
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products as results
 
@@ -32,8 +35,12 @@ _TENSOR_PIPES = {
     "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "float64": "float64",
     "int8": "int8", "uint8": "int8",
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
-    "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8",
+    "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8", "float4_e2m1fn_x2": "fp4",
 }  # fmt: skip
+#: dtype → numbers of an element
+_PACKED = {"float4_e2m1fn_x2": 2}
+#: the scheme of such operands (:mod:`memwall.ops.quantised`)
+_FOUR_BITS = "nvfp4"
 _COMPLEX_PIPES = {"complex32": "float32", "complex64": "float32", "complex128": "float64"}
 #: pipes whose products are not made in the tiles of tensor cores
 _FULL_PRECISION = frozenset(("float32", "float64"))
@@ -72,6 +79,12 @@ def launch(
     pipe = product_pipe(left.dtype, attributes)
     parts = product_flops(1, left.dtype) // 2
     batch, m, n, k = sizes
+    if pipe.dtype == "fp4":
+        each = 1 / _PACKED[left.dtype]
+        return QuantisedGemm(
+            pipe=pipe, batch=batch, m=m, n=n, k=k, itemsize=each, weight_itemsize=each, scheme=_FOUR_BITS,
+            kernel=kernels_of(_FOUR_BITS).product, read_bytes=read_bytes, write_bytes=write_bytes,
+        )  # fmt: skip
     gemm = Gemm(
         pipe=pipe, batch=batch, m=m, n=n, k=parts * k, itemsize=max(left.itemsize // parts, 1),
         read_bytes=read_bytes, write_bytes=write_bytes,
@@ -102,7 +115,12 @@ def _operands(call: Call, table: Mapping[str, tuple[str, str]]) -> tuple[TensorS
 
 
 def _depth(left: TensorSpec) -> int:
-    return left.shape[-1] if left.shape else 1
+    return left.shape[-1] * _packed(left) if left.shape else 1
+
+
+def _packed(left: TensorSpec) -> int:
+    """Numbers of an element."""
+    return _PACKED.get(left.dtype, 1)
 
 
 def _sizes(call: Call, left: TensorSpec, right: TensorSpec) -> tuple[int, int, int, int]:
@@ -218,9 +236,9 @@ def grouped_product(call: Call) -> Cost:
     """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient)."""
     left, right, out = call.need("self"), call.need("mat2"), call.outputs[0]
     if len(left.shape) == len(right.shape):  # [m, K] x [K, n] with K split over the groups, or a plain batch
-        multiply_adds = left.numel * right.shape[-1]
+        multiply_adds = left.numel * _packed(left) * right.shape[-1]
     else:
-        multiply_adds = out.numel * left.shape[-1]
+        multiply_adds = out.numel * _depth(left)
     groups = max((spec.shape[0] for spec in (left, right, out) if len(spec.shape) == 3), default=1)
     n = out.shape[-1] if len(right.shape) == 3 or len(out.shape) == 3 else math.ceil(out.shape[-1] / groups)
     m = math.ceil(out.numel / max(groups * n, 1))

@@ -54,17 +54,15 @@ def _between(own: Sequence[Block], blocks: Blocks, layout: Parallelism, state: S
 
 
 def _of_block(block: Block, layout: Parallelism, state: State, gathers: int) -> Iterator[Sent]:
-    trained, experts = block.trained, layout.tp * layout.replicas // layout.ep
+    trained, is_full = block.trained, layout.fsdp == "full"
+    times = layout.microbatches if is_full else 1
     for held, updated, ranks in (
         (block.parameters - block.experts, trained.parameters - trained.experts, layout.replicas),
-        (block.experts, trained.experts, experts),
+        (block.experts, trained.experts, layout.tp * layout.replicas // layout.ep),
     ):
-        if ranks == 1:
-            continue
-        if layout.fsdp == "none":
-            yield from [("all_reduce", updated * state.gradient, ranks)] * (updated > 0)
-            continue
-        is_full = layout.fsdp == "full"
-        times, gathered = (layout.microbatches, held) if is_full else (1, updated)
-        yield from [("reduce_scatter", updated * state.gradient, ranks)] * (times * (updated > 0))
-        yield from [("all_gather", gathered * state.weight, ranks)] * (times * (gathers if is_full else 1) * (gathered > 0))
+        gathered, reduced = (held if is_full else updated) * state.weight, updated * state.gradient
+        sent = {"all_reduce": (reduced, 1)} if layout.fsdp == "none" else {
+            "reduce_scatter": (reduced, times), "all_gather": (gathered, times * gathers if is_full else 1),
+        }  # fmt: skip
+        for op, (nbytes, count) in sent.items():
+            yield from [(op, nbytes, ranks)] * (count if nbytes and ranks > 1 else 0)

@@ -49,7 +49,7 @@ class _Product8(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         x8, cast = x.to(torch.float8_e4m3fn), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-        ctx.save_for_backward(x8.t().contiguous(), cast)
+        ctx.save_for_backward(x8.t().contiguous() if ctx.needs_input_grad[1] else None, cast)
         return _times8(x8, cast)
 
     @staticmethod
@@ -57,7 +57,7 @@ class _Product8(torch.autograd.Function):
         transposed, cast = ctx.saved_tensors
         g8 = gradient.to(torch.float8_e5m2)
         back = _times8(g8, torch.empty_like(cast.t(), memory_format=torch.contiguous_format))
-        return back, _times8(g8.t().contiguous(), transposed)
+        return back, _times8(g8.t().contiguous(), transposed) if ctx.needs_input_grad[1] else None
 
 
 def _times8(a: Tensor, b: Tensor) -> Tensor:
@@ -66,21 +66,79 @@ def _times8(a: Tensor, b: Tensor) -> Tensor:
     return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
 
 
+class Linear4(nn.Linear):
+    """A layer whose products are in NVFP4, as in TransformerEngine: all three of a training step (NVIDIA, 2025, arXiv
+    2509.25149). What is multiplied is read once for the tensor's scale, and once to be cast, for both directions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = _Product4.apply(x.flatten(0, -2), self.weight)
+        return made.unflatten(0, x.shape[:-1]) if self.bias is None else made.unflatten(0, x.shape[:-1]) + self.bias
+
+
+class _Product4(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x4, cast = _cast4(x), weight.new_empty(len(weight), weight.shape[1] // 2, dtype=torch.float4_e2m1fn_x2)
+        ctx.save_for_backward(_transposed4(x4) if ctx.needs_input_grad[1] else None, cast)
+        return _times4(x4, cast)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        transposed, cast = ctx.saved_tensors
+        g4 = _cast4(gradient)
+        back = _times4(g4, cast.new_empty(2 * cast.shape[1], len(cast) // 2))
+        return back, _times4(_transposed4(g4), transposed) if ctx.needs_input_grad[1] else None
+
+
+def _cast4(x: Tensor) -> Tensor:
+    """Two numbers of 16 bits become a byte; the largest is found first."""
+    x.abs().amax()
+    return x.view(torch.int32).to(torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
+def _transposed4(x: Tensor) -> Tensor:
+    rows, pairs = x.shape
+    return x.view(torch.uint8).t().contiguous().view(2 * pairs, rows // 2).view(torch.float4_e2m1fn_x2)
+
+
+def _times4(a: Tensor, b: Tensor) -> Tensor:
+    """The product of rows with rows, in 16 bits; a scale for 16 numbers of each."""
+    of_a, of_b = (each.new_empty(each.numel() // 8, dtype=torch.float8_e4m3fn) for each in (a, b))
+    return torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=torch.bfloat16)
+
+
+#: format of products → layer
+_LINEAR: dict[str, type[nn.Linear]] = {"": nn.Linear, "fp8": Linear8, "fp4": Linear4}
+
+
+class Adapter(nn.Module):
+    """Two narrow products next to a layer's (Hu et al., 2021)."""
+
+    def __init__(self, given: int, made: int, rank: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(given, rank, bias=False), nn.Linear(rank, made, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.down(x))
+
+
 class Attention(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        linear, self.cudnn = Linear8 if sizes.fp8 else nn.Linear, sizes.cudnn
+        linear, self.cudnn = _LINEAR[sizes.products], sizes.cudnn
         self.dropout = sizes.dropout
         self.num_heads, self.num_kv_heads = sizes.heads, sizes.kv_heads or sizes.heads
         self.head_dim = sizes.head_width
         made = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         self.qkv = linear(sizes.width, made, bias=sizes.bias)
+        self.qkv_adapter = Adapter(sizes.width, made, sizes.adapters) if sizes.adapters else None
         self.out = linear(sizes.heads * self.head_dim, sizes.width, bias=sizes.bias)
         self.softmax, self.drop = MaskedSoftmax(), nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor] | None) -> Tensor:
         each = self.num_heads // self.num_kv_heads  # queries of a group, next to their key and value
-        parts = self.qkv(x).unflatten(-1, (self.num_kv_heads, -1, self.head_dim)).split((each, 1, 1), dim=3)
+        made = self.qkv(x) if self.qkv_adapter is None else self.qkv(x) + self.qkv_adapter(x)
+        parts = made.unflatten(-1, (self.num_kv_heads, -1, self.head_dim)).split((each, 1, 1), dim=3)
         q, k, v = (part.flatten(2, 3) for part in parts)
         if angles is not None:
             q, k = _rotate(q, *angles), _rotate(k, *angles)
@@ -105,7 +163,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        linear = Linear8 if sizes.fp8 else nn.Linear
+        linear = _LINEAR[sizes.products]
         self.gate = linear(sizes.width, sizes.inner, bias=sizes.bias) if sizes.gated else None
         self.up = linear(sizes.width, sizes.inner, bias=sizes.bias)
         self.down = linear(sizes.inner, sizes.width, bias=sizes.bias)
@@ -123,7 +181,7 @@ class Experts(nn.Module):
         super().__init__()
         self.up = nn.Parameter(torch.empty(sizes.experts, 2 * sizes.inner, sizes.width))
         self.down = nn.Parameter(torch.empty(sizes.experts, sizes.width, sizes.inner))
-        self.product = _Grouped8.apply if sizes.fp8 else _grouped
+        self.product = _Grouped8.apply if sizes.products == "fp8" else _grouped
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         gate, up = self.product(x, self.up, ends).chunk(2, dim=-1)
@@ -210,6 +268,8 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(sizes.width, sizes.vocab, bias=False)
         if sizes.tied:
             self.head.weight = self.word.weight
+        for name, parameter in self.named_parameters() if sizes.adapters else ():
+            parameter.requires_grad_("_adapter." in name)
 
     def forward(self, ids: Tensor) -> Tensor:
         x, angles, later, seq = self.word(ids), None, None, ids.shape[1]

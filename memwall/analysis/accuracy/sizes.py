@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Sizes of a model. ``fused``: attention is one kernel (``cudnn``: that of cuDNN); else the scores are written,
-    masked and normalised. ``fp8``: products of layers are in 8 bits."""
+    masked and normalised. ``products``: format of the layers' products, ``fp8`` or ``fp4``; empty: the model's."""
 
     width: int
     layers: int
@@ -29,7 +29,9 @@ class Sizes:
     experts: int = 0
     top_k: int = 0
     cudnn: bool = False
-    fp8: bool = False
+    products: str = ""
+    #: rank of adapters next to the products that make queries, keys and values (LoRA), all other weights frozen
+    adapters: int = 0
 
     @property
     def inner(self) -> int:

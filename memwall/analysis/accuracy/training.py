@@ -83,7 +83,7 @@ class TrainingSample:
     def row(self) -> Row:
         """The step, modeled and measured."""
         step = self.step()
-        peak = self.gpu.peak(Pipe("tensor", "fp8" if self.sizes.fp8 else self.dtype)) * self.layout.world
+        peak = self.gpu.peak(Pipe("tensor", self.sizes.products or self.dtype)) * self.layout.world
         r0_s = step.hardware_flops / peak
         return Row(self.dataset, self.label, self.op_class, self.dtype, step.time_s, self.measured_s, shape=self.shape,
                    r0_s=r0_s, r1_s=r0_s / _R1_PEAK)  # fmt: skip
@@ -121,10 +121,17 @@ def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, fused_lo
         ids = partial(torch.zeros, batch, sizes.seq, dtype=torch.long)
         return Workload(lambda: LanguageModel(sizes).to(kind), lambda: (ids(),), loss, None)
 
-    plain = workload(replace(sizes, fp8=False, cudnn=False), None)
+    plain = workload(replace(sizes, products="", cudnn=False, adapters=0), None)
     split = find_split(trace(plain, TraceOptions("inference")).graph) if layout.tp > 1 else None
+    if split is not None and sizes.adapters:  # Megatron-LM divides the second product as the layer that it adapts
+        groups = ((columns, row) for columns, row in split.groups)
+        split = replace(split, groups=tuple((_with_adapters(columns), row) for columns, row in groups))
     loss = next_token_loss if fused_loss else vocab_parallel_loss
     return trace_rank(workload(sizes, loss), layout, TraceOptions(), split)
+
+
+def _with_adapters(columns: tuple[str, ...]) -> tuple[str, ...]:
+    return (*columns, *(f"{path}_adapter.up" for path in columns if path.endswith(".qkv")))
 
 
 def training_rows(samples: Iterable[TrainingSample]) -> list[Row]:

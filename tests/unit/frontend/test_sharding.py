@@ -399,7 +399,7 @@ class Adapted(Model):
 
 
 def test_replicas_exchange_the_gradients_of_trained_weights_alone():
-    """A router has 32 · 8 + 8 numbers of four bytes; forward of all, and backward but for gradients of frozen weights."""
+    """A router has 32 · 8 + 8 numbers of four bytes."""
     options = {"layout": "dp=2", "cluster": "dgx-h100", "loss": lambda out: out.sum()}
     found = parallel(Adapted, ids, **options)
     assert found.messages() == {("all_reduce", 4 * (WIDTH * 8 + 8), 2): LAYERS}

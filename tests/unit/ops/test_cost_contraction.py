@@ -34,6 +34,26 @@ def test_pipe_follows_dtype(dtype, pipe, flops):
     assert result.flops == {pipe: flops}
 
 
+@pytest.mark.parametrize("name", ["aten._scaled_mm", "aten._scaled_mm_v2"])
+def test_four_bit_floats_stand_two_to_an_element(name):
+    """NVFP4 [8, 64] x [64, 16]: 2 * 8 * 64 * 16 FLOPs, 4 bits a number and a byte of scale for 16 of them."""
+    dtype = "float4_e2m1fn_x2"
+    scales = [("scale_a", spec(8 * 4, dtype="float8_e4m3fn")), ("scale_b", spec(16 * 4, dtype="float8_e4m3fn"))]
+    result = cost(name, [("self", spec(8, 32, dtype=dtype)), ("mat2", spec(32, 16, dtype=dtype)), *scales], spec(8, 16))
+    assert result.flops == {Pipe("tensor", "fp4"): 16_384}
+    assert result.read_bytes == 256 + 512 + 32 + 64
+    assert (result.launches[0].k, result.launches[0].kernel) == (64, "nvfp4")
+
+
+def test_grouped_products_of_four_bit_floats():
+    """Rows of 4 groups, [32, 64] x [4, 64, 16], and the gradient of weights, whose k is the rows."""
+    dtype, out = "float4_e2m1fn_x2", spec(32, 16)
+    rows = [("self", spec(32, 32, dtype=dtype)), ("mat2", spec(4, 32, 16, dtype=dtype))]
+    assert cost("aten._scaled_grouped_mm_v2", rows, out).total_flops == 2 * 32 * 64 * 16
+    columns = [("self", spec(64, 16, dtype=dtype)), ("mat2", spec(16, 16, dtype=dtype))]
+    assert cost("aten._scaled_grouped_mm_v2", columns, spec(4, 64, 16)).total_flops == 2 * 64 * 32 * 16
+
+
 def test_addmm_bias_is_read_once_and_adds_no_flops():
     result = cost("aten.addmm", [("self", spec(256)), ("mat1", spec(128, 64)), ("mat2", spec(64, 256))], spec(128, 256),
                   beta=1, alpha=1)  # fmt: skip

@@ -199,8 +199,8 @@ def test_stages_send_parts_that_are_gathered():
 
 
 def test_frozen_weights_have_no_gradient_and_no_state():
-    """Ninety of a hundred numbers of each layer are frozen, as with adapters: 2 bytes each of weights; 2 + 4 + 12 of the
-    others. Between replicas only their gradients pass, and what is sharded whole is gathered with the frozen ones."""
+    """Ninety of a hundred numbers of each layer are frozen, as with adapters: 2 bytes each of weights; 2 + 4 + 12 of
+    the others. Between replicas only their gradients pass."""
     layer = replace(LAYER, parameters=100, frozen=90)
 
     def of(text):

@@ -9,7 +9,7 @@
 - NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 (the
   scales of MXFP8, a byte for 32 numbers, are left out), gradients summed in 16 bits next to backward, sequence
   parallelism and overlapped exchanges with ``tp``; the loss is one kernel since 2025. Layers are computed again where
-  activations do not fit. Nothing hides the all-to-alls of experts. Rows in 4 bits are left out, and frozen weights.
+  activations do not fit. Nothing hides the all-to-alls of experts.
 - MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
   without forward prefetch).
 
@@ -80,9 +80,11 @@ _RUNS: Mapping[str, Mapping[str, object]] = {
 #: width → heads of the runs of 2021 (arXiv 2104.04473, table 1) that are not 128 wide
 _HEADS_2021: Mapping[int, int] = {2304: 24, 3072: 32, 20480: 128}
 _RECOMPUTES = {"full": "full", "attn_only": "selective", "none": "none"}
-#: precision of NVIDIA's recipes → whether products of layers are in 8 bits; ``CS``: a scale for each tensor, ``MX``:
-#: one for 32 numbers, written in both directions by the kernel that casts
-_IN_8_BITS = {"FP8": True, "FP8-CS": True, "FP8-MX": True, "MXFP8": True, "BF16": False}
+#: precision of NVIDIA's recipes → format of the layers' products; ``CS``: a scale for each tensor, ``MX``: one for 32
+#: numbers, written in both directions by the kernel that casts. In NVFP4 are all layers (``bf16_with_nvfp4_mixed``)
+_PRODUCTS = {"FP8": "fp8", "FP8-CS": "fp8", "FP8-MX": "fp8", "MXFP8": "fp8", "NVFP4": "fp4", "BF16": ""}
+#: rank of LoRA's adapters, next to queries, keys and values alone (``target_modules`` of the recipes)
+_ADAPTERS = 16
 _MIXED = {"PURE": "half", "DEFAULT": "mixed"}
 
 
@@ -182,9 +184,7 @@ def _llmfoundry(record: Record) -> TrainingSample:
 
 def _bridge(record: Record) -> TrainingSample:
     sizes = known(_MODELS, record["model"], "model")
-    if record["task"] == "LoRA":
-        raise Skip("frozen weights")
-    is_fp8 = known(_IN_8_BITS, record["precision"], "precision")
+    products = known(_PRODUCTS, record["precision"], "precision")
     tp, pp, cp, chunks, ep = (_count(record, name) for name in ("tp", "pp", "cp", "vp", "ep"))
     batch, dp = _count(record, "mbs"), _count(record, "n_gpus") // (tp * pp * cp)
     layout = Parallelism(
@@ -192,7 +192,14 @@ def _bridge(record: Record) -> TrainingSample:
         chunks=chunks if pp > 1 else 1, schedule="interleaved" if pp > 1 < chunks else "1f1b",
         fsdp="full" if record["fsdp"] and float(record["fsdp"]) else "grad", async_tp=tp > 1,
     )  # fmt: skip
-    sizes = replace(sizes, seq=_count(record, "seq_len"), fused=True, cudnn=True, fp8=is_fp8)
+    sizes = replace(
+        sizes,
+        seq=_count(record, "seq_len"),
+        fused=True,
+        cudnn=True,
+        products=products,
+        adapters=_ADAPTERS if record["task"] == "LoRA" else 0,
+    )
     cluster = load_cluster(known(_CLUSTERS, record["system"], "system"))
     kind = "experts" if sizes.experts else "dense"
     return _sample(BRIDGE.name, record, cluster, record["system"], kind, "bfloat16", sizes, batch, layout,
