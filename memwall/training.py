@@ -130,7 +130,7 @@ class Training:
         layers.3``."""
         layout, rank = self.layout, self.step.peak_rank
         stage = layout.pp * (layout.chunks - 1) + rank
-        first = stage * len(self.blocks.layers) // (layout.pp * layout.chunks) + 1 if stage else 0
+        first = self.blocks.cuts(layout.pp * layout.chunks)[stage] + 1 if stage else 0
         op = peak_op(self.profile.graph, first + self.step.memory[rank].block)
         return f"{op.phase} pass at {short_name(op.name)}" + (f" of {op.module}" if op.module else "")
 

@@ -80,22 +80,32 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A model as blocks. ``tied``: numbers that both ends hold, such as the embedding that is the head too."""
+    """A model as blocks. ``tied``: numbers that both ends hold, such as the embedding that is the head too; ``stages``:
+    how many layers each has, where the program says so."""
 
     before: Block
     layers: tuple[Block, ...]
     after: Block
     tied: int = 0
+    stages: tuple[int, ...] = ()
+
+    def cuts(self, count: int) -> list[int]:
+        """Where so many stages begin among the layers, and where the last ends; as equally many as can be where the
+        program does not say."""
+        if len(self.stages) == count:
+            return [sum(self.stages[:number]) for number in range(count + 1)]
+        return [number * len(self.layers) // count for number in range(count + 1)]
 
     @property
     def tied_trained(self) -> int:
         """Of ``tied`` those that get a gradient."""
         return self.tied if self.tied <= self.before.trained.parameters else 0
 
-    def stretched(self, layers: int) -> Blocks:
-        """The model with so many layers, its first and last as they are and the second between them."""
-        first, inner, *_, last = self.layers
-        return replace(self, layers=(first, *[inner] * (layers - 2), last))
+    def stretched(self, layers: int, first: int = 1) -> Blocks:
+        """The model with so many layers, its first (as often as ``first`` says) and last as they are and the second
+        between them."""
+        one, inner, *_, last = self.layers
+        return replace(self, layers=(*[one] * first, *[inner] * (layers - 1 - first), last))
 
 
 def merged(blocks: Iterable[Block]) -> Block:

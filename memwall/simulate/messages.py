@@ -25,7 +25,7 @@ def rank_messages(graph: Graph, blocks: Blocks, layout: Parallelism, state: Stat
     """
     found: Counter[Sent] = Counter()
     count, every = layout.pp * layout.chunks, (blocks.before, *blocks.layers, blocks.after)
-    cuts = [0, *(1 + stage * len(blocks.layers) // count for stage in range(1, count)), len(every)]
+    cuts = [0, *(1 + cut for cut in blocks.cuts(count)[1:-1]), len(every)]
     stages = [range(*cut) for cut in pairwise(cuts)]
     own = [number for stage in range(rank, count, layout.pp) for number in stages[stage]]
     within = traced_messages(graph)

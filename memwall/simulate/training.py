@@ -136,10 +136,8 @@ class _Job:
 
     @cached_property
     def parts(self) -> list[tuple[Block, ...]]:
-        """The blocks of each stage; as equally many layers as can be."""
-        layers, count = self.blocks.layers, self.count
-        cuts = [i * len(layers) // count for i in range(count + 1)]
-        found = [layers[a:b] for a, b in pairwise(cuts)]
+        """The blocks of each stage."""
+        found = [self.blocks.layers[a:b] for a, b in pairwise(self.blocks.cuts(self.count))]
         found[0] = (self.blocks.before, *found[0])
         found[-1] = (*found[-1], self.blocks.after)
         return found

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from memwall.analysis.accuracy.sizes import Sizes
+from memwall.analysis.accuracy.sizes import Latents, Sizes
 
 #: kernels of attention, the preferred first
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -160,13 +160,40 @@ class Attention(nn.Module):
         return mixed.transpose(0, 1).reshape(seq, batch, -1)
 
 
-class MLP(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+class LatentAttention(nn.Module):
+    """Attention whose queries, keys and values are products of latents; one rotated key is of all heads."""
+
+    def __init__(self, sizes: Sizes, latents: Latents) -> None:
         super().__init__()
-        linear = _LINEAR[sizes.products]
-        self.gate = linear(sizes.width, sizes.inner, bias=sizes.bias) if sizes.gated else None
-        self.up = linear(sizes.width, sizes.inner, bias=sizes.bias)
-        self.down = linear(sizes.inner, sizes.width, bias=sizes.bias)
+        linear, self.latents = _LINEAR[sizes.products], latents
+        self.num_heads, made = sizes.heads, latents.plain + latents.rotated
+        self.query_down = linear(sizes.width, latents.queries, bias=False)
+        self.query_up = linear(latents.queries, sizes.heads * made, bias=False)
+        self.key_down = linear(sizes.width, latents.keys + latents.rotated, bias=False)
+        self.key_up = linear(latents.keys, sizes.heads * (latents.plain + latents.value), bias=False)
+        self.query_norm, self.key_norm = nn.RMSNorm(latents.queries), nn.RMSNorm(latents.keys)
+        self.out = linear(sizes.heads * latents.value, sizes.width, bias=False)
+
+    def forward(self, x: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
+        plain, rotated, value = self.latents.plain, self.latents.rotated, self.latents.value
+        q = self.query_up(self.query_norm(self.query_down(x))).unflatten(-1, (-1, plain + rotated))
+        latent, key = self.key_down(x).split((self.latents.keys, rotated), dim=-1)
+        k, v = self.key_up(self.key_norm(latent)).unflatten(-1, (-1, plain + value)).split((plain, value), dim=-1)
+        key = _rotate(key.unsqueeze(2), *angles).expand(-1, -1, k.shape[2], -1)
+        q = torch.cat((q[..., :plain], _rotate(q[..., plain:], *angles)), dim=-1)
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, torch.cat((k, key), dim=-1), v))
+        # cuDNN's kernel, which TransformerEngine runs: PyTorch asks it for heads of 128 alone
+        mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
+        return self.out(mixed.permute(2, 0, 1, 3).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, sizes: Sizes, inner: int = 0) -> None:
+        super().__init__()
+        linear, inner = _LINEAR[sizes.products], inner or sizes.inner
+        self.gate = linear(sizes.width, inner, bias=sizes.bias) if sizes.gated else None
+        self.up = linear(sizes.width, inner, bias=sizes.bias)
+        self.down = linear(inner, sizes.width, bias=sizes.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -227,6 +254,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.router, self.experts = nn.Linear(sizes.width, sizes.experts, bias=False), Experts(sizes)
         self.top_k, self.count = sizes.top_k, sizes.experts
+        self.shared = MLP(sizes, sizes.shared) if sizes.shared else None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
@@ -235,17 +263,19 @@ class Mixture(nn.Module):
         rows, source = len(order), order // self.top_k
         ends = torch.arange(1, self.count + 1, dtype=torch.int32, device=x.device) * (rows // self.count)
         made = self.experts(tokens[source], ends) * weights.to(x.dtype).flatten()[order, None]
-        return torch.zeros_like(tokens).index_add(0, source, made).view_as(x)
+        routed = torch.zeros_like(tokens).index_add(0, source, made).view_as(x)
+        return routed if self.shared is None else routed + self.shared(x)
 
 
 class Block(nn.Module):
     """Pre-norm decoder block."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, is_dense: bool = False) -> None:
         super().__init__()
         norm = nn.RMSNorm if sizes.rotary else nn.LayerNorm
         self.norm1, self.norm2 = norm(sizes.width), norm(sizes.width)
-        self.attention, self.mlp = Attention(sizes), Mixture(sizes) if sizes.experts else MLP(sizes)
+        self.attention = LatentAttention(sizes, sizes.latents) if sizes.latents else Attention(sizes)
+        self.mlp = MLP(sizes, sizes.dense_ffn) if is_dense or not sizes.experts else Mixture(sizes)
         self.residual1, self.residual2 = Residual(sizes.dropout), Residual(sizes.dropout)
 
     def forward(self, x: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -259,13 +289,14 @@ class LanguageModel(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.head_dim, self.fused = sizes.head_width, sizes.fused
+        self.head_dim, self.fused = sizes.latents.rotated if sizes.latents else sizes.head_width, sizes.fused
         self.word = nn.Embedding(sizes.vocab, sizes.width)
         self.position = None if sizes.rotary else nn.Embedding(sizes.seq, sizes.width)
         self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.blocks = nn.ModuleList(Block(sizes, number < sizes.dense) for number in range(sizes.layers))
         self.norm = (nn.RMSNorm if sizes.rotary else nn.LayerNorm)(sizes.width)
         self.head = nn.Linear(sizes.width, sizes.vocab, bias=False)
+        self.second = Second(sizes) if sizes.predicts_two else None
         if sizes.tied:
             self.head.weight = self.word.weight
         for name, parameter in self.named_parameters() if sizes.adapters else ():
@@ -283,7 +314,27 @@ class LanguageModel(nn.Module):
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, later, angles)
-        return self.head(self.norm(x))
+        if self.second is None or angles is None:
+            return self.head(self.norm(x))
+        return self.head(torch.cat((self.norm(x), self.second(x, ids, later, angles))))
+
+
+class Second(nn.Module):
+    """A layer that predicts the token after the next one from what the others made and the next one's embedding; the
+    head is that of the model."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.word = nn.Embedding(sizes.vocab, sizes.width)
+        self.norms = nn.ModuleList(nn.RMSNorm(sizes.width) for _ in range(3))
+        self.join = _LINEAR[sizes.products](2 * sizes.width, sizes.width, bias=False)
+        self.block = Block(sizes)
+
+    def forward(self, x: Tensor, ids: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
+        following = self.word(ids).transpose(0, 1).contiguous()
+        joined = self.join(torch.cat((self.norms[0](x), self.norms[1](following)), dim=-1))
+        made: Tensor = self.norms[2](self.block(joined, later, angles))
+        return made
 
 
 def next_token_loss(logits: Tensor) -> Tensor:

@@ -47,6 +47,8 @@ class TrainingSample:
     overlap: bool = True
     #: whether all of each layer is computed again where its activations do not fit: the table does not say
     recomputes_to_fit: bool = False
+    #: layers of each stage, where the program says so
+    stages: tuple[int, ...] = ()
     #: whether the loss is one kernel
     fused_loss: bool = False
     #: whether fused kernels are written by hand, in one module each; else ops run as PyTorch has them
@@ -77,7 +79,8 @@ class TrainingSample:
         return found
 
     def _step(self, layout: Parallelism) -> TrainingStep:
-        stretched = _blocks(self).stretched(self.sizes.layers)
+        stretched = _blocks(self).stretched(self.sizes.layers, max(self.sizes.dense, 1))
+        stretched = replace(stretched, stages=self.stages)
         return training_step(stretched, layout, self.cluster, state=self.state, overlap=self.overlap)
 
     def row(self) -> Row:
@@ -94,7 +97,7 @@ _KNOWN: dict[tuple[object, ...], Blocks] = {}
 
 def _blocks(of: TrainingSample) -> Blocks:
     """The blocks of a rank, read once for each cluster, by its name."""
-    rank = (replace(of.sizes, layers=_TRACED), of.microbatch, of.layout.traced, of.dtype,
+    rank = (replace(of.sizes, layers=_TRACED, dense=min(of.sizes.dense, 1)), of.microbatch, of.layout.traced, of.dtype,
             of.fused_loss or not of.hand_fused)  # fmt: skip
     key = (*rank, of.hand_fused, of.cluster.name, of.gpu, of.attention)
     if key not in _KNOWN:

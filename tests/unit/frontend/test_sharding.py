@@ -269,6 +269,23 @@ def test_experts_that_take_tokens_and_their_choices():
     assert flops(graph, "contraction") == flops(of_layout(Choosing, rows), "contraction")
 
 
+class Uneven(Choosing):
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.experts.up = nn.Parameter(torch.randn(12, WIDTH, NARROW, dtype=torch.bfloat16))
+            block.experts.down = nn.Parameter(torch.randn(12, NARROW, WIDTH, dtype=torch.bfloat16))
+            block.router = nn.Linear(WIDTH, 12, dtype=torch.bfloat16)
+
+
+def test_experts_that_do_not_divide_the_rows_get_as_many_in_all():
+    """64 rows for 12 experts on 4 ranks."""
+    graph, nbytes = of_layout(Uneven, rows, ep=4), BATCH * SEQ * TOP_K * WIDTH * 2
+    assert Counter(messages(graph, "alltoall")) == dict.fromkeys(
+        (("forward", nbytes), ("backward", nbytes)), 2 * LAYERS
+    )
+
+
 def test_what_experts_do_not_divide_by_or_are_not_there_is_refused():
     for kind, ep, why in (
         (Mixture, 16, "ep=16 does not divide the 8 experts of blocks.0.experts"),

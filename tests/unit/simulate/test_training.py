@@ -213,3 +213,14 @@ def test_frozen_weights_have_no_gradient_and_no_state():
     few = training_step(Blocks(Block(), (replace(LAYER, parameters=10),) * 4, Block()), Parallelism(dp=2), CLUSTER)
     assert of("dp=2").time_s == few.time_s
     assert of("dp=2").optimizer_s == few.optimizer_s > 0
+
+
+def test_stages_have_as_many_layers_as_the_program_says():
+    """Four, four and one of nine layers, and a head of 9 s: ranks are busy for 12, 12 and 3 + 9 s of a microbatch. As
+    equally many, the head's would be busy for 18 s."""
+    head = Block(Work(3.0), Work(6.0))
+    model = Blocks(Block(), (LAYER,) * 9, head, stages=(4, 4, 1))
+    layout = Parallelism(pp=3, microbatches=2)
+    assert training_step(model, layout, CLUSTER).pipeline.busy_s == pytest.approx((24, 24, 24), rel=1e-4)
+    even = training_step(replace(model, stages=()), layout, CLUSTER)
+    assert even.pipeline.busy_s == pytest.approx((18, 18, 36), rel=1e-4)

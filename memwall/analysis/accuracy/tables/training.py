@@ -9,7 +9,8 @@
 - NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 (the
   scales of MXFP8, a byte for 32 numbers, are left out), gradients summed in 16 bits next to backward, sequence
   parallelism and overlapped exchanges with ``tp``; the loss is one kernel since 2025. Layers are computed again where
-  activations do not fit. Nothing hides the all-to-alls of experts.
+  activations do not fit, but for DeepSeek-V3 and Kimi-K2, whose recipes compute at most products of latents again.
+  Nothing hides the all-to-alls of experts.
 - MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
   without forward prefetch).
 
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memwall.analysis.accuracy.sizes import Sizes
+from memwall.analysis.accuracy.sizes import Latents, Sizes
 from memwall.analysis.accuracy.tables.base import Kind, Record, Skip, known, seconds, size
 from memwall.analysis.accuracy.training import TrainingSample
 from memwall.core.errors import UsageError
@@ -53,6 +54,10 @@ _GPT = Sizes(4096, 24, 32, 51200, 0)
 _NEMOTRON = replace(_LLAMA, vocab=256000, ffn=16384, kv_heads=32, gated=False)
 _QWEN3 = replace(_LLAMA, width=4096, layers=94, heads=64, kv_heads=4, head_dim=128, ffn=1536, vocab=151936,
                  experts=128, top_k=8)  # fmt: skip
+_DEEPSEEK = Sizes(
+    7168, 61, 128, 129280, 0, ffn=2048, gated=True, rotary=True, bias=False, tied=False, dropout=0.0, experts=256,
+    top_k=8, shared=2048, dense=3, dense_ffn=18432, latents=Latents(1536, 512, 128, 64, 128), predicts_two=True,
+)  # fmt: skip
 #: model of NVIDIA's recipes → its sizes: configurations on Hugging Face; GPT3 and Nemotron as NeMo's recipes
 _MODELS: Mapping[str, Sizes] = {
     "LLAMA3_8B": _LLAMA,
@@ -69,6 +74,11 @@ _MODELS: Mapping[str, Sizes] = {
     "Qwen3_235B_a22B": _QWEN3,
     "GPT OSS 120B": replace(_QWEN3, width=2880, layers=36, kv_heads=8, head_dim=64, ffn=2880, vocab=201088, top_k=4),
     "Nemotron-340B": replace(_NEMOTRON, width=18432, layers=96, heads=96, kv_heads=8, ffn=73728),
+    **dict.fromkeys(
+        ("DeepSeekV3", "DeepSeekV3 (w/ MTP)", "DeepSeekV3 (dropless)", "DeepSeekV3 (tokendrop)"), _DEEPSEEK
+    ),
+    "DeepSeekV3 (w/o MTP)": replace(_DEEPSEEK, predicts_two=False),
+    "Kimi_K2": replace(_DEEPSEEK, heads=64, vocab=163840, experts=384, dense=1, predicts_two=False),
 }
 #: table of Megatron-LM → what of its runs it does not state
 _RUNS: Mapping[str, Mapping[str, object]] = {
@@ -192,6 +202,8 @@ def _bridge(record: Record) -> TrainingSample:
         chunks=chunks if pp > 1 else 1, schedule="interleaved" if pp > 1 < chunks else "1f1b",
         fsdp="full" if record["fsdp"] and float(record["fsdp"]) else "grad", async_tp=tp > 1,
     )  # fmt: skip
+    if sizes.latents and tp > 1:
+        raise Skip("latent attention, which tp does not divide here")
     sizes = replace(
         sizes,
         seq=_count(record, "seq_len"),
@@ -201,10 +213,13 @@ def _bridge(record: Record) -> TrainingSample:
         adapters=_ADAPTERS if record["task"] == "LoRA" else 0,
     )
     cluster = load_cluster(known(_CLUSTERS, record["system"], "system"))
+    stages = pp * layout.chunks
+    each = -(-sizes.layers // stages)  # Megatron-Bridge's layouts of DeepSeek-V3 and Kimi-K2 leave fewer to the last
+    cut = (*[each] * (stages - 1), sizes.layers - each * (stages - 1)) if sizes.latents else ()
     kind = "experts" if sizes.experts else "dense"
     return _sample(BRIDGE.name, record, cluster, record["system"], kind, "bfloat16", sizes, batch, layout,
-                   seconds(record, "step_time_s", 1.0), state="fused half", recomputes_to_fit=True,
-                   fused_loss=not record["release"].startswith("24"))  # fmt: skip
+                   seconds(record, "step_time_s", 1.0), state="fused half", recomputes_to_fit=not sizes.latents,
+                   stages=cut, fused_loss=not record["release"].startswith("24"))  # fmt: skip
 
 
 def _count(record: Record, name: str) -> int:
