@@ -160,12 +160,14 @@ LATENT_WIDTHS = (128, 64, 512, 128)
 def latent_prefill(
     batch: int, heads: int, queries: int, keys: int, dtype: str = "bfloat16", *, engine: str = "trtllm",
     absorbed: bool = False, eager: bool = False, widths: tuple[int, int, int, int] = LATENT_WIDTHS, top_k: int = 0,
+    pairs: int = 0,
 ) -> Cost:  # fmt: skip
     """Causal latent attention (MLA) of ``queries`` new tokens whose last attends to all ``keys``, without the products
     before and after it; ``heads`` are those of one GPU, ``dtype`` that of the cache (bfloat16 or fp8). ``absorbed``
-    kernels attend to the latents, and do more than is needed. ``top_k``: the most tokens that a query attends to."""
+    kernels attend to the latents, and do more than is needed. ``top_k``: the most tokens that a query attends to;
+    ``pairs`` of queries and keys, where neither says how many."""
     nope, rope, rank, value = widths
-    pairs = _pairs(queries, keys, top_k or keys)
+    pairs = pairs or pairs_of(queries, keys, top_k or keys)
     pipe, itemsize = Pipe("tensor", dtype), 1 if dtype == "fp8" else 2
     new_bytes = batch * queries * (rank + rope) * itemsize
     of_keys = keys * (rank + rope if absorbed else heads * (nope + value) + rope)
@@ -181,19 +183,19 @@ def latent_prefill(
     return Cost({pipe: flops}, read, write, launches=(work,))
 
 
-def _pairs(queries: int, keys: int, most: int) -> int:
+def pairs_of(queries: int, keys: int, most: int) -> int:
     """(query, key) pairs of causal attention whose last query sees all keys, each at most so many."""
     short = max(min(most - (keys - queries), queries), 0)  # queries that see fewer
     return short * (keys - queries) + short * (short + 1) // 2 + (queries - short) * most
 
 
 @lru_cache(maxsize=1 << 16)
-def index_scores(batch: int, heads: int, queries: int, keys: int, size: int) -> Cost:
+def index_scores(batch: int, heads: int, queries: int, keys: int, size: int, ratio: int = 1) -> Cost:
     """The scores of an index of sparse attention: products of ``heads`` fp8 queries of ``size`` numbers with the fp8
     keys of all tokens before, of which one weighted sum a pair is written, in float32. Keys and queries have a float32
-    scale for each ``size`` numbers."""
-    pipe, pairs = Pipe("tensor", "fp8"), _pairs(queries, keys, keys)
-    read, write = batch * (keys + queries * heads) * (size + 4), 4 * batch * pairs
+    scale for each ``size`` numbers. A key stands for ``ratio`` tokens."""
+    pipe, pairs = Pipe("tensor", "fp8"), pairs_of(queries, keys, keys) // ratio
+    read, write = batch * (keys // ratio + queries * heads) * (size + 4), 4 * batch * pairs
     work = Gemm(pipe=pipe, batch=batch, m=heads * queries, n=max(pairs // queries, 1), k=size, itemsize=1,
                 read_bytes=read, write_bytes=write)  # fmt: skip
     return Cost({pipe: work.flops}, read, write, launches=(work,))

@@ -72,7 +72,8 @@ def read_model(
     stated = made.capture.get("serving", {})
     if weights == "model" and "refused" in stated:
         raise UsageError(stated["refused"])
-    stored = Stored(listed=tuple(stated.get("kept", ())), mixed=stated.get("mixed", {}))
+    stored = Stored(listed=tuple(stated.get("kept", ())), mixed=stated.get("mixed", {}),
+                    experts=stated.get("experts", ""))  # fmt: skip
     of = stored.of if weights == "model" else Stored().of
     kernels = served(made.graph, of, stated.get("context", 0), None if first is None else first.graph)
     notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)

@@ -15,7 +15,7 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.core.graph import Pipe
 from memwall.fusion.server import Layout, Served, Step
-from memwall.fusion.server.kernels import Attention, Experts, Latent, Product, State
+from memwall.fusion.server.kernels import Attention, Compressed, Experts, Latent, Product, State
 from memwall.hardware.cluster import cluster_of, load_cluster
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.engine import engine_host
@@ -260,8 +260,10 @@ def _check_layout(kernels: Served, layout: Layout) -> None:
     for name in ("tp", "ep", "dp", "pp"):
         if getattr(layout, name) < 1:
             raise UsageError(f"--{name} {getattr(layout, name)}: want 1 or more")
-    attending = [(kernel, n) for kernel, n in kernels.kernels if isinstance(kernel, (Attention, Latent, State))]
-    for heads in (kernel.heads for kernel, _ in attending if isinstance(kernel, (Attention, Latent))):
+    attending = [
+        (kernel, n) for kernel, n in kernels.kernels if isinstance(kernel, (Attention, Compressed, Latent, State))
+    ]
+    for heads in (kernel.heads for kernel, _ in attending if isinstance(kernel, (Attention, Compressed, Latent))):
         _check_divides(layout.tp, heads, "heads", "tp")
     experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, Experts)]
     if layout.ep > 1 and not experts:
@@ -321,6 +323,6 @@ def _point(server: _Server, load: Workload, price: float | None) -> Point:
     candidate = Candidate(
         name=f"{point.name}, {point.load}", run=run, gpus=server.gpus, usd_per_gpu_hour=price,
         watts_per_gpu=steps.gpu.tdp_w, wall=steps.wall(Step(batch, round(batch * point.context))),
-        kv_bytes_per_token=steps.kv_bytes(longest + 1) - steps.kv_bytes(longest),
+        kv_bytes_per_token=steps.served.token_bytes(longest, steps.layout) // steps.layout.dp,
     )  # fmt: skip
     return replace(point, candidate=candidate, largest_batch=most)

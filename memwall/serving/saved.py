@@ -188,7 +188,7 @@ class SavedServing:
 def saved(found: Serving) -> SavedServing:
     """What of an answer is saved, and shown."""
     model, first = found.model, found.points[0]
-    kv = model.served.kv_bytes(1025, first.layout) - model.served.kv_bytes(1024, first.layout)
+    kv = model.served.token_bytes(1024, first.layout)
     engines = {point.name: point for point in found.points}
     engines |= {point.name: point for point in found.points if not point.refused}
     limits = [(limit.quantity.name, limit.amount, objective_text(limit)) for limit in found.objectives]

@@ -20,7 +20,7 @@ from memwall.analysis.serving import Candidate, objective, objective_text, stop
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.fusion.server import Step
-from memwall.fusion.server.kernels import Attention, Collective, Experts, Index, Latent
+from memwall.fusion.server.kernels import Attention, Collective, Compressed, Experts, Index, Latent
 from memwall.hardware.lookup import load_gpus
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, prices_of, serve, steps_of
@@ -31,7 +31,7 @@ from memwall.simulate.serving.workload import Lengths, Workload
 from memwall.sweeping.traces import Traces, trace_folder
 
 #: kernels whose bound is not counted
-_UNBOUNDED = (Attention, Latent, Index, Collective)
+_UNBOUNDED = (Attention, Compressed, Latent, Index, Collective)
 #: between nodes a step's time is linear, so it is at least that of so much smaller a step
 _NODE = 31 / 32
 

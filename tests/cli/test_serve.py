@@ -324,6 +324,22 @@ def test_mixed_precision_is_that_of_each_module(run, tmp_path):
     assert "weights quantised as modelopt are not modeled; --weights says" in run("serve", several).error
 
 
+@pytest.mark.parametrize("stated", ["expert_dtype", "quantized_layers"])
+def test_experts_in_four_bits_and_the_rest_in_blocks_of_fp8(run, tmp_path, stated):
+    """DeepSeek-V4's ``expert_dtype``, a scale of a byte for 32 numbers, and NVIDIA's of it, one for 16, whose other
+    modules are as they were: fp8 with a scale of 4 bytes for 128 x 128. The head and the routers are not quantised."""
+    method = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    layers = {f"layers.{i}.ffn.experts": {"quant_algo": "NVFP4"} for i in range(2)}
+    more = {"expert_dtype": "fp4", "quantization_config": method}
+    if stated == "quantized_layers":
+        more = {"quantization_config": method | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (point,) = points(run, described(tmp_path, MIXTRAL | more), "--concurrency", "1")["points"]
+    attention, expert = 1024 * 2048 + 1024 * 1024, 3 * 1024 * 2048
+    scaled = {"expert_dtype": 17, "quantized_layers": 18}[stated]  # of 32 parts of a byte
+    layer = attention + attention // 128**2 * 4 + 8 * expert * scaled // 32 + 2 * 8 * 1024
+    assert point["weights_bytes"] == 2 * layer + 2 * 2 * 32000 * 1024 + 2 * (2 * 2 + 1) * 1024
+
+
 def test_what_is_left_alone_is_named_as_in_the_checkpoint(run, tmp_path):
     """Nemotron's checkpoints say backbone where transformers says model."""
     stated = {"quant_algo": "FP8", "quant_method": "modelopt", "ignore": ["backbone.layers.1.self_attn.*", "lm_head"]}

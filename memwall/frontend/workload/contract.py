@@ -94,7 +94,7 @@ class Workload:
         if self.stored is not None:
             try:
                 found |= {"weights": (how := self.stored()).scheme, "kept": [*how.listed]}
-                found |= {name: value for name in ("cache", "mixed") if (value := getattr(how, name))}
+                found |= {name: value for name in ("cache", "mixed", "experts") if (value := getattr(how, name))}
             except UsageError as error:
                 found["refused"] = str(error)
         return {"serving": found} if found else {}

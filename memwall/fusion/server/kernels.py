@@ -232,18 +232,61 @@ class Index(Kernel):
     heads: int
     size: int
     top_k: int
+    #: tokens of a key
+    ratio: int = 1
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         found = NO_COST
         for batch, folded, new, keys in _calls(step):
-            queries = folded * new
-            found += table_calls.index_scores(batch, self.heads, queries, keys, self.size)
-            scored = 4 * batch * queries * keys
-            found += table_calls.stream(scored, 4 * batch * queries * min(self.top_k, keys), scored // 4)
+            queries, held = folded * new, keys // self.ratio
+            found += table_calls.index_scores(batch, self.heads, queries, keys, self.size, self.ratio)
+            scored = 4 * batch * queries * held
+            found += table_calls.stream(scored, 4 * batch * queries * min(self.top_k, held), max(scored // 4, 1))
         return found
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
-        return tokens * (self.size + 4)
+        return tokens // self.ratio * (self.size + 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed(Kernel):
+    """Attention of DeepSeek-V4: each query attends to the last ``window`` tokens, and of those before to entries that
+    stand for ``ratio`` tokens each (0: it has none): to all, or to the ``top_k`` that an index chooses. One vector of
+    ``size`` numbers is key and value of all heads. The cache is on every GPU: the window, the entries, and ``opened``
+    numbers of each token since the last entry, of which the next one is made."""
+
+    heads: int
+    size: int
+    window: int
+    ratio: int
+    opened: int
+    dtype: str
+    top_k: int = 0
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        heads, kv, found = _shared(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
+        how: Any = {
+            "engine": _IN_GRAPHS.get(layout.engine, layout.engine),
+            "widths": (self.size, 0, self.size, self.size),
+        }
+        for batch, folded, queries, keys in _calls(step):
+            entries = min(self._entries(keys), self.top_k or keys)
+            if queries == 1:
+                seen = min(keys, self.window) + entries
+                found += table_calls.latent_decode(batch, folded * heads, seen, kv, self.dtype, **how)
+            else:
+                seen, far = min(keys, queries + self.window) + self._entries(keys), self.ratio * self.top_k or keys
+                window, before = (table_calls.pairs_of(queries, keys, min(most, keys)) for most in (self.window, far))
+                pairs = window + self._entries(before)
+                found += table_calls.latent_prefill(batch, heads, queries, seen, kv, absorbed=True, pairs=pairs, **how)
+        return found
+
+    def _entries(self, tokens: int) -> int:
+        return tokens // self.ratio if self.ratio else 0
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        kept = (min(tokens, self.window) + self._entries(tokens)) * self.size
+        return (kept + max(self.ratio - 1, 0) * self.opened) * ITEMSIZE[layout.kv or self.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

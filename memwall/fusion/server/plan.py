@@ -58,6 +58,11 @@ class Served:
         """Bytes on one GPU of the cache of a sequence of so many tokens."""
         return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels) // layout.pp
 
+    def token_bytes(self, tokens: int, layout: Layout) -> int:
+        """Bytes on one GPU that one more token adds to that, on average over those that one entry stands for."""
+        every = max((getattr(kernel, "ratio", 1) for kernel, _ in self.kernels), default=1) or 1
+        return (self.kv_bytes(tokens + every, layout) - self.kv_bytes(tokens, layout)) // every
+
 
 def served(
     graph: Graph, stored: Callable[[str], str | None] = lambda path: None, context: int = 0, prompt: Graph | None = None

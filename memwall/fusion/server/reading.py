@@ -20,6 +20,7 @@ from memwall.fusion.server.kernels import (
     Attention,
     Between,
     Collective,
+    Compressed,
     Encoded,
     Experts,
     Index,
@@ -34,7 +35,9 @@ from memwall.fusion.server.regions import CACHES, Region, regions
 
 _FIXED = ("parameter", "buffer")
 #: classes of ops that need whole rows; and ops, which choose from them
-_WHOLE_CLASSES, _CHOICES = ("reduction", "normalization"), ("topk", "sort", "argmax")
+#: of a product whose columns GPUs share: engines leave gates and mixers of fewer on each
+_LEAST_COLUMNS = 32
+_WHOLE_CLASSES, _CHOICES = ("reduction", "normalization"), ("topk", "sort", "argmax", "gather")
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,9 @@ class Reader:
     def step(self) -> Step:
         """The step that was traced."""
         batch, new = self._shape
-        own = (region for region in self._of("attention") if not self._is_cross(region))
-        before = max([self.context, *(cached for _, cached in map(self._cached, own))])
+        own = [region for region in self._of("attention") if not self._is_cross(region)]
+        entries = (self._entries(region) * self._ratio(region.place) for region in own)
+        before = max([self.context, *(cached for _, cached in map(self._cached, own)), *entries])
         if new == 1 and before:
             return Step(batch, batch * before)
         return Step(0, 0, ((new, before),) * batch)
@@ -195,13 +199,20 @@ class Reader:
     def product(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
         ops = [self.graph.ops[i] for i in region.ops]
         made = [self.graph.values[op.outputs[0]].spec for op in ops]
-        n, rows = sum(spec.shape[-1] for spec in made), made[0].numel // made[0].shape[-1]
-        k = self._inner(ops[0])
+        grouped = "bmm" in ops[0].name  # a matrix for each group of columns
+        rows = self.tokens if grouped else made[0].numel // made[0].shape[-1]
+        n, k = sum(spec.numel // rows for spec in made), self._inner(ops[0])
         is_last = self._is_last(number)
         of_sequences = is_last and rows <= self._shape[0]
         wholes = self._wholes(number, {spec.shape[-1] for spec in made})
         of_index = any(number in region.reads for region in self._of("index"))
-        split = "row" if region.reads & self._sharded else "whole" if wholes or of_index else "column"
+        readers = [other for other in self.regions if number in other.reads]
+        kept = not is_last and all(map(self._compresses, readers))  # for the cache alone, which is on every GPU
+        is_row = region.reads & self._sharded and not grouped
+        split = (
+            "whole" if kept or (n < _LEAST_COLUMNS and not is_last) else
+            "row" if is_row else "whole" if wholes or of_index else "column"
+        )  # fmt: skip
         after: tuple[Collective, ...] = ()
         if split == "row":
             self._partial.add(number)
@@ -211,7 +222,7 @@ class Reader:
             self._sharded.add(number)
         columns: Counter[str | None] = Counter()
         for op, spec in zip(ops, made, strict=True):
-            columns[self.stored(op.module)] += spec.shape[-1]
+            columns[self.stored(op.module)] += spec.numel // rows
         own = max(columns, key=columns.__getitem__)
         if own is None and (is_last or not wholes.isdisjoint(_CHOICES)):
             own = ""
@@ -270,6 +281,10 @@ class Reader:
         self._check(region, {each, each + kv_heads * value_size})
         before = self.step.context_tokens // self.step.decodes if self.step.decodes else 0
         window = cached + 1 if cached and cached < before else 0
+        ratio = self._ratio(region.place) if window and self._entries(region) else 0
+        if ratio or (window and self._has_one_vector(region)):
+            return Compressed(heads=heads, size=size, window=window, ratio=ratio, top_k=self._indexed(region),
+                              opened=self._opened(region.place), dtype=query.spec.dtype), ()  # fmt: skip
         return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, window=window,
                          dtype=query.spec.dtype, causal=not self.encodes), ()  # fmt: skip
 
@@ -304,6 +319,48 @@ class Reader:
                 return value.spec.shape[1], value.spec.shape[2]
         return 0, 0
 
+    def _entries(self, region: Region) -> int:
+        """Compressed entries that attention reads next to a window of the cache; 0 where it has none."""
+        held = {
+            value.storage: value.spec.shape[2] for value in self.outside(region)[0]
+            if self.graph.storages[value.storage].role in CACHES and len(value.spec.shape) == 4
+        }  # fmt: skip
+        lengths = list(held.values())
+        return next((length for length in lengths if length != lengths[0]), 0)
+
+    def _compresses(self, region: Region) -> bool:
+        """Whether a state is inside attention: it makes entries of the attention's cache."""
+        inside = (region.place.startswith(f"{other.place}.") for other in self._of("attention"))
+        return region.kind == "state" and any(inside)
+
+    def _has_one_vector(self, region: Region) -> bool:
+        """Whether the same numbers of a new token are its key and its value: both caches get them."""
+        roles, values, added = self.graph.storages, self.graph.values, list[set[int]]()
+        for op in region.ops:
+            read = self.flow.reads[op]
+            old = {v for i, v in read if roles[values[i].storage].role == "kv_cache" and len(values[i].spec.shape) == 4}
+            if old and self.graph.ops[op].op_class == "movement":
+                added.append({v for _, v in read} - old)
+        return len(added) > 1 and all(added[0] == each for each in added) and bool(added[0])
+
+    def _pairs(self, place: str) -> list[Region]:
+        """The pairs of products of a module and those below, of values and their weights, of which entries are made."""
+        return [r for r in self._of("product") if f"{r.place}.".startswith(f"{place}.") and len(r.ops) == 2]
+
+    def _opened(self, place: str) -> int:
+        """Numbers of a token that are kept until an entry is made of them."""
+        pairs = (region.ops for region in self._pairs(place) if region.place != place)
+        return sum(self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1] for ops in pairs for i in ops)
+
+    def _ratio(self, place: str) -> int:
+        """Tokens that an entry stands for: each has a bias of its own in the module that makes it; 0: none does."""
+        inside = {region.place for region in self._pairs(place)}
+        biases = [
+            self.graph.values[i].spec.shape for i in self.graph.parameters
+            if self.graph.storages[self.graph.values[i].storage].name.rpartition(".")[0] in inside
+        ]  # fmt: skip
+        return max((shape[0] for shape in biases if len(shape) == 2), default=0)
+
     def _is_cross(self, region: Region) -> bool:
         """Whether attention has queries alone of the new tokens: all keys are in the cache already."""
         query = self._core(region)[0]
@@ -328,8 +385,8 @@ class Reader:
     def index(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
         ops = (self.graph.ops[i] for i in region.ops)
         query = next(self.graph.specs(op.inputs)[0] for op in ops if op.op_class == "contraction")
-        size = query.shape[-1]
-        return Index(heads=query.numel // (self.tokens * size), size=size, top_k=self._choice(region)), ()
+        size, ratio = query.shape[-1], self._ratio(region.place) or 1
+        return Index(heads=query.numel // (self.tokens * size), size=size, top_k=self._choice(region), ratio=ratio), ()
 
     def state(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
         if region.reads & self._sharded:
@@ -338,6 +395,10 @@ class Reader:
         fixed, cached, data = self._split(read)
         _, stored, made = self._split(written)
         batch, _ = self._shape
+        if self._compresses(region):
+            width = self._opened(region.place.rpartition(".")[0]) * max(value.spec.itemsize for value in stored)
+            return Between(read_bytes=width, write_bytes=width, weight_bytes=distinct_bytes(fixed), columns=0,
+                           itemsize=1, shared=False), ()  # fmt: skip
         if distinct_bytes(stored) != distinct_bytes(cached) and self.step.decodes:
             raise UsageError(
                 f"{region.place} keeps a cache that grows and is not that of attention, which the server"
@@ -363,7 +424,10 @@ class Reader:
     def _chosen(self, number: int) -> int:
         """Experts of a token: what the last choice before them makes."""
         near = (self.regions[i] for i in (number, *sorted(self.regions[number].reads, reverse=True)))
-        return next(filter(None, map(self._choice, near)), 1)
+        own = (self.graph.ops[i] for i in self.regions[number].ops)
+        rows = next(self.graph.specs(op.inputs)[0] for op in own if op.op_class == "contraction")
+        moved = rows.numel // rows.shape[-1] // self.tokens if len(rows.shape) == 2 else 1
+        return next(filter(None, map(self._choice, near)), max(moved, 1))
 
     def between(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
         shared = bool(region.reads & self._sharded)

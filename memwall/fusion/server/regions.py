@@ -49,6 +49,8 @@ class _Walk:
         self.graph, self.flow, self.ops = graph, flow, graph.ops
         self.role = [storage.role for storage in graph.storages]
         self.owner: dict[int, Region] = {}
+        #: storage of a parameter → its axes
+        self.axes = {graph.values[i].storage: len(graph.values[i].spec.shape) for i in graph.parameters}
         self.before = [
             [flow.writer[v] for v in (*[v for _, v in reads], *[flow.carries[v] for _, v in writes])
              if v >= 0 and flow.writer[v] >= 0]
@@ -110,7 +112,7 @@ class _Walk:
         places = {
             op.module for op in self.ops
             if op.op_class in _PRODUCTS and op.id not in self.owner and (weight := self.weight(op)) is not None
-            and len(self.graph.values[weight].spec.shape) == 3
+            and len(self.graph.values[weight].spec.shape) == 3 == self.axes.get(self.graph.values[weight].storage, 3)
         }  # fmt: skip
         for place in places:
             inside = set(self._inside(place))
@@ -141,6 +143,7 @@ class _Walk:
     def _cached(self) -> None:
         """What is done with each layer's cache, and all that is computed for that alone."""
         seeds: dict[str, set[int]] = {}
+        cached: set[str] = set()
         for op in self.ops:
             if op.id in self.owner:
                 continue
@@ -149,18 +152,34 @@ class _Walk:
             is_core = op.op_class == "attention" or op.op_class in _PRODUCTS
             if not is_product and (with_cache or is_core):
                 seeds.setdefault(op.module, set()).add(op.id)
+                cached |= {op.module} if with_cache else set()
+        if "kv_cache" in self.role:  # products of each token's own numbers, as of the streams of hyper-connections
+            seeds = {place: own for place, own in seeds.items() if place in cached or not self._is_of_each(own)}
         for op in self.ops:  # a choice from what the cache gives
-            if op.name.startswith("aten.topk") and op.module in seeds:
+            near = [place for place in seeds if f"{place}.".startswith(f"{op.module}.")]
+            if op.name.startswith("aten.topk") and near:
                 follow = (number for number in self.after[op.id] if self.ops[number].module == op.module)
-                seeds[op.module].update((op.id, *follow))
+                seeds[op.module] = {op.id, *follow}.union(*map(seeds.pop, near))
         for place, own in sorted(seeds.items(), key=lambda seed: -seed[0].count(".")):  # the inner ones first
             inside = self._closed(place, own)
             while large := self._reads_state(place, inside):
                 inside = self._closed(place, inside | large)
             names = {self.ops[i].name for i in inside}
-            attends = any(self.ops[i].op_class == "attention" for i in inside) or any("softmax" in n for n in names)
+            products = sum(self.ops[i].op_class in _PRODUCTS for i in inside)  # of scores, and of what they weigh
+            attends = any(self.ops[i].op_class == "attention" for i in inside) or (
+                products > 1 and any("softmax" in name for name in names)
+            )
             chooses = any(name.startswith("aten.topk") for name in names)
             self._take("attention" if attends else "index" if chooses else "state", inside, place)
+
+    def _is_of_each(self, products: set[int]) -> bool:
+        """Whether products have a matrix of their own for each token of a step."""
+        values, rows = self.graph.values, set[int]()
+        for value in (values[i] for i in self.graph.inputs):
+            if self.role[value.storage] not in CACHES and value.spec.shape:
+                rows.add(value.spec.numel)
+        made = [values[self.ops[i].outputs[0]].spec.shape for i in products]
+        return all(len(shape) == 3 and shape[0] in rows for shape in made)
 
     def _reads_state(self, place: str, inside: set[int]) -> set[int]:
         """Ops of the module outside that read what is as large as its state: a server's kernel never writes it."""

@@ -15,7 +15,8 @@ from memwall.serving.saved import SavedEngine
 
 #: what follows a name of a kernel's class
 KERNELS: Mapping[str, str] = {
-    "Product": "products", "Attention": "attention", "Latent": "latent attention", "Index": "index", "State": "states",
+    "Product": "products", "Attention": "attention", "Latent": "latent attention",
+    "Compressed": "compressed attention", "Index": "index", "State": "states",
     "Experts": "experts", "Encoded": "encoder", "Between": "norms, activations", "Collective": "messages",
     "Sampling": "sampling",
 }  # fmt: skip

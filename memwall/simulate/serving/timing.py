@@ -17,6 +17,7 @@ from memwall.fusion.server.kernels import (
     Attention,
     Between,
     Collective,
+    Compressed,
     Encoded,
     Experts,
     Index,
@@ -47,7 +48,7 @@ _BUDGET_TOKENS, _BUDGET_SEQUENCES, _CONTEXT_BYTES = 8192, 256, 2 << 30
 #: bytes of a number of a row between layers
 _ROW_ITEMSIZE = 2
 #: kernels that read the cache
-_CACHED = (Attention, Latent, Index)
+_CACHED = (Attention, Compressed, Latent, Index)
 #: most tokens of a step in which shared experts run on a second stream next to the others (vLLM's
 #: ``VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD``; SGLang and TensorRT-LLM do so in CUDA graphs)
 _STREAM_TOKENS = 256

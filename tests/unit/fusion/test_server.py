@@ -8,7 +8,7 @@ import pytest
 import memwall
 from memwall.core.errors import UsageError
 from memwall.fusion.server import Layout, Step, served
-from memwall.fusion.server.kernels import Attention, Between, Collective, Experts, Index, Latent, Product
+from memwall.fusion.server.kernels import Attention, Between, Collective, Compressed, Experts, Index, Latent, Product
 from memwall.hardware.cluster import cluster_of
 from memwall.hardware.engine import ENGINES, EngineHost, engine_host
 from memwall.serving import serve
@@ -198,14 +198,33 @@ def test_a_prompt_with_an_index_runs_the_same_kernels(traced):
     assert planned == sum(n * kernel.cost(step, Layout()).total_flops for kernel, n in model.kernels)
 
 
-def test_a_cache_that_is_no_attentions_is_refused(traced):
-    """DeepSeek-V4 attends to a compressed cache."""
+@pytest.mark.parametrize("context", [4096, 4095])
+def test_deepseek_v4_attends_to_entries_of_several_tokens(traced, context):
+    """Two layers of windows alone (128 vectors of 512 numbers in bfloat16, keys and values in one), one with entries of
+    4 tokens and an index (keys of 128 numbers in fp8 with a scale of 4 bytes), one with entries of 128; and pairs of
+    2 x 512, 2 x 128 and 512 numbers of each token since the last entry. A decode of 32,768 tokens reads the window and
+    512 entries, or all 256, once for all 64 heads: two FLOPs for each number of query and key, of weight and value."""
     folder = shared("configs/deepseek-ai--DeepSeek-V4-Flash")
     if folder is None:
         pytest.skip("the configuration is not at hand")
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8")) | {"num_hidden_layers": 4}
-    with pytest.raises(UsageError, match="is of no kind that the server policy models"):
-        served(traced(fields, batch=2, context=100).graph)
+    model = served(traced(fields, batch=2, context=context).graph, context=context)
+    n = 1 << 20
+    entries = n // 4 * (512 * 2 + 128 + 4) + n // 128 * 512 * 2
+    opened = 3 * 2 * (2 * 512 + 2 * 128) * 2 + 127 * 2 * 512 * 2
+    assert model.kv_bytes(n, Layout()) == model.kv_bytes(n, Layout(tp=8)) == 4 * 128 * 512 * 2 + entries + opened
+    assert model.token_bytes(n, Layout()) == (512 * 2 + 128 + 4) // 4 + 512 * 2 // 128
+    costs = {(kernel.ratio, n): kernel.cost(Step(1, 32_767), Layout()) for kernel, n in of(model, Compressed)}
+    seen = {(0, 2): 128, (4, 1): 128 + 512, (128, 1): 128 + 256}
+    assert {key: cost.total_flops for key, cost in costs.items()} == {
+        key: keys * 64 * 2 * 2 * 512 for key, keys in seen.items()
+    }
+    for key, keys in seen.items():  # and queries, results and the new vector
+        assert costs[key].read_bytes - keys * 512 * 2 == pytest.approx(64 * 512 * 2, rel=0.02)
+    (index, _), *none = of(model, Index)
+    assert (index.ratio, index.heads, index.size, index.top_k, none) == (4, 64, 128, 512, [])
+    experts = {(kernel.count, kernel.top_k) for kernel, _ in of(model, Experts)}
+    assert experts == {(256, 6)}  # by a table of tokens in the first three layers
 
 
 def test_other_models_have_no_server(tmp_path):

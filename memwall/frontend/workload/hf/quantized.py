@@ -42,21 +42,29 @@ _COMPRESSED: Mapping[tuple[str, Any], str] = {
     ("int", 8): "int8_wo",
     ("int", 4): "int4_wo",
 }
+#: how the module of a mixture's experts ends
+_EXPERTS = ".experts"
+#: DeepSeek-V4's ``expert_dtype`` -> scheme: OCP's four-bit floats, multiplied with activations of eight bits
+_EXPERT_DTYPES: Mapping[str, str] = {"fp4": "w4a8_mxfp4_mxfp8"}
 
 
 @dataclass(frozen=True)
 class Stored:
     """How a configuration says that weights are stored: the ``scheme`` of products, empty where nothing is said; what
     is ``listed`` stays in the model's dtype. ``mixed`` has the schemes of single modules, where each has its own: all
-    others stay in the model's dtype. ``cache`` is how keys and values are: ``fp8``, another or nothing."""
+    others stay in the model's dtype. ``cache`` is how keys and values are: ``fp8``, another or nothing; ``experts`` the
+    scheme of stacked experts, where they have another."""
 
     scheme: str = ""
     listed: tuple[str, ...] = ()
     cache: str = ""
     mixed: Mapping[str, str] = field(default_factory=dict)
+    experts: str = ""
 
     def of(self, path: str) -> str | None:
         """The scheme of the module of that path: empty where it stays as it is, None where it is that of all."""
+        if self.experts and path.endswith(_EXPERTS):
+            return self.experts
         if not self.mixed:
             return "" if any(_listed(f"{path}.weight", pattern) for pattern in self.listed) else None
         return self._by_name.get(_bare(path), "")
@@ -77,9 +85,16 @@ def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
         return Stored()
     if isinstance(layers := found.get("quantized_layers"), Mapping):
         mixed = {_whole(name): _known(row, _method(_table(row, name))) for name, row in layers.items()}
+        if (
+            found.get("weight_block_size")
+            and all(name.endswith(_EXPERTS) for name in mixed)
+            and len(set(mixed.values())) == 1
+        ):
+            return Stored("fp8_block", (), _cache(found), experts=next(iter(mixed.values())))  # the others as they were
         most, _ = Counter(mixed.values()).most_common(1)[0] if mixed else ("", 0)
         return Stored(most, _kept(found), _cache(found), mixed)
-    return Stored(_known(found, _method(found)), _kept(found), _cache(found))
+    experts = _EXPERT_DTYPES.get(str(raw.get("expert_dtype")), "")
+    return Stored(_known(found, _method(found)), _kept(found), _cache(found), experts=experts)
 
 
 def _whole(name: str) -> str:
