@@ -73,6 +73,8 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
     families: dict[str, dict[str, None]] = {HOST: {}}
     known: dict[int, str] = {}  # repeated kernels share their cost
     for cost, kernel in zip(cost_of, schedule.timings, strict=True):
+        if not cost.launches:  # ops that a server does not run
+            continue
         if id(cost) not in known:
             known[id(cost)], taken, weakest = calibration_of(cost, schedule.gpu)
             gpus.setdefault(known[id(cost)], {}).update(dict.fromkeys(taken))

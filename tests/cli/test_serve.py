@@ -432,3 +432,10 @@ def test_a_model_without_a_cache_has_no_server(run, tmp_path):
     (tmp_path / "net.py").write_text("import torch\nmodel = torch.nn.Linear(8, 8)\n", encoding="utf-8")
     result = run("serve", str(tmp_path / "net.py"))
     assert result.code == 2 and "decode_inputs" in result.error
+
+
+def test_a_step_under_the_server_policy_alone_is_shown(run, tmp_path):
+    target = described(tmp_path, LLAMA | {"num_hidden_layers": 2})
+    shown = run("profile", target, "--mode", "decode", "--batch", "2", "--context", "64", "--policy", "server", "--gpu",
+                "h100")  # fmt: skip
+    assert shown.code == 0 and "H100" in shown.out, shown.err
