@@ -49,6 +49,14 @@ Three models are off for reasons that their rows show:
 - meta-llama/Llama-3.1-8B-Instruct (SGLang): 27 to 39 ms a token on one GPU and 23 to 34 ms on eight, at any load: what
   takes the time is not on the GPUs.
 - Qwen/Qwen3.5-397B-A17B (SGLang): no table has kernels of linear attention, which are taken as memory traffic here.
+
+NVIDIA's sweeps (trtllm_throughput) capture CUDA graphs of up to 8,192 decodes, and of the largest batch, as their page says; until
+that was read, steps of more than 512 decodes were bound by the engine's CPU, and those of B200 off by up to 118 %. Mixtures with experts
+on several GPUs stay too fast, and neither batch nor lengths say why (`python benchmarks/throughput_steps.py TABLE 'Llama 4 Scout'`): a
+step of Llama 4 Scout lacks 12 to 21 ms on four H100, with 61 to 165 sequences a GPU, prompts of 128 or of 5,000 tokens, and at most 8 ms
+on one B200; on RTX PRO 6000 it is 27 to 36 % too fast on four GPUs, and 37 to 52 % on eight. What grows with the GPUs is between
+them: groups that attend to sequences of their own wait for the fullest, which is modeled, and for the experts with the most
+tokens and each other's schedulers, which are not; the rows state neither.
 """
 
 

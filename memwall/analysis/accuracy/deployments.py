@@ -19,7 +19,7 @@ from memwall.hardware.cluster import cluster_of
 from memwall.hardware.engine import engine_host
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import peak_compute_s
-from memwall.simulate.serving.engine import Policy
+from memwall.simulate.serving.engine import CAPTURED, Policy
 from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
 from memwall.simulate.serving.timing import GpuSteps
 from memwall.simulate.serving.workload import Workload
@@ -56,11 +56,13 @@ class Engines:
     def __init__(self, read: Callable[[str], Traced]) -> None:
         self._read = read
         self._models: dict[Path, Traced] = {}
-        self._steps: dict[tuple[Path, str, Layout, bool], GpuSteps] = {}
+        self._steps: dict[tuple[Path, str, Layout, bool, int], GpuSteps] = {}
 
-    def steps(self, config: Path, gpu: Gpu, layout: Layout, is_left_out: bool) -> GpuSteps:
-        """An engine; tables call weights fp8 that are stored in blocks."""
-        key = config, gpu.name, layout, is_left_out
+    def steps(
+        self, config: Path, gpu: Gpu, layout: Layout, is_left_out: bool, captured: int = CAPTURED[-1]
+    ) -> GpuSteps:  # fmt: skip
+        """An engine; tables call weights fp8 that are stored in blocks. ``captured``: its largest CUDA graph."""
+        key = config, gpu.name, layout, is_left_out, captured
         if key not in self._steps:
             if config not in self._models:
                 self._models[config] = self._read(f"hf:{config}")
@@ -70,7 +72,7 @@ class Engines:
             if is_left_out:
                 gpu, cluster = held_out_gpu(gpu), cluster and without_own(cluster)
             found = GpuSteps(
-                model.served, gpu, layout, cluster, UTILIZATION, engine_host(layout.engine), model.max_context
+                model.served, gpu, layout, cluster, UTILIZATION, engine_host(layout.engine), model.max_context, captured
             )
             if found.weights_bytes + found.reserved_bytes >= found.capacity_bytes:
                 found = replace(found, utilization=MOST_UTILIZATION)
@@ -104,6 +106,8 @@ class Deployment:
     measured: Mapping[str, float]
     shape: str
     split: str
+    #: batches of a group's decodes that it captures as CUDA graphs, with the largest batch; empty: as vLLM
+    graphs: tuple[int, ...] = ()
     is_left_out: bool = field(default=False)
 
     @property
@@ -118,7 +122,9 @@ class Deployment:
     def rows(self, engines: Engines) -> Iterator[Row]:
         """Each figure, modeled and measured. R1 is a roofline with a batch that is always full, and a prompt that waits
         for nobody. Raises UsageError: the model does not fit, or the deployment speculates."""
-        steps = engines.steps(self.config, self.gpu, self.decodes.layout, self.is_left_out)
+        steps = engines.steps(
+            self.config, self.gpu, self.decodes.layout, self.is_left_out, max(self.graphs or CAPTURED)
+        )
         load = self._load(steps)
         run, clients = self._run(engines, steps, load), -(-(load.concurrency or 1) // self.decodes.engines)
         decode = Step(clients, clients * (load.prompt.nominal + load.generate.nominal // 2))
@@ -151,7 +157,7 @@ class Deployment:
         groups = max(pool.layout.dp for pool in (self.decodes, self.prompts or self.decodes))
         policy = Policy(
             max_batch=max(clients, _SEQUENCES), token_budget=max(_TOKENS * groups, clients),
-            request_s=steps.host.request_s,
+            request_s=steps.host.request_s, captured=self._captured(clients),
         )  # fmt: skip
         if self.prompts is None:
             return simulate_requests(steps, load, policy)
@@ -161,6 +167,11 @@ class Deployment:
             link_bytes_per_s=_LINK_BYTES_PER_S * prompt.layout.gpus,
         )  # fmt: skip
         return simulate_requests(apart, load, policy)
+
+    def _captured(self, clients: int) -> tuple[int, ...]:
+        """Batches of all groups that run as a graph, the next larger one of those that are not."""
+        sizes = (batch * self.decodes.layout.dp for batch in self.graphs)
+        return (*(size for size in sizes if size < clients), clients) if self.graphs else CAPTURED
 
     def _check_bound(self, steps: GpuSteps, batch: int, load: Workload) -> None:
         """Raises UsageError: tokens come faster than weights and caches can be read once for each."""

@@ -82,6 +82,8 @@ class GpuSteps:
     utilization: float = UTILIZATION
     host: EngineHost = field(default_factory=lambda: EngineHost(""))
     max_context: int | None = None
+    #: the largest step of decodes that a CUDA graph holds
+    captured: int = CAPTURED[-1]
     _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
     _predicted: dict[tuple[int, Step], Prediction] = field(default_factory=dict)
@@ -144,7 +146,8 @@ class GpuSteps:
 
     def _issued_s(self, own: Step) -> float:
         """Seconds of the CPU for the kernels of a step that no CUDA graph holds."""
-        return self._launches * self.host.launch_s if own.tokens > CAPTURED[-1] else 0.0
+        most = CAPTURED[-1] if own.prefills else self.captured
+        return self._launches * self.host.launch_s if own.tokens > most else 0.0
 
     @cached_property
     def _launches(self) -> int:

@@ -188,6 +188,10 @@ class Latencies(Kind):
         )  # fmt: skip
 
 
+#: ``cuda_graph_config`` of NVIDIA's sweeps (TensorRT-LLM, docs/source/performance/perf-overview.md)
+_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
+
+
 class Throughput(Kind):
     """A table of the most tokens per second."""
 
@@ -200,7 +204,7 @@ class Throughput(Kind):
         )  # fmt: skip
         load = Workload(prompt=Lengths(size(record, "isl")), generate=Lengths(size(record, "osl")), concurrency=1)
         yield Deployment(
-            dataset=self.name, label=str(record["gpu"]), name=model, config=_config(source, model),
+            dataset=self.name, label=str(record["gpu"]), name=model, config=_config(source, model), graphs=_GRAPHS,
             gpu=gpu_named(str(record["gpu"])), decodes=Pool(layout=layout), workload=load,
             measured={"GPU seconds per token": tp * pp / positive(record, "output_tok_s")},
             shape=f"trtllm {record['isl']}x{record['osl']} on {tp * pp}", split=f"{model} {record['gpu']} {tp} {pp}",
