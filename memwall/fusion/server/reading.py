@@ -34,9 +34,9 @@ from memwall.fusion.server.kernels import (
 from memwall.fusion.server.regions import CACHES, Region, regions
 
 _FIXED = ("parameter", "buffer")
-#: classes of ops that need whole rows; and ops, which choose from them
 #: of a product whose columns GPUs share: engines leave gates and mixers of fewer on each
 _LEAST_COLUMNS = 32
+#: classes of ops that need whole rows; and ops, which choose from them
 _WHOLE_CLASSES, _CHOICES = ("reduction", "normalization"), ("topk", "sort", "argmax", "gather")
 
 
