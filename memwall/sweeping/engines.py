@@ -8,6 +8,7 @@ import os
 import pickle
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
@@ -131,17 +132,27 @@ def on_dask(tasks: Sequence[Task], folder: Path | None, workers: int | None, sch
             for future in finished:
                 states[future.status].append(future)
             if states.pop("cancelled", []):
-                raise UsageError(f"the Dask scheduler {scheduler or ''} is lost; with --keep FOLDER the finished points"
-                                 " are there, and --resume evaluates the others")  # fmt: skip
+                raise _gone(scheduler)
             lost += map(numbers.pop, states.pop("error", []))
             good = states.pop("finished", [])
             done.update(chain(*states.values()))  # results that went with their worker are made again
-            yield from zip(map(numbers.pop, good), map(pickle.loads, client.gather(good)), strict=True)
+            try:
+                results = client.gather(good)
+            except CancelledError:  # it was lost after it had said that they are finished
+                raise _gone(scheduler) from None
+            yield from zip(map(numbers.pop, good), map(pickle.loads, results), strict=True)
         for number in sorted(lost):  # its worker died, perhaps by another task that it had
             (future,) = send([pickle.dumps(tasks[number], 5)])
             error = future.exception()
             said = f"no Dask worker survived it: {type(error).__name__}"
             yield number, pickle.loads(future.result()) if error is None else [said] * len(tasks[number].points)
+
+
+def _gone(scheduler: str | None) -> UsageError:
+    return UsageError(
+        f"the Dask scheduler {scheduler or ''} is lost; with --keep FOLDER the finished points are there, and --resume"
+        " evaluates the others"
+    )
 
 
 def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitStack) -> Any:
