@@ -142,8 +142,8 @@ class Tile:
 
 
 def tiles(sizes: tuple[int, int, int], itemsize: int, shapes: Sequence[Shape], gpu: Gpu) -> tuple[Tile, ...]:
-    """The tiles worth trying, the chosen one first: the largest that gives every multiprocessor one. A tile at least
-    twice as wide or high as the result is none.
+    """The tiles worth trying, the chosen one first: the largest that gives every multiprocessor one. Tiles at least
+    twice as wide or as high as the result are left out.
 
     Args:
         sizes: matrices, rows and columns of the product.

@@ -100,7 +100,7 @@ _AXES = {"x": 0, "m": 0, "k_right": 0, "r": 1, "n": 1, "k_left": 1}
 
 
 def _axis_of_quads(place: Index) -> int:
-    """The axis along which four neighbours have the places 4q to 4q + 3; -1 if there is none."""
+    """The axis along which neighbours come in fours at places 4q to 4q + 3, or -1 if no such axis is known."""
     steps = [digit for digit, factor in place.terms if factor == 1 and digit.divisor == 1 and digit.modulus % 4 == 0]
     if len(steps) != 1 or place.constant % 4:
         return -1
