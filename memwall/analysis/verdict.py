@@ -93,6 +93,8 @@ def verdict(profile: Profile, schedule: Schedule) -> str:
         f"{wall} is {rank}: {part} of the {duration(schedule.totals.time_s)} goes to kernels "
         f"{_DETAILS[wall](profile, schedule, kernels)}{_doubled(profile, schedule)}"
     )
+    if wall != "overhead":
+        text += _issuing(schedule)
     if wall == "compute":
         text += _power(profile, schedule) + _faster_pipe(profile, schedule)
     if schedule.fits:
@@ -110,6 +112,14 @@ def _doubled(profile: Profile, schedule: Schedule) -> str:
         return ""
     saved = {name: _saving(saved_s) for name, saved_s in found.items()}
     return f"; twice the bandwidth would save {saved['bandwidth']}, twice the FLOP/s {saved['flop_rate']}"
+
+
+def _issuing(schedule: Schedule) -> str:
+    """The CPU's time, where a GPU twice as fast would wait for it; empty elsewhere."""
+    issued_s, time_s = sum(kernel.issue_s for kernel in schedule.kernels), schedule.totals.time_s
+    if schedule.gpu.cpu is not None or 2 * issued_s < time_s:
+        return ""
+    return f"; the CPU takes {duration(issued_s)} to issue the kernels, which no faster GPU shortens"
 
 
 def _saving(seconds: float) -> str:

@@ -122,21 +122,22 @@ def _step_bound_text(profile: Profile, schedule: Schedule) -> str:
 
 def host_text(schedules: Sequence[Schedule]) -> str:
     """``bare-metal: 9.80 us of CPU time to issue an op, 0.5 to 2.75 times as long in the 80 % range``, with each other
-    policy's time to issue a kernel; empty where no host issues kernels."""
-    said: dict[Host, dict[str, None]] = {}
+    policy's time to issue a kernel, a range where GPUs differ; empty where no host issues kernels."""
+    said: dict[Host, dict[str, list[float]]] = {}
     for schedule in schedules:
         launched = sum(1 for kernel in schedule.kernels if kernel.launches)
         issued_s = sum(kernel.issue_s for kernel in schedule.kernels)
         if not issued_s or schedule.gpu.cpu is not None:
             continue
         what = "an op" if schedule.policy == "eager" else f"a kernel of {schedule.policy}"
-        said.setdefault(schedule.gpu.host, {})[f"{duration(issued_s / launched)} of CPU time to issue {what}"] = None
+        said.setdefault(schedule.gpu.host, {}).setdefault(what, []).append(issued_s / launched)
     texts = []
-    for host, times in said.items():
-        first, *others = times
+    for host, times_s in said.items():
         spread = f", {host.low:g} to {host.high:g} times as long in the 80 % range" if host.varies else ""
-        short = [text.replace(" of CPU time to issue", " for") for text in others]
-        texts.append(f"{host.name}: {', '.join((first, *short))}{spread}")
+        asked = [(" to ".join(dict.fromkeys(map(duration, (min(s), max(s))))), what) for what, s in times_s.items()]
+        (first, issued), *others = asked
+        each = [f"{first} of CPU time to issue {issued}", *(f"{time} for {what}" for time, what in others)]
+        texts.append(f"{host.name}: {', '.join(each)}{spread}")
     return "; ".join(texts)
 
 

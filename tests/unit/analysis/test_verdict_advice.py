@@ -7,6 +7,7 @@ from torch import nn
 import memwall
 from memwall.analysis.verdict import verdict
 from memwall.core.units import counted, duration, percent
+from memwall.report.pages.profile_text import host_text
 
 
 def _verdict(model, inputs, **options):
@@ -66,3 +67,27 @@ def test_traffic_of_l2_is_no_traffic_of_dram():
     text = _verdict(model, inputs, cuda_graph=True)
     assert text.startswith("Bandwidth is the wall")
     assert "; 45 % of the step's bytes are read from L2, which more DRAM bandwidth does not speed up" in text
+
+
+@pytest.mark.parametrize(("rows", "said"), [(4096, False), (768, True)])
+def test_the_cpu_is_named_where_a_faster_gpu_would_wait_for_it(rows, said):
+    # a step of 4096 rows takes more than twice the CPU's time to issue its 41 ops, one of 768 less
+    with torch.device("meta"):
+        model, inputs = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(41)]), torch.empty(rows, 4096)
+    profile = memwall.profile(model, (inputs,), gpu="h100", dtype="bf16")
+    (schedule,) = profile.simulations
+    issued_s = sum(kernel.issue_s for kernel in schedule.kernels)
+    assert (schedule.totals.time_s < 2 * issued_s) is said
+    text = f"; the CPU takes {duration(issued_s)} to issue the kernels, which no faster GPU shortens"
+    assert (text in verdict(profile, schedule)) is said
+
+
+def test_two_gpus_and_one_host_are_said_in_one_range():
+    # a V100 has no flash attention: its backward is issued as other kernels
+    with torch.device("meta"):
+        model, inputs = nn.TransformerEncoderLayer(256, 4, batch_first=True), torch.empty(2, 128, 256)
+    profile = memwall.profile(model, (inputs,), gpu=["v100", "h100"], mode="training", dtype="fp16")
+    times_s = sorted(sum(k.issue_s for k in s.kernels) / len(s.kernels) for s in profile.simulations)
+    low, high = map(duration, times_s)
+    assert low != high
+    assert f"bare-metal: {low} to {high} of CPU time to issue an op, " in host_text(profile.simulations)
