@@ -110,6 +110,8 @@ def barrier(call: Call) -> Cost:
 #: ProcessGroupNCCL::barrier sums one float
 _BARRIER_BYTES = 4
 
+#: lists of tensors: copied one by one out of, or into, one buffer that NCCL fills or reads (ProcessGroupNCCL.cpp)
+_LISTS = ("c10d.allgather_", "c10d.reduce_scatter_")
 #: they copy the message first, and sum the copy in place (Functional.cpp)
 _COPYING = ("_c10d_functional.all_reduce", "_c10d_functional.all_reduce_coalesced", "_c10d_functional.broadcast")
 
@@ -129,8 +131,12 @@ def _cost(
     if nbytes and call.attributes["ranks"] > 1:
         group = _group(call)
         kernels = [Message(read_bytes=read_bytes, write_bytes=written, op=kind, nbytes=nbytes, group=group)]
-    if call.name.removesuffix(".default") in _COPYING:
+    name = call.name.removesuffix(".default")
+    if name in _COPYING:
         kernels.insert(0, Plain(read_bytes=call.read_bytes, write_bytes=call.write_bytes))
+    elif name in _LISTS:
+        copies = Plain(read_bytes=nbytes, write_bytes=nbytes, count=call.attributes["ranks"])
+        kernels.insert(len(kernels) if kind == "all_gather" else 0, copies)
     return Cost({}, read_bytes, written, link_bytes=link_bytes, spared_link_bytes=spared, launches=tuple(kernels))
 
 

@@ -127,3 +127,32 @@ def test_traces_of_two_ranks_say_who_waits(run, folder):
 )
 def test_worlds_that_cannot_be(run, program, line, error):
     assert error in run("profile", "rank.py", *line.split()).error
+
+
+RING = """\
+import torch
+import torch.distributed as dist
+
+class Ring(torch.nn.Module):
+    def forward(self, x):
+        rank, world, got = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
+        ops = [dist.P2POp(dist.isend, x, (rank + 1) % world), dist.P2POp(dist.irecv, got, (rank - 1) % world)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return got + x
+
+def model():
+    dist.init_process_group("nccl")
+    return Ring()
+
+def inputs():
+    return (torch.randn(4, 64),)
+"""
+
+
+def test_messages_sent_together_in_a_process_of_its_own(shell, folder):
+    """The first import of the fake backend states devices of its own, without the one that has no data."""
+    (folder / "ring.py").write_text(RING)
+    done = shell("profile", "ring.py", "--cluster", "dgx-h100", "--world", "8", "-q")
+    assert (done.code, done.err) == (0, "")
+    assert "c10d.send" in done.out and "c10d.recv_" in done.out

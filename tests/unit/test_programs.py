@@ -107,7 +107,7 @@ def test_ranks_that_share_products_share_their_tokens():
     assert speed.tokens_per_s == pytest.approx(4 * B * S / made.simulations[0].totals.time_s)
     assert speed.tokens_per_s_per_gpu == pytest.approx(speed.tokens_per_s / 16)
     page = " ".join(render(ProfileReport(made), "text").split())
-    assert "of all 16 ranks, which have 4 inputs like this one's" in page
+    assert "of all 16 ranks, which take 4 batches like this one's" in page
 
 
 # -- ranks that differ -------------------------------------------------------------------------------------------------

@@ -59,8 +59,7 @@ def fake_groups() -> Iterator[None]:
             _init(*args, **kwargs)
             stack.enter_context(constructing())
 
-        devices = {"fake": ["cpu", "cuda", "meta"]}
-        stack.enter_context(patch.dict(dist.Backend.backend_capability, devices))
+        stack.enter_context(patch.dict(dist.Backend.backend_capability, _DEVICES))
         if "torch.distributed.fsdp" in sys.modules:
             stack.enter_context(constructing())
         for home in (dist, dist.distributed_c10d, meshes):
@@ -114,6 +113,7 @@ def _init(
             f"the program makes a process group of {counted(world_size, 'rank')}, and was started as {stated}: it is to"
             f" ask torchrun's WORLD_SIZE, or to be started with --world {world_size}"
         )
+    dist.Backend.backend_capability.update(_DEVICES)  # the import above states its own when it is the first
     _SIZE_ASSUMED[:] = [world_size <= 0 and not stated]
     _ASKED[None] = backend
     world_size = world_size if world_size > 0 else stated or 1
@@ -137,6 +137,8 @@ def _backend_asked_for(group: Any = None) -> str:
     return str(_ASKED.get(group) or _ASKED.get(None) or "nccl").rpartition(":")[2]
 
 
+#: backend → the devices of its tensors
+_DEVICES = {"fake": ["cpu", "cuda", "meta"]}
 #: what the fake group does without data only for want of kernels: calls that are issued together
 _COALESCED = ("allreduce_coalesced_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
               "reduce_scatter_tensor_coalesced_")  # fmt: skip

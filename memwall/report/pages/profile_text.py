@@ -255,9 +255,10 @@ def _job_note(profile: Profile) -> str:
     job, counts = job_of(profile), profile.workload.samples
     if job is None or counts is None or pipeline_of(profile):
         return ""
-    many = f"{replicas(profile):g}"
+    batches = replicas(profile)
+    many = "one batch" if batches == 1 else f"{batches:g} batches"
     return (
-        f"samples, tokens: of all {job.world:,} ranks, which have {many} inputs like this one's, as those that exchange"
+        f"samples, tokens: of all {job.world:,} ranks, which take {many} like this one's, as those that exchange"
         " activations share theirs; of a GPU: over the ranks"
     )
 

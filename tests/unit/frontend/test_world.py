@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 import memwall
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import MemwallError, UsageError
+from memwall.ops.launches import Message
 from tests.unit.small_modules import Mlp
 
 #: batch, tokens, width: the message of a tensor-parallel layer is their product
@@ -61,8 +62,9 @@ def profiled(model, *inputs, **options) -> memwall.Profile:
 
 def sent(made: memwall.Profile) -> Counter:
     """Collective, bytes of its message -> how often."""
-    launches = ((op, cost.launches[-1]) for op, cost in zip(made.graph.ops, made.costs[0], strict=True))
-    return Counter((last.op, last.nbytes) for op, last in launches if op.op_class == "communication")
+    costs = (cost for op, cost in zip(made.graph.ops, made.costs[0], strict=True) if op.op_class == "communication")
+    messages = (launch for cost in costs for launch in cost.launches if isinstance(launch, Message))
+    return Counter((message.op, message.nbytes) for message in messages)
 
 
 def test_tensor_parallel_layers_sum_twice_forward_and_twice_backward():

@@ -79,3 +79,19 @@ def test_a_switch_that_sums_halves_the_bound_of_an_all_reduce():
 
 def test_a_call_of_unknown_ranks_is_not_modeled():
     assert not cost("c10d.allreduce_", WHOLE, WHOLE).modeled
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "made", "order"),
+    [("c10d.allgather_", [PART], [PART] * 4, ["all_gather", "copies"]),
+     ("c10d.reduce_scatter_", [PART] * 4, [PART], ["copies", "reduce_scatter"])],
+)  # fmt: skip
+def test_lists_of_tensors_are_copied_one_by_one(name, given, made, order):
+    """ProcessGroupNCCL gathers into one buffer of four parts of 4 kB and copies each to its tensor, and scatters from
+    one that it has copied the tensors to: four kernels that read and write 16 kB."""
+    found = table_calls.cost(name, [("input_tensors", spec) for spec in given], made, ranks=4)
+    assert [getattr(launch, "op", "copies") for launch in found.launches] == order
+    copies = found.launches[order.index("copies")]
+    assert (copies.read_bytes, copies.write_bytes, copies.count) == (16384, 16384, 4)
+    assert found.kernels == 5
+    assert found.read_bytes + found.write_bytes == 5 * 4096 - 4096 * (name == "c10d.allgather_")
