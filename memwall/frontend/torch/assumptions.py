@@ -69,6 +69,10 @@ KINDS: Mapping[str, Kind] = {
     "boxes": Kind(
         _fraction, "a fraction from 0 to 1", "0.5", "how much of its image's height and width a detected box spans"
     ),
+    "ranks": Kind(
+        _one_of(alike=True, unknown=False), "alike, or unknown", "alike",
+        "what other ranks send where this rank's own numbers are known",
+    ),
     "condition": Kind(
         _one_of(true=True, false=False), "true or false", "true", "what a branch on activations finds"
     ),

@@ -212,7 +212,7 @@ def sending(streams: Streams, signature: Signature, out: Any, attributes: list[t
         return
     said = dict(attributes)
     waits = not said.pop("async_op", signature.function.namespace != "_dtensor")
-    ranks = _ranks_of(next((said.pop(name) for name in GROUPS if name in said), None))
+    ranks = ranks_of(next((said.pop(name) for name in GROUPS if name in said), None))
     peers = [_peer(ranks, said[name]) for name in ("src", "dst") if name in said and "broadcast" not in signature.name]
     members = sorted({dist.get_rank(), *peers}) if peers else ranks
     said |= {"ranks": len(members), "group": ranks_text(members)}
@@ -253,7 +253,7 @@ def handed_on(recorder: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _ranks_of(group: Any) -> list[int]:
+def ranks_of(group: Any) -> list[int]:
     """The ranks in a process group, which operators are given boxed or by name."""
     if isinstance(group, str):
         by_name: Any = vars(dist.distributed_c10d)["_resolve_process_group"]

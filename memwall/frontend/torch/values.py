@@ -23,6 +23,7 @@ from memwall.frontend.torch.assumptions import RANDOM, Assumptions, assumed_resu
 from memwall.frontend.torch.distributed import has_other_ranks
 from memwall.frontend.torch.draws import Draws, as_drawn
 from memwall.frontend.torch.results import Results
+from memwall.frontend.torch.sent_values import handed
 from memwall.frontend.torch.shadows import Shadow, address_of
 from memwall.frontend.torch.tensors import flat_tensors, is_freed
 from memwall.frontend.torch.value_rules import (
@@ -215,9 +216,8 @@ class KnownValues:
             return out
         if self._numbers or signature.name in NUMBERED:
             args = self._with_numbers(args, signature.name in NUMBERED)
-        if kind.sends and has_other_ranks():  # whose values are not known
-            self.forget(arguments_at(kind.writes, args, kwargs))
-            return func(*args, **kwargs)
+        if kind.sends and has_other_ranks():
+            return self._sent(signature, kind, args, kwargs)
         count = len(args)
         for place, name in kind.reads:
             value = args[place] if place < count else kwargs.get(name)
@@ -227,6 +227,25 @@ class KnownValues:
         if any(t.is_meta for t in tensors) or _is_meta(kwargs.get("device")):
             return self._called_known(signature, kind, args, kwargs, tensors)
         return func(*args, **kwargs)
+
+    def _sent(self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What a collective returns; the values of other ranks are assumed to be this one's."""
+        read, written = (arguments_at(places, args, kwargs) for places in (kind.reads, kind.writes))
+        alike, text = self.assumptions.unasked("ranks") if self.assumptions is not None else (False, "")
+        known = alike and not any(map(self._is_unknown, read)) and all(map(self._is_overwritable, written))
+        values = [value.clone() for tensor in read if (value := self.of(tensor)) is not None] if known else []
+        assumed = (text, *(each for tensor in read for each in self.assumed(tensor)))
+        if not values:
+            self.forget(written)
+        out = signature.function(*args, **kwargs)
+        made = written or [tensor for tensor in flat_tensors(out) if tensor.is_meta]
+        if values and (parts := handed(signature, values, args, kwargs, [tensor.shape for tensor in made])):
+            for tensor, part in zip(made, parts, strict=True):
+                if is_small(tensor):
+                    self.give(tensor, part, *assumed)
+        else:
+            self.forget(written)
+        return out
 
     def _is_unknown(self, value: Any) -> bool:
         if isinstance(value, torch.Tensor):

@@ -395,22 +395,6 @@ def test_what_no_trace_answers_is_said_with_what_helps(what, said):
         profiled(model, torch.zeros(8, H), mode="inference", world=64)
 
 
-def test_what_is_read_of_a_sum_over_ranks_is_assumed():
-    """This rank's part of it is known, and is no answer."""
-
-    class Counts(nn.Module):
-        def forward(self, x):
-            dist.all_reduce(rows := torch.full((1,), 8, device=x.device))
-            return x * rows.item()
-
-    def model():
-        dist.init_process_group("nccl")
-        return Counts()
-
-    made = profiled(model, torch.zeros(8, H), mode="inference")
-    assert any(note.startswith("assumed: rounded=4") and "test_world.py" in note for note in made.notes)
-
-
 def together(x):
     with dist._coalescing_manager(device=x.device):
         dist.all_reduce(x)
