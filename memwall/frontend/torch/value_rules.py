@@ -12,10 +12,10 @@ import torch
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.ops.signatures import Signature
 
-#: Elements up to which values are kept: integers and booleans, floating numbers, and floating numbers made of booleans.
+#: Elements up to which values are kept: integers and booleans, floating numbers, and floating numbers made of those.
 MOST_INTEGERS = 1 << 23
 MOST_FLOATS = 1 << 14
-MOST_OF_MASKS = 1 << 20
+MOST_OF_INTEGERS = 1 << 20
 #: Ops that take tensors on the host and the device alike.
 COPIES = frozenset(("aten.copy_", "aten._to_copy"))
 #: Ops whose result's memory is not set: what a program reads of it, it has written.
@@ -83,12 +83,13 @@ def is_small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= (MOST_FLOATS if floats else MOST_INTEGERS)
 
 
-def is_of_mask(result: torch.Tensor, read: list[torch.Tensor]) -> bool:
-    """Whether floating numbers are made of a mask, as those that are added to attention's scores."""
-    if result.numel() > MOST_OF_MASKS or not result.is_floating_point():
+def is_of_integers(result: torch.Tensor, read: list[torch.Tensor]) -> bool:
+    """Whether floating numbers are made of integers or booleans, as masks that are added to attention's scores and
+    choices of experts that are counted by ``histc``."""
+    if result.numel() > MOST_OF_INTEGERS or not result.is_floating_point():
         return False
     large = [tensor for tensor in read if tensor.numel() > MOST_FLOATS]
-    return bool(large) and all(tensor.dtype is torch.bool for tensor in large)
+    return bool(large) and all(tensor.dtype in INTEGERS for tensor in large)
 
 
 def elements(tensor: torch.Tensor) -> int:

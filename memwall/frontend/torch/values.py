@@ -33,7 +33,7 @@ from memwall.frontend.torch.value_rules import (
     INTEGERS,
     MOST_FLOATS,
     MOST_INTEGERS,
-    MOST_OF_MASKS,
+    MOST_OF_INTEGERS,
     NUMBERED,
     PICKS,
     UNIQUE,
@@ -42,7 +42,7 @@ from memwall.frontend.torch.value_rules import (
     arguments_at,
     by_few,
     elements,
-    is_of_mask,
+    is_of_integers,
     is_small,
     is_uniform,
     selected,
@@ -323,7 +323,7 @@ class KnownValues:
             self._fill(signature, kind, args, kwargs, results, assumed)
             if kind.random and len(tensors) == len(written):  # of no tensor, or fills one
                 self.draws.wait(as_drawn(func, args, kwargs), results[0].numel())
-            if not (kind.pointwise and all(is_of_mask(t, tensors) and not self.has(t) for t in results)):
+            if not (kind.pointwise and all(is_of_integers(t, tensors) and not self.has(t) for t in results)):
                 return out
         too_large = kind.reduces and func not in BY_FEW and any(t.numel() > MOST_INTEGERS for t in tensors)
         if too_large or not all(map(self._is_overwritable, written)):
@@ -390,7 +390,7 @@ class KnownValues:
         """Give each element of a uniform storage its own bytes, unless it is too large."""
         raw = tensor.untyped_storage()
         element = torch.empty(0, dtype=tensor.dtype, device=_HOST).set_(found.shadow, 0, (), ())
-        if raw.nbytes() > MOST_OF_MASKS * tensor.itemsize or not found.is_one_of(tensor):
+        if raw.nbytes() > MOST_OF_INTEGERS * tensor.itemsize or not found.is_one_of(tensor):
             return False
         spread = element.expand(raw.nbytes() // tensor.itemsize).contiguous().untyped_storage()
         self._shadows[raw._cdata] = Shadow(raw, spread, assumed=found.assumed)

@@ -140,6 +140,14 @@ def test_large_masks_that_were_expanded_are_known():
         assert not known.has(mask + 1)
 
 
+def test_many_choices_are_counted_as_floating_numbers():
+    # torchtitan counts the experts that 65,536 choices name by histc, which takes floating numbers alone
+    known = KnownValues()
+    with Carrying(known), torch.device("meta"):
+        chosen = torch.arange(65_536).remainder(64)
+        assert torch.histc(chosen.float(), bins=64, min=0, max=64).int().tolist() == [1024] * 64
+
+
 def _additive_mask(device):
     """A mask that is added to the scores of attention, as LED makes it of one of ones; then with some hidden."""
     mask = torch.ones(1, 512, dtype=torch.long, device=device)
