@@ -156,3 +156,53 @@ def test_messages_sent_together_in_a_process_of_its_own(shell, folder):
     done = shell("profile", "ring.py", "--cluster", "dgx-h100", "--world", "8", "-q")
     assert (done.code, done.err) == (0, "")
     assert "c10d.send" in done.out and "c10d.recv_" in done.out
+
+
+INTERLEAVED = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return x + self.{part}(x)
+
+class Ranks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        rank, world = dist.get_rank(), dist.get_world_size()
+        self.parts = torch.nn.ModuleList(torch.nn.Sequential(Block(), Block()) for _ in range(2))
+        example = torch.empty(1, 64, device="cuda", requires_grad=True)
+        stages = [PipelineStage(part, rank + i * world, 2 * world, torch.device("cuda"), input_args=(example,),
+                                output_args=(example,)) for i, part in enumerate(self.parts)]
+        self.schedule = ScheduleInterleaved1F1B(stages, 8, loss_fn=lambda y, target: (y - target).sum())
+
+    def forward(self, x):
+        last = dist.get_rank() == dist.get_world_size() - 1
+        self.schedule.step(*([] if dist.get_rank() else [x]), **({"target": x} if last else {}))
+        return x
+
+def model():
+    dist.init_process_group("nccl")
+    return Ranks()
+
+def inputs():
+    return (torch.randn(8, 64),)
+"""
+
+
+@pytest.mark.parametrize("part", ["part", "missing"])
+def test_stages_of_equal_blocks_are_quiet(shell, folder, part):
+    """torch reports an error in a stage with all steps of its schedule: the one of a replayed block, which a stage is
+    not, and the user's own, of which the line alone is said."""
+    (folder / "parts.py").write_text(INTERLEAVED.replace("{part}", part))
+    done = shell("profile", "parts.py", "--mode", "training", "--cluster", "dgx-h100", "--world", "8", "-q")
+    said = (
+        "memwall: running the model: AttributeError: 'Block' object has no attribute 'missing'"
+        " (at parts.py:11 in forward: return x + self.missing(x))\n"
+    )
+    assert (done.code, done.err) == ((0, "") if part == "part" else (2, said))

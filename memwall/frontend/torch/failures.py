@@ -11,7 +11,7 @@ from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.recorder import UnexpectedCall
 from memwall.frontend.torch.shapes import SPARSE_TWICE
-from memwall.frontend.workload.blame import blame, library_frame, user_frame
+from memwall.frontend.workload.blame import blame, cause_of, library_frame, user_frame
 
 _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
 
@@ -118,10 +118,12 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
         yield
     except (MemwallError, ReplayMismatch, UnexpectedCall):
         raise
-    except (Exception, SystemExit, GeneratorExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as raised:
+        error = cause_of(raised)
         said = message_of(error)
-        if isinstance(error.__cause__, (MemwallError, ReplayMismatch, UnexpectedCall)):  # which a library has wrapped
-            raise error.__cause__ from None
+        for own in (error, error.__cause__):  # which a library has wrapped
+            if isinstance(own, (MemwallError, ReplayMismatch, UnexpectedCall)):
+                raise own from None
         if _NO_GRADIENT in said and not gradients:
             raise NeedsGradients from error
         unshaped = next((name for found in _NO_SHAPES.finditer(said) for name in found.groups() if name), None)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from memwall.core.errors import UsageError
+from memwall.frontend.blocks.template import ReplayMismatch
 
 #: Key of a record's ``capture``: ``ranks`` of the traced rank's pipeline, its ``schedule`` and ``microbatches``, and,
 #: where ranks have several stages, the ``orders`` of their tasks, as in ``0F0 0B0``: stage, forward, backward (``I``,
@@ -27,9 +28,11 @@ _SCHEDULES = ("PipelineScheduleSingle", "PipelineScheduleMulti", "_PipelineSched
 
 
 @contextlib.contextmanager
-def pipelined(found: dict[str, Any], recorder: Any) -> Iterator[None]:
+def pipelined(found: dict[str, Any], recorder: Any, replays: bool) -> Iterator[None]:
     """While open, stages take the shapes that the program states and ask no other stage, and what they run backward is
-    recorded as that; ``found`` gets the pipeline under :data:`PIPELINE_KEY`."""
+    recorded as that; ``found`` gets the pipeline under :data:`PIPELINE_KEY`. Where blocks are replayed, a schedule,
+    which calls its stages for each micro-batch, raises a ReplayMismatch at once; torch's report of an error in a
+    stage, all steps of its schedule, is left out."""
     stages = sys.modules.get("torch.distributed.pipelining.stage")
     schedules = sys.modules.get("torch.distributed.pipelining.schedules")
     if stages is None or schedules is None:
@@ -45,7 +48,8 @@ def pipelined(found: dict[str, Any], recorder: Any) -> Iterator[None]:
         for name, phase in _PHASES.items():
             replace(base, name, partial(_in_phase, recorder, phase))
         for name in _SCHEDULES:
-            replace(vars(schedules)[name], "step", partial(_noting, found))
+            replace(vars(schedules)[name], "step", partial(_noting, found, replays))
+        stack.enter_context(patch.object(vars(schedules)["logger"], "disabled", True))
         if all(hasattr(kind, name) for name in _VOTES):
             stack.enter_context(patch.object(kind, _VOTES[0], _vote))
             stack.enter_context(patch.object(kind, _VOTES[1], _result))
@@ -63,8 +67,10 @@ def _in_phase(recorder: Any, phase: str, original: Callable[..., Any]) -> Callab
     return chunk
 
 
-def _noting(found: dict[str, Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(found: dict[str, Any], replays: bool, original: Callable[..., Any]) -> Callable[..., Any]:
     def step(schedule: Any, *args: Any, **options: Any) -> Any:
+        if replays:
+            raise ReplayMismatch("a schedule calls its stages for each micro-batch")
         several = getattr(schedule, "_stages", ())  # of one alone torch's 1F1B misnumbers the last rank's tasks
         orders = schedule.pipeline_order if several else {}
         group = (several[0] if several else schedule._stage).group

@@ -152,6 +152,7 @@ class _Step:
         self.saved: list[torch.Tensor] = []  # by autograd, for a backward pass that is not part of the step
         self.saves = options.mode == "forward" and self.gradients
         self.assumed: list[str] = []
+        self.replayer: Replayer | None = None
         self.pipeline: dict[str, Any] = {}
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         dtype = None if options.dtype is None else parse_dtype(options.dtype)
@@ -235,6 +236,7 @@ class _Step:
         self, recorder: Recorder, note: Callable[[str], None], warn: Callable[[str], None]
     ) -> Iterator[None]:
         """While open, what a trace cannot run has what it runs in its stead."""
+        replays = self.replayer is not None and bool(self.replayer.structures.repeated)
         with (
             library_answers(recorder.unrecorded, note, self.known),
             CudaForms(recorder, self.options.attention, self.execute is not None, note),
@@ -244,7 +246,7 @@ class _Step:
             offloading(recorder, note),
             sharding(self.module, recorder.release),
             recorder.streams.running(),
-            pipelined(self.pipeline, recorder),
+            pipelined(self.pipeline, recorder, replays),
             deriving_shapes(recorder),
             torch.set_grad_enabled(self.gradients),
         ):

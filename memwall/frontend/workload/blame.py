@@ -46,6 +46,16 @@ def blame(error: BaseException, doing: str) -> MemwallError:
     return UsageError(f"{doing}: {what}" + (f" (at {where})" if where else "") + fix)
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """What the user's code raised where torch has wrapped it in an error of its own, as schedules of a pipeline do."""
+    while isinstance(error.__cause__, Exception) and user_frame(error.__cause__):
+        *_, (raising, _) = traceback.walk_tb(error.__traceback__)
+        if not is_machinery(raising.f_code.co_filename):
+            break
+        error = error.__cause__
+    return error
+
+
 def first_line(error: BaseException) -> str:
     """The first meaningful line of an exception's message (after a colon, two), cut to a readable length."""
     said = ""
