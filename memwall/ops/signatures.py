@@ -81,7 +81,8 @@ def signature_of(func: Any) -> Signature:
         arguments.append(Argument(stated, kind, argument.kwarg_only, default, written, unread))
     free = func.is_view or packet in FREE
     updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
-    skipped, composite = func.namespace in _SKIPPED_NAMESPACES, func._can_decompose()
+    skipped = func.namespace in _SKIPPED_NAMESPACES
+    composite = not skipped and func._can_decompose()
     sends = func.namespace in _COLLECTIVES
     return Signature(func, name, free, skipped, updates, composite, sends, tuple(arguments))
 

@@ -196,7 +196,7 @@ def one_rank(graph: Graph) -> str:
     if not has_other_ranks():
         return ""
     count, link_bytes = sent(graph)
-    sends = f"{count:,} collectives, {size(link_bytes)} on the link"
+    sends = f"{counted(count, 'collective')}, {size(link_bytes)} on the link by rings"
     return (
         f"rank {dist.get_rank()} of {dist.get_world_size()}: what this rank holds, computes and sends ({sends}) of the"
         " inputs that it is given; the wait for slower ranks is not modeled"

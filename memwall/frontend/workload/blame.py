@@ -23,6 +23,9 @@ _FIXES = {
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
     },
     "has no attribute 'ProcessGroupNCCL'": "NCCL is not there: leave its options out where the program is traced",
+    "nll_loss_backward.default got mixed torch.Tensor and DTensor": (
+        "loss_parallel holds in backward too, which memwall runs: enter it in model(), with loss_parallel().__enter__()"
+    ),
     "more than 1 value per channel when training": (
         "a batch norm in training needs two samples: make inputs of two (--batch 2 where the target takes a batch)"
     ),

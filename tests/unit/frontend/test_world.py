@@ -16,7 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 import memwall
 from memwall.analysis.verdict import verdict
@@ -543,3 +549,33 @@ def test_a_profile_of_streams_is_read_as_it_was_saved(tmp_path):
     assert [k.time_s for k in read.simulations[0].kernels] == [k.time_s for k in made.simulations[0].kernels]
     assert read.simulations[0].gpu == made.simulations[0].gpu
     assert read.schedule(read.gpus[0], "eager").totals == made.simulations[0].totals
+
+
+class Classes(nn.Module):
+    """A loss over logits of which each of 8 ranks has 8 of 64 classes; ``context`` is entered for forward alone."""
+
+    def __init__(self, context):
+        super().__init__()
+        self.out, self.context = nn.Linear(H, 64, bias=False), context
+
+    def forward(self, x):
+        with self.context():
+            wanted = torch.zeros(B * S, dtype=torch.long, device=x.device)
+            return nn.functional.cross_entropy(self.out(x).flatten(0, 1), wanted)
+
+
+def classes(context):
+    plan = {"out": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+    return lambda: parallelize_module(Classes(context), init_device_mesh("cuda", (8,)), plan)
+
+
+def test_a_loss_of_cut_classes_sends_three_numbers_a_token():
+    """The largest logit, the sum of exponentials and the own class's logit; the input takes no gradient."""
+    with loss_parallel():
+        made = profiled(classes(contextlib.nullcontext), torch.zeros(B, S, H))
+    assert sent(made) == {("all_reduce", 4 * B * S): 3}
+
+
+def test_a_loss_of_cut_classes_in_forward_alone_is_said_with_its_fix():
+    with pytest.raises(UsageError, match=r"loss_parallel holds in backward too.*enter it in model\(\)"):
+        profiled(classes(loss_parallel), torch.zeros(B, S, H))
