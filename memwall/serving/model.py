@@ -69,6 +69,11 @@ def read_model(
     )
     if made.workload.mode != "decode":
         raise UsageError(f"{made.workload.name} is a profile of {made.workload.mode}; one of --mode decode is served")
+    if all(storage.role != "kv_cache" for storage in made.graph.storages):
+        raise UsageError(
+            f"{made.workload.name} is given no cache: decode_inputs() hands it to forward under a name that says so"
+            " (cache, past_key_values)"
+        )
     stated = made.capture.get("serving", {})
     if weights == "model" and "refused" in stated:
         raise UsageError(stated["refused"])

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -45,13 +45,19 @@ class Built(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Arguments of the forward call, all tensors among them and inside them, by name, and the names of those that a
-    cache of keys and values holds."""
+    """Arguments of the forward call, all tensors among them and inside them, by name, the names of those that a cache
+    of keys and values holds, and what forward calls its positional arguments, where that is known."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: dict[str, torch.Tensor]
     cached: frozenset[str] = frozenset()
+    names: tuple[str, ...] = ()
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        """The arguments as forward names them."""
+        return dict(zip(self.names, self.args, strict=False)) | self.kwargs
 
 
 def build_module(
@@ -71,12 +77,12 @@ def build_module(
 
 def build_inputs(
     source: Any, device: str, warn: Callable[[str], None], dtype: torch.dtype | None = None,
-    known: KnownValues | None = None,
+    known: KnownValues | None = None, names: Sequence[str] = (),
 ) -> Inputs:  # fmt: skip
     """Copies of the arguments whose tensors are on ``device``, caches inside any object among them, floating ones in
-    ``dtype`` if given; on ``meta`` the values of integers, booleans and single numbers are ``known``. A UsageError
-    where the caller's function raises, or returns neither tensors, a tuple, a list nor a mapping. Random numbers follow
-    seed 0, on ``meta`` as on the host."""
+    ``dtype`` if given; on ``meta`` the values of integers, booleans and single numbers are ``known``; ``names`` are
+    those of positional arguments. A UsageError where the caller's function raises, or returns neither tensors, a tuple,
+    a list nor a mapping. Random numbers follow seed 0, on ``meta`` as on the host."""
     inputs = source
     if callable(source):
         with contextlib.nullcontext() if known is None else known.draws.in_order():
@@ -102,8 +108,16 @@ def build_inputs(
     plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
     placed = [(name, tensor) for name, tensor in copies.found if tensor.device.type == device]
     tensors = {plain.get(id(tensor), name): tensor for name, tensor in placed}
-    cached = frozenset(plain.get(id(tensor), name) for name, tensor in placed if is_of_cache(name) and tensor.dim())
-    return Inputs((), copied, tensors, cached) if isinstance(copied, dict) else Inputs(copied, {}, tensors, cached)
+    called = {f"input.{place}": f"input.{name}" for place, name in enumerate(names)}
+
+    def in_cache(path: str) -> bool:
+        argument = ".".join(path.split(".")[:2])
+        return is_of_cache(called.get(argument, argument) + path[len(argument) :])
+
+    cached = frozenset(plain.get(id(tensor), name) for name, tensor in placed if in_cache(name) and tensor.dim())
+    if isinstance(copied, dict):
+        return Inputs((), copied, tensors, cached)
+    return Inputs(copied, {}, tensors, cached, tuple(names))
 
 
 def _seeded(make: Callable[[], Any]) -> Any:

@@ -66,6 +66,7 @@ from memwall.frontend.torch.tensors import flat_tensors, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.torch.values import KnownValues
 from memwall.frontend.workload import Workload
+from memwall.frontend.workload.contract import parameters_of
 from memwall.frontend.workload.seeds import seed_all, undrawn
 from memwall.hardware.lookup import DEFAULT_GPU, load_gpu
 from memwall.ops.libraries import library_notes
@@ -159,7 +160,8 @@ class _Step:
         self.known = None if options.real else KnownValues()
         with SparseCopies():
             self.module, self.hidden, self.left_out = build_module(workload.model, self.device, warn, self.known)
-            self.given = build_inputs(workload.inputs, self.device, warn, dtype, self.known)
+            names = list(parameters_of(self.module.forward))
+            self.given = build_inputs(workload.inputs, self.device, warn, dtype, self.known, names)
         with contextlib.nullcontext() if self.known is None else Carrying(self.known):
             if dtype is not None:
                 with SparseCopies():
@@ -301,7 +303,7 @@ class _Step:
     def _keep_caches(self, result: Any) -> list[torch.Tensor]:
         """What the caches hold after the step, which is there for the next one: results of the step get that role."""
         found = []
-        for path, tensor in cached_tensors(self.given.args, self.given.kwargs, result):
+        for path, tensor in cached_tensors(self.given.by_name, result):
             for part in plain_parts(tensor):
                 number = self.recorder.knows(part) if part.device.type == self.device else None
                 if number is not None:

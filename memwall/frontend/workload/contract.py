@@ -215,7 +215,7 @@ def _model_builder(source: Source, maker: Any, takers: dict[str, set[str]]) -> C
 def _from_workload(source: Source, function: Callable[..., Any]) -> Workload:
     """Call ``workload()``, the one function of the contract that runs while resolving."""
     takers: dict[str, set[str]] = {}
-    mode = {"mode": source.mode} if "mode" in _parameters(function) else {}
+    mode = {"mode": source.mode} if "mode" in parameters_of(function) else {}
     call = at_home(_with_sizes(function, {**source.sizes, **mode}, takers), source.folder)
     _refuse_untaken(source, takers)
     try:
@@ -237,7 +237,7 @@ def _override(source: Source, workload: Workload) -> Workload:
 def _with_sizes(function: Any, sizes: Mapping[str, Any], takers: dict[str, set[str]]) -> Callable[[], Any]:
     """The function with batch and seq bound where it takes them; notes in ``takers`` which function takes which."""
     takes = takers.setdefault(maker_name(function), set())
-    parameters = _parameters(function)
+    parameters = parameters_of(function)
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     takes.update(name for name in sizes if anything or name in parameters)
     bound = {name: sizes[name] for name in sizes if name in takes}
@@ -251,7 +251,7 @@ def _with_sizes(function: Any, sizes: Mapping[str, Any], takers: dict[str, set[s
 
 def _named_for(function: Any, sizes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The sizes as a function names them: the length of a prompt is the ``seq`` of inputs() that know no prompt."""
-    if "prompt" in sizes and {"prompt", "seq"} & _parameters(function).keys() == {"seq"}:
+    if "prompt" in sizes and {"prompt", "seq"} & parameters_of(function).keys() == {"seq"}:
         return {"seq" if name == "prompt" else name: size for name, size in sizes.items()}
     return sizes
 
@@ -271,10 +271,11 @@ def _refuse_untaken(source: Source, takers: Mapping[str, set[str]]) -> None:
 
 def _required(function: Any) -> list[str]:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [n for n, p in _parameters(function).items() if p.default is p.empty and p.kind not in optional]
+    return [n for n, p in parameters_of(function).items() if p.default is p.empty and p.kind not in optional]
 
 
-def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+def parameters_of(function: Any) -> Mapping[str, inspect.Parameter]:
+    """What a function takes, by name; empty where it has no signature."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature
