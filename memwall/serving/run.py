@@ -90,6 +90,8 @@ def serve(
     load_of = partial(_loads, concurrency, rate, generate=answer, hit=prefix_hit, trace=trace)
     loads = load_of(prompt=Lengths.parse(prompt or PROMPT, lengths))
     prices = _prices(price or {}, gpus)
+    if limits:
+        check_priced(prices, [each.name for each in gpus])
     longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
     read = partial(read_model, dtype=dtype, tokens=longest, prompt=prompt)
     model = target if isinstance(target, Model) else read(target, weights=weights)
@@ -231,6 +233,12 @@ def prices_of(price: Mapping[str, float]) -> dict[str, float]:
         if isinstance(each, bool) or not isinstance(each, (int, float)) or not each > 0:
             raise UsageError(f"a GPU costs more than nothing, in USD an hour: the price of {name} is {each!r}")
     return named
+
+
+def check_priced(prices: Mapping[str, float], gpus: Iterable[str]) -> None:
+    """Raises ``UsageError``: some of the GPUs have a price, and others none."""
+    if prices and (unpriced := [name for name in gpus if name not in prices]):
+        raise UsageError(f"no price of {', '.join(unpriced)}: costs compare where all GPUs have one, or none")
 
 
 def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from memwall.fusion.server import Step
 from memwall.fusion.server.kernels import Attention, Collective, Compressed, Experts, Index, Latent
 from memwall.hardware.lookup import load_gpus
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
-from memwall.serving import Model, prices_of, serve, steps_of
+from memwall.serving import Model, check_priced, prices_of, serve, steps_of
 from memwall.simulate.serving.engine import DEFAULT
 from memwall.simulate.serving.steady import largest_batch
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
@@ -97,9 +97,7 @@ def search(
         raise UsageError("say how requests come: concurrency, or a rate")
     limits, prices = tuple(objective(text) for text in slo), prices_of(price or {})
     hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
-    unpriced = [name for name in hardware if prices and name not in prices]
-    if unpriced:
-        raise UsageError(f"no price of {', '.join(unpriced)}: costs compare where all GPUs have one, or none")
+    check_priced(prices, hardware)
     traces, pruned = Traces(trace_folder() if cache else None), Counter[str]()
     common = {"prompt": prompt, "generate": generate, "utilization": utilization, "engine": engine}
     open_ones: list[_Open] = []

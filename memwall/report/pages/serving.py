@@ -85,12 +85,13 @@ class ServingReport(Report):
             col.fixed("a GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
             col.fixed("batch", "", of("batch"), 1.0, 1), col.plain("largest", [point.largest_batch for point in ran]),
         ]  # fmt: skip
-        if any(of("usd_per_million_tokens")):
+        priced = any(of("usd_per_million_tokens"))
+        if priced:
             columns.append(col.fixed("1 M out", "USD", of("usd_per_million_tokens"), 1.0, 2))
             columns.append(col.fixed("1 M in", "USD", of("usd_per_million_prompt_tokens"), 1.0, 3))
         columns.append(col.fixed("energy", "J/token", of("energy_per_token_j"), 1.0, 2))
         columns.append(col.text("wall", [point.wall for point in ran]))
-        return col.table("", columns, _NOTE)
+        return col.table("", columns, _NOTE.format(_PRICED_NOTE if priced else ""))
 
     def _memory(self) -> Table:
         engines = self.found.engines
@@ -123,9 +124,10 @@ _STEP_NOTE = (
 _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: the most that the "
-    "cache and the scheduler hold; 1 M: all of the cost over a million tokens that come out, or go in; energy: at the "
-    "GPU's power limit; wall: what most of a decode step waits for; all modeled"
+    "cache and the scheduler hold; {}energy: at the GPU's power limit; wall: what most of a decode step waits for; all "
+    "modeled"
 )
+_PRICED_NOTE = "1 M: all of the cost over a million tokens that come out, or go in; "
 
 
 def _stored(scheme: str, held: str) -> str:
