@@ -89,7 +89,7 @@ class _GroupRun:
             destination = self.memory[value_id]
             if destination.shape == result.shape:
                 destination.copy_(result)
-            elif value_id in self.group.writes:  # else nobody reads it: statistics of a batch norm in inference
+            elif value_id not in left_undefined(call.op):
                 raise Unsupported(f"{call.op.name} gives {[*result.shape]} here, not {[*destination.shape]}")
         self.written.update(self.graph.values[i].storage for i in call.op.outputs)
 
@@ -111,6 +111,13 @@ class _GroupRun:
         listed = result if isinstance(result, (tuple, list)) and len(returns) > 1 else [result]
         declared = [r.alias_info and r.alias_info.is_write for r in returns]
         return list(_tensors([r for r, written in zip(listed, declared, strict=True) if not written]))
+
+
+def left_undefined(op: Op) -> tuple[int, ...]:
+    """The outputs in which no kernel leaves anything: the statistics that a batch norm in inference saves are empty on
+    the CPU and by cuDNN, and memory that nobody has written by PyTorch's own kernels."""
+    is_given = "native_batch_norm" in op.name and op.attributes.get("training") is False
+    return op.outputs[1:] if is_given else ()
 
 
 _ADDING_CLASSES = frozenset(("reduction", "normalization", "contraction", "convolution"))

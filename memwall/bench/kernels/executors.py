@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from memwall.bench.cuda import put_off
 from memwall.bench.device import Device, Ready
+from memwall.bench.kernels.eager_forms import as_eager
 from memwall.codegen.kernel import load_source, source_hash
 from memwall.codegen.reference import Reference, reference
 from memwall.core.errors import UsageError
@@ -64,9 +65,10 @@ class Builder:
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def eager(self, group: Group) -> Built:
-        """The ops of a group as calls of torch's operators, one after another. Raises ``Unsupported``: an op is no
-        operator of torch's."""
+        """The ops of a group as calls of torch's operators, one after another, which choose libraries as eager PyTorch
+        does. Raises ``Unsupported``: an op is no operator of torch's."""
         text = reference(self.graph, self.flow, group, self.operators)
+        text = replace(text, source=as_eager(text.source))
         if text.source not in self._functions:
             self._functions[text.source] = self._executed(text)
         return Built(self._functions[text.source], text.inputs, text.outputs, source=text.source)

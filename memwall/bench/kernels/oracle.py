@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memwall.bench.device import Device
 from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, WideMemory, fill
-from memwall.bench.kernels.evaluate import run_group
+from memwall.bench.kernels.evaluate import left_undefined, run_group
 from memwall.bench.kernels.executors import Built
 from memwall.bench.kernels.numerics import PASSED, SPREADS, Check, compare, distance, same, uniform, wrong
 from memwall.codegen.kernel import Kernel
@@ -52,8 +52,9 @@ class Oracle:
         written = {v for op in self.ops for v in self.operators.overwritten(op) if v not in op.outputs}
         #: values that the group overwrites in addition to its outputs: running statistics
         self.effects = tuple(sorted(v for v in written if v in self.external and v not in group.writes))
+        undefined = {v for op in self.ops for v in left_undefined(op)}
         #: all values that are compared
-        self.results = (*group.writes, *self.effects)
+        self.results = (*(v for v in group.writes if v not in undefined), *self.effects)
         #: whether the group only moves numbers
         self.is_moving = all(op.name.partition(".")[2].partition(".")[0] in _MOVING for op in self.ops)
         #: of each dropout the value that holds its mask, the share that it keeps, its place among the ops of the group
