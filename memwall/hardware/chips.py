@@ -54,6 +54,12 @@ class Chip:
     #: sm_89 the kernels of the A100. cuBLAS of CUDA 13 has smaller ones on an H200: 2048 products of 27x128x27 take
     #: 30 us, a sixth of what tiles of 128 x 128 do and that of 64 x 32. Empty: those of a product alone
     batched_tiles: tuple[Tile, ...] = ()
+    #: rate on tensor cores of products whose rows do not begin at multiples of 16 bytes over that of others. Kernels
+    #: that load element by element: bfloat16 matrices of 2055 to 2073 on an RTX 4090 reach 107 to 116 TFLOP/s in tiles
+    #: of 128 x 128, of 2040 156 (PyTorch issue 181718). On an H100 the peak needs instructions of a warp group, which
+    #: a smaller alignment deselects (cuBLASDx's guide), and a warp's reach 62.9 % of it (arXiv 2402.13499); of
+    #: Blackwell's data centre chips, which are not published, the same is assumed, of AMD's nothing is known
+    unaligned: float = 1.0
     #: tensor cores take channels in the slices that were fitted; later kernels need only 16 bytes of them
     #: (NVIDIA's guide to the performance of convolutional layers)
     sliced_channels: bool = False
@@ -68,6 +74,8 @@ class Chip:
 
 
 _LARGE = (128, 128)
+#: factors of ``unaligned``
+_UNALIGNED, _BY_WARP = 0.71, 0.629
 
 
 def _early(
@@ -78,19 +86,19 @@ def _early(
     return Chip(
         architecture=architecture, warps=warps, blocks=blocks, partitions=partitions, shared_bytes=shared_kib * KIB,
         shared_block_bytes=block_kib * KIB, attention="efficient", batched_tiles=batched_tiles, triton_products=False,
-        **more,  # type: ignore[arg-type]
+        unaligned=_UNALIGNED, **more,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
 def _nvidia(
     architecture: str, warps: int, blocks: int, shared_kib: int, energy_nm: float,
-    batched_tiles: tuple[Tile, ...] = (_LARGE,), **more: Tile | bool,
+    batched_tiles: tuple[Tile, ...] = (_LARGE,), **more: Tile | bool | float,
 ) -> Chip:  # fmt: skip
     """From Ampere on; the driver takes 1 KiB of each block's shared memory."""
     return Chip(
         architecture=architecture, warps=warps, blocks=blocks, shared_bytes=shared_kib * KIB, energy_nm=energy_nm,
         shared_block_bytes=(shared_kib - 1) * KIB, shared_unit_bytes=128, shared_reserved_bytes=KIB,
-        batched_tiles=batched_tiles, **more,  # type: ignore[arg-type]
+        batched_tiles=batched_tiles, **{"unaligned": _UNALIGNED, **more},  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -119,9 +127,13 @@ CHIPS: Mapping[str, Chip] = {
     "sm_80": _nvidia("ampere", 64, 32, 164, 7, serving_tile=_SHORT),
     "sm_86": _nvidia("ampere", 48, 16, 100, 7, serving_tile=_SHORT),
     "sm_89": _nvidia("ada", 48, 24, 100, 5, serving_tile=_SHORT),
-    "sm_90": _nvidia("hopper", 64, 32, 228, 5, _SMALLER),
-    "sm_100": _nvidia("blackwell", 64, 32, 228, 5, _SMALLER, paired_tiles=True, xqa=False),
-    "sm_103": _nvidia("blackwell", 64, 32, 228, 5, _SMALLER, paired_tiles=True, xqa=False),
+    "sm_90": _nvidia("hopper", 64, 32, 228, 5, _SMALLER, unaligned=_UNALIGNED * _BY_WARP),
+    "sm_100": _nvidia(
+        "blackwell", 64, 32, 228, 5, _SMALLER, paired_tiles=True, xqa=False, unaligned=_UNALIGNED * _BY_WARP
+    ),
+    "sm_103": _nvidia(
+        "blackwell", 64, 32, 228, 5, _SMALLER, paired_tiles=True, xqa=False, unaligned=_UNALIGNED * _BY_WARP
+    ),
     "sm_120": _nvidia("blackwell", 48, 24, 100, 5, _SMALLER, serving_tile=_SHORT),
     "gfx908": _amd("cdna", 256, 4, 10, attention="math"),
     "gfx90a": _amd("cdna2", 512, 8, 8),

@@ -71,10 +71,11 @@ def launch(
     read_bytes: int,
     write_bytes: int,
     bias: bool = False,
+    right: TensorSpec | None = None,
 ) -> Gemm:
     """The launch of ``sizes``, (batch, m, n, k), in the dtype of ``left``; a complex multiply-add is four real ones.
 
-    ``bias``: a vector is added in the same launch.
+    ``bias``: a vector is added in the same launch. Without ``right``, the other operand, the rows count as aligned.
     """
     pipe = product_pipe(left.dtype, attributes)
     parts = product_flops(1, left.dtype) // 2
@@ -87,11 +88,25 @@ def launch(
         )  # fmt: skip
     gemm = Gemm(
         pipe=pipe, batch=batch, m=m, n=n, k=parts * k, itemsize=max(left.itemsize // parts, 1),
-        read_bytes=read_bytes, write_bytes=write_bytes,
+        read_bytes=read_bytes, write_bytes=write_bytes, aligned=right is None or (_aligned(left) and _aligned(right)),
     )  # fmt: skip
     if pipe.dtype not in _FULL_PRECISION:
         return gemm
     return VectorGemm(**{field.name: getattr(gemm, field.name) for field in fields(gemm)}, bias=bias)
+
+
+#: bytes that a tensor core's kernel copies at once, and of which TMA wants each stride to be a multiple
+#: (``cuTensorMapEncodeTiled``)
+_COPIED_BYTES = 16
+
+
+def _aligned(operand: TensorSpec) -> bool:
+    """Whether all rows of an operand begin at multiples of what is copied at once. What lies otherwise than as a matrix
+    is copied before, and a vector has one row."""
+    strides = [n for size, n in zip(operand.shape, operand.strides, strict=True) if size > 1]
+    if len(strides) < 2 or 1 not in strides[-2:]:
+        return True
+    return all(n * operand.itemsize % _COPIED_BYTES == 0 for n in strides if n != 1)
 
 
 #: op -> its left and right operand. The output is [..., m, n], the left operand [..., m, k].
@@ -139,7 +154,7 @@ def product(call: Call) -> Cost:
     flops = _flops(left, call.outputs[0].numel * _depth(left), call.attributes)
     if call.outputs[0].shape:
         sizes, bias = _sizes(call, left, right), call.arg("bias") is not None
-        work: Launch = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
+        work: Launch = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias, right)
     else:
         work = Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=_depth(left))
     return call.cost(flops, launches=(work,))
@@ -157,12 +172,12 @@ def product_with_addend(call: Call) -> Cost:
     sizes = _sizes(call, left, right)
     if call.attributes.get("beta", 1) == 0:
         read_bytes = min(call.read_bytes, left.nbytes + right.nbytes)
-        lone = launch(left, call.attributes, sizes, read_bytes, call.write_bytes)
+        lone = launch(left, call.attributes, sizes, read_bytes, call.write_bytes, right=right)
         return call.cost(flops, read_bytes=read_bytes, launches=(lone,))
     addend, output = call.need("self"), call.outputs[0]
     in_place = call.name.split(".")[1].endswith("_")
     bias = len(addend.shape) < len(output.shape)
-    whole = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias)
+    whole = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias, right)
     if not in_place and addend.shape == output.shape and addend.nbytes == output.nbytes:
         copy = Stream(read_bytes=addend.nbytes, write_bytes=output.nbytes, elements=output.numel)
         return call.cost(flops, launches=(copy, whole))

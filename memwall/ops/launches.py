@@ -57,7 +57,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm(Launch):
-    """``batch`` products of [m, k] with [k, n] on one pipe; ``itemsize`` bytes per element of an operand."""
+    """``batch`` products of [m, k] with [k, n] on one pipe; ``itemsize`` bytes per element of an operand. ``aligned``:
+    the rows of both operands begin at multiples of 16 bytes."""
 
     FAMILY: ClassVar[str] = "gemm"
     pipe: Pipe
@@ -66,6 +67,7 @@ class Gemm(Launch):
     n: int
     k: int
     itemsize: float
+    aligned: bool = True
 
     @property
     def variant(self) -> str:

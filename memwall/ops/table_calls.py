@@ -60,6 +60,12 @@ def in_float32(given: Cost) -> Cost:
     return replace(given, flops={pipe: given.total_flops}, launches=tuple(_in(pipe, work) for work in given.launches))
 
 
+def in_aligned_rows(given: Cost) -> Cost:
+    """The same work with rows that are padded to whole 16 bytes."""
+    padded = (replace(work, aligned=True) if isinstance(work, Gemm) else work for work in given.launches)
+    return replace(given, launches=tuple(padded))
+
+
 def _in(pipe: Pipe, work: Launch) -> Launch:
     """A launch on another pipe."""
     if isinstance(work, Gemm):

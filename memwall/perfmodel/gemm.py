@@ -14,6 +14,9 @@ and split of the menu::
 and the shortest is taken. The hypotenuse models the poor overlap where both take equally long. ``pipe`` and the power
 are arithmetic, DRAM bytes are traffic, and ``load``, ``depth``, ``store``, ``split`` and ``start`` are latency.
 
+An operand whose rows do not begin at multiples of 16 bytes can be copied neither by TMA nor 16 bytes at a time:
+``plateau`` falls to the share that the chip's other kernels reach (:mod:`memwall.hardware.chips`).
+
 Quantised products (:mod:`memwall.ops.quantised`) run so too, each kernel with constants of its own: bytes are those of
 the stored operands, scales included; ``plateau``, ``load`` and ``tile`` hold what dequantisation and scaling cost.
 Those of scaled operands are not split along k.
@@ -99,11 +102,16 @@ def _sustained(gpu: Gpu, known: GemmConstants) -> float:
     return min(known.sustained * sqrt(watts), 1.0)
 
 
+def _plateau(launch: Gemm, gpu: Gpu, known: GemmConstants) -> float:
+    """Share of its peak that a multiprocessor reaches inside a tile."""
+    return known.plateau * (1.0 if launch.aligned else chip_of(gpu).unaligned)
+
+
 def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s: float) -> Choice:
     """The shortest of the menu."""
     short, long = min(launch.m, launch.n), max(launch.m, launch.n)
     results, k, sms, clock = launch.batch * launch.m * launch.n, launch.k, gpu.sm_count, gpu.boost_clock_hz
-    math_s = 2 * sms / (gpu.peak(launch.pipe) * known.plateau)  # of a multiply-add in one SM
+    math_s = 2 * sms / (gpu.peak(launch.pipe) * _plateau(launch, gpu, known))  # of a multiply-add in one SM
     byte_s = 1 / (known.load * clock)
     step = max(int(_STEP_BYTES // launch.itemsize), 1)
     short_bytes, long_bytes = launch.side_itemsizes
@@ -165,6 +173,9 @@ def _as_stored(launch: Gemm, gpu: Gpu) -> str:
     return text if asked == launch.pipe.dtype else f"{text}, as {gpu.name} has no {asked} tensor cores"
 
 
+_UNALIGNED = ", since rows of an operand do not begin at multiples of 16 bytes"
+
+
 def _depth(launch: Gemm, split: int) -> int:
     """Elements of k that a block multiplies, its last step full."""
     step = max(int(_STEP_BYTES // launch.itemsize), 1)
@@ -182,7 +193,8 @@ def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
         "compute": {
             "held_s": f"its power limit of {gpu.tdp_w:.0f} W holds the chip at {percent(_sustained(gpu, known), 0)} of "
             f"{peak}",
-            "pipe_s": f"inside a tile an SM reaches {percent(known.plateau, 0)} of its share of {peak}",
+            "pipe_s": f"inside a tile an SM reaches {percent(_plateau(launch, gpu, known), 0)} of its share of {peak}"
+            f"{_UNALIGNED if not launch.aligned else ''}",
         },
         "bandwidth": {
             "dram_bytes": f"{size(facts['dram_bytes'])} go through DRAM at {percent(known.dram, 0)} of "

@@ -197,3 +197,41 @@ def test_shapes_that_were_not_fitted_come_out_as_measured(label, name, at_most):
             errors.append(abs(modeled_s / (float(row["latency_ms"]) * 1e-3) - 1))
     assert len(errors) == 300
     assert sum(errors) / len(errors) < at_most
+
+
+@pytest.mark.parametrize(("gpu", "share"), [
+    ("rtx-4090", 0.71), ("a100-80gb-sxm", 0.71), ("h200", 0.71 * 0.629), ("b200", 0.71 * 0.629), ("mi300x", 1.0),
+])  # fmt: skip
+def test_rows_that_begin_between_16_bytes_are_loaded_one_by_one(gpu, share):
+    """PyTorch issue 181718 (RTX 4090): 111 TFLOP/s at sizes of 2055 to 2073, 156 at 2040; arXiv 2402.13499: a warp's
+    instructions reach 62.9 % of an H100's peak."""
+    found, known = load_gpu(gpu), GemmConstants(plateau=0.9, load=400.0, sustained=1.0, tile_clocks=0.0)
+    aligned = gemm(2048, 2048, 2048)
+    plain, slower = (predict_with(work, found, known) for work in (aligned, replace(aligned, aligned=False)))
+    rates = [
+        2048**3 / terms.facts["pipe_s"] / terms.facts["waves"] * terms.facts["rounds"] for terms in (plain, slower)
+    ]
+    assert rates[1] / rates[0] == pytest.approx(share, rel=1e-6)
+    said = explain_with(replace(aligned, aligned=False), found, known, slower)
+    assert ("do not begin at multiples of 16 bytes" in said) == (share < 1 and slower.wall == "compute")
+
+
+@pytest.mark.parametrize(("dtype", "left", "right", "aligned"), [
+    ("float16", (64, 512), (512, 64), True), ("float16", (64, 300), (300, 64), False),
+    ("float16", (64, 512), (512, 300), False), ("float32", (64, 300), (300, 64), True),
+    ("float32", (64, 301), (301, 64), False), ("float16", (300, 1), (1, 300), True),
+])  # fmt: skip
+def test_which_operands_have_aligned_rows(dtype, left, right, aligned):
+    made = spec(left[0], right[1], dtype=dtype)
+    inputs = [("self", spec(*left, dtype=dtype)), ("mat2", spec(*right, dtype=dtype))]
+    (work,) = cost("aten.mm", inputs, [made], allow_tf32=True).launches
+    assert work.aligned == aligned
+
+
+def test_the_rows_of_a_transposed_weight_are_those_of_k():
+    """A head of 50257 words on 768 numbers: its weight lies as [50257, 768], the gradient of its result does not."""
+    weight, data, grad = (spec(*shape, dtype="bfloat16") for shape in ((50257, 768), (512, 768), (512, 50257)))
+    across = replace(weight, shape=(768, 50257), strides=(1, 768))
+    (ahead,) = cost("aten.mm", [("self", data), ("mat2", across)], [grad]).launches
+    (back,) = cost("aten.mm", [("self", grad), ("mat2", weight)], [data]).launches
+    assert (ahead.aligned, back.aligned) == (True, False)

@@ -28,7 +28,7 @@ def _precision(record: Record) -> tuple[str, str]:
 def _gemm(record: Record) -> Call:
     precision, dtype = _precision(record)
     m, n, k = (size(record, name) for name in "mnk")
-    cost = calls.product(m, n, k, dtype)
+    cost = calls.in_aligned_rows(calls.product(m, n, k, dtype))  # it pads its matrices (PAD_KERNELS)
     if precision == "pseudo_fp16":  # half precision in memory, float32 arithmetic
         cost = calls.in_float32(cost)
     shape = f"m={m},n={n},k={k},{record['transA']}{record['transB']}"
