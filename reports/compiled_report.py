@@ -15,7 +15,7 @@ import hashlib
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -30,6 +30,7 @@ import torch  # noqa: E402
 from memwall.analysis.accuracy import Row, read_measured  # noqa: E402
 from memwall.analysis.accuracy.modules import ModuleSample  # noqa: E402
 from memwall.core.files import read_json, write_whole  # noqa: E402
+from memwall.core.graph import Op  # noqa: E402
 from memwall.core.structure import read, write  # noqa: E402
 from memwall.fusion.autotuned import with_choices  # noqa: E402
 from memwall.fusion.compiled import kernels_of, plan_of  # noqa: E402
@@ -54,10 +55,11 @@ LISTED = 15
 
 
 class Pair(NamedTuple):
-    """A module on one GPU, compiled and eager."""
+    """A module on one GPU, compiled and eager; of :data:`KINDS` the one that it is."""
 
     compiled: Row
     eager: Row
+    kind: str = ""
 
     @property
     def modeled(self) -> float:
@@ -86,6 +88,30 @@ class Range(NamedTuple):
 def sign(ratio: float) -> str:
     """What compiling does to the time."""
     return "slower" if ratio > 1 + EQUAL else "faster" if ratio < 1 - EQUAL else "equal"
+
+
+#: what a module is made of, told by its ops
+KINDS: Mapping[str, Callable[[Sequence[Op]], bool]] = {
+    "recurrent layers": lambda ops: any("rnn" in op.name for op in ops),
+    "a product alone": lambda ops: [op.op_class for op in ops] == ["contraction"],
+    "a linear layer and element-wise ops": lambda ops: len(ops) > 1 and _begins_with_a_layer(ops),
+    "a depthwise convolution alone": lambda ops: len(ops) == 1 and _is_depthwise(ops[0]),
+}
+
+
+def kind_of(sample: ModuleSample) -> str:
+    """The kind of a module; empty if it is of none."""
+    profile = sample.ran()
+    ops = profile.graphs[profile.graph_for(sample.gpu)].ops
+    return next((kind for kind, fits in KINDS.items() if fits(ops)), "")
+
+
+def _begins_with_a_layer(ops: Sequence[Op]) -> bool:
+    return ops[0].name == "aten.addmm" and all(op.op_class == "elementwise" for op in ops[1:])
+
+
+def _is_depthwise(op: Op) -> bool:
+    return op.op_class == "convolution" and op.attributes.get("groups", 1) > 1
 
 
 # -- Inductor's decisions ----------------------------------------------------------------------------------------------
@@ -149,10 +175,10 @@ def pairs_of(path: Path, samples: Sequence[ModuleSample]) -> Iterator[Pair]:
     """Each module in each of :data:`WAYS` that was timed, next to its eager time."""
     times, folder = measured_times(path), decisions_folder()
     for sample in samples:
-        kernels, eager = decided(folder, sample), sample.row()
+        kernels, eager, kind = decided(folder, sample), sample.row(), kind_of(sample)
         for way in WAYS:
             if time_s := times.get((sample.label, way, sample.module)):
-                yield Pair(compiled(sample, way, time_s, kernels).row(), eager)
+                yield Pair(compiled(sample, way, time_s, kernels).row(), eager, kind)
 
 
 def ranges_of(path: Path, samples: Sequence[ModuleSample]) -> Iterator[Range]:
@@ -243,20 +269,20 @@ def _spread(rows: Sequence[Row]) -> tuple[str, str, str]:
     return f"{100 * inside / len(rows):.0f}", f"{width:.2f}", f"{100 * median(abs(row.error) for row in rows):.0f}"
 
 
-#: what falls short and why
-NOTES = """- **A10G**: a lone product calls the same library kernel either way, and yet five of them take 0.56 to 0.79 of the eager
-  time when compiled, where the other machines measure 0.93 to 1.15. Eager and compiled times come from separate runs,
-  so a clock may have changed between them; no model of the shape can tell.
-- **The cloud machines' hosts**: alike modules (a linear layer, then one element-wise kernel) take 126 to 208 us on the
-  A100's.
+#: what falls short and why; figures are those of the tables
+NOTES = """- **A10G**: a product alone calls the same library kernel either way, and yet some take far less time when compiled, as
+  on no other machine ("Kinds of modules"). Eager and compiled times come from separate runs, so a clock may have changed
+  between them; no model of the shape can tell.
+- **The cloud machines' hosts**: alike modules (a linear layer, then element-wise kernels) differ from one another by more
+  in the measurement than in the model.
 - **Nets**: most wrong signs of level 3 say faster or equal where compiling loses; LSTM and GRU layers run the same
-  library call either way, and their measured ratios are 0.79 to 1.19.
-- **Depthwise convolutions** in channels last, the layout that Inductor chooses: one of five takes 19 times as long as
-  eager on the L40S, where we say 2.0, and cuDNN's choice of a kernel there does not follow from the shape.
+  library call either way, and the measured ratios are on both sides of 1.
+- **Depthwise convolutions** in channels last, the layout that Inductor chooses: cuDNN's choice of a kernel there does not
+  follow from the shape ("The largest errors").
 - **Max pooling in three dimensions** was a call of the library in the torch that was timed (2.5), and is one here; the
   torch at hand generates a kernel for it.
-- **The T4 and the A10G**: most wrong signs say slower or equal where compiling gains. On the T4 small linear layers of
-  1,024 by 512 take 0.17 to 0.20 ms in eager execution where we say 0.09 to 0.12, and 0.16 to 0.19 compiled, as we say.
+- **The T4 and the A10G**: most wrong signs say slower or equal where compiling gains: on the T4 a linear layer with
+  element-wise ops takes longer in eager execution than we say, and less compiled ("Kinds of modules").
 """
 #: a measured ratio of compiled to eager time this close to 1 may change sides from run to run
 NEAR = 0.10
@@ -291,6 +317,31 @@ def alike(pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
         count = sum(map(len, signs))
         apart = count - sum(max(map(of.count, of)) for of in signs)
         yield gpu, str(len(own)), str(count), str(apart), f"{100 - 100 * apart / count:.0f}"
+
+
+def kinds(pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
+    """For each kind and GPU the range of its times and ratios in default mode."""
+    default = [p for p in pairs if way_of(p.compiled) == "compile_inductor_default"]
+    for kind in KINDS:
+        for gpu in sorted({p.compiled.gpu for p in default}):
+            own = [p for p in default if (p.kind, p.compiled.gpu) == (kind, gpu)]
+            if not own:
+                continue
+            sides = [p.eager for p in own], [p.compiled for p in own]
+            times = [[1e3 * s for s in seconds] for rows in sides for seconds in _both(rows)]
+            ratios = [p.measured for p in own], [p.modeled for p in own]
+            yield kind, gpu, str(len(own)), *map(_ends, (*times, *ratios))
+
+
+def _both(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Measured and modeled seconds."""
+    return [row.measured_s for row in rows], [row.modeled_s for row in rows]
+
+
+def _ends(values: Iterable[float]) -> str:
+    """The least, the median and the most."""
+    found = sorted(values)
+    return " / ".join(f"{value:.3g}" for value in (found[0], median(found), found[-1]))
 
 
 def _is_alike(one: Pair, other: Pair) -> bool:
@@ -351,6 +402,13 @@ others of their level alike, those of them with another sign than most of their 
 a model of the program can reach among them.
 
 {markdown("GPU | modules | with others alike | of another sign | most that can be right", list(alike(pairs)))}
+
+## Kinds of modules
+
+All modules of a kind under torch.compile's default mode: the least, the median and the most of their times, in ms, and of
+the ratio of compiled to eager time.
+
+{markdown("kind | GPU | modules | eager | modeled | compiled | modeled | ratio | modeled", list(kinds(pairs)))}
 
 ## The largest errors
 
