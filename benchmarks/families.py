@@ -48,7 +48,7 @@ import torch  # noqa: E402
 
 from benchmarks.family_modules import Case, cases  # noqa: E402
 from memwall import profile  # noqa: E402
-from memwall.analysis.accuracy import Scored, read_measured, score_files  # noqa: E402
+from memwall.analysis.accuracy import Row, Scored, read_measured, score_files  # noqa: E402
 from memwall.analysis.accuracy.modules import ModuleSample, module_rows  # noqa: E402
 from memwall.analysis.accuracy.refit import refit  # noqa: E402
 from memwall.analysis.accuracy.samples import halves  # noqa: E402
@@ -76,6 +76,13 @@ TRIALS, BUDGET_S = 20, 0.4
 HOST_FILE, HOST_DECIDES = "host.toml", 1.3
 #: the launches of a host, and what they are called
 _HOST_WAYS = {"call": "alone", "eager": "in a row"}
+#: family -> how the kinds of its modules begin; the first that fits counts
+FAMILIES = {
+    "depthwise convolutions": ("convdepthwise",), "convolutions": ("conv",), "norms and rows": ("norm", "rows"),
+    "pooling": ("pool",), "upsampling": ("upsample",), "reductions and scans": ("reduction", "scan"),
+    "element-wise, losses, indices": ("elementwise", "loss", "index"), "products": ("product",),
+    "recurrent layers": ("recurrent",), "sorts": ("sort",), "others": ("",),
+}  # fmt: skip
 #: a module that takes longer to build, compile or run is given up
 LIMIT_S = 60.0
 #: share of the time after the uncompiled modules that the compilers have, and how many run at most
@@ -308,6 +315,7 @@ def report(table: Path, fitted: Path) -> Document:
     and the other half with that. The fit is written to ``fitted``."""
     shipped = AccuracyReport(score_files([table], split=True)).document("md").sections[0]
     title, sections = "Small modules of all families", [replace(shipped, heading="With the shipped constants")]
+    sections.insert(0, _of_the_kernels(read_measured(table).modules))
     if (place := table.parent / HOST_FILE).is_file():
         sections.append(_of_the_host(read_measured(table).modules, load_host(place)))
     heading = "Constants fitted to half of the modules"
@@ -323,6 +331,40 @@ def report(table: Path, fitted: Path) -> Document:
         for name, page in ((heading, FitsReport(found)), ("The other half with these", AccuracyReport(Scored(rows))))
     ]
     return Document(title, tuple(sections))
+
+
+def _of_the_kernels(samples: Sequence[ModuleSample]) -> Section:
+    """What replays of CUDA graphs take, which are kernels alone: by family of the half that no constant may see, and
+    each module."""
+    rows = [(sample, sample.row()) for sample in samples if sample.launch == "graph"]
+    held_out = [(family_of(sample), row) for sample, row in rows if not sample.in_fit_half]
+    lines = [_family_line(name, [row for at, row in held_out if name in ("all", at)]) for name in ("all", *FAMILIES)]
+    columns = (Column("family", numeric=False), *map(Column, ("modules", "median, %", "median bias, %", "inside, %")))
+    note = "median: of |modeled - measured| / measured; bias: with its sign; inside: of the 80 % interval"
+    each = tuple(
+        (sample.module, "fitted" if sample.in_fit_half else "held out", sample.profile.workload.mode, row.dtype,
+         f"{row.measured_s * 1e6:.1f}", f"{row.modeled_s * 1e6:.1f}", f"{100 * row.error:+.0f}")
+        for sample, row in sorted(rows, key=lambda pair: pair[0].module)
+    )  # fmt: skip
+    words = tuple(Column(name, numeric=False) for name in ("module", "half", "mode", "dtype"))
+    numbers = tuple(map(Column, ("measured, us", "modeled, us", "error, %")))
+    tables = (Table("Modules that no constant may see", columns, tuple(filter(None, lines)), note),
+              Table("All modules", (*words, *numbers), each))  # fmt: skip
+    return Section("Kernels alone", tables)
+
+
+def family_of(sample: ModuleSample) -> str:
+    """The family of a module: that of :data:`FAMILIES` which its kind begins with."""
+    return next(name for name, kinds in FAMILIES.items() if sample.op_class.startswith(kinds))
+
+
+def _family_line(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    if not rows:
+        return ()
+    errors = [100 * row.error for row in rows]
+    inside = sum((row.low_s or 0.0) <= row.measured_s <= (row.high_s or 0.0) for row in rows)
+    figures = statistics.median(map(abs, errors)), statistics.median(errors), 100 * inside / len(rows)
+    return name, str(len(rows)), f"{figures[0]:.0f}", f"{figures[1]:+.0f}", f"{figures[2]:.0f}"
 
 
 def _of_the_host(samples: Sequence[ModuleSample], host: Host) -> Section:

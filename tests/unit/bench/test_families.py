@@ -209,8 +209,20 @@ def test_constants_are_fitted_to_half_of_the_modules_and_scored_on_the_other(tmp
 
     page = report(table, tmp_path / "fitted.toml")
     assert [section.heading for section in page.sections] == [
-        "With the shipped constants", "Constants fitted to half of the modules", "The other half with these",
+        "Kernels alone", "With the shipped constants", "Constants fitted to half of the modules",
+        "The other half with these",
     ]  # fmt: skip
+    families, every = page.sections[0].blocks
+    unseen = [case for case in wanted if not in_fit_half(case.name)]
+    counts = {line[0]: int(line[1]) for line in families.rows}
+    assert counts == {
+        "all": len(unseen), "upsampling": sum(case.family == "upsample" for case in unseen),
+        "element-wise, losses, indices": sum(case.family == "elementwise" for case in unseen),
+    }  # fmt: skip
+    assert {line[0]: line[1] for line in every.rows} == {
+        case.name: "fitted" if in_fit_half(case.name) else "held out" for case in wanted
+    }
+    assert all(float(line[-1]) < 0 for line in every.rows if line[0].startswith("elementwise"))  # modeled too fast
     found = {fit.target.table: fit for fit in refit(table).fits}["utilization.stream.elementwise"]
     assert found.before.mape > 0.1
     assert found.after.mape < 0.04
