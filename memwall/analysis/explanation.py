@@ -236,6 +236,10 @@ def _around(kernel: Estimate, gpu: Gpu, latencies: int) -> str:
     """The terms of the time, which of them limits it, and the interval. ``latencies``: of its launches, those that
     follow one another."""
     launched = f"{counted(latencies, 'launch')} at {duration(launch_floor_s(gpu))}"
+    if kernel.launches > latencies:
+        launched += (
+            f" (those of the other {counted(kernel.launches - latencies, 'kernel')} are within the terms before)"
+        )
     waited = f" and {duration(kernel.wait_s)} of waiting for the CPU" if kernel.wait_s > 1e-9 else ""
     linked = f"; {duration(kernel.link_s)} on the link" if kernel.link_s else ""
     return (

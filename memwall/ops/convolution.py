@@ -64,7 +64,10 @@ def convolution(call: Call) -> Cost:
     read = call.read_bytes - _skipped_bytes(call, data, weight, output)
     if call.name in _SEPARATE_BIAS and bias is not None and not _is_depthwise(call, weight):
         product = _launch(call, "forward", data, output, read - bias.nbytes, output.nbytes)
-        added = Stream(read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel)
+        added = Stream(
+            read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel,
+            about="a kernel of its own adds the bias",
+        )  # fmt: skip
         return call.cost(flops, read_bytes=read, launches=(product, added))
     product = _launch(call, "forward", data, output, read, call.write_bytes)
     return call.cost(flops, read_bytes=read, launches=(product,))

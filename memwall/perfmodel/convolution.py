@@ -261,7 +261,7 @@ def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resid
     facts: dict[str, Any] = {"way": "depthwise", "window": window}
     chip, arithmetic_s, waits_s = chip_of(gpu), 2 * taps / gpu.peak(launch.pipe), 0.0
     if _depthwise_by_library(launch) or launch.role == "weight":  # or a sum over the positions
-        facts["rate"] = f"{percent(known.depthwise, 0)} of {flop_rate(gpu.peak(launch.pipe))}"
+        facts["rate"] = f"it reaches {percent(known.depthwise, 0)} of {flop_rate(gpu.peak(launch.pipe))}"
         if launch.channels_last and launch.itemsize == 4 and chip.shared_bytes > _LARGE_SHARED:
             rounds = math.ceil(launch.images * math.prod(launch.places_out) / (gpu.sm_count * chip.blocks))
             waits_s = rounds * window * _PLACE_TAP_CLK / gpu.boost_clock_hz
@@ -269,7 +269,9 @@ def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resid
                 f", and a block for each place: {rounds} rounds in which a tap takes {_PLACE_TAP_CLK} clocks"
             )
         return Terms.of(arithmetic_s / known.depthwise, memory_s, waits_s, facts=facts)
-    facts["rate"] = f"a tap takes {_TAP_CLK} clocks, in {chip.threads} threads of each of {gpu.sm_count} SMs"
+    facts["rate"] = (
+        f"a thread takes {_TAP_CLK} clocks for a tap, and each of {gpu.sm_count} SMs has {chip.threads} threads"
+    )
     waits_s = max(taps * _TAP_CLK / (chip.threads * gpu.sm_count), window * _LONE_TAP_CLK) / gpu.boost_clock_hz
     return Terms.of(arithmetic_s, memory_s, waits_s, facts=facts)
 
@@ -303,7 +305,14 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
     if facts.get("copies_s"):
         layout = "NCHW" if launch.channels_last else "channels last"
         copies = f"; {duration(facts['copies_s'])} of the traffic copies to {layout} and back"
-    return f"{_SAID[facts['way']](launch, gpu, facts)}; {_walls(launch, terms)}{copies}."
+    said = _SAID[facts["way"]](launch, gpu, facts)
+    if gradient := _GRADIENTS.get(launch.role):
+        said = f"{gradient}: {said[0].lower() if said.startswith('A') else said[0]}{said[1:]}"
+    return f"{said}; {_walls(launch, terms)}{copies}."
+
+
+#: role of a launch -> what it makes; a transposed convolution is the data gradient of another
+_GRADIENTS = {"input": "Data gradient", "weight": "Weight gradient"}
 
 
 def _say_depthwise(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
@@ -336,9 +345,11 @@ def _say_staged(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
 
 def _say_gemm(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
     split = f" with k split in {facts['parts']}" if facts["parts"] > 1 else ""
-    units = "tensor cores" if facts["pipe"].engine == "tensor" else "vector units"
-    gaps = _gaps(launch, facts["pipe"])
-    return f"An implicit GEMM on {units} ({facts['pipe'].dtype}){split}: {_tiles(gpu, facts)}{gaps}"
+    pipe, asked = facts["pipe"], gpu.ceiling_pipe(launch.pipe)
+    units = "tensor cores" if pipe.engine == "tensor" else "vector units"
+    quicker = ", which takes less time here than tensor cores would" if pipe.engine != asked.engine else ""
+    gaps = _gaps(launch, pipe)
+    return f"An implicit GEMM on {units} ({pipe.dtype}{quicker}){split}: {_tiles(gpu, facts)}{gaps}"
 
 
 #: way of a launch -> what it does, in words
@@ -387,7 +398,7 @@ def _gaps(launch: Convolution, pipe: Pipe) -> str:
         return "; the places that the stride skips are zeroed before"
     gaps = math.prod(launch.stride)
     runs_over = gaps > 1 and not _phased(launch, pipe)
-    return f"; 1 in {gaps} taps meets an output, since it runs over the gaps of the stride" if runs_over else ""
+    return f"; 1 in {gaps} taps meets an output, since the kernel runs over the gaps of the stride" if runs_over else ""
 
 
 def _walls(launch: Convolution, terms: Terms) -> str:

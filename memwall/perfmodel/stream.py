@@ -9,6 +9,7 @@ waves of as many as the multiprocessors hold; a launch takes as long as the loop
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from memwall.core.units import bandwidth, counted, duration, percent, size
 from memwall.hardware.chips import chip_of
@@ -113,15 +114,25 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
     return Terms.of(flops_s, memory_s, max(places_s, loops_s, few_s), known.latency_s + waits_s + met_s, facts)
 
 
+def _moved(launch: Stream) -> str:
+    sides = ((launch.read_bytes, "read"), (launch.write_bytes, "written"))
+    return " and ".join(f"{size(nbytes)} {what}" for nbytes, what in sides if nbytes) or "no bytes"
+
+
+def _served(gpu: Gpu, facts: Mapping[str, float]) -> str:
+    """Where the bytes are, and how fast what is in DRAM moves."""
+    rate = f"at {percent(facts['reached'], 0)} of {bandwidth(gpu.dram_bytes_per_s)}"
+    warm = percent(facts["warm"], 0)
+    if warm == percent(1.0, 0):
+        return ", all of them in L2"
+    return f", {warm} of them in L2 and the others {rate}" if facts["warm"] else f" {rate}"
+
+
 def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
-    source = f"{percent(facts['reached'], 0)} of {bandwidth(gpu.dram_bytes_per_s)}"
-    if facts["warm"]:
-        source += f", {percent(facts['warm'], 0)} of them in L2"
     about = f"{launch.about[0].upper()}{launch.about[1:]}: " if launch.about else ""
-    said = [f"{about}{size(launch.read_bytes)} read and {size(launch.write_bytes)} written take"
-            f" {duration(facts['traffic_s'])} at {source}"]  # fmt: skip
+    said = [f"{about}{_moved(launch)} take {duration(facts['traffic_s'])}{_served(gpu, facts)}"]
     if facts["few_s"]:
         said.append(
             f"{counted(launch.thread_blocks or 0, 'thread block')} on {gpu.sm_count} SMs take"

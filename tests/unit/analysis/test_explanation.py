@@ -6,7 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+import memwall
 from memwall.analysis.explanation import explanations, kernels_named, provenance
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
@@ -148,3 +151,18 @@ def test_a_tables_own_interval_is_taken():
 
 def test_a_faster_gpu_is_faster(profile):
     assert profile.simulation(NEW.name).totals.time_s < profile.simulation(OLD.name).totals.time_s
+
+
+def test_a_convolutions_gradients_and_its_bias_are_named():
+    made = memwall.profile(nn.Conv2d(64, 128, 3, groups=4), (torch.ones(8, 64, 32, 32, requires_grad=True),),
+                           gpu="h100-sxm", mode="training", optimizer=None)  # fmt: skip
+    (ahead,) = explanations(made, made.simulations[0], "0")
+    assert ahead.launches[1].startswith("A kernel of its own adds the bias: ")
+    (back,) = explanations(made, made.simulations[0], "convolution_backward")
+    assert [text.partition(":")[0] for text in back.launches[-3:-1]] == ["Data gradient", "Weight gradient"]
+
+
+def test_the_launches_of_a_recurrent_layer_are_not_one():
+    made = memwall.profile(nn.LSTM(32, 256, 2), (torch.ones(16, 4, 32),), gpu="h100-sxm")
+    (found,) = explanations(made, made.simulations[0], "_cudnn_rnn")
+    assert f"those of the other {found.kernel.launches - 1} kernels are within the terms before" in found.around

@@ -158,7 +158,7 @@ def test_a_thread_of_a_depthwise_kernel_goes_over_its_window():
         16 * 128 * 256 * 256 * 9 * 590 / (2048 * 132 * H100.boost_clock_hz)
     )
     assert predict(wide, H100).latency_s == pytest.approx(predict(small, H100).latency_s * 25 / 9)
-    assert "3x3: a tap takes 590 clocks" in explain(small, H100, predict(small, H100))
+    assert "3x3: a thread takes 590 clocks for a tap" in explain(small, H100, predict(small, H100))
 
 
 def test_tiles_of_the_memory_efficient_kernel():
