@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.savings import Missed, Saving, Waterfall
+from memwall.analysis.savings import Missed, PolicyRow, Saving, Waterfall
 from memwall.report import render
 from memwall.report.figures.profile import waterfall_bars
-from memwall.report.pages.fusion import cut_name, missed_table
+from memwall.report.pages.fusion import BEYOND_NOTE, cut_name, missed_table, policies_table
 from tests.unit.fused_fixture import MIB, make_fused
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
@@ -132,3 +132,11 @@ def test_missed_fusions_name_their_rule():
     assert table.rows == (
         ("mm", "gelu", "x24", "layers.*", "1.000", "1.000", "contraction without epilogue", "no epilogue"),
     )
+
+
+def test_more_than_ideal_saves_is_explained():
+    def row(policy, score):
+        return PolicyRow(policy, 1e-3, 1.0, 5, 10**6, 0, 1.0, score, 0.1, 10**6, True)
+
+    assert BEYOND_NOTE not in policies_table([row("inductor", 0.9), row("ideal", 1.0)]).note
+    assert BEYOND_NOTE in policies_table([row("inductor", 1.08), row("ideal", 1.0)]).note
