@@ -114,7 +114,7 @@ def calibration_of(cost: Cost, gpu: Gpu) -> tuple[str, tuple[str, ...], tuple[st
     """The worst calibration of a cost's launches, the GPUs that the constants come from, and the launches' families
     that are calibrated so."""
     works = (as_run(work, gpu) for work in cost.launches)
-    return _calibration_of(tuple((work.FAMILY, work.variant) for work in works), gpu)
+    return _calibration_of(tuple((work.FAMILY, work.shown_by) for work in works), gpu)
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,10 @@ def constant(default: float, low: float, high: float, meaning: str) -> Any:
     return field(default=default, metadata={"low": low, "high": high, "meaning": meaning})
 
 
+#: variant of a launch of any family that no row of any GPU shows
+NO_ROWS = "unmeasured"
+
+
 @dataclass(frozen=True, slots=True)
 class Constants:
     """The numbers of one family on one GPU; the defaults are what holds for GPUs without data."""
@@ -243,7 +247,7 @@ class StreamConstants(Constants):
     #: residuals of modules of such kernels, KernelBench's on A100, A10G, L40S and T4 and ours on an H200, the half that
     #: may be fitted (``tools/foreign_intervals.py``)
     FOREIGN_OF: ClassVar[Mapping[str, tuple[float, float]]] = {"looped": (0.84, 1.56)}
-    UNMEASURED: ClassVar[str] = "unmeasured"
+    UNMEASURED: ClassVar[str] = NO_ROWS
     FOREIGN: ClassVar[tuple[float, float]] = (0.89, 1.2)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.88, 1.2)
     read: float = constant(0.92, 0.3, 0.98, "fraction of the DRAM bandwidth where all is read")

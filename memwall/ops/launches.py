@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from memwall.core.graph import Pipe
+from memwall.hardware.constants import NO_ROWS
 
 #: load latencies of a thread's turn that takes one load and updates running moments: the division by the count and the
 #: two products that wait for it add half a latency (moments of 128 groups on A100, A10 and L40S: 1000 to 1140 clocks)
@@ -54,6 +55,11 @@ class Launch:
         """Which of its family's tables of constants applies: a dtype or a kind."""
         raise NotImplementedError
 
+    @property
+    def shown_by(self) -> str:
+        """The variant whose rows show kernels like it, and so tell the interval."""
+        return self.variant
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm(Launch):
@@ -72,6 +78,10 @@ class Gemm(Launch):
     @property
     def variant(self) -> str:
         return self.pipe.dtype
+
+    @property
+    def shown_by(self) -> str:
+        return self.variant if self.aligned else NO_ROWS
 
     @property
     def splits(self) -> bool:
@@ -128,6 +138,10 @@ class VectorGemm(Gemm):
     bias: bool = False
     converts: bool = False
 
+    @property
+    def shown_by(self) -> str:
+        return self.variant
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution(Launch):
@@ -157,6 +171,12 @@ class Convolution(Launch):
     @property
     def variant(self) -> str:
         return {"float32": "float32", "float64": "float32", "tf32": "tf32"}.get(self.pipe.dtype, "float16")
+
+    @property
+    def shown_by(self) -> str:
+        """No row shows a gradient in groups; what few there are take two to five times as long as modeled."""
+        in_groups = self.role != "forward" and self.groups > 1 and not self.depthwise
+        return NO_ROWS if in_groups else self.variant
 
     @property
     def pipe_flops(self) -> Mapping[Pipe, int]:
@@ -347,7 +367,7 @@ class Stream(Launch):
     @property
     def variant(self) -> str:
         if not self.measured:
-            return "unmeasured"
+            return NO_ROWS
         # of servers' kernels and lookups of rows, which are not said to loop over their data, a GPU's own rows tell
         return "looped" if self.steps and self.about else "elementwise"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from memwall.hardware.constants import Constants
+from memwall.hardware.constants import NO_ROWS, Constants
 from memwall.hardware.lookup import Gpu
 
 C = TypeVar("C", bound=Constants)
@@ -107,7 +107,7 @@ def table_of(kind: type[Constants], gpu: Gpu, variant: str) -> str | None:
 
 def _is_unmeasured(kind: type[Constants], variant: str, table: str | None) -> bool:
     """Whether no row of any GPU shows the variant."""
-    return variant == kind.UNMEASURED and table != f"{kind.FAMILY}.{variant}"
+    return variant in (NO_ROWS, kind.UNMEASURED) and table != f"{kind.FAMILY}.{variant}"
 
 
 def _interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, float]:

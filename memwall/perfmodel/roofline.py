@@ -170,7 +170,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     walls = {TERMS[wall]: 0.0 for wall in OVERLAPPING}
     body = ends = down = up = spared = 0.0
     for item, terms in launches:
-        low, high = interval(CONSTANTS[item.FAMILY], gpu, item.variant)
+        low, high = interval(CONSTANTS[item.FAMILY], gpu, item.shown_by)
         for name in walls:
             walls[name] += getattr(terms, name)
         body += terms.body_s

@@ -42,3 +42,29 @@ def test_measured_kernels_keep_their_narrow_one():
     inputs = (("self", ROWS), ("other", ROWS))
     assert _calibration("aten.add.Tensor", inputs, [ROWS]) == "yes"
     assert _width("aten.add.Tensor", inputs, [ROWS]) < 1.6
+
+
+def _gradients(groups: int) -> tuple[str, tuple, list, dict[str, object]]:
+    data, weight, made = (contiguous(shape, "float16") for shape in (
+        (8, 64, 56, 56), (128, 64 // groups, 3, 3), (8, 128, 54, 54)
+    ))  # fmt: skip
+    inputs = (("grad_output", made), ("input", data), ("weight", weight))
+    options = {"stride": [1, 1], "groups": groups, "output_mask": [True, True, False]}
+    return "aten.convolution_backward.default", inputs, [data, weight], options
+
+
+def _product(k: int) -> tuple[str, tuple, list, dict[str, object]]:
+    left, right, made = (contiguous(shape, "bfloat16") for shape in ((4096, k), (k, 4096), (4096, 4096)))
+    return "aten.mm.default", (("self", left), ("mat2", right)), [made], {}
+
+
+@pytest.mark.parametrize(("shown", "unshown"), [
+    (_gradients(1), _gradients(4)), (_product(4096), _product(4095)),
+])  # fmt: skip
+def test_neither_gradients_in_groups_nor_products_of_unaligned_rows_have_rows(shown, unshown):
+    """Both take two to five times as long as modeled on an H200."""
+    (name, inputs, outputs, attributes), measured = unshown, shown
+    assert _calibration(name, inputs, outputs, **attributes) == "datasheet only"
+    assert _calibration(measured[0], measured[1], measured[2], **measured[3]) != "datasheet only"
+    width = _width(name, inputs, outputs, **attributes)
+    assert width > max(2, _width(measured[0], measured[1], measured[2], **measured[3]))
