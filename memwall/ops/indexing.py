@@ -122,6 +122,12 @@ _SUM_INSTRUCTIONS = 80
 _SEGMENT_ROWS = 10
 
 
+#: the mode of a bag whose gradient goes to its largest element, by atomic additions; those of sums and means sort the
+#: indices, few of them too (EmbeddingBag.cu, ``embedding_bag_backward_cuda_sum_avg``): their positions, a sort by one
+#: block, the first of each row (2), segments of each, their sums (2), where each begins, partial sums, sums
+_LARGEST, _FEW_SORTED_KERNELS = 2, 10
+
+
 @op("embedding_dense_backward", loop=loops.scatter, results=results.embedding_gradient,
     domains={"indices": rows_counted})  # fmt: skip
 @op("_embedding_bag_dense_backward", results=results.embedding_gradient)
@@ -133,15 +139,18 @@ def embedding_backward(call: Call) -> Cost:
     adds = count * size
     zeros = min(adds * grad.itemsize, table.nbytes)
     clear = pass_over(0, call.write_bytes, table.numel)
-    if count <= _DIRECT_INDICES and not call.name.startswith("aten._embedding_bag"):
+    of_bags = call.name.startswith("aten._embedding_bag")
+    if count <= _DIRECT_INDICES and not of_bags:
         rows = replace(
             pass_over(call.read_bytes, zeros, adds), steps=_DIRECT_STEPS * math.ceil(count / _DIRECT_ROWS),
             blocks=math.ceil(size / _DIRECT_COLUMNS), block_threads=_DIRECT_ROWS * _DIRECT_COLUMNS,
             about=f"a block goes over all {count} rows for {_DIRECT_COLUMNS} columns",
         )  # fmt: skip
         return call.cost(vector_flops(table, adds), launches=(clear, rows))
-    if count <= _DIRECT_INDICES:
-        return call.cost(vector_flops(table, adds), launches=(clear, pass_over(call.read_bytes, zeros, adds)))
+    if of_bags and (count <= _DIRECT_INDICES or call.attributes.get("mode") == _LARGEST):
+        kernels = 1 if call.attributes.get("mode") == _LARGEST else _FEW_SORTED_KERNELS
+        rows = replace(pass_over(call.read_bytes, zeros, adds), count=kernels)
+        return call.cost(vector_flops(table, adds), launches=(clear, rows))
     segments = min(count, table.shape[0]) + count // _SEGMENT_ROWS
     cost = call.cost(vector_flops(table, adds))
     sums = stream_of(
