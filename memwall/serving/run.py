@@ -15,7 +15,8 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.core.graph import Pipe
 from memwall.fusion.server import Layout, Served, Step
-from memwall.fusion.server.kernels import Attention, Compressed, Experts, Latent, Product, State
+from memwall.fusion.server.attention import Attention, Compressed, Latent
+from memwall.fusion.server.kernels import Experts, Product, State
 from memwall.hardware.cluster import cluster_of, load_cluster
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.engine import engine_host

@@ -20,7 +20,8 @@ from memwall.analysis.serving import Candidate, objective, objective_text, stop
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.fusion.server import Step
-from memwall.fusion.server.kernels import Attention, Collective, Compressed, Experts, Index, Latent
+from memwall.fusion.server.attention import Attention, Compressed, Index, Latent
+from memwall.fusion.server.kernels import Collective, Experts
 from memwall.hardware.lookup import load_gpus
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, check_priced, prices_of, serve, steps_of

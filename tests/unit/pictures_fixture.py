@@ -14,7 +14,8 @@ from memwall.analysis.compare import compare_gpus, compare_profile, compare_prof
 from memwall.analysis.history import Row
 from memwall.analysis.savings import policy_sets
 from memwall.fusion.server import Served
-from memwall.fusion.server.kernels import Attention, Between, Collective, Product, Sampling
+from memwall.fusion.server.attention import Attention
+from memwall.fusion.server.kernels import Between, Collective, Product, Sampling
 from memwall.hardware.lookup import load_gpu
 from memwall.report.figures.colors import CLASS_COLORS
 from memwall.report.figures.comparison import comparison_chart

@@ -10,8 +10,9 @@ from operator import or_
 
 from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan, not_run
-from memwall.fusion.server.kernels import Encoded, Experts, Kernel, Layout, Product
+from memwall.fusion.server.kernels import Encoded, Experts, Kernel, Product
 from memwall.fusion.server.reading import Read, Reader, sampling
+from memwall.fusion.server.step import Layout
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 

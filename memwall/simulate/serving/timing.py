@@ -13,24 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from memwall.core.errors import UsageError
-from memwall.fusion.server.kernels import (
-    Attention,
-    Between,
-    Collective,
-    Compressed,
-    Encoded,
-    Experts,
-    Index,
-    Kernel,
-    Latent,
-    Layout,
-    Product,
-    Sampling,
-    State,
-    Step,
-    begun,
-)  # fmt: skip
+from memwall.fusion.server.attention import Attention, Compressed, Index, Latent
+from memwall.fusion.server.kernels import Between, Collective, Encoded, Experts, Kernel, Product, Sampling, State, begun
 from memwall.fusion.server.plan import Served
+from memwall.fusion.server.step import Layout, Step
 from memwall.hardware.engine import EngineHost
 from memwall.hardware.links import LIBRARIES, Cluster
 from memwall.hardware.lookup import Gpu

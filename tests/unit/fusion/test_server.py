@@ -8,7 +8,8 @@ import pytest
 import memwall
 from memwall.core.errors import UsageError
 from memwall.fusion.server import Layout, Step, served
-from memwall.fusion.server.kernels import Attention, Between, Collective, Compressed, Experts, Index, Latent, Product
+from memwall.fusion.server.attention import Attention, Compressed, Index, Latent
+from memwall.fusion.server.kernels import Between, Collective, Experts, Product
 from memwall.hardware.cluster import cluster_of
 from memwall.hardware.engine import ENGINES, EngineHost, engine_host
 from memwall.serving import serve

@@ -1,0 +1,60 @@
+"""A step of an engine, and how the engine holds the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an engine: ``decodes`` sequences make a token each, with ``context_tokens`` in their caches in all;
+    each prefill is (new tokens, tokens before them in the cache). ``verified``: tokens of each decoding sequence, more
+    than one where drafts are verified."""
+
+    decodes: int
+    context_tokens: int
+    prefills: tuple[tuple[int, int], ...] = ()
+    verified: int = 1
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens that pass through the model."""
+        return self.decodes * self.verified + sum(new for new, _ in self.prefills)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of which it has tokens."""
+        return self.decodes + len(self.prefills)
+
+    @property
+    def outputs(self) -> int:
+        """Rows of logits: of each token that decodes, and of the last one of a prompt."""
+        return self.decodes * self.verified + len(self.prefills)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How an engine holds the model: ``tp`` GPUs share each product; ``dp`` such groups attend to sequences of their
+    own, and all their GPUs share the experts, whole ones among ``ep`` of them and columns of each among the others;
+    ``pp`` stages of such GPUs have the layers one after another. ``weights`` and ``experts`` name schemes of
+    :mod:`memwall.ops.quantised` (empty: the model's own dtype, and as the other weights), ``kv`` the dtype of the
+    cache; ``engine`` is the one whose kernels run."""
+
+    tp: int = 1
+    ep: int = 1
+    dp: int = 1
+    pp: int = 1
+    weights: str = ""
+    experts: str = ""
+    kv: str = ""
+    engine: str = "vllm"
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs that have the same layers."""
+        return self.tp * self.dp
+
+    @property
+    def gpus(self) -> int:
+        return self.stage_gpus * self.pp
