@@ -2,7 +2,8 @@
 
 Tokens are those of all GPUs that share the experts; the GPU counted is the one with the most rows. Routing is one of:
 
-- by chance, all experts alike: of E experts ``E (1 - (1 - k/E)^T)`` are expected to get one of T tokens;
+- by chance, all experts alike: of E experts ``E (1 - (1 - k/E)^T)`` are expected to get one of T tokens. GPUs that do
+  not divide them hold copies of some, so that all have as many (DeepSeek's EPLB);
 - in turn (``even``), as benchmarks do: as many as there are rows, up to all;
 - by a power law (``skew`` its exponent): loads of 1 to 0.8 T tokens, or of 0.01 to 2 where there are fewer rows than
   experts, scaled to the rows that there are (aiconfigurator's ``power_law_logits_v3``).
@@ -58,7 +59,7 @@ def loads_of(tokens: int, experts: int, top_k: int, ep: int = 1, *, skew: float 
     Raises:
         UsageError: a token cannot choose so many experts, or GPUs do not share so many.
     """
-    if not 0 < top_k <= experts or experts % ep:
+    if not 0 < top_k <= experts or ((skew or even) and experts % ep):
         raise UsageError(f"{top_k} of {experts} experts on {ep} GPUs: choose 1 to {experts}, and a divisor of them")
     if skew:
         return _counted(_power_law(tokens, experts, top_k, ep, skew))

@@ -149,7 +149,7 @@ class Experts(Kernel):
     def weights_bytes(self, layout: Layout) -> int:
         stored, inter = EXPERTS[self._scheme(layout)].weights, (1 + self.gated) * self.inter
         one = stored.nbytes(inter, self.hidden) + stored.nbytes(self.hidden, self.inter)
-        return self.count * one // layout.stage_gpus
+        return share_of(self.count, layout.ep) * one * layout.ep // layout.stage_gpus
 
     def _scheme(self, layout: Layout) -> str:
         scheme = layout.experts or layout.weights if self.own is None else self.own

@@ -10,7 +10,7 @@ from operator import or_
 
 from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan, not_run
-from memwall.fusion.server.kernels import Encoded, Experts, Kernel, Product
+from memwall.fusion.server.kernels import Encoded, Experts, Kernel, Product, Sampling
 from memwall.fusion.server.reading import Read, Reader, sampling
 from memwall.fusion.server.step import Layout
 from memwall.hardware.lookup import Gpu
@@ -59,10 +59,22 @@ class Served:
         """Bytes on one GPU of the cache of a sequence of so many tokens."""
         return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels) // layout.pp
 
+    def guessing(self) -> Served:
+        """A module that guesses the token after the next one (DeepSeek-V3's MTP): a layer like most, and the model's
+        head."""
+        layers = max((n for kernel, n in self.kernels if kernel.kv_bytes(1, Layout())), default=1)
+        each = ((kernel, n if of_head(kernel) else round(n / layers)) for kernel, n in self.kernels)
+        return Served(tuple((kernel, n) for kernel, n in each if n), 0)
+
     def token_bytes(self, tokens: int, layout: Layout) -> int:
         """Bytes on one GPU that one more token adds to that, on average over those that one entry stands for."""
         every = max((getattr(kernel, "ratio", 1) for kernel, _ in self.kernels), default=1) or 1
         return (self.kv_bytes(tokens + every, layout) - self.kv_bytes(tokens, layout)) // every
+
+
+def of_head(kernel: Kernel) -> bool:
+    """Whether it runs once for each row of logits."""
+    return isinstance(kernel, Sampling) or bool(getattr(kernel, "of_sequences", False))
 
 
 def served(

@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 
 from memwall.core.errors import UsageError
 from memwall.fusion.server.attention import Attention, Compressed, Index, Latent
-from memwall.fusion.server.kernels import Between, Collective, Encoded, Experts, Kernel, Product, Sampling, State, begun
-from memwall.fusion.server.plan import Served
+from memwall.fusion.server.kernels import Between, Collective, Encoded, Experts, Kernel, Product, State, begun
+from memwall.fusion.server.plan import Served, of_head
 from memwall.fusion.server.step import Layout, Step
 from memwall.hardware.engine import EngineHost
 from memwall.hardware.links import LIBRARIES, Cluster
@@ -54,7 +54,7 @@ def _depends_on(kernel: Kernel) -> str:
         return "encoder"
     if isinstance(kernel, Experts) or kernel.beside:
         return "experts" if isinstance(kernel, Experts) else "beside"
-    return "sequences" if isinstance(kernel, Sampling) or getattr(kernel, "of_sequences", False) else "tokens"
+    return "sequences" if of_head(kernel) else "tokens"
 
 
 @dataclass
@@ -77,6 +77,10 @@ class GpuSteps:
     def __post_init__(self) -> None:
         if self.layout.gpus > 1 and self.cluster is None:
             raise UsageError(f"{self.layout.gpus} GPUs of {self.gpu.name} share a model over a link: name the cluster")
+
+    def guessing(self) -> GpuSteps:
+        """The steps of a module that guesses tokens, in the same CUDA graph."""
+        return GpuSteps(self.served.guessing(), self.gpu, self.layout, self.cluster, self.utilization)
 
     @cached_property
     def weights_bytes(self) -> int:

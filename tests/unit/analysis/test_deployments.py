@@ -185,3 +185,19 @@ def test_checkpoints_of_modelopt_keep_their_cache_in_fp8(read, tmp_path, row, ca
 
 def test_layouts_say_how_many_gpus():
     assert Layout(tp=2, dp=4, pp=3).gpus == 24 and Layout(tp=2, dp=4, pp=3).stage_gpus == 8
+
+
+def test_a_listed_row_has_its_engines_drafts_and_graphs(read):
+    """InferenceX lists 144 clients of TensorRT-LLM on H200 with 3 drafts and without, on 9 engines of 8 GPUs each."""
+    rows = ({**UNSTATED, "concurrency": 144, "tpot_ms": ms} for ms in (12.9, 20.2))
+    faster, slower = read(*rows).deployments
+    assert engines(faster) == engines(slower) == [(9, 8, 1, 8), (1, 8, 1, 8)]
+    assert (faster.draft_tokens, slower.draft_tokens) == (3, 0)
+    assert max(slower.graphs) == 8192
+
+
+def test_a_row_that_speculates_with_unknown_drafts_says_so(read):
+    sglang = {**UNSTATED, "backend": "sglang", "concurrency": 2, "isl": 8192, "decode_tp_size": 8}
+    found = read({}, sglang)
+    assert len(found.deployments) == 1
+    assert "not with how many tokens" in next(iter(found.skipped))

@@ -328,6 +328,16 @@ def test_a_verification_of_latents_attends_to_the_latents(traced):
     assert scores < sum(found.flops.values()) < 1.1 * scores
 
 
+def test_a_module_that_guesses_is_a_layer_with_experts_and_the_head(traced):
+    """DeepSeek-V3's MTP module, but for the product that joins its two inputs, in bfloat16."""
+    layer = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    experts = (256 + 1) * 3 * 7168 * 2048 + 7168 * 256
+    model = served(traced(DEEPSEEK | {"first_k_dense_replace": 1}, batch=2, context=512).graph)
+    guessing = model.guessing()
+    assert guessing.weights_bytes(Layout()) == pytest.approx(2 * (layer + experts + 7168 * 129280), rel=1e-4)
+    assert guessing.kv_bytes(100, Layout()) == 100 * 576 * 2
+
+
 def test_shared_experts_run_next_to_the_others(traced):
     """Gate and up, the activation and down of DeepSeek's shared expert need nothing of the routed ones."""
     model = served(traced(DEEPSEEK, batch=2, context=100).graph)

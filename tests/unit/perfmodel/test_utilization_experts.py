@@ -68,7 +68,7 @@ def test_choices_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="9 of 8 experts"):
         loads_of(1, 8, 9)
     with pytest.raises(UsageError, match="on 3 GPUs"):
-        loads_of(1, 8, 2, 3)
+        loads_of(1, 8, 2, 3, even=True)
     with pytest.raises(UsageError, match="no format of experts 'fp9'"):
         table_calls.experts(1, **MIXTRAL, dtype="fp9")
 

@@ -7,16 +7,16 @@ Models are configurations in a folder ``configs`` next to the table or to its fo
 - ``tp_size`` and ``attention_dp_size`` that are equal name the same GPUs, each of which attends to its own sequences;
 - ``tp_size`` that is the product of equal ``moe_tp_size`` and ``moe_ep_size`` names the GPUs twice;
 - GPUs of one engine beyond a node of 8 attend to sequences of their own;
-- ``tp_size`` beyond a node that nothing else divides, or that is the same of prompts and decodes, is all GPUs of a
-  deployment of prompts and decodes apart (12, 36 and 72 do not divide DeepSeek's 128 heads, and 8192 prompts at 4096
-  clients leave TPOT as it is); its engines are those of InferenceX's row with the same load and as many GPUs, and
-  without such a row it states too little to be modeled;
-- a row that has the load and both times of InferenceX's own row, to six digits, is that row;
-- a row of prompts and decodes apart that states no number of engines, or one engine of so many GPUs, has the engines of
-  InferenceX's row with the same load on the same GPUs, and one that states a lone GPU, which cannot hold DeepSeek,
-  those of the only row with its load; if it is faster by :data:`_SPECULATES` or more, it speculates. Without such a row
-  there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED` clients, whose GPUs then
-  attend to sequences of their own, as the rows that state them do;
+- a row of DeepSeek with prompts and decodes apart is one of the deployments that InferenceX lists for its load and GPUs
+  (:mod:`~memwall.analysis.accuracy.tables.inferencex`), with their engines, experts and draft tokens;
+- ``tp_size`` beyond a node that nothing else divides, or that is the same of prompts and decodes, is all GPUs of such a
+  deployment (12, 36 and 72 do not divide DeepSeek's 128 heads, and 8192 prompts at 4096 clients leave TPOT as it is);
+- a row that has the load and both times of InferenceX's own row, to six digits, is that row, which states its engines
+  and does not speculate;
+- a row that no list has is of the engines of InferenceX's own row with the same load on the same GPUs, and a lone GPU,
+  which cannot hold DeepSeek, of those of the only row with its load; if it is faster by ``SPECULATES``, it speculates;
+- without such a row there are 4 engines that decode, or one where each would have more than :data:`_MOST_SHARED`
+  clients, whose GPUs then attend to sequences of their own, as the rows that state them do;
 - lengths are 0.8 to 1.0 of nominal in InferenceX, and taken as 0.95 to 1.0 in NVIDIA's sweeps, which say nothing;
 - mixtures of TensorRT-LLM's table divide experts and sequences over all GPUs of a stage.
 """
@@ -29,6 +29,7 @@ from pathlib import Path
 
 from memwall.analysis.accuracy.deployments import Deployment, Pool
 from memwall.analysis.accuracy.tables.base import Kind, Record, Skip, gpu_named, known, positive, seconds, size
+from memwall.analysis.accuracy.tables.inferencex import SPECULATES, Deployed, in_order, listed, load_of
 from memwall.core.files import read_csv
 from memwall.fusion.server import Layout
 from memwall.simulate.serving.workload import Lengths, Workload
@@ -51,9 +52,12 @@ _NVFP4: Mapping[str, str] = {
 #: what names of mixtures hold
 _MIXTURES = ("Llama 4", "-A")
 _MOST_REQUESTS = 2000
+#: ``cuda_graph_config`` of NVIDIA's sweeps (TensorRT-LLM, docs/source/performance/perf-overview.md); InferenceX's of
+#: TensorRT-LLM have graphs of all batches of a GPU, too (srt-slurm, recipes/trtllm: ``max_batch_size`` of both alike)
+_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
 #: GPUs of a node; clients of an engine beyond which its GPUs attend to sequences of their own
 _NODE, _MOST_SHARED = 8, 128
-_SPECULATES, _STATED = 1.3, "InferenceX db-dump"
+_STATED = "InferenceX db-dump"
 _ENGINES = ("tp_size", "attention_dp_size", "pp_size", "moe_tp_size", "moe_ep_size", "num_workers")
 
 
@@ -92,30 +96,65 @@ def _stated(source: Path) -> Mapping[tuple[str, ...], list[Record]]:
 
 
 def _load_of(record: Record) -> tuple[str, ...]:
-    return tuple(str(record[name]) for name in ("system", "backend", "precision", "isl", "osl", "concurrency"))
+    return *load_of(record, "precision"), str(record["concurrency"])
 
 
-def _completed(record: Record, source: Path) -> Record:
-    """The row with the engines that another row of the same deployment states. Raises Skip: it speculates."""
-    if record["origin"] == _STATED or "DeepSeek" not in record["model_path"]:
-        return record
+@lru_cache(maxsize=4)
+def _times(source: Path) -> Mapping[tuple[object, ...], list[float]]:
+    """TPOT of all rows with a load, and of those that are one of the same deployments."""
+    found: dict[tuple[object, ...], list[float]] = {}
+    for _, record in read_csv(source):
+        if _is_apart(record):
+            for key in (_load_of(record), (*_load_of(record), _listed(record))):
+                found.setdefault(key, []).append(seconds(record, "tpot_ms"))
+    return found
+
+
+def _listed(record: Record) -> tuple[Deployed, ...]:
+    """The deployments that a row may be one of."""
     is_whole = _is_whole(record)
-    is_one = record["mode"] == "agg" and not is_whole
-    gpus = _gpus(record) if record["mode"] == "agg" else _gpus(record, "decode_")
-    others = _stated(source).get(_load_of(record), ())
-    for other in sorted(others, key=lambda other: not _is_same(record, other)):
-        decodes, prompts = _gpus(other, "decode_"), _gpus(other, "prefill_")
-        of_one = decodes // max(_count(other, "decode_num_workers"), 1)
-        known = (_gpus(other),) if is_one else (of_one, decodes, decodes + prompts)
-        is_only = gpus == 1 and not is_one and len(others) == 1
-        if gpus in known or is_only or _is_same(record, other):
-            if _SPECULATES * seconds(record, "tpot_ms") < seconds(other, "tpot_ms"):
-                raise Skip(f"faster by {_SPECULATES} than the same deployment without speculation: it speculates")
-            engines = {name: cell for name, cell in other.items() if name.startswith(("decode_", "prefill_"))}
-            return record if is_one else {**record, **engines, "mode": "disagg"}
-    if is_whole:
-        raise Skip("it states the GPUs of prompts and decodes together, and no other row how many engines they are")
-    return record
+    gpus = _gpus(record, "" if record["mode"] == "agg" else "decode_")
+    found = listed(load_of(record), _clients(record), gpus, is_whole)
+    if record["origin"] == _STATED:
+        own = _count(record, "decode_num_workers"), _count(record, "prefill_num_workers")
+        found = tuple(each for each in found if own == (each.decodes.engines, each.prompts.engines))
+        found = tuple(each for each in found if gpus == each.decode_gpus and not each.draft_tokens)
+    return found
+
+
+def _is_apart(record: Record) -> bool:
+    """Whether a row is of DeepSeek with prompts and decodes apart."""
+    return "DeepSeek" in record["model_path"] and (record["mode"] == "disagg" or _is_whole(record))
+
+
+def _deployed(record: Record, source: Path) -> tuple[Record, Deployed | None]:
+    """The row, with the engines that another states of the same deployment, or what InferenceX lists of it. Raises
+    Skip: it speculates, or states too little."""
+    others = _stated(source).get(_load_of(record), ()) if "DeepSeek" in record["model_path"] else ()
+    record = next((other for other in others if _is_same(record, other)), record)
+    if _is_apart(record) and (found := _listed(record)):
+        times, load = _times(source), _load_of(record)
+        return record, in_order(found, seconds(record, "tpot_ms"), times[*load, found], max(times[load]))
+    if record["origin"] == _STATED:
+        return record, None
+    if other := next((other for other in others if _has_gpus_of(record, other, len(others))), None):
+        if SPECULATES * seconds(record, "tpot_ms") < seconds(other, "tpot_ms"):
+            raise Skip(f"faster by {SPECULATES} than the same deployment without speculation: it speculates")
+        engines = {name: cell for name, cell in other.items() if name.startswith(("decode_", "prefill_"))}
+        return ({**record, **engines, "mode": "disagg"} if _is_apart(record) else record), None
+    if _is_whole(record):
+        raise Skip("it states the GPUs of prompts and decodes together, and no list has such a deployment")
+    return record, None
+
+
+def _has_gpus_of(record: Record, other: Record, others: int) -> bool:
+    """Whether a row states as many GPUs as another, which is one of so many with its load."""
+    if not _is_apart(record):
+        return _gpus(record) == _gpus(other)
+    gpus = _gpus(record, "" if record["mode"] == "agg" else "decode_")
+    decodes, prompts = _gpus(other, "decode_"), _gpus(other, "prefill_")
+    of_one = decodes // max(_count(other, "decode_num_workers"), 1)
+    return gpus in (of_one, decodes, decodes + prompts) or (gpus == others == 1)
 
 
 def _is_same(record: Record, other: Record) -> bool:
@@ -167,9 +206,17 @@ class Latencies(Kind):
 
     def read(self, record: Record, source: Path) -> Iterator[Deployment]:
         split = " ".join(str(record[name]) for name in ("model_path", "system", "backend", "tp_size", "decode_tp_size"))
-        record, model = _completed(record, source), str(record["model_path"])
+        model, (record, deployed) = str(record["model_path"]), _deployed(record, source)
         prefixes = ("decode_", "prefill_") if record["mode"] == "disagg" else ("",)
-        decodes, *prompts = (_pool(record, prefix) for prefix in prefixes)
+        if deployed is None:
+            decodes, *prompts = (_pool(record, prefix) for prefix in prefixes)
+        else:
+            lone = Layout(tp=1, ep=1, dp=1, pp=1, engine=str(record["backend"]), **_schemes(record))
+            pools = deployed.decodes, deployed.prompts
+            decodes, *prompts = (Pool(layout=each.held(lone), engines=each.engines) for each in pools)
+        drafts = deployed.draft_tokens if deployed else 0
+        if drafts is None:
+            raise Skip("InferenceX lists it as one that speculates, and not with how many tokens")
         batch = decodes.layout.dp * decodes.engines * _count(record, f"{prefixes[0]}batch_size")
         clients = min((n for n in (_clients(record), batch) if n), default=0)
         if not clients:
@@ -184,12 +231,9 @@ class Latencies(Kind):
             config=_config(source, _NVFP4.get(model, model) if record["gemm_quant_mode"] == "nvfp4" else model),
             gpu=gpu_named(str(record["system"])), decodes=decodes, prompts=prompts[0] if prompts else None,
             workload=load, measured={"TPOT": seconds(record, "tpot_ms"), "TTFT": seconds(record, "ttft_ms")},
-            shape=f"{record['backend']} {record['id']}", split=split,
+            shape=f"{record['backend']} {record['id']}", split=split, draft_tokens=drafts,
+            graphs=_GRAPHS if deployed and record["backend"] == "trtllm" else (),
         )  # fmt: skip
-
-
-#: ``cuda_graph_config`` of NVIDIA's sweeps (TensorRT-LLM, docs/source/performance/perf-overview.md)
-_GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
 
 
 class Throughput(Kind):
