@@ -68,6 +68,7 @@ SIZES = {
     "meta-llama--Meta-Llama-3.1-70B": ("70.6", "safetensors"),
     "meta-llama--Meta-Llama-3.1-8B": ("8.03", "safetensors"),
     "nvidia--Llama-3.1-70B": ("70.6", "safetensors"),
+    "nvidia--Llama-3_3-Nemotron-Super-49B": ("49.9", "safetensors"),
     "mistralai--Mixtral-8x22B": ("141", "model card"),
     "mistralai--Mixtral-8x7B": ("46.7", "arXiv:2401.04088: 47"),
     "moonshotai--Kimi-K2": ("1026", "safetensors of Kimi-K2-Instruct; K2.5 adds an image tower of 0.4"),
@@ -87,7 +88,6 @@ REFUSED = {
     "MiniMaxAI--MiniMax-M3": "no model type 'minimax_m3'",
     "XiaomiMiMo--MiMo-7B": "no model type 'mimo'",
     "moonshotai--Kimi-K3": "no model type 'kimi_k3'",
-    "nvidia--Llama-3_3-Nemotron-Super-49B": "no model type 'nemotron-nas'",
     "stepfun-ai--Step-3.7": "another version of the model",
 }
 #: one of each kind, traced as well

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 from memwall.core.errors import UsageError, message_of
 from memwall.frontend.workload.hf.config import Read, all_parts, architectures, loaded, not_loaded
+from memwall.frontend.workload.hf.decilm import shape_layers
 
 #: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
 _AUTO_MAPPINGS = (
@@ -84,12 +85,14 @@ def build(model: Any, config: Any) -> Any:
     """The module, with SDPA where the model supports it."""
     with _buffers_filled_alone():
         try:
-            return model._from_config(config, attn_implementation="sdpa")
+            made = model._from_config(config, attn_implementation="sdpa")
         except (ValueError, ImportError) as error:
             said = message_of(error)
             if "attention" not in said and "sdpa" not in said:
                 raise
-            return model._from_config(config, attn_implementation="eager")
+            made = model._from_config(config, attn_implementation="eager")
+        shape_layers(made)
+        return made
 
 
 def _buffers_filled_alone() -> contextlib.AbstractContextManager[Any]:

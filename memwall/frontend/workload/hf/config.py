@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from memwall.core.errors import MissingError, UsageError, message_of, nearest
 from memwall.core.files import read_json
 from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.hf import decilm
 from memwall.frontend.workload.hf.quantized import is_quantised
 
 _SPECIAL_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
@@ -45,7 +46,10 @@ def read_config(transformers: Any, path: Path) -> Read:
     raw = _plain(read_json(source, infinite=True))  # as Python's json writes what transformers saves
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type", ""), str):
         raise UsageError(f'{source} is not a transformers configuration: it has no "model_type"')
-    kind, notes = _kind(transformers, raw, source)
+    llama = decilm.as_llama(raw, source)
+    kind, notes = _kind(transformers, llama or raw, source)
+    if llama is not None:
+        raw, notes = llama, (*notes, decilm.note(llama))
     try:
         config = kind.from_dict(
             {k: v for k, v in raw.items() if k != "model_type" and not k.startswith("quantization")}
