@@ -34,17 +34,17 @@ from tests.unit.places import truth  # noqa: E402
 HERE = Path(__file__).parent
 #: how to read the page
 READING = """How rows are read, which state the GPUs of an engine in several ways and not always how many engines there are, is said in
-`memwall/analysis/accuracy/tables/deployments.py`. Rows with prompts and decodes apart have the engines, experts and draft tokens
-that InferenceX lists for their load and GPUs (`memwall/analysis/accuracy/tables/inferencex.csv`). The rules were chosen in sight of
+`memwall/analysis/accuracy/tables/deployments.py`. Rows of DeepSeek have the engines, experts and draft tokens that InferenceX lists
+for their load and GPUs (`memwall/analysis/accuracy/tables/inferencex.csv`). The rules were chosen in sight of
 all rows, from what they and the lists state and not from their times, but for three: a row that has both times of InferenceX's own
 row is that row; a row of DeepSeek that no list has, and that makes tokens 1.3 times as fast as InferenceX's of the same
-deployment, is taken to speculate, and left out; and where lists have several deployments for one load and the GPUs that a row
+deployment, is taken to speculate, and left out; and where the lists have several deployments for one load and the GPUs that a row
 states, rows are theirs in the order of their times, those that speculate first. Drafts are taken as the model of DeepSeek-V3's
 own module says in the mean of three benchmarks (70.7 % of each); what InferenceX's prompts are like no row says. Whether
 kernels run next to each other, which caches are in fp8 and what an all-reduce does besides was chosen in sight of some rows of
 both halves, as was how much lengths vary in NVIDIA's sweeps.
 
-Of rows with prompts and decodes apart two kinds stay off. Where 8 GPUs share the columns of experts in blocks of fp8 (B300 of
+The engines' CPUs were fitted before rows of one engine of DeepSeek were read from the lists. Of rows with prompts and decodes apart two kinds stay off. Where 8 GPUs share the columns of experts in blocks of fp8 (B300 of
 TensorRT-LLM without whole experts) tokens are 33 to 58 % too slow, where GPUs have whole experts they are not: a GPU then has
 256 columns of each expert, for which the model of the kernel pads tiles. TTFT is too short by up to 99 % where TensorRT-LLM
 answers 3 to 60 clients after 2 to 38 seconds: a prompt takes 0.1 to 0.5 s of the GPUs, and nothing in a row says what the others are.

@@ -24,6 +24,8 @@ WEIGHTS = {
 }  # fmt: skip
 #: ``--kv`` -> dtype of the cache
 CACHES = {"model": "", "fp8": "float8_e4m3fn"}
+#: in notes of a traced step that the page of a server says itself
+_SAID = ("quantised", "new token", "tower not run")
 #: tokens in the cache of the traced step, the first that can be traced: windows of no more are seen
 _CONTEXTS = (16_383, 2047)
 
@@ -40,6 +42,7 @@ class Model:
     cache: str = ""
     max_context: int | None = None
     encoder: int | None = None
+    fronts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -81,7 +84,7 @@ def read_model(
                     experts=stated.get("experts", ""))  # fmt: skip
     of = stored.of if weights == "model" else Stored().of
     kernels = served(made.graph, of, stated.get("context", 0), None if first is None else first.graph)
-    notes = tuple(note for note in made.notes if "quantised" not in note and "new token" not in note)
+    notes = tuple(note for note in made.notes if not any(part in note for part in _SAID))
     most = stated.get("most_tokens")
     if most and context and context < min(most - 1, tokens or most):
         notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
@@ -97,7 +100,7 @@ def read_model(
     scheme = stated.get("weights", "") if weights == "model" else WEIGHTS[weights]
     return Model(
         name=made.workload.name, served=kernels, scheme=scheme, cache=CACHES.get(cache, ""), max_context=most,
-        encoder=encoder, notes=notes,
+        encoder=encoder, fronts=tuple(stated.get("fronts", ())), notes=notes,
     )  # fmt: skip
 
 

@@ -219,7 +219,9 @@ def _requests(found: Serving) -> str:
     if encoder:
         return f"{encoder:,} tokens to the encoder, {load.generate.nominal:,} out"
     after = " after the encoder" if encoder is not None else ""
-    return f"{load.prompt.nominal:,} tokens in{after}{hit}, {load.generate.nominal:,} out"
+    text = f"{load.prompt.nominal:,} tokens in{after}{hit}, {load.generate.nominal:,} out"
+    fronts = " and ".join(found.model.fronts)
+    return f"{text}, all of text: {fronts} and what encodes them are not billed" if fronts else text
 
 
 def _point(point: Point, found: Serving) -> SavedPoint:

@@ -67,6 +67,7 @@ class Workload:
         context: tokens of each sample in the cache before the step, where that is known.
         encoder: tokens that an encoder of text reads in the step of a prompt, 0 of an encoder of anything else; None
             without one.
+        fronts: what encoders in front of the model read that no step of a server has: images, sounds.
         stored: how its configuration says that weights are stored, which the traced module does not show; None where
             nothing does.
     """
@@ -83,6 +84,7 @@ class Workload:
     most_tokens: int | None = None
     context: int | None = None
     encoder: int | None = None
+    fronts: tuple[str, ...] = ()
     stored: Callable[[], Stored] | None = None
 
     @property
@@ -91,6 +93,7 @@ class Workload:
         said: dict[str, Any] = {"most_tokens": self.most_tokens, "context": self.context}
         found = {name: value for name, value in said.items() if value}
         found |= {} if self.encoder is None else {"encoder": self.encoder}
+        found |= {"fronts": [*self.fronts]} if self.fronts else {}
         if self.stored is not None:
             try:
                 found |= {"weights": (how := self.stored()).scheme, "kept": [*how.listed]}

@@ -83,7 +83,7 @@ UNSTATED = {
     ],
 )
 def test_the_engines_that_a_row_states(read, row, expected):
-    (sample,) = read(row).deployments
+    (sample,) = read({"concurrency": 63, **row}).deployments  # of which no list has any
     assert engines(sample) == expected
 
 
@@ -201,3 +201,18 @@ def test_a_row_that_speculates_with_unknown_drafts_says_so(read):
     found = read({}, sglang)
     assert len(found.deployments) == 1
     assert "not with how many tokens" in next(iter(found.skipped))
+
+
+@pytest.mark.parametrize(
+    ("row", "clients", "expected"),
+    [
+        # InferenceX lists TensorRT-LLM on H200 with whole experts on each GPU, whatever the row says
+        ({"concurrency": 32, "batch_size": 32}, 32, [(1, 8, 1, 8)]),
+        # 64 groups are 8 GPUs named twice: their batches of 2 are 128 clients
+        ({"tp_size": 1, "attention_dp_size": 64, "moe_tp_size": 8, "moe_ep_size": 8, "batch_size": 2,
+          "concurrency": 128}, 128, [(1, 1, 8, 8)]),
+    ],
+)  # fmt: skip
+def test_one_engine_as_it_is_listed(read, row, clients, expected):
+    (sample,) = read(row).deployments
+    assert engines(sample) == expected and sample.workload.concurrency == clients

@@ -8,6 +8,7 @@ import memwall
 from memwall.fusion.server import Layout, served
 from memwall.fusion.server.kernels import Between, Experts
 from memwall.hardware.lookup import load_gpu
+from memwall.serving.saved import saved
 from memwall.simulate.serving.timing import GpuSteps
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -147,3 +148,18 @@ def test_a_prompt_fills_the_cache(target, name):
     assert server.kernels < eager.kernels
     # what is left after the step: a window's layers keep what the prompt made until the next step cuts it
     assert prompt.graph.role_bytes["kv_made"] >= 2 * held(CONTEXT) * 0.99
+
+
+def test_images_in_front_of_a_model_are_not_billed_and_said(tmp_path):
+    fields = {
+        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "dtype": "bfloat16",
+        "text_config": {"model_type": "llama", **{k: v for k, v in _config("llama", "").items() if "arch" not in k}},
+        "vision_config": {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64,
+                          "patch_size": 8, "image_size": 32, "num_attention_heads": 2,
+                          "num_hidden_layers": 2, "projection_dim": 32},
+        "image_token_index": 1,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    found = memwall.serve(f"hf:{tmp_path}", gpu="h100", prompt=64, generate=8, concurrency=2)
+    assert found.model.fronts == ("images",)
+    assert "images and what encodes them are not billed" in saved(found).requests

@@ -7,7 +7,7 @@ Models are configurations in a folder ``configs`` next to the table or to its fo
 - ``tp_size`` and ``attention_dp_size`` that are equal name the same GPUs, each of which attends to its own sequences;
 - ``tp_size`` that is the product of equal ``moe_tp_size`` and ``moe_ep_size`` names the GPUs twice;
 - GPUs of one engine beyond a node of 8 attend to sequences of their own;
-- a row of DeepSeek with prompts and decodes apart is one of the deployments that InferenceX lists for its load and GPUs
+- a row of DeepSeek is one of the deployments that InferenceX lists for its load and GPUs, if it lists some
   (:mod:`~memwall.analysis.accuracy.tables.inferencex`), with their engines, experts and draft tokens;
 - ``tp_size`` beyond a node that nothing else divides, or that is the same of prompts and decodes, is all GPUs of such a
   deployment (12, 36 and 72 do not divide DeepSeek's 128 heads, and 8192 prompts at 4096 clients leave TPOT as it is);
@@ -101,20 +101,23 @@ def _load_of(record: Record) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def _times(source: Path) -> Mapping[tuple[object, ...], list[float]]:
-    """TPOT of all rows with a load, and of those that are one of the same deployments."""
+    """TPOT of all rows of one engine, or more, with a load, and of those that are one of the same deployments."""
     found: dict[tuple[object, ...], list[float]] = {}
     for _, record in read_csv(source):
-        if _is_apart(record):
-            for key in (_load_of(record), (*_load_of(record), _listed(record))):
+        if "DeepSeek" in record["model_path"]:
+            for key in ((*_load_of(record), _is_apart(record)), (*_load_of(record), _listed(record))):
                 found.setdefault(key, []).append(seconds(record, "tpot_ms"))
     return found
 
 
 def _listed(record: Record) -> tuple[Deployed, ...]:
     """The deployments that a row may be one of."""
-    is_whole = _is_whole(record)
-    gpus = _gpus(record, "" if record["mode"] == "agg" else "decode_")
-    found = listed(load_of(record), _clients(record), gpus, is_whole)
+    is_whole, is_apart = _is_whole(record), _is_apart(record)
+    of_all = _gpus(record, "" if record["mode"] == "agg" else "decode_")
+    gpus = of_all if is_apart else _pool(record, "").layout.gpus
+    found = listed(load_of(record), _clients(record), gpus, is_whole, is_apart)
+    if record["origin"] == _STATED and not is_apart:
+        return tuple(each for each in found if not each.draft_tokens)
     if record["origin"] == _STATED:
         own = _count(record, "decode_num_workers"), _count(record, "prefill_num_workers")
         found = tuple(each for each in found if own == (each.decodes.engines, each.prompts.engines))
@@ -132,9 +135,10 @@ def _deployed(record: Record, source: Path) -> tuple[Record, Deployed | None]:
     Skip: it speculates, or states too little."""
     others = _stated(source).get(_load_of(record), ()) if "DeepSeek" in record["model_path"] else ()
     record = next((other for other in others if _is_same(record, other)), record)
-    if _is_apart(record) and (found := _listed(record)):
+    if "DeepSeek" in record["model_path"] and (found := _listed(record)):
         times, load = _times(source), _load_of(record)
-        return record, in_order(found, seconds(record, "tpot_ms"), times[*load, found], max(times[load]))
+        slowest_s = max(times[*load, _is_apart(record)])
+        return record, in_order(found, seconds(record, "tpot_ms"), times[*load, found], slowest_s)
     if record["origin"] == _STATED:
         return record, None
     if other := next((other for other in others if _has_gpus_of(record, other, len(others))), None):
@@ -212,12 +216,13 @@ class Latencies(Kind):
             decodes, *prompts = (_pool(record, prefix) for prefix in prefixes)
         else:
             lone = Layout(tp=1, ep=1, dp=1, pp=1, engine=str(record["backend"]), **_schemes(record))
-            pools = deployed.decodes, deployed.prompts
+            pools = (each for each in (deployed.decodes, deployed.prompts) if each.engines)
             decodes, *prompts = (Pool(layout=each.held(lone), engines=each.engines) for each in pools)
         drafts = deployed.draft_tokens if deployed else 0
         if drafts is None:
             raise Skip("InferenceX lists it as one that speculates, and not with how many tokens")
-        batch = decodes.layout.dp * decodes.engines * _count(record, f"{prefixes[0]}batch_size")
+        groups = decodes.layout.dp if prompts else max(_count(record, "attention_dp_size"), 1)
+        batch = groups * decodes.engines * _count(record, f"{prefixes[0]}batch_size")
         clients = min((n for n in (_clients(record), batch) if n), default=0)
         if not clients:
             raise Skip("neither clients nor a batch are recorded")

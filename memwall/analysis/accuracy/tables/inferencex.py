@@ -1,4 +1,4 @@
-"""InferenceX's lists of deployments with prompts and decodes apart: the engines of rows that do not state them.
+"""InferenceX's lists of deployments: the engines, experts and draft tokens of rows that do not state them.
 
 ``inferencex.csv`` has each deployment with its load. A row is one of those with its load that have as many GPUs as it
 states: those of an engine that decodes, of all such engines, or of the deployment. Where these are several, the rows
@@ -42,7 +42,8 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A deployment. ``draft_tokens``: 0 without speculation, None where the list does not say how many there are."""
+    """A deployment; one engine has no others for prompts. ``draft_tokens``: 0 without speculation, None where the list
+    does not say how many there are."""
 
     clients: tuple[int, ...]
     draft_tokens: int | None
@@ -78,10 +79,11 @@ def load_of(record: Mapping[str, Any], weights: str = "gemm_quant_mode") -> Load
     return tuple(str(record[name]).removesuffix(".0") for name in ("system", "backend", weights, "isl", "osl"))
 
 
-def listed(load: Load, clients: int, gpus: int, is_whole: bool) -> tuple[Deployed, ...]:
+def listed(load: Load, clients: int, gpus: int, is_whole: bool, is_apart: bool = True) -> tuple[Deployed, ...]:
     """The deployments that may be a row's. A load that no list has is of the only deployment with as many GPUs, if all
     are stated."""
-    alike = [each for each in _lists().get(load, ()) if gpus in (1, *_counts(each, is_whole))]
+    every = (each for each in _lists().get(load, ()) if is_apart == (each.prompts.engines > 0))
+    alike = [each for each in every if gpus in (1, *_counts(each, is_whole))]
     found = [each for each in alike if clients in each.clients]
     if not found and is_whole and len({(each.prompts, each.decodes) for each in alike}) == 1:
         found = alike[:1]

@@ -43,6 +43,7 @@ def from_config(
     if sizes.get("seq") == 1:
         notes.append("one token without a cache is no decode step: for that, give --mode decode --context TOKENS")
     advance = most = context = encoder = None
+    fronts: tuple[str, ...] = ()
     if input_specs:
         if sizes:
             raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")
@@ -62,11 +63,12 @@ def from_config(
             served = Served(asked, mode, made, static_tokens(read.raw, folder))
             inputs, advance, most, context = served.inputs, served.advance, served.most or None, served.before
             encoder = served.source if read.config.is_encoder_decoder else None
+            fronts = asked.fronts if encoder is None else ()
             notes.append(served.note())
 
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
     return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes), advance=advance,
-                    most_tokens=most, context=context, encoder=encoder,
+                    most_tokens=most, context=context, encoder=encoder, fronts=fronts,
                     stored=partial(stored, read.raw, folder))  # fmt: skip
 
 

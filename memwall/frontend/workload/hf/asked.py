@@ -180,6 +180,12 @@ class Asked:
         )  # fmt: skip
         return self._part(_AUDIO, fields)
 
+    @property
+    def fronts(self) -> tuple[str, ...]:
+        """What parts of a model of text read that stand in front of it."""
+        parts = {"images": self.vision, "sounds": self.audio}
+        return tuple(name for name, part in parts.items() if part is not self.config)
+
     def _part(self, names: tuple[str, ...], fields: tuple[str, ...]) -> Any:
         config = self.config
         for home in (config, *(getattr(config, name, None) for name in _WHOLES)):
