@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from click.core import ParameterSource
 
 from memwall.cli import options
 from memwall.cli.output import Out
@@ -36,6 +37,14 @@ def _pair(context: click.Context, parameter: click.Parameter, text: str | None) 
     if not (colon and first.isdecimal() and second.isdecimal() and int(first) and int(second)):
         raise UsageError(f"--disaggregate takes engines of prompts and of decodes, such as 1:2, not {text[:40]!r}")
     return int(first), int(second)
+
+
+def _refuse(why: str, *names: str) -> None:
+    """Raises UsageError: one of these options is given, which then has no effect."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise UsageError(f"--{name.replace('_', '-')} has no effect {why}")
 
 
 @click.command("serve", cls=Command)
@@ -96,6 +105,10 @@ def command(
     from memwall.serving.saved import saved
 
     out.plan(ServingReport)
+    if draft is None:
+        _refuse("without --draft, the model that guesses", "draft_tokens", "accept")
+    if trace:
+        _refuse("with --trace, which has the tokens of each request", "prompt", "generate", "lengths")
     ways = [name for name, given in (("--rate", rate), ("--concurrency", clients), ("--trace", trace)) if given]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} say how requests come: give one")

@@ -439,3 +439,19 @@ def test_a_step_under_the_server_policy_alone_is_shown(run, tmp_path):
     shown = run("profile", target, "--mode", "decode", "--batch", "2", "--context", "64", "--policy", "server", "--gpu",
                 "h100")  # fmt: skip
     assert shown.code == 0 and "H100" in shown.out, shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--draft-tokens", "3"), "--draft-tokens has no effect without --draft"),
+        (("--accept", "0.9"), "--accept has no effect without --draft"),
+        (("--trace", "t.csv", "--generate", "9"), "--generate has no effect with --trace"),
+        (("--trace", "t.csv"), "t.csv:2: prompt_tokens is 'abc', not a whole number"),
+    ],
+)
+def test_options_without_effect_and_numbers_that_are_none(run, model, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,generated_tokens\n0,abc,10\n", encoding="utf-8")
+    refused = run("serve", model, *words)
+    assert refused.code == 2 and said in refused.err

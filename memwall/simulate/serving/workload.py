@@ -7,12 +7,13 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from memwall.core.errors import UsageError, suggest
 from memwall.core.files import read_csv
 from memwall.simulate.serving.engine import BLOCK_TOKENS
 
+N = TypeVar("N", int, float)
 #: columns of a trace: seconds after its begin, tokens, tokens
 TRACE_COLUMNS = ("arrival_s", "prompt_tokens", "generated_tokens")
 
@@ -156,11 +157,20 @@ def read_trace(path: str | os.PathLike[str]) -> tuple[Asked, ...]:
     return tuple(asked._replace(arrival_s=(asked.arrival_s or 0.0) - begin_s) for asked in rows)
 
 
-def _asked(record: Mapping[str, str], where: str) -> Asked:
+def _cell(record: Mapping[str, str], name: str, where: str, kind: type[N]) -> N:
+    """A number of a row. Raises UsageError: it is none; says which."""
     try:
-        arrival_s, prompt, generated = float(record["arrival_s"]), *(int(record[name]) for name in TRACE_COLUMNS[1:])
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}") from None
+        return kind(record[name])
+    except ValueError:
+        what = "a whole number" if kind is int else "a number of seconds"
+        raise UsageError(f"{where}: {name} is {record[name][:40]!r}, not {what}") from None
+
+
+def _asked(record: Mapping[str, str], where: str) -> Asked:
+    arrival_s, prompt, generated = (
+        _cell(record, "arrival_s", where, float),
+        *(_cell(record, name, where, int) for name in TRACE_COLUMNS[1:]),
+    )
     if not 0 <= arrival_s < float("inf") or min(prompt, generated) < 1:
         raise UsageError(f"{where}: want an arrival of 0 s or later and 1 token or more of each kind")
     return Asked(arrival_s, prompt, generated)
