@@ -137,7 +137,8 @@ class Training:
     def messages(self, stage: int = 0) -> Counter[tuple[str, int, int]]:
         """What a rank of a stage sends and receives in a step: collective, bytes of its message, GPUs → how often."""
         blocks, kept = self.blocks, STATES[self.options["state"]]
-        return rank_messages(self.profile.graph, blocks, self.layout, kept, stage)
+        nodes = self.step.cluster.gpus_per_node
+        return rank_messages(self.profile.graph, blocks, self.layout, kept, stage, nodes)
 
     @uncollected()
     def on(
@@ -216,6 +217,8 @@ _CHANGES: Mapping[str, Callable[[Parallelism, Cluster], tuple[Parallelism, Clust
     "recompute=selective": _layout(recompute="selective"),
     "schedule=interleaved:2": _layout(schedule="interleaved", chunks=2),
     "async": _layout(async_tp=True),
+    "dispatcher=hybridep": _layout(dispatcher="hybridep"),
+    "a2a_overlap": _layout(a2a_overlap=True),
     "schedule=zb": _layout(schedule="zb", chunks=1),
     "fsdp=grad": _layout(fsdp="grad"),
     "fsdp=none": _layout(fsdp="none"),

@@ -16,6 +16,7 @@ from memwall.hardware.links import Cluster
 from memwall.ops import graph_costs
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import CollectiveTime, message_time
+from memwall.perfmodel.dispatch import Routing, hybrid_time
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
 from memwall.simulate.blocks import Blocks, light_blocks, read_blocks
@@ -159,6 +160,7 @@ def _message_s(cluster: Cluster, *message: Any) -> float:
     return _message(cluster, *message).time_s
 
 
-def _message(cluster: Cluster, op: str, nbytes: int, group: str) -> CollectiveTime:
-    """A collective of the ranks of a group."""
-    return message_time(Message(op=op, nbytes=nbytes, group=group), cluster)
+def _message(cluster: Cluster, op: str, nbytes: int, group: str, routing: Routing | None = None) -> CollectiveTime:
+    """A collective of the ranks of a group, or what HybridEP sends in its place."""
+    message = Message(op=op, nbytes=nbytes, group=group)
+    return hybrid_time(message, cluster, routing) if routing else message_time(message, cluster)

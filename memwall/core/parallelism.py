@@ -14,9 +14,13 @@ from typing import Any
 from memwall.core.errors import UsageError, unknown
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
+#: schedules in which a forward pass is followed by a backward pass → as a layout says them
+PAIRED = {"1f1b": "1f1b", "interleaved": "interleaved:N"}
 #: what each replica holds a share of: ``grad`` of gradients and optimizer state, ``full`` of weights too
 SHARDS = ("none", "grad", "full")
 RECOMPUTES = ("none", "selective", "full")
+#: how tokens get to experts of other GPUs (:mod:`memwall.perfmodel.dispatch`)
+DISPATCHERS = ("alltoall", "hybridep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class Parallelism:
     replicas. A step has ``microbatches`` for each replica; ``chunks`` of layers for each stage are of the interleaved
     schedule. ``recompute`` drops activations of attention's core, or all but the inputs of blocks, and computes them
     again in backward. With ``async_tp`` the GPUs of ``tp`` exchange parts of a tensor while others are multiplied, so
-    that only the first part is waited for."""
+    that only the first part is waited for. ``dispatcher`` brings tokens to the experts of other GPUs; with
+    ``a2a_overlap`` it does while another microbatch is computed in the other direction."""
 
     tp: int = 1
     sp: bool = False
@@ -40,6 +45,8 @@ class Parallelism:
     chunks: int = 1
     recompute: str = "none"
     async_tp: bool = False
+    dispatcher: str = "alltoall"
+    a2a_overlap: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
@@ -93,6 +100,14 @@ class Parallelism:
              "ep shares experts among GPUs that have tokens of their own: with tp, give sp"),
             ((self.dp * self.cp * self.tp) % self.ep, f"ep={self.ep} does not divide the {self.dp * self.cp * self.tp}"
              " GPUs of a stage"),
+            (self.ep == 1 and self.dispatcher != "alltoall", f"dispatcher={self.dispatcher} brings tokens to experts of"
+             " other GPUs: give ep=2 or more"),
+            (self.ep == 1 and self.a2a_overlap, "a2a_overlap hides messages to experts of other GPUs: give ep=2 or"
+             " more"),
+            (self.a2a_overlap and self.schedule not in PAIRED, "a2a_overlap runs a microbatch forward next to another"
+             f" one backward, which schedule={self.schedule} does not: give {' or '.join(PAIRED.values())}"),
+            (self.a2a_overlap and self.fsdp == "full", "a2a_overlap next to gathers of fsdp=full is not modeled: give"
+             " fsdp=grad or none"),
             (wanted != self.world, f"{self} needs {self.world:,} GPUs, not {wanted:,}{hint}"),
             (layers is not None and virtual > layers,
              f"{virtual} stages of layers, and the model has {layers} equal layers"),
@@ -146,7 +161,7 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str, str], dict[str, str]]:
 SETTINGS: Mapping[str, Callable[[str, str], Mapping[str, Any]]] = {
     **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "microbatches"), _count), "sp": _flag, "schedule": _schedule,
     "async": lambda key, value: {"async_tp": _flag(key, value)[key]},
-    "fsdp": _one_of(SHARDS), "recompute": _one_of(RECOMPUTES),
+    "fsdp": _one_of(SHARDS), "recompute": _one_of(RECOMPUTES), "dispatcher": _one_of(DISPATCHERS), "a2a_overlap": _flag,
 }  # fmt: skip
 #: those that are given or left out
-FLAGS = ("sp", "async")
+FLAGS = ("sp", "async", "a2a_overlap")

@@ -52,6 +52,13 @@ def expected_active(tokens: int, experts: int, top_k: int) -> float:
     return experts * (1 - (1 - top_k / experts) ** tokens)
 
 
+def expected_groups(experts: int, top_k: int, groups: int) -> float:
+    """Of ``groups``, each of which has as many of the experts, those expected to have one or more of the ``top_k``
+    different ones that a token chooses by chance."""
+    others = experts - experts // groups
+    return groups * (1 - math.comb(others, top_k) / math.comb(experts, top_k))
+
+
 @lru_cache(maxsize=1 << 14)
 def loads_of(tokens: int, experts: int, top_k: int, ep: int = 1, *, skew: float = 0.0, even: bool = False) -> Loads:
     """Rows of the experts on the GPU that has most, of ``ep`` that share them, the fullest expert first.

@@ -55,7 +55,7 @@ def link_of(cost: Cost, gpu: Gpu) -> str:
     message = next((launch for launch in cost.launches if isinstance(launch, Message)), None)
     if message is None or gpu.cluster is None:
         return OWN_LINK if message else ""
-    return levels_of(gpu.cluster, *_placed(message, gpu.cluster))[-1].name
+    return levels_of(gpu.cluster, *placed(message, gpu.cluster))[-1].name
 
 
 #: medium of the outermost link → thread blocks of NCCL's kernels, one for each channel, each of which holds a
@@ -77,11 +77,11 @@ def message_time(message: Message, cluster: Cluster) -> CollectiveTime:
     Raises:
         UsageError: as :func:`collective_s`, such as for a group with more ranks on one node than on another.
     """
-    workers, per_node = _placed(message, cluster)
+    workers, per_node = placed(message, cluster)
     return collective_s(message.op, message.nbytes, workers, cluster, per_node=per_node)
 
 
-def _placed(message: Message, cluster: Cluster) -> tuple[int, int]:
+def placed(message: Message, cluster: Cluster) -> tuple[int, int]:
     """How many ranks a message's group has, and how many of them a node."""
     ranks = read_ranks(message.group)
     on_node = Counter(rank // cluster.gpus_per_node for rank in ranks).values()

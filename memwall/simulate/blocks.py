@@ -14,7 +14,9 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op
+from memwall.perfmodel.dispatch import Routing
 from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.memory import temporaries
 from memwall.simulate.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
@@ -27,8 +29,9 @@ _OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")
 @dataclass(frozen=True, slots=True)
 class Work:
     """What runs in one direction: seconds of the GPU, of these those of collectives (``link_s``), of these those next
-    to products (``tensor_s``), and seconds of the CPU to issue it. ``flops``: of products and attention, of these
-    ``repeated`` that every rank that shares products computes alike."""
+    to products (``tensor_s``) and those to experts of other ranks and back (``a2a_s``; with HybridEP they take
+    ``hybrid_s``, 0 where it is not known how many experts a token chooses), and seconds of the CPU to issue it.
+    ``flops``: of products and attention, of these ``repeated`` that every rank that shares products computes alike."""
 
     busy_s: float = 0.0
     link_s: float = 0.0
@@ -36,11 +39,23 @@ class Work:
     flops: int = 0
     tensor_s: float = 0.0
     repeated: int = 0
+    a2a_s: float = 0.0
+    hybrid_s: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
-                    self.flops + other.flops, self.tensor_s + other.tensor_s,
-                    self.repeated + other.repeated)  # fmt: skip
+                    self.flops + other.flops, self.tensor_s + other.tensor_s, self.repeated + other.repeated,
+                    self.a2a_s + other.a2a_s, self.hybrid_s + other.hybrid_s)  # fmt: skip
+
+    @property
+    def dispatched(self) -> Work:
+        """The work with HybridEP in place of all-to-alls."""
+        more_s = self.hybrid_s - self.a2a_s
+        return replace(self, busy_s=self.busy_s + more_s, link_s=self.link_s + more_s, a2a_s=self.hybrid_s)
+
+
+#: what runs in a block, by its field
+_WORKS = ("forward", "backward", "weight", "core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,12 @@ class Block:
         """The numbers that get a gradient, alone."""
         return Block(parameters=self.parameters - self.frozen, experts=self.experts - self.frozen_experts)
 
+    @property
+    def dispatched(self) -> Block:
+        """The block with HybridEP in place of all-to-alls."""
+        works: dict[str, Any] = {name: getattr(self, name).dispatched for name in _WORKS}
+        return replace(self, **works)
+
     def kept_bytes(self, recompute: str) -> int:
         """What a microbatch leaves of it in memory where the layers compute again so much."""
         if recompute == "none":
@@ -97,6 +118,22 @@ class Blocks:
         return [number * len(self.layers) // count for number in range(count + 1)]
 
     @property
+    def dispatched(self) -> Blocks:
+        """The blocks with HybridEP in place of all-to-alls.
+
+        Raises:
+            UsageError: it is not known how many experts a token chooses.
+        """
+        every = {id(block): block for block in (self.before, *self.layers, self.after)}
+        works = (work for block in every.values() for work in (block.forward, block.backward))
+        if any(work.a2a_s and not work.hybrid_s for work in works):
+            raise UsageError("dispatcher=hybridep sends a token once, and no torch.topk of the model says how many"
+                             " experts each chooses: leave it out")  # fmt: skip
+        made = {number: block.dispatched for number, block in every.items()}
+        layers = tuple(made[id(layer)] for layer in self.layers)
+        return replace(self, before=made[id(self.before)], layers=layers, after=made[id(self.after)])
+
+    @property
     def tied_trained(self) -> int:
         """Of ``tied`` those that get a gradient."""
         return self.tied if self.tied <= self.before.trained.parameters else 0
@@ -114,8 +151,9 @@ def merged(blocks: Iterable[Block]) -> Block:
     return Block(**{name: sum(getattr(block, name) for block in blocks) for name in names})
 
 
-#: collective, bytes of its message, the ranks of its group (:mod:`memwall.core.ranks`) → seconds
-LinkTime = Callable[[str, int, str], float]
+#: collective, bytes of its message, the ranks of its group (:mod:`memwall.core.ranks`), and of an all-to-all that
+#: HybridEP takes the place of how tokens choose experts → seconds
+LinkTime = Callable[..., float]
 
 
 def read_blocks(
@@ -153,8 +191,9 @@ def peak_op(graph: Graph, block: int) -> Op:
     return graph.ops[reader.peaks.get(sorted(reader.blocks)[block], (0, 0))[1]]
 
 
-def traced_messages(graph: Graph) -> list[Counter[tuple[str, bool, str, int, str]]]:
-    """Of each block: pass, whether in attention's core, collective, bytes and group of its messages → how often."""
+def traced_messages(graph: Graph) -> list[Counter[tuple[str, bool, str, int, str, Routing | None]]]:
+    """Of each block: pass, whether in attention's core, collective, bytes and group of its messages, and how tokens
+    choose experts if it sends them to these → how often."""
     reader, found = _reader_of(graph), defaultdict[int, Counter[Any]](Counter)
     for place, names, _, _, *sent in reader._tags:
         found[place][names[0], "core" in names, *sent] += bool(sent[0])
@@ -163,8 +202,8 @@ def traced_messages(graph: Graph) -> list[Counter[tuple[str, bool, str, int, str
 
 def _timed(block: Block, works: Mapping[str, Work]) -> Block:
     """A block with what runs in it."""
-    forward, backward, weight, core = (works.get(name, Work()) for name in ("forward", "backward", "weight", "core"))
-    return replace(block, forward=forward, backward=backward, weight=weight, core=core)
+    found: dict[str, Any] = {name: works.get(name, Work()) for name in _WORKS}
+    return replace(block, **found)
 
 
 #: the graph that was read last, with its reader: one trace is put on many clusters
@@ -212,6 +251,8 @@ class _Tag(NamedTuple):
     collective: str = ""
     nbytes: int = 0
     group: str = ""
+    #: how tokens choose experts, where it sends them to these
+    routing: Routing | None = None
 
 
 class _Reader:
@@ -232,6 +273,8 @@ class _Reader:
         #: layers whose keys and values pass around a ring, and modules whose rows go to the experts of other ranks
         self._rings = {self.places[i] for i, name in enumerate(self._names) if name == "send_recv" and i in self.core}
         self._shared = {op.module for op, name in zip(graph.ops, self._names, strict=True) if name == "all_to_all"}
+        #: layer, rows for experts → how tokens choose these
+        self._routings: dict[tuple[int, int], Routing] = {}
         for op in graph.ops:
             self._note(op)
         self._repeated = repeated_ops(graph, shares)
@@ -251,6 +294,9 @@ class _Reader:
             for number in read:
                 self._read_backward[number] = min(self._read_backward.get(number, place), place)
             return
+        if op.name.startswith("aten.topk"):
+            scores, chosen = self.graph.specs((op.inputs[0], op.outputs[0]))
+            self._routings[place, chosen.numel] = Routing(chosen.shape[-1], scores.shape[-1])
         for number in read:
             self._read_forward[number].add(place)
         if op.id in self.core and (op.op_class in ("contraction", "attention") or read & self._of_core):
@@ -267,8 +313,11 @@ class _Reader:
         names, specs, collective = (op.phase, *self._parts(op)), self.graph.specs, self._names[op.id]
         if not collective:
             return _Tag(self.places[op.id], names, op.op_class, op.id in self._repeated)
-        nbytes = max(spec.nbytes for spec in (*specs(op.inputs), *specs(op.outputs)))
-        return _Tag(self.places[op.id], names, op.op_class, False, collective, nbytes, str(op.attributes["group"]))
+        moved, place, group = (*specs(op.inputs), *specs(op.outputs)), self.places[op.id], str(op.attributes["group"])
+        nbytes, routing = max(spec.nbytes for spec in moved), None
+        if collective == "all_to_all":
+            routing = self._routings.get((place, moved[0].shape[0]))
+        return _Tag(place, names, op.op_class, False, collective, nbytes, group, routing)
 
     def _parts(self, op: Op) -> Iterator[str]:
         if op.id in self.core:
@@ -392,5 +441,9 @@ def _work(tag: _Tag, kernel: Work, link_s: LinkTime) -> Work:
         return kernel
     if tag.op_class != "communication":
         return Work(kernel.busy_s, 0.0, kernel.issue_s)
-    sent_s = link_s(tag.collective, tag.nbytes, tag.group) if tag.collective else 0.0  # a send is next to what arrives
-    return Work(sent_s, sent_s, kernel.issue_s, 0, sent_s if tag.collective in _OF_PRODUCTS else 0.0)
+    message = tag.collective, tag.nbytes, tag.group
+    sent_s = link_s(*message) if tag.collective else 0.0  # a send is next to what arrives
+    a2a_s = sent_s if tag.collective == "all_to_all" else 0.0
+    hybrid_s = link_s(*message, tag.routing) if tag.routing else 0.0
+    tensor_s = sent_s if tag.collective in _OF_PRODUCTS else 0.0
+    return Work(sent_s, sent_s, kernel.issue_s, 0, tensor_s, a2a_s=a2a_s, hybrid_s=hybrid_s)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from memwall.core.graph import Graph
 from memwall.core.parallelism import Parallelism
 from memwall.core.ranks import read_ranks
+from memwall.perfmodel.dispatch import Leg, hybrid_legs
 from memwall.simulate.blocks import Block, Blocks, merged, traced_messages
 from memwall.simulate.rank_memory import State
 
@@ -17,8 +18,10 @@ from memwall.simulate.rank_memory import State
 Sent = tuple[str, int, int]
 
 
-def rank_messages(graph: Graph, blocks: Blocks, layout: Parallelism, state: State, rank: int) -> Counter[Sent]:
-    """The messages of a stage's rank in a step → how often it takes part in them.
+def rank_messages(
+    graph: Graph, blocks: Blocks, layout: Parallelism, state: State, rank: int, per_node: int
+) -> Counter[Sent]:
+    """The messages of a stage's rank in a step, on nodes of so many GPUs → how often it takes part in them.
 
     Args:
         graph: of the traced microbatch, of which ``blocks`` are.
@@ -31,9 +34,14 @@ def rank_messages(graph: Graph, blocks: Blocks, layout: Parallelism, state: Stat
     within = traced_messages(graph)
     for number in own:
         again = layout.recompute if 0 < number < len(every) - 1 else "none"
-        for (phase, is_core, op, nbytes, group), times in within[number].items():
+        for (phase, is_core, op, nbytes, group, routing), times in within[number].items():
             is_again = phase == "forward" and (again == "full" or (again == "selective" and is_core))
-            found[op, nbytes, len(read_ranks(group))] += times * layout.microbatches * (1 + is_again)
+            ranks = len(read_ranks(group))
+            legs = [Leg(nbytes, ranks, ranks)]
+            if routing and layout.dispatcher == "hybridep":
+                legs = hybrid_legs(nbytes, ranks, min(per_node, ranks), routing)
+            for leg in legs:
+                found[op, round(leg.nbytes), leg.ranks] += times * layout.microbatches * (1 + is_again)
     for op, nbytes, ranks in _between([every[number] for number in own], blocks, layout, state):
         found[op, nbytes, ranks] += 1
     passed = max(block.input_bytes for block in blocks.layers) // (1 if layout.sp else layout.tp)

@@ -11,9 +11,10 @@ soon as what it needs has arrived; sends overlap with computing. The orders:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from memwall.core.errors import UsageError
@@ -21,12 +22,18 @@ from memwall.core.errors import UsageError
 
 class Stage(NamedTuple):
     """Seconds of one microbatch in a stage: forward, backward without and with what ``weight_s`` can do later, and
-    ``send_s`` until its result is on the next stage."""
+    ``send_s`` until its result is on the next stage. Of a pass that runs next to another microbatch's in the other
+    direction ``hidden_forward_s`` or ``hidden_backward_s`` are hidden."""
 
     forward_s: float
     backward_s: float
     weight_s: float = 0.0
     send_s: float = 0.0
+    hidden_forward_s: float = 0.0
+    hidden_backward_s: float = 0.0
+
+    def hidden_s(self, kind: str) -> float:
+        return {"F": self.hidden_forward_s, "B": self.hidden_backward_s}.get(kind, 0.0)
 
 
 class Task(NamedTuple):
@@ -43,8 +50,9 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PipelineRun:
-    """A simulated step. By rank: seconds that it computes, and the most microbatches (of one stage each) whose
-    activations it holds. ``ends``: when each task was done; ``splits``: whether gradients of weights are tasks."""
+    """A simulated step. By rank: seconds that it computes, the most microbatches (of one stage each) whose activations
+    it holds, and seconds that ran next to other passes. ``ends``: when each task was done; ``splits``: whether
+    gradients of weights are tasks; ``paired``: tasks that run next to another."""
 
     time_s: float
     busy_s: tuple[float, ...]
@@ -52,10 +60,14 @@ class PipelineRun:
     ends: Mapping[Task, float]
     stages: tuple[Stage, ...]
     splits: bool
+    hidden_s: tuple[float, ...] = ()
+    paired: frozenset[Task] = frozenset()
 
     def span_s(self, task: Task) -> tuple[float, float]:
         """When a task begins and ends."""
-        return self.ends[task] - _time_s(task.kind, self.stages[task.stage], self.splits), self.ends[task]
+        stage = self.stages[task.stage]
+        hidden_s = stage.hidden_s(task.kind) if task in self.paired else 0.0
+        return self.ends[task] - (_time_s(task.kind, stage, self.splits) - hidden_s), self.ends[task]
 
     def sent_s(self, task: Task) -> float:
         """Seconds until what a task hands on is on the next stage; 0 where it hands on nothing."""
@@ -92,10 +104,21 @@ def run_pipeline(
         raise UsageError(f"{len(stages)} stages do not divide among {ranks} ranks")
     chunks, splits = len(stages) // ranks, schedule == "zb"
     tasks = orders or [ORDERS[schedule](rank, ranks, chunks, microbatches) for rank in range(ranks)]
-    ends = _ends(tasks, stages, splits)
-    busy = tuple(sum(_time_s(task.kind, stages[task.stage], splits) for task in each) for each in tasks)
+    hides = any(stage.hidden_forward_s or stage.hidden_backward_s for stage in stages)
+    paired = frozenset(task for each in tasks for task in _paired(each)) if hides else frozenset[Task]()
+    ends = _ends(tasks, stages, splits, paired)
+    hidden = tuple(sum(stages[task.stage].hidden_s(task.kind) for task in each if task in paired) for each in tasks)
+    busy = (sum(_time_s(task.kind, stages[task.stage], splits) for task in each) for each in tasks)
+    computed = tuple(busy_s - hidden_s for busy_s, hidden_s in zip(busy, hidden, strict=True))
     held = tuple(_most_held(each, schedule) for each in tasks)
-    return PipelineRun(max(ends.values()), busy, held, ends, tuple(stages), splits)
+    return PipelineRun(max(ends.values()), computed, held, ends, tuple(stages), splits, hidden, paired)
+
+
+def _paired(order: Sequence[Task]) -> Iterator[Task]:
+    """The tasks of a rank that run next to another: a backward pass and the forward pass that follows it."""
+    for first, second in pairwise(order):
+        if (first.kind, second.kind) == ("B", "F"):
+            yield from (first, second)
 
 
 @lru_cache(maxsize=4096)
@@ -114,6 +137,10 @@ def least_ends_s(stages: Sequence[Stage], ranks: int, microbatches: int, schedul
     all its tasks. The last backward of a rank's first stage comes after that of the rank behind it, and in every order
     of :data:`ORDERS` ends the rank's work, but for gradients of weights that ``zb`` puts off.
     """
+    stages = [
+        Stage(forward_s - more_s, backward_s - again_s, weight_s, send_s)
+        for forward_s, backward_s, weight_s, send_s, more_s, again_s in stages
+    ]
     splits, filled_s = schedule == "zb", 0.0
     ends, backwards = [0.0] * ranks, [0.0] * ranks
     for rank in range(ranks):
@@ -131,7 +158,9 @@ def least_ends_s(stages: Sequence[Stage], ranks: int, microbatches: int, schedul
     return ends
 
 
-def _ends(orders: Sequence[Sequence[Task]], stages: Sequence[Stage], splits: bool) -> dict[Task, float]:
+def _ends(
+    orders: Sequence[Sequence[Task]], stages: Sequence[Stage], splits: bool, paired: frozenset[Task]
+) -> dict[Task, float]:
     """When each task is done: ranks take turns, each running until it waits."""
     most = 1 + max((task.microbatch for order in orders for task in order), default=0)
     done: _Done = {kind: [[None] * most for _ in stages] for kind in "FBW"}
@@ -145,7 +174,8 @@ def _ends(orders: Sequence[Sequence[Task]], stages: Sequence[Stage], splits: boo
                 ready_s = _ready_s(kind, stage, microbatch, stages, done)
                 if ready_s is None:
                     break
-                end_s = free_s[rank] = max(free_s[rank], ready_s) + times[kind, stage]
+                hidden_s = stages[stage].hidden_s(kind) if paired and order[place[rank]] in paired else 0.0
+                end_s = free_s[rank] = max(free_s[rank], ready_s) + times[kind, stage] - hidden_s
                 done[kind][stage][microbatch] = end_s
                 place[rank] += 1
                 moved = True

@@ -7,6 +7,10 @@ are gathered one block ahead. Both run in streams (:mod:`memwall.simulate.stream
 multiprocessors from the blocks next to it: what these take longer counts as exposed, too. Of exchanges of parts of a
 product (asynchronous tensor parallelism) three quarters of what could be hidden is. Ranks that share products send a
 part each of what the next stage reads, which is gathered there.
+
+With ``a2a_overlap`` a backward pass and the forward pass that follows it, of another microbatch, run together, and take
+the longer of what both compute and of the messages of both to experts of other ranks and back, which take their
+multiprocessors, too. The first passes forward and the last ones backward have nothing next to them.
 """
 
 from __future__ import annotations
@@ -86,8 +90,9 @@ def training_step(
     summed_s = max(end + more for end, more in zip(ends, exposed, strict=True))
     optimizer_s = max(job.optimizer_s(rank) for rank in range(layout.pp))
     once, computed = job.flops
+    tensor_s = job.tensor_s(run.slowest) - run.hidden_s[run.slowest]
     return TrainingStep(
-        layout, cluster, run, summed_s + optimizer_s, summed_s - run.time_s, job.tensor_s(run.slowest), optimizer_s,
+        layout, cluster, run, summed_s + optimizer_s, summed_s - run.time_s, tensor_s, optimizer_s,
         tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), once, computed,
     )  # fmt: skip
 
@@ -116,6 +121,8 @@ def _job(blocks: Blocks, layout: Parallelism, cluster: Cluster, state: str, over
     if state not in STATES:
         raise unknown("state", state, STATES)
     hidden = _HIDDEN * (1 - 1 / layout.tp) if layout.async_tp else 0.0
+    if layout.dispatcher == "hybridep":
+        blocks = blocks.dispatched
     return _Job(blocks, layout, all_at_once(cluster), STATES[state], overlap, hidden)
 
 
@@ -152,17 +159,33 @@ class _Job:
         part = self.parts[k]
         weight = _sum(block.weight for block in part)
         forward_s = self._pass_s([block.forward for block in part])
-        backward_s = self._pass_s([block.backward + self._again(block) for block in reversed(part)])
+        backward_s = self._pass_s([self._whole_backward(block) for block in reversed(part)])
         if self.layout.fsdp == "full" and self.layout.replicas > 1:
             forward_s, backward_s = self._sharded(part, forward_s, backward_s)
         weight_s = weight.busy_s + self._accumulate_s(part)
-        stage = Stage(forward_s, max(backward_s - weight.busy_s, 0.0), weight_s, self._send_s)
+        hidden = self._hidden_s(part, forward_s, backward_s) if self.layout.a2a_overlap else (0.0, 0.0)
+        stage = Stage(forward_s, max(backward_s - weight.busy_s, 0.0), weight_s, self._send_s, *hidden)
         return stage if self.overlap else self._waiting(stage, k)
 
     def _waiting(self, stage: Stage, k: int) -> Stage:
         """The times of a stage that waits for its sends."""
         forward_s = stage.forward_s + stage.send_s * (k < self.count - 1)
-        return Stage(forward_s, stage.backward_s + stage.send_s * (k > 0), stage.weight_s)
+        backward_s = stage.backward_s + stage.send_s * (k > 0)
+        return Stage(forward_s, backward_s, stage.weight_s, 0.0, stage.hidden_forward_s, stage.hidden_backward_s)
+
+    def _hidden_s(self, part: Sequence[Block], forward_s: float, backward_s: float) -> tuple[float, float]:
+        """Seconds less that forward and backward take next to each other, by what of them are messages to experts."""
+        forward, backward = _sum(block.forward for block in part), _sum(map(self._whole_backward, part))
+        sent_s = forward.a2a_s + backward.a2a_s
+        if not sent_s:
+            return 0.0, 0.0
+        computed_s, issued_s = forward_s + backward_s - sent_s, forward.issue_s + backward.issue_s
+        together_s = beside_s([computed_s], [Sent(sent_s)], self._taken_by(self.layout.ep))
+        hidden_s = max(forward_s + backward_s - max(together_s, issued_s), 0.0)
+        return hidden_s * forward.a2a_s / sent_s, hidden_s * backward.a2a_s / sent_s
+
+    def _whole_backward(self, block: Block) -> Work:
+        return block.backward + self._again(block)
 
     def _pass_s(self, works: Sequence[Work]) -> float:
         """Seconds of blocks one after another. A stage that waits for its sends has nothing issued when a pass begins
@@ -256,7 +279,7 @@ class _Job:
         if not self.overlap:
             return forward_s + sum(first), backward_s + sum(gathers) + sum(last)
         forward = [block.forward.busy_s for block in part]
-        backward = [block.backward.busy_s + self._again(block).busy_s for block in part]
+        backward = [self._whole_backward(block).busy_s for block in part]
         through_s = self._streamed_s(forward, one_ahead(first, [0.0] * len(part)))
         back_s = self._streamed_s(backward[::-1], one_ahead(gathers[::-1], last[::-1]))
         return max(through_s, forward_s), max(back_s, backward_s)
@@ -271,7 +294,7 @@ class _Job:
             return tied_s + self._reduce_s(merged(blocks)) + self._regather_s(blocks)
         last = self.parts[rank][::-1]  # the chunk whose backward is last
         early = merged([block for block in blocks if block not in last])
-        passes = [self._longer(block.backward + self._again(block)) for block in last]
+        passes = [self._longer(self._whole_backward(block)) for block in last]
         reduces = [Sent(self._reduce_s(block), (at,)) for at, block in enumerate(last)]
         done_s = self._streamed_s(passes, [Sent(self._reduce_s(early)), *reduces])
         return tied_s + done_s - sum(passes) + self._regather_s(blocks)
@@ -289,7 +312,10 @@ class _Job:
     @cached_property
     def _taken(self) -> Sides:
         """What a message between replicas takes of the GPU."""
-        between = levels_of(self.cluster, self.layout.tp * self.layout.replicas)
+        return self._taken_by(self.layout.tp * self.layout.replicas)
+
+    def _taken_by(self, ranks: int) -> Sides:
+        between = levels_of(self.cluster, ranks)
         return Sides(*taken_shares(between[-1].link, hardware_of(self.cluster))) if between else Sides()
 
     def _tied_s(self, rank: int) -> float:
@@ -325,11 +351,13 @@ class _Job:
     def tensor_s(self, rank: int) -> float:
         """Seconds of exposed communication within layers, in a step."""
         blocks = self.of_rank(rank)
-        once = _sum(work for block in blocks for work in (block.forward, block.backward, self._again(block)))
+        once = _sum(work for block in blocks for work in (block.forward, self._whole_backward(block)))
         return (once.link_s - self.hidden * once.tensor_s) * self.layout.microbatches
 
     def memory(self, rank: int, in_flight: int) -> Memory:
-        """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
+        """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks, and of one
+        more where passes run next to each other."""
+        in_flight += self.layout.a2a_overlap and self.layout.microbatches > 1
         held = self._held(rank)
         shard, updated = self._shard(held), self._updated(held)
         state, part = self.state, self.parts[rank + self.layout.pp * (self.layout.chunks - 1)]

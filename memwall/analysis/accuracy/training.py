@@ -58,7 +58,8 @@ class TrainingSample:
 
     @property
     def shape(self) -> str:
-        sizes, layout = self.sizes, replace(self.layout, async_tp=False)  # not in the table
+        #: what the table does not have is left out
+        sizes, layout = self.sizes, replace(self.layout, async_tp=False, dispatcher="alltoall", a2a_overlap=False)
         return f"{sizes.width} x {sizes.layers}, {sizes.heads} heads, {self.microbatch} x {sizes.seq} tokens, {layout}"
 
     @property

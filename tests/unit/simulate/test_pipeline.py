@@ -65,3 +65,14 @@ def test_a_deadlock_is_named():
 def test_stages_that_do_not_divide_are_refused():
     with pytest.raises(UsageError, match="3 stages do not divide among 2 ranks"):
         run_pipeline([Stage(1, 1)] * 3, 2, 1, "1f1b")
+
+
+def test_passes_that_run_next_to_each_other():
+    """One rank, 4 microbatches of 3 + 5 s: three backward passes run next to the next forward one and spare 1 + 2 s. Of
+    two ranks the first has two such pairs fewer at its ends."""
+    run = run_pipeline([Stage(3, 5, hidden_forward_s=1, hidden_backward_s=2)], 1, 4, "1f1b")
+    assert (run.time_s, run.busy_s, run.hidden_s) == (4 * 8 - 3 * 3, (23,), (9,))
+    assert run.span_s(Task("F", 0, 0)) == (0, 3)
+    assert run.span_s(Task("F", 0, 1)) == (6, 8)  # after 3 s forward and 3 of the backward pass next to it
+    two = run_pipeline([Stage(3, 5, 0, 0, 1, 2)] * 2, 2, 4, "1f1b")
+    assert two.hidden_s == (2 * 3, 3 * 3)

@@ -224,3 +224,26 @@ def test_stages_have_as_many_layers_as_the_program_says():
     assert training_step(model, layout, CLUSTER).pipeline.busy_s == pytest.approx((24, 24, 24), rel=1e-4)
     even = training_step(replace(model, stages=()), layout, CLUSTER)
     assert even.pipeline.busy_s == pytest.approx((18, 18, 36), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "sent_s", "together_s"),
+    # of 54 s of products 36 run next to 36 s of messages, which take 24 of 108 multiprocessors, at 7/9 of their rate
+    [(18.0, 12.0, 36 + (54 - 36 * 7 / 9)), (1.0, 12.0, 36.0)],
+)
+def test_messages_to_experts_next_to_another_microbatch(forward_s, sent_s, together_s):
+    """Forward and backward, twice as long, of two microbatches together: the longer of the products and the messages;
+    the first forward pass and the last backward pass are alone."""
+    forward, backward = (
+        Work(n * (forward_s + sent_s), n * sent_s, a2a_s=n * sent_s, hybrid_s=n * sent_s / 4) for n in (1, 2)
+    )
+    blocks = Blocks(Block(), (Block(forward, backward, activation_bytes=100),) * 2, Block())
+    apart = training_step(blocks, Parallelism.parse("dp=8,ep=8,microbatches=3"), CLUSTER)
+    assert apart.pipeline.time_s == 3 * 2 * 3 * (forward_s + sent_s)
+    found = training_step(blocks, Parallelism.parse("dp=8,ep=8,microbatches=3,a2a_overlap"), CLUSTER)
+    alone_s = 2 * 3 * (forward_s + sent_s)
+    assert found.pipeline.time_s == pytest.approx(alone_s + 2 * 2 * together_s)
+    assert found.tensor_s == pytest.approx(apart.tensor_s - (apart.time_s - found.time_s))
+    assert found.memory[0].activations == 2 * apart.memory[0].activations
+    hybrid = training_step(blocks, Parallelism.parse("dp=8,ep=8,microbatches=3,dispatcher=hybridep"), CLUSTER)
+    assert hybrid.pipeline.time_s == 3 * 2 * 3 * (forward_s + sent_s / 4)
