@@ -40,6 +40,10 @@ class Sizes:
     #: in place of each MLP so many, ``ffn`` wide, of which a token chooses ``top_k``; 0: none
     experts: int = 0
     top_k: int = 0
+    #: whether each expert's products are launched by themselves
+    loops: bool = False
+    #: whether experts have biases and clamp what they activate, by PyTorch's own ops
+    clamps: bool = False
     #: width of an expert that all tokens share
     shared: int = 0
     #: first layers with an MLP of ``dense_ffn`` in place of experts

@@ -64,6 +64,10 @@ def _exists(name: str) -> bool:
 # -- results like an input ---------------------------------------------------------------------------------------------
 
 
+def _out(*args: Any, out: Any, **kwargs: Any) -> Any:
+    return out
+
+
 def _like(*places: int) -> Shape:
     """Results in the shapes and dtypes of the arguments at these places."""
 
@@ -304,7 +308,7 @@ _ATEN: dict[str, Shape] = {
     "multi_margin_loss_backward": _like(1), "multilabel_margin_loss_backward": _like(1),
     "fractional_max_pool3d_backward": _like(1),
     "linalg_lstsq": _least_squares, "geqrf": _geqrf,
-    "_grouped_mm": _grouped_mm, "_convert_weight_to_int4pack": _packed_int4,
+    "_scaled_mm.out": _out, "_grouped_mm": _grouped_mm, "_convert_weight_to_int4pack": _packed_int4,
     "_thnn_fused_gru_cell": _gru_cell, "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "fake_quantize_per_tensor_affine_cachemask": _with_mask,
     "fake_quantize_per_channel_affine_cachemask": _with_mask,

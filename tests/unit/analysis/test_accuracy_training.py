@@ -176,18 +176,19 @@ def test_steps_of_nvidia():
     dense = [abs(row.error) for row in rows if row.op_class == "dense"]
     assert len(dense) == 71 and sum(dense) / len(dense) < 0.08
     experts = [abs(row.error) for row in rows if row.op_class == "experts"]
-    assert len(experts) == 55 and sum(experts) / len(experts) < 0.255
+    assert len(experts) == 55 and sum(experts) / len(experts) < 0.2
 
 
+@pytest.mark.parametrize("loops", [False, True])
 @pytest.mark.parametrize("products", ["", "fp8"])
-def test_experts_multiply_what_tokens_choose(products):
+def test_experts_multiply_what_tokens_choose(products, loops):
     """Six FLOPs a step for each token, each of its two experts, and each number of their three matrices; the same on a
     rank that shares the experts and has tokens of its own."""
     width, inner, seq = 256, 128, 64
     sizes = Sizes(width, 3, 4, 512, seq, ffn=inner, gated=True, rotary=True, bias=False, tied=False, fused=True,
-                  experts=8, top_k=2, products=products)  # fmt: skip
+                  experts=8, top_k=2, products=products, loops=loops, clamps=loops)  # fmt: skip
     for layout in (Parallelism(), Parallelism(ep=4)):
         profile = _profile(sizes, 2, layout, "bfloat16", True)
         costs = zip(profile.graph.ops, profile.costs[0], strict=True)
-        grouped = sum(cost.total_flops for op, cost in costs if "grouped_mm" in op.name)
+        grouped = sum(cost.total_flops for op, cost in costs if "grouped_mm" in op.name or "mm.out" in op.name)
         assert grouped == 3 * 6 * (2 * seq) * 2 * 3 * width * inner

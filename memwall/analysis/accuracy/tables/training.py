@@ -8,9 +8,12 @@
   steps: ``tests/unit/simulate/test_training.py`` has the formulas.
 - NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 (the
   scales of MXFP8, a byte for 32 numbers, are left out), gradients summed in 16 bits next to backward, sequence
-  parallelism and overlapped exchanges with ``tp``; the loss is one kernel since 2025. Layers are computed again where
-  activations do not fit, but for DeepSeek-V3 and Kimi-K2, whose recipes compute at most products of latents again.
-  Nothing hides the all-to-alls of experts.
+  parallelism and overlapped exchanges with ``tp``; the loss is one kernel since 2025. Layers of dense models are
+  computed again where activations do not fit; of mixtures the recipes compute at most norms, activations and products
+  of latents again. How tokens get to experts is in :data:`_DISPATCHES`. Each expert's products are launched by
+  themselves, and GPT-OSS's experts clamp and add biases by PyTorch's own ops, but for MXFP8 since 26.06, where one
+  kernel has all of it (``cutedsl_fused_grouped_mlp``) and a CUDA graph the whole step. Elsewhere Megatron's Python
+  takes as long between kernels of a mixture as in vTrain's runs.
 - MosaicML's llm-foundry: MPT with FSDP, whose gathers wait for the block before (Composer's default, BACKWARD_POST,
   without forward prefetch).
 
@@ -95,6 +98,23 @@ _RECOMPUTES = {"full": "full", "attn_only": "selective", "none": "none"}
 _PRODUCTS = {"FP8": "fp8", "FP8-CS": "fp8", "FP8-MX": "fp8", "MXFP8": "fp8", "NVFP4": "fp4", "BF16": ""}
 #: rank of LoRA's adapters, next to queries, keys and values alone (``target_modules`` of the recipes)
 _ADAPTERS = 16
+#: model of NVIDIA's recipes, system, first release → dispatcher, and whether another microbatch hides it; the last row
+#: that fits counts, where none does ``alltoall`` and no. From Megatron-Bridge, ``scripts/performance/configs``, at
+#: commits 0fa501a, f29a269, 07eea52, 01b2977 and 0426418: ``moe_flex_dispatcher_backend`` and ``moe_a2a_overlap``
+_DISPATCHES: tuple[tuple[str, str, str, str, bool], ...] = (
+    ("GPT OSS", "GB200", "26.02", "hybridep", True),
+    ("GPT OSS", "B300", "26.02.01", "hybridep", False),
+    ("GPT OSS", "B300", "26.06", "hybridep", True),
+    ("Qwen3_30B", "H100", "26.02", "alltoall", True),
+    ("Qwen3_30B", "H100", "26.04", "hybridep", False),
+    ("Qwen3_235B", "GB200", "26.02", "hybridep", False),
+    ("Qwen3_235B", "H100", "26.02", "alltoall", True),
+    ("Qwen3_235B", "B300", "26.02", "alltoall", True),
+    ("Qwen3_235B", "B300", "26.04", "alltoall", False),
+    ("DeepSeekV3", "GB300", "26.02", "hybridep", False),
+    ("DeepSeekV3", "GB300", "26.06", "hybridep", True),
+    ("Kimi_K2", "GB300", "26.02", "hybridep", False),
+)
 _MIXED = {"PURE": "half", "DEFAULT": "mixed"}
 
 
@@ -204,6 +224,10 @@ def _bridge(record: Record) -> TrainingSample:
     )  # fmt: skip
     if sizes.latents and tp > 1:
         raise Skip("latent attention, which tp does not divide here")
+    in_graph = sizes.experts > 0 and record["precision"] == "MXFP8" and record["release"] >= "26.06"
+    for model, system, since, dispatcher, hides in _DISPATCHES:
+        if record["model"].startswith(model) and record["system"] == f"DGX-{system}" and record["release"] >= since:
+            layout = replace(layout, dispatcher=dispatcher, a2a_overlap=hides)
     sizes = replace(
         sizes,
         seq=_count(record, "seq_len"),
@@ -211,15 +235,20 @@ def _bridge(record: Record) -> TrainingSample:
         cudnn=True,
         products=products,
         adapters=_ADAPTERS if record["task"] == "LoRA" else 0,
+        loops=sizes.experts > 0 and not in_graph,
+        clamps=record["model"].startswith("GPT OSS") and not in_graph,
     )
     cluster = load_cluster(known(_CLUSTERS, record["system"], "system"))
+    gpu = hardware_of(cluster)
+    if sizes.loops:
+        gpu = replace(gpu, host=load_host("bare-metal").scaled(_VTRAIN_HOST))
     stages = pp * layout.chunks
     each = -(-sizes.layers // stages)  # Megatron-Bridge's layouts of DeepSeek-V3 and Kimi-K2 leave fewer to the last
     cut = (*[each] * (stages - 1), sizes.layers - each * (stages - 1)) if sizes.latents else ()
     kind = "experts" if sizes.experts else "dense"
     return _sample(BRIDGE.name, record, cluster, record["system"], kind, "bfloat16", sizes, batch, layout,
-                   seconds(record, "step_time_s", 1.0), state="fused half", recomputes_to_fit=not sizes.latents,
-                   stages=cut, fused_loss=not record["release"].startswith("24"))  # fmt: skip
+                   seconds(record, "step_time_s", 1.0), state="fused half", recomputes_to_fit=not sizes.experts,
+                   gpu=gpu, stages=cut, fused_loss=not record["release"].startswith("24"))  # fmt: skip
 
 
 def _count(record: Record, name: str) -> int:
