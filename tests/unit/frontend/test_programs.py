@@ -135,7 +135,12 @@ SEQUENCE = {
     **dict.fromkeys(COLUMNS, ColwiseParallel()),
     **dict.fromkeys(("attention.out", "mlp.down"), RowwiseParallel(output_layouts=Shard(1))),
 }  # fmt: skip
-AROUND = {"embedding": RowwiseParallel(input_layouts=WHOLE, output_layouts=Shard(1))}
+#: and of what stands around the blocks
+AROUND = {"embedding": RowwiseParallel(input_layouts=WHOLE), "head": ColwiseParallel()}
+AROUND_SEQUENCE = {
+    "embedding": RowwiseParallel(input_layouts=WHOLE, output_layouts=Shard(1)),
+    "norm": SequenceParallel(use_local_output=True), "head": ColwiseParallel(input_layouts=Shard(1)),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +166,17 @@ def two_ways(llama, program, layout, inputs=None, **options) -> tuple[memwall.Pr
     return made, memwall.parallel(llama.Llama(config(llama)), given, layout=layout, cluster="dgx-h100", loss=llama.loss)
 
 
-@pytest.mark.parametrize(("layout", "plan", "around"), [("tp=2", TENSOR, {}), ("tp=2,sp", SEQUENCE, AROUND)])
-def test_products_in_shards_are_the_same_both_ways(llama, layout, plan, around):
-    """FLOPs, bytes and messages of a block: two sums forward and two backward, of 2 x 128 rows of 256 in float32; along
-    the sequence as many that gather and scatter. (Of the first block a layout has the split of the sequence too.)"""
+@pytest.mark.parametrize(
+    ("layout", "plan", "around", "program_only", "layout_only"),
+    [
+        ("tp=2", TENSOR, AROUND, {}, {}),
+        ("tp=2,sp", SEQUENCE, AROUND_SEQUENCE, {"reduce_scatter": 1}, {"all_reduce": 1}),
+    ],
+)
+def test_products_in_shards_are_the_same_both_ways(llama, layout, plan, around, program_only, layout_only):
+    """FLOPs, bytes and messages of the whole model, and of a block: two sums forward and two backward, of 2 x 128 rows
+    of 256 in float32; along the sequence as many that gather and scatter. What the ranks' shares of the embedding find
+    is summed, and PyTorch scatters the sum along the sequence, where a layout cuts it."""
 
     def program():
         mesh, net = init_device_mesh("cuda", (2,)), llama.Llama(config(llama))
@@ -178,6 +190,10 @@ def test_products_in_shards_are_the_same_both_ways(llama, layout, plan, around):
     assert done == same
     kinds = ("all_gather", "reduce_scatter") if "sp" in layout else ("all_reduce",)
     assert {done[phase, kind, B * S * WIDTH * 4] for phase in ("forward", "backward") for kind in kinds} == {2}
+    done, same = (of_blocks(made, within="") for made in (traced, laid_out.profile))
+    size = B * S * WIDTH * 4
+    assert done - same == Counter({("forward", kind, size): n for kind, n in program_only.items()})
+    assert same - done == Counter({("forward", kind, size): n for kind, n in layout_only.items()})
 
 
 def test_shards_of_all_replicas_are_the_same_both_ways(llama):
@@ -204,8 +220,8 @@ def test_shards_of_all_replicas_are_the_same_both_ways(llama):
 
 
 def test_replicas_are_the_same_both_ways(llama):
-    """DistributedDataParallel sends buckets of 25 MiB and more, a layout one message for each block: as many bytes.
-    Before backward it holds its buckets, a layout the gradients."""
+    """DistributedDataParallel sends a bucket that is full at 1 MiB, then such of 25 MiB, from the last parameter on; a
+    layout one message for each block: as many bytes. Before backward it holds its buckets, a layout the gradients."""
 
     def program():
         dist.init_process_group("nccl")
@@ -214,7 +230,16 @@ def test_replicas_are_the_same_both_ways(llama):
     traced, laid_out = two_ways(llama, program, "dp=2")
     assert of_blocks(traced, sends=False, within="module.blocks.") == of_blocks(laid_out.profile, sends=False)
     sums = [sum(n * nbytes for (_, nbytes, _), n in sent.items()) for sent in (groups(traced), laid_out.messages())]
-    numbers = sum(parameter.numel() for parameter in llama.Llama(config(llama)).parameters())
+    sizes = [4 * parameter.numel() for parameter in llama.Llama(config(llama)).parameters()]
+    buckets, limit, held_bytes = Counter[int](), 1 << 20, 0
+    for nbytes in reversed(sizes):
+        held_bytes += nbytes
+        if held_bytes >= limit:
+            buckets[held_bytes] += 1
+            limit, held_bytes = 25 << 20, 0
+    buckets += Counter([held_bytes] * (held_bytes > 0))
+    assert groups(traced) == {("all_reduce", nbytes, 2): times for nbytes, times in buckets.items()}
+    numbers = sum(sizes) // 4
     assert sums == [4 * numbers, 4 * numbers]
     assert {(op, ranks) for op, _, ranks in groups(traced)} == {("all_reduce", 2)} == {
         (op, ranks) for op, _, ranks in laid_out.messages()}  # fmt: skip
