@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -48,20 +48,29 @@ class Task(NamedTuple):
         return f"{words[self.kind]} of microbatch {self.microbatch} in stage {self.stage}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PipelineRun:
     """A simulated step. By rank: seconds that it computes, the most microbatches (of one stage each) whose activations
-    it holds, and seconds that ran next to other passes. ``ends``: when each task was done; ``splits``: whether
-    gradients of weights are tasks; ``paired``: tasks that run next to another."""
+    it holds, when its last task was done, its tasks in order, and seconds that ran next to other passes. ``done``:
+    kind, stage and microbatch → when a task was done; ``splits``: whether gradients of weights are tasks; ``paired``:
+    tasks that run next to another."""
 
     time_s: float
     busy_s: tuple[float, ...]
     in_flight: tuple[int, ...]
-    ends: Mapping[Task, float]
+    done_s: tuple[float, ...]
+    orders: Sequence[Sequence[Task]]
+    done: _Done
     stages: tuple[Stage, ...]
     splits: bool
     hidden_s: tuple[float, ...] = ()
     paired: frozenset[Task] = frozenset()
+
+    @cached_property
+    def ends(self) -> Mapping[Task, float]:
+        """When each task was done."""
+        done = self.done
+        return {task: done[task.kind][task.stage][task.microbatch] or 0.0 for order in self.orders for task in order}
 
     def span_s(self, task: Task) -> tuple[float, float]:
         """When a task begins and ends."""
@@ -106,12 +115,18 @@ def run_pipeline(
     tasks = orders or [ORDERS[schedule](rank, ranks, chunks, microbatches) for rank in range(ranks)]
     hides = any(stage.hidden_forward_s or stage.hidden_backward_s for stage in stages)
     paired = frozenset(task for each in tasks for task in _paired(each)) if hides else frozenset[Task]()
-    ends = _ends(tasks, stages, splits, paired)
-    hidden = tuple(sum(stages[task.stage].hidden_s(task.kind) for task in each if task in paired) for each in tasks)
-    busy = (sum(_time_s(task.kind, stages[task.stage], splits) for task in each) for each in tasks)
+    times = {(kind, k): _time_s(kind, stage, splits) for kind in "FBW" for k, stage in enumerate(stages)}
+    done, done_s = _ends(tasks, stages, times, paired)
+    hidden = tuple(
+        sum(stages[task.stage].hidden_s(task.kind) for task in each if task in paired) if hides else 0.0
+        for each in tasks
+    )
+    busy = (sum(times[kind, stage] for kind, stage, _ in each) for each in tasks)
     computed = tuple(busy_s - hidden_s for busy_s, hidden_s in zip(busy, hidden, strict=True))
     held = tuple(_most_held(each, schedule) for each in tasks)
-    return PipelineRun(max(ends.values()), computed, held, ends, tuple(stages), splits, hidden, paired)
+    return PipelineRun(
+        max(done_s), computed, held, tuple(done_s), tasks, done, tuple(stages), splits, hidden, paired
+    )  # fmt: skip
 
 
 def _paired(order: Sequence[Task]) -> Iterator[Task]:
@@ -159,12 +174,12 @@ def least_ends_s(stages: Sequence[Stage], ranks: int, microbatches: int, schedul
 
 
 def _ends(
-    orders: Sequence[Sequence[Task]], stages: Sequence[Stage], splits: bool, paired: frozenset[Task]
-) -> dict[Task, float]:
-    """When each task is done: ranks take turns, each running until it waits."""
+    orders: Sequence[Sequence[Task]], stages: Sequence[Stage], times: Mapping[tuple[str, int], float],
+    paired: frozenset[Task],
+) -> tuple[_Done, list[float]]:  # fmt: skip
+    """When each task is done, and each rank: ranks take turns, each running until it waits."""
     most = 1 + max((task.microbatch for order in orders for task in order), default=0)
     done: _Done = {kind: [[None] * most for _ in stages] for kind in "FBW"}
-    times = {(kind, k): _time_s(kind, stage, splits) for kind in "FBW" for k, stage in enumerate(stages)}
     free_s, place, moved = [0.0] * len(orders), [0] * len(orders), True
     while moved:
         moved = False
@@ -183,7 +198,7 @@ def _ends(
              if at < len(order)]  # fmt: skip
     if stuck:
         raise UsageError(f"deadlock: {', '.join(stuck[:3])} {'wait' if len(stuck) > 1 else 'waits'} for each other")
-    return {task: done[task.kind][task.stage][task.microbatch] or 0.0 for order in orders for task in order}
+    return done, free_s
 
 
 #: kind of task → stage → microbatch → when it is done, in seconds; None: not yet known
@@ -235,14 +250,11 @@ def _one_forward_one_backward(rank: int, ranks: int, chunks: int, microbatches: 
 
 def _interleaved(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
     """Megatron-LM's: groups of as many microbatches as ranks pass through a chunk before the next one."""
-    each = ranks * chunks
-
-    def task(kind: str, k: int) -> Task:
-        chunk = k % each // ranks if kind == "F" else chunks - 1 - k % each // ranks
-        return Task(kind, chunk * ranks + rank, k // each * ranks + k % ranks)
-
-    total = microbatches * chunks
-    forward, backward = ([task(kind, k) for k in range(total)] for kind in "FB")
+    groups = range(0, microbatches, ranks)
+    forward, backward = (
+        [Task(kind, chunk * ranks + rank, first + i) for first in groups for chunk in order for i in range(ranks)]
+        for kind, order in (("F", range(chunks)), ("B", range(chunks)[::-1]))
+    )
     return _alternating(forward, backward, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
 
 

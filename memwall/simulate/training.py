@@ -86,8 +86,7 @@ def training_step(
     job = _job(blocks, layout, cluster, state, overlap)
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
-    ends = [max(end for task, end in run.ends.items() if task.stage % layout.pp == rank) for rank in range(layout.pp)]
-    summed_s = max(end + more for end, more in zip(ends, exposed, strict=True))
+    summed_s = max(end + more for end, more in zip(run.done_s, exposed, strict=True))
     optimizer_s = max(job.optimizer_s(rank) for rank in range(layout.pp))
     once, computed = job.flops
     tensor_s = job.tensor_s(run.slowest) - run.hidden_s[run.slowest]

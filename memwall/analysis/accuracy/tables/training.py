@@ -227,7 +227,8 @@ def _bridge(record: Record) -> TrainingSample:
     in_graph = sizes.experts > 0 and record["precision"] == "MXFP8" and record["release"] >= "26.06"
     for model, system, since, dispatcher, hides in _DISPATCHES:
         if record["model"].startswith(model) and record["system"] == f"DGX-{system}" and record["release"] >= since:
-            layout = replace(layout, dispatcher=dispatcher, a2a_overlap=hides)
+            overlapped = layout.async_tp and not hides  # the recipe has tp_comm_overlap=False then
+            layout = replace(layout, dispatcher=dispatcher, a2a_overlap=hides, async_tp=overlapped)
     sizes = replace(
         sizes,
         seq=_count(record, "seq_len"),
