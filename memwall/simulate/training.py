@@ -62,8 +62,9 @@ class TrainingStep:
 
     @property
     def bubble_s(self) -> float:
-        """Seconds that the slowest rank waits for others."""
-        return self.pipeline.time_s - self.pipeline.busy_s[self.pipeline.slowest]
+        """Seconds that the slowest rank waits for others (0 where it is rounding)."""
+        wait_s = self.pipeline.time_s - self.pipeline.busy_s[self.pipeline.slowest]
+        return wait_s if wait_s > 1e-9 * self.pipeline.time_s else 0.0
 
     def utilization(self, flops: int, peak_flops_per_s: float) -> float:
         """FLOPs of the step over what all GPUs could do in its time: MFU, or HFU."""
@@ -85,6 +86,7 @@ def training_step(
     """
     job = _job(blocks, layout, cluster, state, overlap)
     run = run_pipeline([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
+    run = replace(run, in_flight=tuple(held + _held_beside(layout) for held in run.in_flight))
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
     summed_s = max(end + more for end, more in zip(run.done_s, exposed, strict=True))
     optimizer_s = max(job.optimizer_s(rank) for rank in range(layout.pp))
@@ -102,7 +104,12 @@ def step_memory(
     """The memory of each rank as of :func:`training_step`, without running the pipeline; errors as there."""
     job = _job(blocks, layout, cluster, state, overlap)
     held = in_flight(layout.pp, layout.chunks, layout.microbatches, layout.schedule)
-    return tuple(job.memory(rank, held[rank]) for rank in range(layout.pp))
+    return tuple(job.memory(rank, held[rank] + _held_beside(layout)) for rank in range(layout.pp))
+
+
+def _held_beside(layout: Parallelism) -> int:
+    """Microbatches held more where a forward pass runs next to the backward pass of another."""
+    return int(layout.a2a_overlap and layout.microbatches > 1)
 
 
 def least_step_s(
@@ -354,9 +361,7 @@ class _Job:
         return (once.link_s - self.hidden * once.tensor_s) * self.layout.microbatches
 
     def memory(self, rank: int, in_flight: int) -> Memory:
-        """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks, and of one
-        more where passes run next to each other."""
-        in_flight += self.layout.a2a_overlap and self.layout.microbatches > 1
+        """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
         held = self._held(rank)
         shard, updated = self._shard(held), self._updated(held)
         state, part = self.state, self.parts[rank + self.layout.pp * (self.layout.chunks - 1)]

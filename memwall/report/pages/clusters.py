@@ -38,7 +38,7 @@ class ClustersReport(Report):
 
 _CLUSTERS_NOTE = (
     "a node: GPUs; links: the innermost first, with the GPUs that each joins and its rate one way, of a GPU or of all "
-    "adapters of a node; one cluster with its sources: memwall clusters NAME"
+    "adapters of a node (of an NVL72, of its domain); one cluster with its sources: memwall clusters NAME"
 )
 
 

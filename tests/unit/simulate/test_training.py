@@ -245,5 +245,6 @@ def test_messages_to_experts_next_to_another_microbatch(forward_s, sent_s, toget
     assert found.pipeline.time_s == pytest.approx(alone_s + 2 * 2 * together_s)
     assert found.tensor_s == pytest.approx(apart.tensor_s - (apart.time_s - found.time_s))
     assert found.memory[0].activations == 2 * apart.memory[0].activations
+    assert found.pipeline.in_flight == (2,)
     hybrid = training_step(blocks, Parallelism.parse("dp=8,ep=8,microbatches=3,dispatcher=hybridep"), CLUSTER)
     assert hybrid.pipeline.time_s == 3 * 2 * 3 * (forward_s + sent_s / 4)
