@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from memwall.analysis.accuracy.expert_layers import Experts, Permuted, Summed
+from memwall.analysis.accuracy.narrow_layers import LINEAR
 from memwall.analysis.accuracy.sizes import Latents, Sizes
 
 #: kernels of attention, the preferred first
@@ -36,81 +38,6 @@ class Residual(nn.Module):
         return x + F.dropout(branch, self.p, self.training) if self.p else x + branch
 
 
-class Linear8(nn.Linear):
-    """A layer whose products are in 8 bits, as in TransformerEngine: what is multiplied is cast, and transposed for
-    the gradient of weights, once; weights are cast once a step, with the optimizer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = _Product8.apply(x.flatten(0, -2), self.weight)
-        return made.unflatten(0, x.shape[:-1]) if self.bias is None else made.unflatten(0, x.shape[:-1]) + self.bias
-
-
-class _Product8(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        x8, cast = x.to(torch.float8_e4m3fn), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-        ctx.save_for_backward(x8.t().contiguous() if ctx.needs_input_grad[1] else None, cast)
-        return _times8(x8, cast)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        transposed, cast = ctx.saved_tensors
-        g8 = gradient.to(torch.float8_e5m2)
-        back = _times8(g8, torch.empty_like(cast.t(), memory_format=torch.contiguous_format))
-        return back, _times8(g8.t().contiguous(), transposed) if ctx.needs_input_grad[1] else None
-
-
-def _times8(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """The product of rows with rows, in 16 bits."""
-    one = torch.empty((), device=a.device)
-    return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, out=out)
-
-
-class Linear4(nn.Linear):
-    """A layer whose products are in NVFP4, as in TransformerEngine: all three of a training step (NVIDIA, 2025, arXiv
-    2509.25149). What is multiplied is read once for the tensor's scale, and once to be cast, for both directions."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = _Product4.apply(x.flatten(0, -2), self.weight)
-        return made.unflatten(0, x.shape[:-1]) if self.bias is None else made.unflatten(0, x.shape[:-1]) + self.bias
-
-
-class _Product4(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        x4, cast = _cast4(x), weight.new_empty(len(weight), weight.shape[1] // 2, dtype=torch.float4_e2m1fn_x2)
-        ctx.save_for_backward(_transposed4(x4) if ctx.needs_input_grad[1] else None, cast)
-        return _times4(x4, cast)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        transposed, cast = ctx.saved_tensors
-        g4 = _cast4(gradient)
-        back = _times4(g4, cast.new_empty(2 * cast.shape[1], len(cast) // 2))
-        return back, _times4(_transposed4(g4), transposed) if ctx.needs_input_grad[1] else None
-
-
-def _cast4(x: Tensor) -> Tensor:
-    """Two numbers of 16 bits become a byte; the largest is found first."""
-    x.abs().amax()
-    return x.view(torch.int32).to(torch.uint8).view(torch.float4_e2m1fn_x2)
-
-
-def _transposed4(x: Tensor) -> Tensor:
-    rows, pairs = x.shape
-    return x.view(torch.uint8).t().contiguous().view(2 * pairs, rows // 2).view(torch.float4_e2m1fn_x2)
-
-
-def _times4(a: Tensor, b: Tensor) -> Tensor:
-    """The product of rows with rows, in 16 bits; a scale for 16 numbers of each."""
-    of_a, of_b = (each.new_empty(each.numel() // 8, dtype=torch.float8_e4m3fn) for each in (a, b))
-    return torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=torch.bfloat16)
-
-
-#: format of products → layer
-_LINEAR: dict[str, type[nn.Linear]] = {"": nn.Linear, "fp8": Linear8, "fp4": Linear4}
-
-
 class Adapter(nn.Module):
     """Two narrow products next to a layer's (Hu et al., 2021)."""
 
@@ -125,7 +52,7 @@ class Adapter(nn.Module):
 class Attention(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        linear, self.cudnn = _LINEAR[sizes.products], sizes.cudnn
+        linear, self.cudnn = LINEAR[sizes.products], sizes.cudnn
         self.dropout = sizes.dropout
         self.num_heads, self.num_kv_heads = sizes.heads, sizes.kv_heads or sizes.heads
         self.head_dim = sizes.head_width
@@ -165,7 +92,7 @@ class LatentAttention(nn.Module):
 
     def __init__(self, sizes: Sizes, latents: Latents) -> None:
         super().__init__()
-        linear, self.latents = _LINEAR[sizes.products], latents
+        linear, self.latents = LINEAR[sizes.products], latents
         self.num_heads, made = sizes.heads, latents.plain + latents.rotated
         self.query_down = linear(sizes.width, latents.queries, bias=False)
         self.query_up = linear(latents.queries, sizes.heads * made, bias=False)
@@ -190,7 +117,7 @@ class LatentAttention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, sizes: Sizes, inner: int = 0) -> None:
         super().__init__()
-        linear, inner = _LINEAR[sizes.products], inner or sizes.inner
+        linear, inner = LINEAR[sizes.products], inner or sizes.inner
         self.gate = linear(sizes.width, inner, bias=sizes.bias) if sizes.gated else None
         self.up = linear(sizes.width, inner, bias=sizes.bias)
         self.down = linear(inner, sizes.width, bias=sizes.bias)
@@ -199,155 +126,6 @@ class MLP(nn.Module):
         if self.gate is None:
             return self.down(F.gelu(self.up(x), approximate="tanh"))
         return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class Experts(nn.Module):
-    """Gated MLPs: rows sorted by expert, where each expert's end, and the weight of each row → rows. As in Megatron-LM
-    what is between the products has its weight already."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        self.up = nn.Parameter(torch.empty(sizes.experts, 2 * sizes.inner, sizes.width))
-        self.down = nn.Parameter(torch.empty(sizes.experts, sizes.width, sizes.inner))
-        in_8 = sizes.products == "fp8"
-        looped = _Looped8.apply if in_8 else _Looped.apply
-        self.product = looped if sizes.loops else _Grouped8.apply if in_8 else _grouped
-        self.clamp, self.add = Clamp() if sizes.clamps else None, Biases() if sizes.clamps else None
-        self.bias = nn.Parameter(torch.empty(sizes.experts, sizes.width)) if sizes.clamps else None
-
-    def forward(self, x: Tensor, ends: Tensor, weights: Tensor) -> Tensor:
-        made: Tensor = self.product(x, self.up, ends)
-        gate, up = (made if self.clamp is None else self.clamp(made)).chunk(2, dim=-1)
-        made = self.product(F.silu(gate) * up * weights.to(x.dtype), self.down, ends)
-        return made if self.add is None else self.add(made, weights, self.bias)
-
-
-class Alone(nn.Module):
-    """An op that no kernel fuses with others."""
-
-    def forward(self, op: Any, *args: Any) -> Any:
-        return op(*args)
-
-
-class Clamp(nn.Module):
-    """Both halves of rows clamped, as Megatron-LM does it for GPT-OSS (``weighted_bias_quick_geglu_impl``)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.join = Alone(), Alone(), Alone()
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = x.chunk(2, dim=-1)
-        halves = self.gate(torch.clamp, gate, None, 7.0), self.up(torch.clamp, up, -7.0, 7.0)
-        joined: Tensor = self.join(torch.cat, halves, -1)
-        return joined
-
-
-class Biases(nn.Module):
-    """Each expert's bias times the weight of each row in float32, added (Megatron-LM's ``_apply_bias``)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times, self.plus, self.join, self.cast = Alone(), Alone(), Alone(), Alone()
-
-    def forward(self, x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-        parts = _parts(x, biases)
-        scaled = [self.times(torch.mul, bias, weights[part]) for part, bias in zip(parts, biases, strict=True)]
-        sums = [self.plus(torch.add, x[part], more) for part, more in zip(parts, scaled, strict=True)]
-        made: Tensor = self.cast(self.join(torch.cat, sums).to, x.dtype)
-        return made
-
-
-class _Looped(torch.autograd.Function):
-    """The products of each expert by themselves, as in TransformerEngine's GroupedLinear (``tex.split_quantize`` and
-    ``general_grouped_gemm`` go over the experts)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        made = x.new_empty(len(x), weight.shape[1])
-        for part, own in zip(_parts(x, weight), weight, strict=True):
-            torch.mm(x[part], own.t(), out=made[part])
-        ctx.save_for_backward(x, weight)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        back, made = torch.empty_like(x), torch.empty_like(weight)
-        for number, part in enumerate(_parts(x, weight)):
-            torch.mm(gradient[part], weight[number], out=back[part])
-            torch.mm(gradient[part].t(), x[part], out=made[number])
-        return back, made, None
-
-
-class _Looped8(torch.autograd.Function):
-    """As :class:`_Looped`, and as :class:`_Product8`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        x8, transposed = _cast_parts(x, torch.float8_e4m3fn, weight)
-        cast, made = torch.empty_like(weight, dtype=torch.float8_e4m3fn), x.new_empty(len(x), weight.shape[1])
-        for part, own in zip(_parts(x, weight), cast, strict=True):
-            _times8(x8[part], own, out=made[part])
-        ctx.save_for_backward(transposed, cast)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        transposed, cast = ctx.saved_tensors
-        g8, turned = _cast_parts(gradient, torch.float8_e5m2, cast)
-        weights = torch.empty_like(cast.transpose(1, 2), memory_format=torch.contiguous_format)
-        back, made = gradient.new_empty(len(gradient), cast.shape[2]), torch.empty_like(cast, dtype=gradient.dtype)
-        for number, part in enumerate(_parts(gradient, cast)):
-            _times8(g8[part], weights[number], out=back[part])
-            _times8(turned[:, part], transposed[:, part], out=made[number])
-        return back, made, None
-
-
-def _parts(x: Tensor, weight: Tensor) -> list[slice]:
-    """The rows of each expert, equally many, as many as products in 8 bits take (a multiple of 16)."""
-    each = max(len(x) // len(weight) // 16, 1) * 16
-    return [slice(first, first + each) for first in range(0, each * len(weight), each)]
-
-
-def _cast_parts(x: Tensor, kind: torch.dtype, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of each expert in 8 bits, and these transposed."""
-    cast, turned = torch.empty_like(x, dtype=kind), x.new_empty(x.shape[1], len(x), dtype=kind)
-    for part in _parts(x, weight):
-        cast[part].copy_(x[part])
-        turned[:, part].copy_(x[part].t())
-    return cast, turned
-
-
-def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
-
-
-class _Grouped8(torch.autograd.Function):
-    """As :class:`_Product8`, by groups of rows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-        x8, cast = x.to(torch.float8_e4m3fn), torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-        ctx.save_for_backward(x8.t().contiguous(), cast, ends)
-        return _times_grouped8(x8, cast.transpose(1, 2), ends)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        transposed, cast, ends = ctx.saved_tensors
-        g8 = gradient.to(torch.float8_e4m3fn)
-        back = torch.empty_like(cast.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-        made = _times_grouped8(g8.t().contiguous(), transposed.t(), ends)
-        return _times_grouped8(g8, back, ends), made, None
-
-
-def _times_grouped8(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    rows, columns = (torch.empty(size, device=a.device) for size in (a.shape[0], b.shape[-1]))
-    if b.dim() == 3:
-        columns = torch.empty(b.shape[0], b.shape[-1], device=a.device)
-    else:
-        rows, columns = (each.repeat(len(ends)) for each in (rows, columns))
-    return torch._scaled_grouped_mm(a, b, rows, columns, offs=ends, out_dtype=torch.bfloat16)
 
 
 class Mixture(nn.Module):
@@ -364,46 +142,10 @@ class Mixture(nn.Module):
         weights, chosen = self.router(tokens).float().softmax(-1).topk(self.top_k)
         order = chosen.flatten().sort()[1]
         ends = torch.arange(1, self.count + 1, dtype=torch.int32, device=x.device) * (len(order) // self.count)
-        rows: Tensor = _Permuted.apply(tokens, order, self.top_k)
+        rows: Tensor = Permuted.apply(tokens, order, self.top_k)
         made = self.experts(rows, ends, weights.flatten()[order, None])
-        routed: Tensor = _Summed.apply(made, order, self.top_k).view_as(x)
+        routed: Tensor = Summed.apply(made, order, self.top_k).view_as(x)
         return routed if self.shared is None else routed + self.shared(x)
-
-
-class _Permuted(torch.autograd.Function):
-    """A row for each expert of each token, in the order of the experts: one kernel of TransformerEngine's
-    (``moe_permute_fusion``), whose gradient is that of :class:`_Summed`."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, order: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(order)
-        ctx.top_k = top_k
-        return tokens[order // top_k]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (order,) = ctx.saved_tensors
-        return _sum_rows(gradient, order, ctx.top_k), None, None
-
-
-class _Summed(torch.autograd.Function):
-    """The rows of each token, summed."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, top_k: int) -> Tensor:
-        ctx.save_for_backward(order)
-        ctx.top_k = top_k
-        return _sum_rows(rows, order, top_k)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (order,) = ctx.saved_tensors
-        return gradient[order // ctx.top_k], None, None
-
-
-def _sum_rows(rows: Tensor, order: Tensor, top_k: int) -> Tensor:
-    """Rows are read where the map of rows says (here the order itself, as many numbers)."""
-    return rows[order].unflatten(0, (-1, top_k)).sum(1)
 
 
 class Block(nn.Module):
@@ -466,7 +208,7 @@ class Second(nn.Module):
         super().__init__()
         self.word = nn.Embedding(sizes.vocab, sizes.width)
         self.norms = nn.ModuleList(nn.RMSNorm(sizes.width) for _ in range(3))
-        self.join = _LINEAR[sizes.products](2 * sizes.width, sizes.width, bias=False)
+        self.join = LINEAR[sizes.products](2 * sizes.width, sizes.width, bias=False)
         self.block = Block(sizes)
 
     def forward(self, x: Tensor, ids: Tensor, later: Tensor | None, angles: tuple[Tensor, Tensor]) -> Tensor:
