@@ -26,6 +26,7 @@ _FIXES = {
     "nll_loss_backward.default got mixed torch.Tensor and DTensor": (
         "loss_parallel holds in backward too, which memwall runs: enter it in model(), with loss_parallel().__enter__()"
     ),
+    "no ranks along an axis of the mesh": "there are fewer than the program divides: start it with a larger --world",
     "more than 1 value per channel when training": (
         "a batch norm in training needs two samples: make inputs of two (--batch 2 where the target takes a batch)"
     ),
@@ -42,7 +43,7 @@ def blame(error: BaseException, doing: str) -> MemwallError:
     if isinstance(error, SyntaxError) and error.filename:
         text = f" in {_clip(error.text.strip(), _LINE_CHARS)!r}" if error.text else ""
         return UsageError(f"{doing}: {_shown(error.filename)}:{error.lineno}: {error.msg}{text}")
-    message = first_line(error)
+    message = first_line(error) or ("no ranks along an axis of the mesh" if _is_of_mesh(error) else "")
     what = type(error).__name__ + (f": {message}" if message else "")
     where = user_frame(error)
     fix = next((f"; {fix}" for part, fix in _FIXES.items() if part in message), "")
@@ -57,6 +58,12 @@ def cause_of(error: BaseException) -> BaseException:
             break
         error = error.__cause__
     return error
+
+
+def _is_of_mesh(error: BaseException) -> bool:
+    """Whether a mesh of devices was being made, whose axes torch asserts without a word to have ranks."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, AssertionError) and any(frame.name == "init_device_mesh" for frame in frames)
 
 
 def first_line(error: BaseException) -> str:

@@ -224,6 +224,15 @@ def test_worlds_that_do_not_fit_are_refused(options, said):
         profiled(model, torch.zeros(2, 4), **options)
 
 
+def test_a_mesh_without_ranks_is_refused():
+    def model():
+        init_device_mesh("cuda", (dist.get_world_size() // 8 if dist.is_initialized() else 0, 8))
+        return nn.Linear(4, 4)
+
+    with pytest.raises(UsageError, match=r"no ranks along an axis of the mesh .*: start it with a larger --world"):
+        profiled(model, torch.zeros(2, 4), world=4)
+
+
 def test_a_program_that_states_another_world_is_refused():
     def model():
         dist.init_process_group("nccl", rank=0, world_size=4)
