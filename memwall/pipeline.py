@@ -96,9 +96,7 @@ def profile(
     gpus = joined(_gpus(gpu or gpu_of(cluster), host), cluster, world)
     _check("mode", mode, MODES)
     if no_grad and mode != "forward":
-        raise UsageError(
-            "no_grad goes with mode 'forward' alone: inference takes no gradients, and training needs them"
-        )
+        raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
     _check("attention", attention, ATTENTION)
     with uncollected(), seeded(), started(world, rank, gpus[0]):
         from memwall.frontend.torch import TraceOptions, trace
