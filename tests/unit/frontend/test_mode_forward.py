@@ -61,7 +61,7 @@ def test_repeated_blocks_are_traced_one_by_one_as_each_saves_its_own():
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_no_grad_is_of_forward_alone(mode):
-    with pytest.raises(UsageError, match="no_grad goes with mode 'forward' alone"):
+    with pytest.raises(UsageError, match="no_grad goes with mode 'forward': inference"):
         profile(mode=mode, no_grad=True)
 
 
