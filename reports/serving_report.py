@@ -39,7 +39,8 @@ for their load and GPUs (`memwall/analysis/accuracy/tables/inferencex.csv`). The
 all rows, from what they and the lists state and not from their times, but for three: a row that has both times of InferenceX's own
 row is that row; a row of DeepSeek that no list has, and that makes tokens 1.3 times as fast as InferenceX's of the same
 deployment, is taken to speculate, and left out; and where the lists have several deployments for one load and the GPUs that a row
-states, rows are theirs in the order of their times, those that speculate first. A guess of
+states, rows are theirs in the order of their times, those that speculate first (tables by what tells the engines have them apart:
+their errors are not those of a prediction alone). A guess of
 DeepSeek-V3's own module is taken to be right in 70.7 % of cases, with which 7 of them make the 3.20 tokens a step that others
 measured on three benchmarks (nebius/MTP-DeepSeek-V3-0324); what InferenceX's prompts are like no row says. Whether
 kernels run next to each other, which caches are in fp8 and what an all-reduce does besides was chosen in sight of some rows of
@@ -141,6 +142,8 @@ def pages(name: str, asked: int, left_out: int) -> Iterator[str]:
         if any(each.sample.draft_tokens for each in own):
             drafts = by(own, lambda each: f"{each.sample.draft_tokens} draft tokens")
             yield table(f"{kind}, by speculation, percent", drafts)
+        if len({each.sample.told_by for each in own}) > 1:
+            yield table(f"{kind}, by what tells the engines, percent", by(own, lambda each: each.sample.told_by))
         if kind.startswith("TPOT"):
             yield orders(kind, own)
     yield ranking(found) if name.startswith("trtllm") else demands(measured.deployments, engines)

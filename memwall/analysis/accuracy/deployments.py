@@ -111,6 +111,8 @@ class Deployment:
     split: str
     #: tokens that a module of the model's own guesses for each that is verified; 0: none
     draft_tokens: int = 0
+    #: what tells its engines
+    told_by: str = "the row"
     #: batches of a group's decodes that it captures as CUDA graphs, with the largest batch; empty: as vLLM
     graphs: tuple[int, ...] = ()
     is_left_out: bool = field(default=False)

@@ -130,25 +130,26 @@ def _is_apart(record: Record) -> bool:
     return "DeepSeek" in record["model_path"] and (record["mode"] == "disagg" or _is_whole(record))
 
 
-def _deployed(record: Record, source: Path) -> tuple[Record, Deployed | None]:
-    """The row, with the engines that another states of the same deployment, or what InferenceX lists of it. Raises
-    Skip: it speculates, or states too little."""
+def _deployed(record: Record, source: Path) -> tuple[Record, Deployed | None, str]:
+    """The row, with the engines that another states of the same deployment, or what InferenceX lists of it; and what
+    tells that. Raises Skip: it speculates, or states too little."""
     others = _stated(source).get(_load_of(record), ()) if "DeepSeek" in record["model_path"] else ()
     record = next((other for other in others if _is_same(record, other)), record)
     if "DeepSeek" in record["model_path"] and (found := _listed(record)):
         times, load = _times(source), _load_of(record)
         slowest_s = max(times[*load, _is_apart(record)])
-        return record, in_order(found, seconds(record, "tpot_ms"), times[*load, found], slowest_s)
+        told = in_order(found, seconds(record, "tpot_ms"), times[*load, found], slowest_s)
+        return record, told, "a list" if len(found) == 1 else "lists, by the order of times"
     if record["origin"] == _STATED:
-        return record, None
+        return record, None, "the row"
     if other := next((other for other in others if _has_gpus_of(record, other, len(others))), None):
         if SPECULATES * seconds(record, "tpot_ms") < seconds(other, "tpot_ms"):
             raise Skip(f"faster by {SPECULATES} than the same deployment without speculation: it speculates")
         engines = {name: cell for name, cell in other.items() if name.startswith(("decode_", "prefill_"))}
-        return ({**record, **engines, "mode": "disagg"} if _is_apart(record) else record), None
+        return ({**record, **engines, "mode": "disagg"} if _is_apart(record) else record), None, "another row"
     if _is_whole(record):
         raise Skip("it states the GPUs of prompts and decodes together, and no list has such a deployment")
-    return record, None
+    return record, None, "the row"
 
 
 def _has_gpus_of(record: Record, other: Record, others: int) -> bool:
@@ -210,7 +211,7 @@ class Latencies(Kind):
 
     def read(self, record: Record, source: Path) -> Iterator[Deployment]:
         split = " ".join(str(record[name]) for name in ("model_path", "system", "backend", "tp_size", "decode_tp_size"))
-        model, (record, deployed) = str(record["model_path"]), _deployed(record, source)
+        model, (record, deployed, told_by) = str(record["model_path"]), _deployed(record, source)
         prefixes = ("decode_", "prefill_") if record["mode"] == "disagg" else ("",)
         if deployed is None:
             decodes, *prompts = (_pool(record, prefix) for prefix in prefixes)
@@ -236,7 +237,7 @@ class Latencies(Kind):
             config=_config(source, _NVFP4.get(model, model) if record["gemm_quant_mode"] == "nvfp4" else model),
             gpu=gpu_named(str(record["system"])), decodes=decodes, prompts=prompts[0] if prompts else None,
             workload=load, measured={"TPOT": seconds(record, "tpot_ms"), "TTFT": seconds(record, "ttft_ms")},
-            shape=f"{record['backend']} {record['id']}", split=split, draft_tokens=drafts,
+            shape=f"{record['backend']} {record['id']}", split=split, draft_tokens=drafts, told_by=told_by,
             graphs=_GRAPHS if deployed and record["backend"] == "trtllm" else (),
         )  # fmt: skip
 
