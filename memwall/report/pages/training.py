@@ -85,9 +85,11 @@ class TrainingReport(Report):
     def _messages(self) -> Table | None:
         stage = self.found.step.pipeline.slowest
         sent = sorted(self.found.messages(stage).items(), key=lambda item: (-item[0][1] * item[1], item))
-        rows = [(op, str(ranks), count, size(nbytes), size(count * nbytes)) for (op, nbytes, ranks), count in sent]
+        rows = [
+            (op, f"{ranks:,}", f"{count:,}", size(nbytes), size(count * nbytes)) for (op, nbytes, ranks), count in sent
+        ]
         note = f"of a GPU of stage {stage} in a step; message: as nccl-tests define its size"
-        specs = "collective: 0, GPUs: 1 right, count: 2, message: 3 right, in all: 4 right"
+        specs = "collective: 0, GPUs: 1 right, count: 2 right, message: 3 right, in all: 4 right"
         return col.listing("", rows, specs, note) if rows else None
 
     @property
