@@ -84,6 +84,8 @@ AXES = {
         "parallel.schedule": "1f1b,gpipe parallel.pp=2 parallel.microbatches=2",
         "parallel.async": "yes,no parallel.tp=2 parallel.sp=yes", "parallel.fsdp": "none,full parallel.dp=2",
         "parallel.recompute": "none,full", "parallel.tp": "1,2", "parallel.cp": "1,2",
+        "parallel.dispatcher": "alltoall,hybridep parallel.dp=2 parallel.ep=2 @mixtral",
+        "parallel.a2a_overlap": "yes,no parallel.dp=2 parallel.ep=2 parallel.microbatches=2 @mixtral",
         "parallel.ep": "1,2 parallel.dp=2 @mixtral", "parallel.sp": "yes,no parallel.tp=2",
     },
 }  # fmt: skip
