@@ -36,6 +36,14 @@ def _tensors(thing: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch
     if isinstance(thing, (list, tuple)):
         parts: Mapping[Any, Any] = dict(enumerate(thing))
     else:
-        parts = thing if isinstance(thing, Mapping) else getattr(thing, "__dict__", {})
+        parts = thing if isinstance(thing, Mapping) else _attributes(thing)
     for key, item in list(parts.items()):
         yield from _tensors(item, f"{path}.{key}" if path else str(key), seen)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """What an object holds by name, also where its class has ``__slots__``."""
+    stated = (kind.__dict__.get("__slots__") or () for kind in type(thing).__mro__)
+    slots = (name for names in stated for name in ((names,) if isinstance(names, str) else names))
+    held = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+    return held | getattr(thing, "__dict__", {})
