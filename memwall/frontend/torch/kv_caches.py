@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
-#: how arguments and outputs of models call a cache, any word of a path of keys and attributes
-_CACHE = re.compile(r"(^|[._])(past_key_values?|layer_past|past|caches?|mems)([._]|$)")
+#: how arguments and outputs of models call a cache, any word of a path of keys and attributes, but for a position in
+#: one and for the past of a time series (``past_values``, ``past_time_features``, ``past_observed_mask``)
+_CACHE = re.compile(
+    r"(^|[._])(past_key_values?|layer_past|past(?!_(values|time_features|observed_mask))|caches?(?!_position)|mems)([._]|$)"
+)
 
 
 def is_of_cache(path: str) -> bool:

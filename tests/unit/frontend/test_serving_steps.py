@@ -8,6 +8,7 @@ import torch
 
 import memwall
 from memwall.core.errors import UsageError
+from memwall.frontend.torch.kv_caches import is_of_cache
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -326,3 +327,13 @@ def test_nothing_of_the_callers_changes():
     profile = memwall.profile(model, {"input_ids": ids, "past_key_values": cache}, mode="decode", gpu="h100")
     assert roles(profile)["kv_cache"] == 2 * 2 * 2 * 8 * 16 * 4
     assert cache.get_seq_length() == 8
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [("input.past_key_values.layers.0.keys", True), ("input.kv_cache.3", True), ("mems.1", True), ("input.past", True),
+     ("layer_past.0", True), ("input.cache_position", False), ("input.past_values", False),
+     ("input.past_time_features", False), ("input.past_observed_mask", False), ("input.cached_table", False)],
+)  # fmt: skip
+def test_a_cache_is_known_by_its_name(path, wanted):
+    assert is_of_cache(path) is wanted
