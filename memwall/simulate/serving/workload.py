@@ -158,7 +158,7 @@ def read_trace(path: str | os.PathLike[str]) -> tuple[Asked, ...]:
 
 
 def _cell(record: Mapping[str, str], name: str, where: str, kind: type[N]) -> N:
-    """A number of a row. Raises UsageError: it is none; says which."""
+    """Read one cell of a row as a number. Raises a UsageError that names the column where the cell is not one."""
     try:
         return kind(record[name])
     except ValueError:
