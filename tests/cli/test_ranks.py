@@ -6,22 +6,8 @@ import json
 
 import pytest
 
-PROGRAM = """\
-import os
-
-import torch
-import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-class Stage(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.part, (rank, world) = torch.nn.Linear(64, 64), (dist.get_rank(), dist.get_world_size())
-        example = torch.empty(1, 64, device="cuda", requires_grad=True)
-        stage = PipelineStage(self.part, rank, world, torch.device("cuda"), input_args=(example,),
-                              output_args=(example,))
-        self.schedule = ScheduleGPipe(stage, 4, loss_fn=lambda y, target: (y - target).sum())
-
+#: how a rank of class Rank runs its schedule, whose micro-batches have one of SAMPLES each
+RUN = """
     def forward(self, x):
         last = dist.get_rank() == dist.get_world_size() - 1
         self.schedule.step(*([] if dist.get_rank() else [x]), **({"target": x} if last else {}))
@@ -29,16 +15,32 @@ class Stage(torch.nn.Module):
 
 def model():
     dist.init_process_group("nccl")
-    return Stage()
+    return Rank()
 
 def inputs():
-    return (torch.randn(4, 64),)
+    return (torch.randn(SAMPLES, 64),)
+"""
+PROGRAM = """\
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+class Rank(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part, (rank, world) = torch.nn.Linear(64, 64), (dist.get_rank(), dist.get_world_size())
+        example = torch.empty(1, 64, device="cuda", requires_grad=True)
+        stage = PipelineStage(self.part, rank, world, torch.device("cuda"), input_args=(example,),
+                              output_args=(example,))
+        self.schedule = ScheduleGPipe(stage, 4, loss_fn=lambda y, target: (y - target).sum())
 """
 
 
 @pytest.fixture
 def program(folder):
-    (folder / "rank.py").write_text(PROGRAM)
+    (folder / "rank.py").write_text(PROGRAM + RUN.replace("SAMPLES", "4"))
     return ("profile", "rank.py", "--mode", "forward", "--cluster", "dgx-h100", "-q")
 
 
@@ -64,7 +66,7 @@ def test_one_rank_that_is_asked_for_is_traced_alone(run, program):
 def test_a_gate_limits_the_rank_with_the_most(run, folder):
     """Rank 2 of four has four layers where others have one: the peak that counts is its own."""
     layers = "torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4 if dist.get_rank() == 2 else 1)])"
-    wide = PROGRAM.replace("torch.nn.Linear(64, 64)", layers)
+    wide = PROGRAM.replace("torch.nn.Linear(64, 64)", layers) + RUN.replace("SAMPLES", "4")
     (folder / "wide.py").write_text(wide)
     (folder / "memwall.toml").write_text("""\
 [tool.memwall.gate.workloads.wide]
@@ -171,7 +173,7 @@ class Block(torch.nn.Module):
     def forward(self, x):
         return x + self.{part}(x)
 
-class Ranks(torch.nn.Module):
+class Rank(torch.nn.Module):
     def __init__(self):
         super().__init__()
         rank, world = dist.get_rank(), dist.get_world_size()
@@ -180,18 +182,6 @@ class Ranks(torch.nn.Module):
         stages = [PipelineStage(part, rank + i * world, 2 * world, torch.device("cuda"), input_args=(example,),
                                 output_args=(example,)) for i, part in enumerate(self.parts)]
         self.schedule = ScheduleInterleaved1F1B(stages, 8, loss_fn=lambda y, target: (y - target).sum())
-
-    def forward(self, x):
-        last = dist.get_rank() == dist.get_world_size() - 1
-        self.schedule.step(*([] if dist.get_rank() else [x]), **({"target": x} if last else {}))
-        return x
-
-def model():
-    dist.init_process_group("nccl")
-    return Ranks()
-
-def inputs():
-    return (torch.randn(8, 64),)
 """
 
 
@@ -199,7 +189,7 @@ def inputs():
 def test_stages_of_equal_blocks_are_quiet(shell, folder, part):
     """torch reports an error in a stage with all steps of its schedule: the one of a replayed block, which a stage is
     not, and the user's own, of which the line alone is said."""
-    (folder / "parts.py").write_text(INTERLEAVED.replace("{part}", part))
+    (folder / "parts.py").write_text(INTERLEAVED.replace("{part}", part) + RUN.replace("SAMPLES", "8"))
     done = shell("profile", "parts.py", "--mode", "training", "--cluster", "dgx-h100", "--world", "8", "-q")
     said = (
         "memwall: running the model: AttributeError: 'Block' object has no attribute 'missing'"
