@@ -65,9 +65,10 @@ NOTES = """## What falls short, and why
 - **bmm of T4 and P4, linear of T4**: products of few small tiles are off by up to three times ("Products of lone
   tiles", below), others by less. Two states of the clock do not explain it: reports/product_shapes.md. We know no cause.
 - **Convolutions**: medians forward are 8 to 16 %, means 13 to 21: late rows ("Convolutions that wait", below) are
-  the difference. Backward, DeepBench's P100 rows of float16 stored and float32 computed are off by 41 and 56 %, and the
-  T4's weight gradients on tensor cores by 39: 18 to 22 rows each, too slow for some shapes and too fast for others, for
-  which we found no cause in the shape.
+  the difference. What similar shapes are off by tells next to nothing of a row, forward or backward:
+  reports/product_shapes.md. Backward, DeepBench's P100 rows of float16 stored and float32 computed are off by 41 and
+  56 %, and the T4's weight gradients on tensor cores by 39: 18 to 22 rows each, too slow for some shapes and too fast
+  for others, for which we found no cause in the shape.
 - **GEMM of the L40S** has no goal.
 - **The BERT layer**: reports/bert_layer.md.
 - **Whole modules**: small ones are the host's time, and chains of one linear layer and one activation are issued faster

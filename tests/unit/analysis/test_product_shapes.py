@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.product_shapes import Product, corrected, least_error
+from reports.product_shapes import Timed, corrected, least_error
 
 
 def test_a_time_that_falls_costs_any_growing_function():
@@ -21,5 +21,5 @@ def test_products_that_no_size_orders_cost_nothing():
 
 def test_a_row_is_corrected_by_others_of_other_sizes():
     """All others take twice the model's time; the row of the same m, k and n, which takes ten times, does not count."""
-    rows = [Product((1, 4, 4, n), 2.0, 1.0) for n in (5, 6, 7, 8)] + [Product((9, 4, 4, 8), 10.0, 1.0)]
+    rows = [Timed((1, 4, 4, n), 2.0, 1.0) for n in (5, 6, 7, 8)] + [Timed((9, 4, 4, 8), 10.0, 1.0)]
     assert corrected(rows) == pytest.approx(0.8 / 5)  # 2 where 10 was measured
