@@ -80,8 +80,10 @@ def _refuse(why: str, *names: str) -> None:
 @click.option("--utilization", type=float, default=0.9, show_default=True, help="Share of a GPU's memory to take.")
 @click.option("--engine", default="vllm", show_default=True, metavar="NAME", help="vllm, sglang or trtllm.")
 @click.option("--trace", metavar="FILE", help="CSV of requests: arrival_s, prompt_tokens, generated_tokens.")
-@click.option("--draft", metavar="TARGET", help="A smaller model that guesses tokens, which one step verifies.")
-@click.option("--draft-tokens", type=click.IntRange(1), default=4, show_default=True, help="Tokens that it guesses.")
+@click.option("--draft", metavar="TARGET",
+              help="A smaller model that guesses tokens for a step to verify; mtp: the model's own.")  # fmt: skip
+@click.option("--draft-tokens", type=click.IntRange(1),
+              help="Tokens that it guesses. [default: 4; of mtp what the configuration says]")  # fmt: skip
 @click.option("--accept", type=float, default=0.7, show_default=True, help="Chance that a guess is right.")
 @click.option("--disaggregate", metavar="P:D", callback=_pair,
               help="P engines run prompts, D decode; each has the GPUs of --tp.")  # fmt: skip
@@ -92,7 +94,7 @@ def command(
     cluster: str | None, prompt: int | None, generate: int, lengths: str, clients: tuple[int, ...],
     rate: float | None, weights: str, kv: str, prices: dict[str, float], slo: tuple[str, ...],
     prefix_hit: float, utilization: float, engine: str, closed_form: bool, trace: str | None,
-    draft: str | None, draft_tokens: int, accept: float, disaggregate: tuple[int, int] | None, dtype: str | None,
+    draft: str | None, draft_tokens: int | None, accept: float, disaggregate: tuple[int, int] | None, dtype: str | None,
 ) -> None:  # fmt: skip
     """Model a server of a language model: latency, throughput, memory and cost under load.
 

@@ -7,9 +7,9 @@ with those steps is run under each load (:mod:`memwall.simulate.serving`).
 
 from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
 from memwall.serving.points import Point, Serving
-from memwall.serving.run import ENGINES, check_priced, prices_of, serve, steps_of
+from memwall.serving.run import ENGINES, OWN, check_priced, prices_of, serve, steps_of
 
 __all__ = [
-    "CACHES", "ENGINES", "WEIGHTS", "Model", "Point", "Serving", "check_priced", "prices_of", "read_model", "serve",
-    "steps_of",
+    "CACHES", "ENGINES", "OWN", "WEIGHTS", "Model", "Point", "Serving", "check_priced", "prices_of", "read_model",
+    "serve", "steps_of",
 ]  # fmt: skip

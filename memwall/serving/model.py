@@ -34,7 +34,7 @@ _CONTEXTS = (16_383, 2047)
 class Model:
     """A model as servers run it: its kernels, how its weights and its cache (a dtype, empty for the model's) are
     stored, and the most tokens of a sequence; ``encoder`` are the tokens that an encoder reads, 0 if it reads something
-    else, None without one."""
+    else, None without one; ``guesses`` are tokens that modules of its own guess (MTP)."""
 
     name: str
     served: Served
@@ -42,6 +42,7 @@ class Model:
     cache: str = ""
     max_context: int | None = None
     encoder: int | None = None
+    guesses: int = 0
     fronts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -100,7 +101,7 @@ def read_model(
     scheme = stated.get("weights", "") if weights == "model" else WEIGHTS[weights]
     return Model(
         name=made.workload.name, served=kernels, scheme=scheme, cache=CACHES.get(cache, ""), max_context=most,
-        encoder=encoder, fronts=tuple(stated.get("fronts", ())), notes=notes,
+        encoder=encoder, guesses=stated.get("guesses", 0), fronts=tuple(stated.get("fronts", ())), notes=notes,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,8 @@ from memwall.analysis.serving import Candidate, best, objective
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.core.graph import Pipe
+from memwall.core.units import counted
+from memwall.frontend.workload.hf.config import GUESSING
 from memwall.fusion.server import Layout, Served, Step
 from memwall.fusion.server.attention import Attention, Compressed, Latent
 from memwall.fusion.server.kernels import Experts, Product, State
@@ -33,6 +35,8 @@ from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 
 #: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
 PROMPT, DECODER_PROMPT = 1024, 4
+#: what names the model's own module as a draft, and tokens that another model guesses where no number is given
+OWN, DRAFT_TOKENS = "mtp", 4
 #: the most GPUs that are tried where weights do not fit
 _MOST_TP = 128
 #: dtypes that engines run on GPUs alone that multiply them
@@ -49,7 +53,8 @@ def serve(
     weights: str = "model", kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (),
     prefix_hit: float = 0.0, utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT,
     closed_form: bool = False, trace: str | Path | None = None, draft: str | Path | Model | None = None,
-    draft_tokens: int = 4, accept: float = 0.7, disaggregate: tuple[int, int] | None = None, dtype: str | None = None,
+    draft_tokens: int | None = None, accept: float = 0.7, disaggregate: tuple[int, int] | None = None,
+    dtype: str | None = None,
 ) -> Serving:  # fmt: skip
     """What a server of a model does under load.
 
@@ -77,7 +82,8 @@ def serve(
         closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.
         trace: a CSV file of requests, instead of clients: arrival_s, prompt_tokens, generated_tokens.
         draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability
-            ``accept`` if those before it are; one step of the model verifies them.
+            ``accept`` if those before it are; one step of the model verifies them. :data:`OWN` is the model's own
+            module (MTP), which guesses as many as the configuration says where no number is given; else 4.
         disaggregate: engines that run prompts alone, and engines that decode; caches go over the network between them.
         dtype: cast the models to this first.
 
@@ -102,11 +108,11 @@ def serve(
                 f"the encoder of {model.name} is traced with one prompt: give clients or --rate, no --trace"
             )
         loads = load_of(prompt=Lengths.parse(1 if model.encoder else prompt or DECODER_PROMPT, "1"))
-    drafting = draft if draft is None or isinstance(draft, Model) else read(draft)
+    guess = None if draft is None else _guess(model, draft, read, draft_tokens, accept)
     asked = _Asked(
         layout=Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine), utilization=utilization, cluster=cluster,
         policy=policy, closed_form=closed_form,
-        draft=drafting, draft_tokens=draft_tokens, accept=accept, disaggregate=disaggregate,
+        guess=guess, disaggregate=disaggregate,
     )  # fmt: skip
     points = [
         _point(server, load, prices.get(each.name))
@@ -116,9 +122,47 @@ def serve(
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
     found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
-    guesses = "" if drafting is None else f"{drafting.name}, {draft_tokens} tokens, each right at {accept:.0%}"
     notes = notes_of(points, model, gpus, cluster is None)
-    return Serving(model=model, points=tuple(points), objectives=limits, best=found, draft=guesses, notes=notes)
+    return Serving(
+        model=model, points=tuple(points), objectives=limits, best=found, draft=str(guess or ""), notes=notes
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Guess:
+    """What guesses tokens: another model, or None for the model's own module."""
+
+    model: Model | None
+    draft_tokens: int
+    accept: float
+
+    def __str__(self) -> str:
+        name = "its own module (MTP)" if self.model is None else self.model.name
+        return f"{name}, {counted(self.draft_tokens, 'token')}, each right at {100 * self.accept:.3g}%"
+
+    def speculation(self, steps: GpuSteps, stored: Layout) -> Speculation:
+        """Next to the ``steps`` of the model; ``stored`` as of :func:`_stored`."""
+        if self.model is None:
+            draft = steps.guessing()
+        else:
+            own = replace(_stored(stored, self.model), tp=steps.layout.tp)
+            _check_layout(self.model.served, own)
+            draft = GpuSteps(self.model.served, steps.gpu, own, steps.cluster, steps.utilization)
+        return Speculation(draft_tokens=self.draft_tokens, accept=self.accept, draft=draft)
+
+
+def _guess(
+    model: Model, draft: str | Path | Model, read: Callable[[str | Path], Model], tokens: int | None, accept: float
+) -> _Guess:
+    if draft != OWN:
+        other = draft if isinstance(draft, Model) else read(draft)
+        return _Guess(model=other, draft_tokens=tokens or DRAFT_TOKENS, accept=accept)
+    if not model.guesses:
+        raise UsageError(
+            f"{model.name} has no module that guesses tokens: its configuration states none of"
+            f" {', '.join(GUESSING)}; --draft takes a smaller model"
+        )
+    return _Guess(model=None, draft_tokens=tokens or model.guesses, accept=accept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +174,7 @@ class _Asked:
     cluster: str | Path | Cluster | None
     policy: Policy
     closed_form: bool
-    draft: Model | None
-    draft_tokens: int
-    accept: float
+    guess: _Guess | None
     disaggregate: tuple[int, int] | None
 
 
@@ -186,12 +228,8 @@ def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
     steps = _steps(model, gpu, layout, asked.cluster, asked.utilization)
     cluster = steps.cluster
     policy, engines, gpus = _of_engine(asked.policy, layout), steps, layout.gpus
-    if asked.draft is not None:
-        own = replace(_stored(asked.layout, asked.draft), tp=count)
-        _check_layout(asked.draft.served, own)
-        drafts = GpuSteps(asked.draft.served, gpu, own, cluster, asked.utilization)
-        guess = Speculation(draft_tokens=asked.draft_tokens, accept=asked.accept, draft=drafts)
-        policy = replace(policy, speculation=guess)
+    if asked.guess is not None:
+        policy = replace(policy, speculation=asked.guess.speculation(steps, asked.layout))
     if asked.disaggregate is None:
         return _Server(steps=steps, engines=engines, policy=policy, gpus=gpus, closed_form=asked.closed_form)
     prompts, decodes = asked.disaggregate

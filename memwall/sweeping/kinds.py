@@ -28,7 +28,7 @@ from memwall.hardware.cluster import gpu_of, joined, load_cluster
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.pipeline import ATTENTION, profile, resimulate
-from memwall.serving import CACHES, ENGINES, WEIGHTS, Model, serve, steps_of
+from memwall.serving import CACHES, ENGINES, OWN, WEIGHTS, Model, serve, steps_of
 from memwall.simulate.rank_memory import STATES
 from memwall.simulate.serving.engine import BLOCK_TOKENS
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
@@ -245,7 +245,7 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
     weights, dtype = asked.pop("weights", "model"), asked.pop("dtype", None)
     tokens = asked.get("prompt", 1024) + asked.get("generate", 256)
     model = traces.model(task.target, weights, dtype, tokens)
-    if isinstance(asked.get("draft"), str):
+    if isinstance(asked.get("draft"), str) and asked["draft"] != OWN:
         asked["draft"] = traces.model(asked["draft"], dtype=dtype, tokens=tokens)
     loads = {} if asked.keys() & {"rate", "trace"} else {"concurrency": clients}
     gpu = load_gpu(name)

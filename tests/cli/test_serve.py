@@ -166,6 +166,29 @@ def test_a_draft_that_is_always_right_makes_several_tokens_a_step(run, model):
     assert always - host_s / 3 == pytest.approx(plain - host_s, rel=0.1)
 
 
+def test_a_module_of_the_models_own_guesses(run, tmp_path):
+    """A llama of 2 layers whose configuration states a module that guesses: a layer and the head, run once for each
+    guess, hold a layer, 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) bytes, and its part of the cache."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"num_nextn_predict_layers": 2}), encoding="utf-8")
+    model = f"hf:{tmp_path}"
+    assert (
+        "draft     its own module (MTP), 2 tokens, each right at 70.5%"
+        in run("serve", model, "--concurrency", "1", "--draft", "mtp", "--accept", "0.705").out
+    )
+    (alone,) = points(run, model, "--concurrency", "1")["points"]
+    (one,), (three,) = (
+        points(run, model, "--concurrency", "1", "--draft", "mtp", "--draft-tokens", n, "--accept", "0")["points"]
+        for n in "13"
+    )
+    layer = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert one["weights_bytes"] - alone["weights_bytes"] == pytest.approx(layer, rel=1e-3)
+    assert one["reserved_bytes"] == alone["reserved_bytes"]
+    assert one["kv_bytes_per_sequence"] == pytest.approx(1.5 * alone["kv_bytes_per_sequence"], rel=0.02)
+    bandwidth = 3.35e12  # no guess is right: each adds a module's time, which reads its layer and the head
+    guess_s = (three["tpot_s"] - one["tpot_s"]) / 2
+    assert 1 < guess_s / ((layer + 2 * 4096 * 128256) / bandwidth) < 1.4
+
+
 def test_a_draft_is_named_and_held(run, model):
     """Its weights, buffers and cache are on the same GPU; the model drafts for itself."""
     words = ("serve", model, "--concurrency", "4", "--draft", model, "--draft-tokens", "3", "--accept", "0.6")
@@ -446,6 +469,7 @@ def test_a_step_under_the_server_policy_alone_is_shown(run, tmp_path):
     [
         (("--draft-tokens", "3"), "--draft-tokens has no effect without --draft"),
         (("--accept", "0.9"), "--accept has no effect without --draft"),
+        (("--draft", "mtp"), "llama has no module that guesses tokens: its configuration states none of"),
         (("--trace", "t.csv", "--generate", "9"), "--generate has no effect with --trace"),
         (("--trace", "t.csv"), "t.csv:2: prompt_tokens is 'abc', not a whole number"),
     ],

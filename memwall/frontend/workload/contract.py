@@ -68,6 +68,7 @@ class Workload:
         encoder: tokens that an encoder of text reads in the step of a prompt, 0 of an encoder of anything else; None
             without one.
         fronts: what encoders in front of the model read that no step of a server has: images, sounds.
+        guesses: tokens that modules of its own guess (MTP), as its configuration says; the traced module lacks them.
         stored: how its configuration says that weights are stored, which the traced module does not show; None where
             nothing does.
     """
@@ -85,12 +86,13 @@ class Workload:
     context: int | None = None
     encoder: int | None = None
     fronts: tuple[str, ...] = ()
+    guesses: int = 0
     stored: Callable[[], Stored] | None = None
 
     @property
     def serving(self) -> dict[str, Any]:
         """What is said that a server needs and the traced graph does not show, as a profile keeps it."""
-        said: dict[str, Any] = {"most_tokens": self.most_tokens, "context": self.context}
+        said: dict[str, Any] = {"most_tokens": self.most_tokens, "context": self.context, "guesses": self.guesses}
         found = {name: value for name, value in said.items() if value}
         found |= {} if self.encoder is None else {"encoder": self.encoder}
         found |= {"fronts": [*self.fronts]} if self.fronts else {}

@@ -45,14 +45,16 @@ def server_plan(
 @dataclass(frozen=True)
 class Served:
     """The kernels of a model on a server, with how many of each a step runs. ``other_bytes`` are weights that no kernel
-    reads whole: tables of embeddings."""
+    reads whole: tables of embeddings. ``within``: it is a module of another model, whose head and buffers it shares."""
 
     kernels: tuple[tuple[Kernel, int], ...]
     other_bytes: int
+    within: bool = False
 
     def weights_bytes(self, layout: Layout) -> int:
         """Bytes of the weights on one GPU."""
-        own = self.other_bytes // layout.tp + sum(n * kernel.weights_bytes(layout) for kernel, n in self.kernels)
+        held = ((kernel, n) for kernel, n in self.kernels if not (self.within and of_head(kernel)))
+        own = self.other_bytes // layout.tp + sum(n * kernel.weights_bytes(layout) for kernel, n in held)
         return own // layout.pp
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
@@ -61,10 +63,10 @@ class Served:
 
     def guessing(self) -> Served:
         """A module that guesses the token after the next one (DeepSeek-V3's MTP): a layer like most, and the model's
-        head."""
+        head. The product that joins the two inputs of its layer is left out."""
         layers = max((n for kernel, n in self.kernels if kernel.kv_bytes(1, Layout())), default=1)
         each = ((kernel, n if of_head(kernel) else round(n / layers)) for kernel, n in self.kernels)
-        return Served(tuple((kernel, n) for kernel, n in each if n), 0)
+        return Served(tuple((kernel, n) for kernel, n in each if n), 0, within=True)
 
     def token_bytes(self, tokens: int, layout: Layout) -> int:
         """Bytes on one GPU that one more token adds to that, on average over those that one entry stands for."""

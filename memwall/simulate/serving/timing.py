@@ -90,6 +90,8 @@ class GpuSteps:
     @cached_property
     def reserved_bytes(self) -> int:
         """Bytes of activations, graphs and buffers."""
+        if self.served.within:
+            return 0
         rows = (kernel for kernel, _ in self.served.kernels if isinstance(kernel, Between))
         held = (
             (_BUDGET_SEQUENCES if row.of_sequences else _BUDGET_TOKENS) * (row.read_bytes + row.write_bytes)

@@ -18,7 +18,7 @@ from memwall.core.graph import SERVING
 from memwall.frontend.workload.contract import Workload
 from memwall.frontend.workload.hf.asked import Asked
 from memwall.frontend.workload.hf.classes import build, model_class
-from memwall.frontend.workload.hf.config import read_config, static_tokens
+from memwall.frontend.workload.hf.config import guesses, read_config, static_tokens
 from memwall.frontend.workload.hf.inputs import make_inputs
 from memwall.frontend.workload.hf.labels import with_labels
 from memwall.frontend.workload.hf.quantized import quantization_note, stored
@@ -68,7 +68,7 @@ def from_config(
 
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
     return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes), advance=advance,
-                    most_tokens=most, context=context, encoder=encoder, fronts=fronts,
+                    most_tokens=most, context=context, encoder=encoder, fronts=fronts, guesses=guesses(read.raw),
                     stored=partial(stored, read.raw, folder))  # fmt: skip
 
 

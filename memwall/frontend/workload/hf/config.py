@@ -7,6 +7,7 @@ remote code is never run. What the weights would be quantised to is stated by :m
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,3 +184,14 @@ def text_config(config: Any) -> Any:
         return config.get_text_config(decoder=True)
     except (ValueError, AttributeError):  # several, or a composite without any
         return config
+
+
+#: how configurations name modules that guess the tokens after the next one (MTP), which transformers does not build
+GUESSING = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+
+
+def guesses(raw: Mapping[str, Any]) -> int:
+    """Tokens that modules of the model's own guess, each one; 0 without such."""
+    homes = [raw, *(part for part in raw.values() if isinstance(part, dict))]
+    stated = (home.get(name) for home in homes for name in GUESSING)
+    return max((n for n in stated if isinstance(n, int) and n > 0), default=0)
