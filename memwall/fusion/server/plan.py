@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,10 @@ from memwall.fusion.server.step import Layout
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 
+#: the layer of a module by its name: ``model.layers.3`` of ``model.layers.3.mlp.experts``
+_LAYER = re.compile(r".*?\b\d+\b")
+#: tokens whose cache tells layers that keep all of them from others
+_LONG = 1 << 20
 #: what a region's kernel is called in reports
 _NAMES = {
     "product": "fused product", "attention": "paged attention", "state": "state update", "experts": "fused experts",
@@ -45,10 +50,12 @@ def server_plan(
 @dataclass(frozen=True)
 class Served:
     """The kernels of a model on a server, with how many of each a step runs. ``other_bytes`` are weights that no kernel
-    reads whole: tables of embeddings. ``within``: it is a module of another model, whose head and buffers it shares."""
+    reads whole: tables of embeddings. ``layer``: kernels of the last layer that keeps a whole cache. ``within``: it
+    is a module of another model, whose head and buffers it shares."""
 
     kernels: tuple[tuple[Kernel, int], ...]
     other_bytes: int
+    layer: tuple[Kernel, ...] = ()
     within: bool = False
 
     def weights_bytes(self, layout: Layout) -> int:
@@ -62,11 +69,10 @@ class Served:
         return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels) // layout.pp
 
     def guessing(self) -> Served:
-        """A module that guesses the token after the next one (DeepSeek-V3's MTP): a layer like most, and the model's
-        head. The product that joins the two inputs of its layer is left out."""
-        layers = max((n for kernel, n in self.kernels if kernel.kv_bytes(1, Layout())), default=1)
-        each = ((kernel, n if of_head(kernel) else round(n / layers)) for kernel, n in self.kernels)
-        return Served(tuple((kernel, n) for kernel, n in each if n), 0, within=True)
+        """A module that guesses the token after the next one (DeepSeek-V3's MTP): a layer like the model's last, and
+        its head. The product that joins the two inputs of its layer is left out."""
+        head = ((kernel, n) for kernel, n in self.kernels if of_head(kernel))
+        return Served((*Counter(self.layer).items(), *head), 0, within=True)
 
     def token_bytes(self, tokens: int, layout: Layout) -> int:
         """Bytes on one GPU that one more token adds to that, on average over those that one entry stands for."""
@@ -92,17 +98,32 @@ def served(
     reads = reader.read()
     alone = _independent(reader)
     kernels: Counter[Kernel] = Counter()
+    layers: dict[str, list[Kernel]] = {}
     for read in reads:
         kernel = _as_run(read.kernel, reads)
-        kernels.update((*read.before, replace(kernel, beside=id(read.region) in alone), *read.after))
+        own = (*read.before, replace(kernel, beside=id(read.region) in alone), *read.after)
+        kernels.update(own)
+        if found := _LAYER.match(graph.ops[read.region.ops[0]].module):
+            layers.setdefault(found[0], []).extend(own)
     kernels.update(sampling(graph))
     if prompt is not None:
         first = Reader(prompt, stored).read()
         kernels.update(kernel for read in first for kernel in (*read.before, read.kernel, *read.after)
                        if isinstance(kernel, Encoded))  # fmt: skip
-    own = sum(n * _built(kernel).weights_bytes(Layout()) for kernel, n in kernels.items())
-    held = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
-    return Served(tuple((kernel, n) for kernel, n in kernels.items()), max(held - own, 0))
+    read_bytes = sum(n * _built(kernel).weights_bytes(Layout()) for kernel, n in kernels.items())
+    held_bytes = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
+    return Served(tuple(kernels.items()), max(held_bytes - read_bytes, 0), _last(list(layers.values())))
+
+
+def _last(layers: Sequence[Sequence[Kernel]]) -> tuple[Kernel, ...]:
+    """The kernels of the last layer that keeps a whole cache; where others keep none, as their experts are layers of
+    their own, with those of the last of these."""
+    if not layers:
+        return ()
+    kept = [sum(kernel.kv_bytes(_LONG, Layout()) for kernel in layer) for layer in layers]
+    chosen = [max(i for i, kept_bytes in enumerate(kept) if kept_bytes == max(kept))]
+    chosen += [i for i, kept_bytes in enumerate(kept) if not kept_bytes][-1:]
+    return tuple(kernel for i in chosen for kernel in layers[i])
 
 
 def _built(kernel: Kernel) -> Kernel:

@@ -125,6 +125,17 @@ def test_the_cache_of_a_token(target, name):
     assert server.dram_bytes > 2 * held(CONTEXT)
 
 
+def test_a_module_that_guesses_is_a_layer_with_a_whole_cache(target):
+    """Of Bamba's layers of states and one of attention the latter, of Gemma's six the one without a window: query, key,
+    value and output of 8, 2, 2 and 8 heads of 32, and three products of 256 by 512."""
+    for name, cache in (("Bamba", TOKEN), ("Gemma-3", TOKEN)):
+        decode = memwall.profile(target(MODELS[name][0]), mode="decode", batch=2, context=CONTEXT)
+        guessing = served(decode.graph, context=CONTEXT).guessing()
+        assert guessing.kv_bytes(1000, Layout()) == 1000 * cache
+        products = 256 * 32 * (8 + 2 + 2 + 8) + 3 * 256 * 512
+        assert guessing.weights_bytes(Layout()) == pytest.approx(2 * products, rel=0.01), name  # and norms
+
+
 def test_a_server_moves_the_rows_of_chosen_experts_alone(target):
     """Llama-4 in transformers copies each token's row, 256 numbers in bfloat16, for all experts, scales the copies and
     adds them up. Between the kernels of a server stand a few such rows; buffers are those of 8,192 tokens."""
