@@ -1,8 +1,8 @@
 """A training step on many GPUs: any module, a layout and a cluster → time, memory of each rank, and what would help.
 
 One microbatch is traced on one of the ranks that share products (:mod:`memwall.frontend.sharding`), cut into its blocks
-(:mod:`memwall.simulate.blocks`) and put on all GPUs (:mod:`memwall.simulate.training`). Ranks that are alike are traced
-once: 4,096 GPUs take no longer than 8.
+(:mod:`memwall.simulate.block_reader`) and put on all GPUs (:mod:`memwall.simulate.training`). Ranks that are alike are
+traced once: 4,096 GPUs take no longer than 8.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from memwall.hardware.links import Cluster
 from memwall.pipeline import workload_of
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
-from memwall.simulate.blocks import Blocks, peak_op
+from memwall.simulate.block_reader import peak_op
+from memwall.simulate.blocks import Blocks
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.messages import rank_messages
 from memwall.simulate.rank_memory import STATES

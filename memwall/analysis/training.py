@@ -19,7 +19,8 @@ from memwall.perfmodel.collectives import CollectiveTime, message_time
 from memwall.perfmodel.dispatch import Routing, hybrid_time
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
-from memwall.simulate.blocks import Blocks, light_blocks, read_blocks
+from memwall.simulate.block_reader import light_blocks, read_blocks
+from memwall.simulate.blocks import Blocks
 
 if TYPE_CHECKING:
     from memwall.frontend.sharding import Split
@@ -129,7 +130,7 @@ def blocks_of(
 
     Args:
         gpu: in place of the cluster's own, such as on another host.
-        slower: as for :func:`memwall.simulate.blocks.read_blocks`.
+        slower: as for :func:`memwall.simulate.block_reader.read_blocks`.
         within_modules: the policy fuses what is in one part of the model only, as where fused kernels are written by
             hand.
 
@@ -149,7 +150,7 @@ def blocks_of(
 
 
 def light_blocks_of(profile: Profile, cluster: Cluster, policy: str = "eager") -> Blocks:
-    """As :func:`blocks_of`, by :func:`memwall.simulate.blocks.light_blocks`."""
+    """As :func:`blocks_of`, by :func:`memwall.simulate.block_reader.light_blocks`."""
     gpu = hardware_of(cluster)
     ranked = profile.on([gpu])
     graph, joined = ranked.graphs[ranked.graph_for(gpu)], all_at_once(cluster)

@@ -11,7 +11,8 @@ from memwall.core.graph import Graph
 from memwall.core.parallelism import Parallelism
 from memwall.core.ranks import read_ranks
 from memwall.perfmodel.dispatch import Leg, hybrid_legs
-from memwall.simulate.blocks import Block, Blocks, merged, traced_messages
+from memwall.simulate.block_reader import traced_messages
+from memwall.simulate.blocks import Block, Blocks, merged
 from memwall.simulate.rank_memory import State
 
 #: collective, bytes of its message as nccl-tests define them, GPUs that take part

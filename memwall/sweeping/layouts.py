@@ -119,7 +119,7 @@ def search_layouts(
 
 
 class _Rank(NamedTuple):
-    """The blocks of a rank, and these at the speed of light (:func:`memwall.simulate.blocks.light_blocks`)."""
+    """The blocks of a rank, and these at the speed of light (:func:`memwall.simulate.block_reader.light_blocks`)."""
 
     blocks: Blocks
     light: Blocks
