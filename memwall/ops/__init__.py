@@ -4,8 +4,9 @@ In: a :class:`Call`, an op with specs instead of tensors. Out: its :class:`Cost`
 the Triton text of its element, the results of a recorded call, what a numerics check fills its inputs with. An op
 without a row is kept and charged its bytes.
 
-Start with :mod:`memwall.ops.registry` (what a row says) and :mod:`memwall.ops.elementwise` (the longest table). An op
-of your own is one call of :func:`memwall.ops.elementwise.pointwise` or :func:`register_cost`.
+Start with :mod:`memwall.ops.registry` (what a row says) and :mod:`memwall.ops.elementwise` (the longest table); a
+cost's launches are those of :mod:`memwall.ops.passes` (over memory) or of products. An op of your own is one call of
+:func:`memwall.ops.elementwise.pointwise` or :func:`register_cost`.
 """
 
 from memwall.ops.base import Call, Cost

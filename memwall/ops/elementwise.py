@@ -12,47 +12,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import expressions as write
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, always
 from memwall.ops.expressions import Expression
-from memwall.ops.launches import Launch, Stream
+from memwall.ops.launches import Stream
+from memwall.ops.passes import loop_instructions, pass_over, streamed, vector_flops
 from memwall.ops.recorded import same
-from memwall.ops.registry import Formula, define, find_row, flops_of, formula, rows
+from memwall.ops.registry import define, find_row, flops_of, formula, rows
 from memwall.ops.results import movement as moved
 from memwall.ops.results import pointwise as results
-from memwall.ops.results import products, windows
+from memwall.ops.results import windows
 from memwall.ops.results.rows import loss as reduced_loss
 
 op = partial(formula, "elementwise")
-
-_DOUBLE = frozenset({"float64", "complex128"})
-_COMPLEX = frozenset({"complex32", "complex64", "complex128"})
-#: ops that are linear in their operands: a complex one is two real ones
-_ADDS = frozenset({"add", "sub", "rsub", "sum", "mean", "cumsum"})
-
-
-def vector_flops(spec: TensorSpec, count: int, name: str = "") -> dict[Pipe, int]:
-    """``count`` FLOPs of elements like ``spec`` on the vector engine; none where it holds integers."""
-    dtype = spec.dtype
-    if dtype in _COMPLEX:
-        count *= 2 if name in _ADDS else 6
-    elif not dtype.startswith(("float", "bfloat")):
-        return {}
-    return {Pipe("vector", "float64" if dtype in _DOUBLE else "float32"): count}
-
-
-def table_of(rows: dict[int, str]) -> dict[str, int]:
-    """``{1: "add sub"}`` -> ``{"add": 1, "sub": 1}``."""
-    return {name: flops for flops, names in rows.items() for name in names.split()}
-
 
 #: the tanh forms: 5 for the scaled x + 0.044715 x^3, tanh, and 3 for 0.5 x (1 + tanh); the gradient shares
 #: the first 6 and adds 12: 0.5 x, 1 + tanh, its half, 1 - tanh^2 (2), the inner derivative (3), two products
@@ -72,112 +51,12 @@ def scalar_flops(call: Call, name: str, flops: int) -> int:
     return flops
 
 
-def stream_of(cost: Cost, elements: int, **how: Any) -> Stream:
-    """The launch that does all of a cost's compulsory work at once; ``how`` are further fields of the stream."""
-    pipe = max(cost.flops, key=cost.flops.__getitem__, default=None)
-    return Stream(
-        read_bytes=cost.read_bytes, write_bytes=cost.write_bytes, elements=elements,
-        flops=cost.total_flops, pipe=pipe, **how,
-    )  # fmt: skip
-
-
-def streamed(cost: Cost, elements: int, **how: Any) -> Cost:
-    """The cost with a stream for its launch, whose bytes beyond the compulsory ones are reads."""
-    work = stream_of(cost, elements, **how)
-    read_bytes = cost.read_bytes + cost.extra_bytes
-    return replace(cost, launches=(replace(work, read_bytes=read_bytes, count=cost.kernels),))
-
-
-def looped(
-    cost: Cost, elements: int, threads: int, steps: float, about: str, block_threads: int = 256, **how: Any
-) -> Cost:  # fmt: skip
-    """The cost as one launch of so many threads, each of which waits for ``steps`` loads one after another."""
-    blocks = -(-threads // block_threads)
-    return streamed(cost, elements, steps=steps, blocks=blocks, block_threads=block_threads, about=about, **how)
-
-
-def per_element(argument: str, flops: int) -> Formula:
-    """So many FLOPs for each element of an argument, in one pass."""
-
-    def cost(call: Call) -> Cost:
-        spec = call.need(argument)
-        return streamed(call.cost(vector_flops(spec, flops * spec.numel)), spec.numel)
-
-    return cost
-
-
-def pass_over(read_bytes: int, write_bytes: int, elements: int = 0) -> Stream:
-    """A launch that streams so many bytes and computes next to nothing."""
-    return Stream(read_bytes=int(read_bytes), write_bytes=int(write_bytes), elements=elements)
-
-
-def in_one_piece(spec: TensorSpec) -> tuple[int, tuple[Stream, ...]]:
-    """Bytes of a tensor that a library's kernel wants in one piece, and the pass that writes it out where it is
-    expanded, as the gradient of a sum is."""
-    whole = spec.numel * spec.itemsize
-    return whole, (pass_over(spec.nbytes, whole, spec.numel),) if spec.nbytes < whole else ()
-
-
-def launched(cost: Cost, *launches: Launch) -> Cost:
-    """The cost with these launches; kernels of it that none of them describes count with the last."""
-    left = cost.kernels - sum(launch.count for launch in launches)
-    if left > 0:
-        launches = (*launches[:-1], replace(launches[-1], count=launches[-1].count + left))
-    return replace(cost, launches=launches)
-
-
-#: integer instructions per element of a kernel that finds each place by itself: per axis a fast division and the
-#: operands' offsets, and the loop around (Loops.cuh, IntegerDivider.cuh); estimated from the code, and right for the
-#: rotary embeddings of Liger's pairs on an A100 (198e9 elements/s over kernels of two and three axes)
-_PER_AXIS, _PER_ELEMENT = 12, 12
-#: where operands differ in dtype: a switch on it at each load and store (MemoryAccess.cuh, LoadWithCast); from the
-#: bfloat16 RMS norm of Liger's pairs on an A100 (183e9 elements/s in its three casting kernels)
-_PER_CAST = 53
-
-
 #: instructions for each random number of PyTorch's own kernels, which use all four of a call of the generator: a
 #: quarter of the body of their loop, ``fused_dropout_kernel_vec`` (Dropout.cu) and ``distribution_elementwise_grid_
 #: stride_kernel`` (DistributionTemplates.h) as NVRTC 12.6 compiles it for 7.0 to 9.0: 129 to 142, 153 to 162, 239 to
 #: 247. Pascal, which has no multiplier of 32 bits, needs 1.8 times as many
 _PER_DROPOUT, _PER_UNIFORM, _PER_NORMAL = 34, 39, 60
 _NORMAL = frozenset(("normal", "randn", "randn_like", "normal_functional", "_philox_normal", "log_normal"))
-
-
-def loop_instructions(operands: Sequence[TensorSpec], output: TensorSpec) -> int:
-    """Integer instructions of a TensorIterator kernel over ``output``: none where it loads whole vectors, which takes
-    operands of one dtype and one dense layout."""
-    tensors = [spec for spec in operands if spec.numel > 1]
-    if output.numel <= 1 or not tensors:
-        return 0
-    axes = _axes((output, *tensors), output)
-    per_element = 0
-    if axes > 1:
-        per_element = broadcast_instructions(axes)
-    if len({spec.dtype for spec in (output, *tensors)} - {"bool"}) > 1:  # a mask is read as it is
-        per_element = max(per_element, _PER_CAST)
-    return per_element * output.numel
-
-
-def broadcast_instructions(axes: int) -> int:
-    """Integer instructions per element of a TensorIterator kernel over so many axes."""
-    return _PER_ELEMENT + _PER_AXIS * axes
-
-
-def _axes(tensors: Sequence[TensorSpec], output: TensorSpec) -> int:
-    """Axes that are left of the output's once those that lie in one run in every tensor are joined; 2 where one tensor
-    has gaps along the only one."""
-    rank = len(output.shape)
-    strides = [tuple(0 if n == 1 else s for n, s in zip(t.shape, t.strides, strict=True)) for t in tensors]
-    rows = [(0,) * (rank - len(row)) + row for row in strides]  # along the output's axes: 0 where it is broadcast
-    real = [axis for axis in range(rank) if output.shape[axis] > 1]
-    order = sorted(real, key=lambda axis: output.strides[axis])
-    count, previous = 0, -1
-    for axis in order:
-        joins = previous >= 0 and all(row[axis] == row[previous] * output.shape[previous] for row in rows)
-        count += not joins
-        previous = axis
-    dense = all(row[order[0]] == 1 for row in rows) if order else True
-    return count if dense else max(count, 2)
 
 
 def pointwise(
@@ -246,31 +125,6 @@ def binary_cross_entropy_with_logits(call: Call) -> Cost:
     one, two = pass_over(logits.nbytes, logits.nbytes, logits.numel), pass_over(2 * logits.nbytes, logits.nbytes)
     mean = (pass_over(logits.nbytes, call.write_bytes),) * reduced
     return call.cost(vector_flops(logits, logits.numel * (6 + reduced)), launches=(one, one, two, two, *mean))
-
-
-#: cell -> FLOPs of a step per hidden element, without and with biases, as its element-wise ops would count: the sum of
-#: each gate's two products, 3 per sigmoid, 1 per tanh, and the blend of states (LSTM 4, GRU 5 with its reset gate)
-CELLS = {"lstm": (19, 27), "gru": (14, 20), "rnn_tanh": (2, 4), "rnn_relu": (1, 3)}
-#: the same of its gradient: 3 per derivative of a sigmoid or tanh (5 in an LSTM, 3 in a GRU), the products of the chain
-#: rule (6 and 5), the sums where a state is used more than once (2 each); with biases a sum for each of their gradients
-CELLS_BACKWARD = {"lstm": (23, 27), "gru": (16, 20), "rnn_tanh": (4, 5), "rnn_relu": (1, 2)}
-
-
-@op("_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward", loop=loops.opaque)
-def recurrent_cell_backward(call: Call) -> Cost:
-    """The gates' gradients, before the two products that take them further."""
-    is_lstm, state = "lstm" in call.name, call.arg("cx") or call.need("grad_hy")
-    per_element = CELLS_BACKWARD["lstm" if is_lstm else "gru"][bool(call.attributes.get("has_bias"))]
-    return streamed(call.cost(vector_flops(state, state.numel * per_element)), state.numel)
-
-
-@op("_thnn_fused_lstm_cell _thnn_fused_gru_cell", loop=loops.opaque, results=products.gates)
-def recurrent_cell(call: Call) -> Cost:
-    """The gates of an LSTM (4) or GRU (3) cell after its two products."""
-    hidden = call.outputs[0]
-    plain, biased = CELLS["lstm" if "lstm" in call.name else "gru"]
-    per_element = biased if call.arg("input_bias") is not None else plain
-    return streamed(call.cost(vector_flops(hidden, hidden.numel * per_element)), hidden.numel)
 
 
 @op("bernoulli normal rrelu_with_noise rrelu_with_noise_", is_random=True, results=same)

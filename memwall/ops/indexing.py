@@ -17,8 +17,8 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
-from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.movement import one_pass
+from memwall.ops.passes import launched, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import formula
 from memwall.ops.results import movement as results

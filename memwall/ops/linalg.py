@@ -15,7 +15,7 @@ from functools import partial
 from memwall.core.graph import TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.elementwise import pass_over, streamed
+from memwall.ops.passes import pass_over, streamed
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import formula
 

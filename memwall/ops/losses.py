@@ -10,7 +10,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import class_number, counted_targets
-from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.passes import launched, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
 from memwall.ops.results import rows as results
 from memwall.ops.results import windows

@@ -15,7 +15,7 @@ from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import loops
 from memwall.ops.attention import pairs_up_to
 from memwall.ops.base import Call, Cost, fetched_bytes
-from memwall.ops.elementwise import launched, loop_instructions, looped, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.passes import launched, loop_instructions, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.recorded import same
 from memwall.ops.registry import formula
 from memwall.ops.results import movement as results

@@ -19,7 +19,8 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import MEAN, POSITIVE
-from memwall.ops.elementwise import (
+from memwall.ops.launches import WELFORD_STEPS, Launch, Rows, Stream
+from memwall.ops.passes import (
     broadcast_instructions,
     in_one_piece,
     launched,
@@ -29,7 +30,6 @@ from memwall.ops.elementwise import (
     streamed,
     vector_flops,
 )
-from memwall.ops.launches import WELFORD_STEPS, Launch, Rows, Stream
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import define, formula
 from memwall.ops.results import rows as results

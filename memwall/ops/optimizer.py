@@ -15,7 +15,8 @@ from typing import Any
 
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, SECOND_MOMENT, WEIGHT_SCALE, always
-from memwall.ops.elementwise import scalar_flops, streamed, vector_flops
+from memwall.ops.elementwise import scalar_flops
+from memwall.ops.passes import streamed, vector_flops
 from memwall.ops.reduction import norm_flops
 from memwall.ops.registry import flops_of, formula
 from memwall.ops.results.pointwise import norms

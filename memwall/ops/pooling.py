@@ -16,7 +16,7 @@ from memwall.core.units import counted
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.domains import pooled_places
-from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.passes import launched, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
 from memwall.ops.results import windows
 

@@ -11,7 +11,8 @@ from functools import partial
 from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
-from memwall.ops.elementwise import launched, pass_over, per_element, pointwise, stream_of, streamed, vector_flops
+from memwall.ops.elementwise import pointwise
+from memwall.ops.passes import launched, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
 from memwall.ops.results.pointwise import dropout as with_mask
 

@@ -15,10 +15,11 @@ from dataclasses import replace
 from functools import partial
 
 from memwall.core.graph import Pipe, TensorSpec
+from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.elementwise import CELLS, CELLS_BACKWARD, vector_flops
 from memwall.ops.launches import Recurrent
+from memwall.ops.passes import streamed, vector_flops
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products as results
 
@@ -28,6 +29,12 @@ op = partial(formula, "contraction", is_recurrent=True)
 _MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
 #: gates -> the cell that has so many, where no mode is given
 _CELL_OF = {1: "rnn_tanh", 3: "gru", 4: "lstm"}
+#: cell -> FLOPs of a step per hidden element, without and with biases, as its element-wise ops would count: the sum of
+#: each gate's two products, 3 per sigmoid, 1 per tanh, and the blend of states (LSTM 4, GRU 5 with its reset gate)
+_CELLS = {"lstm": (19, 27), "gru": (14, 20), "rnn_tanh": (2, 4), "rnn_relu": (1, 3)}
+#: the same of its gradient: 3 per derivative of a sigmoid or tanh (5 in an LSTM, 3 in a GRU), the products of the chain
+#: rule (6 and 5), the sums where a state is used more than once (2 each); with biases a sum for each of their gradients
+_CELLS_BACKWARD = {"lstm": (23, 27), "gru": (16, 20), "rnn_tanh": (4, 5), "rnn_relu": (1, 2)}
 
 
 def _cost(call: Call, weights: tuple[TensorSpec, ...], passes: int) -> Cost:
@@ -44,7 +51,7 @@ def _gate_flops(call: Call, launch: Recurrent, passes: int) -> dict[Pipe, int]:
     """FLOPs of the element-wise steps of all layers and directions."""
     biased = call.attributes.get("has_biases", _stride(call) >= 4)
     # a gradient of the inputs alone sums none for the biases
-    steps = CELLS_BACKWARD[launch.cell][biased and passes > 1] if launch.backward else CELLS[launch.cell][biased]
+    steps = _CELLS_BACKWARD[launch.cell][biased and passes > 1] if launch.backward else _CELLS[launch.cell][biased]
     each = launch.rows * launch.hidden * steps
     return vector_flops(call.need("input"), launch.layers * launch.directions * each)
 
@@ -130,6 +137,23 @@ def recurrent_layer(call: Call) -> Cost:
 def recurrent_layer_backward(call: Call) -> Cost:
     """Two products per weight matrix of one layer and direction."""
     return _cost(call, tuple(spec for name in ("weight1", "weight2") for spec in call.args(name)), 2)
+
+
+@formula("elementwise", "_thnn_fused_lstm_cell_backward_impl _thnn_fused_gru_cell_backward", loop=loops.opaque)
+def recurrent_cell_backward(call: Call) -> Cost:
+    """The gates' gradients, before the two products that take them further."""
+    is_lstm, state = "lstm" in call.name, call.arg("cx") or call.need("grad_hy")
+    per_element = _CELLS_BACKWARD["lstm" if is_lstm else "gru"][bool(call.attributes.get("has_bias"))]
+    return streamed(call.cost(vector_flops(state, state.numel * per_element)), state.numel)
+
+
+@formula("elementwise", "_thnn_fused_lstm_cell _thnn_fused_gru_cell", loop=loops.opaque, results=results.gates)
+def recurrent_cell(call: Call) -> Cost:
+    """The gates of an LSTM (4) or GRU (3) cell after its two products."""
+    hidden = call.outputs[0]
+    plain, biased = _CELLS["lstm" if "lstm" in call.name else "gru"]
+    per_element = biased if call.arg("input_bias") is not None else plain
+    return streamed(call.cost(vector_flops(hidden, hidden.numel * per_element)), hidden.numel)
 
 
 define("_cudnn_rnn _cudnn_rnn_backward", tf32_switch="cudnn")

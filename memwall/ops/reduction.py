@@ -14,8 +14,8 @@ from functools import partial
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
-from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, table_of, vector_flops
 from memwall.ops.launches import Reduction
+from memwall.ops.passes import launched, looped, pass_over, stream_of, streamed, table_of, vector_flops
 from memwall.ops.registry import formula
 from memwall.ops.results import rows as results
 from memwall.ops.results.pointwise import no_elements

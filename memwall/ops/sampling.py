@@ -12,7 +12,7 @@ from functools import partial
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import always
-from memwall.ops.elementwise import launched, looped, pass_over, stream_of, streamed, table_of, vector_flops
+from memwall.ops.passes import launched, looped, pass_over, stream_of, streamed, table_of, vector_flops
 from memwall.ops.registry import define, formula
 from memwall.ops.results import movement as moved
 from memwall.ops.results import windows

@@ -11,8 +11,8 @@ from memwall.core.errors import Unsupported
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Cost
 from memwall.ops.contraction import product_pipe
-from memwall.ops.elementwise import looped, streamed, vector_flops
 from memwall.ops.launches import Plain
+from memwall.ops.passes import looped, streamed, vector_flops
 from memwall.ops.recorded import Recorded
 
 

@@ -15,8 +15,8 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import along_dim
-from memwall.ops.elementwise import in_one_piece, pass_over, per_element, vector_flops
 from memwall.ops.launches import Launch, Rows, Stream
+from memwall.ops.passes import in_one_piece, pass_over, per_element, vector_flops
 from memwall.ops.recorded import same
 from memwall.ops.registry import formula
 from memwall.ops.results import rows as results

@@ -11,7 +11,7 @@ from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops.base import Call, Cost, fetched_bytes
-from memwall.ops.elementwise import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.passes import launched, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
 
 op = partial(formula, "contraction")

@@ -17,7 +17,8 @@ from itertools import permutations
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Pipe, TensorSpec, contiguous
 from memwall.ops import Call, Cost, cost_of
-from memwall.ops.elementwise import flops_by_name, streamed
+from memwall.ops.elementwise import flops_by_name
+from memwall.ops.passes import streamed
 from memwall.ops.schemas import parse_value
 from memwall.traces.calls import spec_of
 from memwall.traces.records import TracedOp
