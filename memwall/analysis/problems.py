@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from memwall.core.graph import Graph, Op
 from memwall.ops import Cost
-from memwall.ops.launches import Attention, Convolution, Gemm, Recurrent
+from memwall.ops.product_launches import Attention, Convolution, Gemm, Recurrent
 from memwall.ops.registry import is_recurrent
 
 #: ops that keep a tensor, perhaps in another dtype; those that add to a gradient

@@ -19,8 +19,9 @@ from memwall.fusion.plan import Group, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.contraction import product_pipe
-from memwall.ops.launches import Convolution, Gemm, Launch, Plain
+from memwall.ops.launches import Launch, Plain
 from memwall.ops.loops import loop_of
+from memwall.ops.product_launches import Convolution, Gemm
 
 #: multiprocessors from which Inductor tries its templates (``is_big_gpu``, torch/_inductor/utils.py)
 _LEAST_SM_COUNT = 68

@@ -19,8 +19,9 @@ from memwall.fusion.pricing import Pricer, library_launches, loses_rows, with_la
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.launches import Convolution, Stream
+from memwall.ops.launches import Stream
 from memwall.ops.loops import FAR
+from memwall.ops.product_launches import Convolution
 
 
 def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:

@@ -20,8 +20,9 @@ from memwall.core.graph import EAGER, Graph, Pipe, Span, Value, distinct_bytes, 
 from memwall.fusion.plan import Group, Placement
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Plain, Recurrent, Stream
+from memwall.ops.launches import Launch, Plain, Stream
 from memwall.ops.loops import OPAQUE, loop_of
+from memwall.ops.product_launches import Attention, Convolution, Gemm, Recurrent
 from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import predict_cost
 

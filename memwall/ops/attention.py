@@ -24,7 +24,8 @@ from typing import NamedTuple
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
-from memwall.ops.launches import Attention, Launch, Stream
+from memwall.ops.launches import Launch, Stream
+from memwall.ops.product_launches import Attention
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products
 

@@ -9,8 +9,8 @@
   products are NVFP4's kernels, with scales of blocks of 16 or 32 as operands.
 - A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
 
-A product is one launch, a :class:`memwall.ops.launches.Gemm`, of full precision a
-:class:`memwall.ops.launches.VectorGemm`; scalar and outer products, which use no matrix kernel, stream.
+A product is one launch, a :class:`memwall.ops.product_launches.Gemm`, of full precision a
+:class:`memwall.ops.product_launches.VectorGemm`; scalar and outer products, which use no matrix kernel, stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import group_ends
-from memwall.ops.launches import Gemm, Launch, QuantisedGemm, Stream, VectorGemm
+from memwall.ops.launches import Launch, Stream
+from memwall.ops.product_launches import Gemm, QuantisedGemm, VectorGemm
 from memwall.ops.quantised import kernels_of
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products as results

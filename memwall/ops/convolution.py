@@ -18,8 +18,9 @@ from functools import partial
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.launches import Convolution, Gemm, Launch, Reduction, Stream
+from memwall.ops.launches import Launch, Reduction, Stream
 from memwall.ops.passes import in_one_piece
+from memwall.ops.product_launches import Convolution, Gemm
 from memwall.ops.registry import define, formula, full_name
 from memwall.ops.results import windows
 

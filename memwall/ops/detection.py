@@ -15,8 +15,9 @@ from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.launches import Gemm, Launch, Stream
+from memwall.ops.launches import Launch, Stream
 from memwall.ops.passes import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.product_launches import Gemm
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import formula
 from memwall.ops.results.movement import unknown_count

@@ -17,8 +17,9 @@ from memwall.ops import sequence_rules as sequence
 from memwall.ops import table_calls
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
-from memwall.ops.launches import Gemm, Plain, Stream
+from memwall.ops.launches import Plain, Stream
 from memwall.ops.passes import streamed, vector_flops
+from memwall.ops.product_launches import Gemm
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import Formula, call_of, classify, cost_of, define
 from memwall.ops.results import attributes_of

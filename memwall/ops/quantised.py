@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from memwall.core.graph import ITEMSIZE, Pipe
 from memwall.ops.base import Cost
-from memwall.ops.launches import Conversion, QuantisedGemm
+from memwall.ops.launches import Conversion
+from memwall.ops.product_launches import QuantisedGemm
 
 #: bytes of an activation before it is quantised
 _HALF_BYTES = 2

@@ -3,8 +3,8 @@
 ``weight`` lists, per layer and direction, w_ih [gates*H, in], w_hh [gates*H, H], then biases and a projection. Every
 matrix multiplies every one of the T*B rows of the input; the gates' element-wise steps follow in the same kernels.
 
-All of a call is one launch, a :class:`memwall.ops.launches.Recurrent`: its kernels overlap. Their number is that of
-cuDNN's standard algorithm, or of the persistent one where the shape alone decides for it.
+All of a call is one launch, a :class:`memwall.ops.product_launches.Recurrent`: its kernels overlap. Their number is
+that of cuDNN's standard algorithm, or of the persistent one where the shape alone decides for it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.launches import Recurrent
 from memwall.ops.passes import streamed, vector_flops
+from memwall.ops.product_launches import Recurrent
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products as results
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memwall.core.graph import Pipe
-from memwall.ops.launches import Gemm, Launch
+from memwall.ops.launches import Launch
+from memwall.ops.product_launches import Gemm
 
 #: format of experts' weights -> the one whose kernels run, whatever the scales (Marlin's for 4-bit floating point)
 _KERNELS = {"w4a16_nvfp4": "w4a16_mxfp4"}

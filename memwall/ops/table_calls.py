@@ -11,7 +11,8 @@ from typing import Any
 from memwall.core.graph import ITEMSIZE, Pipe, TensorSpec, contiguous
 from memwall.ops import Call, Cost, cost_of, quantised
 from memwall.ops.experts import cost_of_experts, loads_of
-from memwall.ops.launches import Attention, Convolution, Gemm, Launch, Rows, Stream, VectorGemm
+from memwall.ops.launches import Launch, Rows, Stream
+from memwall.ops.product_launches import Attention, Convolution, Gemm, VectorGemm
 from memwall.ops.serving import Latent, LatentProduct
 
 Inputs = Sequence[tuple[str, TensorSpec]]

@@ -20,7 +20,7 @@ from memwall.core.units import counted
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import AttentionConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Attention
+from memwall.ops.product_launches import Attention
 from memwall.perfmodel.base import Terms, traffic_s
 
 #: queries that a block holds, keys of one step of its loop (FlashAttention-2 for head sizes up to 128)

@@ -40,7 +40,7 @@ from memwall.core.units import counted, duration, flop_rate, percent, size
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Convolution
+from memwall.ops.product_launches import Convolution
 from memwall.perfmodel import winograd
 from memwall.perfmodel.base import Terms, constants, traffic_s
 from memwall.perfmodel.tiles import Product, tiled

@@ -9,18 +9,8 @@ from typing import Any, NamedTuple
 from memwall.core.units import bandwidth, flop_rate, flops, percent, size
 from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import (
-    Attention,
-    Conversion,
-    Convolution,
-    Gemm,
-    Launch,
-    Plain,
-    QuantisedGemm,
-    Recurrent,
-    Reduction,
-    VectorGemm,
-)
+from memwall.ops.launches import Conversion, Launch, Plain, Reduction
+from memwall.ops.product_launches import Attention, Convolution, Gemm, QuantisedGemm, Recurrent, VectorGemm
 from memwall.ops.serving import Experts, Latent
 from memwall.perfmodel import (
     attention,

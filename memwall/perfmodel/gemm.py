@@ -34,7 +34,7 @@ from memwall.core.units import bandwidth, counted, duration, flop_rate, percent,
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Gemm, QuantisedGemm
+from memwall.ops.product_launches import Gemm, QuantisedGemm
 from memwall.ops.quantised import SCHEMES, kernels_of
 from memwall.perfmodel.base import Terms, kept_share, traffic_s
 

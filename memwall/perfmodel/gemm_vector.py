@@ -18,7 +18,7 @@ from memwall.core.units import counted, duration, percent
 from memwall.hardware.chips import Tile, chip_of
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Gemm, VectorGemm
+from memwall.ops.product_launches import Gemm, VectorGemm
 from memwall.perfmodel.base import Terms, traffic_s
 
 _STEP = 8

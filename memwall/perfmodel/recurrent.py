@@ -26,7 +26,7 @@ from memwall.core.units import counted, duration, size
 from memwall.hardware.chips import target_of
 from memwall.hardware.constants import GemmConstants, RecurrentConstants, VectorGemmConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Gemm, Recurrent
+from memwall.ops.product_launches import Gemm, Recurrent
 from memwall.perfmodel import gemm, gemm_vector
 from memwall.perfmodel.base import Terms, constants, kept_share, traffic_s
 

@@ -12,7 +12,7 @@ import math
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.launches import Convolution
+from memwall.ops.product_launches import Convolution
 from memwall.perfmodel.base import Terms, traffic_s
 from memwall.perfmodel.tiles import Product, rate_of, tiled
 

@@ -18,7 +18,8 @@ from memwall.hardware.constants import LaunchConstants
 from memwall.hardware.gpu import UNKNOWN_TRAINED
 from memwall.hardware.lookup import Gpu, stated, with_nearest_constants
 from memwall.ops import Cost
-from memwall.ops.launches import Convolution, Gemm, Launch, Rows, Stream
+from memwall.ops.launches import Launch, Rows, Stream
+from memwall.ops.product_launches import Convolution, Gemm
 from memwall.perfmodel.families import constants, interval
 from memwall.perfmodel.roofline import Prediction, launch_floor_s, launches_of, peak_compute_s, predict_cost
 from memwall.simulate.launch_queue import Step, queue

@@ -15,7 +15,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.fusion import eager_plan
 from memwall.ops import Cost
-from memwall.ops.launches import Gemm
+from memwall.ops.product_launches import Gemm
 from memwall.perfmodel.roofline import predict_cost
 from memwall.record.profile import Profile
 from memwall.report import render

@@ -10,7 +10,7 @@ import memwall
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.explanation import choices_text, explanations
 from memwall.core.units import duration
-from memwall.ops.launches import Convolution, Gemm
+from memwall.ops.product_launches import Convolution, Gemm
 from memwall.report import render
 from tests.unit.places import truth
 

@@ -13,7 +13,8 @@ from torch import nn
 
 import memwall
 from memwall.analysis.accuracy.reading import read_measured
-from memwall.ops.launches import Convolution, Stream
+from memwall.ops.launches import Stream
+from memwall.ops.product_launches import Convolution
 from tests.unit.places import truth
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

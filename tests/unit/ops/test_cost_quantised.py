@@ -11,7 +11,8 @@ from memwall.analysis.accuracy.samples import halves, left_out, model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.launches import Conversion, QuantisedGemm, VectorGemm
+from memwall.ops.launches import Conversion
+from memwall.ops.product_launches import QuantisedGemm, VectorGemm
 from memwall.ops.quantised import KERNELS, SCHEMES
 from memwall.ops.table_calls import quantised_product
 from memwall.perfmodel.families import as_run, explain, predict

@@ -8,7 +8,8 @@ import pytest
 
 from memwall.core.graph import Pipe, contiguous
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.launches import Convolution, Stream, VectorGemm
+from memwall.ops.launches import Stream
+from memwall.ops.product_launches import Convolution, VectorGemm
 from memwall.perfmodel.families import predict
 from memwall.perfmodel.roofline import predict_cost
 from tests.unit.cost_calls import cost, spec

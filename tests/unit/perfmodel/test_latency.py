@@ -8,7 +8,8 @@ import pytest
 
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.launches import Convolution, Gemm, Stream
+from memwall.ops.launches import Stream
+from memwall.ops.product_launches import Convolution, Gemm
 from memwall.perfmodel.families import predict
 
 GPUS = ("p100-sxm2-16gb", "v100-sxm2-32gb", "t4", "a100-80gb-sxm", "h100-sxm", "mi300x", "b200")

@@ -12,7 +12,8 @@ from memwall.hardware.host import Host
 from memwall.hardware.lookup import load_gpu, with_nearest_constants
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
-from memwall.ops.launches import Gemm, Plain, Stream
+from memwall.ops.launches import Plain, Stream
+from memwall.ops.product_launches import Gemm
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.roofline import launches_of, predict_cost
 from memwall.pipeline import resimulate

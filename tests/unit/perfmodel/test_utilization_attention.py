@@ -10,7 +10,7 @@ from memwall.analysis.accuracy import score_files
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import AttentionConstants
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.launches import Attention
+from memwall.ops.product_launches import Attention
 from memwall.perfmodel.attention import predict as terms_of
 from memwall.perfmodel.families import constants, explain, predict
 from memwall.perfmodel.roofline import launch_floor_s

@@ -11,7 +11,8 @@ from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.accuracy.samples import model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.launches import Convolution, Stream
+from memwall.ops.launches import Stream
+from memwall.ops.product_launches import Convolution
 from memwall.perfmodel.families import explain, predict
 from tests.unit.cost_calls import cost, spec
 from tests.unit.places import truth

@@ -11,7 +11,8 @@ import pytest
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.launches import Gemm, Stream, VectorGemm
+from memwall.ops.launches import Stream
+from memwall.ops.product_launches import Gemm, VectorGemm
 from memwall.perfmodel.families import constants, explain, predict
 from memwall.perfmodel.gemm import explain as explain_with
 from memwall.perfmodel.gemm import predict as predict_with

@@ -15,7 +15,7 @@ from memwall.analysis.accuracy.samples import call_s, held_out_gpu
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu, load_gpu
-from memwall.ops.launches import Gemm, VectorGemm
+from memwall.ops.product_launches import Gemm, VectorGemm
 from memwall.perfmodel.families import Terms, constants, explain, predict
 from memwall.perfmodel.gemm_vector import sustained
 from tests.unit.places import truth

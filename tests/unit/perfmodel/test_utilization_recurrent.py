@@ -15,7 +15,7 @@ from memwall.analysis.verdict import verdict
 from memwall.core.graph import Pipe
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.launches import Recurrent
+from memwall.ops.product_launches import Recurrent
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.recurrent import persistent
 from tests.unit.places import truth

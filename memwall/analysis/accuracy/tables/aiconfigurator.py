@@ -15,7 +15,7 @@ from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
-from memwall.ops.launches import Attention
+from memwall.ops.product_launches import Attention
 from memwall.ops.quantised import SCHEMES
 from memwall.perfmodel.roofline import launch_floor_s
 from memwall.perfmodel.stream import round_trip_s

@@ -9,7 +9,8 @@ from memwall.analysis.accuracy.tables.base import Call, Record, Table, gpu_named
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.indexing import select_steps
-from memwall.ops.launches import Gemm, Stream
+from memwall.ops.launches import Stream
+from memwall.ops.product_launches import Gemm
 from memwall.perfmodel.stream import BLOCK_THREADS
 
 _DTYPE, _ITEMSIZE = "float16", 2

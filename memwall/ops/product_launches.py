@@ -1,0 +1,257 @@
+"""Launches of products, by the sizes that their models know: matrix products, convolutions, recurrent networks,
+attention. Launches of all other kernels are in :mod:`memwall.ops.launches`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memwall.core.graph import Pipe
+from memwall.hardware.constants import NO_ROWS
+from memwall.ops.launches import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm(Launch):
+    """``batch`` products of [m, k] with [k, n] on one pipe; ``itemsize`` bytes per element of an operand. ``aligned``:
+    the rows of both operands begin at multiples of 16 bytes."""
+
+    FAMILY: ClassVar[str] = "gemm"
+    pipe: Pipe
+    batch: int
+    m: int
+    n: int
+    k: int
+    itemsize: float
+    aligned: bool = True
+
+    @property
+    def variant(self) -> str:
+        return self.pipe.dtype
+
+    @property
+    def shown_by(self) -> str:
+        return self.variant if self.aligned else NO_ROWS
+
+    @property
+    def splits(self) -> bool:
+        """Whether several blocks may share a result, each with a part of k."""
+        return True
+
+    @property
+    def side_itemsizes(self) -> tuple[float, float]:
+        """Bytes per operand element of the shorter of m and n, and of the longer."""
+        return self.itemsize, self.itemsize
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        return {self.pipe: self.flops}
+
+    @property
+    def flops(self) -> int:
+        """FLOPs, 2 for each multiply-add."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantisedGemm(Gemm):
+    """A product with weights [n, k] as a scheme of :mod:`memwall.ops.quantised` stores them. ``itemsize`` is that of
+    the activations and of the arithmetic; narrower weights are converted to it inside the kernel."""
+
+    scheme: str
+    #: the table of constants of the kernel that runs it
+    kernel: str
+    weight_itemsize: float
+
+    @property
+    def variant(self) -> str:
+        return self.kernel
+
+    @property
+    def splits(self) -> bool:
+        """Kernels of 16-bit activations do (TensorRT-LLM's, Marlin); those of scaled operands do not: SGLang's and
+        vLLM's products take a time in proportion to k where they have few tiles."""
+        return self.weight_itemsize < self.itemsize
+
+    @property
+    def side_itemsizes(self) -> tuple[float, float]:
+        sides = self.itemsize, self.weight_itemsize
+        return sides if self.m <= self.n else sides[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorGemm(Gemm):
+    """``batch`` products of [m, k] with [k, n] by multiply-adds of single threads, or on AMD's matrix cores."""
+
+    FAMILY: ClassVar[str] = "gemm_vector"
+    #: a bias is added in the same launch; operands are bfloat16 and become float32 in the inner loop
+    bias: bool = False
+    converts: bool = False
+
+    @property
+    def shown_by(self) -> str:
+        return self.variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution(Launch):
+    """One pass of a convolution; which of its three tensors is made of the other two is its ``role``. The geometry is
+    that of the forward pass: channels of one group, and the places of the input and of the output along each axis. A
+    transposed convolution's forward pass is another's gradient of its input."""
+
+    FAMILY: ClassVar[str] = "convolution"
+    pipe: Pipe
+    #: forward, input or weight: the output, or the gradient of an operand
+    role: str
+    images: int
+    groups: int
+    channels_in: int
+    channels_out: int
+    places_in: tuple[int, ...]
+    places_out: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    itemsize: int
+    #: distance of the window's taps along each axis; empty: 1
+    dilation: tuple[int, ...] = ()
+    #: the library timed its engines and took the best (``cudnn.benchmark``) instead of asking its heuristic
+    searched: bool = False
+    channels_last: bool = False
+
+    @property
+    def variant(self) -> str:
+        return {"float32": "float32", "float64": "float32", "tf32": "tf32"}.get(self.pipe.dtype, "float16")
+
+    @property
+    def shown_by(self) -> str:
+        """No row shows a gradient in groups; what few there are take two to five times as long as modeled."""
+        in_groups = self.role != "forward" and self.groups > 1 and not self.depthwise
+        return NO_ROWS if in_groups else self.variant
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        positions = self.images * math.prod(self.places_out) * math.prod(self.kernel)
+        return {self.pipe: 2 * positions * self.groups * self.channels_in * self.channels_out}
+
+    @property
+    def spared_flops(self) -> int:
+        """Three quarters for unit-stride windows of 3 and more: Winograd F(4x4, 3x3) needs a quarter (36 multiplies for
+        16 outputs of 9; Lavin and Gray 2015). For larger windows measured rows alone support a quarter."""
+        plain = len(self.kernel) < 2 or min(self.kernel) < 3 or any(step != 1 for step in self.stride)
+        if plain or self.groups != 1:
+            return 0
+        (flops,) = self.pipe_flops.values()
+        return flops - flops // 4
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel is convolved alone, by PyTorch's own kernels instead of a library's."""
+        return self.pipe.engine == "vector" and self.groups > 1 and self.channels_in == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent(Launch):
+    """A library's call for all steps, layers and directions of a recurrent network, forward or backward. ``rows`` are
+    those of all steps: sequences of different lengths (``packed``) have fewer in later ones."""
+
+    FAMILY: ClassVar[str] = "recurrent"
+    pipe: Pipe
+    dtype: str
+    #: lstm, gru, rnn_tanh or rnn_relu, and its gates
+    cell: str
+    gates: int
+    backward: bool
+    #: the gradients of the weights too
+    of_weights: bool
+    steps: int
+    rows: int
+    layers: int
+    directions: int
+    #: sizes of the first layer's input, of a gate, and of the state that the next step reads: a projection is smaller
+    inputs: int
+    hidden: int
+    state: int
+    itemsize: int
+    packed: bool = False
+    #: between layers
+    dropout: bool = False
+
+    @property
+    def latencies(self) -> int:
+        return 1
+
+    @property
+    def is_projected(self) -> bool:
+        return self.state != self.hidden
+
+    @property
+    def is_small(self) -> bool:
+        """Whether PyTorch asks cuDNN for ``CUDNN_RNN_ALGO_PERSIST_STATIC_SMALL_H`` (RNN.cpp, ``get_algo``): one kernel
+        for all steps of a layer."""
+        most = 192 if self.gates > 1 else 384
+        most -= (64 if self.gates > 1 else 128) * self.backward
+        return self.dtype != "float64" and not (self.packed or self.is_projected) and self.hidden <= most
+
+    @property
+    def variant(self) -> str:
+        return "standard"
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        """Each weight with each row, twice where the weights get gradients too."""
+        gates, projected = self.gates * self.hidden, self.state * self.hidden * self.is_projected
+        inputs = self.inputs + (self.layers - 1) * self.directions * self.state
+        weights = self.directions * (gates * inputs + self.layers * (gates * self.state + projected))
+        return {self.pipe: 2 * (1 + self.of_weights) * self.rows * weights}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Launch):
+    """Forward or backward of a fused kernel over ``pairs`` (query, key) pairs of one head. ``kernel`` is ``flash``,
+    ``efficient`` or ``cudnn`` of PyTorch, or ``serving``: the op of an inference server, which first applies rotary
+    embeddings to queries and keys and stores keys and values in its cache."""
+
+    FAMILY: ClassVar[str] = "attention"
+    pipe: Pipe
+    kernel: str
+    backward: bool
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_size: int
+    value_size: int
+    pairs: int
+    itemsize: int
+
+    @property
+    def variant(self) -> str:
+        if self.backward:
+            return f"{self.kernel}_backward"
+        if self.is_decode:
+            return "decode"
+        return "prefill" if self.kernel == "serving" else self.kernel
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        return {self.pipe: self.batch * self.heads * self.pairs * self.flops_per_pair}
+
+    @property
+    def is_decode(self) -> bool:
+        """One new token against the keys before it, by a kernel that splits long sequences over blocks."""
+        return self.queries == 1 < self.keys and self.kernel != "efficient" and not self.backward
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of the queries; what else is read are keys and values."""
+        return self.batch * self.heads * self.queries * self.head_size * self.itemsize
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOPs of a (query, key) pair: two products, or five in the backward, which recomputes the scores."""
+        if self.backward:
+            return 2 * (3 * self.head_size + 2 * self.value_size)
+        return 2 * (self.head_size + self.value_size)
