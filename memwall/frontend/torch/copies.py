@@ -22,7 +22,8 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from memwall.frontend.torch.distributed import is_data_parallel, is_of_process, is_sharded, keep_state, remade
+from memwall.frontend.torch.data_parallel import is_data_parallel, is_sharded, keep_state, remade
+from memwall.frontend.torch.distributed import is_of_process
 from memwall.frontend.torch.flat_shards import is_flat_sharded, refuse_unmodeled
 from memwall.frontend.torch.tensors import is_wrapper, plain_parts
 

@@ -1,9 +1,8 @@
-"""Programs of several GPUs seen from one rank, without the others: process groups, DistributedDataParallel and
-``fully_shard`` (FullyShardedDataParallel: :mod:`memwall.frontend.torch.flat_shards`).
+"""Programs of several GPUs seen from one rank, without the others: process groups, and what is sent in them. Modules
+that are wrapped for several are in :mod:`memwall.frontend.torch.data_parallel`.
 
 A process group that the model makes is a fake one of torch's own, in which collectives return at once; they are
-recorded. ``DistributedDataParallel`` is made again around the module's copy, so that its own reducer
-copies gradients into buckets and sends them.
+recorded.
 """
 
 from __future__ import annotations
@@ -11,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -26,7 +23,7 @@ from memwall.core.graph import Graph
 from memwall.core.ranks import ranks_text
 from memwall.core.units import counted, size
 from memwall.frontend.torch.dtensors import forget_meshes
-from memwall.frontend.torch.flat_shards import constructing, gathering, is_flat_sharded, settle_flat_shards
+from memwall.frontend.torch.flat_shards import constructing
 from memwall.frontend.torch.streams import Streams
 from memwall.frontend.workload.blame import is_machinery
 from memwall.ops.collective import sent
@@ -263,156 +260,6 @@ def ranks_of(group: Any) -> list[int]:
     return dist.get_process_group_ranks(group)
 
 
-def is_data_parallel(module: nn.Module) -> bool:
-    """Whether a module is a DistributedDataParallel, whose reducer waits for gradients."""
-    return type(module).__name__ == "DistributedDataParallel" and hasattr(module, "reducer")
-
-
-def waits_for_ranks(module: nn.Module, training: bool) -> bool:
-    """Whether blocks of a module depend on what others do: a reducer waits for gradients, shards are gathered ahead."""
-    return any(
-        is_sharded(part) or is_flat_sharded(part) or (training and is_data_parallel(part)) for part in module.modules()
-    )
-
-
-def remade(wrapped: Any, module: nn.Module) -> nn.Module:
-    """A DistributedDataParallel like ``wrapped`` around another module; it does not search for unused parameters, which
-    needs data."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    cap = None if wrapped.bucket_bytes_cap_default else wrapped.bucket_bytes_cap / 2**20
-    with fake_groups(), _buckets_of_later_steps(wrapped), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers has a new name
-        made = DistributedDataParallel(
-            module, process_group=wrapped.process_group, broadcast_buffers=wrapped.broadcast_buffers,
-            bucket_cap_mb=cap, gradient_as_bucket_view=wrapped.gradient_as_bucket_view,
-        )  # fmt: skip
-    made.register_comm_hook(buckets := list[torch.Tensor](), _all_reduced)
-    _BUCKETS[made] = buckets
-    return made
-
-
-#: DistributedDataParallel → the buffers of its buckets, which it holds from step to step
-_BUCKETS: WeakKeyDictionary[nn.Module, list[torch.Tensor]] = WeakKeyDictionary()
-
-
-def buckets_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers in which modules below one send gradients, by name."""
-    for path, part in module.named_modules():
-        for number, buffer in enumerate(_BUCKETS.get(part, ())):
-            yield f"{path}.bucket{number}".lstrip("."), buffer
-
-
-@contextlib.contextmanager
-def _buckets_of_later_steps(wrapped: Any) -> Iterator[None]:
-    """While open, a reducer is made with the buckets to which torch changes after the first step, which has one alone:
-    parameters from the last to the first, as gradients come (``Reducer::rebuild_buckets``)."""
-    torch_own: Any = dist
-    assign, first = torch_own._compute_bucket_assignment_by_size, torch_own._DEFAULT_FIRST_BUCKET_BYTES
-    limits = [first] * wrapped.bucket_bytes_cap_default + [wrapped.bucket_bytes_cap]
-
-    def rebuilt(parameters: Any, _: Any, sparse: Any) -> tuple[list[list[int]], list[int]]:
-        buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
-        last = len(parameters) - 1
-        return [[last - place for place in bucket] for bucket in reversed(buckets)], sizes[::-1]
-
-    with patch.object(dist, "_compute_bucket_assignment_by_size", rebuilt):
-        yield
-
-
-def _all_reduced(state, bucket):  # type: ignore[no-untyped-def]  # torch reads the annotations of a hook
-    """What the reducer does with a bucket: a fake group returns no result of its own."""
-    buffer = bucket.buffer()
-    state.append(buffer)
-    dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(buffer)
-    return done
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` shards a module's parameters."""
-    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
-
-
 def is_of_process(thing: Any) -> bool:
     """Whether an object stands for the ranks of this process, which copies share."""
     return dist.is_available() and type(thing).__name__ in ("DeviceMesh", "ProcessGroup", "_FSDPDeviceHandle")
-
-
-def keep_state(module: nn.Module, made: nn.Module, copied: Callable[[Any], Any]) -> None:
-    """Give a sharded module's copy the copy of what ``fully_shard`` knows of it."""
-    from torch.distributed._composable_state import _get_module_state, _insert_module_state
-
-    _insert_module_state(made, copied(_get_module_state(module)))
-
-
-def _groups(module: nn.Module) -> list[Any]:
-    """The groups of parameters below a module that are gathered together."""
-    from torch.distributed._composable_state import _get_module_state
-
-    states: dict[int, Any] = {id(s): s for m in module.modules() if is_sharded(m) and (s := _get_module_state(m))}
-    # torch 2.11 has one group a state
-    return [g for s in states.values() for g in getattr(s, "_fsdp_param_groups", [s._fsdp_param_group]) if g]
-
-
-def settle_shards(module: nn.Module) -> None:
-    """Let the shards of a module's copy be as torch makes them on a device."""
-    settle_flat_shards(module)
-    _settle_groups(module)
-
-
-def _settle_groups(module: nn.Module) -> None:
-    """Let sharded parameters without data be parts of what their groups gather, padded as on a device. torch does so
-    for those with data (``FSDPParam.reset_sharded_param``)."""
-    for parameter in (item for group in _groups(module) for item in group.fsdp_params):
-        if parameter.offload_to_cpu:
-            raise UsageError("CPUOffloadPolicy keeps parameters on the host, which is not modeled: leave it out")
-        info, axis = parameter._module_info, parameter.fsdp_placement.dim
-        own = parameter.sharded_param = getattr(info.module, info.param_name)
-        parameter._sharding_spec, local = own._spec, own._local_tensor
-        if local.is_meta:
-            padded = torch.empty(parameter.padded_sharded_param_size, dtype=local.dtype, device="meta")
-            parameter._sharded_param_data = padded.view(-1)
-            own._local_tensor = padded.narrow(axis, 0, local.size(axis) if local.numel() else 0)
-
-
-@contextlib.contextmanager
-def sharding(module: nn.Module, release: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """While open, a sharded module runs without data, and ``release`` is called with memory that it frees and asks for
-    again."""
-    if not waits_for_ranks(module, training=False):
-        yield
-        return
-    resize = torch.UntypedStorage.resize_
-
-    def resized(storage: torch.UntypedStorage, size: int) -> Any:
-        release(storage)
-        return resize(storage, size)
-
-    with _gathering_groups(module), gathering(module), patch.object(torch.UntypedStorage, "resize_", resized):
-        yield
-
-
-@contextlib.contextmanager
-def _gathering_groups(module: nn.Module) -> Iterator[None]:
-    """While open, copies of what ``fully_shard`` gathers are recorded as the ops of aten that they are."""
-    if not _groups(module):
-        yield
-        return
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-
-    ops: Any = torch.ops.fsdp
-    copies: Any = {
-        "all_gather_copy_in": collectives.all_gather_copy_in_cuda,
-        "split_with_sizes_copy": collectives.split_with_sizes_copy,
-        "chunk_cat": collectives.chunk_cat,
-    }
-    with (
-        patch.multiple(ops, **copies),
-        patch.object(collectives, "_get_device_handle", lambda kind: torch.cuda),
-        patch.object(type(_groups(module)[0]), "_validate_no_meta_params", lambda group: None),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of what forward returns, whatever it is used for
-        yield

@@ -33,17 +33,9 @@ from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.copies import is_lazy, shaping
 from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
+from memwall.frontend.torch.data_parallel import buckets_of, settle_shards, sharding, waits_for_ranks
 from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.distributed import (
-    buckets_of,
-    fake_groups,
-    one_rank,
-    own_group,
-    settle_shards,
-    sharding,
-    this_rank,
-    waits_for_ranks,
-)
+from memwall.frontend.torch.distributed import fake_groups, one_rank, own_group, this_rank
 from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.dtensors import alike_once, deriving_shapes
 from memwall.frontend.torch.failures import NeedsGradients, blaming
