@@ -97,6 +97,11 @@ class Blocks:
     tied: int = 0
     stages: tuple[int, ...] = ()
 
+    @property
+    def every(self) -> tuple[Block, ...]:
+        """All blocks, in order."""
+        return (self.before, *self.layers, self.after)
+
     def cuts(self, count: int) -> list[int]:
         """Where so many stages begin among the layers, and where the last ends; as equally many as can be where the
         program does not say."""
@@ -111,7 +116,7 @@ class Blocks:
         Raises:
             UsageError: it is not known how many experts a token chooses.
         """
-        every = {id(block): block for block in (self.before, *self.layers, self.after)}
+        every = {id(block): block for block in self.every}
         works = (work for block in every.values() for work in (block.forward, block.backward))
         if any(work.a2a_s and not work.hybrid_s for work in works):
             raise UsageError("dispatcher=hybridep sends a token once, and no torch.topk of the model says how many"

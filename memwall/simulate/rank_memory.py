@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
-from memwall.simulate.blocks import Block
+from memwall.core.parallelism import Parallelism
+from memwall.simulate.blocks import Block, Blocks, merged
 
 
 class State(NamedTuple):
@@ -93,3 +96,88 @@ def worst_block(
             most, found = alive, (number, later, again)
         later += kept(blocks[number])
     return found
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The stages of a pipeline and the ranks that have them, and what these hold."""
+
+    blocks: Blocks
+    layout: Parallelism
+    state: State
+
+    @property
+    def count(self) -> int:
+        """Stages, all chunks counted."""
+        return self.layout.pp * self.layout.chunks
+
+    @cached_property
+    def numbers(self) -> list[range]:
+        """Of each stage its blocks, by their numbers among those of the model."""
+        cuts = self.blocks.cuts(self.count)
+        return [range(*cut) for cut in pairwise((0, *(1 + cut for cut in cuts[1:-1]), len(self.blocks.every)))]
+
+    @cached_property
+    def parts(self) -> list[tuple[Block, ...]]:
+        """The blocks of each stage."""
+        every = self.blocks.every
+        return [every[stage.start : stage.stop] for stage in self.numbers]
+
+    def of_rank(self, rank: int) -> list[Block]:
+        return [block for k in range(rank, self.count, self.layout.pp) for block in self.parts[k]]
+
+    def is_end(self, block: Block) -> bool:
+        """Whether a block stands before or after the layers."""
+        return block is self.blocks.before or block is self.blocks.after
+
+    @property
+    def expert_replicas(self) -> int:
+        """GPUs that have the same experts."""
+        return self.layout.tp * self.layout.replicas // self.layout.ep
+
+    def _held(self, rank: int) -> Block:
+        """The parameters of a rank, by what they are."""
+        own = merged(self.of_rank(rank))
+        if self.layout.pp == 1 or rank < self.layout.pp - 1:
+            return own
+        more = self.blocks.tied
+        return replace(own, parameters=own.parameters + more, frozen=own.frozen + more - self.blocks.tied_trained)
+
+    def _shard(self, held: Block) -> int:
+        """Of parameters the share of a rank where all GPUs that have the same hold one."""
+        shared = held.parameters - held.experts
+        return -(-shared // self.layout.replicas) - (-held.experts // self.expert_replicas)
+
+    def _updated(self, held: Block) -> int:
+        """Numbers of which a rank holds gradients and the optimizer's state, once they are summed."""
+        return held.trained.parameters if self.layout.fsdp == "none" else self._shard(held.trained)
+
+    def memory(self, rank: int, in_flight: int) -> Memory:
+        """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
+        held = self._held(rank)
+        shard, updated = self._shard(held), self._updated(held)
+        state, part = self.state, self.parts[rank + self.layout.pp * (self.layout.chunks - 1)]
+        kept = sum(map(self._kept_bytes, self.of_rank(rank))) * in_flight / self.layout.chunks
+        beside = self._gathered_bytes(part) if shard < held.parameters else [0] * len(part)
+        at, later, again = worst_block(part, self._kept_bytes, beside)
+        return Memory(
+            state.weight * (shard if self.layout.fsdp == "full" else held.parameters), state.gradient * updated,
+            state.optimizer * updated, beside[at], round(kept) - later, again, part[at].temporary_bytes, at,
+        )  # fmt: skip
+
+    def _gathered_bytes(self, part: Sequence[Block]) -> list[int]:
+        """What replicas have whole of their shards while each block runs backward: weights of what stands around the
+        layers and of two of these, and gradients that are not scattered yet, those around the layers in the end."""
+        weight, gradient = self.state.weight * (self.layout.fsdp == "full"), self.state.gradient
+        ends = merged(block for block in part if self.is_end(block)).parameters
+        layer, later, found = max(block.parameters for block in part if not self.is_end(block)), 0, list[int]()
+        for block in reversed(part):
+            is_last = block is self.blocks.after
+            own = 0 if is_last else block.trained.parameters
+            found.append(weight * (ends + (1 if is_last else 2) * layer) + gradient * (later + own))
+            later += block.trained.parameters * self.is_end(block)
+        return found[::-1] if self.layout.fsdp != "none" else [0] * len(part)
+
+    def _kept_bytes(self, block: Block) -> int:
+        """What a microbatch leaves in memory."""
+        return block.kept_bytes("none" if self.is_end(block) else self.layout.recompute)

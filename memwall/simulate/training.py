@@ -1,5 +1,5 @@
 """A training step on many GPUs: blocks of a model (:mod:`memwall.simulate.blocks`), a layout and a cluster → time and
-memory of each rank.
+memory of each rank (the latter in :mod:`memwall.simulate.rank_memory`).
 
 The pipeline of microbatches is simulated (:mod:`memwall.simulate.pipeline`). Gradients are summed over the replicas
 block by block while the last backward pass runs, and what does not fit next to it is exposed; weights that are sharded
@@ -19,7 +19,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 from memwall.core.errors import unknown
 from memwall.core.parallelism import Parallelism
@@ -28,7 +27,7 @@ from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
 from memwall.simulate.blocks import Block, Blocks, Work, merged
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
-from memwall.simulate.rank_memory import STATES, Memory, State, worst_block
+from memwall.simulate.rank_memory import STATES, Memory, Ranks
 from memwall.simulate.streams import Sent, Sides, beside_s, one_ahead
 
 #: of exchanges that run next to parts of a product, the share that these hide: they take multiprocessors, and parts are
@@ -129,34 +128,15 @@ def _job(blocks: Blocks, layout: Parallelism, cluster: Cluster, state: str, over
     hidden = _HIDDEN * (1 - 1 / layout.tp) if layout.async_tp else 0.0
     if layout.dispatcher == "hybridep":
         blocks = blocks.dispatched
-    return _Job(blocks, layout, all_at_once(cluster), STATES[state], overlap, hidden)
+    return _Job(blocks, layout, STATES[state], all_at_once(cluster), overlap, hidden)
 
 
 @dataclass(frozen=True)
-class _Job:
-    blocks: Blocks
-    layout: Parallelism
+class _Job(Ranks):
     cluster: Cluster
-    state: State
     overlap: bool
     #: share of the collectives between the ranks that share products that runs next to them
     hidden: float
-
-    @property
-    def count(self) -> int:
-        """Stages, all chunks counted."""
-        return self.layout.pp * self.layout.chunks
-
-    @cached_property
-    def parts(self) -> list[tuple[Block, ...]]:
-        """The blocks of each stage."""
-        found = [self.blocks.layers[a:b] for a, b in pairwise(self.blocks.cuts(self.count))]
-        found[0] = (self.blocks.before, *found[0])
-        found[-1] = (*found[-1], self.blocks.after)
-        return found
-
-    def of_rank(self, rank: int) -> list[Block]:
-        return [block for k in range(rank, self.count, self.layout.pp) for block in self.parts[k]]
 
     # -- one microbatch ------------------------------------------------------------------------------------------------
 
@@ -211,13 +191,13 @@ class _Job:
 
     def _again(self, block: Block) -> Work:
         """What backward computes again."""
-        if self._is_end(block):
+        if self.is_end(block):
             return Work()
         return {"none": Work(), "selective": block.core, "full": block.forward}[self.layout.recompute]
 
     def _accumulate_s(self, part: Iterable[Block]) -> float:
         """Gradients of a microbatch are added to those of the ones before."""
-        trained = _parameters(block.trained for block in part)
+        trained = merged(part).trained.parameters
         return self._memory_s(self.state.accumulate * trained) if self.layout.microbatches > 1 else 0.0
 
     def _memory_s(self, nbytes: float) -> float:
@@ -239,17 +219,12 @@ class _Job:
 
     # -- between replicas ----------------------------------------------------------------------------------------------
 
-    @property
-    def _expert_replicas(self) -> int:
-        """GPUs that have the same experts."""
-        return self.layout.tp * self.layout.replicas // self.layout.ep
-
     def _between_s(self, op: str, block: Block, nbytes: int) -> float:
         """A collective of so many bytes of each of a block's numbers, between the GPUs that have the same: ``tp`` apart
         where they are not experts."""
         layout, shared = self.layout, block.parameters - block.experts
         return self._apart_s(op, shared * nbytes, layout.replicas, layout.tp) + self._apart_s(
-            op, block.experts * nbytes, self._expert_replicas, layout.ep
+            op, block.experts * nbytes, self.expert_replicas, layout.ep
         )
 
     def _apart_s(self, op: str, nbytes: int, ranks: int, apart: int) -> float:
@@ -275,9 +250,9 @@ class _Job:
     def _sharded(self, part: Sequence[Block], forward_s: float, backward_s: float) -> tuple[float, float]:
         """Forward and backward where each layer's weights are gathered before it, and its gradients summed after. What
         stands around the layers is gathered before forward, kept, and its gradients are summed in the end."""
-        ends = merged([block for block in part if self._is_end(block)])
+        ends = merged([block for block in part if self.is_end(block)])
         gathers, reduces = (
-            [0.0 if self._is_end(block) else seconds(block) for block in part]
+            [0.0 if self.is_end(block) else seconds(block) for block in part]
             for seconds in (self._gather_s, self._reduce_s)
         )
         first = [self._gather_s(ends) + gathers[0], *gathers[1:]]
@@ -334,23 +309,6 @@ class _Job:
 
     # -- a rank --------------------------------------------------------------------------------------------------------
 
-    def _held(self, rank: int) -> Block:
-        """The parameters of a rank, by what they are."""
-        own = merged(self.of_rank(rank))
-        if self.layout.pp == 1 or rank < self.layout.pp - 1:
-            return own
-        more = self.blocks.tied
-        return replace(own, parameters=own.parameters + more, frozen=own.frozen + more - self.blocks.tied_trained)
-
-    def _shard(self, held: Block) -> int:
-        """Of parameters the share of a rank where all GPUs that have the same hold one."""
-        shared = held.parameters - held.experts
-        return -(-shared // self.layout.replicas) - (-held.experts // self._expert_replicas)
-
-    def _updated(self, held: Block) -> int:
-        """Numbers of which a rank holds gradients and the optimizer's state, once they are summed."""
-        return held.trained.parameters if self.layout.fsdp == "none" else self._shard(held.trained)
-
     def optimizer_s(self, rank: int) -> float:
         return self._memory_s(self._updated(self._held(rank)) * self.state.update_bytes)
 
@@ -360,44 +318,10 @@ class _Job:
         once = _sum(work for block in blocks for work in (block.forward, self._whole_backward(block)))
         return (once.link_s - self.hidden * once.tensor_s) * self.layout.microbatches
 
-    def memory(self, rank: int, in_flight: int) -> Memory:
-        """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
-        held = self._held(rank)
-        shard, updated = self._shard(held), self._updated(held)
-        state, part = self.state, self.parts[rank + self.layout.pp * (self.layout.chunks - 1)]
-        kept = sum(map(self._kept_bytes, self.of_rank(rank))) * in_flight / self.layout.chunks
-        beside = self._gathered_bytes(part) if shard < held.parameters else [0] * len(part)
-        at, later, again = worst_block(part, self._kept_bytes, beside)
-        return Memory(
-            state.weight * (shard if self.layout.fsdp == "full" else held.parameters), state.gradient * updated,
-            state.optimizer * updated, beside[at], round(kept) - later, again, part[at].temporary_bytes, at,
-        )  # fmt: skip
-
-    def _gathered_bytes(self, part: Sequence[Block]) -> list[int]:
-        """What replicas have whole of their shards while each block runs backward: weights of what stands around the
-        layers and of two of these, and gradients that are not scattered yet, those around the layers in the end."""
-        weight, gradient = self.state.weight * (self.layout.fsdp == "full"), self.state.gradient
-        ends = _parameters(block for block in part if self._is_end(block))
-        layer, later, found = max(block.parameters for block in part if not self._is_end(block)), 0, list[int]()
-        for block in reversed(part):
-            is_last = block is self.blocks.after
-            own = 0 if is_last else block.trained.parameters
-            found.append(weight * (ends + (1 if is_last else 2) * layer) + gradient * (later + own))
-            later += block.trained.parameters * self._is_end(block)
-        return found[::-1] if self.layout.fsdp != "none" else [0] * len(part)
-
-    def _is_end(self, block: Block) -> bool:
-        """Whether a block stands before or after the layers."""
-        return block is self.blocks.before or block is self.blocks.after
-
-    def _kept_bytes(self, block: Block) -> int:
-        """What a microbatch leaves in memory."""
-        return block.kept_bytes("none" if self._is_end(block) else self.layout.recompute)
-
     @property
     def flops(self) -> tuple[int, int]:
         """FLOPs of the model in a step, and those that all GPUs compute."""
-        every, tp = (self.blocks.before, *self.blocks.layers, self.blocks.after), self.layout.tp
+        every, tp = self.blocks.every, self.layout.tp
         times, again = self.layout.microbatches * self.layout.replicas, _sum(map(self._again, every)).flops
         once = _sum(work for block in every for work in (block.forward, block.backward))
         return times * (tp * once.flops - (tp - 1) * once.repeated), times * tp * (once.flops + again)
@@ -405,7 +329,3 @@ class _Job:
 
 def _sum(works: Iterable[Work]) -> Work:
     return sum(works, Work())
-
-
-def _parameters(blocks: Iterable[Block]) -> int:
-    return sum(block.parameters for block in blocks)

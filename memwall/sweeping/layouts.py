@@ -198,13 +198,9 @@ class _Ranks:
         except (MemwallError, ValueError):
             self._short = None
             return
-        pairs = zip(_every(stretched), _every(self.whole), strict=True)
+        pairs = zip(stretched.every, self.whole.every, strict=True)
         if stretched.tied != self.whole.tied or not all(_is_alike(*pair) for pair in pairs):
             self._short = None
-
-
-def _every(blocks: Blocks) -> tuple[Block, ...]:
-    return (blocks.before, *blocks.layers, blocks.after)
 
 
 def _is_alike(one: Block, other: Block) -> bool:
@@ -292,7 +288,7 @@ class _Search:
         key = id(blocks), recompute
         if key not in self._totals:
             again = {"none": Work(), "selective": _sum(blocks.layers, "core"), "full": _sum(blocks.layers, "forward")}
-            every = _every(blocks)
+            every = blocks.every
             whole = _sum(every, "forward") + _sum(every, "backward") + again[recompute]
             self._totals[key] = whole, _sum(every, "weight")
         return self._totals[key]
@@ -324,7 +320,7 @@ class _Search:
         layers = len(whole.layers) // (layout.pp * layout.chunks)
         own, trained = (
             every[0].parameters + layers * layout.chunks * min(block.parameters for block in every[1:-1])
-            for every in (_every(whole), [block.trained for block in _every(whole)])
+            for every in (whole.every, [block.trained for block in whole.every])
         )
         shards = layout.replicas if layout.fsdp != "none" else 1
         nbytes = trained * (state.gradient + state.optimizer) / shards
