@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.unit.configs import target_of
 
 # a busy machine is no failure
 hypothesis.settings.register_profile("memwall", deadline=None)
@@ -53,3 +56,10 @@ def golden(request):
         assert text == path.read_text(encoding="utf-8"), f"differs from {path}; pytest --update-golden rewrites it"
 
     return check
+
+
+@pytest.fixture
+def save(tmp_path):
+    """``save({...})``: the target of a folder with that configuration of a transformers model in it."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    return partial(target_of, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 
@@ -12,7 +11,7 @@ from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.serving import read_model, serve, steps_of
 from memwall.sweeping.search import _least_step_s, search
-from tests.cli.test_serve import LLAMA
+from tests.unit.configs import SHORT_LLAMA, target_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 PRICES = {"h100-sxm": 2.5, "a100-80gb-sxm": 1.5}
@@ -21,9 +20,7 @@ PRICES = {"h100-sxm": 2.5, "a100-80gb-sxm": 1.5}
 @pytest.fixture
 def llama(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
-    return f"hf:{tmp_path / 'llama'}"
+    return target_of(tmp_path / "llama", SHORT_LLAMA)
 
 
 def exhaustive(target, slo, clients, gpus):

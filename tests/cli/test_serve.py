@@ -6,22 +6,14 @@ import re
 import pytest
 
 from memwall.hardware.engine import engine_host
+from tests.unit.configs import SHORT_LLAMA, target_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-
-#: Llama-3-8B with 2 of its 32 layers
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "tie_word_embeddings": False, "dtype": "bfloat16",
-}  # fmt: skip
 
 
 @pytest.fixture
 def model(tmp_path):
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
-    return f"hf:{tmp_path / 'llama'}"
+    return target_of(tmp_path / "llama", SHORT_LLAMA)
 
 
 def points(run, *words):
@@ -146,7 +138,7 @@ def test_an_fp8_cache_halves_its_bytes(run, model):
 )
 def test_a_checkpoint_says_how_its_cache_is_stored(run, tmp_path, stated, itemsize, note):
     """Keys and values of 8 heads of 128 in 2 layers; engines take the format for which the checkpoint has scales."""
-    target = described(tmp_path, LLAMA | {"quantization_config": stated})
+    target = target_of(tmp_path, SHORT_LLAMA | {"quantization_config": stated})
     found = points(run, target, "--concurrency", "1")
     (point,) = found["points"]
     assert point["kv_bytes_per_sequence"] == 1280 * 2 * (2 * 8 * 128) * itemsize
@@ -242,9 +234,9 @@ def test_a_trace_of_requests(run, model, tmp_path):
 
 def test_weights_that_do_not_fit_name_a_number_of_gpus_that_divides_the_heads(run, tmp_path):
     """Llama-3-405B: 12 GPUs would hold 812 GB in some 72 GB each, of 128 heads 16 are the next divisor."""
-    wide = LLAMA | {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+    wide = SHORT_LLAMA | {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
                     "num_attention_heads": 128}  # fmt: skip
-    result = run("serve", described(tmp_path, wide), "--concurrency", "1")
+    result = run("serve", target_of(tmp_path, wide), "--concurrency", "1")
     assert result.code == 2 and result.err.rstrip().endswith("--tp 16 is the least that divides the heads")
 
 
@@ -284,16 +276,11 @@ def test_bad_input_gets_one_line(run, model, words, said):
     assert said in result.error and result.code == 2
 
 
-MIXTRAL = LLAMA | {
+MIXTRAL = SHORT_LLAMA | {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 2048,
     "num_attention_heads": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
 }  # fmt: skip
 INT8 = {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}, "quant_method": "compressed-tensors"}
-
-
-def described(folder, fields):
-    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    return f"hf:{folder}"
 
 
 @pytest.mark.parametrize(
@@ -305,14 +292,14 @@ def described(folder, fields):
     ],
 )
 def test_quantisation_that_is_not_known(run, tmp_path, stated, said):
-    target = described(tmp_path, LLAMA | {"quantization_config": stated})
+    target = target_of(tmp_path, SHORT_LLAMA | {"quantization_config": stated})
     assert said in run("serve", target, "--concurrency", "1").error
     assert run("serve", target, "--concurrency", "1", "--weights", "fp8").code == (2 if stated == 7 else 0)
 
 
 def test_int8_experts_are_int8(run, tmp_path):
     """8 bits of each weight and a scale of 2 bytes for each column; the products run on 16-bit activations."""
-    (point,) = points(run, described(tmp_path, MIXTRAL | {"quantization_config": INT8}), "--concurrency", "1")["points"]
+    (point,) = points(run, target_of(tmp_path, MIXTRAL | {"quantization_config": INT8}), "--concurrency", "1")["points"]
     expert, scales = 3 * 1024 * 2048, 2 * (2 * 2048 + 1024)
     attention, columns = 1024 * 2048 + 1024 * 1024, 2 * (2048 + 1024)
     layer = 8 * (expert + scales) + attention + columns + 2 * 8 * 1024  # and the router, in bfloat16
@@ -331,7 +318,7 @@ def test_mixed_precision_is_that_of_each_module(run, tmp_path):
                for i in range(2) for e in range(8) for w in range(3)}  # fmt: skip
     layers["lm_head"] = {"quant_algo": "FP8"}
     stated = {"quant_algo": "MIXED_PRECISION", "quant_method": "modelopt", "quantized_layers": layers}
-    target = described(tmp_path, MIXTRAL | {"quantization_config": stated})
+    target = target_of(tmp_path, MIXTRAL | {"quantization_config": stated})
     found = points(run, target, "--concurrency", "1")
     qkv, out, expert = 1024 * 2048, 1024 * 1024, 3 * 1024 * 2048
     layer = qkv + 4 + 2 * out + 8 * expert * 9 // 16 + 2 * 8 * 1024
@@ -341,7 +328,7 @@ def test_mixed_precision_is_that_of_each_module(run, tmp_path):
     (plain,) = points(run, target, "--concurrency", "1", "--weights", "fp8")["points"]
     assert plain["weights_bytes"] == pytest.approx(2 * (qkv + out + 8 * expert + 2 * 8 * 1024) + 2 * table, rel=1e-3)
     groups = {"a": {"weights": {"num_bits": 8, "type": "float"}}, "b": {"weights": {"num_bits": 4, "type": "float"}}}
-    several = described(
+    several = target_of(
         tmp_path, MIXTRAL | {"quantization_config": {"quant_method": "modelopt", "config_groups": groups}}
     )
     assert "weights quantised as modelopt are not modeled; --weights says" in run("serve", several).error
@@ -356,7 +343,7 @@ def test_experts_in_four_bits_and_the_rest_in_blocks_of_fp8(run, tmp_path, state
     more = {"expert_dtype": "fp4", "quantization_config": method}
     if stated == "quantized_layers":
         more = {"quantization_config": method | {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
-    (point,) = points(run, described(tmp_path, MIXTRAL | more), "--concurrency", "1")["points"]
+    (point,) = points(run, target_of(tmp_path, MIXTRAL | more), "--concurrency", "1")["points"]
     attention, expert = 1024 * 2048 + 1024 * 1024, 3 * 1024 * 2048
     scaled = {"expert_dtype": 17, "quantized_layers": 18}[stated]  # of 32 parts of a byte
     layer = attention + attention // 128**2 * 4 + 8 * expert * scaled // 32 + 2 * 8 * 1024
@@ -366,7 +353,9 @@ def test_experts_in_four_bits_and_the_rest_in_blocks_of_fp8(run, tmp_path, state
 def test_what_is_left_alone_is_named_as_in_the_checkpoint(run, tmp_path):
     """Nemotron's checkpoints say backbone where transformers says model."""
     stated = {"quant_algo": "FP8", "quant_method": "modelopt", "ignore": ["backbone.layers.1.self_attn.*", "lm_head"]}
-    (point,) = points(run, described(tmp_path, LLAMA | {"quantization_config": stated}), "--concurrency", "1")["points"]
+    (point,) = points(run, target_of(tmp_path, SHORT_LLAMA | {"quantization_config": stated}), "--concurrency", "1")[
+        "points"
+    ]
     attention, mlp = 4096 * 6144 + 4096 * 4096, 3 * 4096 * 14336
     others = 2 * 2 * 128256 * 4096 + 5 * 4096 * 2
     scales = 4 * 4 + 2 * 4  # of one matrix each, fused ones are one; QKV and output of one layer alone
@@ -418,7 +407,7 @@ WHISPER = {
 
 
 def test_an_encoder_runs_before_the_first_token(run, tmp_path):
-    target = described(tmp_path, WHISPER)
+    target = target_of(tmp_path, WHISPER)
     (point,) = points(run, target, "--concurrency", "1", "--generate", "100")["points"]
     # keys and values of 1,500 columns, and of 4 + 100 tokens, in two layers
     assert point["kv_bytes_per_sequence"] == 2 * 2 * (1500 + 104) * 1280 * 2
@@ -439,7 +428,7 @@ def test_an_encoder_of_text_reads_the_prompt(run, tmp_path):
         "architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": 512, "d_kv": 64, "d_ff": 2048,
         "num_layers": 2, "num_heads": 8, "vocab_size": 32128, "is_encoder_decoder": True, "dtype": "bfloat16",
     }  # fmt: skip
-    target = described(tmp_path, fields)
+    target = target_of(tmp_path, fields)
     words = ("--concurrency", "1", "--generate", "50", "--prompt")
     short, long = (points(run, target, *words, n)["points"][0] for n in ("300", "3000"))
     for point, n in ((short, 300), (long, 3000)):
@@ -458,7 +447,7 @@ def test_a_model_without_a_cache_has_no_server(run, tmp_path):
 
 
 def test_a_step_under_the_server_policy_alone_is_shown(run, tmp_path):
-    target = described(tmp_path, LLAMA | {"num_hidden_layers": 2})
+    target = target_of(tmp_path, SHORT_LLAMA)
     shown = run("profile", target, "--mode", "decode", "--batch", "2", "--context", "64", "--policy", "server", "--gpu",
                 "h100")  # fmt: skip
     assert shown.code == 0 and "H100" in shown.out, shown.err

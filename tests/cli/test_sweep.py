@@ -15,7 +15,7 @@ from memwall.fusion.server import Step
 from memwall.serving import read_model, serve
 from memwall.sweeping.kinds import kind_of
 from tests.cli.conftest import MODEL
-from tests.cli.test_serve import LLAMA
+from tests.unit.configs import SHORT_LLAMA, target_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -33,9 +33,7 @@ def mlp(tmp_path):
 
 @pytest.fixture
 def llama(tmp_path):
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama/config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
-    return f"hf:{tmp_path / 'llama'}"
+    return target_of(tmp_path / "llama", SHORT_LLAMA)
 
 
 def record(run, *words):

@@ -15,7 +15,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.sweeping import dataset
 from tests.cli.conftest import MODEL
-from tests.cli.test_serve import LLAMA
+from tests.unit.configs import SHORT_LLAMA, target_of
 
 VARY = {"batch": [1, 2, 3, 4, 5, 6], "gpu": ["a100", "h100"]}
 needs_dask = pytest.mark.skipif(
@@ -133,10 +133,9 @@ def test_a_disk_that_fills_keeps_what_is_finished(mlp, tmp_path, monkeypatch):
 
 def test_one_broken_configuration_in_a_thousand_is_reported_and_the_others_finish(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     steps = [(batch, 1024) for batch in range(1, 1001)]
     steps[500] = 501, 10**6
-    frame = memwall.sweep(f"hf:{tmp_path}", {"gpu": ["h100"], ("batch", "context"): steps}, workers=0)
+    frame = memwall.sweep(target_of(tmp_path, SHORT_LLAMA), {"gpu": ["h100"], ("batch", "context"): steps}, workers=0)
     broken = frame[frame["error"] != ""]
     assert broken.index.tolist() == [500] and "are beyond the 8,192 positions of the model" in broken["error"].item()
     assert (frame.drop(500)["time_s"] > 0).all()

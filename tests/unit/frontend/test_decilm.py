@@ -1,11 +1,10 @@
 """DeciLM: layers of several widths, some without attention or a feed-forward network, by hand."""
 
-import json
-
 import pytest
 
 import memwall
 from memwall.core.errors import UsageError
+from tests.unit.configs import target_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -31,8 +30,7 @@ DECILM = {
 @pytest.fixture
 def config(tmp_path):
     def write(**changed) -> str:
-        (tmp_path / "config.json").write_text(json.dumps(DECILM | changed), encoding="utf-8")
-        return f"hf:{tmp_path}"
+        return target_of(tmp_path, DECILM | changed)
 
     return write
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from memwall.frontend.torch.options import TraceOptions
@@ -62,9 +60,8 @@ CODEC = {"num_filters": 4, "downsampling_ratios": [2, 4], "depths": [1, 1, 1], "
         {"past_values": (1, 64), "past_values_padding": (1, 64), "freq": (1, 1)},
     ),
 ], ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "")  # fmt: skip
-def test_inputs_are_what_the_processor_makes(tmp_path, config, sizes, inputs):
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    traced = trace(resolve(f"hf:{tmp_path}", **sizes), TraceOptions())
+def test_inputs_are_what_the_processor_makes(save, config, sizes, inputs):
+    traced = trace(resolve(save(config), **sizes), TraceOptions())
     assert [tuple(given["shape"]) for given in traced.inputs] == list(inputs.values())
 
 
@@ -93,17 +90,15 @@ TRAINED = {
 
 
 @pytest.mark.parametrize(("config", "sizes", "inputs"), TRAINED.values(), ids=TRAINED)
-def test_what_training_is_given(tmp_path, config, sizes, inputs):
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    traced = trace(resolve(f"hf:{tmp_path}", mode="training", **sizes), TraceOptions(mode="training"))
+def test_what_training_is_given(save, config, sizes, inputs):
+    traced = trace(resolve(save(config), mode="training", **sizes), TraceOptions(mode="training"))
     assert [tuple(given["shape"]) for given in traced.inputs] == inputs
 
 
-def test_what_is_copied_to_the_host_while_a_model_is_built_needs_no_data(tmp_path):
+def test_what_is_copied_to_the_host_while_a_model_is_built_needs_no_data(save):
     """The table of relative positions is made on the device of a number, which is the host."""
     config = {"model_type": "wav2vec2-conformer", **TINY, "conv_dim": [32] * 7, "num_conv_pos_embedding_groups": 4,
               "position_embeddings_type": "relative"}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     said: list[str] = []
-    trace(resolve(f"hf:{tmp_path}"), TraceOptions(), said.append)
+    trace(resolve(save(config)), TraceOptions(), said.append)
     assert not [line for line in said if "needs data" in line]

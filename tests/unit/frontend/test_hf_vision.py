@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from memwall.core.errors import MissingError, UsageError
@@ -18,17 +16,6 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 GEMMA = {"model_type": "gemma", **TINY, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 99}
 SIGLIP = {"model_type": "siglip_vision_model", **TINY, "image_size": 28, "patch_size": 14, "vision_use_head": False}
-
-
-@pytest.fixture
-def save(tmp_path):
-    """``save({...})``: the target of a folder with that configuration in it."""
-
-    def write(config: dict) -> str:
-        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return f"hf:{tmp_path}"
-
-    return write
 
 
 @pytest.mark.parametrize(("config", "sizes", "inputs"), [

@@ -120,9 +120,9 @@ def test_a_large_mask_of_one_value_passes_through_a_replay_as_one_value():
 
 
 @pytest.mark.parametrize(("seconds", "tokens"), [(0.05, 1), (0.5, 7), (0.56, 7)])
-def test_voxtral_realtime_takes_a_token_for_each_80_ms(seconds, tokens, save_config):
+def test_voxtral_realtime_takes_a_token_for_each_80_ms(seconds, tokens, save):
     """Columns of 10 ms: 5 are padded to 8, 50 to 56."""
-    target = save_config({"model_type": "voxtral_realtime"})
+    target = save({"model_type": "voxtral_realtime"})
     inputs = resolve(target, seconds=seconds).inputs()
     assert inputs["input_ids"].shape == (1, tokens)
     assert inputs["input_features"].shape == (1, 128, 8 * tokens)
@@ -130,26 +130,13 @@ def test_voxtral_realtime_takes_a_token_for_each_80_ms(seconds, tokens, save_con
         resolve(target, seq=77)
 
 
-def test_levit_trains_on_two_samples(save_config):
+def test_levit_trains_on_two_samples(save):
     """Its head normalises one vector of each sample."""
-    target = save_config({"model_type": "levit"})
+    target = save({"model_type": "levit"})
     assert resolve(target, mode="training").inputs()["pixel_values"].shape[0] == 2
     assert any("two samples" in note for note in resolve(target, mode="training").notes if isinstance(note, str))
     assert resolve(target).inputs()["pixel_values"].shape[0] == 1
     assert resolve(target, mode="training", batch=4).inputs()["pixel_values"].shape[0] == 4
-
-
-@pytest.fixture
-def save_config(tmp_path):
-    """Saves a configuration; the target that names it."""
-    pytest.importorskip("transformers")
-    import json
-
-    def save(config):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return f"hf:{tmp_path}"
-
-    return save
 
 
 @pytest.mark.parametrize("options", [{"batch": 2}, {"seq": 8, "image": "64x64"}, {"input_specs": ("f32[2,4]",)}])

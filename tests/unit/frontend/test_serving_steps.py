@@ -9,14 +9,10 @@ import torch
 import memwall
 from memwall.core.errors import UsageError
 from memwall.frontend.torch.kv_caches import is_of_cache
+from tests.unit.configs import LLAMA
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "tie_word_embeddings": False, "dtype": "bfloat16",
-}  # fmt: skip
 #: keys and values of one token in one layer of Llama-3-8B: 2 of 8 heads of 128 in bfloat16
 PER_LAYER = 2 * 8 * 128 * 2
 #: two layers of it, small: 4 heads of 16, of which 2 hold keys and values
@@ -24,15 +20,6 @@ SMALL = LLAMA | {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 64,
 }  # fmt: skip
-
-
-@pytest.fixture
-def config(tmp_path):
-    def write(fields) -> str:
-        (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-        return f"hf:{tmp_path}"
-
-    return write
 
 
 def roles(profile) -> dict[str, int]:
@@ -43,8 +30,8 @@ def of(profile, role):
     return [s for s in profile.graph.storages if s.role == role]
 
 
-def test_a_decode_step_of_llama_3_8b(config):
-    profile = memwall.profile(config(LLAMA), mode="decode", batch=32, context=4096, gpu="h100")
+def test_a_decode_step_of_llama_3_8b(save):
+    profile = memwall.profile(save(LLAMA), mode="decode", batch=32, context=4096, gpu="h100")
     cache = 32 * 4096 * 32 * PER_LAYER
     assert cache == 17_179_869_184
     assert roles(profile)["kv_cache"] == cache
@@ -66,8 +53,8 @@ def test_a_decode_step_of_llama_3_8b(config):
     assert profile.workload.mode == "decode"
 
 
-def test_a_prefill_fills_the_cache_and_makes_logits_of_the_last_position(config):
-    profile = memwall.profile(config(SMALL), mode="prefill", batch=3, prompt=32, gpu="h100")
+def test_a_prefill_fills_the_cache_and_makes_logits_of_the_last_position(save):
+    profile = memwall.profile(save(SMALL), mode="prefill", batch=3, prompt=32, gpu="h100")
     assert roles(profile)["kv_cache"] == 0
     # the cache is made in the step and is there after it: 2 layers, 2 of 2 heads of 16, bfloat16
     assert roles(profile)["kv_made"] == 3 * 32 * 2 * (2 * 2 * 16 * 2)
@@ -76,15 +63,15 @@ def test_a_prefill_fills_the_cache_and_makes_logits_of_the_last_position(config)
     assert profile.graph.values[head.outputs[0]].spec.numel == 3 * 256
 
 
-def test_a_prompt_after_others_reads_their_keys(config):
-    profile = memwall.profile(config(SMALL), mode="prefill", batch=3, prompt=8, context=24, gpu="h100")
+def test_a_prompt_after_others_reads_their_keys(save):
+    profile = memwall.profile(save(SMALL), mode="prefill", batch=3, prompt=8, context=24, gpu="h100")
     assert roles(profile)["kv_cache"] == 3 * 24 * 2 * (2 * 2 * 16 * 2)
     assert roles(profile)["kv_made"] == 3 * 32 * 2 * (2 * 2 * 16 * 2)
 
 
-def test_a_window_holds_no_more_than_it_sees(config):
+def test_a_window_holds_no_more_than_it_sees(save):
     mistral = SMALL | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 16}
-    profile = memwall.profile(config(mistral), mode="decode", context=40, gpu="h100")
+    profile = memwall.profile(save(mistral), mode="decode", context=40, gpu="h100")
     token = 2 * (2 * 2 * 16 * 2)
     assert roles(profile)["kv_made"] == 16 * token
     # what the prompt left is a view: 15 tokens of each of two heads, which lie 40 tokens apart
@@ -92,14 +79,14 @@ def test_a_window_holds_no_more_than_it_sees(config):
     assert lists == 2 * 2 * (40 + 15) * 16 * 2
 
 
-def test_states_of_a_recurrence_do_not_grow(config):
+def test_states_of_a_recurrence_do_not_grow(save):
     mamba = {
         "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 2,
         "num_heads": 8, "head_dim": 16, "state_size": 32, "n_groups": 1, "vocab_size": 256, "conv_kernel": 4,
         "expand": 2, "chunk_size": 16, "dtype": "float32",
     }  # fmt: skip
     short, long = (
-        memwall.profile(config(mamba), mode="decode", batch=2, context=n, gpu="h100").graph.role_bytes for n in (8, 48)
+        memwall.profile(save(mamba), mode="decode", batch=2, context=n, gpu="h100").graph.role_bytes for n in (8, 48)
     )
     assert short["kv_cache"] == long["kv_cache"]
     # 8 heads of 16 x 32 states, and 4 columns of 128 + 2 x 32 channels, in 2 layers for 2 samples, float32
@@ -124,8 +111,8 @@ BART = {
 }  # fmt: skip
 
 
-def test_a_decode_step_of_whisper_reads_the_keys_of_the_sound_and_writes_none(config):
-    profile = memwall.profile(config(WHISPER), mode="decode", batch=3, context=100, gpu="h100")
+def test_a_decode_step_of_whisper_reads_the_keys_of_the_sound_and_writes_none(save):
+    profile = memwall.profile(save(WHISPER), mode="decode", batch=3, context=100, gpu="h100")
     cross = 2 * 32 * 1500 * 1280 * 2
     assert cross == 245_760_000
     assert roles(profile)["kv_cache"] == 3 * (cross + 2 * 32 * 100 * 1280 * 2)
@@ -133,8 +120,8 @@ def test_a_decode_step_of_whisper_reads_the_keys_of_the_sound_and_writes_none(co
     assert not [op for op in profile.graph.ops if op.module.startswith("model.encoder")]
 
 
-def test_a_prompt_of_whisper_runs_the_encoder(config):
-    profile = memwall.profile(config(WHISPER), mode="prefill", gpu="h100")
+def test_a_prompt_of_whisper_runs_the_encoder(save):
+    profile = memwall.profile(save(WHISPER), mode="prefill", gpu="h100")
     assert roles(profile)["kv_made"] == 2 * 32 * (1500 + 4) * 1280 * 2
     # 32 layers with 12 x 1280^2 weights for each of 1,500 columns, keys of all of them, two convolutions; the keys and
     # values of 32 decoder layers, and four tokens through 32 layers of 14 x 1280^2 and the head
@@ -144,12 +131,12 @@ def test_a_prompt_of_whisper_runs_the_encoder(config):
 
 
 @pytest.mark.parametrize("fields", [T5, BART])
-def test_the_encoder_reads_the_prompt(config, fields):
-    decode = memwall.profile(config(fields), mode="decode", batch=2, prompt=40, context=10, gpu="h100")
+def test_the_encoder_reads_the_prompt(save, fields):
+    decode = memwall.profile(save(fields), mode="decode", batch=2, prompt=40, context=10, gpu="h100")
     token = 3 * 2 * 64 * 2  # keys and values of three layers
     assert roles(decode)["kv_cache"] == 2 * (40 + 10) * token
     assert roles(decode)["kv_made"] == 2 * 11 * token
-    prefill = memwall.profile(config(fields), mode="prefill", batch=2, prompt=40, gpu="h100")
+    prefill = memwall.profile(save(fields), mode="prefill", batch=2, prompt=40, gpu="h100")
     assert roles(prefill)["kv_made"] == 2 * (40 + 1) * token
     assert roles(prefill)["input"] == 2 * (40 + 1) * 8
     assert any("the encoder reads 40 tokens" in note for note in prefill.notes)
@@ -166,9 +153,9 @@ def test_the_encoder_reads_the_prompt(config, fields):
         (BART, {"mode": "decode", "context": 128}, "--context 127 is the most"),
     ],
 )
-def test_what_no_step_of_an_encoder_decoder_can_be(config, fields, given, said):
+def test_what_no_step_of_an_encoder_decoder_can_be(save, fields, given, said):
     with pytest.raises(UsageError, match=said):
-        memwall.profile(config(fields), gpu="h100", **given)
+        memwall.profile(save(fields), gpu="h100", **given)
 
 
 FILE = """
@@ -234,10 +221,10 @@ def test_a_workload_is_told_the_mode(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
-def test_a_static_cache_is_read_whole(config, tmp_path, place):
+def test_a_static_cache_is_read_whole(save, tmp_path, place):
     """A buffer of 48 tokens, of which 16 are there: attention reads all, masked, and nothing is copied."""
     asked = {"cache_implementation": "static", "max_cache_len": 48}
-    target = config(SMALL | (asked if place == "config.json" else {}))
+    target = save(SMALL | (asked if place == "config.json" else {}))
     (tmp_path / "generation_config.json").write_text(json.dumps(asked if place != "config.json" else {}), "utf-8")
     decode = memwall.profile(target, mode="decode", batch=3, context=16, gpu="h100", policy=["eager", "server"])
     token = 2 * (2 * 2 * 16 * 2)
@@ -251,16 +238,16 @@ def test_a_static_cache_is_read_whole(config, tmp_path, place):
     prefill = memwall.profile(target, mode="prefill", batch=3, prompt=20, gpu="h100")
     assert roles(prefill)["kv_made"] == 3 * 48 * token
     # what a server would run is the same model
-    dynamic = memwall.profile(config(SMALL), mode="decode", batch=3, context=16, gpu="h100")
+    dynamic = memwall.profile(save(SMALL), mode="decode", batch=3, context=16, gpu="h100")
     (tmp_path / "generation_config.json").write_text("{}", "utf-8")
     from memwall.fusion.server import Layout, served
 
     assert served(decode.graph).kv_bytes(40, Layout()) == served(dynamic.graph).kv_bytes(40, Layout()) == 40 * token
 
 
-def test_caches_of_other_kinds_are_refused(config):
+def test_caches_of_other_kinds_are_refused(save):
     with pytest.raises(UsageError, match="cache_implementation is 'quantized'; static and dynamic are modeled"):
-        memwall.profile(config(SMALL | {"cache_implementation": "quantized"}), mode="decode", context=16, gpu="h100")
+        memwall.profile(save(SMALL | {"cache_implementation": "quantized"}), mode="decode", context=16, gpu="h100")
 
 
 @pytest.mark.parametrize(
@@ -275,21 +262,21 @@ def test_caches_of_other_kinds_are_refused(config):
         ({"mode": "inference", "context": 8}, "--context is of --mode prefill and --mode decode"),
     ],
 )
-def test_what_no_step_can_be(config, given, said):
+def test_what_no_step_can_be(save, given, said):
     with pytest.raises(UsageError, match=said.replace("(", r"\(")):
-        memwall.profile(config(SMALL), gpu="h100", **given)
+        memwall.profile(save(SMALL), gpu="h100", **given)
 
 
-def test_models_without_a_cache_have_no_such_step(config):
+def test_models_without_a_cache_have_no_such_step(save):
     bert = {"architectures": ["BertModel"], "model_type": "bert", "num_hidden_layers": 1}
     with pytest.raises(UsageError, match="keeps no cache"):
-        memwall.profile(config({**bert, "architectures": ["BertForSequenceClassification"]}), mode="decode", gpu="h100")
+        memwall.profile(save({**bert, "architectures": ["BertForSequenceClassification"]}), mode="decode", gpu="h100")
 
 
-def test_the_page_names_the_step(config):
+def test_the_page_names_the_step(save):
     from memwall.report import render
 
-    profile = memwall.profile(config(SMALL), mode="decode", context=16, gpu="h100")
+    profile = memwall.profile(save(SMALL), mode="decode", context=16, gpu="h100")
     page = " ".join(render(profile, "text").split())
     assert "1 new token for each of 1 sample, 16 tokens each in the cache" in page
     assert "kv cache" in page and "in the decode step" in page
@@ -302,10 +289,8 @@ def memwall_rows(profile):
     return kernel_rows(profile, profile.simulations[0])
 
 
-def test_the_step_is_kept_and_planned(config, tmp_path):
-    profile = memwall.profile(
-        config(SMALL), mode="decode", context=16, gpu="h100", policy=["eager", "memwall", "ideal"]
-    )
+def test_the_step_is_kept_and_planned(save, tmp_path):
+    profile = memwall.profile(save(SMALL), mode="decode", context=16, gpu="h100", policy=["eager", "memwall", "ideal"])
     eager, planned, ideal = (s.totals for s in profile.simulations)
     assert ideal.dram_bytes <= planned.dram_bytes <= eager.dram_bytes
     profile.save(tmp_path / "step.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import sys
 
 import pytest
@@ -21,15 +20,6 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 LLAMA = {"model_type": "llama", "vocab_size": 99, "num_key_value_heads": 1, "max_position_embeddings": 64, **TINY}
 BERT = {"model_type": "bert", "vocab_size": 99, "max_position_embeddings": 40, **TINY}
-
-
-@pytest.fixture
-def save(tmp_path):
-    def to(config: dict) -> str:
-        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return f"hf:{tmp_path}"
-
-    return to
 
 
 def run(target: str, **options):

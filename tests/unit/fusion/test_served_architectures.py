@@ -1,7 +1,5 @@
 """Architectures that people serve, cut short: prefill and decode run, and the cache of a token is what hand says."""
 
-import json
-
 import pytest
 
 import memwall
@@ -102,19 +100,10 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def target(tmp_path):
-    def write(fields) -> str:
-        (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-        return f"hf:{tmp_path}"
-
-    return write
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_the_cache_of_a_token(target, name):
+def test_the_cache_of_a_token(save, name):
     fields, held = MODELS[name]
-    decode = memwall.profile(target(fields), mode="decode", batch=2, context=CONTEXT, policy=["eager", "server"])
+    decode = memwall.profile(save(fields), mode="decode", batch=2, context=CONTEXT, policy=["eager", "server"])
     model = served(decode.graph, context=CONTEXT)
     for tokens in (50, CONTEXT, 1000):
         assert model.kv_bytes(tokens, Layout()) == held(tokens)
@@ -125,22 +114,22 @@ def test_the_cache_of_a_token(target, name):
     assert server.dram_bytes > 2 * held(CONTEXT)
 
 
-def test_a_module_that_guesses_is_a_layer_with_a_whole_cache(target):
+def test_a_module_that_guesses_is_a_layer_with_a_whole_cache(save):
     """Of Bamba's layers of states and one of attention the latter, of Gemma's six the one without a window: query, key,
     value and output of 8, 2, 2 and 8 heads of 32, and three products of 256 by 512."""
     for name, cache in (("Bamba", TOKEN), ("Gemma-3", TOKEN)):
-        decode = memwall.profile(target(MODELS[name][0]), mode="decode", batch=2, context=CONTEXT)
+        decode = memwall.profile(save(MODELS[name][0]), mode="decode", batch=2, context=CONTEXT)
         guessing = served(decode.graph, context=CONTEXT).guessing()
         assert guessing.kv_bytes(1000, Layout()) == 1000 * cache
         products = 256 * 32 * (8 + 2 + 2 + 8) + 3 * 256 * 512
         assert guessing.weights_bytes(Layout()) == pytest.approx(2 * products, rel=0.01), name  # and norms
 
 
-def test_a_server_moves_the_rows_of_chosen_experts_alone(target):
+def test_a_server_moves_the_rows_of_chosen_experts_alone(save):
     """Llama-4 in transformers copies each token's row, 256 numbers in bfloat16, for all experts, scales the copies and
     adds them up. Between the kernels of a server stand a few such rows; buffers are those of 8,192 tokens."""
     fields, _ = MODELS["Llama-4"]
-    decode = memwall.profile(target(fields | {"num_local_experts": 64}), mode="decode", batch=2, context=CONTEXT)
+    decode = memwall.profile(save(fields | {"num_local_experts": 64}), mode="decode", batch=2, context=CONTEXT)
     model = served(decode.graph, context=CONTEXT)
     (experts,) = {kernel for kernel, _ in model.kernels if isinstance(kernel, Experts)}
     assert (experts.count, experts.top_k, experts.hidden, experts.inter) == (64, 2, 256, 512)
@@ -150,18 +139,18 @@ def test_a_server_moves_the_rows_of_chosen_experts_alone(target):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_prompt_fills_the_cache(target, name):
+def test_a_prompt_fills_the_cache(save, name):
     fields, held = MODELS[name]
     if name == "DeepSeek-V4":
         pytest.skip("the server policy reads its decode steps alone")
-    prompt = memwall.profile(target(fields), mode="prefill", batch=2, prompt=CONTEXT, policy=["eager", "server"])
+    prompt = memwall.profile(save(fields), mode="prefill", batch=2, prompt=CONTEXT, policy=["eager", "server"])
     eager, server = (schedule.totals for schedule in prompt.simulations)
     assert server.kernels < eager.kernels
     # what is left after the step: a window's layers keep what the prompt made until the next step cuts it
     assert prompt.graph.role_bytes["kv_made"] >= 2 * held(CONTEXT) * 0.99
 
 
-def test_images_in_front_of_a_model_are_not_billed_and_said(tmp_path):
+def test_images_in_front_of_a_model_are_not_billed_and_said(save):
     fields = {
         "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "dtype": "bfloat16",
         "text_config": {"model_type": "llama", **{k: v for k, v in _config("llama", "").items() if "arch" not in k}},
@@ -170,7 +159,6 @@ def test_images_in_front_of_a_model_are_not_billed_and_said(tmp_path):
                           "num_hidden_layers": 2, "projection_dim": 32},
         "image_token_index": 1,
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    found = memwall.serve(f"hf:{tmp_path}", gpu="h100", prompt=64, generate=8, concurrency=2)
+    found = memwall.serve(save(fields), gpu="h100", prompt=64, generate=8, concurrency=2)
     assert found.model.fronts == ("images",)
     assert "images and what encodes them are not billed" in saved(found).requests

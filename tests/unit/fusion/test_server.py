@@ -14,15 +14,11 @@ from memwall.hardware.cluster import cluster_of
 from memwall.hardware.engine import ENGINES, EngineHost, engine_host
 from memwall.serving import serve
 from memwall.simulate.serving.timing import GpuSteps
+from tests.unit.configs import LLAMA, target_of
 from tests.unit.places import shared
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "tie_word_embeddings": False, "dtype": "bfloat16",
-}  # fmt: skip
 MIXTRAL = {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
@@ -55,8 +51,7 @@ GPT_OSS = {
 @pytest.fixture
 def traced(tmp_path):
     def trace(fields, mode="decode", **sizes) -> memwall.Profile:
-        (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-        return memwall.profile(f"hf:{tmp_path}", mode=mode, gpu="h100", **sizes)
+        return memwall.profile(target_of(tmp_path, fields), mode=mode, gpu="h100", **sizes)
 
     return trace
 

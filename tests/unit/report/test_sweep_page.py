@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from memwall.analysis.sweep.axes import Space, axes_of
@@ -15,7 +13,7 @@ from memwall.report.kinds import render
 from memwall.report.pages.sweep import SweepReport
 from memwall.sweeping.kinds import KINDS
 from memwall.sweeping.run import Question, run
-from tests.cli.test_serve import LLAMA
+from tests.unit.configs import SHORT_LLAMA, target_of
 from tests.unit.devtools import CHROMIUM, Page
 
 VARY = {"batch": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512], "gpu": ["a100", "h100", "h200", "b200"], "tp": [1, 2],
@@ -33,10 +31,9 @@ TOO_WIDE = """[...document.querySelectorAll("body *")].filter((box) => {
 def page(tmp_path_factory):
     pytest.importorskip("transformers", reason="transformers is not installed")
     folder = tmp_path_factory.mktemp("sweep")
-    (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     question = Question(kind=KINDS["decode"], workers=0, cache=False, prices={"h100-sxm": 2.5, "b200": 4.5},
                         pareto=("tokens_per_s_per_user", "tokens_per_s_per_gpu", "peak_memory"))  # fmt: skip
-    found = run([Space(f"hf:{folder}", axes_of(VARY))], question, lambda message: None)
+    found = run([Space(target_of(folder, SHORT_LLAMA), axes_of(VARY))], question, lambda message: None)
     path = folder / "page.html"
     path.write_text(render(SweepReport(found), "html"), encoding="utf-8")
     return path
