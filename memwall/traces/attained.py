@@ -92,11 +92,6 @@ class TraceRow(RowKind):
         """Speed of light over measured time."""
         return self.bound_s / self.longest_s if self.bound_s is not None and self.longest_s > 0 else None
 
-    @property
-    def is_over_roof(self) -> bool:
-        """Whether it exceeds the roofline bound: a model error."""
-        return self.bound_s is not None and self.bound_s > self.longest_s > 0
-
     def to_dict(self) -> dict[str, Any]:
         """Its part of the record."""
         record = {_KEYS.get(name, name): getattr(self, name) for name in _WRITTEN}
