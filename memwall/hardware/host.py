@@ -129,8 +129,6 @@ class Host:
 
 
 _SECONDS = tuple(f"{kind}_s" for kind in Work._fields)
-#: kinds that files from before them do not state
-_MAY_LACK = ("backward_s",)
 _seconds = attrgetter(*_SECONDS)
 
 
@@ -182,11 +180,13 @@ def _read(path: Path) -> Host:
     found, label = read_toml(path), one_line(path)
     if (schema := found.pop("schema", None)) != SCHEMA:
         raise UsageError(f"{label}: schema is {shown(schema)}; want {SCHEMA!r}, as in a file of hosts")
-    known = [item.name for item in fields(Host)]
+    known = {item.name: item.default for item in fields(Host)}
     for key in found:
         if key not in known:
             raise unknown("number of a host named", one_line(key), known, where=label)
-    if missing := [kind for kind in _SECONDS if kind not in (*found, *_MAY_LACK)]:
+    if missing := [
+        item.name for item in fields(Host) if item.name in _SECONDS and not item.default and item.name not in found
+    ]:
         raise UsageError(f"{label} lacks {', '.join(missing)}; a host states the seconds of every kind of work, 0 too")
     try:
         return read(Host, found, label)

@@ -19,8 +19,9 @@ from memwall.frontend.workload import Workload
 #: Guards that are listed; the rest is counted.
 GUARDS_SHOWN = 40
 
-#: Parts of guards' names that belong to the tracer; the last is the folder of a file's function.
-_OURS = ("memwall", "torch_function_mode_stack", "__closure__[0].cell_contents._str")
+#: Parts of guards' names that belong to the tracer: modules that it has and that it loads a file as, modes that it
+#: enters, and the folder of a file's function.
+_OURS = ("__import_memwall_", "torch_function_mode_stack", "__closure__[0].cell_contents._str")
 
 #: Dynamo's names of the modules that it found functions in; guards on those are counted and not listed.
 _IMPORTED = "G['__import_"
