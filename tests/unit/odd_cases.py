@@ -19,6 +19,7 @@ from memwall.fusion import Group, plan_graph
 from memwall.fusion.pricing import Pricer
 from memwall.hardware.lookup import Gpu
 from memwall.ops import graph_costs
+from tests.unit.one_call import Call
 from tests.unit.small_workloads import GPU, traced
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -50,7 +51,7 @@ class Case:
 
 def traced_case(case: Case) -> tuple[Graph, Flow, tuple[Group, ...], Gpu]:
     """The graph of a case, and the groups whose kernels are to be proved."""
-    module = case.function() if case.mode == "training" else _Function(case.function)
+    module = case.function() if case.mode == "training" else Call(case.function)
     graph = traced(module, case.inputs(), case.mode, optimizer=case.optimizer)
     gpu, costs = memwall.load_gpu(GPU), list(graph_costs(graph))
     pricer = Pricer(graph, costs, gpu)
@@ -60,15 +61,6 @@ def traced_case(case: Case) -> tuple[Graph, Flow, tuple[Group, ...], Gpu]:
     first = [(group, graph.ops[group.op_ids[0]]) for group in groups]
     kept = [g for g, op in first if op.op_class != "contraction" and op.phase in (case.phase or PHASES)]
     return graph, pricer.flow, tuple(kept), gpu
-
-
-class _Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors: Tensor) -> Any:
-        return self.function(*tensors)
 
 
 class _Weights(nn.Module):

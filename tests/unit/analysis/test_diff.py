@@ -18,6 +18,7 @@ from memwall.analysis.diff import Cause, Side, _difference, explain, largest, to
 from memwall.analysis.matching import in_order, match_ops
 from memwall.hardware.host import Host
 from memwall.record.profile import Profile
+from tests.unit.one_call import Call
 
 ROWS, WIDTH = 64, 32
 #: bytes of one f32[64, 32]
@@ -30,21 +31,12 @@ class Chain(nn.Module):
     def __init__(self, **steps):
         super().__init__()
         for name, step in steps.items():
-            self.add_module(name, Step(step))
+            self.add_module(name, Call(step))
 
     def forward(self, x):
         for step in self.children():
             x = step(x)
         return x
-
-
-class Step(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def double(x):
@@ -274,7 +266,7 @@ def test_causes_come_in_one_order_whatever_the_hash():
 
 
 def test_without_a_baseline_the_largest_kernels_are_named():
-    made = profile(nn.Sequential(*[Chain(a=torch.relu) for _ in range(3)], Step(lambda x: x @ x.t())))
+    made = profile(nn.Sequential(*[Chain(a=torch.relu) for _ in range(3)], Call(lambda x: x @ x.t())))
     schedule = made.simulations[0]
     found = largest(side(made), "dram_bytes", schedule.kernels, 2)
     # the product reads 2 tensors and writes 64 x 64 floats; three relus move 6 tensors in all
@@ -319,7 +311,7 @@ def test_a_loop_without_modules_is_compared_within_a_second():
                 x = torch.neg(x) if extra else x
             return x
 
-        return profile(Step(loop), replay=False)
+        return profile(Call(loop), replay=False)
 
     before, after = flat(False), flat(True)
     found = timed(before, after)

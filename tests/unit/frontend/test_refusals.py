@@ -10,17 +10,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
-
-
-class Applies(nn.Module):
-    """Calls a function of its input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+from tests.unit.one_call import Call
 
 
 def _unrelated(x):
@@ -40,7 +30,7 @@ def _of_other_rows(x):
 @pytest.mark.parametrize(("function", "follows"), [(_unrelated, False), (_unknown_name, False), (_of_other_rows, True)])
 def test_only_errors_about_shapes_or_places_may_follow_from_what_was_assumed(function, follows):
     with pytest.raises(UsageError) as raised:
-        trace(Workload(Applies(function), (torch.randn(64, 8),)), TraceOptions())
+        trace(Workload(Call(function), (torch.randn(64, 8),)), TraceOptions())
     assert ("this may follow from what was assumed, nonzero=0.5" in str(raised.value)) == follows
 
 
@@ -158,5 +148,5 @@ def test_an_optimizer_that_is_made_already_is_refused_with_what_is_wanted():
 def test_a_tensor_of_the_host_that_meets_one_of_the_gpu_is_told_three_ways_out(meet):
     """As in torchaudio's beam search, whose scores are on the host: in either order --real runs it."""
     with pytest.raises(UsageError, match=r"of the host .* meets the device's .*device=x\.device.*--real"):
-        memwall.profile(Applies(meet), (torch.randn(4, 8),), gpu="h100")
-    assert memwall.profile(Applies(meet), (torch.randn(4, 8),), gpu="h100", real=True).graph.ops
+        memwall.profile(Call(meet), (torch.randn(4, 8),), gpu="h100")
+    assert memwall.profile(Call(meet), (torch.randn(4, 8),), gpu="h100", real=True).graph.ops

@@ -20,6 +20,7 @@ from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.fusion.compiled import kernels_of
 from memwall.fusion.inductor import Lowered
 from memwall.fusion.inductor.owners import Launch, own
+from tests.unit.one_call import Call
 from tests.unit.places import ROOT
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -212,15 +213,6 @@ def test_ops_without_a_lowering_are_named(name, lower):
     check_cover(graph, lowered)
     wanted = {"embedding_bag": "aten._embedding_bag", "topk": "aten.topk", "scan": None}[name]
     assert (wanted in lowered.fallbacks) if wanted else lowered.fallbacks == ()
-
-
-class Call(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 @needs_triton

@@ -19,6 +19,7 @@ from memwall.gate.run import run_gate
 from memwall.gate.tracing import Job, Traced, Tree, repeated
 from memwall.hardware.host import load_host
 from memwall.record.profile import Profile
+from tests.unit.one_call import Call
 
 ROWS, WIDTH = 64, 32
 #: bytes of one f32[64, 32]
@@ -30,21 +31,12 @@ class Net(nn.Module):
 
     def __init__(self, *functions):
         super().__init__()
-        self.layers = nn.ModuleList(One(function) for function in functions)
+        self.layers = nn.ModuleList(Call(function) for function in functions)
 
     def forward(self, x):
         for layer in self.layers:
             x = layer(x)
         return x
-
-
-class One(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def profile(*functions, gpu="h100-sxm", policy="eager", rows=ROWS, **options) -> Profile:

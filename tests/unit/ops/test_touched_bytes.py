@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memwall
+from tests.unit.one_call import Call
 
 CPU = torch.Generator().manual_seed(0)
 
@@ -58,15 +59,6 @@ CASES = {
 }  # fmt: skip
 
 
-class Calls(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
-
-
 def touched_bytes(function, inputs):
     """Of float32 inputs the elements on which the result depends, of indices all."""
     total = 0
@@ -85,14 +77,14 @@ def touched_bytes(function, inputs):
 @pytest.mark.parametrize("name", CASES)
 def test_no_more_is_read_than_the_result_depends_on(name):
     function, *inputs = CASES[name]
-    (cost,) = memwall.profile(Calls(function), tuple(inputs), gpu="h100-sxm").costs[0]
+    (cost,) = memwall.profile(Call(function), tuple(inputs), gpu="h100-sxm").costs[0]
     indices = 8 if name == "embedding_bag" else 0  # the offsets count as read though one bag needs none
     assert cost.modeled
     assert cost.read_bytes <= touched_bytes(function, inputs) + indices
 
 
 def test_tril_in_place_clears_the_other_triangle_alone():
-    (cost,) = memwall.profile(Calls(lambda x: x.tril_()), (some(16, 16),), gpu="h100-sxm").costs[0]
+    (cost,) = memwall.profile(Call(lambda x: x.tril_()), (some(16, 16),), gpu="h100-sxm").costs[0]
     assert (cost.read_bytes, cost.write_bytes) == (0, 4 * 120)  # 15 x 16 / 2 elements above the diagonal
 
 
@@ -101,13 +93,13 @@ def test_keys_that_no_query_meets_are_not_read():
     def attend(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    made = memwall.profile(Calls(attend), (some(1, 1, 4, 8), some(1, 1, 16, 8), some(1, 1, 16, 8)), gpu="h100-sxm")
+    made = memwall.profile(Call(attend), (some(1, 1, 4, 8), some(1, 1, 16, 8), some(1, 1, 16, 8)), gpu="h100-sxm")
     assert made.costs[0][0].read_bytes == 3 * 4 * 8 * 4
 
 
 def test_a_search_loads_one_edge_per_halving():
     # 2 values in 64 edges: at most 7 loads each, and the values
-    made = memwall.profile(Calls(torch.searchsorted), (torch.arange(64.0), some(2)), gpu="h100-sxm")
+    made = memwall.profile(Call(torch.searchsorted), (torch.arange(64.0), some(2)), gpu="h100-sxm")
     assert made.costs[0][0].read_bytes == 2 * 4 + 2 * 7 * 4
 
 
