@@ -29,6 +29,7 @@ from memwall.core.errors import UsageError
 from memwall.core.ranks import read_ranks
 from memwall.record.kernels import peak_place
 from tests.unit.places import ROOT
+from tests.unit.small_modules import Experts, Routed
 
 #: parameters of a block of Llama 3: query and out, key and value, the three of the MLP, two norms; of what is around
 BLOCK_8B = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
@@ -312,41 +313,18 @@ class Exchange(torch.autograd.Function):
         return Exchange.forward(ctx, gradient)
 
 
-class Experts(nn.Module):
-    """All experts, or one of two ranks' half of them."""
-
-    def __init__(self, count=EXPERT_COUNT):
-        super().__init__()
-        self.num_experts = count
-        self.up = nn.Parameter(torch.zeros(count, WIDTH, NARROW, dtype=torch.bfloat16))
-        self.down = nn.Parameter(torch.zeros(count, NARROW, WIDTH, dtype=torch.bfloat16))
+class Half(Experts):
+    """One of two ranks' half of all experts."""
 
     def forward(self, x, ends):
-        return torch._grouped_mm(torch.relu(torch._grouped_mm(x, self.up, offs=ends)), self.down, offs=ends)
-
-
-class Routed(nn.Module):
-    def __init__(self, ranks):
-        super().__init__()
-        self.router = nn.Linear(WIDTH, EXPERT_COUNT, dtype=torch.bfloat16)
-        self.experts, self.own, self.shares = Experts(EXPERT_COUNT // ranks), EXPERT_COUNT // ranks, ranks > 1
-
-    def forward(self, x):
-        tokens, count = x.flatten(0, 1), self.own
-        weights, chosen = self.router(tokens).topk(CHOICES)
-        order = chosen.flatten().sort()[1]
-        ends = torch.arange(1, count + 1, dtype=torch.int32) * (len(order) // count)
-        rows = tokens[order // CHOICES]
-        made = Exchange.apply(self.experts(Exchange.apply(rows), ends)) if self.shares else self.experts(rows, ends)
-        return x + torch.zeros_like(tokens).index_add(
-            0, order // CHOICES, made * weights.flatten()[order, None]
-        ).view_as(x)
+        return Exchange.apply(super().forward(Exchange.apply(x), ends))
 
 
 class Mixture(nn.Module):
     def __init__(self, ranks=1):
         super().__init__()
-        self.blocks = nn.ModuleList(Routed(ranks) for _ in range(2))
+        experts = [(Half if ranks > 1 else Experts)(EXPERT_COUNT // ranks, WIDTH, NARROW) for _ in range(2)]
+        self.blocks = nn.ModuleList(Routed(own, WIDTH, EXPERT_COUNT, CHOICES) for own in experts)
 
     def forward(self, x):
         for block in self.blocks:

@@ -17,6 +17,7 @@ from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.workload import Workload
 from memwall.ops import graph_costs
 from memwall.training import parallel
+from tests.unit.small_modules import Experts, Routed
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCAB, TP = 2, 16, 32, 4, 3, 64, 4
 
@@ -159,35 +160,12 @@ def test_tied_weights_stay_tied():
 CP, EP, EXPERTS, TOP_K, NARROW = 4, 2, 8, 2, 16
 
 
-class Experts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.num_experts = EXPERTS
-        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, NARROW, dtype=torch.bfloat16))
-        self.down = nn.Parameter(torch.randn(EXPERTS, NARROW, WIDTH, dtype=torch.bfloat16))
-
-    def forward(self, x, ends):
-        return torch._grouped_mm(F.silu(torch._grouped_mm(x, self.up, offs=ends)), self.down, offs=ends)
-
-
-class Routed(nn.Module):
-    """Tokens sorted by expert, as in profiles/mixtral_8x7b."""
-
-    def __init__(self):
-        super().__init__()
-        self.router, self.experts = nn.Linear(WIDTH, EXPERTS, dtype=torch.bfloat16), Experts()
-
-    def forward(self, x):
-        tokens = x.flatten(0, 1)
-        weights, chosen = self.router(tokens).topk(TOP_K)
-        order = chosen.flatten().sort()[1]
-        ends = torch.arange(1, EXPERTS + 1, dtype=torch.int32) * (len(order) // EXPERTS)
-        rows = self.experts(tokens[order // TOP_K], ends) * weights.flatten()[order, None]
-        return x + torch.zeros_like(tokens).index_add(0, order // TOP_K, rows).view_as(x)
+def routed():
+    return Routed(Experts(EXPERTS, WIDTH, NARROW), WIDTH, EXPERTS, TOP_K)
 
 
 class Mixture(nn.Module):
-    kind = Routed
+    kind = staticmethod(routed)
 
     def __init__(self):
         super().__init__()
@@ -249,8 +227,7 @@ class OfTokens(Experts):
 
 class Chosen(Routed):
     def __init__(self):
-        super().__init__()
-        self.experts = OfTokens()
+        super().__init__(OfTokens(EXPERTS, WIDTH, NARROW), WIDTH, EXPERTS, TOP_K)
 
     def forward(self, x):
         weights, chosen = self.router(x.flatten(0, 1)).topk(TOP_K)
@@ -373,7 +350,7 @@ class Sparse(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.norm, self.attention, self.routed = nn.LayerNorm(WIDTH), Attention(), Routed()
+        self.norm, self.attention, self.routed = nn.LayerNorm(WIDTH), Attention(), routed()
 
     def forward(self, x):
         return self.routed((x + self.attention(self.norm(x))).bfloat16()).float()

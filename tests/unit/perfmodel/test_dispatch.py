@@ -13,6 +13,7 @@ from memwall.ops.experts import expected_groups
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import collective_s
 from memwall.perfmodel.dispatch import Routing, hybrid_legs, hybrid_time
+from tests.unit.small_modules import Experts, Routed
 
 TOKENS, WIDTH, EXPERTS, TOP_K = 64, 32, 16, 2
 
@@ -46,35 +47,17 @@ def test_the_slower_level_counts():
     assert collective_s("all_to_all", rows, 16, cluster).sent_bytes["network"] == pytest.approx(8 * rows / 2, rel=0.01)
 
 
-class Experts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Parameter(torch.empty(EXPERTS, WIDTH, WIDTH))
-        self.down = nn.Parameter(torch.empty(EXPERTS, WIDTH, WIDTH))
-
-    def forward(self, x, ends):
-        made = torch._grouped_mm(x, self.up, offs=ends)
-        return torch._grouped_mm(made.relu(), self.down, offs=ends)
-
-
-class Mixture(nn.Module):
-    def __init__(self, chooses=True):
-        super().__init__()
-        self.router, self.experts, self.chooses = nn.Linear(WIDTH, EXPERTS, bias=False), Experts(), chooses
-
-    def forward(self, x):
-        scores = self.router(x)
-        weights, chosen = scores.topk(TOP_K) if self.chooses else (scores[:, :TOP_K], scores[:, :TOP_K].long())
-        order = chosen.flatten().sort()[1]
-        ends = torch.arange(1, EXPERTS + 1, dtype=torch.int32) * (len(order) // EXPERTS)
-        made = self.experts(x[order // TOP_K], ends) * weights.flatten()[order, None]
-        return x + torch.zeros_like(x).index_add(0, order // TOP_K, made)
+class Unchosen(Routed):
+    def choose(self, tokens):
+        scores = self.router(tokens)[:, :TOP_K]
+        return scores, scores.long()
 
 
 class Model(nn.Module):
     def __init__(self, chooses=True):
         super().__init__()
-        self.layers = nn.ModuleList(Mixture(chooses) for _ in range(4))
+        kind = Routed if chooses else Unchosen
+        self.layers = nn.ModuleList(kind(Experts(EXPERTS, WIDTH, WIDTH), WIDTH, EXPERTS, TOP_K) for _ in range(4))
 
     def forward(self, x):
         for layer in self.layers:
@@ -84,7 +67,7 @@ class Model(nn.Module):
 
 def found(layout, **how):
     inputs = (torch.zeros(TOKENS, WIDTH, dtype=torch.bfloat16),)
-    return memwall.parallel(Model(**how).bfloat16(), inputs, layout=layout, cluster="dgx-h100")
+    return memwall.parallel(Model(**how), inputs, layout=layout, cluster="dgx-h100")
 
 
 def test_a_layout_with_hybridep():
