@@ -60,16 +60,10 @@ def _between(ranks: Ranks, rank: int) -> Iterator[Sent]:
 
 
 def _of_block(block: Block, ranks: Ranks, gathers: int) -> Iterator[Sent]:
-    layout, state, trained = ranks.layout, ranks.state, block.trained
-    is_full = layout.fsdp == "full"
+    layout = ranks.layout
+    is_full, is_sharded = layout.fsdp == "full", layout.fsdp != "none"
     times = layout.microbatches if is_full else 1
-    for held, updated, members in (
-        (block.parameters - block.experts, trained.parameters - trained.experts, layout.replicas),
-        (block.experts, trained.experts, ranks.expert_replicas),
-    ):
-        gathered, reduced = (held if is_full else updated) * state.weight, updated * state.gradient
-        sent = {"all_reduce": (reduced, 1)} if layout.fsdp == "none" else {
-            "reduce_scatter": (reduced, times), "all_gather": (gathered, times * gathers if is_full else 1),
-        }  # fmt: skip
-        for op, (nbytes, count) in sent.items():
-            yield from [(op, nbytes, members)] * (count if nbytes and members > 1 else 0)
+    gathered = ranks.gathers(block if is_full else block.trained) * is_sharded
+    for found, count in ((ranks.reduces(block), times), (gathered, times * gathers if is_full else 1)):
+        for op, nbytes, members, _ in found:
+            yield from [(op, nbytes, members)] * count

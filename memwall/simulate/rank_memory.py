@@ -98,6 +98,16 @@ def worst_block(
     return found
 
 
+class Between(NamedTuple):
+    """A collective between GPUs that have the same numbers: its message, as nccl-tests define the size, the GPUs, and
+    how far one is from the next."""
+
+    op: str
+    nbytes: int
+    ranks: int
+    apart: int
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The stages of a pipeline and the ranks that have them, and what these hold."""
@@ -134,6 +144,21 @@ class Ranks:
     def expert_replicas(self) -> int:
         """GPUs that have the same experts."""
         return self.layout.tp * self.layout.replicas // self.layout.ep
+
+    def reduces(self, block: Block) -> list[Between]:
+        """The messages that sum a block's gradients."""
+        op = "all_reduce" if self.layout.fsdp == "none" else "reduce_scatter"
+        return self._between(op, block.trained, self.state.gradient)
+
+    def gathers(self, block: Block) -> list[Between]:
+        """The messages that make a block's weights whole of their shards."""
+        return self._between("all_gather", block, self.state.weight)
+
+    def _between(self, op: str, block: Block, nbytes: int) -> list[Between]:
+        """A collective of so many bytes of each of a block's numbers: ``tp`` apart where they are not experts."""
+        shared, layout = block.parameters - block.experts, self.layout
+        groups = (shared, layout.replicas, layout.tp), (block.experts, self.expert_replicas, layout.ep)
+        return [Between(op, count * nbytes, ranks, apart) for count, ranks, apart in groups if count and ranks > 1]
 
     def _held(self, rank: int) -> Block:
         """The parameters of a rank, by what they are."""

@@ -27,7 +27,7 @@ from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
 from memwall.simulate.blocks import Block, Blocks, Work, merged
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
-from memwall.simulate.rank_memory import STATES, Memory, Ranks
+from memwall.simulate.rank_memory import STATES, Between, Memory, Ranks
 from memwall.simulate.streams import Sent, Sides, beside_s, one_ahead
 
 #: of exchanges that run next to parts of a product, the share that these hide: they take multiprocessors, and parts are
@@ -219,33 +219,25 @@ class _Job(Ranks):
 
     # -- between replicas ----------------------------------------------------------------------------------------------
 
-    def _between_s(self, op: str, block: Block, nbytes: int) -> float:
-        """A collective of so many bytes of each of a block's numbers, between the GPUs that have the same: ``tp`` apart
-        where they are not experts."""
-        layout, shared = self.layout, block.parameters - block.experts
-        return self._apart_s(op, shared * nbytes, layout.replicas, layout.tp) + self._apart_s(
-            op, block.experts * nbytes, self.expert_replicas, layout.ep
-        )
+    def _between_s(self, messages: Iterable[Between]) -> float:
+        return sum(map(self._apart_s, messages))
 
-    def _apart_s(self, op: str, nbytes: int, ranks: int, apart: int) -> float:
-        if not nbytes or ranks == 1:
-            return 0.0
-        message = op, nbytes, ranks, apart
+    def _apart_s(self, message: Between) -> float:
         if message not in self._sent_s:  # blocks are alike
+            op, nbytes, ranks, apart = message
             per_node = math.gcd(ranks, max(self.cluster.gpus_per_node // apart, 1))
             self._sent_s[message] = collective_s(op, nbytes, ranks, self.cluster, per_node=per_node).time_s
         return self._sent_s[message]
 
     @cached_property
-    def _sent_s(self) -> dict[tuple[str, int, int, int], float]:
+    def _sent_s(self) -> dict[Between, float]:
         return {}
 
     def _reduce_s(self, block: Block) -> float:
-        op = "all_reduce" if self.layout.fsdp == "none" else "reduce_scatter"
-        return self._between_s(op, block.trained, self.state.gradient)
+        return self._between_s(self.reduces(block))
 
     def _gather_s(self, block: Block) -> float:
-        return self._between_s("all_gather", block, self.state.weight)
+        return self._between_s(self.gathers(block))
 
     def _sharded(self, part: Sequence[Block], forward_s: float, backward_s: float) -> tuple[float, float]:
         """Forward and backward where each layer's weights are gathered before it, and its gradients summed after. What
