@@ -18,6 +18,7 @@ from memwall.cli.output import GATE_SUFFIXES, Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.cli.target import this_machine
 from memwall.core.errors import UsageError
+from memwall.core.units import counted
 
 if TYPE_CHECKING:
     from memwall.gate.config import GateConfig, GatedWorkload
@@ -142,7 +143,7 @@ def _update(
     write_baselines(files)
     if not messages.quiet:
         click.echo("Against the baseline before:\n" + str(render(GateReport(run.result), "text")), err=True)
-    messages.say(f"wrote {len(files)} baseline{'s' if len(files) != 1 else ''} to {place}")
+    messages.say(f"wrote {counted(len(files), 'baseline')} to {place}")
     return judge_again(config, workloads, run, place)
 
 

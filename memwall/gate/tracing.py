@@ -26,6 +26,7 @@ from memwall.analysis.fused import MOST_UNASKED, distinct_ops
 from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.graph import Graph, Op
 from memwall.core.process import FORKS, HOME, Child, Lost, environment
+from memwall.core.units import counted
 from memwall.frontend.dynamo.capture import REAL_BYTES, capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.blame import blame
@@ -92,7 +93,7 @@ def profile_both(
 ) -> tuple[dict[str, Traced], dict[str, Traced]]:  # fmt: skip
     """The jobs profiled in the head's folder, then in the base's; ``prepare`` gets what the head has made before the
     base begins. Where both differ each is traced again, to see whether it equals itself."""
-    say(f"tracing {len(jobs)} workload{'s' if len(jobs) != 1 else ''}" + (" twice: head and base" if base else ""))
+    say(f"tracing {counted(len(jobs), 'workload')}" + (" twice: head and base" if base else ""))
     here = Tree(head)
     ours = _by_name(tracers.traced([(here, job) for job in jobs]))
     if base is None:

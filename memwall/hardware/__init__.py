@@ -6,5 +6,5 @@ of every kernel family, those that it lacks from the nearest GPU that has them.
 Start with :mod:`~memwall.hardware.lookup` (a GPU by its name), then :mod:`~memwall.hardware.gpu` (what one is, or a
 CPU). What a file may say is in :mod:`~memwall.hardware.gpu_spec`, what its constants mean in
 :mod:`~memwall.hardware.constants`, what all GPUs of a compute capability share in :mod:`~memwall.hardware.chips`, the
-links between GPUs in :mod:`~memwall.hardware.cluster`.
+links between GPUs in :mod:`~memwall.hardware.cluster`; :mod:`~memwall.hardware.files` finds the files.
 """

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from memwall.core.errors import UsageError, unknown
-from memwall.core.files import read_text, read_toml
-from memwall.core.structure import BadRecord, one_line, read, shown
+from memwall.core.files import read_text
+from memwall.core.structure import BadRecord, one_line, read
+from memwall.hardware.files import packaged, read_stated
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import places_of
-from memwall.hardware.host import packaged
 from memwall.hardware.links import KINDS, PROTOCOLS, Cluster, Link, Protocol
 from memwall.hardware.lookup import DEFAULT_GPU, distance, load_gpu
 
@@ -128,9 +128,7 @@ def read_cluster(path: str | Path) -> Cluster:
     Raises:
         UsageError: the file cannot be read or is wrong; names the file and the key.
     """
-    found, label = read_toml(path), one_line(path)
-    if (schema := found.pop("schema", None)) != SCHEMA:
-        raise UsageError(f"{label}: schema is {shown(schema)}; want {SCHEMA!r}, as in a file of clusters")
+    found, label = read_stated(path, SCHEMA, "clusters"), one_line(path)
     try:
         _check_keys(Cluster, found, label)
         cluster = read(Cluster, found, label)

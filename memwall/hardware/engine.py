@@ -13,7 +13,7 @@ from memwall.core.errors import unknown
 from memwall.core.files import read_toml
 from memwall.core.structure import read
 from memwall.hardware.checks import Line, NotNegative
-from memwall.hardware.host import packaged
+from memwall.hardware.files import packaged
 
 ENGINES = ("vllm", "sglang", "trtllm")
 

@@ -15,9 +15,9 @@ from operator import attrgetter, mul
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from memwall.core.errors import MissingError, UsageError, unknown
-from memwall.core.files import read_toml
-from memwall.core.structure import BadRecord, above_0, one_line, read, shown
+from memwall.core.errors import UsageError, unknown
+from memwall.core.structure import BadRecord, above_0, one_line, read
+from memwall.hardware.files import packaged, read_stated
 
 SCHEMA = "memwall.host/1"
 #: what is assumed where nobody names a host
@@ -132,15 +132,6 @@ _SECONDS = tuple(f"{kind}_s" for kind in Work._fields)
 _seconds = attrgetter(*_SECONDS)
 
 
-def packaged(folder: str) -> Mapping[str, Path]:
-    """Canonical name -> TOML file of a folder. In a wheel it is inside the package, in a checkout next to it."""
-    here = Path(__file__).resolve().parents[1]
-    for place in (here / folder, here.parent / folder):
-        if files := {path.stem: path for path in sorted(place.glob("*.toml"))}:
-            return files
-    raise MissingError(f"no {folder} next to {here}: the installation is incomplete; install it again")
-
-
 @cache
 def _files() -> Mapping[str, Path]:
     return packaged("hardware_specs/hosts")
@@ -177,9 +168,7 @@ def default_host() -> Host:
 
 
 def _read(path: Path) -> Host:
-    found, label = read_toml(path), one_line(path)
-    if (schema := found.pop("schema", None)) != SCHEMA:
-        raise UsageError(f"{label}: schema is {shown(schema)}; want {SCHEMA!r}, as in a file of hosts")
+    found, label = read_stated(path, SCHEMA, "hosts"), one_line(path)
     known = {item.name: item.default for item in fields(Host)}
     for key in found:
         if key not in known:

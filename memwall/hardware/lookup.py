@@ -16,9 +16,9 @@ from memwall.core.errors import UsageError, nearest
 from memwall.core.files import remembered
 from memwall.core.structure import shown
 from memwall.hardware.chips import GENERATIONS
+from memwall.hardware.files import packaged
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import broken_identities, read_spec
-from memwall.hardware.host import packaged
 
 __all__ = [
     "Gpu", "all_gpus", "gpu_names", "identity_violations", "load_gpu", "load_gpus", "match_device",

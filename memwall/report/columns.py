@@ -13,7 +13,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from memwall.analysis.quantities import QUANTITIES, columns_of, quantity_of
-from memwall.core.units import PREFIXES, apportioned
+from memwall.core.units import PREFIXES, apportioned, counted
 from memwall.record.kernels import printed_shares, short_name
 from memwall.report.document import Column, Table, clean
 
@@ -36,7 +36,7 @@ def table(title: str, columns: Sequence[CellColumn], note: str = "", *, left: in
 
 
 def rows_left(count: int) -> str:
-    return f"{count:,} more row{'s' if count > 1 else ''}"
+    return counted(count, "more row")
 
 
 def text(heading: str, cells: Iterable[object], *, wraps: bool = False) -> CellColumn:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from memwall.analysis.table import share
 from memwall.core.graph import Pipe
+from memwall.core.units import counted
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
@@ -362,4 +363,4 @@ def _notes(analysis: TraceAnalysis) -> list[str]:
         for text in (*kind.notes, *assumed):
             counts[text] += count
     order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return notes + [f"{count:,} row{'s' if count > 1 else ''}: {text}" for text, count in order]
+    return notes + [f"{counted(count, 'row')}: {text}" for text, count in order]

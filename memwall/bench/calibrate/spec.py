@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from memwall.bench.calibrate.sampling import WIDE, Quantity
 from memwall.bench.machine import cpu_name, memory_bytes, vendor_name
 from memwall.core.graph import Pipe, contiguous
+from memwall.core.units import counted
 from memwall.hardware.constants import CONSTANTS, Constants, StreamConstants, names_of
 from memwall.hardware.gpu import KERNELS, PRODUCTS
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
@@ -95,7 +96,7 @@ def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job:
     linear = "linear layer of 256 x 1024 x 1024 with its bias over the peak"
     own_rate = "the peak is a product's own rate"
     busy = "; other processes ran meanwhile (--accept-busy)" if job["accept_busy"] else ""
-    title = f"{cpu_name()} ({threads} thread{'s' if job['threads'] > 1 else ''})"
+    title = f"{cpu_name()} ({counted(job['threads'], 'thread')})"
     how = f"memwall calibrate, torch {answer['torch']}, {answer['isa']}{busy}"
     return document({
         "": [*head("cpu", title, how, vendor_name(), "cpu"), Line("aliases", "[]")],

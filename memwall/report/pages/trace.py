@@ -16,7 +16,7 @@ import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.core.files import json_pieces
 from memwall.core.graph import Pipe
-from memwall.core.units import bandwidth, duration, flop_rate, percent, size
+from memwall.core.units import bandwidth, counted, duration, flop_rate, percent, size
 from memwall.perfmodel.roofline import LINK
 from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.picture import cut
@@ -121,7 +121,7 @@ def _over_roof(analysis: TraceAnalysis) -> list[Section]:
         *col.of(shown, "measured: measured_s s, bound: bound_s s like measured_s, of roof: of_roof %, wall"),
     ]
     cause = "they ran on another GPU" if analysis.ran_elsewhere else "an error of memwall's counting"
-    text = f"{_counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: {cause}"
+    text = f"{counted(len(rows), 'row')} faster than {analysis.gpu.name} can be: {cause}"
     return [Section("Over the roof", (Sentence(text, strong=True), col.table("", columns)))]
 
 
@@ -209,10 +209,6 @@ def _ranks(analysis: TraceAnalysis) -> list[Table | Sentence]:
     return [table, Sentence(f"{said} and waits {duration(first.waits_s)}.")]
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def _walls(analysis: TraceAnalysis) -> Table:
     whole = analysis.measured_s or 1.0
     rows = [(wall, time_s, time_s / whole) for wall, time_s in analysis.by_wall().items() if time_s]
@@ -281,7 +277,7 @@ def _gap_section(analysis: TraceAnalysis) -> list[Section]:
     shown = sorted(causes.items(), key=lambda item: (-sum(item[1]), item[0]))[:_GAPS]
     rows = [(cause, len(times), sum(times), max(times)) for cause, times in shown]
     specs = "what the CPU did when it ended: 0 name, gaps: 1 count, in all: 2 s, longest: 3 s"
-    text = f"{_counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything"
+    text = f"{counted(len(gaps), 'gap')}, {duration(analysis.gap_s)} in which no stream ran anything"
     return [Section("Exposed gaps", (Sentence(text), col.listing("", rows, specs)))]
 
 
@@ -318,7 +314,7 @@ def _without(analysis: TraceAnalysis) -> list[Section]:
              for (name, reason), rows in shown]  # fmt: skip
     specs = "op or kernel: 0 name, count: 1 count, measured: 2 s, time: 3 %, why: 4 name"
     unmatched = sum(1 for _ in analysis.rows.where(lambda kind: not kind.matched).kernels())
-    note = f"linked to no op: {_counted(unmatched, 'kernel')}"
+    note = f"linked to no op: {counted(unmatched, 'kernel')}"
     if len(order) > len(shown):
         note += f"; {len(order) - len(shown):,} more kinds are in the JSON and CSV"
     return [Section("Without figures", (col.listing("", table, specs, note),))]

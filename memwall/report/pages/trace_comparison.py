@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import memwall.report.columns as col
-from memwall.core.units import duration, percent
+from memwall.core.units import counted, duration, percent
 from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.bars import Bar, Piece, bars_chart
 from memwall.report.figures.colors import class_color
@@ -101,7 +101,7 @@ def _summary(found: TraceComparison) -> str:
 
 
 def _kinds(ops: Sequence[OpChange]) -> str:
-    return f"{len(ops):,} kind{'s' if len(ops) > 1 else ''} of op"
+    return f"{counted(len(ops), 'kind')} of op"
 
 
 def _signed(seconds: float) -> str:
