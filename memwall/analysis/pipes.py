@@ -13,7 +13,8 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import graph_costs
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP, Schedules
-from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+from memwall.simulate.plan_context import MODEL_CLASSES
+from memwall.simulate.schedule import Schedule
 
 #: a pipe that does less than this share of the products' time at the peaks is not named
 NAMED = 0.01

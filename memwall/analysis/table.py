@@ -25,7 +25,8 @@ from memwall.ops.registry import class_order
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import collapse, common_module, kernel_module, kernel_phase, phase_name, shapes_text
 from memwall.record.profile import Profile
-from memwall.simulate.schedule import MODEL_CLASSES, Schedule, time_by_wall
+from memwall.simulate.plan_context import MODEL_CLASSES
+from memwall.simulate.schedule import Schedule, time_by_wall
 
 #: FLOP per byte below which a class moves data rather than computes
 LEAST_INTENSITY = 0.01

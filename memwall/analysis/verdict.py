@@ -24,7 +24,8 @@ from memwall.perfmodel.roofline import LINK, Estimate, launch_floor_s
 from memwall.record.kernels import peak_place, printed_shares, wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
-from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+from memwall.simulate.plan_context import MODEL_CLASSES
+from memwall.simulate.schedule import Schedule
 
 #: what would help -> the what-if that says how much: twice the bandwidth, FLOP/s or power, no wait for the CPU
 WHAT_IFS: Mapping[str, str] = {

@@ -27,7 +27,8 @@ from memwall.record.format import SavedProfile, WorkloadInfo, json_lines, read_p
 from memwall.record.graphs import attention_to_row, graph_to_row
 from memwall.record.measurement import Measurement
 from memwall.record.schedules import CHEAP, Schedules
-from memwall.simulate.schedule import MODEL_CLASSES, Schedule
+from memwall.simulate.plan_context import MODEL_CLASSES
+from memwall.simulate.schedule import Schedule
 from memwall.simulate.step_bound import step_bound_s
 
 if TYPE_CHECKING:

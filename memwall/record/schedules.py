@@ -10,7 +10,8 @@ from memwall.core.graph import Graph
 from memwall.fusion import UNIVERSAL, Plan, plan_graph
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.simulate.schedule import PlanContext, Schedule, simulate
+from memwall.simulate.plan_context import PlanContext
+from memwall.simulate.schedule import Schedule, simulate
 
 #: policies whose plan can be made again from a saved record without a compiler or torch
 CHEAP = ("eager", "memwall", "ideal")

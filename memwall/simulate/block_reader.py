@@ -20,7 +20,8 @@ from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.blocks import WORKS, Block, Blocks, Work
 from memwall.simulate.memory import temporaries
 from memwall.simulate.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
-from memwall.simulate.schedule import MODEL_CLASSES, Kernels, Schedule
+from memwall.simulate.plan_context import MODEL_CLASSES
+from memwall.simulate.schedule import Kernels, Schedule
 
 #: of these, those of the ranks that share products
 _OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")

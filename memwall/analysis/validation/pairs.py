@@ -18,7 +18,7 @@ from statistics import median
 from memwall.analysis.table import group_by
 from memwall.ops.registry import class_order
 from memwall.record.measurement import MeasuredKernel, Measurement, Timing
-from memwall.simulate.schedule import MODEL_CLASSES
+from memwall.simulate.plan_context import MODEL_CLASSES
 
 #: groups that move at least this much are compared with the copy bandwidth
 STREAMING_BYTES = 64_000_000

@@ -1,0 +1,155 @@
+"""What a plan determines on any GPU: its distinct kernels, their order, how the host issues them, and the memory peak.
+:mod:`memwall.simulate.schedule` puts it on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from memwall.core.graph import Graph
+from memwall.fusion import Group, Plan
+from memwall.hardware.host import Host, Work
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.ops.registry import class_order
+from memwall.perfmodel.collectives import link_of
+from memwall.simulate.issue import work_of
+from memwall.simulate.launch_queue import Step
+from memwall.simulate.memory import MemoryPeak, memory_peak, reuse_distances
+from memwall.simulate.streams import Lanes
+
+#: Classes whose FLOPs count for MFU: the model's matrix work.
+MODEL_CLASSES = ("contraction", "convolution", "attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Kernels of a plan that are alike on every GPU: equal ops and cost, in one phase, with equal reuse distances.
+    ``group`` is the first of them; ``cost`` numbers its cost, equal ones alike."""
+
+    group: Group
+    cost: int
+    phase: str
+    name: str
+    op_class: str
+    flops: int
+    reuse: tuple[tuple[int, int], ...]
+    #: backward computes again what it does
+    again: bool = False
+
+    def resident_bytes(self, gpu: Gpu) -> int:
+        """Bytes of its reads that are in L2 when it begins."""
+        return sum([n for n, distance in self.reuse if distance <= gpu.l2_bytes])
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What a plan determines on any GPU: its distinct kernels, sums, and the memory peak."""
+
+    kinds: Sequence[Kind]
+    #: the kind of each kernel, in launch order; of those of each class; and of those that MFU counts
+    order: Sequence[int]
+    by_class: Mapping[str, Sequence[int]]
+    matrix: Sequence[int]
+    memory: MemoryPeak
+    kernels: int
+    total_flops: int
+    dram_bytes: int
+    graph: Graph
+    plan: Plan
+    lanes: Lanes
+
+    @classmethod
+    def of(cls, graph: Graph, plan: Plan) -> PlanContext:
+        """Derive the context of a plan."""
+        alike = graph.alike
+        first: dict[tuple[Any, ...], int] = {}
+        kinds: list[Kind] = []
+        order: list[int] = []
+        by_value: dict[Cost, int] = {}  # one number for each cost, the same for equal ones
+        numbers = {
+            id(c): by_value.setdefault(c, len(by_value)) for c in {id(g.cost): g.cost for g in plan.groups}.values()
+        }
+        for group, reuse in zip(plan.groups, reuse_distances(graph, plan), strict=True):
+            number_of_cost = numbers[id(group.cost)]
+            phase, again = graph.ops[group.op_ids[0]].phase, any(graph.ops[i].again for i in group.op_ids)
+            ops = tuple([alike[i] for i in group.op_ids]), tuple([alike[i] for i in group.recomputes])
+            number = first.setdefault((ops, number_of_cost, phase, again, reuse), len(kinds))
+            if number == len(kinds):
+                label = _label(graph, group)
+                kinds.append(Kind(group, number_of_cost, phase, *label, group.cost.total_flops, reuse, again))
+            order.append(number)
+        by_class: dict[str, list[int]] = {}
+        for number in order:
+            by_class.setdefault(kinds[number].op_class, []).append(number)
+
+        def total(of_kind: Iterable[int]) -> int:
+            return sum(map([*of_kind].__getitem__, order))
+
+        return cls(
+            kinds=kinds, order=order, by_class=by_class, memory=memory_peak(graph, plan),
+            matrix=[number for number in order if kinds[number].op_class in MODEL_CLASSES],
+            kernels=total(kind.group.cost.kernels for kind in kinds),
+            total_flops=total(kind.flops for kind in kinds),
+            dram_bytes=total(kind.group.cost.bytes for kind in kinds),
+            graph=graph, plan=plan, lanes=Lanes.of(graph, plan),
+        )  # fmt: skip
+
+    def links(self, gpu: Gpu) -> Sequence[str]:
+        """What each kind of kernels occupies: ``""`` the GPU itself, or the outermost link that a message crosses."""
+        return [link_of(kind.group.cost, gpu) for kind in self.kinds]
+
+    def issued(self, launch: str) -> Issued:
+        """How the host issues the kernels."""
+        if launch not in self._issued:
+            launches = [kind.group.cost.kernels for kind in self.kinds]
+            calls = [(group.op_ids, launches[n]) for group, n in zip(self.plan.groups, self.order, strict=True)]
+            work = work_of(self.graph, self.plan.policy, calls, launch)
+            numbers: dict[tuple[Work, int, int], int] = {}
+            order = [
+                numbers.setdefault((w, n, launches[n]), len(numbers)) for w, n in zip(work, self.order, strict=True)
+            ]
+            self._issued[launch] = Issued(list(numbers), order)
+        return self._issued[launch]
+
+    @cached_property
+    def _issued(self) -> dict[str, Issued]:
+        return {}
+
+    def cold(self) -> PlanContext:
+        """The same context with nothing in L2 when a kernel begins."""
+        return replace(self, kinds=[replace(kind, reuse=()) for kind in self.kinds])
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """How the kernels of a plan are issued: each distinct work of the host with each kind of kernel (its number and its
+    launches), and which of these each kernel is, in launch order."""
+
+    kinds: Sequence[tuple[Work, int, int]]
+    order: Sequence[int]
+
+    def seconds(self, host: Host) -> list[float]:
+        """The seconds to issue each kernel."""
+        of_kind = [host.issue_s(work) for work, _, _ in self.kinds]
+        return [of_kind[number] for number in self.order]
+
+    def steps(self, host: Host, busy_s: Sequence[float], is_lone: bool) -> list[Step]:
+        """Each kind in the queue; ``busy_s`` is by kind of kernel."""
+        found = []
+        for work, number, launches in self.kinds:
+            issue_s, later_s, after_s = host.split_s(work, is_lone)
+            found.append(Step(issue_s, busy_s[number], later_s, launches, after_s))
+        return found
+
+
+def _label(graph: Graph, group: Group) -> tuple[str, str]:
+    """The kernel's name, from all its ops, and the class of its most expensive op."""
+    ops = [graph.ops[i] for i in group.op_ids]
+    if len(ops) == 1:
+        return ops[0].name, ops[0].op_class
+    op_class = min((op.op_class for op in ops), key=class_order)
+    return "+".join(op.name.removeprefix("aten.") for op in ops), op_class
