@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from memwall.analysis.accuracy.halves import in_fit_half
 from memwall.analysis.validation import Row
 from memwall.hardware.cluster import stated_clusters, with_nearest_protocols
 from memwall.hardware.links import Cluster
@@ -41,7 +40,7 @@ class CollectiveSample:
     @property
     def in_fit_half(self) -> bool:
         """Whether the constants may see its shape: the parity of a SHA-256, the same on every GPU and library."""
-        return hashlib.sha256(self.shape.encode()).digest()[-1] % 2 == 0
+        return in_fit_half(self.shape)
 
     def left_out(self) -> CollectiveSample:
         """The sample as if nothing had been measured between GPUs of its kind."""
@@ -71,8 +70,3 @@ def without_own(cluster: Cluster) -> Cluster:
     property of the GPU or its links."""
     bare = {name: replace(link, protocols={}) for name, link in cluster.link.items()}
     return with_nearest_protocols(replace(cluster, link=bare, taken_from={}), _without(cluster.name, cluster.gpu))
-
-
-def collective_rows(samples: Iterable[CollectiveSample]) -> list[Row]:
-    """One row for each sample."""
-    return [sample.row() for sample in samples]

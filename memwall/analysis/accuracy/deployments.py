@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from memwall.analysis.accuracy.collectives import without_own
+from memwall.analysis.accuracy.halves import in_fit_half
 from memwall.analysis.accuracy.samples import held_out_gpu, r1_s
 from memwall.analysis.validation import Row
 from memwall.core.errors import UsageError
@@ -120,7 +120,7 @@ class Deployment:
     @property
     def in_fit_half(self) -> bool:
         """Whether constants may see it: the parity of a SHA-256."""
-        return hashlib.sha256(self.split.encode()).digest()[-1] % 2 == 0
+        return in_fit_half(self.split)
 
     def left_out(self) -> Deployment:
         """The deployment as if nothing had been measured on GPUs of its kind."""

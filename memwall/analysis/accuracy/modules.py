@@ -5,10 +5,9 @@ Its figures are sums over the module's kernels; the second roofline, R1, adds it
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from memwall.analysis.accuracy.halves import module_in_fit_half
 from memwall.analysis.accuracy.samples import Sample, r1_s
 from memwall.analysis.validation import Row
 from memwall.core.graph import Graph, Op
@@ -39,7 +38,7 @@ class ModuleSample:
     @property
     def in_fit_half(self) -> bool:
         """Whether the constants may see the module."""
-        return in_fit_half(self.module)
+        return module_in_fit_half(self.module)
 
     def kernels(self) -> Sample | None:
         """The run as a sample that constants can be fitted to; None where the host or a compiler has a part in it."""
@@ -95,12 +94,7 @@ class ModuleKernels(Sample):
     @property
     def in_fit_half(self) -> bool:
         """As the module is: a fit and a score of modules are of the same halves."""
-        return in_fit_half(self.shape)
-
-
-def in_fit_half(module: str) -> bool:
-    """The parity of the CRC-32 of a module's name, the same on every GPU."""
-    return zlib.crc32(module.encode()) % 2 == 0
+        return module_in_fit_half(self.shape)
 
 
 def functional(graph: Graph) -> Graph:
@@ -131,8 +125,3 @@ def with_copied_inputs(graph: Graph) -> Graph:
     first, given = len(ops), tuple(range(len(graph.values), len(values)))
     ops += [replace(op, id=op.id + first) for op in graph.ops]
     return replace(graph, values=tuple(values), storages=tuple(storages), ops=tuple(ops), inputs=given)
-
-
-def module_rows(samples: Iterable[ModuleSample]) -> list[Row]:
-    """One row for each sample."""
-    return [sample.row() for sample in samples]

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.accuracy.collectives import CollectiveSample, collective_rows
+from memwall.analysis.accuracy.collectives import CollectiveSample
 from memwall.analysis.accuracy.deployments import Deployment, Engines, Traced, deployment_rows
-from memwall.analysis.accuracy.modules import ModuleSample, module_rows
+from memwall.analysis.accuracy.modules import ModuleSample
 from memwall.analysis.accuracy.samples import Sample, halves, left_out, model_rows
 from memwall.analysis.accuracy.tables import TABLES, Kind, Skip
-from memwall.analysis.accuracy.training import TrainingSample, training_rows
+from memwall.analysis.accuracy.training import TrainingSample
 from memwall.analysis.validation import Row, devices
 from memwall.core.errors import UsageError
 from memwall.core.files import read_csv
@@ -150,4 +150,5 @@ def _modeled(
     collectives: Iterable[CollectiveSample],
     steps: Iterable[TrainingSample],
 ) -> list[Row]:
-    return model_rows(samples) + module_rows(modules) + collective_rows(collectives) + training_rows(steps)
+    others: list[ModuleSample | CollectiveSample | TrainingSample] = [*modules, *collectives, *steps]
+    return model_rows(samples) + [sample.row() for sample in others]

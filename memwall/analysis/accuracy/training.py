@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from memwall.analysis.accuracy.halves import in_fit_half
 from memwall.analysis.accuracy.samples import held_out_gpu
 from memwall.analysis.accuracy.sizes import Sizes
 from memwall.analysis.training import blocks_of, trace_rank
@@ -65,7 +64,7 @@ class TrainingSample:
     @property
     def in_fit_half(self) -> bool:
         """Whether the constants may see its model and layout: the parity of a SHA-256."""
-        return hashlib.sha256(self.shape.encode()).digest()[-1] % 2 == 0
+        return in_fit_half(self.shape)
 
     def left_out(self) -> TrainingSample:
         """The sample as if no kernel had been measured on its GPU."""
@@ -136,8 +135,3 @@ def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, fused_lo
 
 def _with_adapters(columns: tuple[str, ...]) -> tuple[str, ...]:
     return (*columns, *(f"{path}_adapter.up" for path in columns if path.endswith(".qkv")))
-
-
-def training_rows(samples: Iterable[TrainingSample]) -> list[Row]:
-    """One row for each sample."""
-    return [sample.row() for sample in samples]

@@ -84,7 +84,7 @@ def growth(
     """The growth of a quantity along the first of some options that varies, around the best point: a series for each
     value of the next options (target, GPU), the others as there. None where no such option varies."""
     ran = frame[(frame["error"] == "") & frame[quantity].notna()]
-    numeric = [name for name in varied if name in across and frame[name].dropna().map(_is_number).all()]
+    numeric = [name for name in varied if name in across and frame[name].dropna().map(is_number).all()]
     x = next((name for name in across if name in numeric), None)
     if x is None or not len(best) or ran[x].nunique() < 2:
         return None
@@ -111,5 +111,6 @@ def _series(name: str, own: DataFrame, x: str, quantity: str) -> Series:
     )  # fmt: skip
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and no flag."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

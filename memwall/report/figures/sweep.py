@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwall.analysis.quantities import QUANTITIES
-from memwall.analysis.sweep.growth import GROWS_ON, Growth, Series
+from memwall.analysis.sweep.growth import GROWS_ON, Growth, Series, is_number
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.colors import SERIES_COLORS, WALL_COLORS, series_color
 from memwall.report.figures.labels import Box, Line, Placer
@@ -125,7 +125,7 @@ def pairs_of(left: DataFrame, varied: Sequence[str], quantity: str, most: int = 
     names = sorted((name for name in varied if left[name].nunique() > 1), key=lambda name: -left[name].nunique())
     found = []
     for one, other in itertools.islice(itertools.combinations(names, 2), most):
-        down, across = sorted((one, other), key=lambda name: left[name].map(_is_number).all())
+        down, across = sorted((one, other), key=lambda name: left[name].map(is_number).all())
         best = left.groupby([down, across], sort=False)[quantity].agg("min" if QUANTITIES[quantity].lower else "max")
         rows, columns = _values(left, down), _values(left, across)
         cells = [[best.get((row, column)) for column in columns] for row in rows]
@@ -135,11 +135,7 @@ def pairs_of(left: DataFrame, varied: Sequence[str], quantity: str, most: int = 
 
 def _values(left: DataFrame, name: str) -> list[Any]:
     values = list(dict.fromkeys(left[name].dropna()))
-    return sorted(values) if all(map(_is_number, values)) else sorted(values, key=str)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return sorted(values) if all(map(is_number, values)) else sorted(values, key=str)
 
 
 def heat_chart(pair: OptionPair, quantity: str) -> Chart:

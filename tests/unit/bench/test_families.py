@@ -19,7 +19,7 @@ from benchmarks.families import COLUMNS, Campaign, Timer, _Worker, main, pack, r
 from benchmarks.family_modules import FAMILIES, MOST_ELEMENTS, cases
 from memwall import load_gpu
 from memwall.analysis.accuracy import score_files
-from memwall.analysis.accuracy.modules import in_fit_half
+from memwall.analysis.accuracy.halves import module_in_fit_half
 from memwall.analysis.accuracy.refit import refit
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import calibrated, interval
@@ -213,14 +213,14 @@ def test_constants_are_fitted_to_half_of_the_modules_and_scored_on_the_other(tmp
         "The other half with these",
     ]  # fmt: skip
     families, every = page.sections[0].blocks
-    unseen = [case for case in wanted if not in_fit_half(case.name)]
+    unseen = [case for case in wanted if not module_in_fit_half(case.name)]
     counts = {line[0]: int(line[1]) for line in families.rows}
     assert counts == {
         "all": len(unseen), "upsampling": sum(case.family == "upsample" for case in unseen),
         "element-wise, losses, indices": sum(case.family == "elementwise" for case in unseen),
     }  # fmt: skip
     assert {line[0]: line[1] for line in every.rows} == {
-        case.name: "fitted" if in_fit_half(case.name) else "held out" for case in wanted
+        case.name: "fitted" if module_in_fit_half(case.name) else "held out" for case in wanted
     }
     assert all(float(line[-1]) < 0 for line in every.rows if line[0].startswith("elementwise"))  # modeled too fast
     found = {fit.target.table: fit for fit in refit(table).fits}["utilization.stream.elementwise"]
@@ -229,7 +229,7 @@ def test_constants_are_fitted_to_half_of_the_modules_and_scored_on_the_other(tmp
     fitted = load_gpu(tmp_path / "fitted.toml")
     assert fitted.utilization["stream.elementwise.copy"] == pytest.approx(slow["copy"], rel=0.05)
     held_out = [row for row in score_files([table], split=True).split.held_out if row.dataset == "families"]
-    assert {row.shape for row in held_out} == {case.name for case in wanted if not in_fit_half(case.name)}
+    assert {row.shape for row in held_out} == {case.name for case in wanted if not module_in_fit_half(case.name)}
 
 
 def test_kernels_that_loop_have_an_interval_of_their_own():
