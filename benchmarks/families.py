@@ -49,7 +49,7 @@ import torch  # noqa: E402
 from benchmarks.family_modules import Case, cases  # noqa: E402
 from memwall import profile  # noqa: E402
 from memwall.analysis.accuracy import Row, Scored, read_measured, score_files  # noqa: E402
-from memwall.analysis.accuracy.modules import ModuleSample, module_rows  # noqa: E402
+from memwall.analysis.accuracy.modules import ModuleSample  # noqa: E402
 from memwall.analysis.accuracy.refit import refit  # noqa: E402
 from memwall.analysis.accuracy.samples import halves  # noqa: E402
 from memwall.bench.clock import open_device, timing_environment  # noqa: E402
@@ -325,7 +325,7 @@ def report(table: Path, fitted: Path) -> Document:
         return Document(title, (*sections, Section(heading, (Sentence(f"Nothing was fitted: {error}."),))))
     write_whole(fitted, found.text)
     gpu, held_out = load_gpu(fitted), halves(read_measured(table).modules)[1]
-    rows = module_rows(replace(sample, gpu=gpu) for sample in held_out)
+    rows = [replace(sample, gpu=gpu).row() for sample in held_out]
     sections += [
         replace(page.document("md").sections[0], heading=name)
         for name, page in ((heading, FitsReport(found)), ("The other half with these", AccuracyReport(Scored(rows))))
