@@ -1,5 +1,5 @@
-"""The memory of a rank of a layout: what it keeps of parameters, what its microbatches in flight leave, and what comes
-on top of that at the worst moment.
+"""The ranks of a layout: the stages that each has, what it sends to others that have the same numbers, and its memory:
+what it keeps of parameters, what its microbatches in flight leave, and what comes on top of that at the worst moment.
 
 That moment is in one of its blocks, while the activations of later ones are free already: the block's own are whole
 (computed again, if not kept), next to results that die in their pass, such as gradients of activations. Gradients stay

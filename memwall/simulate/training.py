@@ -211,11 +211,12 @@ class _Job(Ranks):
         apart = self.layout.tp * self.layout.replicas >= self.cluster.gpus_per_node
         nbytes, tp = max(block.input_bytes for block in self.blocks.layers), self.layout.tp
         if self.layout.sp or tp == 1:
-            return self._pair_s(nbytes, apart)
-        return self._pair_s(nbytes / tp, apart) + collective_s("all_gather", nbytes, tp, self.cluster).time_s
+            return self._pair_s("send_recv", nbytes, apart)
+        passed_s = self._pair_s("send_recv", nbytes / tp, apart)
+        return passed_s + collective_s("all_gather", nbytes, tp, self.cluster).time_s
 
-    def _pair_s(self, nbytes: float, apart: bool) -> float:
-        return collective_s("send_recv", nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
+    def _pair_s(self, op: str, nbytes: float, apart: bool) -> float:
+        return collective_s(op, nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
 
     # -- between replicas ----------------------------------------------------------------------------------------------
 
@@ -295,9 +296,8 @@ class _Job(Ranks):
         """The gradients of the embedding that is the head too, where another rank has that."""
         if self.layout.pp == 1 or not self.blocks.tied_trained or rank not in (0, self.layout.pp - 1):
             return 0.0
-        apart = self.layout.world > self.cluster.gpus_per_node
         nbytes = self.blocks.tied_trained * self.state.gradient
-        return collective_s("all_reduce", nbytes, 2, self.cluster, per_node=1 if apart else None).time_s
+        return self._pair_s("all_reduce", nbytes, self.layout.world > self.cluster.gpus_per_node)
 
     # -- a rank --------------------------------------------------------------------------------------------------------
 
