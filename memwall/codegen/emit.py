@@ -25,7 +25,7 @@ from memwall.core.errors import Unsupported, UsageError
 from memwall.core.files import read_json
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
-from memwall.core.structure import write
+from memwall.core.structure import printable, write
 from memwall.core.units import duration, flops, size
 from memwall.core.version import __version__
 from memwall.fusion import Group, Plan
@@ -214,7 +214,8 @@ def _head(profile: Profile, schedule: Schedule, launches: _Launches, number: str
     if not group.source:
         draws = f" {_SEED}" if "draw(" in written.body else ""
         lines += ["", *textwrap.wrap(_ARGUMENTS + draws, 100)]
-    return "\n".join(f"# {_one_line(line)}".rstrip() for line in lines) + "\n"
+    # names come from models and must not end a comment
+    return "\n".join(f"# {printable(line)}".rstrip() for line in lines) + "\n"
 
 
 def _modules(graph: Graph, launches: _Launches) -> str:
@@ -226,11 +227,6 @@ def _modules(graph: Graph, launches: _Launches) -> str:
     texts = [f"{place} x{count}" if count > 1 else place for place, count in found.items()]
     more = len(texts) - LISTED_MODULES
     return "; ".join(texts[:LISTED_MODULES]) + (f"; and {more} more" if more > 0 else "")
-
-
-def _one_line(text: str) -> str:
-    """Text on one line: names come from models and must not end a comment."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 # -- the index ---------------------------------------------------------------------------------------------------------
@@ -271,7 +267,7 @@ def _readme(profile: Profile, sets: Sequence[EmittedSet]) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", _one_line(text))
+    return re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", printable(text))
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------

@@ -53,10 +53,14 @@ def shown(value: object) -> str:
     return one_line(code if len(code) <= 60 else f"{code[:57]}...")
 
 
+def printable(text: str) -> str:
+    """Text with a question mark for each line break or other character that does not print."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
 def one_line(value: object, longest: int = 300) -> str:
-    """Text without line breaks and other characters that do not print, cut to a length."""
-    text = str(value)
-    line = text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+    """Printable text on one line, cut to a length."""
+    line = printable(str(value))
     return line if len(line) <= longest else f"{line[: longest - 3]}..."
 
 
