@@ -158,11 +158,10 @@ def test_a_draft_that_is_always_right_makes_several_tokens_a_step(run, model):
     assert always - host_s / 3 == pytest.approx(plain - host_s, rel=0.1)
 
 
-def test_a_module_of_the_models_own_guesses(run, tmp_path):
+def test_a_module_of_the_models_own_guesses(run, save):
     """A llama of 2 layers whose configuration states a module that guesses: a layer and the head, run once for each
     guess, hold a layer, 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) bytes, and its part of the cache."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"num_nextn_predict_layers": 2}), encoding="utf-8")
-    model = f"hf:{tmp_path}"
+    model = save(SHORT_LLAMA | {"num_nextn_predict_layers": 2})
     assert (
         "draft     its own module (MTP), 2 tokens, each right at 70.5%"
         in run("serve", model, "--concurrency", "1", "--draft", "mtp", "--accept", "0.705").out
