@@ -17,7 +17,7 @@ from memwall.frontend.torch.attention import attend, call_of, choose, laid_out
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.shapes import ShapeFunctions, ctc_loss_of_lists
 from memwall.frontend.torch.tensors import batch_norm, is_wrapper
-from memwall.ops.sdpa import FORWARD, Call
+from memwall.ops.sdpa import FORWARD, ORDER, Call
 
 _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
 
@@ -116,8 +116,10 @@ class CudaForms:
         return Opaque.apply(self.recorder, by_name, *tensors)[0]
 
     def _attend(self, call: Call, options: Sequence[Any]) -> Callable[..., Any]:
-        """What gives the results of attention that is recorded as one op; of ``meta`` tensors their layout."""
-        backend = next(name for name in call.backends if name != "math")
+        """What gives the results of attention that is recorded as one op; of ``meta`` tensors their layout: flash
+        attention's where some GPU runs it, which is that of the query. Models transpose and reshape the result as they
+        did the query, so that another kernel's needs the copy with which its form ends, and this one's none."""
+        backend = next(name for name in ORDER if name in call.backends and name != "math")
         if self._cpu_attention is not None:
             dropout, causal, scale, gqa = options
             kernel = partial(self._cpu_attention.call_boxed, _CPU, scale=scale, enable_gqa=gqa)

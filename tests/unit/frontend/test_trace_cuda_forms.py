@@ -71,6 +71,29 @@ def test_batch_norm_takes_other_data_as_it_is(norm, x):
     assert "aten.clone" not in ops(norm.eval(), x)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_flash_attention_has_the_layout_of_its_query(dtype):
+    """torch allocates it with ``empty_like(query)``. MultiheadAttention's queries lie as [tokens, batch, heads, size],
+    so that turning the result back copies nothing; the memory-efficient kernel of a V100 writes [batch, tokens, heads,
+    size] in any case, which is copied (as bfloat16 runs in products of matrices there, it is not asked)."""
+    made = memwall.profile(Attending(), (torch.zeros(32, 8, 64),), gpu=["v100", "h100"], dtype=dtype)
+    names = {run.gpu.name: [kernel.name for kernel in run.kernels] for run in made.simulations}
+    flash, efficient = (f"aten._scaled_dot_product_{name}_attention" for name in ("flash", "efficient"))
+    newer, older = names["h100-sxm"], names["v100-sxm2-16gb"]
+    assert newer[newer.index(flash) + 1 :] == ["aten.addmm"]
+    if dtype == "float16":
+        assert older[older.index(efficient) + 1 :] == ["aten.clone", "aten.addmm"]
+
+
+class Attending(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
 class Normed(torch.nn.Module):
     def __init__(self, norm: torch.nn.Module) -> None:
         super().__init__()
