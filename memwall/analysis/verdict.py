@@ -162,17 +162,27 @@ def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]
         return text + _fusing(profile, schedule)
     pipe = main_pipe(profile, schedule)
     ridge = f" where {schedule.gpu.name} needs {schedule.gpu.ridge_point(pipe):.0f}" if pipe else ""
-    name = max(MODEL_CLASSES, key=lambda op_class: sum(k.time_s for k in matrix if k.op_class == op_class))
-    text += f"; most of that is {name}, at {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}"
+    part = percent(share(own["time_s"], all_of_them["time_s"]), 0)
+    text += (
+        f"; {part} of that time is {_largest(matrix)}, at {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}"
+    )
     weights, cache = (
         _bytes_of(roles, profile, schedule, matrix) for roles in (("parameter",), ("kv_cache", "kv_made"))
     )
     if 2 * weights > own["bytes"]:
         return f"{text}, so a larger batch or weights of fewer bytes would pay"
     if 3 * cache > own["bytes"]:
-        held = f"{percent(cache / own['bytes'], 0)} of the bytes the cache's and {percent(weights / own['bytes'], 0)}"
-        return f"{text} and {held} the weights', so a cache of fewer bytes would pay{_fusing(profile, schedule)}"
+        held = f"{percent(cache / own['bytes'], 0)} of its bytes are the cache's"
+        held += f" and {percent(weights / own['bytes'], 0)} the weights'" if weights else ""
+        return f"{text}; {held}, so a cache of fewer bytes would pay{_fusing(profile, schedule)}"
     return f"{text} and most bytes activations, so fewer bytes per element would pay{_fusing(profile, schedule)}"
+
+
+def _largest(matrix: Sequence[Estimate]) -> str:
+    """The classes with a tenth of the time or more, the longest first: ``contraction and attention``."""
+    seconds = {name: sum(k.time_s for k in matrix if k.op_class == name) for name in MODEL_CLASSES}
+    least_s = 0.1 * sum(seconds.values())
+    return " and ".join(sorted((name for name in seconds if seconds[name] >= least_s), key=lambda name: -seconds[name]))
 
 
 def _from_l2(schedule: Schedule) -> str:

@@ -27,9 +27,30 @@ def test_no_larger_batch_is_advised_where_most_bytes_are_activations():
     with torch.device("meta"):
         model, inputs = nn.Conv2d(64, 64, 1, bias=False), torch.empty(32, 64, 112, 112)
     text = _verdict(model, inputs, dtype="bf16")
-    assert "most of that is convolution, at 32.0 FLOP per byte" in text
+    assert "; 100 % of that time is convolution, at 32.0 FLOP per byte" in text
     assert "larger batch" not in text
     assert "fewer bytes per element would pay" in text
+
+
+class Decode(nn.Module):
+    """A product with 8192 x 8192 weights, then attention of 16 samples to 4096 cached tokens of 32 heads of 64."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(8192, 8192, bias=False)
+
+    def forward(self, x, keys, values):
+        query = self.query(x)[:, :2048].view(16, 32, 1, 64)
+        return nn.functional.scaled_dot_product_attention(query, keys, values)
+
+
+def test_every_class_that_waits_for_memory_is_named():
+    # 2*16*8192*8192 FLOP of the product, 4*16*32*4096*64 of attention; 134 MB of weights, 537 MB of keys and values
+    with torch.device("meta"):
+        model, x, keys, values = Decode(), torch.empty(16, 8192), *(torch.empty(16, 32, 4096, 64) for _ in range(2))
+    profile = memwall.profile(model, (x, keys, values), gpu="h100", dtype="bf16", cuda_graph=True)
+    text = verdict(profile, profile.simulations[0])
+    assert "; 100 % of that time is attention and contraction, at 4.0 FLOP per byte" in text
 
 
 def test_fp32_products_are_said_to_run_on_the_pipe_that_mfu_is_relative_to():
