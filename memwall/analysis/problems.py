@@ -4,7 +4,7 @@ A convolution is its input, then its filters: ``32x64x56x56*128x3x3/2`` (N, C, H
 Attention is batch, heads, queries and head size, with the keys where there are others than queries. A recurrent layer
 is its steps, rows and features, then hidden size, layers and directions: ``100x16x128*256x3x1``. Anything else is its
 largest tensor, or how many tensors it writes. In backward a product is ``dX`` or ``dW``: the gradient of its input or
-of its weight.
+of its weight, unless it computes again what forward did.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from memwall.ops import Cost
 from memwall.ops.product_launches import Attention, Convolution, Gemm, Recurrent
 from memwall.ops.registry import is_recurrent
 
-#: ops that keep a tensor, perhaps in another dtype; those that add to a gradient
-_COPIES, _SUMS = ("aten._to_copy", "aten.copy_", "aten.clone"), ("aten.add", "aten.add_")
+#: ops that keep a tensor, perhaps in another dtype, or gather its shards; those that add to a gradient, or scatter it
+_COPIES = (
+    "aten._to_copy", "aten.copy_", "aten.clone", "aten._foreach_copy_", "aten.split_with_sizes_copy",
+    "c10d._allgather_base_",
+)  # fmt: skip
+_SUMS = ("aten.add", "aten.add_", "aten.div", "aten._chunk_cat", "c10d._reduce_scatter_base_")
 #: a call that writes more tensors than these has them counted
 _MANY = 8
 _CONVOLVED = {"input": "dX", "weight": "dW"}
@@ -49,7 +53,7 @@ class Problems:
         return self._largest([self._graph.ops[i] for i in op_ids])
 
     def _gradient(self, op: Op) -> str:
-        if op.phase != "backward" or op.op_class != "contraction" or is_recurrent(op.name):
+        if op.phase != "backward" or op.again or op.op_class != "contraction" or is_recurrent(op.name):
             return ""
         if not self._gradients.isdisjoint(self._storages(op.outputs)):
             return "dW"

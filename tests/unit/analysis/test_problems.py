@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import memwall
 from memwall.analysis.table import kernel_rows
-
-torch = pytest.importorskip("torch")
 
 
 class Net(torch.nn.Module):
@@ -84,3 +88,37 @@ def test_a_recurrent_layer_is_its_steps_rows_and_features_then_its_layers():
     profile = memwall.profile(Last(), (torch.rand(3, 7, 24),), mode="training")
     rows = [row for row in kernel_rows(profile, profile.simulations[0]) if "rnn" in row.name]
     assert [row.problem for row in rows] == ["7x3x24*40x2x2"] * 2  # forward, and all gradients at once
+
+
+def test_what_backward_computes_again_is_no_gradient():
+    """Of a checkpointed product [8, 4] x [4, 6] backward has its forward again, then the gradient of its weight."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = torch.nn.Linear(4, 6, bias=False)
+
+        def forward(self, x):
+            return checkpoint(lambda rows: self.up(rows).sigmoid(), x, use_reentrant=False)
+
+    profile = memwall.profile(Net(), (torch.randn(8, 4),), mode="training")
+    rows = kernel_rows(profile, profile.simulations[0])
+    products = [(row.phase, row.problem) for row in rows if row.op_class == "contraction"]
+    assert sorted(products) == [("backward", "8x6x4"), ("backward", "dW 6x4x8"), ("forward", "8x6x4")]
+
+
+def test_the_weights_of_a_fully_sharded_layer_are_gathered_and_its_gradients_scattered():
+    """Two products of 8 rows: [8, 64] x [64, 256] and [8, 256] x [256, 64]; the inputs need no gradient."""
+
+    def model():
+        net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
+        mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
+        for layer in net:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(net, mesh=mesh)
+
+    target = memwall.Workload(model, (torch.zeros(8, 64),))
+    profile = memwall.profile(target, mode="training", optimizer=None, cluster="dgx-h100", world=8)
+    rows = kernel_rows(profile, profile.simulations[0])
+    products = {row.problem for row in rows if row.op_class == "contraction" and row.phase == "backward"}
+    assert products == {"dW 256x64x8", "dW 64x256x8", "dX 8x256x64"}
