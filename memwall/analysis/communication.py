@@ -10,7 +10,7 @@ from memwall.core.ranks import ranks_text
 from memwall.hardware.links import Cluster
 from memwall.ops.collective import receives
 from memwall.ops.launches import Message
-from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s, link_of, message_time
+from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s, levels_of, link_of, message_time, placed
 from memwall.record.job import RANKS_KEY, RankFigures, place_of
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
@@ -101,7 +101,7 @@ def traced_ranks(profiles: Mapping[int, Profile]) -> dict[int, Profile]:
 class MessageRow:
     """Collectives of a step that are alike. Seconds are of all of them: ``whole_s`` while they run, ``exposed_s`` of
     that while the GPU computes nothing, or as much longer as kernels next to them take. ``sent_bytes``: link → bytes
-    that leave a group of GPUs one way, for each."""
+    of each that leave a GPU one way; of a group with a link of its own inside, a GPU's part."""
 
     name: str
     group: str
@@ -129,8 +129,16 @@ def message_rows(profile: Profile, schedule: Schedule) -> list[MessageRow]:
             links[message] = link_of(cost, schedule.gpu)
     found = []
     for (name, message), (count, whole_s, exposed_s) in alike.items():
-        time = message_time(message, cluster) if cluster else None
-        taken, sent = (f"{time.algorithm} {time.protocol}".strip(), time.sent_bytes) if time else ("", {})
+        taken, sent = "", {}
+        if cluster:
+            time = message_time(message, cluster)
+            taken, sent = f"{time.algorithm} {time.protocol}".strip(), _of_a_gpu(message, time, cluster)
         found.append(MessageRow(name, message.group, links[message], message.nbytes, int(count), whole_s, exposed_s,
                                 taken, sent))  # fmt: skip
     return sorted(found, key=lambda row: -row.whole_s)
+
+
+def _of_a_gpu(message: Message, time: CollectiveTime, cluster: Cluster) -> dict[str, float]:
+    """Link → a GPU's part of what leaves its group."""
+    levels = levels_of(cluster, *placed(message, cluster))
+    return {level.name: time.sent_bytes[level.name] / level.gpus for level in levels if level.name in time.sent_bytes}

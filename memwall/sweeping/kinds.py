@@ -41,6 +41,8 @@ Row = tuple[Any, ...] | str
 
 #: options of :func:`memwall.profile` that change no op: points that differ in them alone share a trace
 _NUMBERS = ("gpu", "policy", "host", "cuda_graph")
+#: what a decode step and a server's load are where no axis says
+_DECODED, _SERVED = {"batch": 1, "context": 1024}, {"concurrency": 64, "generate": 256}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Kind:
     """A kind of points: the ``options`` that a point may have, those among them that do not change the trace
     (``numbers``), that only go with another (``needs``) and in which points of one engine differ (``inner``); the
     ``rows`` of a task of at most ``most`` points, and what pages show unless asked otherwise: ``best`` is the first of
-    these that is known."""
+    these that is known. ``usual``: options that pages state where no axis does, with what a point has then."""
 
     name: str
     title: str
@@ -71,6 +73,7 @@ class Kind:
     best: tuple[str, ...]
     front: tuple[str, ...]
     across: tuple[str, ...]
+    usual: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def quantities(self) -> list[Quantity]:
@@ -180,7 +183,7 @@ def _decodes(task: Task, traces: Traces) -> list[Row]:
         engine = dict(key)
         weights, name = engine.pop("weights", "model"), engine.pop("gpu", DEFAULT_GPU)
         dtype, own = engine.pop("dtype", None), list(points)
-        batches, contexts = [p.get("batch", 1) for p in own], [p.get("context", 1024) for p in own]
+        batches, contexts = ([{**_DECODED, **p}[name] for p in own] for name in ("batch", "context"))
         try:
             if name not in gpus:
                 gpus[name] = load_gpu(name)
@@ -232,7 +235,7 @@ def _servers(task: Task, traces: Traces) -> list[Row]:
     """Each engine under its loads; loads of one engine that follow one another share its steps."""
     rows: list[Row] = []
     for key, points in groupby(task.points, key=_engine_of(task)):
-        asked, clients = dict(key), [point.get("concurrency", 64) for point in points]
+        asked, clients = dict(key), [{**_SERVED, **point}["concurrency"] for point in points]
         try:
             rows += _served(task, asked, clients, traces)
         except MemwallError as error:
@@ -243,7 +246,7 @@ def _servers(task: Task, traces: Traces) -> list[Row]:
 def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: Traces) -> list[Row]:
     name = asked.get("gpu", DEFAULT_GPU)
     weights, dtype = asked.pop("weights", "model"), asked.pop("dtype", None)
-    tokens = asked.get("prompt", 1024) + asked.get("generate", 256)
+    tokens = asked.get("prompt", 1024) + {**_SERVED, **asked}["generate"]
     model = traces.model(task.target, weights, dtype, tokens)
     if isinstance(asked.get("draft"), str) and asked["draft"] != OWN:
         asked["draft"] = traces.model(asked["draft"], dtype=dtype, tokens=tokens)
@@ -297,13 +300,14 @@ KINDS: Mapping[str, Kind] = {
             options=_options(decode, "traces", "usd_per_gpu_hour"),
             numbers=_options(decode, "dtype"), inner=("batch", "context"), most=2000,
             best=("tokens_per_s_per_gpu",),
-            front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("batch", "context"),
+            front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("batch", "context"), usual=_DECODED,
         ),
         Kind(
             name="serve", title="a server under a load, as memwall serve has it", rows=_servers,
             options=_options(serve, "price", "slo", "policy"), numbers=_options(serve, "draft", "dtype"),
             inner=("concurrency",), most=64, best=("tokens_per_s_per_gpu",),
             front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("concurrency", "rate", "prompt"),
+            usual=_SERVED,
         ),
         Kind(
             name="training", title="a training step on many GPUs, as memwall profile --parallel has it",

@@ -207,6 +207,7 @@ def test_clusters(run, folder):
 def test_comm(run, folder):
     """More GPUs than a node has run on several; sizes double."""
     out = run("comm", "--cluster", "dgx-h100", "--gpus", "16", "--op", "all_gather", "send_recv", "--max", "4K").out
+    assert "between 1 GPU of" in run("comm", "--cluster", "dgx-h100", "--gpus", "1").out
     assert "16 GPUs of dgx-h100" in out and out.count("4,096") == 2
     run("comm", "--cluster", "dgx-h100", "--max", "3K", "-o", "t.csv", "-o", "t.md", "-o", "t.json", "-o", "t.html")
     rows = json.loads((folder / "t.json").read_text())

@@ -80,6 +80,17 @@ def test_a_decode_step_is_that_of_the_server_alone(llama):
         assert row["largest_batch"] == (point.steps.capacity_bytes - held + batch * row["kv_bytes"]) // row["kv_bytes"]
 
 
+def test_a_page_says_what_no_axis_does(run, llama):
+    """1,024 tokens in the cache of a decode step, 64 clients of a server unless requests come at a rate."""
+    assert ", context 1024\n" in run("sweep", llama, "--vary", "batch=1,2", "tp=1,2").out
+    served = run("sweep", llama, "--of", "serve", "--vary", "gpu=h100,b200", "generate=8").out
+    assert "fixed         generate 8, concurrency 64\n" in served
+    assert (
+        "fixed         generate 8, rate 3.0\n"
+        in run("sweep", llama, "--of", "serve", "--vary", "gpu=h100,b200", "generate=8", "rate=3").out
+    )
+
+
 def test_a_server_at_each_point_is_that_of_serve_alone(llama):
     frame = memwall.sweep(llama, {"gpu": ["h100", "a100"], "concurrency": [1, 8], "prompt": [256]}, workers=0)
     for _, row in frame.iterrows():

@@ -10,7 +10,7 @@ from typing import Any
 import memwall.report.columns as col
 from memwall.analysis.communication import CommRow
 from memwall.core.structure import write
-from memwall.core.units import bandwidth, duration
+from memwall.core.units import bandwidth, counted, duration
 from memwall.hardware.links import Cluster, Link
 from memwall.report.document import Document, Section, Table, known_facts
 from memwall.report.kinds import Report
@@ -97,7 +97,7 @@ class CommReport(Report):
     def document(self, kind: str) -> Document:
         sections = [Section(op, (self._table(op),)) for op in dict.fromkeys(row.op for row in self.found)]
         workers = self.found[0].workers
-        return Document(f"Collectives between {workers} GPUs of {self.cluster.name}", tuple(sections))
+        return Document(f"Collectives between {counted(workers, 'GPU')} of {self.cluster.name}", tuple(sections))
 
     def _table(self, op: str) -> Table:
         rows = [row for row in self.found if row.op == op]
@@ -129,5 +129,5 @@ _COLUMNS = (
 )  # fmt: skip
 _COMM_NOTE = (
     "size: as nccl-tests define it; algbw: size over time; busbw: that times what the op sends of it; "
-    "of the link: the bytes of a ring at the nominal rate of the slowest link, over the time"
+    "of the link: the bytes of a ring, or of an all-to-all, at the nominal rate of the slowest link, over the time"
 )

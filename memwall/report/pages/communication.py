@@ -75,7 +75,7 @@ def pipeline_text(step: PipelineStep) -> str:
     return (
         f"The step of all {counted(len(pipeline.ranks), 'rank')} takes {duration(step.time_s)} under"
         f" {pipeline.schedule} with {counted(pipeline.microbatches, 'micro-batch')} in"
-        f" {counted(len(step.stages), 'stage')}: rank {step.slowest}, the slowest, computes for"
+        f" {counted(len(step.stages), 'stage')}: rank {step.slowest}, the slowest, computes them for"
         f" {duration(run.busy_s[run.slowest])} and waits {percent(run.bubble)} as long (the bubble). MFU of all ranks"
         f" {percent(step.mfu)}{f', HFU {percent(step.hfu)}' if step.hfu > step.mfu else ''}.{rates_text(step.rates)}"
     )
@@ -94,7 +94,7 @@ def _rate(each: float) -> str:
 
 
 def communication_text(schedule: Schedule, rows: list[MessageRow]) -> str:
-    """``12 collectives take 1.20 ms, of which 0.10 ms (2.0 % of the step) are exposed; 1.20 GB leave on nvlink``."""
+    """``12 collectives take 1.20 ms, of which 0.10 ms (2.0 % of the step) are exposed; bytes that leave ...``."""
     whole_s, exposed_s = sum(row.whole_s for row in rows), sum(row.exposed_s for row in rows)
     sent: dict[str, float] = {}
     for row in (row for row in rows if not receives(row.name)):
@@ -105,5 +105,5 @@ def communication_text(schedule: Schedule, rows: list[MessageRow]) -> str:
     return (
         f"{counted(sum(row.count for row in rows), 'collective')} take {duration(whole_s)}, of which"
         f" {duration(exposed_s)} ({share} of the step) are exposed"
-        f"{f'; bytes that leave: {leaving}' if leaving else ''}."
+        f"{f'; bytes that leave this GPU: {leaving}' if leaving else ''}."
     )

@@ -136,12 +136,16 @@ class SweepReport(Report):
     def _facts(self) -> Block:
         found = self.found
         failed = int((found.frame["error"] != "").sum())
-        fixed = ", ".join(f"{name} {found.frame[name].iloc[0]}" for name in found.options if name not in found.varied)
+        fixed = {name: found.frame[name].iloc[0] for name in found.options if name not in found.varied}
+        comes = {"rate", "trace"}.isdisjoint(found.options)  # requests, from clients
+        usual = {name: value for name, value in found.question.kind.usual.items() if comes or name != "concurrency"}
+        fixed |= {name: value for name, value in usual.items() if name not in found.options}
         return known_facts(
             ("a point", found.question.kind.title),
             ("points", f"{len(found.frame):,}" + (f", {failed:,} without a result" if failed else "")),
             ("axes", ", ".join(f"{name} ({found.frame[name].nunique(dropna=False)})" for name in found.varied)),
-            ("fixed", fixed), ("evaluated in", duration(found.seconds)),
+            ("fixed", ", ".join(f"{name} {value}" for name, value in fixed.items())),
+            ("evaluated in", duration(found.seconds)),
         )  # fmt: skip
 
     def _pruned(self) -> list[str]:

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import memwall
+from memwall.analysis.communication import message_rows
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import MemwallError, UsageError
 from memwall.ops.launches import Message
@@ -168,6 +169,21 @@ def test_fully_sharded_layers_gather_twice_and_scatter_once():
     nbytes = 4 * (2 * 64 * 256 + 256 + 64)
     made = profiled(model, torch.zeros(8, 64))
     assert sent(made) == {("all_gather", nbytes): 6, ("reduce_scatter", nbytes): 3}
+
+
+def test_what_leaves_a_gpu_is_its_own_part_on_each_link():
+    """Over 8 nodes each GPU sends its 64th to 7 others on the network, then each of its node's parts, 7/8 in all, to
+    the others there: 63/64 together, as much as in a ring. Two gathers of 268 MB and the scatter of gradients."""
+
+    def model():
+        mesh = world_mesh()
+        return fully_shard(nn.Sequential(fully_shard(nn.Linear(8192, 8192, bias=False), mesh=mesh)), mesh=mesh)
+
+    made = profiled(model, torch.zeros(8, 8192), world=64)
+    rows = message_rows(made, made.simulations[0])
+    assert {row.taken for row in rows} == {"hierarchical Simple"}
+    for row in rows:
+        assert row.sent_bytes == {"nvlink": row.nbytes * 7 / 8, "network": row.nbytes * 7 / 64}
 
 
 # -- what a program finds ---------------------------------------------------------------------------------------------
