@@ -198,7 +198,8 @@ def read_json(path: str | os.PathLike[str], *, infinite: bool = False) -> Any:
         return json.loads(text, parse_constant=None if infinite else _refuse_constant)
     except json.JSONDecodeError as error:
         cut = " (truncated?)" if error.pos >= len(text.rstrip()) else ""
-        raise UsageError(f"{path} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}{cut}") from None
+        where = f"at line {error.lineno}, column {error.colno}{cut}"
+        raise UsageError(f"{path} is not JSON: {error.msg.removesuffix(' at')} {where}") from None
     except RecursionError:
         raise UsageError(f"{path} is nested too deep to be a memwall record") from None
     except ValueError as error:

@@ -85,7 +85,7 @@ def schedule_roofline(
     base = mfu_base(profile, schedule)
     mfu = f", MFU {percent(schedule.totals.mfu, 0)} of {base}" if base else ""
     title = f"{subject}: {duration(schedule.totals.time_s)}{mfu}"
-    legend = _class_legend(rows)
+    legend = _class_legend(profile, schedule)
     if any(spot.tail for spot in spots):
         legend.append(("its ops run eagerly, → fused", "dim", "hollow"))
     executors = [name for name in MARKS if any(point.executor == name for point in measured)]
@@ -126,13 +126,13 @@ def _measured_spot(point: Point) -> Spot:
     )  # fmt: skip
 
 
-def _class_legend(rows: Sequence[KernelRow]) -> list[tuple[str, str, str]]:
-    total: dict[str, float] = {}
-    for row in rows:
-        total[row.op_class] = total.get(row.op_class, 0.0) + row.time_share
-    order = sorted(total, key=lambda name: (-total[name], name))
-    return [(f"{clean(name)} {percent(total[name])}", class_color(name), "circle") for name in order
-            if total[name] >= 5e-4]  # fmt: skip
+def _class_legend(profile: Profile, schedule: Schedule) -> list[tuple[str, str, str]]:
+    """The classes, the longest first, with their shares as the table of them has these."""
+    rows = class_rows(profile, schedule)
+    parts = zip(rows, apportioned([row.time_share for row in rows]), strict=True)
+    return [(f"{clean(row.key)} {percent(part)}", class_color(row.key), "circle")
+            for row, part in sorted(parts, key=lambda each: (-each[0].time_share, each[0].key))
+            if row.time_share >= 5e-4]  # fmt: skip
 
 
 def overlaid(profile: Profile, schedules: Sequence[Schedule]) -> Roofline:
