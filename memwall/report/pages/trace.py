@@ -183,16 +183,31 @@ def _collectives(analysis: TraceAnalysis) -> list[Section]:
          bandwidth(row.bus_bytes_per_s), row.link_share, row.modeled.time_s if row.modeled else None)
         for row in rows
     ]  # fmt: skip
-    note = f"{_COLLECTIVES_NOTE}; links and modeled: of {cluster.name}, {_PLACED}" if cluster else _COLLECTIVES_NOTE
+    note = (
+        f"{_COLLECTIVES_NOTE}; links and modeled: of {cluster.name}, {_PLACED}{_ABOVE}"
+        if cluster
+        else _COLLECTIVES_NOTE
+    )
     table = col.listing(
         "Collectives", cells,
         "collective: 0, ranks: 1, message: 2, count: 3 count, all: 4 s, shortest: 5 s, bus: 6, of the links: 7 %,"
         " modeled: 8 s like 5", note, left=len(analysis.collectives) - len(rows),
     )  # fmt: skip
-    return [Section("", (table, *_ranks(analysis)))]
+    return [Section("", (table, *_too_fast(analysis), *_ranks(analysis)))]
 
 
 _PLACED = "the ranks on as few nodes as hold them"
+_ABOVE = "; in the tables above a collective is modeled by its bytes on the GPU's own link"
+
+
+def _too_fast(analysis: TraceAnalysis) -> list[Sentence]:
+    """Of collectives that no algorithm runs so fast on the cluster's links: it was another one."""
+    known = [row for row in analysis.collectives if row.modeled]
+    count = sum(row.shortest_s < row.modeled.bound_s for row in known if row.modeled)
+    if not count or not analysis.cluster:
+        return []
+    said = f"{count:,} of {_counted(len(known), 'row')} took less time than the links of {analysis.cluster.name} need"
+    return [Sentence(f"{said}: the trace is of another cluster; --cluster names it (memwall clusters lists them).")]
 
 
 def _ranks(analysis: TraceAnalysis) -> list[Table | Sentence]:

@@ -8,7 +8,11 @@ import pytest
 
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import load_cluster
+from memwall.hardware.lookup import load_gpu
+from memwall.report import render
+from memwall.report.pages.trace import TraceReport
 from memwall.traces import Trace, read_trace
+from memwall.traces.analysis import analyse
 from memwall.traces.collectives import collectives, rank_waits
 from tests.unit.places import shared
 from tests.unit.traces_fixture import Event, call, kernel, op, write
@@ -85,3 +89,15 @@ def test_those_of_a_real_trace_are_near_the_model() -> None:
         assert row.modeled is not None
         assert row.modeled.time_s == pytest.approx(row.shortest_s, rel=0.1)
         assert 0.5 < (row.link_share or 0) < 1
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("l40s-8-pcie", True), ("dgx-a100-80gb", False)])
+def test_links_that_cannot_carry_a_collective_are_not_those_of_the_trace(
+    tmp_path: Path, cluster: str, said: bool
+) -> None:
+    """16 MB between 4 ranks in 100.5 us: each sends 16 MB or more, for which PCIe at 32 GB/s needs 500 us."""
+    found = analyse(traced(tmp_path / "rank0", FIRST), load_gpu("a100-80gb-sxm"), cluster=load_cluster(cluster))
+    text = " ".join(render(TraceReport(found), "text").split())
+    assert (
+        f"2 of 2 rows took less time than the links of {cluster} need: the trace is of another cluster" in text
+    ) is said
