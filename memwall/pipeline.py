@@ -21,6 +21,7 @@ from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
 from memwall.record.format import WorkloadInfo
+from memwall.record.job import job_of
 from memwall.record.profile import Profile
 
 if TYPE_CHECKING:
@@ -110,13 +111,24 @@ def profile(
             mode == "forward" and not no_grad, (assume,) if isinstance(assume, str) else tuple(assume),
         )  # fmt: skip
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
-        result = result.on(gpus)
+        result = _alone(result, world).on(gpus)
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
         if strict and result.coverage.unmodeled:
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
         say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
         return _simulated(result, gpus, _names(policy), cuda_graph)
+
+
+def _alone(made: Profile, world: int | None) -> Profile:
+    """The profile, with a note where it is of a program of several ranks that makes no process group."""
+    if (world or 1) == 1 or job_of(made):
+        return made
+    from memwall.frontend.torch.options import NOTES_KEY
+
+    note = (f"the program makes no process group: this is the step of one GPU, not of {world:,}; --parallel dp={world}"
+            " puts a model on so many")  # fmt: skip
+    return replace(made, capture={**made.capture, NOTES_KEY: [*made.notes, note]})
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ def ranks(function: F) -> F:
     def run(*, nodes: int | None, **given: Any) -> Any:
         if nodes is not None:
             given["world"] = _gpus_on(nodes, given["cluster"], given["world"])
+        if given["rank"] is not None and given["world"] is None:
+            raise UsageError("--rank is one of --world N, or of --nodes N; name that too")
         return function(**given)
 
     return _ranks(run)  # type: ignore[return-value]

@@ -63,6 +63,15 @@ def test_one_rank_that_is_asked_for_is_traced_alone(run, program):
     assert "7-8" in page and "network" in page  # node 0 ends with rank 7
 
 
+def test_a_model_that_knows_nothing_of_others_says_so(run, folder):
+    """The page of ``--world 16`` was that of one GPU, without a word; ``--rank`` alone was ignored."""
+    page = run("profile", "net.py", "--cluster", "dgx-h100", "--world", "16", "-q").out
+    assert "the step of one GPU, not of 16; --parallel dp=16 puts a model on so many" in " ".join(page.split())
+    assert "no process group" not in run("profile", "net.py", "--cluster", "dgx-h100", "-q").out
+    alone = run("profile", "net.py", "--rank", "3", "-q")
+    assert alone.code == 2 and alone.err.strip().endswith("--rank is one of --world N, or of --nodes N; name that too")
+
+
 def test_a_gate_limits_the_rank_with_the_most(run, folder):
     """Rank 2 of four has four layers where others have one: the peak that counts is its own."""
     layers = "torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4 if dist.get_rank() == 2 else 1)])"
