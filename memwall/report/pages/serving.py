@@ -115,7 +115,8 @@ class ServingReport(Report):
 
 _MEMORY_NOTE = (
     "buffers: activations, CUDA graphs and communication; cache: what is left of the share that the server takes, "
-    "below 0 where the weights do not fit; a sequence: the cache of one at its longest"
+    "below 0 where the weights do not fit; a sequence: the cache of one at its longest, with --dp on average over the "
+    "groups, one of which holds it"
 )
 _STEP_NOTE = (
     "one token of each sequence; products: with weights; attention: with the reads and writes of the cache; index: of "
