@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from memwall.analysis.table import group_by
@@ -14,6 +14,7 @@ from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.launches import Gemm
 from memwall.perfmodel.families import CALIBRATED, Terms, as_run, calibrated, explain
 from memwall.perfmodel.roofline import (
     OVERLAPPING,
@@ -22,6 +23,7 @@ from memwall.perfmodel.roofline import (
     Estimate,
     launch_floor_s,
     launches_of,
+    predict_cost,
     template_s,
 )
 from memwall.record.kernels import kernel_module, short_name
@@ -182,7 +184,8 @@ def _explanation(
         return Explanation(kernel, module, count, (), f"{_around(kernel, gpu, cost.latencies)}.", "")
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
     launches = launches_of(cost, gpu, resident)
-    sentences = [*dict.fromkeys(explain(work, gpu, terms) for work, terms in launches), *_choice(kernel, cost, gpu)]
+    sentences = [*dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)]
+    sentences += [*_padded(kernel, cost, gpu), *_choice(kernel, cost, gpu)]
     around = f"{_around(kernel, gpu, cost.latencies)}{_not_overlapped(kernel, [terms for _, terms in launches])}."
     return Explanation(kernel, module, count, tuple(sentences), around, calibration_of(cost, gpu)[0])
 
@@ -198,6 +201,18 @@ def choices_text(profile: Profile, schedule: Schedule) -> str:
         f"{counted(len(open_), 'kernel')} of {duration(low_s)} to {duration(high_s)}: timing on the GPU chooses between"
         " the library's kernels, whose time is stated, and Triton templates"
     )
+
+
+def _padded(kernel: Estimate, cost: Cost, gpu: Gpu) -> Iterator[str]:
+    """What a compiler's padding of a product is for."""
+    for before in (launch.padded_from for launch in cost.launches if isinstance(launch, Gemm)):
+        if before is not None:
+            plain_s = predict_cost(replace(cost, launches=(before,)), gpu).time_s
+            yield (
+                f"Inductor pads it from {before.m}x{before.n}x{before.k}, so that the rows of its matrices begin at"
+                f" multiples of 16 bytes: as it was it would take {duration(plain_s)}, with its padding"
+                f" {duration(kernel.time_s - kernel.wait_s)}. On the GPU Inductor times both; here the model decides."
+            )
 
 
 def _choice(kernel: Estimate, cost: Cost, gpu: Gpu) -> Iterator[str]:

@@ -12,16 +12,20 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memwall.core.graph import Graph
+from memwall.core.graph import Graph, TensorSpec
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
 from memwall.fusion.plan import Group, Part, Placement, Plan, in_order, not_run
 from memwall.fusion.pricing import Pricer, library_launches, loses_rows, with_launches
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.ops.contraction import is_aligned
 from memwall.ops.launches import Stream
 from memwall.ops.loops import FAR
-from memwall.ops.product_launches import Convolution
+from memwall.ops.product_launches import Convolution, Gemm
+
+#: padding adds fewer elements to a side: 16 bytes of the narrowest operands
+_MOST_PADDED = 8
 
 
 def inductor_plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
@@ -69,17 +73,18 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
 def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     if not kernel.launches:
         return not_run(kernel.op_ids)
+    graph = pricer.graph
     if kernel.kind == "extern" and len(kernel.op_ids) == 1:
         # the library's kernel, with the launches of its eager call
         group = pricer.alone(kernel.op_ids[0])
-        return replace(group, cost=_with_around(group.cost, kernel), name=kernel.name, source=kernel.source)
+        return replace(group, cost=_as_called(graph, group.cost, kernel), name=kernel.name, source=kernel.source)
     group = pricer.group(kernel.op_ids, kernel.recomputes)
-    kernels = max(kernel.launches, library_launches(pricer.graph, pricer.costs, kernel.op_ids))
+    kernels = max(kernel.launches, library_launches(graph, pricer.costs, kernel.op_ids))
     cost = with_launches(
         group.cost, group.cost.launches, kernels=kernels, extra_bytes=_beyond(pricer, kernel, group),
         extra_flops=group.cost.extra_flops, numbers=_numbers(kernel),
     )  # fmt: skip
-    return replace(group, cost=_with_around(cost, kernel), name=kernel.name, source=kernel.source)
+    return replace(group, cost=_as_called(graph, cost, kernel), name=kernel.name, source=kernel.source)
 
 
 def _numbers(kernel: LoweredKernel) -> int:
@@ -108,17 +113,43 @@ def _beyond(pricer: Pricer, kernel: LoweredKernel, group: Group) -> int:
     return max(read + written, 0) + again
 
 
-def _with_around(cost: Cost, kernel: LoweredKernel) -> Cost:
-    """The cost with Inductor's launches around a convolution of a library in place of those of the eager call: it adds
-    the bias, sums its gradient and copies tensors to channels last and back."""
-    library = [launch for launch in cost.launches if isinstance(launch, Convolution)]
-    if kernel.kind != "extern" or not library:
+def _as_called(graph: Graph, cost: Cost, kernel: LoweredKernel) -> Cost:
+    """The cost of a library's convolution or product as Inductor calls it, with Inductor's launches around it: it adds
+    a convolution's bias and sums its gradient, copies tensors to channels last and back, and pads products."""
+    if kernel.kind != "extern":
         return cost
-    left = max(kernel.launches - len(kernel.around) - len(library), 0)
-    first = replace(library[0], count=1 + left, channels_last=library[0].channels_last or kernel.channels_last)
-    others = (replace(one, count=1, channels_last=first.channels_last) for one in library[1:])
+    convolutions = [launch for launch in cost.launches if isinstance(launch, Convolution)]
+    products = [launch for launch in cost.launches if isinstance(launch, Gemm)]
+    own, about = cost.launches, "Inductor's kernel around the library's"
+    count = max(kernel.launches - len(kernel.around) - max(len(convolutions), 1), 0) + 1
+    if convolutions:  # those of the eager call around them have no place here
+        last = convolutions[0].channels_last or kernel.channels_last
+        first, *others = (replace(one, count=1, channels_last=last) for one in convolutions)
+        own = (replace(first, count=count), *others)
+    elif len(products) == 1 and kernel.operands:
+        called = replace(_on_operands(graph, products[0], kernel), count=count)
+        own = tuple(called if launch is products[0] else launch for launch in own)
+        about = "Inductor's padding of an operand" if called.padded_from else about
+    else:
+        return cost
     around = (
-        Stream(kind="generated", read_bytes=read, write_bytes=written, about="Inductor's kernel around the library's")
-        for read, written in kernel.around
+        Stream(kind="generated", read_bytes=read, write_bytes=written, about=about) for read, written in kernel.around
     )
-    return replace(cost, launches=(first, *others, *around))
+    return replace(cost, launches=(*own, *around))
+
+
+def _on_operands(graph: Graph, launch: Gemm, kernel: LoweredKernel) -> Gemm:
+    """The product of the matrices that Inductor hands the library: padded, or laid in rows with gaps between them."""
+    dtype = graph.values[graph.ops[kernel.op_ids[0]].outputs[0]].spec.dtype
+    left, right = (TensorSpec(*laid, dtype) for laid in kernel.operands)
+    (m, k), n = left.shape[-2:], right.shape[-1]
+    added = m - launch.m, n - launch.n, k - launch.k
+    asked, launch = launch, replace(launch, aligned=is_aligned(left) and is_aligned(right))
+    if not any(added) or any(not 0 <= more < _MOST_PADDED for more in added):
+        return launch
+    more = launch.batch * (m * k + k * n - launch.m * launch.k - launch.k * launch.n) * left.itemsize
+    written = launch.batch * (m * n - launch.m * launch.n) * left.itemsize
+    return replace(
+        launch, m=m, n=n, k=k, padded_from=asked, write_bytes=launch.write_bytes + written,
+        read_bytes=max(launch.read_bytes + more, left.nbytes + right.nbytes),
+    )  # fmt: skip

@@ -89,7 +89,8 @@ def launch(
         )  # fmt: skip
     gemm = Gemm(
         pipe=pipe, batch=batch, m=m, n=n, k=parts * k, itemsize=max(left.itemsize // parts, 1),
-        read_bytes=read_bytes, write_bytes=write_bytes, aligned=right is None or (_aligned(left) and _aligned(right)),
+        read_bytes=read_bytes, write_bytes=write_bytes,
+        aligned=right is None or (is_aligned(left) and is_aligned(right)),
     )  # fmt: skip
     if pipe.dtype not in _FULL_PRECISION:
         return gemm
@@ -101,7 +102,7 @@ def launch(
 _COPIED_BYTES = 16
 
 
-def _aligned(operand: TensorSpec) -> bool:
+def is_aligned(operand: TensorSpec) -> bool:
     """Whether all rows of an operand begin at multiples of what is copied at once. What lies otherwise than as a matrix
     is copied before, and a vector has one row."""
     strides = [n for size, n in zip(operand.shape, operand.strides, strict=True) if size > 1]

@@ -16,7 +16,8 @@ from memwall.ops.launches import Launch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm(Launch):
     """``batch`` products of [m, k] with [k, n] on one pipe; ``itemsize`` bytes per element of an operand. ``aligned``:
-    the rows of both operands begin at multiples of 16 bytes."""
+    the rows of both operands begin at multiples of 16 bytes. ``padded_from``: the product before a compiler
+    padded it."""
 
     FAMILY: ClassVar[str] = "gemm"
     pipe: Pipe
@@ -26,6 +27,7 @@ class Gemm(Launch):
     k: int
     itemsize: float
     aligned: bool = True
+    padded_from: Gemm | None = None
 
     @property
     def variant(self) -> str:
@@ -119,6 +121,8 @@ class Convolution(Launch):
     #: the library timed its engines and took the best (``cudnn.benchmark``) instead of asking its heuristic
     searched: bool = False
     channels_last: bool = False
+    #: the layer is a transposed convolution, whose passes are those of another in other roles
+    transposed: bool = False
 
     @property
     def variant(self) -> str:

@@ -4,10 +4,12 @@ The traced graph is replayed into the joint graph that AOTAutograd would make; t
 scheduler process it as if on the given GPU. Exactly one kernel owns each op of the forward and backward phases. The
 optimizer is not compiled: ``torch.compile(model)`` leaves it alone.
 
-Known differences from a run on the device: choices that need timing are not made; the attention kernel is the traced
-one, and decomposed attention is recognised in fewer cases, since a trace keeps the base of a view but not the operators
-that led to it; a tensor that Python unpacked (``q, k, v = x``) has the eager backward. This package depends on torch's
-internals; where they have changed, the error says so. torch and Triton are imported when :func:`lower` is called.
+Known differences from a run on the device: whether to pad a product, which Inductor times there, the model of the GPU
+decides (:mod:`memwall.fusion.inductor.padding`), and other choices that need timing are not made; the attention kernel
+is the traced one, and decomposed attention is recognised in fewer cases, since a trace keeps the base of a view but not
+the operators that led to it; a tensor that Python unpacked (``q, k, v = x``) has the eager backward. This package
+depends on torch's internals; where they have changed, the error says so. torch and Triton are imported when
+:func:`lower` is called.
 """
 
 from memwall.fusion.inductor.lowering import lower

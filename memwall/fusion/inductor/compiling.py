@@ -37,7 +37,6 @@ Read = TypeVar("Read")
 _SETTINGS = {
     "force_disable_caches": False,  # would create a folder and leave it behind
     "fx_graph_cache": False, "fx_graph_remote_cache": False, "compile_threads": 1,
-    "shape_padding": False,  # pad_mm times both variants on the device
     "max_autotune": False, "max_autotune_gemm": False, "coordinate_descent_tuning": False,
     "cpp_wrapper": False, "triton.cudagraphs": False, "triton.unique_kernel_names": True,
 }  # fmt: skip

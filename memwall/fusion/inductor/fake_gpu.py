@@ -84,6 +84,8 @@ def fake_gpu(gpu: Gpu) -> Iterator[None]:
 def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
     """The patched objects, the attribute names and the answers."""
     import torch._inductor.scheduler as scheduler
+    import torch._inductor.utils as inductor_utils
+    import torch._utils_internal as internal
     from torch._subclasses import fake_tensor
 
     def constant(value: Any) -> Callable[..., Any]:
@@ -114,6 +116,8 @@ def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[An
         (interfaces.CudaInterface.Worker, {k: common[k] for k in ("get_device_properties", "current_device")}),
         (fake_tensor, {"init_gpu_context": constant(None)}),
         (torch._C, {"_conv_determine_backend_memory_format": _conv_format}),
+        (internal, {"max_clock_rate": constant(gpu.boost_clock_hz / 1e6)}),
+        (inductor_utils, {"get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9)}),
         (scheduler, {
             "get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9),
             "get_device_tflops": lambda dtype: _tflops(gpu, dtype),

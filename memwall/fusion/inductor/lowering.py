@@ -159,7 +159,7 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
         for region in sorted(set(regions) - {EAGER}):
             scope = scope_of(graph, [number == region for number in regions], operators.overwritten)
             if scope.forward_keeps or scope.backward_keeps or scope.mutated:  # else nothing is left to compile
-                _compile(graph, scope, operators, table, opaque, target, source, result)
+                _compile(graph, gpu, scope, operators, table, opaque, target, source, result)
     for op in graph.ops:
         if op.phase != "optimizer" and regions[op.id] == EAGER:
             result.schedules[op.phase == "backward", op.id] = [_eager(graph, op)]
@@ -167,12 +167,14 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
 
 
 def _compile(
-    graph: Graph, scope: Any, operators: Any, table: Any, opaque: Any, target: Any, source: bool, result: _Result
+    graph: Graph, gpu: Gpu, scope: Any, operators: Any, table: Any, opaque: Any, target: Any, source: bool,
+    result: _Result,
 ) -> None:  # fmt: skip
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from memwall.fusion.inductor.compiling import Scheduled, joint_passes, partition, schedule, write_back
     from memwall.fusion.inductor.origins import assign_origins, mark_results
+    from memwall.fusion.inductor.padding import modeled_padding
     from memwall.fusion.inductor.reading import launches
     from memwall.fusion.inductor.replay import replay
 
@@ -181,7 +183,8 @@ def _compile(
         joint = replay(graph, scope, operators, table, opaque, str(target))
     result.opaque.extend(joint.opaque)
     result.fx_ops.update(joint.calls())
-    module = joint_passes(joint.module, mode, target, graph.attention)
+    with modeled_padding(graph, gpu) if target.type != "cpu" else contextlib.nullcontext():
+        module = joint_passes(joint.module, mode, target, graph.attention)
     assign_origins(graph, module, scope.op_ids)
     mark_results(module)
     forward, backward = partition(joint, module, mode)

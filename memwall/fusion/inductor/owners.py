@@ -16,6 +16,9 @@ from types import MappingProxyType
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 
+#: sizes and strides of a tensor
+Laid = tuple[tuple[int, ...], tuple[int, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class LoweredKernel:
@@ -29,7 +32,8 @@ class LoweredKernel:
 
     ``around`` are the launches of Inductor's own that a library's kernel needs, such as copies into another layout:
     (bytes read, bytes written) of each. ``channels_last``: the library gets its tensors in that layout. ``two_passes``:
-    (rows, bytes read) of the launches that go over each row twice, the second time to write it.
+    (rows, bytes read) of the launches that go over each row twice, the second time to write it. ``operands``: of a
+    product, (sizes, strides) of its left and right matrix as the library gets them.
     """
 
     name: str
@@ -46,6 +50,7 @@ class LoweredKernel:
     around: tuple[tuple[int, int], ...] = ()
     channels_last: bool = False
     two_passes: tuple[tuple[int, int], ...] = ()
+    operands: tuple[Laid, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ class Launch:
     channels_last: bool = False
     #: those that it reduces and then goes over again to write them; 0: none
     rows: int = 0
+    operands: tuple[Laid, ...] = ()
 
     @property
     def work(self) -> Hashable:
@@ -157,6 +163,7 @@ def _lowered(
         around=_around(kernel),
         channels_last=kernel.main.channels_last,
         two_passes=tuple((part.rows, part.read_bytes) for part in running if part.rows),
+        operands=kernel.main.operands,
     )
 
 

@@ -18,7 +18,9 @@ from torch.fx import Node
 
 from memwall.fusion.inductor.compiling import Scheduled
 from memwall.fusion.inductor.origins import RESULT, behind_views, is_view, ops_of, users_behind_views
-from memwall.fusion.inductor.owners import Launch
+from memwall.fusion.inductor.owners import Laid, Launch
+
+_ATEN: Any = torch.ops.aten
 
 
 def launches(scheduled: Scheduled) -> list[Launch]:
@@ -58,6 +60,7 @@ def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, set[str]]) -
         source=source,
         channels_last=kind == "extern" and any(map(_takes_channels_last, buffers)),
         rows=_rows(node, buffers) if kind == "triton" else 0,
+        operands=_operands(buffers) if kind == "extern" else (),
     )
 
 
@@ -69,6 +72,23 @@ def _rows(node: Any, buffers: Iterable[Any]) -> int:
     rows, columns = int(rows), int(columns)
     whole = any(int(buffer.get_numel()) == rows * columns for buffer in buffers)
     return rows if whole and columns > 1 else 0
+
+
+#: the products of two matrices that a library runs
+_PRODUCTS = frozenset((_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm))
+
+
+def _operands(buffers: Iterable[Any]) -> tuple[Laid, ...]:
+    """The matrices that a product multiplies: the last two of its tensors."""
+    for buffer in buffers:
+        overload = getattr(buffer, "op_overload", None)
+        if getattr(overload, "overloadpacket", None) in _PRODUCTS:
+            return tuple((_whole(one.get_size()), _whole(one.get_stride())) for one in buffer.inputs[-2:])
+    return ()
+
+
+def _whole(sizes: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(map(int, sizes))
 
 
 def _takes_channels_last(buffer: Any) -> bool:

@@ -204,8 +204,8 @@ def test_shapes_that_were_not_fitted_come_out_as_measured(label, name, at_most):
     ("rtx-4090", 0.71), ("a100-80gb-sxm", 0.71), ("h200", 0.71 * 0.629), ("b200", 0.71 * 0.629), ("mi300x", 1.0),
 ])  # fmt: skip
 def test_rows_that_begin_between_16_bytes_are_loaded_one_by_one(gpu, share):
-    """PyTorch issue 181718 (RTX 4090): 111 TFLOP/s at sizes of 2055 to 2073, 156 at 2040; arXiv 2402.13499: a warp's
-    instructions reach 62.9 % of an H100's peak."""
+    """PyTorch issue 181718 (RTX 4090): 111 TFLOP/s at sizes of 2055 to 2073, 156 at 2040; arXiv 2501.12084, section
+    6.2: a warp's instructions reach 62.9 % of an H800's peak in the mean."""
     found, known = load_gpu(gpu), GemmConstants(plateau=0.9, load=400.0, sustained=1.0, tile_clocks=0.0)
     aligned = gemm(2048, 2048, 2048)
     plain, slower = (predict_with(work, found, known) for work in (aligned, replace(aligned, aligned=False)))
