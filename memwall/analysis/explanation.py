@@ -14,7 +14,7 @@ from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.ops.launches import Gemm
+from memwall.ops.product_launches import Gemm
 from memwall.perfmodel.families import CALIBRATED, Terms, as_run, calibrated, explain
 from memwall.perfmodel.roofline import (
     OVERLAPPING,

@@ -57,9 +57,9 @@ class Chip:
     #: rate on tensor cores of products whose rows do not begin at multiples of 16 bytes over that of others. Kernels
     #: that load element by element: bfloat16 matrices of 2055 to 2073 on an RTX 4090 reach 107 to 116 TFLOP/s in tiles
     #: of 128 x 128, of 2040 156 (PyTorch issue 181718). On an H100 the peak needs instructions of a warp group, which
-    #: a smaller alignment deselects (cuBLASDx's guide); a warp's reach 62.9 % of an H800's peak in the mean of all types
-    #: (arXiv 2501.12084, section 6.2, table 7: its authors' second paper on Hopper). Blackwell's data centre chips, which are not published,
-    #: are taken to do the same, AMD's not to
+    #: a smaller alignment deselects (cuBLASDx's guide); a warp's reach 62.9 % of an H800's peak, the mean of all types
+    #: (arXiv 2501.12084, section 6.2 and table 7, the second paper of the authors of 2402.13499). Blackwell's data
+    #: centre chips, which are not published, are taken to do the same; of AMD's nothing is known
     unaligned: float = 1.0
     #: tensor cores take channels in the slices that were fitted; later kernels need only 16 bytes of them
     #: (NVIDIA's guide to the performance of convolutional layers)

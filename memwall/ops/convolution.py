@@ -87,7 +87,7 @@ def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_by
     groups = max(data.shape[-len(kernel) - 1] // max(weight.shape[1], 1), 1)
     (pipe,) = _work(call, output, weight)
     return Convolution(
-        read_bytes=read_bytes, write_bytes=write_bytes, pipe=pipe, role=role,
+        read_bytes=read_bytes, write_bytes=write_bytes, pipe=pipe, role=role, transposed=_is_transposed(call),
         images=math.prod(output.shape[: -len(kernel) - 1]), groups=groups,
         channels_in=weight.shape[1], channels_out=weight.shape[0] // groups,
         places_in=data.shape[-len(kernel) :], places_out=output.shape[-len(kernel) :], kernel=kernel,

@@ -306,13 +306,19 @@ def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: T
         layout = "NCHW" if launch.channels_last else "channels last"
         copies = f"; {duration(facts['copies_s'])} of the traffic copies to {layout} and back"
     said = _SAID[facts["way"]](launch, gpu, facts)
-    if gradient := _GRADIENTS.get(launch.role):
-        said = f"{gradient}: {said[0].lower() if said.startswith('A') else said[0]}{said[1:]}"
+    if made := _MADE.get((launch.role, launch.transposed)):
+        said = f"{made}: {said[0].lower() if said.startswith('A') else said[0]}{said[1:]}"
     return f"{said}; {_walls(launch, terms)}{copies}."
 
 
-#: role of a launch -> what it makes; a transposed convolution is the data gradient of another
-_GRADIENTS = {"input": "Data gradient", "weight": "Weight gradient"}
+#: (role of a launch, whether the layer is transposed) -> what it makes, where that is not a convolution's result
+_MADE = {
+    ("input", False): "Data gradient",
+    ("weight", False): "Weight gradient",
+    ("input", True): "Transposed convolution, run as the data gradient of a convolution",
+    ("forward", True): "Data gradient of a transposed convolution, which is a convolution of the gradient",
+    ("weight", True): "Weight gradient of a transposed convolution, with gradient and data in each other's place",
+}
 
 
 def _say_depthwise(launch: Convolution, gpu: Gpu, facts: Facts) -> str:

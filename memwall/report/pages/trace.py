@@ -206,7 +206,7 @@ def _too_fast(analysis: TraceAnalysis) -> list[Sentence]:
     count = sum(row.shortest_s < row.modeled.bound_s for row in known if row.modeled)
     if not count or not analysis.cluster:
         return []
-    said = f"{count:,} of {_counted(len(known), 'row')} took less time than the links of {analysis.cluster.name} need"
+    said = f"{count:,} of {counted(len(known), 'row')} took less time than the links of {analysis.cluster.name} need"
     return [Sentence(f"{said}: the trace is of another cluster; --cluster names it (memwall clusters lists them).")]
 
 

@@ -162,6 +162,20 @@ def test_a_convolutions_gradients_and_its_bias_are_named():
     assert [text.partition(":")[0] for text in back.launches[-3:-1]] == ["Data gradient", "Weight gradient"]
 
 
+def test_a_transposed_convolutions_passes_are_named_in_their_own_roles():
+    """Its forward pass is the data gradient of a convolution, and its data gradient a convolution."""
+    made = memwall.profile(nn.ConvTranspose2d(64, 32, 4, 2, 1, bias=False),
+                           (torch.ones(8, 64, 32, 32, requires_grad=True),), gpu="h100-sxm", mode="training",
+                           optimizer=None)  # fmt: skip
+    (ahead,) = explanations(made, made.simulations[0], "0")
+    (back,) = explanations(made, made.simulations[0], "convolution_backward")
+    said = [text.partition(":")[0].partition(",")[0] for text in (*ahead.launches, *back.launches)]
+    assert [text for text in said if "ransposed" in text] == [
+        "Transposed convolution", "Data gradient of a transposed convolution",
+        "Weight gradient of a transposed convolution",
+    ]  # fmt: skip
+
+
 def test_the_launches_of_a_recurrent_layer_are_not_one():
     made = memwall.profile(nn.LSTM(32, 256, 2), (torch.ones(16, 4, 32),), gpu="h100-sxm")
     (found,) = explanations(made, made.simulations[0], "_cudnn_rnn")

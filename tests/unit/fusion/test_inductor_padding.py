@@ -16,7 +16,8 @@ from torch import nn
 import memwall
 from memwall.analysis.explanation import explanations
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.launches import Gemm, Stream
+from memwall.ops.launches import Stream
+from memwall.ops.product_launches import Gemm
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
@@ -123,8 +124,9 @@ def test_settings_of_torch_decide_before_the_model():
 
     large, small = nn.Linear(8191, 8191, bias=False), nn.Linear(255, 255, bias=False)
     with config.patch(deterministic=True):
+        has_trees = config.use_autoheuristic("pad_mm")  # since torch 2.13
         found = {gpu: planned(large, (8192, 8191), gpu=gpu)[2][0][0] for gpu in ("t4", "h200")}
-    assert {gpu: product.padded_from is not None for gpu, product in found.items()} == {"t4": False, "h200": True}
+    assert {gpu: product.padded_from is not None for gpu, product in found.items()} == {"t4": False, "h200": has_trees}
     assert planned(large, (8192, 8191), gpu="t4")[2][0][0].padded_from is not None
     with config.patch(force_shape_pad=True):
         _, _, ((product, *copies),) = planned(small, (256, 255))
@@ -147,6 +149,8 @@ def test_the_model_agrees_with_trees_that_timings_taught(gpu, tree, dtype, least
     from memwall.fusion.inductor.padding import seconds
 
     module, _, name = tree.partition(".")
+    if importlib.util.find_spec("torch._inductor.autoheuristic.artifacts._PadMMH200") is None:
+        pytest.skip("this torch has older trees")
     taught = getattr(importlib.import_module(f"torch._inductor.autoheuristic.artifacts.{module}"), name)()
     random, found = Random(0), Counter()
     for _ in range(400):
