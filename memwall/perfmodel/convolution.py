@@ -317,7 +317,7 @@ _MADE = {
     ("weight", False): "Weight gradient",
     ("input", True): "Transposed convolution, run as the data gradient of a convolution",
     ("forward", True): "Data gradient of a transposed convolution, which is a convolution of the gradient",
-    ("weight", True): "Weight gradient of a transposed convolution, with gradient and data in each other's place",
+    ("weight", True): "Weight gradient of a transposed convolution, with data and gradient in each other's place",
 }
 
 

@@ -9,7 +9,7 @@ what the traced operator takes, chooses as eager does and returns the same resul
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,17 +18,19 @@ from torch import Tensor
 _ATEN: Any = torch.ops.aten
 #: bilinear, zeros outside, corners aligned; and the most channels: what cuDNN samples
 _SAMPLED, _SAMPLED_CHANNELS = (0, 0, True), 1024
-#: shapes of a gradient's call -> the addresses of its tensors, the library that the forward pass chose, and what that
-#: left for the gradient
-_chosen: dict[Any, tuple[Any, int, Tensor]] = {}
+#: what a text calls its object for the gradients of batch norms
+_GRADIENT = "_batch_norm_backward"
 
 
 def as_eager(source: str) -> str:
-    """A reference's text (:mod:`memwall.codegen.reference`) with these forms where it has one."""
-    made = _CALL.sub(lambda call: f"eager_forms.{FORMS[call[1]].__name__}(" if call[1] in FORMS else call[0], source)
+    """A reference's text (:mod:`memwall.codegen.reference`) with these forms where it has one. What a gradient keeps of
+    its forward pass lives as long as the module that is made of the text."""
+    made = _CALL.sub(lambda call: f"{FORMS[call[1]]}(" if call[1] in FORMS else call[0], source)
     if made == source:
         return source
-    return made.replace("import torch\n", "import torch\n\nfrom memwall.bench.kernels import eager_forms\n", 1)
+    kept = f"{_GRADIENT} = eager_forms.BatchNormBackward()\n" if f" {_GRADIENT}(" in made else ""
+    head = f"import torch\n\nfrom memwall.bench.kernels import eager_forms\n\n{kept}"
+    return made.replace("import torch\n", head, 1)
 
 
 def batch_norm(
@@ -47,29 +49,37 @@ def batch_norm_without_statistics(
     return batch_norm(x, weight, bias, None, None, training, momentum, eps)
 
 
-def batch_norm_backward(
-    grad: Tensor, x: Tensor, weight: Any, mean: Any, var: Any, saved_mean: Any, saved_deviation: Any, train: bool,
-    eps: float, wanted: Sequence[bool],
-) -> tuple[Any, ...]:  # fmt: skip
-    """The gradients of data, weight and bias, by the library that the forward pass chose. It runs before the first
-    call on these tensors, for what it leaves, and never while a CUDA graph is captured."""
-    index, reserve = _forward_choice(grad, x, weight, eps) if train else (0, x.new_empty(0, dtype=torch.uint8))
-    made: tuple[Any, ...] = _ATEN._batch_norm_impl_index_backward(
-        index, x, grad, weight, mean, var, saved_mean, saved_deviation, train, eps, wanted, reserve
-    )
-    return made
+class BatchNormBackward:
+    """The gradients of data, weight and bias, by the library that the forward pass chose.
 
+    That pass runs before the first call on some tensors, for what it leaves to the gradient, and never while a CUDA
+    graph is captured; what it left is kept, for each shape of a call.
+    """
 
-def _forward_choice(grad: Tensor, x: Tensor, weight: Any, eps: float) -> tuple[int, Tensor]:
-    key = (x.shape, x.stride(), x.dtype, x.device, None if weight is None else weight.dtype, eps)
-    places, known = (grad.data_ptr(), x.data_ptr()), _chosen.get(key)
-    captures = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    if known is None or (known[0] != places and not captures):
-        bias = None if weight is None else torch.zeros_like(weight)
-        enabled = torch.backends.cudnn.enabled
-        *_, reserve, index = _ATEN._batch_norm_impl_index(x, weight, bias, None, None, True, 0.0, eps, enabled)
-        known = _chosen[key] = (places, index, reserve)
-    return known[1], known[2]
+    def __init__(self) -> None:
+        #: shapes of a call -> the addresses of its tensors, the library chosen, and what that left
+        self._left: dict[Any, tuple[Any, int, Tensor]] = {}
+
+    def __call__(
+        self, grad: Tensor, x: Tensor, weight: Any, mean: Any, var: Any, saved_mean: Any, saved_deviation: Any,
+        train: bool, eps: float, wanted: Sequence[bool],
+    ) -> tuple[Any, ...]:  # fmt: skip
+        index, reserve = self._forward(grad, x, weight, eps) if train else (0, x.new_empty(0, dtype=torch.uint8))
+        made: tuple[Any, ...] = _ATEN._batch_norm_impl_index_backward(
+            index, x, grad, weight, mean, var, saved_mean, saved_deviation, train, eps, wanted, reserve
+        )
+        return made
+
+    def _forward(self, grad: Tensor, x: Tensor, weight: Any, eps: float) -> tuple[int, Tensor]:
+        key = (x.shape, x.stride(), x.dtype, x.device, None if weight is None else weight.dtype, eps)
+        places, known = (grad.data_ptr(), x.data_ptr()), self._left.get(key)
+        captures = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        if known is None or (known[0] != places and not captures):
+            bias = None if weight is None else torch.zeros_like(weight)
+            enabled = torch.backends.cudnn.enabled
+            *_, reserve, index = _ATEN._batch_norm_impl_index(x, weight, bias, None, None, True, 0.0, eps, enabled)
+            known = self._left[key] = (places, index, reserve)
+        return known[1], known[2]
 
 
 def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool) -> Tensor:
@@ -92,11 +102,11 @@ def grid_sampler_backward(
 
 
 _CALL = re.compile(r"torch\.ops\.(aten\.\w+\.\w+)\(")
-#: operator -> the form that chooses for it
-FORMS: dict[str, Callable[..., Any]] = {
-    "aten._native_batch_norm_legit.default": batch_norm,
-    "aten._native_batch_norm_legit.no_stats": batch_norm_without_statistics,
-    "aten.native_batch_norm_backward.default": batch_norm_backward,
-    "aten.grid_sampler_2d.default": grid_sampler,
-    "aten.grid_sampler_2d_backward.default": grid_sampler_backward,
+#: operator -> the form that chooses for it, as a reference's text names it
+FORMS = {
+    "aten._native_batch_norm_legit.default": "eager_forms.batch_norm",
+    "aten._native_batch_norm_legit.no_stats": "eager_forms.batch_norm_without_statistics",
+    "aten.native_batch_norm_backward.default": _GRADIENT,
+    "aten.grid_sampler_2d.default": "eager_forms.grid_sampler",
+    "aten.grid_sampler_2d_backward.default": "eager_forms.grid_sampler_backward",
 }

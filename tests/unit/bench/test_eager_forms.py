@@ -45,19 +45,19 @@ PLACES = (torch.randn(2, 4, 4, 2),)
 
 
 @pytest.mark.parametrize(("module", "inputs", "name", "mode", "form"), [
-    (Layers(), IMAGES, "aten.native_batch_norm", "training", "batch_norm("),
-    (Layers(), IMAGES, "aten.native_batch_norm", "inference", "batch_norm("),
-    (Layers(affine=False), IMAGES, "aten.native_batch_norm", "training", "batch_norm("),
-    (Layers(track_running_stats=False), IMAGES, "aten.native_batch_norm", "training", "batch_norm_without_statistics("),
-    (Layers(), IMAGES, "aten.native_batch_norm_backward", "training", "batch_norm_backward("),
-    (Layers(affine=False), IMAGES, "aten.native_batch_norm_backward", "training", "batch_norm_backward("),
-    (Sampled(), PLACES, "aten.grid_sampler_2d", "training", "grid_sampler("),
-    (Sampled(), PLACES, "aten.grid_sampler_2d_backward", "training", "grid_sampler_backward("),
+    (Layers(), IMAGES, "aten.native_batch_norm", "training", "forms.batch_norm("),
+    (Layers(), IMAGES, "aten.native_batch_norm", "inference", "forms.batch_norm("),
+    (Layers(affine=False), IMAGES, "aten.native_batch_norm", "training", "forms.batch_norm("),
+    (Layers(track_running_stats=False), IMAGES, "aten.native_batch_norm", "training", "_without_statistics("),
+    (Layers(), IMAGES, "aten.native_batch_norm_backward", "training", " _batch_norm_backward("),
+    (Layers(affine=False), IMAGES, "aten.native_batch_norm_backward", "training", " _batch_norm_backward("),
+    (Sampled(), PLACES, "aten.grid_sampler_2d", "training", "forms.grid_sampler("),
+    (Sampled(), PLACES, "aten.grid_sampler_2d_backward", "training", "forms.grid_sampler_backward("),
 ])  # fmt: skip
 def test_an_op_is_called_by_the_form_that_chooses_and_gives_its_results(tmp_path, module, inputs, name, mode, form):
     builder, group, oracle = built(module, inputs, name, tmp_path, mode)
     kernel = builder.eager(group)
-    assert f"eager_forms.{form}" in kernel.source
+    assert form in kernel.source
     arena = oracle.inputs()
     expected = oracle.eager(arena)
     found = kernel.run(*[arena[i] for i in kernel.inputs])
@@ -98,7 +98,6 @@ def library(monkeypatch):
         cudnn_grid_sampler_backward=sampled_backward, grid_sampler_2d_backward=ATEN.grid_sampler_2d_backward,
     )  # fmt: skip
     monkeypatch.setattr(eager_forms, "_ATEN", fake)
-    monkeypatch.setattr(eager_forms, "_chosen", {})
     monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: True)
     return calls
 
@@ -113,8 +112,9 @@ def backward_arguments():
 def test_a_gradient_gets_what_the_forward_pass_of_its_library_left(library):
     arguments = backward_arguments()
     expected = ATEN.native_batch_norm_backward(*arguments)
+    backward = eager_forms.BatchNormBackward()
     for _ in range(2):
-        for made, wanted in zip(eager_forms.batch_norm_backward(*arguments), expected, strict=True):
+        for made, wanted in zip(backward(*arguments), expected, strict=True):
             torch.testing.assert_close(made, wanted)
     # once ahead, without the running statistics, which it would change; then gradients alone
     assert library == [("forward", None), ("backward", 1, [7]), ("backward", 1, [7])]
@@ -123,15 +123,16 @@ def test_a_gradient_gets_what_the_forward_pass_of_its_library_left(library):
 
 def test_other_tensors_of_the_same_shape_have_a_forward_pass_of_their_own(library):
     first, second = backward_arguments(), backward_arguments()
-    eager_forms.batch_norm_backward(*first)
-    eager_forms.batch_norm_backward(*second)
+    backward = eager_forms.BatchNormBackward()
+    backward(*first)
+    backward(*second)
     assert [kind for kind, *_ in library] == ["forward", "backward"] * 2
 
 
 def test_gradients_by_given_statistics_are_pytorchs_own(library):
     arguments = backward_arguments()
     arguments[7] = False
-    eager_forms.batch_norm_backward(*arguments)
+    eager_forms.BatchNormBackward()(*arguments)
     assert library == [("backward", 0, [])]
 
 
