@@ -19,7 +19,7 @@ _ATEN: Any = torch.ops.aten
 #: bilinear, zeros outside, corners aligned; and the most channels: what cuDNN samples
 _SAMPLED, _SAMPLED_CHANNELS = (0, 0, True), 1024
 #: what a text calls its object for the gradients of batch norms
-_GRADIENT = "_batch_norm_backward"
+_GRADIENT = "eager_batch_norm_backward"
 
 
 def as_eager(source: str) -> str:
@@ -28,7 +28,7 @@ def as_eager(source: str) -> str:
     made = _CALL.sub(lambda call: f"{FORMS[call[1]]}(" if call[1] in FORMS else call[0], source)
     if made == source:
         return source
-    kept = f"{_GRADIENT} = eager_forms.BatchNormBackward()\n" if f" {_GRADIENT}(" in made else ""
+    kept = f"{_GRADIENT} = eager_forms.BatchNormBackward()\n" if f"{_GRADIENT}(" in made else ""
     head = f"import torch\n\nfrom memwall.bench.kernels import eager_forms\n\n{kept}"
     return made.replace("import torch\n", head, 1)
 

@@ -49,8 +49,8 @@ PLACES = (torch.randn(2, 4, 4, 2),)
     (Layers(), IMAGES, "aten.native_batch_norm", "inference", "forms.batch_norm("),
     (Layers(affine=False), IMAGES, "aten.native_batch_norm", "training", "forms.batch_norm("),
     (Layers(track_running_stats=False), IMAGES, "aten.native_batch_norm", "training", "_without_statistics("),
-    (Layers(), IMAGES, "aten.native_batch_norm_backward", "training", " _batch_norm_backward("),
-    (Layers(affine=False), IMAGES, "aten.native_batch_norm_backward", "training", " _batch_norm_backward("),
+    (Layers(), IMAGES, "aten.native_batch_norm_backward", "training", "eager_batch_norm_backward("),
+    (Layers(affine=False), IMAGES, "aten.native_batch_norm_backward", "training", "eager_batch_norm_backward("),
     (Sampled(), PLACES, "aten.grid_sampler_2d", "training", "forms.grid_sampler("),
     (Sampled(), PLACES, "aten.grid_sampler_2d_backward", "training", "forms.grid_sampler_backward("),
 ])  # fmt: skip
