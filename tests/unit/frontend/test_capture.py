@@ -359,6 +359,16 @@ def test_guards_are_readable_and_the_same_on_every_machine():
     assert not re.search(r"\d{9,}|0x[0-9a-f]{6}|memwall_target|_dynamo_dynamic|-packages/", text)
 
 
+class NamedAlike(nn.Module):
+    def forward(self, memwall_x):
+        return memwall_x * 2
+
+
+def test_a_model_may_have_the_name_of_the_tracer_in_its_own():
+    _, found = captured(NamedAlike(), mode="inference")
+    assert [guard.name for guard in found.guards if guard.kind == "TENSOR_MATCH"] == ["memwall_x"]
+
+
 def test_guards_do_not_say_where_a_file_lies(tmp_path):
     """The functions of a file are called with its folder at hand, which is nobody's guard but memwall's."""
     (tmp_path / "net.py").write_text(
