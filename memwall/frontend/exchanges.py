@@ -27,12 +27,15 @@ Way = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 #: name of a group → the fake process group of rank 0
 GROUPS: dict[str, Any] = {}
+#: "entry" → of the tensor that it splits: how many axes, the one of the sequence, and how long that is
+_WHOLE: dict[str, tuple[int, int, int]] = {}
 
 
 def join(layout: Parallelism) -> None:
     """Make the fake process groups of rank 0: of the ranks that share products (``tp``), sequences (``cp``) and experts
     (``ep``)."""
     sharing = layout.tp * layout.cp
+    _WHOLE.clear()
     dist.init_process_group("fake", rank=0, world_size=max(sharing, layout.ep))
     for name, ranks in (("tp", range(layout.tp)), ("cp", range(0, sharing, layout.tp)), ("ep", range(layout.ep))):
         GROUPS[name] = dist.new_group(list(ranks))
@@ -99,8 +102,9 @@ def _reduced(x: torch.Tensor) -> torch.Tensor:
 
 def _gathered(x: torch.Tensor) -> torch.Tensor:
     """All ranks' parts along the sequence."""
-    axis = _sequence_axis(x)
-    made = x.new_empty(*x.shape[:axis], x.shape[axis] * dist.get_world_size(GROUPS["tp"]), *x.shape[axis + 1 :])
+    ranks = dist.get_world_size(GROUPS["tp"])
+    axis = _sequence_axis(x, ranks)
+    made = x.new_empty(*x.shape[:axis], x.shape[axis] * ranks, *x.shape[axis + 1 :])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for it
         dist.all_gather_into_tensor(made, x.contiguous(), GROUPS["tp"])
@@ -117,15 +121,27 @@ def _scattered(x: torch.Tensor) -> torch.Tensor:
 
 
 def _part(x: torch.Tensor) -> torch.Tensor:
-    axis, ranks = _sequence_axis(x), dist.get_world_size(GROUPS["tp"])
+    axis, ranks = _sequence_axis(x, 1), dist.get_world_size(GROUPS["tp"])
     if x.shape[axis] % ranks:
         raise UsageError(f"sp: {ranks} ranks do not divide a sequence of {x.shape[axis]:,}")
     return x.narrow(axis, 0, x.shape[axis] // ranks)
 
 
-def _sequence_axis(x: torch.Tensor) -> int:
-    """The longest axis but for the width: that of the sequence, first or second. What lies between groups treats all
-    tokens alike."""
+def _entered(x: torch.Tensor) -> torch.Tensor:
+    axis = _longest(x)
+    _WHOLE["entry"] = x.dim(), axis, x.shape[axis]
+    return _part(x).contiguous()
+
+
+def _sequence_axis(x: torch.Tensor, parts: int) -> int:
+    """The axis that was split where the sequence is entered, of a tensor that is one of so many parts of as long a one;
+    else the longest. What lies between groups treats all tokens alike."""
+    axes, axis, length = _WHOLE.get("entry", (0, 0, 0))
+    return axis if x.dim() == axes and parts * x.shape[axis] == length else _longest(x)
+
+
+def _longest(x: torch.Tensor) -> int:
+    """The longest axis but for the width: most often that of the sequence, first or second."""
     return max(range(x.dim() - 1), key=lambda axis: x.shape[axis])
 
 
@@ -167,7 +183,7 @@ _WAYS: Mapping[str, Way] = {
     "copy": _of_input(_once(exchanging(_same, _reduced), "_memwall_copy")),
     "gather": _of_input(_once(exchanging(_gathered, _scattered), "_memwall_gathered")),
     "region": _of_input(exchanging(_gathered, _scattered)),
-    "entry": _of_input(exchanging(lambda x: _part(x).contiguous(), _gathered)),
+    "entry": _of_input(exchanging(_entered, _gathered)),
     "reduce": _of_result(_SUM),
     "look up": _look_up,
     "loss": _loss,

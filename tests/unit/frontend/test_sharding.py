@@ -117,6 +117,22 @@ def test_with_sequence_parallelism_each_layer_gathers_and_scatters_twice():
         assert abs(found["reduce_scatter_base", phase] - 2 * LAYERS) <= 1
 
 
+@pytest.mark.parametrize("batch", [2, 4, 8])
+def test_a_sequence_is_split_where_the_batch_is_as_long_as_a_part_of_it(batch):
+    """Parts of 16 tokens for 4 ranks: with 4 samples or more the batch was gathered in their place, which fails."""
+
+    def inputs():
+        return (torch.randint(VOCAB, (batch, SEQ)),)
+
+    found = split()
+    model = Workload(lambda: split_module(Model(), found, Parallelism(tp=TP, sp=True)), inputs, torch.sum, None)
+    graph = trace(model, TraceOptions(mode="training")).graph
+    (query, *_) = graph.specs(next(op for op in graph.ops if op.op_class == "attention").inputs)
+    assert query.shape == (batch, HEADS // TP, SEQ, WIDTH // HEADS)
+    between = next(op for op in graph.ops if op.module == "blocks.0.norm2")
+    assert graph.specs(between.inputs)[0].shape == (batch, SEQ // TP, WIDTH)
+
+
 @pytest.mark.parametrize("sequence", [False, True])
 def test_a_rank_holds_and_multiplies_its_share(sequence):
     graph = rank(sequence=sequence)
