@@ -41,12 +41,18 @@ def rank_messages(
                 found[op, round(leg.nbytes), leg.ranks] += times * layout.microbatches * (1 + is_again)
     for message in _between(ranks, rank):
         found[message] += 1
-    passed = max(block.input_bytes for block in blocks.layers) // (1 if layout.sp else layout.tp)
+    passed = passed_bytes(blocks) // (1 if layout.sp else layout.tp)
     neighbours = sum((stage > 0) + (stage < ranks.count - 1) for stage in range(rank, ranks.count, layout.pp))
     found["send_recv", passed, 2] += 2 * layout.microbatches * neighbours * (layout.pp > 1)
     if layout.pp > 1 and rank in (0, layout.pp - 1):
         found["all_reduce", blocks.tied_trained * state.gradient, 2] += blocks.tied_trained > 0
     return +found
+
+
+def passed_bytes(blocks: Blocks) -> int:
+    """What one stage hands to the next for a microbatch, as a rank holds it. The first layer is never the first of a
+    later stage; with ``sp`` it reads the whole sum of the embedding, of which each rank keeps its part."""
+    return max(block.input_bytes for block in blocks.layers[1:] or blocks.layers)
 
 
 def _between(ranks: Ranks, rank: int) -> Iterator[Sent]:

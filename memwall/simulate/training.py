@@ -26,6 +26,7 @@ from memwall.hardware.cluster import all_at_once, hardware_of
 from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
 from memwall.simulate.blocks import Block, Blocks, Work, merged
+from memwall.simulate.messages import passed_bytes
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
 from memwall.simulate.rank_memory import STATES, Between, Memory, Ranks
 from memwall.simulate.streams import Sent, Sides, beside_s, one_ahead
@@ -209,7 +210,7 @@ class _Job(Ranks):
         if self.layout.pp == 1:
             return 0.0
         apart = self.layout.tp * self.layout.replicas >= self.cluster.gpus_per_node
-        nbytes, tp = max(block.input_bytes for block in self.blocks.layers), self.layout.tp
+        nbytes, tp = passed_bytes(self.blocks), self.layout.tp
         if self.layout.sp or tp == 1:
             return self._pair_s("send_recv", nbytes, apart)
         passed_s = self._pair_s("send_recv", nbytes / tp, apart)

@@ -198,6 +198,15 @@ def test_stages_send_parts_that_are_gathered():
     assert found.time_s == pytest.approx(2 * (1 + 2) + 2 * (apart_s + whole_s))
 
 
+def test_the_first_layer_of_a_model_is_sent_by_nobody():
+    """With ``sp`` it reads the embedding's sum of 8 GB, of which each rank keeps the eighth that the next one reads."""
+    first, layer = (Block(Work(1.0), Work(2.0), input_bytes=size) for size in (8 * 10**9, 10**9))
+    blocks = Blocks(Block(), (first, layer), Block())
+    found = training_step(blocks, Parallelism(tp=8, sp=True, pp=2), CLUSTER, overlap=False).pipeline
+    apart_s = collective_s("send_recv", 10**9, 2, CLUSTER, per_node=1).time_s
+    assert found.time_s == pytest.approx(2 * (1 + 2) + 2 * apart_s)
+
+
 def test_frozen_weights_have_no_gradient_and_no_state():
     """Ninety of a hundred numbers of each layer are frozen, as with adapters: 2 bytes each of weights; 2 + 4 + 12 of
     the others. Between replicas only their gradients pass."""
