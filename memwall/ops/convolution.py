@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 from memwall.core.graph import Pipe, TensorSpec
@@ -139,7 +140,8 @@ def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch
         ),
     )  # fmt: skip
     wanted = (launch for launch, asked in zip(launches, [*mask, False, False], strict=False) if asked)
-    return (*(written if any(mask[:2]) else ()), *wanted)
+    before = (replace(one, about="the expanded gradient is written out before") for one in written)
+    return (*(before if any(mask[:2]) else ()), *wanted)
 
 
 @op("conv_tbc")

@@ -265,9 +265,7 @@ def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resid
         if launch.channels_last and launch.itemsize == 4 and chip.shared_bytes > _LARGE_SHARED:
             rounds = math.ceil(launch.images * math.prod(launch.places_out) / (gpu.sm_count * chip.blocks))
             waits_s = rounds * window * _PLACE_TAP_CLK / gpu.boost_clock_hz
-            facts["rate"] += (
-                f", and a block for each place: {rounds} rounds in which a tap takes {_PLACE_TAP_CLK} clocks"
-            )
+            facts["rate"] += f", in a block for each place: {rounds} rounds of {_PLACE_TAP_CLK} clocks for each tap"
         return Terms.of(arithmetic_s / known.depthwise, memory_s, waits_s, facts=facts)
     facts["rate"] = (
         f"a thread takes {_TAP_CLK} clocks for a tap, and each of {gpu.sm_count} SMs has {chip.threads} threads"

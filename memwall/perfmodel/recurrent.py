@@ -213,8 +213,9 @@ def explain(launch: Recurrent, gpu: Gpu, known: RecurrentConstants, terms: Terms
     return (
         f"{work}, by {_library(gpu)} ({_refused(launch, gpu)}): {before}, then {wave.count:,} waves of"
         f" {counted(wave.side, 'step')}{' side by side' * (wave.side > 1)} take {duration(wave.time_s)} each, a product"
-        f" {product.m}x{product.n}x{product.k} with {size(weights)} of weights, the cell, and"
-        f" {counted(3 if launch.is_projected else 2, 'launch')} at {duration(gpu.launch_overhead_s)}; {fed}."
+        f" {product.m}x{product.n}x{product.k} with {size(weights)} of weights, the cell"
+        f"{', the projection' * launch.is_projected} and {counted(3 if launch.is_projected else 2, 'launch')} at"
+        f" {duration(gpu.launch_overhead_s)}; {fed}."
     )
 
 

@@ -93,11 +93,13 @@ def fraction(launch: Stream, gpu: Gpu, known: StreamConstants) -> float:
 
 
 def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: int = 0) -> Terms:
-    """The terms of a launch with the constants given. Where its reads are in L2, its writes stay there."""
+    """The terms of a launch with the constants given. Where its reads are in L2, its writes stay there, if they fit."""
     again = launch.second_pass_bytes * kept_share(gpu, launch.bytes - launch.second_pass_bytes)
     warm = min((resident_bytes + again) / launch.read_bytes, 1.0) if launch.read_bytes else 0.0
     reached = fraction(launch, gpu, known)
-    memory_s = traffic_s(gpu, launch.bytes * (1 - warm), launch.bytes * warm, reached)
+    over = max(launch.write_bytes * warm - gpu.l2_bytes, 0)
+    memory_s = traffic_s(gpu, launch.bytes * (1 - warm) + over, launch.bytes * warm - over, reached)
+    warm -= over / launch.bytes if over else 0
     flops_s = 0.0
     if launch.pipe is not None and launch.flops:
         flops_s = launch.flops / (gpu.peak(launch.pipe) * gpu.achievable_fraction(launch.pipe))

@@ -346,3 +346,12 @@ def test_constants_of_another_board_serve(measured, left_out, other):
     assert all(sum(found) / len(found) < 0.15 for found in errors.values()), {
         kind: sum(found) / len(found) for kind, found in errors.items()
     }
+
+
+def test_writes_beyond_l2_go_through_dram_though_the_reads_are_in_l2():
+    """The gradient of a sum: 4 bytes are read and 80 MB written on an A100, whose L2 holds 40 MiB."""
+    gpu, work = load_gpu("a100-80gb-sxm"), Stream(read_bytes=4, write_bytes=80_000_000, elements=20_000_000)
+    kept = 40 * 2**20
+    assert predict(work, gpu, 4).memory_s > (80_000_000 - kept) / gpu.dram_bytes_per_s + kept / gpu.l2_bytes_per_s
+    fits = Stream(read_bytes=4, write_bytes=8_000_000, elements=2_000_000)
+    assert predict(fits, gpu, 4).memory_s < 8_000_000 / gpu.dram_bytes_per_s
