@@ -9,6 +9,8 @@
 - Softmax, scaling, dropout and an additive mask are not counted as FLOPs. A dense mask never lowers the count.
 - Variable-length calls are costed as sequences of equal length: for self-attention the least that the same number of
   tokens can cost, so the bound stays a bound.
+- Keys and values in pages (``block_table``) are those of full contexts, ``max_k`` tokens or what the table's pages
+  hold: the lengths are data.
 - Bytes: query, key, value, mask and saved outputs once each; no score matrix. float32 runs in the memory-efficient
   kernel on the tensor engine as three TF32 products (gemm_kernel_utils.h, OpMultiplyAddFastF32): one is counted,
   :mod:`memwall.perfmodel.attention` knows of the others.
@@ -60,6 +62,10 @@ def _shape(call: Call) -> _Shape:
         if offsets is not None and offsets.numel > 1:
             sequences = (offsets.numel - 1) * batch
             queries, keys, batch = queries * batch // sequences, keys * batch // sequences, sequences
+    if (table := call.arg("block_table")) is not None:  # keys and values lie in pages: [pages, tokens, heads, size]
+        keys = table.shape[-1] * key[-3]
+        if (longest := call.attributes.get("max_k")) is not None:
+            keys = min(keys, longest)
     return _Shape(batch, query[-2], queries, keys, query[-1], value[-1], key[-2])
 
 
@@ -109,7 +115,11 @@ def _unseen_bytes(call: Call, shape: _Shape) -> int:
     diagonal, left, right = _diagonal(call, shape.queries, shape.keys)
     first = 0 if left is None else min(max(diagonal - left, 0), shape.keys)
     stop = shape.keys if right is None else min(max(shape.queries + diagonal + right, first), shape.keys)
-    shared = call.need("key").nbytes + call.need("value").nbytes
+    key, value = call.need("key"), call.need("value")
+    shared = key.nbytes + value.nbytes
+    if call.arg("block_table") is not None:  # of the pages, those that the sequences fill
+        row_bytes = shape.key_heads * (shape.size * key.itemsize + shape.value_size * value.itemsize)
+        return max(shared - shape.batch * (stop - first) * row_bytes, 0)
     return shared - shared * (stop - first) // max(shape.keys, 1)
 
 

@@ -117,6 +117,10 @@ class TracedDevice(TorchFunctionMode):
             self._instead[torch.Tensor.data_ptr] = _address
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs and "pin_memory" in kwargs:  # which pages the host's memory has is nothing to a trace
+            kwargs = dict(kwargs)
+            if kwargs.pop("pin_memory") and func in _FACTORIES:
+                kwargs.setdefault("device", "cpu")
         instead = self._instead.get(func)
         if instead is None and self._fills_nothing:  # transformers puts functions of its own in the place of torch's
             instead = self._instead.get(_INITS.get(getattr(func, "__name__", "")))
@@ -155,8 +159,6 @@ class TracedDevice(TorchFunctionMode):
     def _made(self, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
         device = options.get("device")
         options["device"] = self.device if device is None else self._map(device)
-        if options.get("pin_memory"):
-            del options["pin_memory"]
         if self._fills_nothing and _is_weight(make, args, options):
             with torch._C._DisableTorchDispatch():
                 return make(*args, **options)

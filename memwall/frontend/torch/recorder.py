@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.core.errors import TooManyOps, UsageError
 from memwall.core.graph import HELD, Graph, Op, Storage, TensorSpec, Value
+from memwall.frontend.torch.bodies import body_of
 from memwall.frontend.torch.carrying import with_places
 from memwall.frontend.torch.distributed import BARRIER, GROUPS, HANDED_ON, handed_on, sending
 from memwall.frontend.torch.origin import ModuleTimeline, Passes, SourceLines
@@ -43,6 +45,8 @@ from memwall.frontend.torch.values import KnownValues
 from memwall.ops import classify
 from memwall.ops.registry import find_row
 from memwall.ops.signatures import DROPPED_ATTRIBUTES, Signature, signature_of
+
+_BACKENDS = {"meta": torch._C.DispatchKey.Meta, "cpu": torch._C.DispatchKey.CPU}
 
 
 class UnexpectedCall(Exception):
@@ -70,6 +74,8 @@ class Recorder(TorchDispatchMode):
         self.reads_one = False
         #: wrappers have been met
         self._unwraps = False
+        #: the call is made by the body of another
+        self._in_body = False
         self.rebinding: Iterator[Op] | None = None
         self.closed_nodes: frozenset[str] = frozenset()
         self.guarded: set[int] = set()
@@ -199,18 +205,24 @@ class Recorder(TorchDispatchMode):
         if types and any(map(is_wrapper, types)):
             self._unwraps = True
             return NotImplemented  # a wrapper first runs the calls that it stands for, which come here again
-        if isinstance(func, HigherOrderOperator):
-            raise UsageError(
-                f"a trace cannot record {func.name()}, an operator that takes Python functions (in"
-                f" {self.modules.path or 'the model'}); write it in plain PyTorch: a Python loop for while_loop, scan"
-                " and map, if for cond"
-            )
+        kwargs = kwargs or {}
         signature = self._signatures.get(func)
         if signature is None:
+            if (body := body_of(func)) is not None:
+                with self, patch.object(self, "_in_body", True):
+                    return body(*args, **kwargs)
+            if isinstance(func, HigherOrderOperator):
+                raise UsageError(
+                    f"a trace cannot record {func.name()}, an operator that takes Python functions (in"
+                    f" {self.modules.path or 'the model'}); write it in plain PyTorch: a Python loop for while_loop,"
+                    " scan and map, if for cond"
+                )
             signature = self._signatures[func] = signature_of(func)
-        kwargs = kwargs or {}
-        if signature.composite and self._unwraps:  # called below autograd, which would have split it
+        if signature.composite and (self._unwraps or self._in_body):  # below autograd, which would have split it
+            key = _BACKENDS[self.device]
             with self:
+                if self._in_body and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+                    return func._op_dk(key, *args, **kwargs)  # what a GPU runs in its stead
                 return func.decompose(*args, **kwargs)
         # of primitives a forward-mode derivative asks the shapes of zeros, and nothing runs
         if signature.skipped or (func.namespace == "prims" and self.device == "meta"):

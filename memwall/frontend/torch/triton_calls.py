@@ -26,6 +26,7 @@ def triton_calls(recorder: Recorder) -> Iterator[None]:
     if "triton" not in sys.modules:
         yield
         return
+    from torch._library.triton import set_wrap_triton_enabled
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
@@ -36,12 +37,14 @@ def triton_calls(recorder: Recorder) -> Iterator[None]:
     def tune(tuner: Any, *args: Any, **kwargs: Any) -> None:
         tuner.fn.run(*args, **{**kwargs, **(tuner.configs[0].kwargs if tuner.configs else {})})
 
-    with patch.object(JITFunction, "run", run), patch.object(Autotuner, "run", tune):
+    plain = set_wrap_triton_enabled(False)  # wrap_triton(kernel) launches the kernel, as outside a compiler
+    with plain, patch.object(JITFunction, "run", run), patch.object(Autotuner, "run", tune):
         yield
 
 
 def _record(recorder: Recorder, kernel: Any, given: dict[str, Any]) -> None:
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    bases = {name: getattr(value, "base", value) for name, value in given.items()}  # of descriptors that the host makes
+    tensors = {name: value for name, value in bases.items() if isinstance(value, torch.Tensor)}
     reads, writes = pointer_use(kernel.src, frozenset(tensors))
     scalars = [(name, freeze(value)) for name, value in given.items() if name not in tensors]
     written = [tensor for name, tensor in tensors.items() if name in writes]
@@ -55,8 +58,9 @@ def _record(recorder: Recorder, kernel: Any, given: dict[str, Any]) -> None:
 def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[str]]:
     """Which of a kernel's pointer arguments it loads from and which it stores to, according to its source.
 
-    A variable carries the pointers that its expression names; what ``tl.load`` returns is data and carries none. A
-    pointer that goes into an atomic or into another function counts as both read and written.
+    A variable carries the pointers that its expression names, a tensor descriptor among them; what ``tl.load`` returns
+    is data and carries none. A pointer that goes into an atomic or into another function counts as both read and
+    written.
     """
     carried: dict[str, set[str]] = {name: {name} for name in pointers}
     reads: set[str] = set()
@@ -72,21 +76,39 @@ def pointer_use(source: str, pointers: frozenset[str]) -> tuple[set[str], set[st
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = _called(node)
-            used = _pointers(node.args[0], carried) if node.args else set()
-            if name == "load":
+            given = [*node.args[:1], *(item.value for item in node.keywords if item.arg in ("pointer", "desc"))]
+            if isinstance(node.func, ast.Attribute):  # descriptor.load(offsets)
+                given.append(node.func.value)
+            used = {p for argument in given for p in _pointers(argument, carried)}
+            if name in _LOADS:
                 reads |= used
-            elif name == "store":
+            elif name in _STORES:
                 writes |= used
-            elif name.startswith("atomic") or not isinstance(node.func, ast.Attribute):
-                used = {p for argument in node.args for p in _pointers(argument, carried)}
+            elif name.startswith("atomic") or _is_helper(node.func, carried):
+                passed = [*node.args, *(item.value for item in node.keywords)]
+                used |= {p for argument in passed for p in _pointers(argument, carried)}
                 reads |= used
                 writes |= used
     return reads, writes
 
 
+#: functions of triton.language and methods of tensor descriptors
+_LOADS = frozenset(("load", "gather", "load_tensor_descriptor", "_experimental_descriptor_load"))
+_STORES = frozenset(("store", "scatter", "store_tensor_descriptor", "_experimental_descriptor_store"))
+
+
+def _is_helper(function: ast.expr, carried: dict[str, set[str]]) -> bool:
+    """Whether a call is of a function of the author's, not one of triton.language or a method of a pointer."""
+    while isinstance(function, ast.Attribute):
+        function = function.value
+        if isinstance(function, ast.Name):
+            return function.id not in ("tl", "triton", "language") and not carried.get(function.id)
+    return isinstance(function, ast.Name)
+
+
 def _pointers(node: ast.AST, carried: dict[str, set[str]]) -> set[str]:
     """The pointers that an expression carries."""
-    if isinstance(node, ast.Call) and (_called(node) == "load" or _called(node).startswith("atomic")):
+    if isinstance(node, ast.Call) and (_called(node) in _LOADS or _called(node).startswith("atomic")):
         return set()
     if isinstance(node, ast.Name):
         return set(carried.get(node.id, ()))
