@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import nn
+
+import memwall
 
 ASKING = """\
 import torch
@@ -191,3 +195,26 @@ def test_f49_random_numbers_of_the_host(run, folder, line):
     kept = sum(op["name"] == "aten.addmm" for op in ops[0])
     assert 0 < kept < 8
     assert not any(op["name"] in ("aten.rand", "aten.gt.Scalar") for op in ops[0])  # a CUDA run has them on the host
+
+
+class Beams(nn.Module):
+    """A search that goes on while scores could improve, and stops at its length at the latest."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.linear, self.steps = nn.Linear(8, 8), steps
+
+    def forward(self, x):
+        done, goes_on = 0, torch.tensor(True)
+        while goes_on:
+            x, done = self.linear(x), done + 1
+            has_room = torch.full((4,), done < self.steps, device=x.device).any()
+            ended = torch.full((), done >= self.steps, device=x.device) | (x > 3).any()
+            goes_on = (x > 0).any() & has_room & ~torch.logical_and(ended, ~has_room)
+        return x
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_known_operand_decides_what_an_unknown_one_cannot_change(steps):
+    profile = memwall.profile(Beams(steps), (torch.randn(4, 8),))
+    assert [op.name for op in profile.graph.ops].count("aten.addmm") == steps

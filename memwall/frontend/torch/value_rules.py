@@ -65,6 +65,11 @@ ROUNDED = frozenset(("aten.round", "aten.ceil", "aten.floor", "aten.trunc", *COP
 COUNTS = frozenset(("aten.sum", "aten.sum.dim_IntList", "aten.count_nonzero", "aten.count_nonzero.dim_IntList"))
 #: Comparisons with zero, as of images with padding: what they find of random normal numbers.
 ARE_ZERO: Mapping[str, bool] = {"aten.eq.Scalar": False, "aten.ne.Scalar": True}
+#: Operators that one operand decides alone where all of it is that truth value, whatever the other.
+DECIDED: Mapping[str, bool] = {
+    "aten.bitwise_and.Tensor": False, "aten.logical_and": False,
+    "aten.bitwise_or.Tensor": True, "aten.logical_or": True,
+}  # fmt: skip
 #: What makes tensors of one number -> that number.
 FILLS: Mapping[str, Callable[[tuple], Any]] = {
     "zeros": lambda args: 0, "ones": lambda args: 1, "full": lambda args: args[-1],
@@ -152,6 +157,13 @@ def is_uniform(value: torch.Tensor) -> bool:
         return not any(value.stride())
     value = once(value)
     return bool((value == value[(0,) * value.dim()]).all())
+
+
+def decides(truth: bool, value: torch.Tensor | None) -> bool:
+    """Whether all of a value on the host is that truth value."""
+    if value is None or value.is_meta or value.dtype is not torch.bool or not value.numel():
+        return False
+    return bool((once(value) == truth).all())
 
 
 class Kind(NamedTuple):

@@ -29,6 +29,7 @@ from memwall.frontend.torch.tensors import flat_tensors
 from memwall.frontend.torch.value_rules import (
     ARE_ZERO,
     BY_FEW,
+    DECIDED,
     FILLS,
     INTEGERS,
     MOST_FLOATS,
@@ -40,6 +41,7 @@ from memwall.frontend.torch.value_rules import (
     Kind,
     arguments_at,
     by_few,
+    decides,
     elements,
     is_of_integers,
     is_small,
@@ -172,6 +174,12 @@ class KnownValues(Shadows):
             out = signature.function(*args, **kwargs)
             self.give_uniform(out, ARE_ZERO[signature.name])
             return out
+        if (truth := DECIDED.get(signature.name)) is not None:
+            for operand in flat_tensors(args):
+                if decides(truth, self.of(operand)):
+                    out = self._ran(signature, kind, args, kwargs)
+                    self.give_uniform(out, truth, *self.assumed(operand))
+                    return out
         if self.assumptions is None or not guess:
             return self._ran(signature, kind, args, kwargs)
         if kind.asks:
