@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memwall.frontend.torch.tensors import is_freed
-from memwall.frontend.torch.value_rules import MOST_OF_INTEGERS, is_small, is_uniform
+from memwall.frontend.torch.value_rules import MOST_OF_INTEGERS, distinct, is_small, is_uniform, once
 
 #: Bytes of shadows at which those of tensors that are gone are let go.
 _SWEPT_BYTES = 1 << 28
@@ -82,7 +82,8 @@ class Shadows:
 
     def give(self, tensor: torch.Tensor, value: torch.Tensor, *assumed: str) -> None:
         """Make the value of a tensor known that is all there is in its storage."""
-        self._shadow(tensor).copy_(value)
+        shadow = self._shadow(tensor)
+        once(shadow).copy_(value.expand(shadow.shape)[distinct(shadow)])
         self._rest_on(tensor, assumed)
 
     def _rest_on(self, tensor: torch.Tensor, assumed: Iterable[str]) -> None:

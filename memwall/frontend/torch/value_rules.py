@@ -102,9 +102,14 @@ def elements(tensor: torch.Tensor) -> int:
     return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
 
 
+def distinct(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """The index of one of the equal elements along each axis that was expanded."""
+    return tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
+
+
 def once(tensor: torch.Tensor) -> torch.Tensor:
     """A view with one of the equal elements along each axis that was expanded."""
-    return tensor[tuple(slice(None) if stride else slice(1) for stride in tensor.stride())]
+    return tensor[distinct(tensor)]
 
 
 def count_true(mask: torch.Tensor) -> int:
