@@ -35,6 +35,15 @@ def test_a_batch_of_images_costs_as_often_what_one_does(tmp_path):
     assert {"shape": [512, 1176], "dtype": "float32"} in [dict(each) for each in two.workload.inputs]
 
 
+def test_a_step_with_a_cache_says_what_images_put_in_front(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    decode = memwall.profile(f"hf:{tmp_path}", mode="decode", batch=2, context=300)
+    # 224 x 224 in patches of 14 merged two by two: 8 * 8, with a token before and after
+    assert decode.notes == ("1 new token for each of 2 samples, 300 tokens and 66 tokens of images or sounds in front"
+                            " each in the cache",)  # fmt: skip
+    assert [2, 2, 366, 32] in [list(each["shape"]) for each in decode.workload.inputs]
+
+
 def test_an_expanded_tensor_of_the_host_keeps_its_values():
     import torch
 

@@ -64,7 +64,7 @@ def from_config(
             inputs, advance, most, context = served.inputs, served.advance, served.most or None, served.before
             encoder = served.source if read.config.is_encoder_decoder else None
             fronts = asked.fronts if encoder is None else ()
-            notes.append(served.note())
+            notes.append(lambda module: served.note())
 
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
     return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes), advance=advance,

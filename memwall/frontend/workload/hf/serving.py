@@ -50,6 +50,8 @@ class Served:
             raise UsageError(
                 f"{asked.model.__name__} keeps no cache, so it has no {mode} step; profile --mode inference"
             )
+        #: tokens of images or sounds that the inputs have in front of the text
+        self.front = 0
         self.most = most = number(asked.text, *POSITIONS)
         #: tokens that the encoder reads
         self.source = self._prompt(TOKENS) if self._encodes and asked.takes("input_ids") else 0
@@ -89,15 +91,17 @@ class Served:
         )
 
     def note(self) -> str:
-        """What the step is, for the pages of its profile."""
+        """What the step is, for the pages of its profile, once its inputs are made."""
         samples = counted(self.asked.batch, "sample")
-        cached = f"{counted(self.before, 'token')} each in the cache" if self.before else "an empty cache"
+        front = f" and {counted(self.front, 'token')} of images or sounds in front" if self.front else ""
+        cached = f"{counted(self.before, 'token')}{front} each in the cache" if self.before else "an empty cache"
         if self.static is not None:
             cached += f", a buffer of {counted(self._buffer, 'token')}, all of which attention reads"
         logits = "; logits of the last position alone" if self.new > 1 and self._keeps else ""
         reads = "; the encoder has read" if self.before else "; the encoder reads"
         encoder = f"{reads} {counted(self.source, 'token') if self.source else 'its input'}" if self._encodes else ""
-        return f"{counted(self.new, 'new token')} for each of {samples}, {cached}{encoder}{logits}"
+        new = counted(self.new, "new token") + ("" if self.before else front)
+        return f"{new} for each of {samples}, {cached}{encoder}{logits}"
 
     @property
     def _keeps(self) -> bool:
@@ -107,6 +111,8 @@ class Served:
         """The inputs of the step, or of the call before it."""
         tokens = self.before or self.new
         made = dict(self.make(self._of(self.source or tokens)))
+        if not self._encodes:
+            self.front = int(made[self.tokens].shape[-1]) - tokens
         if self.static is not None:
             made[self.cache] = self._static_cache()
         if self._encodes:
