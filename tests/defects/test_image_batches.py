@@ -44,6 +44,12 @@ def test_a_step_with_a_cache_says_what_images_put_in_front(tmp_path):
     assert [2, 2, 366, 32] in [list(each["shape"]) for each in decode.workload.inputs]
 
 
+def test_a_static_cache_has_room_for_images(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "cache_implementation": "static"}))
+    decode = memwall.profile(f"hf:{tmp_path}", mode="decode", batch=2, context=64)
+    assert [2, 2, 131, 32] in [list(each["shape"]) for each in decode.workload.inputs]  # 66 + 64 + 1
+
+
 def test_an_expanded_tensor_of_the_host_keeps_its_values():
     import torch
 

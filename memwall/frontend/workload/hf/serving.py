@@ -133,7 +133,7 @@ class Served:
 
     @property
     def _buffer(self) -> int:
-        return max(self.static or 0, self.before + self.new)
+        return max(self.static or 0, self.front + self.before + self.new)
 
     def _static_cache(self) -> Any:
         from transformers import StaticCache
