@@ -22,10 +22,7 @@ GEMM. A transposed convolution is the data gradient of another. With a stride in
 kernels run over all taps of the window, of which 1 in ``stride`` along each axis meets an output (KernelBench: such
 gradients take ``stride^2`` times as long; DeepBench searched, and found kernels in which each phase of the stride has
 its own taps, as they have in three dimensions, but none in float16 on vector units). Where the stride leaves places
-without any tap, they are zeroed before. A depthwise convolution is not a product: PyTorch's kernels loop over its
-window with one thread per output (DepthwiseConv2d.cu); cuDNN's, for narrower types and channels last, reach a fraction
-of the peak, but for float32 with channels last on chips like the A100: there a block makes one place of all channels
-and waits for each tap.
+without any tap, they are zeroed before. Depthwise convolutions are no products: :mod:`memwall.perfmodel.depthwise`.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.product_launches import Convolution
-from memwall.perfmodel import winograd
+from memwall.perfmodel import depthwise, winograd
 from memwall.perfmodel.base import Terms, constants, traffic_s
 from memwall.perfmodel.tiles import Product, tiled
 
@@ -62,15 +59,6 @@ _EXPOSED_STEPS = 64.0
 #: bytes that tensor cores load at once: channels are filled up to them
 _ALIGNED_BYTES = 16
 _FLOAT32, _TF32 = Pipe("vector", "float32"), Pipe("tensor", "tf32")
-#: clocks of a thread of PyTorch's depthwise kernels for each tap of its output's window, mostly latency: 3 x 3
-#: windows on a Titan Xp (2048 threads, 16.4e9 outputs/s) and an RTX 2080 Ti (1024, 22.4e9) take 600 and 540 (PyTorch
-#: issue 18631); 5 x 5 on a newer GPU 600 if that is an A100, 900 if an H100 (pull request 125362)
-_TAP_CLK = 590
-#: the same of a thread that shares its multiprocessor with few others (2 x 96 channels of 14 x 14 on an H200)
-_LONE_TAP_CLK = 350
-#: clocks of a block of cuDNN's float32 kernel for each tap of its place, channels last: level1_82 and 84 of KernelBench
-#: under torch.compile on an A100, 16 x 3 channels by windows of 3 x 3 (800 and 815 of its 32 blocks a multiprocessor)
-_PLACE_TAP_CLK = 800
 #: multiply-adds of a multiprocessor per clock in direct kernels, of which each loads its operand: forward, and data
 #: gradients with a stride. KernelBench's 3-D modules agree on T4, A10G and L40S, whose lanes and clocks differ
 _DIRECT_FMA_CLK, _DIRECT_STRIDED_FMA_CLK = 16.0, 8.0
@@ -82,9 +70,6 @@ _GRADIENT_CHANNELS = 32
 #: share of the copies that windows of one place need with the kernels that came with TF32: they are products of
 #: matrices as they lie, and kernels named nhwckrsc_nchw have one of the two tensors channels last alone
 _ONE_SIDE = 0.5
-#: shared memory of a multiprocessor beyond which the library has other kernels, as on an A100 and not on an A10G and an
-#: L40S: tensor cores for 3-D windows over few channels, a block for each place of a depthwise convolution
-_LARGE_SHARED = 128 * 1024
 
 
 Facts = Mapping[str, Any]
@@ -95,7 +80,7 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
     are in L2."""
     resident = min(resident_bytes, launch.read_bytes)
     if launch.depthwise:
-        return _depthwise(launch, gpu, known, resident)
+        return depthwise.predict(launch, gpu, known, resident)
     pipe = gpu.ceiling_pipe(launch.pipe)
     runs = [(pipe, known)]
     if pipe.engine == "tensor" and (launch.groups > 1 or pipe.dtype == "tf32"):
@@ -239,7 +224,7 @@ def _serves_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
         return True
     if launch.role == "input":
         return not is_narrow
-    return is_flat or launch.channels_in >= _DIRECT_SLICE or chip_of(gpu).shared_bytes > _LARGE_SHARED
+    return is_flat or launch.channels_in >= _DIRECT_SLICE or chip_of(gpu).shared_bytes > depthwise.LARGE_SHARED
 
 
 def _serves_direct(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
@@ -250,51 +235,6 @@ _ENGINES = (
     _Engine(_serves_gemm, _implicit_gemm), _Engine(winograd.serves_staged, winograd.staged),
     _Engine(winograd.serves_fused, winograd.fused), _Engine(_serves_direct, _direct),
 )  # fmt: skip
-
-
-def _depthwise(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident: int) -> Terms:
-    window = math.prod(launch.kernel)
-    taps = launch.images * launch.groups * launch.channels_out * math.prod(launch.places_out) * window
-    memory_s = traffic_s(gpu, launch.bytes - resident, resident)
-    if launch.role == "weight":  # one block per window position reads both tensors
-        memory_s += traffic_s(gpu, 0, (window - 1) * launch.read_bytes)
-    facts: dict[str, Any] = {"way": "depthwise", "window": window}
-    chip, arithmetic_s, waits_s = chip_of(gpu), 2 * taps / gpu.peak(launch.pipe), 0.0
-    if _depthwise_by_library(launch) or launch.role == "weight":  # or a sum over the positions
-        facts["rate"] = f"it reaches {percent(known.depthwise, 0)} of {flop_rate(gpu.peak(launch.pipe))}"
-        if launch.channels_last and launch.itemsize == 4 and chip.shared_bytes > _LARGE_SHARED:
-            rounds = math.ceil(launch.images * math.prod(launch.places_out) / (gpu.sm_count * chip.blocks))
-            waits_s = rounds * window * _PLACE_TAP_CLK / gpu.boost_clock_hz
-            facts["rate"] += f", in a block for each place: {rounds} rounds of {_PLACE_TAP_CLK} clocks for each tap"
-        return Terms.of(arithmetic_s / known.depthwise, memory_s, waits_s, facts=facts)
-    facts["rate"] = (
-        f"a thread takes {_TAP_CLK} clocks for a tap, and each of {gpu.sm_count} SMs has {chip.threads} threads"
-    )
-    waits_s = max(taps * _TAP_CLK / (chip.threads * gpu.sm_count), window * _LONE_TAP_CLK) / gpu.boost_clock_hz
-    return Terms.of(arithmetic_s, memory_s, waits_s, facts=facts)
-
-
-#: what PyTorch gives cuDNN of depthwise convolutions that do not have channels last (Convolution.cpp,
-#: ``check_cudnn_depthwise_workload_with_filter``): 2 bytes an element, so many channels, one of these square windows
-#: over rows of at least so many places
-_LIBRARY_CHANNELS, _LIBRARY_WINDOWS, _LIBRARY_PLACES = 32, ((1, 1), (3, 3), (5, 5)), 7
-#: with a stride of 2 and several images of them: (least channels, least places of a row), for windows of 3 and 5
-_LIBRARY_STRIDED = ((512, 0), (256, 28))
-
-
-def _depthwise_by_library(launch: Convolution) -> bool:
-    """Whether PyTorch gives the launch to cuDNN instead of its own kernels."""
-    if launch.channels_last:
-        return True
-    plain = launch.kernel in _LIBRARY_WINDOWS and all(step == 1 for step in launch.dilation)
-    places = launch.places_in[-1]
-    if launch.itemsize != 2 or not plain or launch.groups < _LIBRARY_CHANNELS or places < _LIBRARY_PLACES:
-        return False
-    if set(launch.stride) == {1}:
-        return True
-    if set(launch.stride) != {2} or launch.kernel == (1, 1):
-        return False
-    return launch.images == 1 or any(launch.groups >= n and places >= least for n, least in _LIBRARY_STRIDED)
 
 
 def explain(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, terms: Terms) -> str:
@@ -317,11 +257,6 @@ _MADE = {
     ("forward", True): "Data gradient of a transposed convolution, which is a convolution of the gradient",
     ("weight", True): "Weight gradient of a transposed convolution, with data and gradient in each other's place",
 }
-
-
-def _say_depthwise(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
-    window = "x".join(map(str, launch.kernel))
-    return f"A depthwise kernel convolves each of {launch.groups} channels by a window of {window}: {facts['rate']}"
 
 
 def _say_direct(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
@@ -358,7 +293,7 @@ def _say_gemm(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
 
 #: way of a launch -> what it does, in words
 _SAID: Mapping[str, Callable[[Convolution, Gpu, Facts], str]] = {
-    "depthwise": _say_depthwise, "direct": _say_direct, "fused Winograd": _say_fused, "Winograd": _say_staged,
+    "depthwise": depthwise.say, "direct": _say_direct, "fused Winograd": _say_fused, "Winograd": _say_staged,
     "implicit GEMM": _say_gemm,
 }  # fmt: skip
 

@@ -39,7 +39,7 @@ def test_groups_equal_those_of_a_run_on_the_device(make, shape, training, faked,
         return nodes
 
     torch._dynamo.reset()
-    settings = {"force_disable_caches": True, "compile_threads": 1, "shape_padding": False}
+    settings = {"force_disable_caches": True, "compile_threads": 1}
     with config.patch(_post_fusion_custom_pass=record, **settings):
         with torch.set_grad_enabled(training):
             output = torch.compile(lambda x: squared(module(x)) if training else module(x))(x)
