@@ -166,13 +166,15 @@ _ORIGINAL: Callable[..., None] = dist.init_process_group if dist.is_available() 
 
 @contextlib.contextmanager
 def own_group() -> Iterator[None]:
-    """A process group that is made in the body ends with it: the model may be built again, and makes it again."""
-    before = dist.is_available() and dist.is_initialized()
+    """A process group that is made in the body ends with it: the model may be built again, and makes it again. So does
+    torch's way of printing errors, which puts a rank before each line, once more for each group."""
+    before, hook = dist.is_available() and dist.is_initialized(), sys.excepthook
     try:
         yield
     finally:
         if not before:
             end_group()
+            sys.excepthook = hook
 
 
 def end_group() -> None:

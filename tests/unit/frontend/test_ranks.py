@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import pytest
@@ -195,6 +196,13 @@ def test_a_mesh_says_how_many_ranks_there_are(group, monkeypatch):
     made = profiled(sharded(group))
     assert made.capture["notes"][0].startswith("rank 0 of 8")
     assert sent(made.graph) == (3, 3 * 7 / 8 * 4 * LAYER)
+
+
+def test_errors_of_the_caller_are_printed_as_before(monkeypatch):
+    """torch puts the rank before each line of a traceback, once more for each process group."""
+    monkeypatch.setattr(sys, "excepthook", hook := lambda *error: None)
+    profiled(sharded(grouped))
+    assert sys.excepthook is hook
 
 
 def test_a_sharded_module_of_the_callers_own_group_stays_as_it_is():
