@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op
+from memwall.ops.recorded import INTEGERS
 
 #: roles of memory whose contents are known before the first request
 _FIXED = ("parameter", "buffer")
@@ -83,19 +84,20 @@ class _Walk:
 
     def _prepared(self) -> None:
         """Ops that read nothing but weights, and what follows from those, from positions and from single numbers, such
-        as how many tokens a static cache holds."""
+        as how many tokens a static cache holds, or whole ones that the prompt's step left: how far positions are on."""
         found: set[int] = set()
         for op in self.ops:
-            fixed = (self._is_fixed(i) or self.flow.writer[v] in found for i, v in self.flow.reads[op.id])
+            fixed = (self._is_fixed(i, v) or self.flow.writer[v] in found for i, v in self.flow.reads[op.id])
             written = (self.role[self.graph.values[i].storage] for i in op.outputs)
             if all(fixed) and not any(role in CACHES for role in written):
                 found.add(op.id)
         self._take("prepared", found, "")
 
-    def _is_fixed(self, number: int) -> bool:
+    def _is_fixed(self, number: int, version: int) -> bool:
         value = self.graph.values[number]
         role = self.role[value.storage]
-        return role in _FIXED or (role == "input" and not value.spec.shape)
+        left = role == "activation" and self.flow.writer[version] < 0 and value.spec.dtype in INTEGERS
+        return role in _FIXED or (role == "input" and not value.spec.shape) or left
 
     def weight(self, op: Op) -> int | None:
         """The value of the weights that a product reads, as they are or prepared."""
