@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import memwall
+from memwall.fusion.server.attention import Attention
+from memwall.serving import read_model
 
 TEXT = {
     "model_type": "qwen2_5_vl_text", "vocab_size": 1000, "hidden_size": 128, "intermediate_size": 256,
@@ -42,6 +44,15 @@ def test_a_step_with_a_cache_says_what_images_put_in_front(tmp_path):
     assert decode.notes == ("1 new token for each of 2 samples, 300 tokens and 66 tokens of images or sounds in front"
                             " each in the cache",)  # fmt: skip
     assert [2, 2, 366, 32] in [list(each["shape"]) for each in decode.workload.inputs]
+
+
+def test_a_server_prepares_how_far_images_move_positions_on(tmp_path):
+    """The prompt's step leaves a whole number for each sample, of which rotary tables are made by no layer's kernel."""
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "dtype": "bfloat16"}))
+    (kernel, count), *none = [
+        each for each in read_model(f"hf:{tmp_path}").served.kernels if isinstance(each[0], Attention)
+    ]
+    assert (kernel.heads, kernel.kv_heads, kernel.head_size, count, none) == (4, 2, 32, 2, [])
 
 
 def test_a_static_cache_has_room_for_images(tmp_path):
