@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
-from memwall.hardware import host
+from memwall.hardware import files
 from memwall.hardware import lookup as hardware
 from memwall.hardware.gpu import DTYPES, ENGINES
 from memwall.hardware.host import default_host
@@ -336,7 +336,7 @@ def test_specs_inside_the_package_come_first(tmp_path: Path, monkeypatch: pytest
     for folder, stem in (("memwall/hardware_specs", "inside"), ("hardware_specs", "beside")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{stem}.toml").write_text(MINIMAL)
-    monkeypatch.setattr(host, "__file__", str(tmp_path / "memwall" / "hardware" / "host.py"))
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "memwall" / "hardware" / "files.py"))
     assert list(hardware._files.__wrapped__()) == ["inside"]
     (tmp_path / "memwall/hardware_specs/inside.toml").unlink()
     assert list(hardware._files.__wrapped__()) == ["beside"]
