@@ -24,6 +24,11 @@ def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
 
 
+def pytest_configure(config):
+    # said here and not in pyproject.toml: the tests also run with the package of an older commit
+    config.addinivalue_line("markers", "defect(number): holds off this number of the third list, see tools/defects.py")
+
+
 #: files of tests that compile, start processes of their own or take large models: ``make test-fast`` leaves them out
 SLOW = frozenset((
     "cli", "test_ab", "test_accuracy_tables", "test_calibrate", "test_capture", "test_clock",

@@ -1,8 +1,9 @@
-"""List the defects that tests/defects holds off: number, cause, test, and how the test ends at an older commit.
+"""List the defects that were found by using memwall: number, cause, test, and how the test ends where it was found.
 
-``python tools/defects.py [--at COMMIT] [-o reports/defects.md]``: a test is named ``test_a01_...``, the letter and
-number of its defect; the first paragraph of its docstring is the cause. With ``--at`` the tests run in a checkout of
-that commit as well, where each must fail.
+``python tools/defects.py [--at] [-o reports/defects.md]``. A test of the first lists is named ``test_a01_...`` and lies
+in tests/defects; a test of the third list lies where its subject does and is marked ``@pytest.mark.defect("19b")``. The
+first paragraph of its docstring is the cause. With ``--at`` the tests also run with the package of the commit at which
+their list was written (``FOUND_AT``), where each must fail.
 """
 
 from __future__ import annotations
@@ -16,88 +17,125 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+#: the commit at which each list was written
+FOUND_AT = {"first and second": "1f20135", "third": "5603edfa"}
 _NAME = re.compile(r"test_([a-f])(\d\d)_\w+")
+_MARK = "pytest.mark.defect"
 
 
 class Defect(NamedTuple):
+    found_in: str  # a key of FOUND_AT
     number: str
     cause: str
-    file: str
+    file: str  # relative to the repository
     test: str
 
 
 def defects() -> list[Defect]:
-    """Every test of a defect, by number."""
-    found = [defect for path in (ROOT / "tests/defects").glob("test_*.py") for defect in _in(path)]
-    return sorted(found, key=lambda defect: (defect.number[0], int(defect.number[2:]), defect))
+    """Every test of a defect, by list and number."""
+    rows = [row for path in (ROOT / "tests").rglob("test_*.py") for row in _of_file(path)]
+    return sorted(rows, key=lambda row: (row.found_in, _sortable(row.number), row))
 
 
-def _in(path: Path) -> Iterator[Defect]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and (name := _NAME.fullmatch(node.name)):
-            cause = (ast.get_docstring(node) or "").split("\n\n")[0]
-            if not cause:
-                raise SystemExit(f"{path.name}: {node.name} does not say the cause")
-            yield Defect(f"{name[1].upper()} {int(name[2])}", " ".join(cause.split()), path.name, node.name)
+def _sortable(number: str) -> tuple[str, int, str]:
+    letter, digits, suffix = re.fullmatch(r"([A-F]?) ?(\d+)([a-z]?)", number).groups()  # type: ignore[union-attr]
+    return letter, int(digits), suffix
 
 
-def outcomes(root: Path) -> dict[tuple[str, str], str]:
+def _of_file(path: Path) -> Iterator[Defect]:
+    text, file = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
+    if path.parent.name != "defects" and _MARK not in text:
+        return
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            for found_in, number in _numbers(node, path.parent.name == "defects"):
+                cause = (ast.get_docstring(node) or "").split("\n\n")[0]
+                if not cause:
+                    raise SystemExit(f"{file}: {node.name} does not say the cause")
+                yield Defect(found_in, number, " ".join(cause.split()), file, node.name)
+
+
+def _numbers(node: ast.FunctionDef, by_name: bool) -> Iterator[tuple[str, str]]:
+    if by_name and (name := _NAME.fullmatch(node.name)):
+        yield "first and second", f"{name[1].upper()} {int(name[2])}"
+    for mark in node.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == _MARK:
+            yield from (("third", str(ast.literal_eval(number))) for number in mark.args)
+
+
+def outcomes(root: Path, rows: Sequence[Defect]) -> dict[tuple[str, str], str]:
     """(file, test) -> failed, passed or skipped, in a checkout; a test with parameters fails if one of them does."""
+    if not rows:
+        return {}
     report = root / "defects.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", "2", f"--junitxml={report}",
-               "tests/defects"]  # fmt: skip
+    tests = sorted({f"{row.file}::{row.test}" for row in rows})
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", "2", "--continue-on-collection-errors",
+               f"--junitxml={report}", *tests]  # fmt: skip
     # the plugin of the installed memwall is that of this checkout
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     subprocess.run(command, cwd=root, check=False, env=environment)
-    found: dict[tuple[str, str], str] = {}
+    ends: dict[tuple[str, str], str] = {}
     for case in ET.parse(report).iter("testcase"):
-        key = (f"{case.attrib['classname'].rpartition('.')[2]}.py", case.attrib["name"].partition("[")[0])
+        key = (case.attrib["classname"].replace(".", "/") + ".py", case.attrib["name"].partition("[")[0])
         kinds = {child.tag for child in case}
         state = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        found[key] = "failed" if "failed" in (state, found.get(key)) else state
+        ends[key] = "failed" if "failed" in (state, ends.get(key)) else state
     report.unlink()
-    return found
+    return ends
 
 
-def at_commit(commit: str) -> dict[tuple[str, str], str]:
-    """How the tests of this checkout end with the package of another commit."""
+def at_commit(commit: str, rows: Sequence[Defect]) -> dict[tuple[str, str], str]:
+    """How tests of this checkout end with the package of another commit."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "main"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", root, commit], cwd=ROOT, check=True)
         try:
-            shutil.copytree(ROOT / "tests/defects", root / "tests/defects")
-            return outcomes(root)
+            shutil.rmtree(root / "tests")
+            shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+            return outcomes(root, rows)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", root], cwd=ROOT, check=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--at", metavar="COMMIT", help="run the tests at this commit too; each must fail there")
+    parser.add_argument(
+        "--at", action="store_true", help="run the tests where they were found too; each must fail there"
+    )
+    parser.add_argument("--only", choices=FOUND_AT, help="this list alone")
     parser.add_argument("-o", "--output", type=Path, help="write the list here instead of to standard output")
     options = parser.parse_args()
-    rows, here = defects(), outcomes(ROOT)
-    there = at_commit(options.at) if options.at else {}
-    heads = ["number", "cause", "test", "now", *([f"at {options.at}"] if options.at else [])]
+    rows = [row for row in defects() if options.only in (None, row.found_in)]
+    here = outcomes(ROOT, rows)
+    there = {}
+    if options.at:
+        there = {name: at_commit(commit, [row for row in rows if row.found_in == name])
+                 for name, commit in FOUND_AT.items() if options.only in (None, name)}  # fmt: skip
     lines = ["# Defects and the tests that hold them off", "",
-             f"`python tools/defects.py{f' --at {options.at}' if options.at else ''} -o reports/defects.md` runs the"
-             " tests and writes this list.", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]  # fmt: skip
-    for row in rows:
-        ends = [found.get((row.file, row.test), "missing") for found in (here, there)[: 1 + bool(options.at)]]
-        cells = [row.number, row.cause.replace("|", "\\|"), f"`tests/defects/{row.file}::{row.test}`", *ends]
-        lines.append(f"| {' | '.join(cells)} |")
+             f"`python tools/defects.py{' --at' if options.at else ''} -o reports/defects.md` runs the tests and writes"
+             " this list."]  # fmt: skip
+    wrong = []
+    for name, commit in FOUND_AT.items():
+        heads = ["number", "cause", "test", "now", *([f"at {commit}"] if options.at else [])]
+        lines += ["", f"## The {name} list{'s' if ' ' in name else ''}", "", f"| {' | '.join(heads)} |",
+                  "|---" * len(heads) + "|"]  # fmt: skip
+        for row in (row for row in rows if row.found_in == name):
+            key = (row.file, row.test)
+            ends = [here.get(key, "missing"), *([there[name].get(key, "missing")] if options.at else [])]
+            cause = row.cause.replace("|", "\\|")
+            lines.append(f"| {' | '.join([row.number, cause, f'`{row.file}::{row.test}`', *ends])} |")
+            if ends[0] in ("failed", "missing") or ends[1:] not in ([], ["failed"]):
+                wrong.append(row)
     text = "\n".join(lines) + "\n"
     if options.output:
         options.output.write_text(text, encoding="utf-8")
     else:
         print(text, end="")
-    wrong = [row for row in rows if here[row.file, row.test] == "failed"]
-    wrong += [row for row in rows if options.at and there.get((row.file, row.test)) != "failed"]
     for row in wrong:
         print(f"{row.number} {row.test}: not as it should be", file=sys.stderr)
     return bool(wrong)
