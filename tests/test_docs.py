@@ -211,7 +211,7 @@ def test_every_task_of_the_readme_works(tmp_path):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     for name in ("mkdocs", "material", "mkdocstrings", "mkdocs_click"):
-        pytest.importorskip(name, reason=f"{name} is not installed (pip install 'memwall[docs]')")
+        pytest.importorskip(name, reason=f"{name} is not installed (pip install 'memwall-roofline[docs]')")
     folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9",
                    "https_proxy": "http://127.0.0.1:9"}  # fmt: skip

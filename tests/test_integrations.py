@@ -376,8 +376,8 @@ def test_the_cpu_build_of_torch_is_installed_before_what_needs_it(runner, tmp_pa
         ["install", "--quiet", "/the action"],
     ]
     record.unlink()
-    runner.step("install", tmp_path, TORCH="", ACTION_PATH="/the action", MEMWALL="memwall==1.2")
-    assert record.read_text().splitlines() == ["-m", "pip", "install", "--quiet", "memwall==1.2", "---"]
+    runner.step("install", tmp_path, TORCH="", ACTION_PATH="/the action", MEMWALL="memwall-roofline==1.2")
+    assert record.read_text().splitlines() == ["-m", "pip", "install", "--quiet", "memwall-roofline==1.2", "---"]
 
 
 COMMENTS = 'case "$*" in *--paginate*) printf "%b" "$KNOWN"; exit "$STATUS";; esac'

@@ -65,6 +65,51 @@ def test_the_version_stands_in_one_place():
     assert "version" not in PROJECT
 
 
+#: what would install the program that has the name ``memwall`` on the package index: an extra, a pin, a command
+FOREIGN = re.compile(
+    r"""\bmemwall\[[a-z]|\bmemwall[=~<>!]=?\d"""
+    r"""|\b(?:pip[3x]?|uvx?|poetry|pdm|conda)\b[^\n`&|;]*\b(?:install|add|run|download)\b[^\n`&|;]*[\s'"]memwall(?![\w./@-])"""
+)
+
+
+@pytest.mark.parametrize(("line", "foreign"), [
+    ("pip install memwall", True), ("python -m pip install -q -r requirements.txt memwall", True),
+    ("uv add 'memwall'", True), ("pipx install memwall && memwall gpus", True), ("'memwall[triton]'", True),
+    ("memwall==0.1.0", True), ("pip install .; memwall gpus", False), ("pip install memwall-roofline", False),
+    ("pip install 'memwall-roofline[hf]'", False), ("pip install ./memwall", False), ('table["memwall"]', False),
+])  # fmt: skip
+def test_text_that_would_install_the_other_memwall_is_recognised(line, foreign):
+    assert bool(FOREIGN.search(line)) == foreign
+
+
+@pytest.mark.defect("3")
+def test_nothing_in_the_repository_installs_the_other_memwall():
+    """Messages, documents and examples of CI named ``memwall``, which on the package index is another program."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name and ROOT / name != Path(__file__)]
+    assert ROOT / "examples/ci/gitlab.yml" in paths
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in paths
+        if path.is_file()
+        for match in FOREIGN.finditer(path.read_text(encoding="utf-8", errors="replace"))
+    ]
+    assert found == []
+
+
+@pytest.mark.defect("3")
+def test_the_distribution_has_a_name_of_its_own_and_every_hint_says_it():
+    """There was no one place for the name of the distribution; each message spelled it."""
+    from memwall.core.errors import install
+    from memwall.core.version import DISTRIBUTION
+
+    assert PROJECT["name"] == DISTRIBUTION == "memwall-roofline"
+    assert PROJECT["scripts"] == {"memwall": "memwall.cli:main"}
+    assert install("hf") == "pip install 'memwall-roofline[hf]'"
+    extras = set(re.findall(r"""install\(['"](\w+)['"]\)""", _all_source()))
+    assert {"parquet", "triton"} <= extras <= set(PROJECT["optional-dependencies"])
+
+
 def test_the_public_functions_are_typed():
     for function in (memwall.profile, memwall.compare, memwall.load_gpu, memwall.register_cost):
         assert "return" in typing.cast("typing.Any", function).__annotations__
@@ -155,7 +200,7 @@ def same_everywhere(python: Path, where: Path, home: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_wheel(checkout, bare, tmp_path):
     run(tmp_path, sys.executable, *PIP, "wheel", checkout, "--no-deps", "--no-build-isolation", "-w", tmp_path / "dist")
-    (wheel,) = (tmp_path / "dist").glob("memwall-*.whl")
+    (wheel,) = (tmp_path / "dist").glob("memwall_roofline-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     specs = {f"memwall/hardware_specs/{path.name}" for path in (ROOT / "hardware_specs").glob("*.toml")}
     templates = {
@@ -181,7 +226,7 @@ def test_editable(checkout, bare, tmp_path):
 def test_source_distribution_holds_the_specs(checkout, tmp_path):
     code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
     run(checkout, sys.executable, "-c", code)
-    (path,) = tmp_path.glob("memwall-*.tar.gz")
+    (path,) = tmp_path.glob("memwall_roofline-*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"hardware_specs/{path.name}" for path in (ROOT / "hardware_specs").glob("*.toml")} <= names

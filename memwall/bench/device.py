@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from memwall.core.errors import MissingError
+from memwall.core.errors import MissingError, install
 from memwall.frontend.workload.sizes import SIZES
 from memwall.record.measurement import Sensors
 
@@ -87,7 +87,7 @@ def need_compiler(kind: str) -> None:
     """Check that torch.compile has what it needs on a device (``cpu`` or ``cuda``), before anything runs. Raises
     ``MissingError``: no C++ compiler (CPU), no C compiler or no Triton (CUDA); names the program and how to fix it."""
     if kind == "cuda" and find_spec("triton") is None:
-        raise MissingError("torch.compile needs Triton on a GPU: pip install 'memwall[triton]'")
+        raise MissingError(f"torch.compile needs Triton on a GPU: {install('triton')}")
     variable, names, what = _COMPILERS[kind]
     own = os.environ.get(variable)
     tried = (own,) if own else names

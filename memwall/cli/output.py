@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from memwall.core.errors import MissingError, UsageError
+from memwall.core.errors import MissingError, UsageError, install
 from memwall.core.files import write_whole
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def plan_output(text: str, kinds: Sequence[str], suffixes: Mapping[str, str] = S
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(f"cannot write {text}: {'it is a folder' if path.is_dir() else 'permission denied'}")
     if kind == "parquet" and find_spec("pyarrow") is None:
-        raise MissingError(f"{text} needs pyarrow, which is not installed: pip install 'memwall[parquet]'")
+        raise MissingError(f"{text} needs pyarrow, which is not installed: {install('parquet')}")
     return Output(path, kind)
 
 

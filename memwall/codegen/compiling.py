@@ -30,7 +30,7 @@ from typing import Any
 
 from memwall.codegen.kernel import Kernel, Launch, load_source, source_hash
 from memwall.codegen.occupancy import occupancy
-from memwall.core.errors import MissingError, UsageError
+from memwall.core.errors import MissingError, UsageError, install
 from memwall.core.files import cache_folder, read_json, write_whole
 from memwall.core.process import Child, Lost, environment
 from memwall.hardware.chips import CHIPS
@@ -131,7 +131,7 @@ def triton_version() -> str:
         MissingError: it is not installed.
     """
     if importlib.util.find_spec("triton") is None:
-        raise MissingError("kernels are compiled by Triton, which is not installed: pip install 'memwall[triton]'")
+        raise MissingError(f"kernels are compiled by Triton, which is not installed: {install('triton')}")
     return importlib.metadata.version("triton")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from memwall.core.errors import MissingError
+from memwall.core.errors import MissingError, install
 from memwall.ops.expressions import NotGenerated
 
 __all__ = ["TRITON_TYPES", "Kernel", "Launch", "NotGenerated", "load_source", "source_hash"]
@@ -87,7 +87,7 @@ def load_source(source: str, folder: Path) -> ModuleType:
         MissingError: Triton is not installed.
     """
     if importlib.util.find_spec("triton") is None:
-        raise MissingError("generated kernels need Triton; pip install 'memwall[triton]'")
+        raise MissingError(f"generated kernels need Triton: {install('triton')}")
     path = folder / f"kernel_{source_hash(source)}.py"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(source, encoding="utf-8")

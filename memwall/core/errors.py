@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from memwall.core.version import DISTRIBUTION
+
 
 class MemwallError(Exception):
     """Base of all expected errors; the message is one line for the user."""
@@ -77,6 +79,11 @@ def unknown(kind: str, name: object, known: Iterable[str], cutoff: float = 0.6, 
     return UsageError(f"{where}: " * bool(where) + f"no {kind} {name!r}; {suggest(name, known, cutoff=cutoff)}")
 
 
+def install(extra: str) -> str:
+    """The command that brings an optional dependency."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
 def need(module: str, extra: str) -> object:
     """Import an optional dependency, or say which extra brings it.
 
@@ -90,4 +97,4 @@ def need(module: str, extra: str) -> object:
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise MissingError(f"this needs {module}, which is not installed: pip install 'memwall[{extra}]'") from None
+        raise MissingError(f"this needs {module}, which is not installed: {install(extra)}") from None

@@ -200,7 +200,7 @@ def test_a_missing_extra(run, folder, monkeypatch):
     (folder / "config.json").write_text("{}", encoding="utf-8")
     result = run("profile", "hf:config.json", "--gpu", "h100")
     assert result.code == 3
-    assert "pip install 'memwall[hf]'" in result.error
+    assert "pip install 'memwall-roofline[hf]'" in result.error
 
 
 def test_a_renderer_that_fails_leaves_no_file(run, folder, record, monkeypatch):

@@ -66,4 +66,4 @@ def test_without_triton(run, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = run("fuse", "net.py", "--no-capture", "-q", "--compile")
     assert result.code == MissingError.exit_code
-    assert "pip install 'memwall[triton]'" in result.error
+    assert "pip install 'memwall-roofline[triton]'" in result.error

@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_written_is_refused_early(tmp_path, monkeypatch, n
 
 def test_parquet_without_pyarrow(monkeypatch):
     monkeypatch.setattr("memwall.cli.output.find_spec", lambda name: None)
-    with pytest.raises(MissingError, match=r"pip install 'memwall\[parquet\]'"):
+    with pytest.raises(MissingError, match=r"pip install 'memwall-roofline\[parquet\]'"):
         plan_output("a.parquet", ProfileReport.kinds)
 
 

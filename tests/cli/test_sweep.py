@@ -286,4 +286,4 @@ def test_a_dask_scheduler_of_ones_own(mlp):
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is not None, reason="Dask is installed")
 def test_without_dask_a_line_says_what_to_install(run, mlp):
     result = run("sweep", mlp, "--vary", "batch=1,2", "--engine", "dask")
-    assert result.code == 3 and "pip install 'memwall[dask]'" in result.error
+    assert result.code == 3 and "pip install 'memwall-roofline[dask]'" in result.error

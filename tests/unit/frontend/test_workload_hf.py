@@ -122,7 +122,7 @@ def test_what_a_bad_configuration_says(save, config, says):
 
 def test_without_transformers(save, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(MissingError, match=r"pip install 'memwall\[hf\]'"):
+    with pytest.raises(MissingError, match=r"pip install 'memwall-roofline\[hf\]'"):
         resolve(save(LLAMA))
 
 

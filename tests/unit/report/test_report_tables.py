@@ -69,7 +69,7 @@ def test_parquet_round_trips(profile):
 
 def test_without_pyarrow_the_extra_is_named(profile, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingError, match=r"pip install 'memwall\[parquet\]'"):
+    with pytest.raises(MissingError, match=r"pip install 'memwall-roofline\[parquet\]'"):
         render(profile, "parquet")
 
 
