@@ -10,6 +10,7 @@ import inspect
 import itertools
 import math
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,17 +21,19 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from memwall.core.errors import UsageError, message_of
+from memwall.core.errors import MemwallError, UsageError, message_of
 from memwall.core.units import size
 from memwall.frontend.torch.carrying import Carrying
 from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
+from memwall.frontend.torch.failures import wanted_in_words
 from memwall.frontend.torch.kv_caches import is_of_cache
 from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.shapes import ExactShapes
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts, sparse_of, sparse_parts
 from memwall.frontend.torch.values import KnownValues
-from memwall.frontend.workload.blame import blame, first_line
+from memwall.frontend.workload.blame import blame, user_frame
 from memwall.frontend.workload.inputs import stays_on_host
 from memwall.frontend.workload.seeds import seed_all
 
@@ -68,11 +71,15 @@ def build_module(
     A UsageError where the caller's function raises, or returns no module."""
     if isinstance(source, nn.Module):
         return _copy_module(source, device, known)
-    module = _construct(source, device, "building the model", warn, known)
+    said: list[str] = []
+    module = _construct(source, device, "building the model", said.append, known)
     if not isinstance(module, nn.Module):
         raise UsageError(f"the model function returned {type(module).__name__}, not a torch.nn.Module")
+    for line in said:
+        warn(line)
     # what the function returned may be kept by the user's file, a module-level singleton perhaps
-    return _copy_module(module, device, known)
+    built = _copy_module(module, device, known)
+    return built._replace(notes=(*said, *built.notes))
 
 
 def build_inputs(
@@ -126,24 +133,27 @@ def _seeded(make: Callable[[], Any]) -> Any:
     return make()
 
 
+#: What torch says of a tensor that has no data, in messages that :func:`wanted_data` has no words for.
+_OF_META = re.compile(r"\b(sparse|type)?meta\b|unallocated|incompatible tensor type|fake impl", re.I)
+
+
 def _construct(
     make: Callable[[], Any], device: str, doing: str, warn: Callable[[str], None], known: KnownValues | None
 ) -> Any:
     """Call the user's function with tensors on ``device``; where it needs data, build on the host after all."""
     carried: Any = contextlib.nullcontext() if known is None else Carrying(known)
     try:
-        with carried, TracedDevice(device, building=True, known=known):
+        with ExactShapes(), carried, TracedDevice(device, building=True, known=known):
             return make()
     except Exception as error:
-        said = message_of(error)
-        may_need_data = isinstance(error, (RuntimeError, TypeError)) and ("meta" in said or "unallocated" in said)
-        if device == "cpu" or not may_need_data:
+        if device == "cpu" or isinstance(error, MemwallError) or not _OF_META.search(message_of(error)):
             raise blame(error, doing) from error
-        reason = first_line(error) or type(error).__name__
+        at = user_frame(error)
+        why = f"{doing} needs data ({wanted_in_words(error)}{f', at {at}' if at else ''})"
     end_group()  # the function makes its process group again
     try:
-        warn(f"{doing} needs data ({reason[:80]}): building on the host, weights in memory")
-        with _HostLimit(f"{doing} needs data ({reason[:80]})"), TracedDevice("cpu", building=True):
+        warn(f"{why}: built on the host, weights in memory, at most {size(_MOST_HOST_BYTES)}")
+        with _HostLimit(why), TracedDevice("cpu", building=True):
             return make()
     except Exception as error:
         raise blame(error, doing) from error
@@ -167,7 +177,8 @@ class _HostLimit(TorchDispatchMode):
         if self._bytes > _MOST_HOST_BYTES:
             raise UsageError(
                 f"{self._why}, and its tensors take more than {size(_MOST_HOST_BYTES)} on the host: keep what is read"
-                " back small and apart from the weights, or profile fewer layers and multiply"
+                " back small and apart from the weights, profile fewer layers and multiply, or, where the memory is"
+                " there, take --real, which builds on the host without a limit"
             )
         return made
 

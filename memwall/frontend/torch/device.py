@@ -53,6 +53,7 @@ FILLERS = frozenset(
 
 
 _IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
+_SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
 _DEVICE: Any = vars(torch._C.TensorBase)["device"].__get__
 _CUDA = torch.device("cuda", 0)
 _ATTENTION: Any = torch.nn.functional.scaled_dot_product_attention
@@ -103,6 +104,7 @@ class TracedDevice(TorchFunctionMode):
             self._instead |= {fill: partial(self._unfilled, fill) for fill in FILLERS}
         if known is not None:
             self._instead |= {make: partial(self._of_numbers, make) for make in _OF_NUMBERS}
+            self._instead[_SET_DATA] = self._set_data
             self._instead[torch.Tensor.new_tensor] = self._new_tensor
             self._instead[torch.Tensor.__getitem__] = self._item
             self._instead[torch.Tensor.__format__] = self._format
@@ -175,6 +177,12 @@ class TracedDevice(TorchFunctionMode):
             if self._known is not None and tensor.is_meta:
                 value = self._of_numbers(torch.tensor, value, dtype=tensor.dtype, device=self.device)
         torch.Tensor.__setitem__(tensor, index, value)
+
+    def _set_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """``weight.data = torch.tensor(...)``: what the host's data says goes to where the weight is."""
+        if self._known is not None and tensor.is_meta and not data.is_meta:
+            data = self._known.made(data)
+        _SET_DATA(tensor, data)
 
     def _to(self, tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         options = dict(self._mapped(options))

@@ -11,7 +11,7 @@ from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.recorder import UnexpectedCall
 from memwall.frontend.torch.shapes import SPARSE_TWICE
-from memwall.frontend.workload.blame import blame, cause_of, library_frame, user_frame
+from memwall.frontend.workload.blame import blame, cause_of, first_line, library_frame, user_frame
 
 _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
 
@@ -46,6 +46,10 @@ _NO_SHAPES = re.compile(
     r"|could not find the fake impl[^:]*?operator (?!aten::)(\w+::[\w.]+)"
     r"|(?!aten::)(\w+::[\w.]+): We could not find the fake impl"
 )
+
+#: An op's name in the beginning of a message.
+_OP = re.compile(r"\b\w{1,80}::\w{1,80}")
+_OP_WITHIN = 400
 
 #: What a tensor without data cannot do: part of torch's message → what the model asked for.
 _NEEDS_DATA = (
@@ -94,6 +98,15 @@ def wanted_data(error: BaseException) -> str | None:
     """What of a tensor without data an exception of torch's says was asked for; None where it says nothing of it."""
     said = message_of(error)
     return next((text for part, text in _NEEDS_DATA if part in said), None)
+
+
+def wanted_in_words(error: BaseException) -> str:
+    """The same in words for every exception: with the op's name where one is named, else what torch says first."""
+    wanted = wanted_data(error)
+    named = _OP.search(message_of(error)[:_OP_WITHIN])
+    if wanted and named and wanted.startswith("an op "):
+        return f"{named[0]} is {wanted}"
+    return wanted or first_line(error).partition(". ")[0] or type(error).__name__
 
 
 def why_without_data(error: BaseException) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from memwall.frontend.torch.tensors import is_freed
+from memwall.frontend.torch.tensors import is_freed, sparse_of, sparse_parts
 from memwall.frontend.torch.value_rules import MOST_OF_INTEGERS, distinct, is_small, is_uniform, once
 
 #: Bytes of shadows at which those of tensors that are gone are let go.
@@ -103,6 +103,8 @@ class Shadows:
 
     def made(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor on ``meta`` with the layout of a host tensor, and its value where that is small enough."""
+        if value.layout is not torch.strided:
+            return sparse_of(value, [self.made(part) for part in sparse_parts(value)])
         tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         self.keep(tensor, value)
         return tensor

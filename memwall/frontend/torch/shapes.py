@@ -39,11 +39,20 @@ class SparseCopies(ExitStack):
                     library.m.impl(packet, key, shape, False)
 
 
+class ExactShapes(SparseCopies):
+    """Context manager: while open, the ops whose results' shapes follow from their arguments' have shape functions; a
+    module is built so."""
+
+    def __enter__(self) -> Self:
+        self._implement({("aten", "Meta"): _ATEN})
+        return super().__enter__()
+
+
 class ShapeFunctions(SparseCopies):
     """Context manager: while open, the ops of this module have shape functions."""
 
     def __enter__(self) -> Self:
-        tables: dict[tuple[str, str], dict[str, Shape]] = {("aten", "Meta"): _ATEN, **_SPARSE}
+        tables: dict[tuple[str, str], dict[str, Shape]] = {("aten", "Meta"): {**_ATEN, **_CHECKS}, **_SPARSE}
         for name, shape in _library_functions().items():
             space, _, packet = name.partition("::")
             tables.setdefault((space, "Meta"), {})[packet] = shape
@@ -299,10 +308,9 @@ def _no(*args: Any, **kwargs: Any) -> bool:
     return False
 
 
+#: ATen's own checks (``is_scalar_tensor_true``): of a window that adds up to zero, of weights below zero.
+_CHECKS: dict[str, Shape] = {"equal": _no, "_use_cudnn_ctc_loss": _no, "_use_cudnn_ctc_loss.Tensor": _no}
 _ATEN: dict[str, Shape] = {
-    # ATen's own checks (``is_scalar_tensor_true``): of a window that adds up to zero, of weights below zero
-    "equal": _no,
-    "_use_cudnn_ctc_loss": _no, "_use_cudnn_ctc_loss.Tensor": _no,
     "_ctc_loss": _ctc_loss, "_ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward": _like(1), "_ctc_loss_backward.Tensor": _like(1),
     "multi_margin_loss_backward": _like(1), "multilabel_margin_loss_backward": _like(1),

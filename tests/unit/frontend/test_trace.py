@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -481,6 +482,100 @@ def test_real_tensors_record_the_cuda_form_too():
         op.name for op in without.graph.ops if op.op_class == "attention"
     ]
     assert real.dense_model_flops == without.dense_model_flops
+
+
+class Aligned(nn.Module):
+    """Keeps a mask of constants as a sparse buffer."""
+
+    def __init__(self):
+        super().__init__()
+        heads = torch.zeros(8, 8, dtype=torch.bool)
+        heads[4:] = True
+        self.register_buffer("heads", heads.to_sparse(), persistent=False)
+
+    def forward(self, x):
+        return x @ self.heads.to_dense().float()
+
+
+class Fitted(nn.Module):
+    """Initialises its weight by least squares."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(256, 16, 8))
+        with torch.no_grad():
+            self.weight.copy_(torch.linalg.lstsq(torch.rand(256, 32, 16), torch.rand(256, 32, 8)).solution)
+
+    def forward(self, x):
+        return x @ self.weight[0]
+
+
+class FromNumpy(nn.Module):
+    """Takes its weight from an array."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+        self.layer.weight.data = torch.tensor(np.ones((16, 8), dtype=np.float32), requires_grad=True)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Binned(nn.Module):
+    """Counts its weights, by an op that has no shape function."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 8, bias=False)
+        self.layer.counts = torch.histogram(self.layer.weight.detach(), 4).hist.tolist()
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.defect("37")
+@pytest.mark.parametrize(
+    ("make", "columns", "flops"),  # two FLOP for each row, row's element and column
+    [(Aligned, 8, 2 * 4 * 8 * 8), (Fitted, 16, 2 * 4 * 16 * 8), (FromNumpy, 8, 2 * 4 * 8 * 16)],
+)
+def test_a_constructor_that_computes_is_built_without_data(make, columns, flops):
+    """While a module was built, ops of known values had no results of unforeseen length, ops that a step may run had no
+    shape functions, and a weight took no data from the host."""
+    said = []
+    made = memwall.profile(memwall.Workload(make, (torch.randn(4, columns),)), progress=said.append)
+    assert made.dense_model_flops == flops
+    assert not [line for line in (*said, *made.notes) if "needs data" in line]
+
+
+@pytest.mark.defect("37")
+def test_a_constructor_that_needs_data_is_built_on_the_host_and_the_report_says_so():
+    """Only some of torch's words for an op without data led to a second try on the host, so that a constructor with
+    any other such op failed."""
+    made = memwall.profile(memwall.Workload(Binned, (torch.randn(4, 64),)))
+    assert made.simulations[0].totals.flops == 2 * 4 * 64 * 8
+    (note,) = made.notes
+    assert note.startswith("building the model needs data (aten::histogram") and "built on the host" in note
+    assert "test_trace.py:" in note
+
+
+@pytest.mark.defect("37", "39b")
+def test_what_is_too_large_for_the_host_says_what_would_work(monkeypatch):
+    """The error of a constructor quoted what torch says about its compiler, cut off, and named no way out."""
+    monkeypatch.setattr("memwall.frontend.torch.build._MOST_HOST_BYTES", 1000)
+    with pytest.raises(UsageError) as caught:
+        memwall.profile(memwall.Workload(Binned, (torch.randn(4, 64),)))  # 2,048 bytes of weights
+    message = str(caught.value)
+    assert "needs data (aten::histogram" in message and "--real" in message
+    assert "torch.compile" not in message and "PT2" not in message and "\n" not in message
+
+
+def test_an_error_of_the_user_stays_the_users_where_it_speaks_of_meta():
+    def model():
+        raise RuntimeError("the meta file is missing")
+
+    with pytest.raises(UsageError, match=r"building the model: RuntimeError: the meta file is missing \(at "):
+        memwall.profile(memwall.Workload(model, (torch.randn(4),)))
 
 
 # -- runaway traces ----------------------------------------------------------------------------------------------------
