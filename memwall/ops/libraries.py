@@ -2,7 +2,7 @@
 modules and in the traces of profilers.
 
 ``library_schemas.txt`` says which rule counts which op, and its arguments' names. If contexts are in a paged cache, a
-call does not contain their lengths: the least is counted, each query with one key and no cached byte.
+call does not contain their lengths, and its work is unknown.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from memwall.ops.results import attributes_of
 from memwall.ops.results.products import attention, attention_backward
 from memwall.ops.schemas import library_schemas
 from memwall.ops.sequence_rules import Counted, Rule
-
-_PAGED = "the lengths of cached contexts were not recorded: each query counted with one key"
 
 
 @cache
@@ -133,16 +131,11 @@ def _cache_write_latent(call: Recorded) -> Counted:
 
 
 def _attention(call: Recorded) -> Counted:
-    """Attention on contexts of unknown length."""
-    query = call.need("query")
-    key = call.tensor("key")
-    paged = key is None or call.tensor("block_table") is not None or call.packet.startswith("unified")
-    if not paged and key is not None and len(key.shape) == len(query.shape):
-        return _counted(call, "aten._flash_attention_forward.default", _operands(call), attention(call))
-    out = call.tensor("out") or query
-    pipe = product_pipe(query.dtype, {}, allow_tf32=True)
-    cost = Cost({pipe: 2 * (query.numel + out.numel)}, query.nbytes, out.nbytes)
-    return Counted(streamed(cost, query.numel), "attention", notes=(_PAGED,))
+    """Attention whose keys and values are arguments, and no cache of contexts."""
+    query, key = call.need("query"), call.tensor("key")
+    if key is None or len(key.shape) != len(query.shape) or call.packet.startswith("unified"):
+        raise Unsupported("the lengths of cached contexts were not recorded")
+    return _counted(call, "aten._flash_attention_forward.default", _operands(call), attention(call))
 
 
 def _flash_backward(call: Recorded) -> Counted:
@@ -302,9 +295,12 @@ def library_notes(graph: Graph) -> list[str]:
     for op in {op.name: op for op in graph.ops if not op.name.startswith("aten.")}.values():
         try:
             said = counted(call_of(graph, op))
-        except (Unsupported, LookupError):
+        except Unsupported as error:
+            found.append(f"{op.name}: {error}")
+        except LookupError:
             continue
-        found += [f"{op.name}: {note}" for note in said.notes] if said else []
+        else:
+            found += [f"{op.name}: {note}" for note in said.notes] if said else []
     return found
 
 

@@ -56,6 +56,11 @@ class RowGroup:
     def measured_s(self) -> float:
         return self.rows.measured_s
 
+    @property
+    def bounded_s(self) -> float:
+        """Measured time of the rows that have figures: what their bound and prediction are compared with."""
+        return self.rows.where(_is_bounded).measured_s
+
     def known(self, field: str) -> float | None:
         """The sum of a field over the rows that have it; None if none has."""
         values = list(self.rows.values(field))
@@ -69,9 +74,8 @@ class RowGroup:
 
     @property
     def modeled_over_measured(self) -> float | None:
-        """Predicted over measured seconds of the rows that have a prediction."""
-        measured_s = self.rows.where(_is_modeled).measured_s
-        return (self.known("modeled_s") or 0.0) / measured_s if measured_s else None
+        """Predicted over measured seconds of the rows that have figures."""
+        return (self.known("modeled_s") or 0.0) / self.bounded_s if self.bounded_s else None
 
     @property
     def wall(self) -> str:
@@ -211,6 +215,7 @@ class TraceAnalysis:
             "totals": self.totals(),
             "by_wall_s": self.by_wall(),
             "by_class_s": {group.key: group.measured_s for group in self.groups("class")},
+            "by_class_with_figures_s": {group.key: group.bounded_s for group in self.groups("class")},
             "over_roof": list(self.over_roof.numbers),
             "rows": map(TraceRow.to_dict, self.rows),
             "gaps": ({"device": gap.device, "start_s": gap.start_us * _US, "time_s": gap.dur_us * _US,
@@ -253,7 +258,7 @@ def analyse(
     whole = all(map(float.is_integer, trace.kernels.dur_us))
     launches = Rows(trace)
     rows = TraceRows(launches, _US if whole and trace.kernels else 0.0, _by_row(launches, dram_bytes or {}))
-    surroundings = Surroundings(trace)
+    surroundings, linked = Surroundings(trace), trace.ops.linked()
     pricing = Pricing(gpu, measured_here=not ran_elsewhere(trace, gpu))
     known: dict[tuple[int, ...], _Priced] = {}
     for number, op in enumerate(launches.op):
@@ -262,7 +267,7 @@ def analyse(
         priced = known.get(signature)
         if priced is None:
             cost = row_cost(launches[number], surroundings)
-            priced = _Priced(launches[number], cost, pricing.prices(cost), {})
+            priced = _Priced(launches[number], op >= 0 and bool(linked[op]), cost, pricing.prices(cost), {})
             if not cost.one_off:
                 known[signature] = priced
         measured_s = trace.kernels.total_us(kernels) * _US
@@ -287,6 +292,7 @@ class _Priced(NamedTuple):
     """Launches that are all alike: their cost, its prices, and by reading the number of their kind of row."""
 
     launches: Launches
+    matched: bool
     cost: RowCost
     prices: tuple[Price, ...]
     numbers: dict[int, int]
@@ -296,11 +302,11 @@ class _Priced(NamedTuple):
         which = reading(self.prices, longest_s)
         if which not in self.numbers:
             price = self.prices[which] if self.prices else None
-            self.numbers[which] = rows.kind_number(_row_kind(self.launches, self.cost, price))
+            self.numbers[which] = rows.kind_number(_row_kind(self.launches, self.matched, self.cost, price))
         return self.numbers[which]
 
 
-def _row_kind(launches: Launches, found: RowCost, price: Price | None) -> RowKind:
+def _row_kind(launches: Launches, matched: bool, found: RowCost, price: Price | None) -> RowKind:
     op, cost, kernels = launches.op, found.cost, launches.kernels
     call = op if op is not None and is_call(op) else None
     named = op if op is not None and (call or launches.kind == "communication") else kernels[0]
@@ -308,7 +314,7 @@ def _row_kind(launches: Launches, found: RowCost, price: Price | None) -> RowKin
     return RowKind(
         name=named.name, op_class=found.op_class,
         phase=op.phase if op else "", module=op.module if op else "", source=op.source if op else "",
-        shapes=shapes_text(call) if call else "", device=kernels[0].device, matched=op is not None, shaped=shaped,
+        shapes=shapes_text(call) if call else "", device=kernels[0].device, matched=matched, shaped=shaped,
         flops=cost.total_flops if cost else None,
         pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost else None,
         read_bytes=cost.read_bytes if cost else None, write_bytes=cost.write_bytes if cost else None,

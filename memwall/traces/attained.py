@@ -40,7 +40,7 @@ class RowKind:
     source: str
     shapes: str
     device: int
-    #: some op is linked to the launch, and it (or the copy, the collective) recorded its sizes
+    #: the launch is in some op (:meth:`Ops.linked`), and it (or the copy, the collective) recorded its sizes
     matched: bool
     shaped: bool
     flops: int | None

@@ -34,7 +34,7 @@ from memwall.ops.libraries import library_rule, not_recorded
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, Surroundings, read_call, record_of
 from memwall.traces.collectives import traced_message
-from memwall.traces.records import Kernels, TracedKernel, TracedOp
+from memwall.traces.records import Kernels, Trace, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
 from memwall.traces.triton import is_triton, triton_cost
 
@@ -70,12 +70,18 @@ def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
     if any("GraphLaunch" in kernel.launch for kernel in row.kernels):
         return RowCost(None, "other", "launched by a CUDA graph, which records no shapes")
     if not can_be_costed(op):
-        missing = "no cost formula for this op" if op.dims else "shapes were not recorded"
-        known = not_recorded(op.name) or (missing if is_call(op) else "launched outside of any recorded op")
-        return RowCost(None, classify_op(op), known)
+        return RowCost(None, classify_op(op), not_recorded(op.name) or _unknown(op, surroundings.trace))
     if is_triton(op):
         return _triton(op)
     return _costed(op, surroundings.hints(op, row.kernels), surroundings)
+
+
+def _unknown(op: TracedOp, trace: Trace) -> str:
+    """Why an op, or what stands around a launch, has no cost."""
+    own = next((outer for outer in trace.around(op) if outer.is_op), None)
+    if own is None:
+        return "launched outside of any recorded op"
+    return f"no cost formula for {own.name}" if own.dims or not is_call(own) else "shapes were not recorded"
 
 
 def _costed(op: TracedOp, hints: Hints, surroundings: Surroundings) -> RowCost:

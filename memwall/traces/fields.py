@@ -97,6 +97,12 @@ def is_launch_flow(category: str) -> bool:
     return _squeezed(category[:64]) in _FLOWS
 
 
+def is_op_name(name: str) -> bool:
+    """Whether an event among the ops is named as ops are: ``aten::add``, the class of an autograd.Function, a Triton
+    kernel. Others are ranges that torch or, before 2021, a program marked: ``Torch-Compiled Region: 0/0``."""
+    return " " not in name and ("::" in name or name.isidentifier())
+
+
 @lru_cache(maxsize=1 << 16)
 def is_communication(kernel: str) -> bool:
     """Whether a kernel of this name exchanges data with other GPUs."""

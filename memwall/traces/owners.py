@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from memwall.traces.events import Recording, in_order
+from memwall.traces.fields import OP, is_op_name
 from memwall.traces.nesting import Nesting
 from memwall.traces.records import Numbered, OpKind, Ops
 
@@ -73,8 +74,11 @@ class Owners:
                 kept[span] = True
                 span = self._nesting.parent[span]
 
-    def _kind(self, span: int, made: Ops, parent: int, forward: int) -> tuple[str, tuple[str, str], str, str, str]:
-        """Name, thread, module, source, phase; missing ones are taken from the op around it, or from its forward op."""
+    def _kind(
+        self, span: int, made: Ops, parent: int, forward: int
+    ) -> tuple[str, tuple[str, str], str, str, str, bool]:
+        """Name, thread, module, source, phase and whether it is an op; a missing module, source or phase is taken from
+        the op around it, or from its forward op."""
         spans, texts, nesting = self._spans, self._recording.names.texts, self._nesting
         near = [made.kind_of(other) for other in (parent, forward) if other >= 0]
         module = self.module_of(nesting.module[span]) or next((other.module for other in near if other.module), "")
@@ -83,7 +87,9 @@ class Owners:
         source = source or next((other.source for other in near if other.source), "")
         phase = self._phase(span) or (near[0].phase if parent >= 0 else "")
         phase = phase or ("forward" if module or spans.sequence[span] >= 0 else "")
-        return texts[spans.name[span]], self._recording.threads[spans.thread[span]], module, source, phase
+        name = texts[spans.name[span]]
+        is_op = spans.kind[span] == OP and is_op_name(name)
+        return name, self._recording.threads[spans.thread[span]], module, source, phase, is_op
 
     def module_of(self, path: int) -> str:
         """The text of a module path, "" for -1."""

@@ -16,7 +16,7 @@ from memwall.traces.events import CATEGORIES, Activities, Recording, in_order
 from memwall.traces.matching import Matches, match
 from memwall.traces.nesting import Nesting
 from memwall.traces.owners import Owners
-from memwall.traces.records import Device, KernelKind, Kernels, Step, Trace
+from memwall.traces.records import Device, KernelKind, Kernels, Ops, Step, Trace
 from memwall.traces.stream import read_events
 from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
 from memwall.traces.values import printable, whole_number
@@ -69,7 +69,7 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace
         path_name=name, devices=devices, ops=ops, kernels=kernels, gaps=gaps(kernels, ops, recording, nesting, base),
         steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)), span_us=end - base,
         busy_us=busy_us(kernels), exposed_communication_us=exposed_communication_us(kernels),
-        notes=tuple(_notes(recording, duplicates, kernels, devices)), ranks=_ranks(header.get(_RANKS)),
+        notes=tuple(_notes(recording, duplicates, kernels, ops, devices)), ranks=_ranks(header.get(_RANKS)),
     )  # fmt: skip
 
 
@@ -142,14 +142,14 @@ def _kernels(recording: Recording, matches: Matches, owners: Owners, nesting: Ne
     return made
 
 
-def _notes(recording: Recording, duplicates: int, kernels: Kernels, devices: Sequence[Device]) -> list[str]:
+def _notes(recording: Recording, duplicates: int, kernels: Kernels, ops: Ops, devices: Sequence[Device]) -> list[str]:
     """What was left out or cannot be known, one line each, in a fixed order."""
     notes = [f"{count} events {what} were left out" for what, count in sorted(recording.dropped.items()) if count]
     if duplicates:
         notes.append(f"{duplicates} GPU rows stand twice in the file and were counted once")
     if not kernels:
         notes.append("no GPU row: the profiler ran without a GPU or without ProfilerActivity.CUDA")
-    notes += _launch_notes(kernels)
+    notes += _launch_notes(kernels, ops)
     overlap, total = _overlap_us(kernels), sum(kernels.dur_us)
     if overlap > _OVERLAP * total:
         notes.append(f"GPU rows run {overlap:.0f} us into the next row of their stream: their durations are too long")
@@ -182,9 +182,9 @@ def _overlap_us(kernels: Kernels) -> float:
     return overlap
 
 
-def _launch_notes(kernels: Kernels) -> list[str]:
-    notes = []
-    bare = array("i", (number for number, op in enumerate(kernels.op) if op < 0))
+def _launch_notes(kernels: Kernels, ops: Ops) -> list[str]:
+    notes, linked = [], ops.linked()
+    bare = array("i", (number for number, op in enumerate(kernels.op) if op < 0 or not linked[op]))
     lost = array("i", (number for number in bare if not kernels.kind_of(number).launch))
     if lost:
         notes.append(

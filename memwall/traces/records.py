@@ -124,7 +124,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class TracedOp:
-    """One op as the CPU ran it: ``aten::addmm``, a Triton call, a user's annotation around kernels.
+    """One op as the CPU ran it: ``aten::addmm``, an autograd.Function, a Triton call; or a range around kernels that a
+    program or a library marked, which is no op (``is_op``).
 
     ``id`` is its index in :attr:`Trace.ops`; parents come before children. ``dims``, ``types`` and ``strides`` have
     one entry per argument and are empty if shapes were not recorded (``strides`` is None if they were not).
@@ -147,6 +148,7 @@ class TracedOp:
     #: the other args that determine a cost: kernel_file, kernel_hash, kernel_backend, grid, num_warps, kernel_kwargs
     #: of Triton; "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype" of a collective
     attributes: Mapping[str, Any] = field(default_factory=nothing)
+    is_op: bool = True
 
     @property
     def end_us(self) -> float:
@@ -164,7 +166,7 @@ class TracedKernel:
     stream: int
     start_us: float
     dur_us: float
-    op: int | None = None  # id of the innermost op around its launch; None: unmatched
+    op: int | None = None  # id of the innermost op or range around its launch; None: unmatched
     module: str = ""  # of an unmatched one: the module and the user's line around its launch, where recorded
     source: str = ""
     launch: str = ""  # the runtime call that launched it: "cudaLaunchKernel"; "" where none correlates
@@ -197,6 +199,7 @@ class OpKind(NamedTuple):
     module: str
     source: str
     phase: str
+    is_op: bool
     detail: Detail
 
 
@@ -220,13 +223,20 @@ class Ops(Table[TracedOp]):
             yield number
             number = self.parent[number]
 
+    def linked(self) -> bytearray:
+        """Of each row whether it is an op or in one: a kernel that only a range surrounds is linked to no op."""
+        found = bytearray(len(self))
+        for number, (kind, parent) in enumerate(zip(self.kind, self.parent, strict=True)):
+            found[number] = self.kinds[kind].is_op or (parent >= 0 and found[parent])
+        return found
+
     def row(self, number: int) -> TracedOp:
-        name, thread, module, source, phase, detail = self.kind_of(number)
+        name, thread, module, source, phase, is_op, detail = self.kind_of(number)
         parent, forward = self.parent[number], self.forward[number]
         return TracedOp(
             number, name, thread, self.start_us[number], self.dur_us[number], detail.dims, detail.types, detail.strides,
             detail.concrete, parent if parent >= 0 else None, module, source, phase, forward if forward >= 0 else None,
-            detail.attributes,
+            detail.attributes, is_op,
         )  # fmt: skip
 
 

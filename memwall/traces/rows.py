@@ -16,8 +16,9 @@ from memwall.traces.records import Ops, Table, Trace, TracedKernel, TracedOp
 from memwall.traces.schemas import schemas_of
 from memwall.traces.triton import is_triton
 
-#: records of the dispatcher's own that compute nothing
-_WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "nccl:", "torch::distributed::", "torch::jit::", "profiler::")
+#: ops that only run others: what they launch without one of these is no single piece of work
+_WRAPPERS = ("autograd::", "torch::autograd::", "c10d::", "nccl:", "torch::distributed::", "torch::jit::", "profiler::",
+             "CompiledFunction")  # fmt: skip
 
 _UNKNOWN = -2
 
@@ -54,11 +55,8 @@ class RowCost:
 
 
 def is_call(op: TracedOp) -> bool:
-    """Whether an op is a call of the dispatcher or of a Triton kernel: not an annotation, nor an autograd node
-    other than those known to be kernels of their own."""
-    if "::" not in op.name:
-        return is_triton(op) or bool(schemas_of(op.name))
-    return not op.name.startswith(_WRAPPERS) and " " not in op.name
+    """Whether what an op launches itself is its work: not that of a range, nor of what only runs other ops."""
+    return op.is_op and not op.name.startswith(_WRAPPERS)
 
 
 def can_be_costed(op: TracedOp) -> bool:

@@ -132,3 +132,4 @@ class SavedTrace:
     cluster: str = ""
     collectives: tuple[SavedCollective, ...] = ()
     ranks: tuple[SavedRank, ...] = ()
+    by_class_with_figures_s: Mapping[str, float] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from memwall.core.errors import Unsupported
 from memwall.core.graph import contiguous
 from memwall.ops.recorded import Recorded, Rule, Specs, broadcast, dense, stated_dtype
@@ -75,8 +77,39 @@ def gates(call: Recorded) -> Specs:
     return (state, state, kept) if name == "cx" else (state, kept)
 
 
+#: offsets of sequences that lie behind each other, and the longest of them, by the tensor that holds them
+_PACKED = {
+    "query": (("cum_seq_q", "max_q"), ("cu_seqlens_q", "max_seqlen_q")),
+    "key": (("cum_seq_k", "max_k"), ("cu_seqlens_k", "max_seqlen_k")),
+}
+#: arguments that only a call on cached keys and values has
+_CACHED = ("block_table", "seqused_k")
+
+
+def _check_lengths(call: Recorded) -> None:
+    """Refuse attention whose work does not follow from shapes: products grow with the square of each sequence's length.
+
+    Lengths are known of a batch, of a single sequence, and of packed ones of which the longest is the mean.
+
+    Raises:
+        Unsupported: the lengths are in tensors' values, which nobody recorded.
+    """
+    unknown = any(call.tensor(name) is not None for name in _CACHED)
+    for tensor, arguments in _PACKED.items():
+        spec = call.need(tensor)
+        offsets = next((found for name, _ in arguments if (found := call.tensor(name)) is not None), None)
+        longest = next((found for _, name in arguments if type(found := call.value(name)) is int), 0)
+        if offsets is None:
+            unknown |= len(spec.shape) < 4
+        elif (count := offsets.numel - 1) != 1:
+            unknown |= longest * count != math.prod(spec.shape[:-2])
+    if unknown:
+        raise Unsupported("the lengths of its sequences were not recorded")
+
+
 def attention(call: Recorded) -> Specs:
     """The output in the shape of the query with the value's head size, and a float32 for each query and head."""
+    _check_lengths(call)
     query, value = call.need("query"), call.need("value")
     shape = (*query.shape[:-1], value.shape[-1])
     heads_first = call.packet.startswith("_scaled")
@@ -88,4 +121,5 @@ def attention(call: Recorded) -> Specs:
 
 def attention_backward(call: Recorded) -> Specs:
     """The gradients of query, key and value."""
+    _check_lengths(call)
     return tuple(dense(s.shape, s.dtype, [s]) for s in map(call.need, ("query", "key", "value")))

@@ -234,7 +234,16 @@ def _walls(analysis: TraceAnalysis) -> Table:
 def _classes(analysis: TraceAnalysis) -> Table:
     groups = analysis.groups("class")
     columns = _figures(analysis, groups, "class", [group.key for group in groups])
-    return col.table("Op classes", [*columns, *col.of(groups, "/measured: modeled_over_measured ratio")])
+    columns += col.of(groups, "/measured: modeled_over_measured ratio")
+    return col.table("Op classes", columns, _IN_PART if any(map(_has_part, groups)) else "")
+
+
+_IN_PART = "FLOPs, bytes, bound, of roof and modeled are of the time with figures"
+
+
+def _has_part(group: RowGroup) -> bool:
+    """Whether only a part of a group's time has figures."""
+    return 0 < group.bounded_s < group.measured_s
 
 
 def _kernels(analysis: TraceAnalysis, by: str, groups: Sequence[RowGroup], top: int) -> Table:
@@ -246,6 +255,8 @@ def _kernels(analysis: TraceAnalysis, by: str, groups: Sequence[RowGroup], top: 
         if any(group.first.module for group in shown):
             columns.append(col.optional(col.names("module", [_module(group) for group in shown])))
     note = "FLOPs and bytes count once for each op, whatever it launched; '-' is unknown, not zero"
+    if any(map(_has_part, shown)):
+        note += f"; {_IN_PART}"
     if len(groups) > top:
         rest_s = sum(group.measured_s for group in groups[top:])
         note += f"; {len(groups) - top:,} more take {percent(rest_s / (analysis.measured_s or 1.0))} (--top)"
@@ -258,12 +269,13 @@ def _figures(
     """The columns of any table of groups."""
     whole = analysis.measured_s or 1.0
     sums = ("flops", "moved_bytes", "bound_s", "modeled_s", "dram_bytes")
-    rows = [(name, len(g.rows), g.measured_s, g.measured_s / whole, g.of_roof, g.wall, *map(g.known, sums))
+    rows = [(name, len(g.rows), g.measured_s, g.measured_s / whole, g.of_roof, g.wall, *map(g.known, sums), g.bounded_s)
             for name, g in zip(names, groups, strict=True)]  # fmt: skip
-    seen = "by ncu: 10 B, " if any(row[-1] is not None for row in rows) else ""
+    parts = "with figures: 11 s like 2, " if any(map(_has_part, groups)) else ""
+    seen = "by ncu: 10 B, " if any(row[10] is not None for row in rows) else ""
     return col.of(
         rows,
-        f"{heading}: 0 name, count: 1 count?, measured: 2 s, time: 3 %, FLOPs: 6 FLOP, bytes: 7 B, {seen}"
+        f"{heading}: 0 name, count: 1 count?, measured: 2 s, time: 3 %, {parts}FLOPs: 6 FLOP, bytes: 7 B, {seen}"
         "bound: 8 s like 2, of roof: 4 %, wall: 5, modeled: 9 s like 2",
     )
 

@@ -139,6 +139,7 @@ def test_a_graph_launch_owns_its_kernels(tmp_path: Path) -> None:
     assert {(k.op, k.launch) for k in trace.kernels} == {(0, "cudaGraphLaunch")}
     assert trace.kernels[2].attributes["graph node id"] == 2
     assert trace.notes == (
+        "3 GPU rows (12 us) were launched outside any op",
         "3 GPU rows belong to 1 CUDA graph launches: a graph keeps no op of its kernels, "
         "so the op around the launch owns them",
     )
