@@ -26,10 +26,11 @@ _KEYS = {"[": ("ph", "ts", "pid", "cat"), "{": ("traceEvents", "schemaVersion", 
 def is_trace(path: str) -> bool:
     """Whether a target is a profiler trace: an object with ``traceEvents`` or a list of events, packed or not, or a
     packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why. Raises
-    ``UsageError``: it is a pipe or a device, which cannot be looked into before it is read."""
+    ``UsageError``: it is another profiler's file, or a pipe or a device, which cannot be looked into before it is
+    read."""
     from memwall.frontend.workload.target import is_saved
 
-    if not is_saved(path):
+    if not is_saved(path) and not path.lower().endswith(tuple(_ENDINGS)):
         return False
     try:
         mode = Path(path).stat().st_mode
@@ -39,6 +40,7 @@ def is_trace(path: str) -> bool:
             head = file.read(_SNIFFED)
     except (OSError, ValueError):
         return False
+    _refuse_other_profiler(path, head)
     if head[:2] == b"\x1f\x8b":
         try:
             head = zlib.decompressobj(wbits=31).decompress(head, _SNIFFED)
@@ -47,6 +49,36 @@ def is_trace(path: str) -> bool:
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     has_events = any(f'"{key}"' in text for key in _KEYS.get(text[:1], ()))
     return not _RECORD.match(text) and (path.lower().endswith(".gz") or has_events)
+
+
+#: ending of another profiler's file -> what it is
+_ENDINGS = {
+    ".ncu-rep": "a report of Nsight Compute", ".nsys-rep": "a report of Nsight Systems",
+    ".qdrep": "a report of Nsight Systems", ".sqlite": "a database that Nsight Systems exported",
+    ".db": "a database, as rocprofv3 writes it", ".pftrace": "a Perfetto trace, as rocprofv3 writes it",
+    ".otf2": "an OTF2 trace, as rocprofv3 writes it", ".xplane.pb": "a profile of XLA (JAX, TensorFlow, PyTorch/XLA)",
+    ".csv": "a table",
+}  # fmt: skip
+#: ending -> what else is to be done with the file, beside a trace of torch.profiler
+_BESIDE = {
+    ".ncu-rep": "ncu --import {path} --csv --page raw > kernels.csv' writes the counters that memwall's --ncu takes",
+    ".csv": "memwall profile trace.json --ncu {path}' adds the counters that Nsight Compute wrote",
+}
+#: how the JSON of rocprofv3 begins
+_ROCPROF = b'"rocprofiler-sdk-tool"'
+
+
+def _refuse_other_profiler(path: str, head: bytes) -> None:
+    """Refuse what another profiler than PyTorch's wrote. Raises ``UsageError``: says what the file is, and how to get
+    what can be read."""
+    ending = next((ending for ending in _ENDINGS if path.lower().endswith(ending)), "")
+    what = "a record of rocprofv3" if _ROCPROF in head else _ENDINGS.get(ending, "")
+    if what:
+        beside = f"; '{_BESIDE[ending].format(path=path)}" if ending in _BESIDE else ""
+        raise UsageError(
+            f"{path} is {what}, and no trace of torch.profiler: run the step in 'with torch.profiler.profile("
+            f"record_shapes=True) as p:', then p.export_chrome_trace('trace.json'){beside}"
+        )
 
 
 def refuse_trace(path: str) -> None:

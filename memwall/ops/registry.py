@@ -164,10 +164,19 @@ def formula(op_class: str, names: str, **stages: Any) -> Callable[[Formula], For
     return decorate
 
 
-def classify(name: str) -> str:
-    """The class of an op, ``other`` when no formula knows it."""
+def classify(name: str, phase: str = "optimizer") -> str:
+    """The class of an op, ``other`` when no formula knows it. One on lists of tensors is the optimizer's only in its
+    step: elsewhere (a server's copies, a clipped norm) it has the class of the op that it does to each of the list."""
     row = find_row(name)
+    _, _, each = name.partition("._foreach_")
+    if each and phase != "optimizer":
+        each = each.partition(".")[0].rstrip("_")
+        row = find_row(f"aten.{_ONE_OF_LIST.get(each, each)}") or find_row(f"aten.{each}_") or row
     return row.op_class if row else "other"
+
+
+#: what reductions of lists do to each, where no op has that name
+_ONE_OF_LIST = {"powsum": "norm"}
 
 
 def find_row(name: str) -> Row | None:

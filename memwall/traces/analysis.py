@@ -23,7 +23,7 @@ from memwall.hardware.links import Cluster
 from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.traces.attained import RowKind, TraceRow, TraceRows
 from memwall.traces.calls import Surroundings
-from memwall.traces.collectives import Alike, RankWaits, collectives, rank_waits
+from memwall.traces.collectives import Alike, RankWaits, collectives, rank_waits, unshared
 from memwall.traces.costs import Price, Pricing, older_kernels_note, reading, row_cost
 from memwall.traces.reading import ran_elsewhere, vendors_of
 from memwall.traces.records import Trace, TracedOp
@@ -162,6 +162,11 @@ class TraceAnalysis:
         return self.share(_is_bounded)
 
     @property
+    def partly_share(self) -> float:
+        """Share of GPU time that has FLOPs or bytes alone, and no wall."""
+        return self.share(lambda kind: not _is_bounded(kind) and not (kind.flops is kind.bytes is None))
+
+    @property
     def costed_of_shaped(self) -> float:
         """Share of the GPU time with sizes that has FLOPs, bytes and a wall; 0 if no GPU time has sizes."""
         return share(self.share(lambda kind: kind.shaped and _is_bounded(kind)), self.shaped_share)
@@ -273,6 +278,7 @@ def analyse(
         measured_s = trace.kernels.total_us(kernels) * _US
         rows.add(priced.kind(rows, rows.longest_of(number, measured_s)), measured_s)
     waits = tuple(rank_waits((trace, *others))) if others else ()
+    notes = (*notes, *unshared((trace, *others))) if others else notes
     alike = tuple(collectives(trace, cluster))
     plain = TraceAnalysis(trace, gpu, rows, rows.resolution_s, (*trace.notes, *notes), cluster, alike, waits)
     return replace(plain, notes=(*plain.notes, *_notes(plain)))
@@ -310,15 +316,16 @@ def _row_kind(launches: Launches, matched: bool, found: RowCost, price: Price | 
     op, cost, kernels = launches.op, found.cost, launches.kernels
     call = op if op is not None and is_call(op) else None
     named = op if op is not None and (call or launches.kind == "communication") else kernels[0]
+    moved = cost if cost is not None and not found.flops_alone else None
     shaped = call is not None and bool(call.dims) if launches.kind == "kernel" else cost is not None
     return RowKind(
         name=named.name, op_class=found.op_class,
         phase=op.phase if op else "", module=op.module if op else "", source=op.source if op else "",
         shapes=shapes_text(call) if call else "", device=kernels[0].device, matched=matched, shaped=shaped,
-        flops=cost.total_flops if cost else None,
-        pipe=max(cost.flops, key=cost.flops.__getitem__, default=None) if cost else None,
-        read_bytes=cost.read_bytes if cost else None, write_bytes=cost.write_bytes if cost else None,
-        link_bytes=round(cost.link_bytes) if cost else None,
+        flops=cost.total_flops if cost and cost.modeled else None,
+        pipe=max(moved.flops, key=moved.flops.__getitem__, default=None) if moved else None,
+        read_bytes=moved.read_bytes if moved else None, write_bytes=moved.write_bytes if moved else None,
+        link_bytes=round(moved.link_bytes) if moved else None,
         bound_s=price.bound_s if price else None, modeled_s=price.modeled_s if price else None,
         wall=price.wall if price else UNKNOWN, assumed=price.assumed if price else "",
         reason=found.reason, notes=found.notes,

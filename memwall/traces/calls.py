@@ -19,7 +19,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from memwall.core.errors import Unsupported
@@ -79,6 +79,7 @@ def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
         except Unsupported as error:
             given[argument.name] = error
     parent = hints.parent if hints.parent is not None and "convolution_backward" in hints.parent.name else None
+    parent = parent and as_floats(parent)
     forward = None
     if hints.forward is not None and "::" not in op.name and schemas_of(hints.forward.name):
         forward = record_of(hints.forward, Hints())
@@ -105,6 +106,29 @@ def _readable(op: TracedOp, place: int) -> TensorSpec | None:
         return spec_of(op, place)
     except Unsupported:
         return None
+
+
+def as_floats(op: TracedOp) -> TracedOp:
+    """An op; one whose dtypes were not recorded, as if its tensors were of float32."""
+    if any(op.types):
+        return op
+    kinds = ("TensorList" if dims and isinstance(dims[0], tuple) else "float" if dims else "" for dims in op.dims)
+    return replace(op, types=tuple(kinds))
+
+
+def argument_bytes(op: TracedOp) -> int:
+    """The bytes of the tensors that an op took, each once; 0 if the record of one makes no sense."""
+    try:
+        return sum(spec.nbytes for place in range(len(op.dims)) for spec in _any_specs(op, place))
+    except Unsupported:
+        return 0
+
+
+def _any_specs(op: TracedOp, place: int) -> Specs:
+    """The tensors at a position, of a list too."""
+    if op.dims[place] and isinstance(op.dims[place][0], tuple):
+        return list_specs(op, place, "")
+    return _present([spec_of(op, place)])
 
 
 def _list_of(op: TracedOp, schema: Schema, place: int, hints: Hints) -> Specs:
@@ -282,6 +306,7 @@ class Surroundings:
 
 
 def _specs(op: TracedOp) -> Specs:
+    op = as_floats(op)
     return tuple(spec for place in range(len(op.dims)) if (spec := _readable(op, place)) is not None and spec.shape)
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
+from memwall.core.units import counted, size
 from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s
 from memwall.traces.records import Trace, TracedOp
@@ -169,15 +171,8 @@ def rank_waits(traces: Sequence[Trace]) -> list[RankWaits]:
     Raises:
         UsageError: they have no collective in common.
     """
-    ran: list[dict[tuple[TracedMessage, int], float]] = []
-    for trace in traces:
-        seconds: dict[tuple[TracedMessage, int], float] = {}
-        counts: dict[TracedMessage, int] = {}
-        for message, each_s in _each(trace):
-            counts[message] = counts.get(message, -1) + 1
-            seconds[message, counts[message]] = each_s
-        ran.append(seconds)
-    common = [key for key in ran[0] if all(key in each for each in ran)]
+    ran = [_numbered(trace) for trace in traces]
+    common = _in_all(ran)
     if not common:
         names = " and ".join(trace.path_name for trace in traces[:2])
         raise UsageError(f"{names} have no collective in common: give traces of the same step, of ranks of one group")
@@ -188,3 +183,37 @@ def rank_waits(traces: Sequence[Trace]) -> list[RankWaits]:
         last = sum(each[key] == least[key] for key in common)
         found.append(RankWaits(trace.path_name, len(common), last, measured_s, measured_s - sum(least.values())))
     return sorted(found, key=lambda row: row.waits_s)
+
+
+def unshared(traces: Sequence[Trace]) -> list[str]:
+    """Which collectives of a rank are not in the traces of all, so that nothing is said of who waits in them: a line
+    for each rank that has any."""
+    ran = [_numbered(trace) for trace in traces]
+    common, lines = set(_in_all(ran)), []
+    for trace, each in zip(traces, ran, strict=True):
+        kinds = Counter(f"{message.op} of {size(message.nbytes)}" for message, number in each
+                        if (message, number) not in common)  # fmt: skip
+        if kinds:
+            shown = [f"{kind} ({count:,})" for kind, count in kinds.most_common(_NAMED)]
+            more = [f"{len(kinds) - _NAMED:,} more kinds"] * (len(kinds) > _NAMED)
+            lines.append(f"{trace.path_name}: {kinds.total():,} of {counted(len(each), 'collective')} are not in the"
+                         f" traces of all ranks and were left out: {', '.join([*shown, *more])}")  # fmt: skip
+    return lines
+
+
+#: kinds of collectives that a line names
+_NAMED = 3
+
+
+def _numbered(trace: Trace) -> dict[tuple[TracedMessage, int], float]:
+    """The seconds of each collective, by its message and how many like it were before."""
+    seconds: dict[tuple[TracedMessage, int], float] = {}
+    counts: Counter[TracedMessage] = Counter()
+    for message, each_s in _each(trace):
+        seconds[message, counts[message]] = each_s
+        counts[message] += 1
+    return seconds
+
+
+def _in_all(ran: Sequence[Mapping[tuple[TracedMessage, int], float]]) -> list[tuple[TracedMessage, int]]:
+    return [key for key in ran[0] if all(key in each for each in ran)]

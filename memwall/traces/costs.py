@@ -32,7 +32,7 @@ from memwall.ops.collective import least_share
 from memwall.ops.launches import Plain
 from memwall.ops.libraries import library_rule, not_recorded
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
-from memwall.traces.calls import Hints, Surroundings, read_call, record_of
+from memwall.traces.calls import Hints, Surroundings, argument_bytes, as_floats, read_call, record_of
 from memwall.traces.collectives import traced_message
 from memwall.traces.records import Kernels, Trace, TracedKernel, TracedOp
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
@@ -70,18 +70,33 @@ def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
     if any("GraphLaunch" in kernel.launch for kernel in row.kernels):
         return RowCost(None, "other", "launched by a CUDA graph, which records no shapes")
     if not can_be_costed(op):
-        return RowCost(None, classify_op(op), not_recorded(op.name) or _unknown(op, surroundings.trace))
+        return _uncosted(op, surroundings.trace)
     if is_triton(op):
         return _triton(op)
     return _costed(op, surroundings.hints(op, row.kernels), surroundings)
 
 
-def _unknown(op: TracedOp, trace: Trace) -> str:
-    """Why an op, or what stands around a launch, has no cost."""
+def _uncosted(op: TracedOp, trace: Trace) -> RowCost:
+    """Of an op that no formula knows, or of what else stands around a launch: why there are no figures."""
+    op_class, why = classify_op(op), not_recorded(op.name)
     own = next((outer for outer in trace.around(op) if outer.is_op), None)
-    if own is None:
-        return "launched outside of any recorded op"
-    return f"no cost formula for {own.name}" if own.dims or not is_call(own) else "shapes were not recorded"
+    if why or own is None:
+        return RowCost(None, op_class, why or "launched outside of any recorded op")
+    if is_call(own) and not own.dims:
+        return RowCost(None, op_class, "shapes were not recorded")
+    why = f"no cost formula for {own.name}"
+    if own.id != op.id or "::" not in op.name:  # an autograd.Function runs other ops, which have their own rows
+        return RowCost(None, op_class, why)
+    return _arguments_alone(op, op_class, why)
+
+
+def _arguments_alone(op: TracedOp, op_class: str, why: str) -> RowCost:
+    """The bytes of an op's arguments, which an unknown op of a model is charged too; whether it reads them whole, what
+    it writes and its FLOPs are not known."""
+    moved = argument_bytes(op)
+    if not moved:
+        return RowCost(None, op_class, why)
+    return RowCost(Cost({}, moved, modeled=False), op_class, f"{why}: the bytes of its arguments alone")
 
 
 def _costed(op: TracedOp, hints: Hints, surroundings: Surroundings) -> RowCost:
@@ -90,8 +105,8 @@ def _costed(op: TracedOp, hints: Hints, surroundings: Surroundings) -> RowCost:
     around: tuple[Any, ...] = () if op.concrete else (hints.gradient, sizes)
     if hints.forward is not None and "::" not in op.name:
         around = (hints.forward.dims, hints.forward.types, hints.forward.concrete)
-    key = (op.name, op.dims, op.types, op.strides, op.concrete, hints.list_dtype, hints.allow_tf32, hints.elements,
-           hints.slices, around)  # fmt: skip
+    key = (op.name, op.phase, op.dims, op.types, op.strides, op.concrete, hints.list_dtype, hints.allow_tf32,
+           hints.elements, hints.slices, around)  # fmt: skip
     known = surroundings.known.get(key)
     if known is not None:
         return known
@@ -104,12 +119,25 @@ def _costed(op: TracedOp, hints: Hints, surroundings: Surroundings) -> RowCost:
     return found
 
 
+#: torch 1.8 recorded shapes without dtypes
+_NO_DTYPES = "the dtypes of its arguments were not recorded"
+
+
 def _read(op: TracedOp, hints: Hints) -> RowCost:
+    if any(op.types):
+        return _read_typed(op, hints)
+    found = _read_typed(as_floats(op), hints)  # FLOPs are those of floats, of whatever size
+    if found.cost is None or not found.cost.modeled:
+        return RowCost(None, found.op_class, found.reason if found.cost is None else _NO_DTYPES)
+    return RowCost(found.cost, found.op_class, f"{_NO_DTYPES}: FLOPs alone", flops_alone=True, notes=found.notes)
+
+
+def _read_typed(op: TracedOp, hints: Hints) -> RowCost:
     op_class = classify_op(op)
     try:
         if (rule := library_rule(op.name)) is not None:
             if (recorded := record_of(op, hints)) is None:
-                raise Unsupported("its arguments are not those of a version that is known")
+                return _arguments_alone(op, op_class, "its arguments are not those of a version that is known")
             cost, op_class, notes = rule(recorded)
             return RowCost(cost, op_class, may_read_less=op.strides is None, notes=notes)
         read = read_call(op, hints)
@@ -118,17 +146,17 @@ def _read(op: TracedOp, hints: Hints) -> RowCost:
     except (LookupError, ArithmeticError, ValueError, TypeError):  # a stride of 0, a list where a number belongs
         return RowCost(None, op_class, "its recorded values make no sense")
     cost = cost_of(read.call)
-    op_class = classify(read.call.name)
+    op_class = classify(read.call.name, op.phase)
     if not cost.modeled:
-        return RowCost(None, op_class, "no cost formula for this form of the op")
+        return _arguments_alone(op, op_class, "no cost formula for this form of the op")
     less = op.strides is None or read.call.name.split(".")[1] in _READ_IN_PART
     return RowCost(cost, op_class, may_read_less=less, twin_bytes=min(read.twin_bytes, cost.read_bytes),
                    notes=read.notes)  # fmt: skip
 
 
 def classify_op(op: TracedOp) -> str:
-    """The class of a recorded op by its name."""
-    return "elementwise" if is_triton(op) else classify(op.name.replace("::", "."))
+    """The class of a recorded op by its name and phase."""
+    return "elementwise" if is_triton(op) else classify(op.name.replace("::", "."), op.phase)
 
 
 def _triton(op: TracedOp) -> RowCost:
@@ -191,7 +219,7 @@ class Pricing:
     def prices(self, row: RowCost) -> tuple[Price, ...]:
         """Speed of light, prediction and wall by each reading of the trace, the plain one first; none if the cost is
         not known."""
-        if row.cost is None:
+        if row.cost is None or not row.cost.modeled or row.flops_alone:
             return ()
         predicted = predict_cost(row.cost, self.gpu, launch="kernel")  # as a profiler times: without the gap between
         crosses = row.cost.link_bytes and not row.cost.bytes  # of a transfer only the bytes on the link are known

@@ -53,13 +53,20 @@ ATTRIBUTES = frozenset(_ARGUMENTS.values()).difference(
      "block", "bytes")
 )  # fmt: skip
 
-#: kernels that move data between GPUs, by name: NCCL, RCCL, MSCCL, NVSHMEM, DeepEP, one-shot and two-shot all-reduces
-#: of vLLM, SGLang, TensorRT-LLM, AITER and torch's symmetric memory
+#: kernels that move data between GPUs, by the name of their library (NCCL, RCCL, MSCCL, NVSHMEM, MORI, Transformer
+#: Engine's userbuffers), by what sends tokens to experts (DeepEP, in whatever namespace; TensorRT-LLM), and by what
+#: vLLM, SGLang, AITER and torch's symmetric memory reduce with
 _COMMUNICATION = re.compile(
-    r"nccl(Kernel|DevKernel|_dev|Symk)|\brcclGeneric|mscclKernel|nvshmem|deep_ep::|cross_device_reduce"
-    r"|(one|two)_?shot_?all_?reduce|multimem_(all|one|two)|all_?reduce_(one|two)_?shot|quickreduce|symm_mem",
+    r"nccl(Kernel|DevKernel|_dev|Symk)|\brcclGeneric|mscclKernel|\bmscclpp\b|nvshmem|userbuffers_"
+    r"|deep_ep::|hybrid_ep::|\b(inter|intra)node(_ll)?::|\bmoeA2A|\bEp(Dispatch|Combine)(Inter|Intra)Node"
+    r"|cross_device_(reduce|store)|multimem_(all|one|two)|quickreduce|symm_mem",
     re.IGNORECASE,
 )
+#: kernels named after a collective, alone or fused with what follows it; not after a product, nor a part of one GPU
+_COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
+_WITHIN_A_GPU = re.compile(r"^triton_(poi|red|per|tem)_|gemm|matmul|warp_?all|block_?all", re.IGNORECASE)
+#: where a kernel's own name ends
+_TEMPLATE = re.compile(r"[<(]")
 
 #: kind of a runtime call that fills a gap, by name, the first match
 _WAITS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -106,7 +113,9 @@ def is_op_name(name: str) -> bool:
 @lru_cache(maxsize=1 << 16)
 def is_communication(kernel: str) -> bool:
     """Whether a kernel of this name exchanges data with other GPUs."""
-    return _COMMUNICATION.search(kernel) is not None
+    own = _TEMPLATE.split(kernel, 1)[0]
+    named = _COLLECTIVE.search(own) is not None and _WITHIN_A_GPU.search(own) is None
+    return named or _COMMUNICATION.search(kernel) is not None
 
 
 def wait_of(call: str) -> str:

@@ -49,6 +49,8 @@ class RowCost:
     #: the reads may be fewer than counted: strides or indices are not known
     may_read_less: bool = False
     twin_bytes: int = 0
+    #: no dtype was recorded: of the cost only the FLOPs are known, not on what they run
+    flops_alone: bool = False
     notes: tuple[str, ...] = ()
     #: read with the ops that follow, which are others after the next call of this kind
     one_off: bool = False

@@ -192,6 +192,26 @@ def test_what_is_a_trace(tmp_path: Path, text: str, wanted: bool) -> None:
         refuse_trace(str(path))
 
 
+@pytest.mark.defect("26")
+@pytest.mark.parametrize(("name", "said"), [
+    ("step.ncu-rep", "a report of Nsight Compute.*ncu --import .*--csv --page raw"),
+    ("step.nsys-rep", "a report of Nsight Systems"),
+    ("step.sqlite", "a database that Nsight Systems exported"),
+    ("host.xplane.pb", "a profile of XLA"),
+    ("step.pftrace", "rocprofv3"),
+    ("kernels.csv", "--ncu .*kernels.csv"),
+    ("results.json", "a record of rocprofv3"),
+])  # fmt: skip
+def test_files_of_other_profilers(tmp_path: Path, name: str, said: str, run: Any) -> None:
+    """A file of another profiler was taken for a model that is no Python file, without a word of how to get what
+    memwall reads."""
+    path = tmp_path / name
+    path.write_text('{"rocprofiler-sdk-tool": [{}]}' if name == "results.json" else "\x00", encoding="utf-8")
+    found = run("profile", str(path))
+    assert found.code == 2
+    assert re.search(said, found.error) and "export_chrome_trace" in found.error
+
+
 def test_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = trace(tmp_path)
     assert "measured on NVIDIA H100 80GB HBM3, compared with a100-80gb-sxm" in shown(path, capsys, "a100-80gb-sxm")

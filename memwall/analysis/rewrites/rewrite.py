@@ -20,7 +20,7 @@ def new_op(
     """An op that has no number yet; ``inputs`` are pairs of argument and value id."""
     pairs = tuple(inputs)
     arguments, values = tuple(name for name, _ in pairs), tuple(value for _, value in pairs)
-    return Op(-1, name, classify(name), phase, module, values, tuple(outputs), arguments, attributes)
+    return Op(-1, name, classify(name, phase), phase, module, values, tuple(outputs), arguments, attributes)
 
 
 class Rewrite:

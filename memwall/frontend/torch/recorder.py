@@ -358,7 +358,7 @@ class Recorder(TorchDispatchMode):
         """Add an op to the list; ``issued``: the stream and the waits of one that it copies; ``again``: backward
         computes it again."""
         number, order = len(self.ops), self.streams.issue(self.values, inputs, outputs, issued)
-        call = name, classify(name), phase, module, inputs, outputs, arguments, attributes, source
+        call = name, classify(name, phase), phase, module, inputs, outputs, arguments, attributes, source
         self.ops.append(Op(number, *call, *order, again))
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)

@@ -139,6 +139,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     peaks = ", ".join(f"{flop_rate(gpu.peak(pipe))} {pipe}" for pipe in pipes)
     shaped = f"{percent(analysis.shaped_share)} of GPU time, {percent(analysis.costed_of_shaped)} of that with figures"
     unshaped = "none: record with torch.profiler.profile(record_shapes=True)"
+    partly = f"; {percent(analysis.partly_share)} FLOPs or bytes alone" if analysis.partly_share else ""
     facts = [
         ("trace", trace.path_name),
         ("measured on", ran_on or "a GPU that the trace does not name"),
@@ -146,7 +147,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
         ("GPU time", _gpu_time(analysis)),
         ("linked to an op", f"{percent(analysis.matched_share)} of GPU time"),
         ("sizes recorded", shaped if analysis.shaped_share else unshaped),
-        ("with figures", f"{percent(analysis.costed_share)} of GPU time has FLOPs, bytes and a wall"),
+        ("with figures", f"{percent(analysis.costed_share)} of GPU time has FLOPs, bytes and a wall{partly}"),
     ]
     if analysis.modeled_of_s:
         ratio = analysis.modeled_s / analysis.modeled_of_s
@@ -238,7 +239,7 @@ def _classes(analysis: TraceAnalysis) -> Table:
     return col.table("Op classes", columns, _IN_PART if any(map(_has_part, groups)) else "")
 
 
-_IN_PART = "FLOPs, bytes, bound, of roof and modeled are of the time with figures"
+_IN_PART = "bound, of roof and modeled are of the time with figures"
 
 
 def _has_part(group: RowGroup) -> bool:
@@ -269,7 +270,8 @@ def _figures(
     """The columns of any table of groups."""
     whole = analysis.measured_s or 1.0
     sums = ("flops", "moved_bytes", "bound_s", "modeled_s", "dram_bytes")
-    rows = [(name, len(g.rows), g.measured_s, g.measured_s / whole, g.of_roof, g.wall, *map(g.known, sums), g.bounded_s)
+    rows = [(name, len(g.rows), g.measured_s, g.measured_s / whole, g.of_roof, g.wall, *map(g.known, sums),
+             g.bounded_s or None)
             for name, g in zip(names, groups, strict=True)]  # fmt: skip
     parts = "with figures: 11 s like 2, " if any(map(_has_part, groups)) else ""
     seen = "by ncu: 10 B, " if any(row[10] is not None for row in rows) else ""

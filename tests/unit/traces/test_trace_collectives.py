@@ -77,6 +77,23 @@ def test_ranks_without_a_collective_in_common_are_refused(tmp_path: Path) -> Non
         rank_waits([first, other])
 
 
+@pytest.mark.defect("26")
+def test_collectives_that_other_ranks_do_not_have_are_said(tmp_path: Path) -> None:
+    """Collectives that are not in the traces of all ranks were left out of the table of ranks without a word.
+
+    The second rank has no third all-reduce and no all-gather."""
+    first = traced(tmp_path / "rank0", FIRST)
+    (tmp_path / "rank1").mkdir()
+    other = read_trace(
+        write(tmp_path / "rank1", [event for i in range(2) for event in all_reduce(1000 * i, 90.5, i + 1)])
+    )
+    analysis = analyse(first, load_gpu("a100-80gb-sxm"), others=[other])
+    said = ("trace.json: 2 of 4 collectives are not in the traces of all ranks and were left out: "
+            "all_reduce of 16.00 MB (1), all_gather of 8.39 MB (1)")  # fmt: skip
+    assert said in analysis.notes
+    assert sum("left out" in note for note in analysis.notes) == 1
+
+
 def test_those_of_a_real_trace_are_near_the_model() -> None:
     """Large messages of eight A100, which wait for nobody when they are shortest."""
     path = shared("traces/a100_inductor_train_rank0.json.gz")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -290,7 +291,6 @@ def test_a_broadcast_input_counts_once_where_strides_were_recorded(tmp_path: Pat
 def test_what_is_not_recorded_is_unknown_and_never_zero(tmp_path: Path) -> None:
     cases = {
         "aten::mm": ([], [], "shapes were not recorded"),
-        "mylib::magic": ([[4, 4]], [F32], "no cost formula"),
         "aten::add": ([[4, 4], [4, 4]], ["c10::qint8", "c10::qint8"], "dtype"),
         "aten::cat": ([[[4, 4], [4, 4]], []], ["TensorList", "Scalar"], "list"),
         "aten::mul": ([[4, 3], [4, 5]], [F32, F32], "broadcast"),
@@ -415,6 +415,82 @@ def test_what_no_call_owns_stands_alone_by_its_name(tmp_path: Path) -> None:
     step, stray = analysed(tmp_path, events).rows
     assert (step.name, step.matched, step.shaped, step.wall) == ("multi_tensor_apply_kernel", False, False, UNKNOWN)
     assert (stray.name, stray.matched, "no op" in stray.reason) == ("stray", False, True)
+
+
+@pytest.mark.defect("24")
+def test_an_unknown_op_has_the_bytes_of_its_arguments(tmp_path: Path) -> None:
+    """An op of a server that no formula knows had nothing in a trace, although its shapes were recorded and an unknown
+    op of a traced model has its bytes.
+
+    4 * 4 floats, and a list of 2 and 3 of them: 64 + 20 bytes."""
+    row = lone(tmp_path, "mylib::magic", [[4, 4], [[2], [3]]], [F32, "TensorList"])
+    assert (row.bytes, row.flops, row.bound_s, row.modeled_s, row.wall) == (84, None, None, None, UNKNOWN)
+    assert row.reason == "no cost formula for mylib::magic: the bytes of its arguments alone"
+    other = lone(tmp_path, "sgl_kernel::rotary_embedding", [[4], [4, 8], [4, 2], [4, 4], [2, 2]], [F32] * 5)
+    assert (other.bytes, other.flops) == (4 * (4 + 32 + 8 + 16 + 4), None)  # no version has such arguments
+
+
+#: ops of servers: dims, dtypes -> bytes read and written, by hand; tokens of 8 numbers of two bytes
+SERVER_OPS = {
+    "aiter::rmsnorm": ([[6, 8], [6, 8], [8], []], [BF16] * 3 + ["Scalar"], 2 * (48 + 8), 2 * 48),
+    "aiter::add_rmsnorm": ([[6, 8]] * 4 + [[8], []], [BF16] * 5 + ["Scalar"], 2 * (48 + 48 + 8), 2 * (48 + 48)),
+    "flashinfer::rmsnorm": ([[6, 8], [6, 8], [8], [], []], [BF16] * 3 + ["Scalar"] * 2, 2 * (48 + 8), 2 * 48),
+    "flashinfer::fused_add_rmsnorm": (
+        [[6, 8], [6, 8], [8], [], []], [BF16] * 3 + ["Scalar"] * 2, 2 * (48 + 48 + 8), 2 * (48 + 48)),
+    "flashinfer::silu_and_mul": ([[6, 8], [6, 16], []], [BF16] * 2 + ["Scalar"], 2 * 96, 2 * 48),
+    # positions of 8 bytes, queries and a key head; of the table of angles only rows are read
+    "sgl_kernel::rotary_embedding": (
+        [[6], [6, 8], [6, 2], [], [999, 2], []], [I64, BF16, BF16, "Scalar", BF16, "Scalar"],
+        6 * 8 + 2 * (48 + 12), 2 * (48 + 12)),
+    "sglang::store_cache": ([[6, 8], [6, 8], [999, 8], [999, 8], [6]], [BF16] * 4 + [I64], 2 * 96, 2 * 96),
+}  # fmt: skip
+
+
+@pytest.mark.defect("24")
+@pytest.mark.parametrize("name", SERVER_OPS)
+def test_ops_of_servers_by_hand(tmp_path: Path, name: str) -> None:
+    """Norms, rotations and cache writes of aiter, flashinfer and SGLang had no line in the table of library ops."""
+    dims, types, read, written = SERVER_OPS[name]
+    row = lone(tmp_path, name, dims, types)
+    assert (row.read_bytes, row.write_bytes) == (read, written)
+    assert row.flops is not None and row.modeled_s is not None
+
+
+@pytest.mark.defect("26")
+@pytest.mark.parametrize(("name", "op_class"), [
+    ("aten::_foreach_copy_", "movement"), ("aten::_foreach_norm", "reduction"), ("aten::_foreach_mul_", "elementwise"),
+])  # fmt: skip
+def test_ops_on_lists_are_the_optimizers_in_its_step_alone(tmp_path: Path, name: str, op_class: str) -> None:
+    """Every op on a list of tensors was classed as the optimizer's: a server's copies, the norms of clipped
+    gradients."""
+    shapes = {"Input__Dims": [[[32], [32]], [[32], [32]], []], "Input__type": ["TensorList", "TensorList", "Scalar"]}
+    events = [op(name, 1, 98, **shapes), call("cudaLaunchKernel", 10, 3, 1), kernel("k<float>", 50, 6.5, 1)]
+    (row,) = analysed(tmp_path, events).rows
+    assert row.op_class == op_class
+    (row,) = analysed(tmp_path, [annotation("Optimizer.step#AdamW.step", 0, 100), *events]).rows
+    assert row.op_class == "optimizer"
+
+
+#: ops as torch 1.8 recorded them, without dtypes -> FLOPs: a product, one with a bias, a sum
+UNTYPED = {
+    "aten::mm": ([[64, 16], [16, 32]], 2 * 64 * 16 * 32),
+    "aten::addmm": ([[32], [64, 16], [16, 32], [], []], 2 * 64 * 16 * 32),
+    "aten::add": ([[64, 16], [16], []], 64 * 16),
+}
+
+
+@pytest.mark.defect("27")
+@pytest.mark.parametrize("name", UNTYPED)
+def test_flops_need_no_dtype(tmp_path: Path, name: str) -> None:
+    """Shapes without dtypes, as torch 1.8 recorded them, counted as recorded in one sentence and as not recorded in
+    another, and gave no FLOPs."""
+    dims, flops = UNTYPED[name]
+    events = [op(name, 0, 100, Input__dims=dims), call("cudaLaunchKernel", 10, 3, 1), kernel("k", 50, 6.5, 1)]
+    analysis = analysed(tmp_path, events)
+    (row,) = analysis.rows
+    assert (row.flops, row.bytes, row.bound_s, row.wall) == (flops, None, None, UNKNOWN)
+    assert row.reason == "the dtypes of its arguments were not recorded: FLOPs alone"
+    assert (analysis.shaped_share, analysis.costed_share, analysis.partly_share) == (1.0, 0.0, 1.0)
 
 
 @pytest.mark.defect("21")
@@ -776,6 +852,19 @@ def test_a_resnet_of_2021_has_the_flops_of_the_paper() -> None:
     analysis = analyse(read_trace(_trace("v100_resnet50")), load_gpu("v100-sxm2-32gb"))
     flops = sum(row.flops or 0 for row in analysis.rows if row.op_class == "convolution")
     assert flops / (6 * 32) == pytest.approx(3 * 2 * 4.087e9 - 2 * 112 * 112 * 64 * 147, rel=2e-3)
+
+
+@pytest.mark.defect("27")
+def test_a_resnet_without_dtypes_has_the_flops_of_the_same_with_them(tmp_path: Path) -> None:
+    """Shapes without dtypes gave no FLOPs, also where the next op's shapes say what a convolution made."""
+    path = _trace("v100_resnet50_tb_2021.json.gz")
+    recorded = json.loads(gzip.decompress(path.read_bytes()))
+    for event in recorded["traceEvents"]:
+        event.get("args", {}).pop("Input type", None)
+    bare = tmp_path / "trace.json"
+    bare.write_text(json.dumps(recorded), encoding="utf-8")
+    flops = [analyse(read_trace(each), load_gpu("v100-sxm2-32gb")).totals()["flops"] for each in (path, bare)]
+    assert flops[0] == flops[1] > 4e12
 
 
 def test_a_small_bert_has_the_flops_of_its_layers() -> None:

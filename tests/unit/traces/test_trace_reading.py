@@ -334,6 +334,39 @@ def test_kernels_that_communicate(name: str) -> None:
     assert not is_communication("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(x)")
 
 
+@pytest.mark.defect("24")
+@pytest.mark.parametrize("name", [
+    "void ep::internode::dispatch<false, 4, 8>(int4*, float*)",
+    "void deepseek::internode_ll::combine<true, 7168>(void*)",
+    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<8>(Params)",
+    "void tensorrt_llm::kernels::mnnvl::oneshotAllreduceFusionKernel<8, __nv_bfloat16>(x)",
+    "void tensorrt_llm::kernels::moe_alltoall::moeA2ADispatchKernel<4>(x)",
+    "void mscclpp::allreduce7<__half>(x)",
+    "void aiter::reduce_scatter_cross_device_store<__hip_bfloat16, 8>(x)",
+    "mori::moe::EpDispatchIntraNodeKernel<__hip_bfloat16>(x)",
+    "userbuffers_fp16_sum_inplace_gpu_mc_rs_oop<8>(x)",
+    "one_shot_all_reduce_kernel",
+])  # fmt: skip
+def test_communication_that_is_not_of_nccl(name: str, tmp_path: Path) -> None:
+    """Kernels of DeepEP in another namespace, of fused all-reduces and of MSCCL++ were no communication, so that no
+    overlap was reported.
+
+    It runs from 100 to 1,000 us, a product on another stream from 500 to 700: 700 us are exposed."""
+    events = [
+        call("cudaLaunchKernel", 10, 3, 1), kernel(name, 100, 900, 1, stream=20),
+        call("cudaLaunchKernel", 20, 3, 2), kernel("gemm", 500, 200, 2),
+    ]  # fmt: skip
+    assert read_trace(write(tmp_path, events)).exposed_communication_us == {0: 700}
+
+
+@pytest.mark.parametrize("name", [
+    "triton_red_fused_add_all_gather_into_tensor_3", "void flux::gemm_reduce_scatter<x>(y)",
+    "void fmha::softmax<fmha::Allreduce<4>>(x)", "void blockAllReduceSum<float>(x)",
+])  # fmt: skip
+def test_arithmetic_named_after_a_collective_is_no_communication(name: str) -> None:
+    assert not is_communication(name)
+
+
 @pytest.mark.parametrize(("name", "sms", "expected"), [
     ("NVIDIA H100 80GB HBM3", 132, "h100-sxm"),
     ("AMD Instinct MI300X VF", 304, "mi300x"),
