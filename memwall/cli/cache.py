@@ -9,14 +9,15 @@ import click
 
 from memwall.cli import options
 from memwall.cli.parsing import Command
-from memwall.core.files import cache_folder
+from memwall.core.cache import cache_folder, refused
 from memwall.core.units import counted, size
 
 #: what is kept: files of these names below the folder, all made again where they are missing
 _KEPT = {
-    "traces of sweeps": "traces/*.pickle",
-    "the GPUs' files as read": "*.pickle",
-    "compiled kernels": "compiled/**/*",
+    "traces of sweeps": ("traces/*.kept",),
+    "the GPUs' files as read": ("gpus.kept",),
+    "compiled kernels": ("compiled/**/*",),
+    "files of older versions": ("*.pickle", "traces/*.pickle"),
 }
 
 
@@ -31,8 +32,10 @@ def command(clear: bool) -> None:
     """
     folder = cache_folder()
     click.echo(f"{folder}:")
-    for what, pattern in _KEPT.items():
-        paths = [path for path in folder.glob(pattern) if path.is_file()]
+    if why := refused(folder):
+        click.echo(f"  not used: {why}; chmod 700, or set MEMWALL_CACHE to a folder of your own")
+    for what, patterns in _KEPT.items():
+        paths = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
         held = sum(map(_size, paths))
         for path in paths if clear else ():
             with contextlib.suppress(OSError):  # another process has cleared it

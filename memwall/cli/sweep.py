@@ -87,7 +87,7 @@ class _Asked:
     help="USD per hour of a GPU, by name.",
 )
 @click.option("--engine", default="local", show_default=True, metavar="NAME", help="local or dask.")
-@click.option("--scheduler", metavar="ADDRESS", help="Of a Dask scheduler, tcp://...; without one, a cluster here.")
+@click.option("--scheduler", metavar="ADDRESS", help="Of a Dask scheduler, tls://...; without one, a cluster here.")
 @click.option(
     "--workers",
     type=click.IntRange(0),

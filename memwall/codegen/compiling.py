@@ -19,7 +19,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from itertools import zip_longest
@@ -30,8 +29,8 @@ from typing import Any
 
 from memwall.codegen.kernel import Kernel, Launch, load_source, source_hash
 from memwall.codegen.occupancy import occupancy
-from memwall.core.errors import MissingError, UsageError, install
-from memwall.core.files import cache_folder, read_json, write_whole
+from memwall.core.cache import cache_folder, keep, kept
+from memwall.core.errors import MissingError, install
 from memwall.core.process import Child, Lost, environment
 from memwall.hardware.chips import CHIPS
 
@@ -99,9 +98,7 @@ def compile_all(
     for number, (key, answer) in enumerate(_answers(missing, jobs, workers, limit_s), start=1):
         answers[key] = answer
         if "error" not in answer:
-            with suppress(OSError, UsageError):
-                folder.mkdir(parents=True, exist_ok=True)
-                write_whole(folder / f"{key}.json", json.dumps(answer, sort_keys=True))
+            keep(folder / f"{key}.kept", json.dumps(answer, sort_keys=True))
         kernel, _, architecture = jobs[key]
         say(f"compiling {kernel.name} for {architecture}, {number:,} of {len(missing):,}")
     return [
@@ -174,10 +171,8 @@ def _compiled_text(source: str) -> str:
 
 
 def _cached(folder: Path, key: str) -> dict[str, Any] | None:
-    with suppress(UsageError):  # absent or damaged: compiled again
-        found = read_json(folder / f"{key}.json")
-        return found if isinstance(found, dict) else None
-    return None
+    found = kept(folder / f"{key}.kept")
+    return None if found is None else dict(json.loads(found))
 
 
 # -- compilers in children ---------------------------------------------------------------------------------------------

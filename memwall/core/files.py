@@ -6,30 +6,19 @@ import contextlib
 import csv
 import gc
 import gzip
-import hashlib
 import io
 import json
 import os
-import pickle
-import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from memwall.core.errors import UsageError
 
-T = TypeVar("T")
-
 #: A saved record of a 126-layer training step on ten GPUs is about 60 MB; a file beyond this is not memwall's.
 MAX_JSON_BYTES = 1 << 30
-
-
-def cache_folder() -> Path:
-    """The folder of cached results about this machine: ``MEMWALL_CACHE``, or ``memwall`` in the user's cache."""
-    own = os.environ.get("MEMWALL_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memwall"
 
 
 def json_pieces(record: Mapping[str, Any]) -> Iterator[str]:
@@ -58,9 +47,9 @@ def _dumped(value: Any, depth: int) -> str:
     return json.dumps(value, indent=1, allow_nan=False).replace("\n", "\n" + " " * depth)
 
 
-def write_whole(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) -> None:
+def write_whole(path: str | os.PathLike[str], data: str | bytes | Iterable[str], *, private: bool = False) -> None:
     """Write a file atomically: to a temporary file next to it, then renamed over it. A link stays: what it leads to is
-    written. Text may come in pieces.
+    written. Text may come in pieces. ``private``: nobody else may read it, whatever the umask.
 
     Raises:
         UsageError: the folder is missing or not writable, or the disk is full.
@@ -79,7 +68,8 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes | Iterable[str])
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as handle:
             temporary = Path(handle.name)
             handle.writelines(payload)
-        temporary.chmod(0o666 & ~_umask())
+        if not private:
+            temporary.chmod(0o666 & ~_umask())
         temporary.replace(target)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; nothing was written") from None
@@ -87,23 +77,6 @@ def write_whole(path: str | os.PathLike[str], data: str | bytes | Iterable[str])
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()
-
-
-def remembered(name: str, sources: Iterable[Path], make: Callable[[], T]) -> T:
-    """What ``make`` returns, from the cache where it was made of the same ``sources``: files, their contents. It is
-    kept there under ``name``, the newest alone; a cache that cannot be read or written is done without."""
-    digest = hashlib.sha256(f"{sys.version_info[:2]} {name}".encode())
-    for source in sources:
-        digest.update(source.read_bytes())
-    path = cache_folder() / f"{name}.pickle"
-    with contextlib.suppress(Exception), path.open("rb") as file:  # another version's, cut off, unreadable
-        if file.readline().strip() == digest.hexdigest().encode():
-            return cast(T, pickle.load(file))
-    made = make()
-    with contextlib.suppress(OSError, UsageError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, digest.hexdigest().encode() + b"\n" + pickle.dumps(made, 5))
-    return made
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from memwall.core.errors import UsageError
+from memwall.core.scratch import scratch
 from memwall.core.units import few
 from memwall.gate.tracing import Traced
 
@@ -137,23 +138,28 @@ def checked_out(folder: Path, ref: str) -> Iterator[Checkout]:
     folder."""
     commit, notes = _find_commit(folder, ref)
     top = Path(_git(folder, "rev-parse", "--show-toplevel")[1]).resolve()
-    with tempfile.TemporaryDirectory(prefix="memwall-base-") as place:
-        tree = Path(place).resolve() / top.name
-        try:
-            # contents of Git LFS come from this clone alone: the filter might ask a server for each
-            words = ("worktree", "add", "--detach", "--quiet", str(tree), commit)
-            code, message = _git(folder, *words, GIT_LFS_SKIP_SMUDGE="1")
-            if code:
-                said = message.splitlines()[-1] if message else "git failed"
-                raise UsageError(f"cannot check out {commit[:12]}: {said}")
-            notes += tuple(_submodules(top, tree, commit))
-            absent = tuple(_large_files(top, tree))
-            inside = tree / folder.resolve().relative_to(top)
-            if not inside.is_dir():
-                raise UsageError(f"the commit {commit[:12]} has no folder {folder.resolve().relative_to(top)}")
-            yield Checkout(commit, tree, inside, top, notes, absent)
-        finally:
-            _git(folder, "worktree", "remove", "--force", str(tree))
+    with scratch("base", _unregister) as place:
+        tree = place / top.name
+        # contents of Git LFS come from this clone alone: the filter might ask a server for each
+        words = ("worktree", "add", "--detach", "--quiet", str(tree), commit)
+        code, message = _git(folder, *words, GIT_LFS_SKIP_SMUDGE="1")
+        if code:
+            said = message.splitlines()[-1] if message else "git failed"
+            raise UsageError(f"cannot check out {commit[:12]}: {said}")
+        notes += tuple(_submodules(top, tree, commit))
+        absent = tuple(_large_files(top, tree))
+        inside = tree / folder.resolve().relative_to(top)
+        if not inside.is_dir():
+            raise UsageError(f"the commit {commit[:12]} has no folder {folder.resolve().relative_to(top)}")
+        yield Checkout(commit, tree, inside, top, notes, absent)
+
+
+def _unregister(place: Path) -> None:
+    """Have the repository of the worktree in a temporary folder forget it."""
+    for link in place.glob("*/.git"):
+        with contextlib.suppress(OSError):
+            admin = Path(link.read_text(encoding="utf-8").removeprefix("gitdir: ").strip())  # .git/worktrees/NAME
+            _git(admin.parents[1], "worktree", "remove", "--force", "--force", str(link.parent))
 
 
 def _submodules(ours: Path, theirs: Path, commit: str) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import math
-import pickle
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from memwall.core import graph
+from memwall.core import graph, packed
+from memwall.core.cache import remembered
 from memwall.core.errors import UsageError, nearest
-from memwall.core.files import remembered
+from memwall.core.packed import pack, unpack
 from memwall.core.structure import shown
 from memwall.hardware.chips import GENERATIONS
 from memwall.hardware.files import packaged
@@ -95,11 +96,15 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 
 @cache
-def _stored() -> Mapping[str, tuple[tuple[str, ...], bytes]]:
-    """Name of a GPU → the names that it goes by, and the GPU pickled: a command needs few of them."""
-    return remembered("gpus", _sources(), lambda: {
-        gpu.name: ((gpu.name, gpu.full_name, *gpu.aliases), pickle.dumps(gpu, 5)) for gpu in map(_inherited, stated())
-    })  # fmt: skip
+def _stored() -> Mapping[str, tuple[list[str], str]]:
+    """Name of a GPU → the names that it goes by, and the GPU packed: a command needs few of them."""
+    names, *gpus = remembered("gpus", _sources(), _packed)
+    return {own[0]: (own, text) for own, text in zip(json.loads(names), gpus, strict=True)}
+
+
+def _packed() -> list[str]:
+    gpus = [*map(_inherited, stated())]
+    return [json.dumps([(gpu.name, gpu.full_name, *gpu.aliases) for gpu in gpus]), *map(pack, gpus)]
 
 
 def spec_path(name: str) -> Path:
@@ -120,12 +125,13 @@ def _files() -> Mapping[str, Path]:
 
 def _sources() -> list[Path]:
     """What the packaged GPUs follow from: their files, and the modules that read them and that their types are in."""
-    return [*_files().values(), *sorted(Path(__file__).parent.glob("*.py")), Path(graph.__file__)]
+    return [*_files().values(), *sorted(Path(__file__).parent.glob("*.py")), Path(graph.__file__),
+            Path(packed.__file__)]  # fmt: skip
 
 
 @cache
 def _packaged(name: str) -> Gpu:
-    return cast(Gpu, pickle.loads(_stored()[name][1]))
+    return cast(Gpu, unpack(_stored()[name][1]))
 
 
 #: the distance from which two GPUs are unrelated: other vendors'

@@ -18,6 +18,7 @@ from typing import Any
 
 from memwall.core.errors import UsageError, message_of, need
 from memwall.core.process import Child, Lost, environment
+from memwall.core.scratch import scratch
 from memwall.sweeping.kinds import KINDS, Row, Task, evaluate
 from memwall.sweeping.traces import Traces
 
@@ -25,6 +26,8 @@ from memwall.sweeping.traces import Traces
 Done = Iterator[tuple[int, list[Row]]]
 #: tasks that a Dask cluster has at once, and seconds in which its scheduler answers
 _AHEAD, _ANSWERS_S = 256, 10
+#: addresses of schedulers that ask for a key
+_ENCRYPTED = ("tls://", "wss://")
 #: of a cluster here: workers do not profile themselves and seldom look at their memory and the time, which took a tenth
 #: of it where cores are shared; they have tasks before they ask, keep freed memory, and may take long to start again
 _SETTINGS = {
@@ -105,15 +108,23 @@ def _trace_of(task: Task) -> tuple[Any, ...]:
     return KINDS[task.kind].trace_key(task.points[0])
 
 
-def on_dask(tasks: Sequence[Task], folder: Path | None, workers: int | None, scheduler: str | None) -> Done:
-    """On the workers of a Dask scheduler; without one, on a cluster of processes of this machine. Workers on other
-    machines need memwall and the targets' files at the same paths.
+def on_dask(
+    tasks: Sequence[Task], folder: Path | None, workers: int | None, scheduler: str | None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Done:  # fmt: skip
+    """On the workers of a Dask scheduler; without one, on a cluster of processes of this machine that nobody else can
+    talk to. Workers on other machines need memwall and the targets' files at the same paths.
 
     Raises:
         MissingError: Dask is not installed.
         UsageError: no scheduler answers, or it is lost.
     """
     distributed: Any = need("distributed", "dask")
+    if scheduler and not scheduler.startswith(_ENCRYPTED):
+        say(
+            f"the Dask scheduler {scheduler} is not encrypted: whoever reaches its port can run code as you, here and"
+            " on its workers; a tls:// address with keys (distributed.comm.tls of its settings) lets nobody else in"
+        )
     with ExitStack() as stack:
         client = _client(distributed, workers or os.cpu_count() or 1, scheduler, stack)
         send = partial(client.map, _on_worker, folder=folder, pure=False, retries=_TRIES - 1, batch_size=_AHEAD)
@@ -160,9 +171,10 @@ def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitSt
     if scheduler is None:
         dask: Any = need("dask", "dask")
         stack.enter_context(dask.config.set(_SETTINGS))
-        cluster = stack.enter_context(distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, dashboard_address=None, host="127.0.0.1", heartbeat_interval="5s"
-        ))  # fmt: skip
+        need("cryptography", "dask")
+        from memwall.sweeping.dask_cluster import cluster as cluster_of
+
+        cluster = stack.enter_context(cluster_of(workers, str(stack.enter_context(scratch("dask")))))
         client = stack.enter_context(distributed.Client(cluster, set_as_default=False))
         loops: Any = need("tornado.ioloop", "dask")
         renewing = loops.PeriodicCallback(partial(cluster.scale, workers), _RENEWED_MS)

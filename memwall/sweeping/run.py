@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,8 +16,10 @@ from memwall.analysis.quantities import QUANTITIES
 from memwall.analysis.sweep.axes import Space, axes_of
 from memwall.analysis.sweep.choice import Pruned, kept, pareto, ranked
 from memwall.analysis.sweep.conditions import Condition, column_of, mentioned, parse_condition
+from memwall.core.cache import cache_folder, refused
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
+from memwall.core.scratch import scratch
 from memwall.core.version import __version__
 from memwall.serving import prices_of
 from memwall.sweeping.dataset import Dataset
@@ -225,7 +226,7 @@ def _evaluated(
     progress.total = sum(map(len, places))
     new: list[int] = []
     with ExitStack() as stack:
-        for number, made in _engine(tasks, question, stack):
+        for number, made in _engine(tasks, question, stack, progress.say):
             for place, row in zip(places[number], made, strict=True):
                 rows[place] = row
             if kept:
@@ -296,13 +297,15 @@ def _tasks(
     return tasks, [own for _, _, own in parts]
 
 
-def _engine(tasks: Sequence[Task], question: Question, stack: ExitStack) -> Done:
+def _engine(tasks: Sequence[Task], question: Question, stack: ExitStack, say: Callable[[str], None]) -> Done:
     """What runs the tasks. Processes share traces by a folder, without a cache by one that goes in the end."""
     folder = trace_folder()
+    if question.cache and (why := refused(cache_folder()) or refused(folder)):
+        say(f"traces are not kept in {folder}: {why}; memwall cache says what to do")
     if not question.cache:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memwall-sweep-")))
+        folder = stack.enter_context(scratch("sweep"))
     if question.engine == "dask":
-        return on_dask(tasks, folder, question.workers, question.scheduler)
+        return on_dask(tasks, folder, question.workers, question.scheduler, say)
     return local(tasks, folder, question.workers)
 
 

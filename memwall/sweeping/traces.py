@@ -3,7 +3,7 @@
 An entry of the folder is named by what was asked: the target's file by its contents, options, and the versions of
 memwall, torch, transformers and Python. It lists every file of the user's that the trace has read or imported, with a
 digest of its contents, and is used only where all of them are as they were. Files are written whole, so any number of
-processes may share the folder.
+a user's processes may share the folder.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import functools
 import hashlib
 import json
 import os
-import pickle
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import unknown
-from memwall.core.files import cache_folder, write_whole
+from memwall.core.packed import pack, unpack
 from memwall.core.parallelism import Parallelism
 from memwall.frontend.workload.target import split_target
 from memwall.hardware.lookup import load_gpu
@@ -104,26 +104,22 @@ def _kept(folder: Path, asked: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """What the entry of a question holds, if the files that it was made of are as they were; else what is made, and
     kept there."""
     path = _entry(folder, asked)
-    with suppress(Exception):  # absent, cut off, another version's: made again
-        head, _, pickled = path.read_bytes().partition(b"\n")
+    found = kept(path)
+    if found is not None:
+        head, _, packed = found.partition("\n")
         if all(file_digest(name) == digest for name, digest in json.loads(head)["files"].items()):
-            return pickle.loads(pickled)
+            return unpack(packed)
     with _files_read() as names:
         made = make()
-    with suppress(Exception):  # no folder, no room, or nothing that can be pickled: done without
-        _write(path, made, names)
+    head = json.dumps({"files": {name: file_digest(name) for name in sorted(names)}})
+    with suppress(TypeError):  # what cannot be packed is made each time
+        keep(path, f"{head}\n{pack(made)}")
     return made
 
 
 def _entry(folder: Path, asked: tuple[Any, ...]) -> Path:
     """The file of a question."""
-    return folder / f"{digest_of([asked, contents_of(asked[1]), *_versions()])}.pickle"
-
-
-def _write(path: Path, made: Any, names: Iterable[str]) -> None:
-    head = json.dumps({"files": {name: file_digest(name) for name in sorted(names)}}).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, head + b"\n" + pickle.dumps(made, 5))
+    return folder / f"{digest_of([asked, contents_of(asked[1]), *_versions()])}.kept"
 
 
 def file_digest(name: str | Path) -> str:

@@ -263,7 +263,7 @@ def test_every_engine_makes_the_same_rows_and_files(mlp, tmp_path):
     vary = {"batch": [1, 2, 4], "mode": ["inference", "training"], "gpu": ["a100", "h100"]}
     frames, files = [], []
     engines = [{"workers": 0}, {"workers": 2}]
-    if importlib.util.find_spec("distributed"):
+    if importlib.util.find_spec("distributed") and importlib.util.find_spec("cryptography"):
         engines.append({"engine": "dask", "workers": 2})
     for number, options in enumerate(engines):
         keep = tmp_path / str(number)
@@ -279,7 +279,12 @@ def test_a_dask_scheduler_of_ones_own(mlp):
 
     vary = {"batch": [1, 2], "mode": ["inference", "training"], "gpu": ["h100"]}
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster:
-        frame = memwall.sweep(mlp, vary, engine="dask", scheduler=cluster.scheduler_address)
+        address, said = cluster.scheduler_address, []
+        frame = memwall.sweep(mlp, vary, engine="dask", scheduler=address, progress=said.append)
+    assert [line for line in said if "is not encrypted" in line] == [
+        f"the Dask scheduler {address} is not encrypted: whoever reaches its port can run code as you, here and on its"
+        " workers; a tls:// address with keys (distributed.comm.tls of its settings) lets nobody else in"
+    ]
     assert frame.equals(memwall.sweep(mlp, vary, workers=0))
 
 

@@ -15,8 +15,8 @@ from memwall.bench.calibrate.spec import cpu_spec, cuda_spec
 from memwall.bench.clock import Clocks, open_device, timing_environment
 from memwall.bench.device import Device, need_compiler
 from memwall.bench.machine import cache_bytes
+from memwall.core.cache import cache_folder
 from memwall.core.errors import MemwallError, MissingError, unknown
-from memwall.core.files import cache_folder
 from memwall.core.process import Child, Lost
 
 #: seconds after which the process that measures is given up

@@ -21,8 +21,7 @@ from memwall.bench.device import Device, Ready
 from memwall.bench.kernels.eager_forms import as_eager
 from memwall.codegen.kernel import load_source, source_hash
 from memwall.codegen.reference import Reference, reference
-from memwall.core.errors import UsageError
-from memwall.core.files import cache_folder, read_json, write_whole
+from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
@@ -145,7 +144,7 @@ class Choices:
     def here(cls, environment: Mapping[str, Any]) -> Choices:
         """The choices made on a device: its name, driver and the versions that compile."""
         names = [environment.get(key) for key in ("device", "driver", "triton")]
-        return cls(cache_folder() / "autotune.json", ", ".join(str(name) for name in names))
+        return cls(cache_folder() / "autotune.kept", ", ".join(str(name) for name in names))
 
     def get(self, source: str) -> Mapping[str, int] | None:
         """The setting chosen for a source; None if none was chosen yet."""
@@ -155,19 +154,15 @@ class Choices:
         """Keep a choice; a folder that refuses it is no failure."""
         choices = {**self._read(), f"{source_hash(source)} {self.device}": dict(config)}
         record = {"schema": SCHEMA, "choices": dict(sorted(choices.items()))}
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, json.dumps(record, indent=1) + "\n")
-        except (OSError, UsageError):
-            return
+        keep(self.path, json.dumps(record, indent=1) + "\n")
 
     def _read(self) -> dict[str, Mapping[str, int]]:
         """All choices; none where the file is missing or not ours."""
         try:
-            record = read_json(self.path)
+            record = json.loads(kept(self.path) or "{}")
             found = record["choices"] if record["schema"] == SCHEMA else {}
             return {str(k): {str(n): int(v) for n, v in config.items()} for k, config in found.items()}
-        except (UsageError, KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             return {}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from memwall.bench.device import RUN_OPTIONS, in_doubt, need_compiler
 from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, Work, flags, plan_work
 from memwall.bench.kernels.workers import WorkerPool
+from memwall.core.cache import refused
 from memwall.core.errors import MissingError, UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.pipeline import profile as trace_profile
@@ -126,6 +127,8 @@ def device_spec(kind: str, gpu: str | Path | Gpu | None = None) -> Gpu:
         path = default_spec_path()
         if not path.is_file():
             raise MissingError(f"no spec of this CPU ({path}): run memwall calibrate first, or name one with --gpu")
+        if why := refused(path.parent) or refused(path):
+            raise UsageError(f"{path} is not read: {why}; name it with --gpu if it is to be trusted")
         return load_gpu(path)
     import torch
 

@@ -18,6 +18,7 @@ from memwall.bench.kernels.session import Questions, _set_tf32, failure
 from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed, WorkerPool
 from memwall.codegen import NotGenerated
 from memwall.codegen.kernel import source_hash
+from memwall.core.cache import keep, kept
 from memwall.core.errors import MissingError
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import constants
@@ -197,14 +198,14 @@ def test_choices_are_kept_by_source_gpu_and_driver(tmp_path, monkeypatch):
         elsewhere = Choices.here({"device": "H200", "driver": "570", "triton": "3.6.0", **change})
         assert elsewhere.get("source") is None
     assert here.get("another source") is None
-    record = json.loads((tmp_path / "deep" / "cache" / "autotune.json").read_text())
+    record = json.loads(kept(tmp_path / "deep" / "cache" / "autotune.kept"))
     assert f"{source_hash('source')} H200, 570, 3.6.0" in record["choices"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": "other/1", "choices": {}}', '{"schema": "memwall.autotune/1"}'])
 def test_a_damaged_file_of_choices_is_as_none(text, tmp_path, monkeypatch):
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path))
-    (tmp_path / "autotune.json").write_text(text)
+    keep(tmp_path / "autotune.kept", text)
     here = Choices.here({})
     assert here.get("source") is None
     here.put("source", {"BLOCK": 1})

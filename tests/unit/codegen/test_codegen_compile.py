@@ -14,6 +14,7 @@ from memwall.codegen.compiling import Resources, compile_all, default_cache, rea
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
 from memwall.codegen.occupancy import architecture_of, find_target, occupancy
 from memwall.codegen.planned import compiled_plan, with_config
+from memwall.core.cache import kept
 from memwall.core.errors import MissingError, UsageError
 from memwall.fusion.planner import memwall_plan
 from memwall.fusion.repeats import shorten
@@ -221,8 +222,8 @@ def test_a_bad_kernel_costs_no_other(cache):
     assert "no_such" in found[1].reason
     assert (found[2].status, found[2].reason) == ("failed", "the compiler ended (exit 7)")
     assert found[3].status == "ok"
-    kept = sorted(json.loads(path.read_text())["spilled_bytes"] for path in cache.iterdir())
-    assert kept == [0, found[0].spilled_bytes]  # what failed is tried again
+    spilled = sorted(json.loads(kept(path))["spilled_bytes"] for path in cache.iterdir())
+    assert spilled == [0, found[0].spilled_bytes]  # what failed is tried again
 
 
 @needs_triton

@@ -1,4 +1,4 @@
-"""Records written piece by piece; results that are remembered."""
+"""Records written piece by piece; files that are whole or absent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.core.files import json_pieces, remembered, write_whole
+from memwall.core.files import json_pieces, write_whole
 
 ROWS = [{"name": "two\nlines", "kernels": [], "sizes": [1, {"a": None}]}, 7, "\u00e9", {}]
 
@@ -28,26 +28,3 @@ def test_a_file_of_pieces_is_whole_or_absent(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         write_whole(tmp_path / "no" / "c.json", json_pieces({"rows": iter([1])}))
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_a_result_is_made_again_where_its_sources_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
-    source, made = tmp_path / "a.toml", []
-
-    def make() -> int:
-        made.append(source.read_text())
-        return len(made)
-
-    for content, number in (("a", 1), ("a", 1), ("b", 2), ("a", 3)):  # the newest alone is kept
-        source.write_text(content)
-        assert remembered("numbers", [source], make) == number
-    assert made == ["a", "b", "a"]
-
-
-def test_without_a_cache_a_result_is_made_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "file"))
-    made: list[int] = []
-    for _ in range(2):
-        remembered("numbers", [], lambda: made.append(1))
-    assert made == [1, 1]

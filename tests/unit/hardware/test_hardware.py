@@ -322,12 +322,12 @@ def test_gpus_from_the_cache_are_those_of_the_files(tmp_path: Path, monkeypatch:
     printed = []
     for content in (None, None, b"cut off"):  # made, read, made again
         if content is not None:
-            (tmp_path / "gpus.pickle").write_bytes(content)
+            (tmp_path / "gpus.kept").write_bytes(content)
         command = [sys.executable, "-c", script]
         variables = {**os.environ, "MEMWALL_CACHE": str(tmp_path), "PYTHONHASHSEED": "0"}
         folder = Path(hardware.__file__).parents[2]
         printed.append(subprocess.run(command, check=True, cwd=folder, env=variables, capture_output=True).stdout)
-        assert (tmp_path / "gpus.pickle").stat().st_size > 100_000
+        assert (tmp_path / "gpus.kept").stat().st_size > 100_000
     assert len(set(printed)) == 1 and int(printed[0].split()[1]) == len(list(folder.glob("hardware_specs/*.toml")))
 
 
