@@ -28,7 +28,7 @@ from memwall.frontend.torch.copies import Copies
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.torch.failures import wanted_in_words
-from memwall.frontend.torch.kv_caches import is_of_cache
+from memwall.frontend.torch.kv_caches import cached_tensors
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.shapes import ExactShapes
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts, sparse_of, sparse_parts
@@ -115,13 +115,9 @@ def build_inputs(
     plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
     placed = [(name, tensor) for name, tensor in copies.found if tensor.device.type == device]
     tensors = {plain.get(id(tensor), name): tensor for name, tensor in placed}
-    called = {f"input.{place}": f"input.{name}" for place, name in enumerate(names)}
-
-    def in_cache(path: str) -> bool:
-        argument = ".".join(path.split(".")[:2])
-        return is_of_cache(called.get(argument, argument) + path[len(argument) :])
-
-    cached = frozenset(plain.get(id(tensor), name) for name, tensor in placed if in_cache(name) and tensor.dim())
+    by_name = copied if isinstance(copied, dict) else dict(zip((*names, *range(len(copied))), copied, strict=False))
+    caches = {id(tensor) for _, tensor in cached_tensors(by_name)}
+    cached = frozenset(plain.get(id(tensor), name) for name, tensor in placed if id(tensor) in caches)
     if isinstance(copied, dict):
         return Inputs((), copied, tensors, cached)
     return Inputs(copied, {}, tensors, cached, tuple(names))

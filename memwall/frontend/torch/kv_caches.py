@@ -1,4 +1,7 @@
-"""Caches of keys and values, and of other states that a step hands to the next: which tensors they hold."""
+"""Caches of keys and values, and of other states that a step hands to the next: which tensors they hold.
+
+What belongs to a cache is told by the name of what holds it, or by its class.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +23,36 @@ def is_of_cache(path: str) -> bool:
     return _CACHE.search(path) is not None
 
 
+def is_cache_class(kind: type) -> bool:
+    """Whether objects of a class are caches, whatever they are handed on as: transformers' DynamicCache, MambaCache."""
+    return any(base.__name__.endswith("Cache") for base in kind.__mro__)
+
+
 def cached_tensors(*given: Any) -> list[tuple[str, torch.Tensor]]:
     """The tensors of the caches among arguments and outputs, with their paths; single numbers count what they hold."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
-    for path, tensor in (item for thing in given for item in _tensors(thing, "", set())):
-        if is_of_cache(path) and tensor.dim():
+    for path, tensor in (item for thing in given for item in _cached(thing, "", False, set())):
+        if tensor.dim():
             found.setdefault(id(tensor), (path, tensor))
     return list(found.values())
 
 
-def _tensors(thing: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _cached(thing: Any, path: str, inside: bool, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    inside = inside or is_of_cache(path)
     if isinstance(thing, torch.Tensor):
-        yield path, thing
+        if inside:
+            yield path, thing
         return
     if id(thing) in seen or isinstance(thing, (torch.nn.Module, type, str, bytes)):
         return
     seen.add(id(thing))
+    inside = inside or is_cache_class(type(thing))
     if isinstance(thing, (list, tuple)):
         parts: Mapping[Any, Any] = dict(enumerate(thing))
     else:
         parts = thing if isinstance(thing, Mapping) else _attributes(thing)
     for key, item in list(parts.items()):
-        yield from _tensors(item, f"{path}.{key}" if path else str(key), seen)
+        yield from _cached(item, f"{path}.{key}" if path else str(key), inside, seen)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:

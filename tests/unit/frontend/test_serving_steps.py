@@ -1,7 +1,9 @@
 """Steps with a cache: prefill and decode from configurations and from model files, against hand arithmetic."""
 
+import dataclasses
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -269,8 +271,65 @@ def test_what_no_step_can_be(save, given, said):
 
 def test_models_without_a_cache_have_no_such_step(save):
     bert = {"architectures": ["BertModel"], "model_type": "bert", "num_hidden_layers": 1}
-    with pytest.raises(UsageError, match="keeps no cache"):
+    with pytest.raises(UsageError, match="no cache is found among what forward of BertForSequenceClassification"):
         memwall.profile(save({**bert, "architectures": ["BertForSequenceClassification"]}), mode="decode", gpu="h100")
+
+
+@pytest.fixture
+def added(monkeypatch, save):
+    """``added(kind)``: the target of a small configuration of a class that is added to transformers."""
+
+    def add(kind):
+        # not what a test imported: transformers puts another module in its own place when it first imports a model
+        monkeypatch.setattr(sys.modules["transformers"], kind.__name__, kind, raising=False)
+        return save(SMALL | {"architectures": [kind.__name__]})
+
+    return add
+
+
+@pytest.mark.defect("1")
+def test_a_cache_is_found_by_what_it_is(added):
+    """The parameter of a cache was looked up in a list of two names, and transformers 5.24 took a third.
+
+    Two layers of 2 heads of 16, keys and values in bfloat16, for 3 samples of 24 tokens, and one token more.
+    """
+    from transformers import LlamaForCausalLM
+    from transformers.cache_utils import Cache
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+    from transformers.utils import ModelOutput
+
+    (theirs,) = {"past_key_values", "cache"} & {field.name for field in dataclasses.fields(CausalLMOutputWithPast)}
+
+    @dataclasses.dataclass
+    class Output(ModelOutput):
+        logits: torch.Tensor | None = None
+        remembered: Cache | None = None
+
+    class RememberingForCausalLM(LlamaForCausalLM):
+        def forward(self, input_ids: torch.Tensor, use_cache: bool | None = None, remembered: Cache | None = None,
+                    logits_to_keep: int = 0) -> tuple | Output:  # fmt: skip
+            given = {"use_cache": use_cache, "logits_to_keep": logits_to_keep, theirs: remembered}
+            made = super().forward(input_ids, **given)
+            return Output(logits=made.logits, remembered=getattr(made, theirs))
+
+    profile = memwall.profile(added(RememberingForCausalLM), mode="decode", batch=3, context=24, gpu="h100")
+    token = 2 * (2 * 2 * 16 * 2)
+    assert roles(profile)["kv_cache"] == 3 * 24 * token and roles(profile)["kv_made"] == 3 * 25 * token
+    (step,) = (note for note in profile.notes if "new token" in note)
+    assert step == "1 new token for each of 3 samples, 24 tokens each in the cache"
+
+
+@pytest.mark.defect("1")
+def test_a_cache_that_is_not_found_is_not_said_to_be_none(added):
+    """A model whose cache has an unknown name was said to keep none."""
+    from transformers import LlamaForCausalLM
+
+    class ForgettingForCausalLM(LlamaForCausalLM):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(input_ids).logits
+
+    with pytest.raises(UsageError, match="no cache is found among what forward of ForgettingForCausalLM takes"):
+        memwall.profile(added(ForgettingForCausalLM), mode="decode", gpu="h100")
 
 
 def test_the_page_names_the_step(save):

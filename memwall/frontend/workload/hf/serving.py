@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.errors import UsageError
 from memwall.core.units import counted
 from memwall.frontend.workload.hf.asked import POSITIONS, Asked, number
+from memwall.frontend.workload.hf.caches import cache_classes, cache_parameter
 from memwall.frontend.workload.hf.makers import MAKERS
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     Made = Callable[[Asked], Mapping[str, Tensor]]
 
-#: what forward calls its cache, and how its output calls what is left there
-_CACHES = ("past_key_values", "cache_params")
 #: tokens of a prompt, and in the cache of a decode step, where the user gives none and the model has as many positions
 TOKENS = 1024
 #: tokens with which the decoder of a model of sound begins: Whisper's start, language, task and no timestamps
@@ -41,15 +40,19 @@ class Served:
         tokens, None: it grows.
 
         Raises:
-            UsageError: the model keeps no cache, or has too few positions.
+            UsageError: no cache of the model is found, or it takes no tokens, or has too few positions.
         """
         self.asked, self.make, self.static = asked, make, static
-        self.cache = next((name for name in _CACHES if asked.takes(name)), "")
         self.tokens = "decoder_input_ids" if asked.config.is_encoder_decoder else "input_ids"
-        if not self.cache or not asked.takes(self.tokens):
+        found = cache_parameter(asked.model.forward)
+        if found is None or not asked.takes(self.tokens):
             raise UsageError(
-                f"{asked.model.__name__} keeps no cache, so it has no {mode} step; profile --mode inference"
+                f"no {'cache' if found is None else self.tokens} is found among what forward of {asked.model.__name__}"
+                f" takes, so memwall knows no {mode} step of it; profile --mode inference"
             )
+        #: what forward calls its cache, and how its output calls what is left there
+        self.cache = found.name
+        self._kinds = cache_classes(found)
         #: tokens of images or sounds that the inputs have in front of the text
         self.front = 0
         self.most = most = number(asked.text, *POSITIONS)
@@ -138,10 +141,13 @@ class Served:
     def _static_cache(self) -> Any:
         from transformers import StaticCache
 
-        if self._encodes or self.cache != "past_key_values":
+        cache = StaticCache(config=self.asked.config, max_cache_len=self._buffer)
+        # a model with a class of its own, or whose layers hold states alone, has no buffer of tokens
+        taken = not self._kinds or isinstance(cache, tuple(self._kinds))
+        if self._encodes or not taken or not any(hasattr(layer, "max_cache_len") for layer in cache.layers):
             raise UsageError(f"the static cache of {self.asked.model.__name__} is not modeled; leave out"
                              " cache_implementation")  # fmt: skip
-        return StaticCache(config=self.asked.config, max_cache_len=self._buffer)
+        return cache
 
     def _ids(self, tokens: int) -> Tensor:
         return MAKERS[self.tokens](self._of(tokens))
