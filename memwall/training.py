@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from memwall.analysis.pipes import peaks_of, peaks_text, product_flops
 from memwall.analysis.training import blocks_of, trace_rank
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
-from memwall.core.graph import Pipe
 from memwall.core.parallelism import Parallelism
 from memwall.frontend.workload.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
@@ -90,18 +90,19 @@ class Training:
 
     @property
     def mfu(self) -> float:
-        """FLOPs of the model, each once, over what all GPUs could do in the time of a step."""
-        return self.step.utilization(self.step.model_flops, self._peak)
+        """As of :class:`TrainingStep`."""
+        return self.step.mfu
 
     @property
     def hfu(self) -> float:
-        """As :attr:`mfu`, with the FLOPs that are computed again, or on every rank that shares products."""
-        return self.step.utilization(self.step.hardware_flops, self._peak)
+        """As of :class:`TrainingStep`."""
+        return self.step.hfu
 
     @property
-    def _peak(self) -> float:
-        info = self.profile.workload
-        return self.gpu.peak(Pipe("tensor", info.autocast or info.dtype))
+    def mfu_base(self) -> str:
+        """``989.40 TFLOP/s tensor.bfloat16``: the peaks that both are relative to; empty without products."""
+        on_gpu = self.profile.on([self.gpu])
+        return peaks_text(peaks_of(product_flops(on_gpu, on_gpu.graph_for(self.gpu)), self.gpu))
 
     def fits(self, step: TrainingStep | None = None) -> bool:
         """Whether every rank's peak fits, with what is assumed for the context and the allocator; that of another step

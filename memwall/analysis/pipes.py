@@ -30,10 +30,10 @@ _REFUSED: Sequence[tuple[str, Callable[[Gpu], bool], str]] = (
 _OTHER_HALF = {"bfloat16": ("float16", "fp16"), "float16": ("bfloat16", "bf16")}
 
 
-def product_flops(profile: Profile, schedule: Schedule) -> Counter[Pipe]:
-    """FLOPs of the contractions, convolutions and attention by the pipe that their dtype asks for."""
+def product_flops(profile: Profile, graph: int) -> Counter[Pipe]:
+    """FLOPs of the contractions, convolutions and attention of a graph by the pipe that their dtype asks for."""
     total: Counter[Pipe] = Counter()
-    for op, cost in zip(profile.graphs[schedule.graph].ops, profile.costs[schedule.graph], strict=True):
+    for op, cost in zip(profile.graphs[graph].ops, profile.costs[graph], strict=True):
         if op.op_class in MODEL_CLASSES:
             for pipe, count in cost.flops.items():
                 total[pipe] += count
@@ -42,14 +42,19 @@ def product_flops(profile: Profile, schedule: Schedule) -> Counter[Pipe]:
 
 def main_pipe(profile: Profile, schedule: Schedule) -> Pipe | None:
     """The pipe that does most of the matrix FLOPs."""
-    total = product_flops(profile, schedule)
+    total = product_flops(profile, schedule.graph)
     return max(sorted(total), key=total.__getitem__) if total else None
 
 
 def mfu_peaks(profile: Profile, schedule: Schedule) -> dict[Pipe, float]:
     """The peaks that MFU is relative to: of the pipes that do the matrix FLOPs on this GPU, the busiest first."""
-    gpu, busy_s = schedule.gpu, Counter[Pipe]()
-    for pipe, count in product_flops(profile, schedule).items():
+    return peaks_of(product_flops(profile, schedule.graph), schedule.gpu)
+
+
+def peaks_of(products: Mapping[Pipe, int], gpu: Gpu) -> dict[Pipe, float]:
+    """The peaks of the pipes that do FLOPs of products on a GPU, the busiest first."""
+    busy_s = Counter[Pipe]()
+    for pipe, count in products.items():
         busy_s[gpu.ceiling_pipe(pipe)] += count / gpu.peak(pipe)  # type: ignore[assignment]
     order = sorted(busy_s, key=lambda pipe: (-busy_s[pipe], pipe))
     return {pipe: gpu.peak(pipe) for pipe in order if busy_s[pipe] >= NAMED * busy_s.total()}
@@ -78,7 +83,7 @@ def mfu_note(bases: Iterable[tuple[str, str]]) -> str:
 def emulations(profile: Profile, schedule: Schedule) -> tuple[str, ...]:
     """One sentence for each dtype of the products that the GPU has no tensor cores for: where they run, and what the
     other 16-bit dtype would take where the GPU has it."""
-    gpu, flops = schedule.gpu, product_flops(profile, schedule)
+    gpu, flops = schedule.gpu, product_flops(profile, schedule.graph)
     if gpu.cpu is not None:
         return ()
     asked = sorted(pipe for pipe in flops if is_emulated(gpu, pipe) and flops[pipe] >= NAMED * flops.total())

@@ -34,8 +34,13 @@ SERVING = ("prefill", "decode")
 ROLES = ("parameter", "buffer", "input", "replaced", "gradient", "optimizer_state", "activation", "kv_cache", "kv_made")
 
 
+ENGINES = ("tensor", "vector")
+#: what they multiply. ``fp4``: 4-bit floats with a scale for each block (NVFP4, MXFP4)
+DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "fp4", "int8")
+
+
 class Pipe(NamedTuple):
-    """One compute ceiling: an engine (``tensor`` or ``vector``) and the dtype that it multiplies."""
+    """One compute ceiling: an engine of :data:`ENGINES` and the dtype of :data:`DTYPES` that it multiplies."""
 
     engine: str
     dtype: str
@@ -51,9 +56,19 @@ class Pipe(NamedTuple):
             ValueError: it is not a pipe.
         """
         engine, _, dtype = text.partition(".")
-        if engine not in ("tensor", "vector") or not dtype:
-            raise ValueError(f"not a pipe: {text!r} (want tensor.DTYPE or vector.DTYPE)")
-        return cls(engine, dtype)
+        return cls(engine, dtype).known
+
+    @property
+    def known(self) -> Pipe:
+        """The pipe itself.
+
+        Raises:
+            ValueError: there is no such engine or dtype.
+        """
+        if self.engine not in ENGINES or self.dtype not in DTYPES:
+            raise ValueError(f"not a pipe: {str(self)!r} (want one of {', '.join(ENGINES)}, a dot, and one of"
+                             f" {', '.join(DTYPES)})")  # fmt: skip
+        return self
 
 
 #: attributes that a loop changes from step to step, without another cost: where it picks, and a number to compute with

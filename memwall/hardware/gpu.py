@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from memwall.core.errors import UsageError
+from memwall.core.graph import DTYPES as DTYPES
+from memwall.core.graph import ENGINES as ENGINES
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, Check, check_of, checks_of, one_of, read, shown, write
 from memwall.hardware.checks import Line, NotNegative, Positive, Size, Whole, fraction, line, numbers
@@ -23,9 +25,6 @@ from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.host import Host, default_host
 from memwall.hardware.links import Cluster
 
-ENGINES = ("tensor", "vector")
-#: ``fp4``: 4-bit floats with a scale for each block (NVFP4, MXFP4)
-DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "fp8", "fp4", "int8")
 PIPE_NAMES = tuple(f"{engine}.{dtype}" for engine in ENGINES for dtype in DTYPES)
 
 #: Where a file states no achievable fraction: 85 % of the bandwidth, 75 % of a peak.
@@ -242,8 +241,12 @@ class Gpu:
         return self.compute_capability is not None and self.sm_count > 1
 
     def ceiling_pipe(self, pipe: Pipe) -> Pipe:
-        """The pipe that work for ``pipe`` runs on here: itself, or where a library falls back to."""
-        for candidate in (pipe, *_FALLBACK.get(pipe, ()), _LAST_RESORT):
+        """The pipe that work for ``pipe`` runs on here: itself, or where a library falls back to.
+
+        Raises:
+            ValueError: no GPU has such a pipe, as none multiplies that dtype.
+        """
+        for candidate in (pipe.known, *_FALLBACK.get(pipe, ()), _LAST_RESORT):
             if candidate in self.peak_flop_per_s:
                 return candidate
         return min(self.peak_flop_per_s, key=lambda known: (self.peak_flop_per_s[known], known))

@@ -21,7 +21,7 @@ from memwall.simulate.blocks import WORKS, Block, Blocks, Work
 from memwall.simulate.memory import temporaries
 from memwall.simulate.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
 from memwall.simulate.plan_context import MODEL_CLASSES
-from memwall.simulate.schedule import Kernels, Schedule
+from memwall.simulate.schedule import Alone, Kernels, Schedule
 
 #: of these, those of the ranks that share products
 _OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -48,14 +48,14 @@ def read_blocks(
     """
     kernels = schedule.kernels
     assert isinstance(kernels, Kernels)  # of a schedule that was simulated, not read
-    return _reader_of(graph, frozenset(shares)).timed(kernels.alone(), link_s, slower)
+    return _reader_of(graph, frozenset(shares)).timed(kernels.alone(schedule.gpu), link_s, slower)
 
 
 def light_blocks(graph: Graph, schedule: Schedule, link_s: LinkTime) -> Blocks:
     """As :func:`read_blocks`, with the time at the speed of light of what grows with the samples of a microbatch, at
     least in proportion; ``link_s``: how long collectives take at least."""
     reader, slowest = _reader_of(graph), min(schedule.gpu.dram_bytes_per_s, schedule.gpu.l2_bytes_per_s)
-    rows = ((kernel.op_ids[0], kernel.bound_s * reader.grows(kernel, slowest), 0.0, 0) for kernel in schedule.kernels)
+    rows = (Alone(kernel.op_ids[0], kernel.bound_s * reader.grows(kernel, slowest)) for kernel in schedule.kernels)
     return reader.timed(rows, lambda op, *message: 0.0 if op == "send_recv" else link_s(op, *message), {})
 
 
@@ -203,10 +203,8 @@ class _Reader:
 
     # -- on a GPU ------------------------------------------------------------------------------------------------------
 
-    def timed(
-        self, kernels: Iterable[tuple[int, float, float, int]], link_s: LinkTime, slower: Mapping[str, float]
-    ) -> Blocks:
-        """The blocks with the times of kernels: of each its first op, seconds, those of the CPU to issue it, FLOPs."""
+    def timed(self, kernels: Iterable[Alone], link_s: LinkTime, slower: Mapping[str, float]) -> Blocks:
+        """The blocks with the times of kernels."""
         works = self._works(kernels, link_s, slower)
         before, after, *layers = (_timed(block, works.get(place, {})) for place, block in self.blocks.items())
         return Blocks(before, tuple(layers), after, self.tied)
@@ -220,18 +218,18 @@ class _Reader:
         return len(kernel.op_ids) == 1 and touched <= self._flowing
 
     def _works(
-        self, kernels: Iterable[tuple[int, float, float, int]], link_s: LinkTime, slower: Mapping[str, float]
+        self, kernels: Iterable[Alone], link_s: LinkTime, slower: Mapping[str, float]
     ) -> dict[int, dict[str, Work]]:
         """Place → direction → what runs there, once for places with the same kernels; ``weight`` and ``core`` are part
         of the others."""
-        rows: defaultdict[int, list[tuple[int, float, float, int]]] = defaultdict(list)
-        alike: defaultdict[int, list[tuple[int, float, float, int]]] = defaultdict(list)
+        rows: defaultdict[int, list[Alone]] = defaultdict(list)
+        alike: defaultdict[int, list[tuple[float, ...]]] = defaultdict(list)
         tags, kinds = self._tags, self._kinds
         for row in kernels:
-            op, busy_s, issue_s, flops = row
+            op, *rest = row
             place = tags[op].place
             rows[place].append(row)
-            alike[place].append((kinds[op], busy_s, issue_s, flops))
+            alike[place].append((kinds[op], *rest))
         sent_s, known, found = cache(link_s), dict[Any, dict[str, Work]](), dict[int, dict[str, Work]]()
         for place, of_place in rows.items():
             key = tuple(alike[place])
@@ -240,16 +238,16 @@ class _Reader:
             found[place] = known[key]
         return found
 
-    def _works_of(
-        self, rows: Iterable[tuple[int, float, float, int]], sent_s: LinkTime, slower: Mapping[str, float]
-    ) -> dict[str, Work]:
+    def _works_of(self, rows: Iterable[Alone], sent_s: LinkTime, slower: Mapping[str, float]) -> dict[str, Work]:
         """Direction → what runs in one place."""
         found, rings = defaultdict[str, Work](Work), defaultdict[str, _Ring](_Ring)
-        for op, busy_s, issue_s, flops in rows:
+        for op, busy_s, issue_s, flops, matrix_s in rows:
             tag = self._tags[op]
             if tag.names[0] == "optimizer":
                 continue
-            kernel = Work(slower.get(tag.op_class, 1.0) * busy_s, 0.0, issue_s, flops, repeated=flops * tag.repeated)
+            busy_s *= slower.get(tag.op_class, 1.0)
+            repeated, repeated_s = flops * tag.repeated, matrix_s * tag.repeated
+            kernel = Work(busy_s, 0.0, issue_s, flops, 0.0, repeated, matrix_s=matrix_s, repeated_s=repeated_s)
             work = _work(tag, kernel, sent_s)
             if tag.place in self._rings and rings[tag.names[0]].takes(op, tag, work):
                 work = replace(work, busy_s=0.0, link_s=0.0)

@@ -18,7 +18,8 @@ class Work:
     """What runs in one direction: seconds of the GPU, of these those of collectives (``link_s``), of these those next
     to products (``tensor_s``) and those to experts of other ranks and back (``a2a_s``; with HybridEP they take
     ``hybrid_s``, 0 where it is not known how many experts a token chooses), and seconds of the CPU to issue it.
-    ``flops``: of products and attention, of these ``repeated`` that every rank that shares products computes alike."""
+    ``flops``: of products and attention, which take ``matrix_s`` at the peaks of their pipes; of both ``repeated`` and
+    ``repeated_s`` are those that every rank that shares products computes alike."""
 
     busy_s: float = 0.0
     link_s: float = 0.0
@@ -28,11 +29,14 @@ class Work:
     repeated: int = 0
     a2a_s: float = 0.0
     hybrid_s: float = 0.0
+    matrix_s: float = 0.0
+    repeated_s: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
                     self.flops + other.flops, self.tensor_s + other.tensor_s, self.repeated + other.repeated,
-                    self.a2a_s + other.a2a_s, self.hybrid_s + other.hybrid_s)  # fmt: skip
+                    self.a2a_s + other.a2a_s, self.hybrid_s + other.hybrid_s, self.matrix_s + other.matrix_s,
+                    self.repeated_s + other.repeated_s)  # fmt: skip
 
     @property
     def dispatched(self) -> Work:

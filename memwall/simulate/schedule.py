@@ -67,6 +67,17 @@ class Timing(NamedTuple):
         return cls(known.limited_by, known.time_s - hidden_s, wait_s)
 
 
+class Alone(NamedTuple):
+    """A kernel by its first op: its seconds without waits, those of the CPU to issue it, its FLOPs, and the seconds of
+    its matrix FLOPs at the peaks of their pipes."""
+
+    op: int
+    time_s: float
+    issue_s: float = 0.0
+    flops: int = 0
+    matrix_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The kernels of one plan on one GPU, in launch order. ``graph`` numbers the profile's graph that was simulated;
@@ -180,12 +191,15 @@ class Kernels(Sequence[Estimate]):
             link_s=known.link_s and known.link_s + wait_s,
         )  # fmt: skip
 
-    def alone(self) -> Iterator[tuple[int, float, float, int]]:
-        """Of each kernel its first op, its seconds without waits, those of the CPU to issue it, and its FLOPs."""
-        times = [(known.time_s, kind.flops) for known, kind in zip(self._known, self._context.kinds, strict=True)]
+    def alone(self, gpu: Gpu) -> Iterator[Alone]:
+        """The kernels of a schedule on a GPU, each alone."""
+        kinds = [
+            (known.time_s, kind.flops, _matrix_s(kind, known, gpu))
+            for known, kind in zip(self._known, self._context.kinds, strict=True)
+        ]
         for group, n, issue_s in zip(self._plan.groups, self._context.order, self._issues, strict=True):
-            time_s, flops = times[n]
-            yield group.op_ids[0], time_s, issue_s, flops
+            time_s, flops, matrix_s = kinds[n]
+            yield Alone(group.op_ids[0], time_s, issue_s, flops, matrix_s)
 
     def timings(self) -> list[Timing]:
         """What :attr:`Schedule.timings` says, without the estimates."""

@@ -42,7 +42,8 @@ class TrainingStep:
     ``tensor_s``: within layers, between ranks that share products, sequences or experts, on the slowest rank), and of
     the optimizer. ``memory`` is by stage; ``model_flops`` are those of the
     model, each once; ``hardware_flops`` those that all GPUs compute: with what is computed again, and on every rank
-    that shares products."""
+    that shares products; ``model_s`` and ``hardware_s`` are the seconds of both on one GPU at the datasheet's peaks of
+    the pipes that multiply them."""
 
     layout: Parallelism
     cluster: Cluster
@@ -54,6 +55,8 @@ class TrainingStep:
     memory: tuple[Memory, ...]
     model_flops: int
     hardware_flops: int
+    model_s: float
+    hardware_s: float
 
     @property
     def peak_rank(self) -> int:
@@ -66,9 +69,15 @@ class TrainingStep:
         wait_s = self.pipeline.time_s - self.pipeline.busy_s[self.pipeline.slowest]
         return wait_s if wait_s > 1e-9 * self.pipeline.time_s else 0.0
 
-    def utilization(self, flops: int, peak_flops_per_s: float) -> float:
-        """FLOPs of the step over what all GPUs could do in its time: MFU, or HFU."""
-        return flops / (self.time_s * self.layout.world * peak_flops_per_s)
+    @property
+    def mfu(self) -> float:
+        """FLOPs of the model, each once, over what all GPUs could do of them in the time of a step."""
+        return self.model_s / (self.time_s * self.layout.world)
+
+    @property
+    def hfu(self) -> float:
+        """As :attr:`mfu`, with the FLOPs that are computed again, or on every rank that shares products."""
+        return self.hardware_s / (self.time_s * self.layout.world)
 
 
 def training_step(
@@ -90,11 +99,12 @@ def training_step(
     exposed = [job.exposed_s(rank) for rank in range(layout.pp)]
     summed_s = max(end + more for end, more in zip(run.done_s, exposed, strict=True))
     optimizer_s = max(job.optimizer_s(rank) for rank in range(layout.pp))
-    once, computed = job.flops
+    once, computed = job.matrix
     tensor_s = job.tensor_s(run.slowest) - run.hidden_s[run.slowest]
     return TrainingStep(
         layout, cluster, run, summed_s + optimizer_s, summed_s - run.time_s, tensor_s, optimizer_s,
-        tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), once, computed,
+        tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), once.flops, computed.flops,
+        once.matrix_s, computed.matrix_s,
     )  # fmt: skip
 
 
@@ -312,12 +322,16 @@ class _Job(Ranks):
         return (once.link_s - self.hidden * once.tensor_s) * self.layout.microbatches
 
     @property
-    def flops(self) -> tuple[int, int]:
-        """FLOPs of the model in a step, and those that all GPUs compute."""
+    def matrix(self) -> tuple[Work, Work]:
+        """FLOPs of the model in a step, and those that all GPUs compute, with the seconds that they take one GPU at the
+        peaks."""
         every, tp = self.blocks.every, self.layout.tp
-        times, again = self.layout.microbatches * self.layout.replicas, _sum(map(self._again, every)).flops
+        times, again = self.layout.microbatches * self.layout.replicas, _sum(map(self._again, every))
         once = _sum(work for block in every for work in (block.forward, block.backward))
-        return times * (tp * once.flops - (tp - 1) * once.repeated), times * tp * (once.flops + again)
+        model = Work(flops=times * (tp * once.flops - (tp - 1) * once.repeated),
+                     matrix_s=times * (tp * once.matrix_s - (tp - 1) * once.repeated_s))  # fmt: skip
+        whole = once + again
+        return model, Work(flops=times * tp * whole.flops, matrix_s=times * tp * whole.matrix_s)
 
 
 def _sum(works: Iterable[Work]) -> Work:

@@ -21,7 +21,6 @@ from memwall.analysis.sweep.layouts import Candidate, check_among, layouts, no_l
 from memwall.analysis.training import blocks_of, light_blocks_of, shortened, split_of, trace_rank
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.files import uncollected
-from memwall.core.graph import Pipe
 from memwall.core.parallelism import Parallelism
 from memwall.core.units import counted
 from memwall.frontend.workload.seeds import seeded
@@ -53,7 +52,6 @@ class Choice:
     step: TrainingStep
     peak_bytes: int
     tokens_per_s_per_gpu: float | None
-    mfu: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,11 +254,9 @@ class _Search:
         step, info = self._steps[each], self.ranks.profile.workload
         tokens = None if info.tokens is None else info.tokens * each.batch * each.layout.microbatches * each.layout.dp
         rate = None if tokens is None else tokens / step.time_s / each.layout.world
-        peak = self.gpu.peak(Pipe("tensor", info.autocast or info.dtype))
         return Choice(
             layout=each.layout, batch=each.batch, step=step, tokens_per_s_per_gpu=rate,
             peak_bytes=self._held(max(memory.total for memory in step.memory)),
-            mfu=step.utilization(step.model_flops, peak),
         )  # fmt: skip
 
     def _held(self, nbytes: int) -> int:

@@ -17,6 +17,7 @@ from itertools import permutations
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Pipe, TensorSpec, contiguous
 from memwall.ops import Call, Cost, cost_of
+from memwall.ops.contraction import product_pipe
 from memwall.ops.elementwise import flops_by_name
 from memwall.ops.passes import streamed
 from memwall.ops.schemas import parse_value
@@ -85,8 +86,7 @@ def _template(names: str, specs: list[TensorSpec]) -> tuple[Cost, str]:
         if len(left.shape) != len(right.shape) or left.shape[-1] != right.shape[-2]:
             continue
         if out.numel == math.prod(left.shape[:-1]) * right.shape[-1]:
-            dtype = "tf32" if left.dtype == "float32" else left.dtype
-            flops = {Pipe("tensor", dtype): 2 * out.numel * left.shape[-1]}
+            flops = {product_pipe(left.dtype, {}, allow_tf32=True): 2 * out.numel * left.shape[-1]}
             return Cost(flops, sum(spec.nbytes for spec in specs[:-1]), out.nbytes), "a product from a template"
     raise Unsupported("no three of its arguments make a product")
 

@@ -181,14 +181,17 @@ _FIXED: Mapping[str, Any] = {
 
 #: The same of what stands outside torch.cuda.
 _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
-    (torch.accelerator, {
-        "is_available": _always(True), "device_count": _always(1), "current_device_index": _always(0),
-        "current_accelerator": _always(torch.device("cuda")), "current_stream": lambda *args: current_stream(*args),
-        "set_stream": set_stream, "set_device_index": _always(), "synchronize": _always(),
+    (torch._C, {  # whom torch.accelerator, torch.get_device_module and torch.distributed ask for the kind of device
+        **dict.fromkeys(("_get_accelerator", "_accelerator_getAccelerator"), _always(torch.device("cuda"))),
+        "_accelerator_getStream": lambda *args: current_stream(*args), "_accelerator_setStream": set_stream,
+        **{f"_accelerator_{name}": _always(0) for name in ("getDeviceIndex", "exchangeDevice", "maybeExchangeDevice")},
+        **{f"_accelerator_{name}": _always() for name in ("setDeviceIndex", "synchronizeDevice", "emptyHostCache")},
+        "_accelerator_isAllocatorInitialized": _always(False),
     }),
     (torch.Tensor, {"record_stream": _always()}),
     (torch.nn.Module, {"to": _to}),
     (torch, {
+        "Event": Event, "Stream": Stream,
         "is_autocast_enabled": partial(_of_cuda, torch.is_autocast_enabled),
         "get_autocast_dtype": partial(_of_cuda, torch.get_autocast_dtype),
         "Generator": _Generator, "compile": _compile, "load": partial(_load, torch.load),
@@ -246,7 +249,8 @@ _OPEN: list[dict[str, None]] = []
 
 
 def _forget_cached() -> None:
-    """Make those ask again that remember what torch.cuda said or was: transformers, and TorchDynamo."""
+    """Make those ask again that remember what torch.cuda said or was: torch itself, transformers, and TorchDynamo."""
+    torch.get_device_module.cache_clear()
     for name, function in vars(sys.modules.get("transformers.utils.import_utils", object)).items():
         if name.startswith("is_torch_") and hasattr(function, "cache_clear"):
             function.cache_clear()
@@ -269,8 +273,9 @@ def cuda_answers(gpu: Gpu) -> Iterator[dict[str, None]]:
             return _OF_THE_GPU[name](gpu, *args, **kwargs)
 
         table = {**_FIXED, **{name: partial(answer, name) for name in _OF_THE_GPU}}
+        memory = {"_accelerator_getMemoryInfo": partial(answer, "mem_get_info")}
         with contextlib.ExitStack() as stack:
-            for home, values in (*((home, table) for home in _HOMES), *_ELSEWHERE):
+            for home, values in (*((home, table) for home in _HOMES), *_ELSEWHERE, (torch._C, memory)):
                 for name, value in values.items():
                     if hasattr(home, name):
                         stack.enter_context(patch.object(home, name, value))

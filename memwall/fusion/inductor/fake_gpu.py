@@ -20,6 +20,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, match_device
+from memwall.ops.contraction import product_pipe
 
 #: shared memory of a block without opt-in
 _SHARED_PER_BLOCK, _THREADS_PER_BLOCK = 48 * 1024, 1024
@@ -137,8 +138,8 @@ def _conv_format(images: torch.Tensor, weight: torch.Tensor, backend: Any) -> to
 
 
 def _tflops(gpu: Gpu, dtype: torch.dtype) -> float:
-    engine = "vector" if dtype is torch.float32 else "tensor"
-    return gpu.peak(Pipe(engine, str(dtype).removeprefix("torch."))) / 1e12
+    pipe = Pipe("vector", "float32") if dtype is torch.float32 else product_pipe(str(dtype).removeprefix("torch."), {})
+    return gpu.peak(pipe) / 1e12
 
 
 @contextlib.contextmanager

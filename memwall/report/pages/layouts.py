@@ -33,7 +33,7 @@ class LayoutsReport(Report):
         found, best = self.found, self.found.order[0]
         lines = [
             Sentence(f"The fastest: {best.layout}, microbatches of {counted(best.batch, 'sample')};"
-                     f" {duration(best.step.time_s)} a step, {percent(best.mfu)} MFU.", strong=True),
+                     f" {duration(best.step.time_s)} a step, {percent(best.step.mfu)} MFU.", strong=True),
             Sentence(f"{counted(found.count, 'layout')} of {counted(found.gpus, 'GPU')} and a global batch of"
                      f" {found.global_batch:,}, {found.simulated:,} of which were simulated;"
                      f" {counted(found.ranks, 'rank')} traced."),
@@ -45,8 +45,8 @@ class LayoutsReport(Report):
 
     def _table(self) -> Any:
         rows = [
-            (str(each.layout), each.batch, duration(each.step.time_s), each.mfu, each.step.hardware_flops
-             / each.step.model_flops * each.mfu, each.step.bubble_s / each.step.time_s,
+            (str(each.layout), each.batch, duration(each.step.time_s), each.step.mfu, each.step.hfu,
+             each.step.bubble_s / each.step.time_s,
              (each.step.exposed_s + each.step.tensor_s) / each.step.time_s, size(each.peak_bytes))
             for each in self.found.order
         ]  # fmt: skip
@@ -65,9 +65,8 @@ class LayoutsReport(Report):
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         return _COLUMNS, (
-            (str(each.layout), each.batch, each.step.time_s, each.tokens_per_s_per_gpu, each.mfu,
-             each.mfu * each.step.hardware_flops / each.step.model_flops, each.step.bubble_s, each.step.exposed_s,
-             each.step.tensor_s, each.peak_bytes)
+            (str(each.layout), each.batch, each.step.time_s, each.tokens_per_s_per_gpu, each.step.mfu, each.step.hfu,
+             each.step.bubble_s, each.step.exposed_s, each.step.tensor_s, each.peak_bytes)
             for each in self.found.order
         )  # fmt: skip
 

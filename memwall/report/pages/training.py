@@ -37,13 +37,13 @@ class TrainingReport(Report):
 
     def document(self, kind: str) -> Document:
         step, layout = self.found.step, self.found.layout
-        tokens, rate = self.found.tokens, self.found.tokens_per_s_per_gpu
+        tokens, rate, base = self.found.tokens, self.found.tokens_per_s_per_gpu, self.found.mfu_base
         facts = known_facts(
             ("model", self.found.profile.workload.name), ("layout", str(layout)),
             ("GPUs", f"{layout.world:,} of {step.cluster.full_name or step.cluster.name}"),
             ("a step", f"{duration(step.time_s)}" + (f" for {tokens:,} tokens" if tokens else "")),
             ("tokens/s", f"{rate * layout.world:,.0f} in all, {rate:,.0f} on each GPU" if rate else ""),
-            ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of the datasheet's peak"),
+            ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of {base}" if base else ""),
         )  # fmt: skip
         sections = [Section("", (facts,)), Section("Where the time goes", (self._parts(),)),
                     Section("Memory of a GPU by stage", (self._memory(), Sentence(self._fits)))]  # fmt: skip

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -184,6 +184,94 @@ def test_what_leaves_a_gpu_is_its_own_part_on_each_link():
     assert {row.taken for row in rows} == {"hierarchical Simple"}
     for row in rows:
         assert row.sent_bytes == {"nvlink": row.nbytes * 7 / 8, "network": row.nbytes * 7 / 64}
+
+
+class Wide(nn.Module):
+    """A layer whose products take longer than its weights are sent."""
+
+    def __init__(self, width: int = 2048):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def waited(made: memwall.Profile) -> tuple[float, float, float]:
+    """Seconds of the step, of all messages, and of these those that nothing hides."""
+    rows = message_rows(made, made.simulations[0])
+    return made.simulations[0].totals.time_s, sum(row.whole_s for row in rows), sum(row.exposed_s for row in rows)
+
+
+def wide(wrap, ahead: int = 0):
+    """Six layers, each wrapped, of which as many as ``ahead`` says are gathered ahead, as the program asks for."""
+
+    def model():
+        net = nn.Sequential(*(Wide() for _ in range(6)))
+        layers = [*net]
+        for place, layer in enumerate(layers):
+            net[place] = wrap(layer)
+        net = wrap(net)
+        for place, layer in enumerate(layers * bool(ahead)):
+            layer.set_modules_to_forward_prefetch(layers[place + 1 : place + 1 + ahead])
+            layer.set_modules_to_backward_prefetch(layers[max(place - ahead, 0) : place][::-1])
+        return net
+
+    return waited(profiled(model, torch.zeros(8192, 2048, dtype=torch.bfloat16), dtype="bf16"))
+
+
+@pytest.mark.defect("6", "39c")
+def test_shards_of_no_named_mesh_are_gathered_ahead():
+    """torch.distributed asks torch itself for the kind of the machine's device, and was told the CPU: shards without a
+    mesh of their own had no streams, and all their messages were waited for.
+
+    What the program names to be gathered ahead hides at least as much as what torch does by itself."""
+    step_s, sent_s, exposed_s = wide(fully_shard)
+    assert (step_s, sent_s, exposed_s) == wide(lambda module: fully_shard(module, mesh=world_mesh()))
+    assert exposed_s < sent_s / 2
+    for ahead in (1, 2):  # messages stand beside other kernels then, of which they take multiprocessors
+        assert wide(fully_shard, ahead)[2] <= exposed_s * 1.01
+
+
+def test_flat_shards_wait_as_long_with_and_without_a_device():
+    def flat(**options):
+        def wrap(module):
+            if not dist.is_initialized():
+                dist.init_process_group("nccl")
+            return FullyShardedDataParallel(module, **options)
+
+        return wide(wrap)
+
+    plain = flat()
+    assert plain == flat(device_id=0)
+    assert plain[2] < plain[1] / 2
+
+
+class AsksForAny(nn.Module):
+    """A program for whatever accelerator there is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        device = torch.accelerator.current_accelerator()
+        assert torch.get_device_module() is torch.cuda is torch.get_device_module(device)
+        assert (torch.accelerator.device_count(), torch.accelerator.memory_allocated()) == (1, 0)
+        assert torch.accelerator.get_memory_info()[1] > 70e9
+        side, event = torch.Stream(device), torch.Event()
+        with torch.accelerator.device_index(0), side:
+            y = self.layer(x)
+            event.record()
+        torch.accelerator.current_stream().wait_event(event)
+        return y + 1
+
+
+@pytest.mark.defect("6")
+def test_a_program_for_any_accelerator_finds_cuda():
+    """Only some functions of torch.accelerator were answered, and none of what torch.distributed asks beneath them."""
+    ops = profiled(AsksForAny, torch.zeros(8, 8), mode="inference", world=None).graph.ops
+    assert [(op.stream, op.waits) for op in ops] == [(1, ()), (0, (0,))]
 
 
 # -- what a program finds ---------------------------------------------------------------------------------------------

@@ -121,7 +121,15 @@ def test_the_peak_is_where_most_is_alive():
 def test_flops_count_every_gpu_and_what_is_computed_again():
     found = step("dp=2,microbatches=3,recompute=full")
     assert (found.model_flops, found.hardware_flops) == (2 * 3 * 8 * 30, 2 * 3 * 8 * 40)
-    assert found.utilization(found.model_flops, 1.0) == pytest.approx(found.model_flops / found.time_s / 2)
+
+
+def test_utilization_is_of_the_peaks_of_the_pipes_that_multiply():
+    """A layer's 10 FLOP forward take 0.5 s at the peak and its 20 backward 0.25 s, as those are of another dtype."""
+    layer = replace(LAYER, forward=Work(1.0, flops=10, matrix_s=0.5), backward=Work(2.0, flops=20, matrix_s=0.25))
+    layout = Parallelism.parse("dp=2,microbatches=3,recompute=full")
+    found = training_step(Blocks(Block(), (layer,) * 8, Block()), layout, CLUSTER)
+    assert found.mfu * found.time_s == pytest.approx(3 * 8 * 0.75)
+    assert found.hfu * found.time_s == pytest.approx(3 * 8 * 1.25)
 
 
 def test_gradients_hide_behind_backward_but_for_the_last_block():
