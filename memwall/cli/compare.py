@@ -12,7 +12,7 @@ from memwall.cli.defaults import CommandWithDefaults, said
 from memwall.cli.output import Messages, Out
 from memwall.cli.target import is_record, make_profile, remember, running, warn_of_doubts
 from memwall.core.errors import UsageError
-from memwall.hardware.lookup import Gpu, load_gpu, load_gpus
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus
 
 if TYPE_CHECKING:
     from memwall.analysis.compare import Comparison
@@ -115,7 +115,9 @@ def _compare_traces(
     if len(paths) > _MOST_COLUMNS or len(gpus) >= _MOST_COLUMNS:
         raise UsageError(f"compare at most {_MOST_COLUMNS} columns at once")
     if len(paths) > 1:
-        out.show(TraceComparisonReport(compare_traces([analyse_file(path, gpus) for path in paths])))
+        any_gpu = [load_gpu(DEFAULT_GPU)]  # measured times alone are compared: of a GPU that is not known too
+        analyses = [analyse_file(path, gpus, instead=any_gpu) for path in paths]
+        out.show(TraceComparisonReport(compare_traces(analyses)))
         return
     analysis = analyse_file(paths[0], (), instead=gpus)
     out.show(TraceComparisonReport(compare_with_model(analysis, gpus or [analysis.gpu])))

@@ -140,6 +140,7 @@ def _gpu_of(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, t
     """The GPU to compare the trace with, and what there is to say of it."""
     from memwall.hardware.lookup import load_gpu, load_gpus
     from memwall.traces import gpu_name, used
+    from memwall.traces.reading import nearest_gpu
 
     own = gpu_name(trace)
     ran_on = ", ".join(dict.fromkeys(device.label for device in used(trace) if device.label))
@@ -152,5 +153,7 @@ def _gpu_of(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, t
         return gpus[0], ()
     if own is None:
         device = f"ran on {ran_on}, which is not one of memwall gpus" if ran_on else "does not name its GPU"
-        raise UsageError(f"{path} {device}: name the nearest GPU with --gpu NAME, or describe it in a TOML file")
+        near = nearest_gpu(trace)
+        known = f" ({near} is nearest by compute capability and multiprocessors)" if near else ""
+        raise UsageError(f"{path} {device}: name the nearest GPU with --gpu NAME{known}, or describe it in a TOML file")
     return load_gpu(own), ()

@@ -140,11 +140,25 @@ CHIPS: Mapping[str, Chip] = {
     "gfx90a": _amd("cdna2", 512, 8, 8),
     "gfx942": _amd("cdna3", 512, 8, 8),
     "gfx950": _amd("cdna4", 512, 8, 8, 160, 1280),
+    # two SIMDs of 32 lanes, 16 waves and 1,536 registers a lane each; a workgroup processor has 128 KiB of LDS, half of
+    # it a unit's
+    "gfx1100": Chip(
+        architecture="rdna3",
+        warps=32,
+        blocks=16,
+        registers=2 * 32 * 1536,
+        register_unit=32 * 24,
+        partitions=2,
+        shared_bytes=64 * KIB,
+        shared_block_bytes=64 * KIB,
+        shared_unit_bytes=1024,
+        attention="math",
+    ),
 }
 #: assumed for a machine without a compute capability
 _UNKNOWN = Chip(architecture="", shared_bytes=64 * KIB, shared_block_bytes=48 * KIB)
 #: NVIDIA's architectures, the oldest first
-GENERATIONS = tuple(dict.fromkeys(chip.architecture for chip in CHIPS.values() if chip.warp_size == 32))
+GENERATIONS = tuple(dict.fromkeys(chip.architecture for name, chip in CHIPS.items() if name.startswith("sm_")))
 
 
 def target_of(gpu: Gpu) -> str:

@@ -23,7 +23,7 @@ from memwall.hardware.gpu_spec import broken_identities, read_spec
 
 __all__ = [
     "Gpu", "all_gpus", "gpu_names", "identity_violations", "load_gpu", "load_gpus", "match_device",
-    "match_hardware", "read_spec",
+    "match_hardware", "nearest_hardware", "read_spec",
     "spec_path", "stated", "with_nearest_constants",
 ]  # fmt: skip
 
@@ -75,13 +75,25 @@ _MEMORY_TOLERANCE = 0.02
 
 
 def match_hardware(vendor: str, sm_count: int | None, dram_bytes: int | None) -> Gpu | None:
-    """The one GPU of a vendor with so many multiprocessors and so much memory; None where several or none have."""
+    """The GPU of a vendor with so many multiprocessors and so much memory; None where none has, or several of other
+    rates. Of several that differ in their links alone (the H100 and the H800) it is the one that came first."""
     found = [
         gpu for gpu in all_gpus()
         if gpu.vendor == vendor and gpu.sm_count == sm_count
         and (dram_bytes is None or abs(dram_bytes / gpu.dram_bytes - 1) < _MEMORY_TOLERANCE)
     ]  # fmt: skip
-    return found[0] if len(found) == 1 else None
+    rates = {(gpu.dram_bytes_per_s, max(gpu.peak_flop_per_s.values())) for gpu in found}
+    return found[0] if len(rates) == 1 else None
+
+
+def nearest_hardware(vendor: str, compute_capability: str, sm_count: int | None) -> Gpu | None:
+    """The GPU of a vendor that is most like a device: of its compute capability if one is, and among these of the
+    nearest number of multiprocessors. None where nothing of the device is known."""
+    own = [gpu for gpu in all_gpus() if gpu.vendor == vendor]
+    alike = [gpu for gpu in own if gpu.compute_capability == compute_capability] or own
+    if not alike or sm_count is None:
+        return None
+    return min(alike, key=lambda gpu: abs(math.log(max(gpu.sm_count, 1) / max(sm_count, 1))))
 
 
 def gpu_names() -> tuple[str, ...]:

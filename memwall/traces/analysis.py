@@ -25,7 +25,7 @@ from memwall.traces.attained import RowKind, TraceRow, TraceRows
 from memwall.traces.calls import Surroundings
 from memwall.traces.collectives import Alike, RankWaits, collectives, rank_waits, unshared
 from memwall.traces.costs import Price, Pricing, older_kernels_note, reading, row_cost
-from memwall.traces.reading import ran_elsewhere, vendors_of
+from memwall.traces.reading import memory_note, ran_elsewhere, vendors_of
 from memwall.traces.records import Trace, TracedOp
 from memwall.traces.rows import Launches, RowCost, Rows, is_call
 
@@ -358,7 +358,7 @@ _IDLE = 0.25
 def _notes(analysis: TraceAnalysis) -> list[str]:
     """How often the trace was read in another way than the plain one, and what was assumed."""
     busy_s = analysis.busy_s
-    notes = [analysis.other_vendor] if analysis.other_vendor else []
+    notes = list(filter(None, (analysis.other_vendor, memory_note(analysis.trace, analysis.gpu))))
     if analysis.resolution_s:
         notes.append("durations are whole microseconds: each may be up to 1 us longer, and is held so against the roof")
     if analysis.modeled_of_s and busy_s < _IDLE * (busy_s + analysis.gap_s):

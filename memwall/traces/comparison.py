@@ -19,6 +19,7 @@ from memwall.hardware.gpu import Gpu
 from memwall.perfmodel.roofline import LINK
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.attained import RowKind, TraceRows
+from memwall.traces.reading import ran_on
 
 SCHEMA = "memwall.trace_comparison/1"
 NOT_MODELED = "not modeled"
@@ -133,7 +134,8 @@ class _Side:
     def column(self, label: str, time_s: float) -> Column:
         trace = self.analysis.trace
         kernels = len(trace.kernels) / self.steps
-        return Column(label, trace.path_name, self.analysis.gpu.name, self.what, self.steps, kernels, time_s)
+        gpu = ran_on(trace) if self.what == "measured" else ""
+        return Column(label, trace.path_name, gpu or self.analysis.gpu.name, self.what, self.steps, kernels, time_s)
 
 
 def _crosses(kind: RowKind) -> bool:

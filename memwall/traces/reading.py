@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from memwall.core.errors import UsageError
-from memwall.hardware.lookup import Gpu, load_gpu, match_device, match_hardware
+from memwall.core.units import size
+from memwall.hardware.lookup import Gpu, load_gpu, match_device, match_hardware, nearest_hardware
 from memwall.traces.events import CATEGORIES, Activities, Recording, in_order
 from memwall.traces.matching import Matches, match
 from memwall.traces.nesting import Nesting
@@ -239,6 +240,43 @@ def gpu_name(trace: Trace) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
+def nearest_gpu(trace: Trace) -> str | None:
+    """memwall's name of the GPU most like that which ran the kernels; None if nothing is known of it."""
+    found = [nearest_hardware(device.vendor, _capability(device), device.sm_count) for device in used(trace)]
+    return found[0].name if found and found[0] else None
+
+
+#: compute capability that ROCm reports -> compile target
+_GFX = {"9.0": "gfx90a", "9.4": "gfx942", "9.5": "gfx950", "11.0": "gfx1100"}
+
+
+def _capability(device: Device) -> str:
+    capability = device.compute_capability
+    return _GFX.get(capability, capability) if device.vendor == "AMD" else capability
+
+
+#: a GPU whose memory differs by more from that of its name is another board; ECC in GDDR takes a sixteenth
+_OTHER_MEMORY = 0.07
+
+
+def memory_note(trace: Trace, gpu: Gpu) -> str:
+    """A sentence where the GPU that ran has another amount of memory than the one of its name, so other memory."""
+    sizes = {device.dram_bytes for device in used(trace) if device.dram_bytes}
+    own = sizes.pop() if len(sizes) == 1 and gpu_name(trace) == gpu.name else gpu.dram_bytes
+    if abs(own / gpu.dram_bytes - 1) <= _OTHER_MEMORY:
+        return ""
+    return (
+        f"the GPU has {size(own)} of memory and {gpu.name} {size(gpu.dram_bytes)}: it is another board, whose bandwidth"
+        " may be another too"
+    )
+
+
+def ran_on(trace: Trace) -> str:
+    """What ran the kernels: memwall's name of the GPU, else what the trace says of it; empty if it says nothing."""
+    labels = dict.fromkeys(device.label for device in used(trace) if device.label)
+    return gpu_name(trace) or ", ".join(labels)
+
+
 def ran_elsewhere(trace: Trace, gpu: Gpu) -> bool:
     """Whether a trace is known to be of another kind of GPU: another vendor, compute capability or size."""
     if vendors_of(trace) - {gpu.vendor}:
@@ -289,4 +327,5 @@ _WARPS = {32: "NVIDIA", 64: "AMD"}
 def _vendor(name: str, warp_size: int) -> str:
     """The vendor of a device by its name, else by its warps."""
     gpu = match_device(name) if name else None
-    return gpu.vendor if gpu else _WARPS.get(warp_size, "")
+    stated = next((vendor for vendor in _WARPS.values() if vendor in name), "")
+    return gpu.vendor if gpu else stated or _WARPS.get(warp_size, "")

@@ -192,6 +192,26 @@ def test_what_is_a_trace(tmp_path: Path, text: str, wanted: bool) -> None:
         refuse_trace(str(path))
 
 
+@pytest.mark.defect("25")
+def test_a_board_of_another_memory_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A GPU whose name fits a board was compared with it whatever memory it has: an H100 of 96 GB with that of 80."""
+    larger = {"id": 0, "name": "NVIDIA H100", "totalGlobalMem": 102_085_492_736, "numSms": 132}
+    assert "102.09 GB of memory and h100-sxm 85.02 GB" in shown(trace(tmp_path, larger), capsys)
+    assert "of memory and" not in shown(trace(tmp_path, {**larger, "totalGlobalMem": 85_018_279_936}), capsys)
+
+
+@pytest.mark.defect("25")
+def test_an_unknown_gpu_is_refused_with_the_nearest_named(tmp_path: Path, run: Any) -> None:
+    """The refusal of an unknown GPU asked for the nearest without naming it, and a comparison of measured times was
+    refused too."""
+    device = {"id": 0, "name": "NVIDIA H900", "numSms": 116, "computeMajor": 9, "computeMinor": 0}
+    path = trace(tmp_path, device)
+    refused = run("profile", path)
+    assert (refused.code, "h100-pcie" in refused.error) == (2, True)  # 114 multiprocessors
+    compared = run("compare", path, path)
+    assert (compared.code, "measured on NVIDIA H900" in compared.out) == (0, True)
+
+
 @pytest.mark.defect("26")
 @pytest.mark.parametrize(("name", "said"), [
     ("step.ncu-rep", "a report of Nsight Compute.*ncu --import .*--csv --page raw"),

@@ -101,6 +101,8 @@ def test_boards_of_the_design_are_all_there() -> None:
     wanted = """p100-pcie-16gb p100-sxm2-16gb v100-pcie-16gb v100-pcie-32gb v100-sxm2-16gb v100-sxm2-32gb
         t4 a10 a10g a40 a100-40gb-pcie a100-40gb-sxm a100-80gb-pcie a100-80gb-sxm rtx-3090 rtx-4090 rtx-a6000
         l4 l40s h100-pcie h100-sxm h100-nvl gh200 h200 b200 b300 gb200 gb300 rtx-pro-6000-server
+        quadro-gp100 a800-80gb-pcie a800-80gb-sxm h800-pcie h800-sxm h20 rtx-5090 rtx-pro-6000-workstation
+        rtx-pro-6000-max-q mi325x mi350x mi355x rx-7900-xtx radeon-pro-w7900
         mi100 mi210 mi250x mi300x tpu-v4 tpu-v5e tpu-v5p wse-2"""
     assert set(wanted.split()) <= set(NAMES)
 
@@ -140,6 +142,20 @@ DATASHEET = [
     ("b300", 148, 2250e12, 75e12, 8000, 270, 1100),
     ("gb300", 152, 2500e12, 80e12, 8000, 279, 1400),
     ("rtx-pro-6000-server", 188, 503.8e12, 126e12, 1597, 96, 600),  # 4 PFLOPS of sparse FP4, an eighth
+    ("rtx-pro-6000-workstation", 188, 503.8e12, 126e12, 1792, 96, 600),
+    ("rtx-pro-6000-max-q", 188, 440.5e12, 110.1e12, 1792, 96, 300),
+    ("rtx-5090", 170, 209.5e12, 104.8e12, 1792, 32, 575),  # FP32 accumulation: a quarter of 838, which is sparse
+    ("h800-sxm", 132, 989.4e12, 66.9e12, 3350, 80, 700),
+    ("h800-pcie", 114, 756e12, 51.2e12, 2039, 80, 350),
+    ("h20", 78, 148e12, 44e12, 4000, 96, 400),
+    ("a800-80gb-sxm", 108, 312e12, 19.5e12, 2039, 80, 400),
+    ("a800-80gb-pcie", 108, 312e12, 19.5e12, 1935, 80, 300),
+    ("quadro-gp100", 56, None, 10.3e12, 732, 16, 235),
+    ("mi325x", 304, 1307.4e12, 163.4e12, 6000, 256, 1000),
+    ("mi350x", 256, 2306.9e12, 144.2e12, 8000, 288, 1000),
+    ("mi355x", 256, 2516.6e12, 157.3e12, 8000, 288, 1400),
+    ("rx-7900-xtx", 96, 122.9e12, 61.4e12, 960, 24, 355),
+    ("radeon-pro-w7900", 96, 122.6e12, 61.3e12, 864, 48, 295),
     ("mi100", 120, 184.6e12, 23.1e12, 1228.8, 32, 300),
     ("mi210", 104, 181e12, 22.6e12, 1638.4, 64, 300),
     ("mi250x", 110, 191.5e12, 23.95e12, 1638.4, 64, 280),  # one of two dies: 383 and 47.9 halved
@@ -259,6 +275,13 @@ DRIVER_STRINGS = {
     "AMD Instinct MI210": "mi210", "AMD Instinct MI250X": "mi250x", "AMD Instinct MI250X/MI250": "mi250x",
     "AMD Instinct MI300X": "mi300x", "AMD Instinct MI300X VF": "mi300x", "TPU v4": "tpu-v4", "TPU v5 lite": "tpu-v5e",
     "TPU v5p": "tpu-v5p",
+    "NVIDIA H800": "h800-sxm", "NVIDIA H800 PCIe": "h800-pcie", "NVIDIA H20": "h20", "Quadro GP100": "quadro-gp100",
+    "NVIDIA A800-SXM4-80GB": "a800-80gb-sxm", "NVIDIA A800 80GB PCIe": "a800-80gb-pcie",
+    "NVIDIA GeForce RTX 5090": "rtx-5090",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx-pro-6000-workstation",
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": "rtx-pro-6000-max-q",
+    "AMD Instinct MI325X": "mi325x", "AMD Instinct MI350X": "mi350x", "AMD Instinct MI355X": "mi355x",
+    "AMD Radeon RX 7900 XTX": "rx-7900-xtx", "AMD Radeon PRO W7900": "radeon-pro-w7900",
 }  # fmt: skip
 
 
@@ -275,7 +298,7 @@ def test_driver_strings(text: str, name: str) -> None:
     "NVIDIA GeForce RTX 3090 Ti",
     "NVIDIA RTX 6000 Ada Generation",
     "NVIDIA H200 NVL",
-    "NVIDIA H800",
+    "NVIDIA H900",
     "AMD Radeon Graphics",
     "NVIDIA",
     "",
@@ -284,6 +307,29 @@ def test_unknown_devices_are_not_guessed(text: str) -> None:
     assert match_device(text) is None
     with pytest.raises(UsageError):
         load_gpu(text)
+
+
+@pytest.mark.defect("25")
+def test_boards_of_the_wild_are_known() -> None:
+    """Boards whose traces people publish had no spec, and were refused without the nearest named."""
+    for text in ("NVIDIA H800", "NVIDIA H20", "NVIDIA A800-SXM4-80GB", "Quadro GP100", "NVIDIA GeForce RTX 5090",
+                 "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "AMD Instinct MI325X",
+                 "AMD Instinct MI355X", "AMD Radeon RX 7900 XTX"):  # fmt: skip
+        assert match_device(text) is not None, text
+    # the H800 and the A800 are the H100 and the A100 with NVLink at 400 GB/s
+    for name, base in (("h800-sxm", "h100-sxm"), ("a800-80gb-sxm", "a100-80gb-sxm")):
+        gpu, other = load_gpu(name), load_gpu(base)
+        assert gpu.link_bytes_per_s == 400e9 < other.link_bytes_per_s
+        assert gpu.peak_flop_per_s[pipe("tensor.bfloat16")] == other.peak_flop_per_s[pipe("tensor.bfloat16")]
+
+
+def test_a_device_without_a_name_is_the_board_that_came_first() -> None:
+    from memwall.hardware.lookup import match_hardware, nearest_hardware
+
+    assert getattr(match_hardware("NVIDIA", 132, 85_018_279_936), "name", None) == "h100-sxm"  # the H800 is later
+    assert match_hardware("NVIDIA", 108, 84_990_623_744) is None  # SXM and PCIe have other bandwidths
+    near = nearest_hardware("NVIDIA", "9.0", 110)
+    assert near is not None and near.name == "h100-pcie"  # 114
 
 
 def test_no_two_boards_share_a_label() -> None:
@@ -309,7 +355,7 @@ def test_forgiving_names(text: str, name: str) -> None:
 @pytest.mark.parametrize(("name", "message"), [
     ("h10", r"^no GPU named 'h10'; did you mean h100-sxm, h100-pcie, h100-nvl\? \("),
     ("zzz", r"^no GPU named 'zzz' \(memwall gpus lists all"),
-    ("rtx", "'rtx' fits several: rtx-2080-ti, rtx-3090, rtx-a6000, rtx-4090, rtx-pro-6000-server;"),
+    ("rtx", "'rtx' fits several: rtx-2080-ti, rtx-3090, rtx-a6000, rtx-4090, rtx-5090, rtx-pro-6000-max-q, "),
     ("a100 pcie", "fits several: a100-40gb-pcie, a100-80gb-pcie"),
 ])  # fmt: skip
 def test_unknown_and_ambiguous_names_list_candidates(name: str, message: str) -> None:
