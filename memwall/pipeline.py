@@ -14,6 +14,7 @@ from memwall.core.files import uncollected
 from memwall.core.structure import BadRecord, read
 from memwall.frontend.workload.seeds import seeded
 from memwall.frontend.workload.sizes import MODES
+from memwall.fusion import check_policies
 from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
@@ -99,6 +100,7 @@ def profile(
     if no_grad and mode != "forward":
         raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
     _check("attention", attention, ATTENTION)
+    check_policies(_names(policy), gpus)
     with uncollected(), seeded(), started(world, rank, gpus[0]):
         from memwall.frontend.torch import TraceOptions, trace
 

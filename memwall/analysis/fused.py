@@ -6,6 +6,7 @@ and the capture, which needs the model and is made by the caller.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -21,11 +22,13 @@ from memwall.analysis.whatif import Change, Outcome, what_if
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
 from memwall.core.structure import finite
+from memwall.core.units import few
 from memwall.core.version import __version__
 from memwall.frontend.dynamo.capture import Break, Capture, carry, place_before
-from memwall.fusion import Plan
+from memwall.fusion import COMPILED, Plan, why_not
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
+from memwall.ops.registry import is_users_own
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
@@ -134,13 +137,15 @@ def fuse(
         say: called with one-line messages.
 
     Raises:
-        UsageError: no such policy, or a what-if fits neither GPU nor model.
+        UsageError: no such policy, one that was named plans for none of the GPUs, or a what-if fits neither GPU nor
+            model.
         MissingError: ``inductor`` was named and is not available, or there is no Triton to compile with.
     """
     maker = _Maker(profile, capture, source, architectures, say)
     for gpu in gpus:
         for policy in dict.fromkeys(("eager", *(policies or DEFAULT_POLICIES))):  # savings are relative to eager
             maker.add(gpu, policy, optional=not policies)
+    maker.check(policies)
     made = profile.with_simulations(tuple(maker.schedules))
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
     outcomes = what_if(made, changes, gpus, named, maker.planned)
@@ -149,6 +154,16 @@ def fuse(
         what_ifs=tuple(outcomes), notes=maker.notes(),
     )  # fmt: skip
     return _with_op_counts(found, say) if op_counts else found
+
+
+def _own_kernels(graph: Graph) -> list[str]:
+    """A line on what the model brings along as kernels of its own."""
+    names = Counter(op.name for op in graph.ops if is_users_own(op.name))
+    if not names:
+        return []
+    listed = few(f"{name} x{count:,}" if count > 1 else name for name, count in names.items())
+    return [f"kernels of the user's own (Triton, custom ops), into which no compiler looks, so that nothing fuses with"
+            f" them: {listed}"]  # fmt: skip
 
 
 def distinct_ops(graph: Graph) -> int:
@@ -169,31 +184,40 @@ class _Maker:
         self.compiled: dict[str, CompiledPlan] = {}
         self.schedules: list[Schedule] = []
         self.lowered: dict[str, Lowered] = {}
-        #: why there is no inductor policy -> the GPUs that it is missing on
-        self.missing: dict[str, list[str]] = {}
+        #: a policy, and why it is not there -> the GPUs that it is missing on
+        self.missing: dict[tuple[str, str], list[str]] = {}
 
     def add(self, gpu: Gpu, policy: str, *, optional: bool) -> None:
+        """Plan and simulate, or note why a compiler does not: for this GPU, or at all where that was ``optional``."""
         number = self.profile.graph_for(gpu)
         graph = self.profile.graphs[number]
         self.say(f"simulating {len(graph.ops):,} ops under {policy} on {gpu.name}")
         try:
+            if why := why_not(policy, gpu):
+                raise UsageError(why)
             if policy == "inductor" and optional and (count := distinct_ops(graph)) > MOST_UNASKED:
                 raise UsageError(f"it would compile {count:,} ops; --policy inductor does so, in its time")
             regions, plan = self.planned.get(number), self._plan(policy, number, gpu)
             launch = self.profile.launch
             found = self.profile.schedule(gpu, policy, graph=number, regions=regions, plan=plan, launch=launch)
         except (MemwallError, ImportError) as error:
-            if policy != "inductor" or not optional:
+            if policy not in COMPILED or not (optional or isinstance(error, UsageError)):
                 raise
-            self.missing.setdefault(str(error), []).append(gpu.name)
+            self.missing.setdefault((policy, str(error)), []).append(gpu.name)
             return
         self.schedules.append(found)
 
+    def check(self, named: Sequence[str]) -> None:
+        """Raises ``UsageError``: a policy that was named is missing on all GPUs."""
+        made = {schedule.policy for schedule in self.schedules}
+        if missing := [why for policy, why in self.missing if policy in named and policy not in made]:
+            raise UsageError(missing[0])
+
     def notes(self) -> tuple[str, ...]:
         """What is missing and why, and where Inductor may decide differently."""
-        missing = [f"no inductor policy on {', '.join(names)}: {why}" for why, names in self.missing.items()]
+        missing = [f"no {policy} policy on {', '.join(gpus)}: {why}" for (policy, why), gpus in self.missing.items()]
         doubts = [f"inductor: {note}" for lowered in self.lowered.values() for note in lowered.notes]
-        return tuple(dict.fromkeys((*missing, *doubts)))
+        return tuple(dict.fromkeys((*missing, *doubts, *_own_kernels(self.profile.graph))))
 
     def _plan(self, policy: str, number: int, gpu: Gpu) -> Plan | None:
         """The plan where more is to be known of it than that; None: as for any schedule."""

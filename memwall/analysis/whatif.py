@@ -18,6 +18,7 @@ from typing import Any
 from memwall.core.errors import UsageError, suggest
 from memwall.core.graph import Graph, Pipe
 from memwall.core.structure import BadRecord, shown
+from memwall.fusion import why_not
 from memwall.fusion.hand_fused import fuse_modules, modules_of
 from memwall.hardware.checks import fraction, not_negative, positive
 from memwall.hardware.gpu import FIELDS, PIPE_NAMES
@@ -197,7 +198,10 @@ def what_if(
     graph -> for each of its ops the region that the profile was planned with; memwall's planner fuses within one only.
     Raises UsageError: a change fits neither the GPU nor the model."""
     launches = {(s.gpu, s.policy): s.launch for s in profile.simulations}
-    pairs = [(gpu, policy) for gpu in gpus for policy in policies]
+    if not changes:
+        return []
+    wanted = [(gpu, policy) for gpu in gpus for policy in policies]
+    pairs = [pair for pair in wanted if pair in launches or not why_not(pair[1], pair[0])]
     before = [profile.schedule(gpu, policy, launch=launches.get((gpu, policy), "eager")) for gpu, policy in pairs]
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
     return [

@@ -72,6 +72,7 @@ def command(
     .json.
     """  # fmt: skip
     from memwall.analysis.whatif import parse_change
+    from memwall.fusion import check_policies
     from memwall.report.pages.fused import FusedReport
 
     out.plan(FusedReport)
@@ -87,6 +88,7 @@ def command(
             refuse_misfit({"target": target})
     else:
         model = Model(target, workload, chosen_gpus(gpus, out.messages.say), out.messages)
+        check_policies(policies, model.gpus, need=any)
         made = _traced(model, sizes, not no_capture)
         assumed = assumption(target, gpus)
         made = made._replace(notes=(*((assumed,) if assumed else ()), *made.notes))

@@ -11,6 +11,18 @@ what-if.
 """
 
 from memwall.fusion.plan import Group, Plan, Refusal
-from memwall.fusion.policies import POLICIES, REWRITING, UNIVERSAL, eager_plan, plan_graph
+from memwall.fusion.policies import (
+    COMPILED,
+    POLICIES,
+    REWRITING,
+    UNIVERSAL,
+    check_policies,
+    eager_plan,
+    plan_graph,
+    why_not,
+)
 
-__all__ = ["POLICIES", "REWRITING", "UNIVERSAL", "Group", "Plan", "Refusal", "eager_plan", "plan_graph"]
+__all__ = [
+    "COMPILED", "POLICIES", "REWRITING", "UNIVERSAL", "Group", "Plan", "Refusal", "check_policies", "eager_plan",
+    "plan_graph", "why_not",
+]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 
 from memwall.core.errors import UsageError
@@ -47,6 +47,39 @@ REWRITING = frozenset(("server",))
 
 #: policies with the same plan on every GPU
 UNIVERSAL = frozenset(("eager", "server", "ideal"))
+
+
+def _compiled_for(gpu: Gpu) -> str:
+    """Why torch.compile writes no kernels for a GPU; empty where it does."""
+    text = gpu.compute_capability or ""
+    if gpu.vendor != "NVIDIA" or not text[:1].isdigit():
+        return f"the inductor policy knows NVIDIA GPUs only, not {gpu.name}; --policy memwall works for any"
+    if int(text.partition(".")[0]) < 7:
+        return f"torch.compile needs compute capability 7.0, and {gpu.name} has {text}; --policy memwall works for any"
+    return ""
+
+
+#: policies that some GPUs are not planned for -> why, empty where one is
+_NEEDS: Mapping[str, Callable[[Gpu], str]] = {"inductor": _compiled_for, "max-autotune": _compiled_for}
+
+
+#: policies that run torch's compiler
+COMPILED = frozenset(_NEEDS)
+
+
+def why_not(policy: str, gpu: Gpu) -> str:
+    """Why a policy plans no graph for a GPU; empty where it does."""
+    return _NEEDS[policy](gpu) if policy in _NEEDS else ""
+
+
+def check_policies(
+    policies: Iterable[str], gpus: Sequence[Gpu], *, need: Callable[[Iterable[bool]], bool] = all
+) -> None:
+    """Raises ``UsageError`` before any work: not ``all`` (or not ``any``) of the GPUs are planned for by a policy."""
+    for policy in policies:
+        refused = [why_not(policy, gpu) for gpu in gpus]
+        if gpus and not need(not why for why in refused):
+            raise UsageError(next(filter(None, refused)))
 
 
 @uncollected()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from memwall.core.graph import EAGER, Graph, Op, TensorSpec, Value
 from memwall.fusion.pricing import ROW_BYTES_ON_CHIP, Border
 from memwall.ops.loops import FAR, Loop
+from memwall.ops.registry import is_users_own
 
 #: ops in one generated kernel; beyond it compile times and register pressure grow without a gain
 MAX_OPS = 64
@@ -90,7 +91,7 @@ class Candidate:
 
     @property
     def is_generated(self) -> bool:
-        """Whether it can be a generated kernel: :func:`contraction` and :func:`library_kernel` refuse all others."""
+        """Whether it can be a generated kernel: :func:`library_kernel` refuses all others."""
         return self.op_class not in MATRIX_CLASSES and "opaque" not in self.shape.kinds
 
 
@@ -162,14 +163,18 @@ def phase(pair: CandidatePair) -> str | None:
     return f"{phases[0]} and {phases[1]} are launched as two graphs" if phases[0] != phases[1] else None
 
 
-def contraction(pair: CandidatePair) -> str | None:
+def contraction_first(pair: CandidatePair) -> str | None:
     """Library products add into a matrix (GEMM's beta); other epilogues are not modeled."""
-    if _accumulates(pair):
+    if not pair.edges or _accumulates(pair) or pair.first.op_class not in MATRIX_CLASSES:
         return None
-    for group in pair.both:
-        if group.op_class in MATRIX_CLASSES:
-            return f"the {group.op_class} is a library kernel without an epilogue for it"
-    return None
+    return f"the {pair.first.op_class} is a library kernel without an epilogue for it"
+
+
+def contraction_second(pair: CandidatePair) -> str | None:
+    """A library product reads its operands from memory."""
+    if not pair.edges or pair.second.op_class not in MATRIX_CLASSES:
+        return None
+    return f"the {pair.second.op_class} is a library kernel without a prologue for it"
 
 
 def _accumulates(pair: CandidatePair) -> bool:
@@ -188,11 +193,14 @@ def _accumulates(pair: CandidatePair) -> bool:
 
 
 def library_kernel(pair: CandidatePair) -> str | None:
-    """Ops with an unknown loop nest, or that a library runs as a whole."""
+    """Ops with an unknown loop nest, or that a library or a kernel of the user's own runs as a whole."""
     if _accumulates(pair):
         return None
     for group in pair.both:
-        if "opaque" in group.shape.kinds:
+        if not group.is_generated:
+            names = {(edge.producer if group is pair.first else edge.consumer).name for edge in pair.edges}
+            if own := sorted(filter(is_users_own, names)):
+                return f"{' and '.join(own)} is a kernel of the user's own, into which no compiler looks"
             return "no kernel is generated for one of them"
     return None
 
@@ -387,7 +395,8 @@ RULES: dict[str, Rule] = {
     "phase": phase,
     "outside the graph": outside_the_graph,
     "graph break": graph_break,
-    "contraction without epilogue": contraction,
+    "contraction without epilogue": contraction_first,
+    "contraction without prologue": contraction_second,
     "library kernel": library_kernel,
     "tensor lists": tensor_lists,
     "data-dependent index": data_dependent_index,

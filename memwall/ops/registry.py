@@ -191,6 +191,22 @@ def find_row(name: str) -> Row | None:
     return _found[name]
 
 
+#: namespaces of torch's own ops, and of what memwall records in their stead
+_OF_TORCH = frozenset(
+    ("aten", "prims", "c10d", "_c10d_functional", "_dtensor", "torchvision", "torchaudio", "quantized", "sparse",
+     "memwall")
+)  # fmt: skip
+
+
+def is_users_own(name: str) -> bool:
+    """Whether an op is a kernel that the model brings along: one in Triton that it launches, or a custom op that no
+    library has that memwall knows."""
+    space, row = name.partition(".")[0], find_row(name)
+    if row is None or row.cost is None:
+        return space not in _OF_TORCH
+    return space == "triton" or not row.cost.__module__.startswith("memwall.")
+
+
 def is_recurrent(name: str) -> bool:
     """Whether an op is a whole recurrent layer, or the gradient of one."""
     row = find_row(name)

@@ -346,7 +346,7 @@ CASES = {
     "fuse net.py --no-capture --second-batch 2": "--second-batch captures again, and --no-capture captures nothing",
     "fuse net.py --emit /": "which memwall did not write; name another folder",
     "fuse net.py --emit out --policy eager ideal": "--emit writes kernels of inductor or memwall",
-    "fuse net.py -o a.html": "end the name in one of",
+    "fuse net.py -o a.csv": "end the name in one of",
     "fuse net.py --by class": "--by",
     "fuse net.py --top 0": "--top",
     "fuse net.py --second-batch 0": "--second-batch",
@@ -370,3 +370,74 @@ def test_a_folder_that_cannot_be_written(run):
     result = run("fuse", "net.py", "--gpu", "a100", "--policy", "memwall", "--no-capture", "--emit", "/proc/out")
     assert result.code == 2
     assert "cannot write /proc/out" in result.error
+
+
+@pytest.mark.defect("30")
+@pytest.mark.parametrize("policies", [(), ("--policy", "inductor", "memwall")])
+def test_a_gpu_that_is_too_old_for_the_compiler_leaves_the_others_their_answers(run, monkeypatch, policies):
+    """What-ifs, even none, planned every policy again on every GPU, so that one that torch.compile does not know ended
+    the command after all its work."""
+    monkeypatch.setattr("memwall.fusion.compiled.lower", _fuses_nothing)
+    result = run("fuse", "net.py", "--gpu", "p100", "h100", "--no-capture", "-q", *policies)
+    assert (result.code, result.err) == (0, "")
+    text = " ".join(result.out.split())
+    assert "no inductor policy on p100-sxm2-16gb: torch.compile needs compute capability 7.0" in text
+    policy_tables = result.out.partition("── p100-sxm2-16gb")[2].partition("── h100-sxm")
+    assert ["\n  inductor " in table for table in policy_tables] == [False, False, True]
+
+
+@pytest.mark.defect("30")
+@pytest.mark.parametrize("command", ["fuse", "profile"])
+def test_a_policy_that_no_gpu_has_is_refused_before_any_work(run, folder, command):
+    """That a compiler does not know a GPU was found out when its plan was made, behind all other work."""
+    (folder / "slow.py").write_text("raise SystemExit('the model was loaded')\n")
+    result = run(command, "slow.py", "--gpu", "p100", "--policy", "inductor")
+    assert result.code == 2
+    assert "torch.compile needs compute capability 7.0, and p100-sxm2-16gb has 6.0" in result.err
+
+
+def _fuses_nothing(graph, gpu, **options):
+    """In the place of Inductor."""
+    from memwall.fusion.inductor import Lowered
+    from memwall.fusion.inductor.fake_gpu import capability_of
+
+    capability_of(gpu)
+    return Lowered((), {}, ())
+
+
+TRITON_MODEL = """\
+import torch, triton
+import triton.language as tl
+from torch import nn
+
+@triton.jit
+def doubled(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+class Net(nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        doubled[(4,)](x.relu(), y, x.numel(), BLOCK=1024)
+        return y.exp()
+
+def model():
+    return Net()
+
+def inputs():
+    return (torch.randn(4096),)
+"""
+
+
+@pytest.mark.defect("31")
+def test_the_page_says_that_a_triton_kernel_of_the_users_is_opaque(run, folder):
+    """Nothing said that fusion stops at a kernel that the model brings along."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    (folder / "own.py").write_text(TRITON_MODEL)
+    result = run("fuse", "own.py", "--gpu", "h100", "--no-capture", "-q", *PLAIN, "-o", "own.html")
+    assert result.code == 0
+    said = (
+        "kernels of the user's own (Triton, custom ops), into which no compiler looks, so that nothing fuses with them"
+    )
+    assert f"{said}: triton.doubled" in " ".join(result.out.split())
+    assert "triton.doubled is a kernel of the user" in (folder / "own.html").read_text()  # a refusal

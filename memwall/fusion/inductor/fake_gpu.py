@@ -18,6 +18,7 @@ import torch
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
+from memwall.fusion.policies import why_not
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu, match_device
 from memwall.ops.contraction import product_pipe
@@ -29,14 +30,9 @@ _SHARED_PER_BLOCK, _THREADS_PER_BLOCK = 48 * 1024, 1024
 def capability_of(gpu: Gpu) -> tuple[int, int]:
     """The compute capability of a GPU that Inductor can write Triton code for; a UsageError if it is not NVIDIA's, or
     older than 7.0."""
-    text = gpu.compute_capability or ""
-    if gpu.vendor != "NVIDIA" or not text[:1].isdigit():
-        raise UsageError(f"the inductor policy knows NVIDIA GPUs only, not {gpu.name}; --policy memwall works for any")
-    major, _, minor = text.partition(".")
-    if int(major) < 7:
-        raise UsageError(
-            f"torch.compile needs compute capability 7.0, and {gpu.name} has {text}; --policy memwall works for any"
-        )
+    if why := why_not("inductor", gpu):
+        raise UsageError(why)
+    major, _, minor = (gpu.compute_capability or "").partition(".")
     return int(major), int(minor)
 
 

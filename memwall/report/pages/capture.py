@@ -19,11 +19,12 @@ BREAK_NOTE = (
 )
 
 
-def capture_section(found: Fused, capture: Capture, breaks: int = MAX_BREAKS, *, guards: bool = True) -> Section:
-    """Partial graphs, so many breaks with their price, guards, and what further inputs recompile."""
-    facts = [("not captured", capture.failure)] if capture.failure is not None else _facts(found, capture, guards)
-    blocks: list[Block] = [known_facts(*facts), *_break_tables(found, capture, breaks)]
-    if capture.guards and guards:
+def capture_section(found: Fused, capture: Capture, breaks: int = MAX_BREAKS, *, brief: bool = False) -> Section:
+    """Partial graphs, so many breaks with their price, guards, and what further inputs recompile. A ``brief`` one lists
+    no guards, and the breaks with their price on the first GPU alone."""
+    facts = [("not captured", capture.failure)] if capture.failure is not None else _facts(found, capture, brief)
+    blocks: list[Block] = [known_facts(*facts), *_break_tables(found, capture, breaks, brief)]
+    if capture.guards and not brief:
         rows = capture.guards[:MAX_GUARDS]
         more = sum(capture.guard_kinds.values()) - len(rows)
         note = f"and {more:,} more; where one fails, Dynamo captures again"
@@ -32,7 +33,7 @@ def capture_section(found: Fused, capture: Capture, breaks: int = MAX_BREAKS, *,
     return Section("Capture by TorchDynamo", blocks)
 
 
-def _facts(found: Fused, capture: Capture, guards: bool) -> list[tuple[str, str]]:
+def _facts(found: Fused, capture: Capture, brief: bool) -> list[tuple[str, str]]:
     inside = sum(region >= 0 for region in capture.regions)
     phases = [op.phase for op, r in zip(found.profile.graph.ops, capture.regions, strict=False) if r < 0]
     optimizer = phases.count("optimizer")
@@ -41,7 +42,7 @@ def _facts(found: Fused, capture: Capture, guards: bool) -> list[tuple[str, str]
     breaks, lines = sum(item.count for item in capture.breaks), counted(len(capture.breaks), "line")
     whole = "none: one graph" if len(capture.graphs) == 1 else "none"
     kinds = (
-        ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items()) if guards else "--all lists them"
+        "--all lists them" if brief else ", ".join(f"{kind} {count:,}" for kind, count in capture.guard_kinds.items())
     )
     unmatched = f"; {capture.unmatched} ops have no counterpart" if capture.unmatched else ""
     return [
@@ -53,12 +54,15 @@ def _facts(found: Fused, capture: Capture, guards: bool) -> list[tuple[str, str]
     ]
 
 
-def _break_tables(found: Fused, capture: Capture, most: int) -> list[Block]:
+def _break_tables(found: Fused, capture: Capture, most: int, brief: bool) -> list[Block]:
     rows = capture.breaks[:most]
     if not rows:
         return []
     blocks: list[Block] = []
-    for gpu, prices in found.prices.items() or [("", None)]:
+    for i, (gpu, prices) in enumerate(found.prices.items() or [("", None)]):
+        if i and brief and prices is not None:
+            blocks.append(Sentence(_together(gpu, prices.together, found), strong=True))
+            continue
         losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
         lost = [(None, None, None) if x is None else (x.dram_bytes, x.time_s, x.kernels) for x in losses]
         table = [(f"{b.file}:{b.line}", b.count, b.after_op, *loss, _why(found, b))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ from memwall.codegen.planned import Compiled, CompiledPlan
 from memwall.core.units import few, percent, size
 from memwall.fusion import Plan
 from memwall.record.kernels import collapse, short_name
-from memwall.report.document import Block, Document, Facts, Section, Sentence, Table, known_facts
-from memwall.report.figures.profile import profile_chart
+from memwall.report.document import Block, Document, Facts, Picture, Section, Sentence, Table, known_facts
+from memwall.report.figures.profile import profile_chart, waterfall_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: rows of the tables of groups, recomputed ops, Inductor's reasons and differences; operators that an IR level lists
 DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_KEPT = 15, 8, 8, 8, 8
 #: lines of a brief text; rows of its tables of groups, of refusals and of breaks, tried in this order until it fits
-BRIEF_LINES, BRIEF_ROWS = 60, ((8, 8, 8), (5, 5, 5), (5, 3, 3), (3, 2, 2), (3, 0, 2), (2, 0, 1), (0, 0, 1), (0, 0, 0))
+BRIEF_LINES, BRIEF_ROWS = 60, ((8, 8, 8), (5, 5, 5), (5, 3, 4), (3, 2, 4), (3, 0, 4), (2, 0, 3), (0, 0, 3))
 #: rows of its one table of GPUs, where even the policies of each do not fit
 BRIEF_GPUS = 30
 
@@ -47,7 +47,7 @@ class FusedReport(Report):
     most ``BRIEF_LINES`` lines, but for what was asked for: what-ifs, alternatives, compiled kernels, ``top`` groups."""
 
     noun = "a fusion report"
-    kinds = ("text", "md", "json", "png", "svg", "pdf")
+    kinds = ("text", "md", "html", "json", "png", "svg", "pdf")
     found: Fused
     by: str = "group"
     top: int | None = None
@@ -56,30 +56,28 @@ class FusedReport(Report):
     def text(self, *, width: int | None, color: bool) -> str:
         if not self.brief:
             return to_text(self.document("text"), width=width, color=color)
-        for rows in BRIEF_ROWS:
-            text = to_text(self._brief(*rows), width=width, color=color)
-            if text.count("\n") <= BRIEF_LINES:
-                return text
-        if len(sets := policy_sets(self.found.profile)) < 2 or self.top:
-            return text
-        short = self._around([Section("", (fusion.gpus_table(sets, BRIEF_GPUS),))], 0)
-        return to_text(short, width=width, color=color)
+        pages = [partial(self._brief, *rows) for rows in BRIEF_ROWS]
+        if len(sets := policy_sets(self.found.profile)) > 1 and not self.top:
+            together = [Section("", (fusion.gpus_table(sets, BRIEF_GPUS),))]
+            pages += [partial(self._around, together, breaks) for _, _, breaks in BRIEF_ROWS]
+        fits = (page for page in pages if to_text(page(asked=False), width=width).count("\n") <= BRIEF_LINES)
+        return to_text(next(fits, pages[-1])(asked=True), width=width, color=color)
 
-    def _brief(self, groups: int, refusals: int, breaks: int) -> Document:
-        """The policies, and tables of so many rows."""
-        found, top = self.found, self.top or groups
+    def _brief(self, groups: int, refusals: int, breaks: int, *, asked: bool) -> Document:
+        """The policies, and tables of so many rows; with what was ``asked`` for, ``top`` groups among it."""
+        found, top = self.found, groups if self.top is None else self.top * asked
         sections = []
         for policies in policy_sets(found.profile):
             tables = _brief_tables(found, policies, self.by, top, refusals)
             sections.append(Section(policies.gpu.name, (*fusion.policy_blocks(policies), *tables)))
-        return self._around(sections, breaks)
+        return self._around(sections, breaks, asked=asked)
 
-    def _around(self, policies: Sequence[Section], breaks: int) -> Document:
+    def _around(self, policies: Sequence[Section], breaks: int, *, asked: bool) -> Document:
         """The brief page of what is said about the policies."""
         found = self.found
-        sections = [Section("", (_header(found),)), *policies, *self._asked(self.top or DEFAULT_TOP)]
+        sections = [Section("", (_header(found),)), *policies, *(self._asked(self.top or DEFAULT_TOP) if asked else ())]
         if found.capture is not None:
-            sections.append(capture_section(found, found.capture, breaks, guards=False))
+            sections.append(capture_section(found, found.capture, breaks, brief=True))
         more = "--all adds every policy's groups, what is computed again, missed fusions, guards and ops by IR level."
         sections.append(Section("", (Sentence(more),)))
         return Document(f"{found.profile.workload.name}: what fusion wins", sections)
@@ -96,7 +94,10 @@ class FusedReport(Report):
         sections = [Section("", (_header(found),))]
         for policies in policy_sets(found.profile):
             sections.append(Section(policies.gpu.name, fusion.policy_blocks(policies)))
-            sections += [_policy_section(found, policies, s, self.by, top) for s in fusion.explained(policies)]
+            for schedule in fusion.explained(policies):
+                section = _policy_section(found, policies, schedule, self.by, top)
+                drawn = [_waterfall(policies, schedule)] if kind == "html" else []
+                sections.append(replace(section, blocks=(*drawn, *section.blocks)))
         sections += [_agreement_section(gpu, agreed) for gpu, agreed in found.plan_diffs.items()]
         sections += self._asked(top)
         if found.capture is not None:
@@ -110,6 +111,11 @@ class FusedReport(Report):
 
     def figure(self) -> Chart:
         return profile_chart(self.found.profile)
+
+
+def _waterfall(policies: PolicySet, schedule: Schedule) -> Picture:
+    label = f"{schedule.policy} on {policies.gpu.name}: what each fused group saves"
+    return Picture(waterfall_chart(policies, schedule), label)
 
 
 def _header(found: Fused) -> Facts:

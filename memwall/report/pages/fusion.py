@@ -28,8 +28,7 @@ POLICY_NOTE = (
 GROUP_NOTE = "xN: so many equal groups, their figures summed; →: from the eager kernels of the same ops to the group"
 MODULE_NOTE = "a kernel stands under the module that all its ops share, and so do the eager kernels that it replaces"
 REFUSED_NOTE = (
-    "pairs that were not fused, by the first rule against it; bytes, time: what each alone would save, summed;"
-    " reason: of the largest of them"
+    "pairs not fused, by the first rule against it; bytes, time: what each alone would save; reason: of the largest"
 )
 MISSED_NOTE = "what each fusion alone would save; where two share a tensor, not both can save it"
 
@@ -174,7 +173,7 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     if modules and not is_ideal:
         most_s, module = modules[0].saved_s, modules[0].module
         text += (
-            f"; {percent(most_s / saved_s, 0)} of the saved time in {module}" if most_s <= saved_s
+            f"; {percent(min(most_s / saved_s, 1.0), 0)} of the saved time in {module}" if most_s < saved_s * (1 + 1e-9)
             else f"; {module} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
         )  # fmt: skip
     return f"{text}."

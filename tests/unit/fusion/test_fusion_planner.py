@@ -395,6 +395,12 @@ def into_a_product():
     return b.graph(b.like("aten.mm", ("self", b.like("aten.exp", ("self", x))), ("mat2", w))), {}
 
 
+def out_of_a_product():
+    b = Builder()
+    x, w = full(b), b.given(COLS, COLS, role="parameter")
+    return b.graph(b.like("aten.exp", ("self", b.like("aten.mm", ("self", x), ("mat2", w))))), {}
+
+
 def into_a_sort():
     b = Builder()
     out = [b.tensor(ROWS, COLS), b.tensor(ROWS, COLS, dtype="int64")]
@@ -479,7 +485,8 @@ REFUSED = {
     "graph break": (across_break, "graph breaks between"),
     "phase": (across_phases, "forward and backward"),
     "outside the graph": (outside_a_graph, "outside the compiler's graph"),
-    "contraction without epilogue": (into_a_product, "contraction is a library kernel"),
+    "contraction without epilogue": (out_of_a_product, "contraction is a library kernel without an epilogue"),
+    "contraction without prologue": (into_a_product, "contraction is a library kernel without a prologue"),
     "library kernel": (into_a_sort, "no kernel is generated"),
     "tensor lists": (one_of_a_list, "list of tensors"),
     "data-dependent index": (picked_rows, "index_select reads the tensor at places of its own choice"),
@@ -505,6 +512,25 @@ def test_a_rule_refuses_with_its_reason(rule):
     assert {r.rule for r in made.refusals} == {rule}
     assert reason in made.refusals[0].reason
     assert made.refusals[0].consumer == len(graph.ops) - 1
+
+
+@pytest.mark.defect("31")
+@pytest.mark.parametrize(("make", "lacks"), [(into_a_product, "prologue"), (out_of_a_product, "epilogue")])
+def test_what_a_product_lacks_is_named(make, lacks):
+    """One rule refused what comes before a product and what comes after it, and named the epilogue for both."""
+    (found,) = plan("memwall", make()[0]).refusals
+    assert found.rule == f"contraction without {lacks}"
+    assert found.reason.endswith(f" {lacks} for it")
+
+
+@pytest.mark.defect("31")
+@pytest.mark.parametrize("name", ["triton.add_kernel", "mylib.add"])
+def test_a_kernel_of_the_users_own_is_named_where_it_refuses(b, name):
+    """Nothing told a kernel that the model brings along, in Triton or as a custom op, from a library's."""
+    y = b.like(name, ("x", b.like("aten.exp", ("self", full(b)))))
+    assert refusal(b.graph(y)) == (
+        "library kernel", f"{name} is a kernel of the user's own, into which no compiler looks"
+    )  # fmt: skip
 
 
 def test_a_refusal_says_what_the_fusion_would_have_saved():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from memwall.report.pages.fused import FusedReport
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 POLICIES = ("eager", "memwall", "ideal")
+CHANGES = [parse_change("dram_bytes_per_s*=2"), parse_change("fuse:blocks.*")]
 
 
 def made_up_capture(profile) -> Capture:
@@ -38,8 +40,7 @@ def made_up_capture(profile) -> Capture:
 @pytest.fixture(scope="module")
 def found():
     profile = make_profile(gpus=(OLD,))
-    changes = [parse_change("dram_bytes_per_s*=2"), parse_change("fuse:blocks.*")]
-    return fuse(profile, [OLD], POLICIES, changes=changes, capture=made_up_capture(profile), op_counts=False)
+    return fuse(profile, [OLD], POLICIES, changes=CHANGES, capture=made_up_capture(profile), op_counts=False)
 
 
 def test_the_page(found, golden):
@@ -65,6 +66,30 @@ def test_only_so_many_groups_are_listed(found):
     """The made-up step has more than one group that saves: with one listed, the others are counted."""
     assert " in sum; " in render(FusedReport(found, top=1), "text")
     assert " in sum; " not in render(FusedReport(found), "text")
+
+
+@pytest.mark.defect("30")
+def test_the_html_page_has_the_tables_and_a_picture_for_each_policy(found):
+    """Fuse alone of all commands with a page had no HTML."""
+    page = render(FusedReport(found), "html")
+    text = render(FusedReport(found), "md")
+    headings = [line.lstrip("# ") for line in text.splitlines() if line.startswith("## ")]
+    assert headings and all(f"{heading}</h2>" in page for heading in headings)
+    assert "tiny.py:7" in page
+    assert "memwall on old: what each fused group saves" in page  # neither eager nor ideal has groups to draw
+
+
+@pytest.mark.defect("30")
+@pytest.mark.parametrize("top", [None, 1, 40])
+def test_breaks_are_listed_beside_whatever_was_asked_for(found, top):
+    """The lines of what was asked for counted against the brief text, so that --top N drove out the table of breaks,
+    and a page without it listed one of two."""
+    stop = found.capture.breaks[0]
+    two = replace(found.capture, breaks=(stop, replace(stop, line=9, after_op=3, cuts=(3,))))
+    again = fuse(found.profile, [OLD, NEW], POLICIES, changes=CHANGES, capture=two, op_counts=False)
+    text = render(FusedReport(again, brief=True, top=top), "text", width=118)
+    assert "tiny.py:7" in text and "tiny.py:9" in text
+    assert text.count("All breaks together") == 2  # on each GPU
 
 
 def test_a_capture_comes_back_from_its_record():
@@ -99,5 +124,5 @@ def test_policies_of_several_gpus():
 
 
 def test_an_unknown_kind_is_refused(found):
-    with pytest.raises(UsageError, match="a fusion report has no 'html' form"):
-        render(FusedReport(found), "html")
+    with pytest.raises(UsageError, match="a fusion report has no 'csv' form"):
+        render(FusedReport(found), "csv")
