@@ -27,6 +27,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # said here and not in pyproject.toml: the tests also run with the package of an older commit
     config.addinivalue_line("markers", "defect(number): holds off this number of the third list, see tools/defects.py")
+    config.addinivalue_line("markers", "versions: also runs with the newest and the oldest supported libraries")
 
 
 #: files of tests that compile, start processes of their own or take large models: ``make test-fast`` leaves them out

@@ -18,9 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, _dispatch_has_kernel_for_dispatch_key
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from memwall.core import compat
 from memwall.core.graph import Graph, Op
 from memwall.fusion.inductor import Lowered
 from memwall.ops.evaluate import Call, Operators, empty, evaluate
@@ -37,7 +36,7 @@ PUBLISHED_SOURCE = (
 
 #: Modules that register references, and so decompositions into prims, when they are imported.
 _REFERENCES = tuple(
-    f"torch._refs{part}" for part in ("", ".fft", ".linalg", ".nn.functional", ".special", "._conversions")
+    compat.name_of("refs") + part for part in ("", ".fft", ".linalg", ".nn.functional", ".special", "._conversions")
 )
 
 Rules = Mapping[Any, Callable[..., Any]]
@@ -90,8 +89,6 @@ class OpCounts:
 def op_counts(graph: Graph, lowered: Lowered | None = None) -> OpCounts:
     """The op counts of a traced graph, and of what Inductor lowered it to: its graph after its own decompositions, the
     bodies of its loops, the launches of each distinct kernel."""
-    from torch._decomp import core_aten_decompositions, decomposition_table
-
     for module in _REFERENCES:
         import_module(module)
     times = Counter(first for op, first in zip(graph.ops, graph.alike, strict=True) if op.phase in PHASES)
@@ -101,7 +98,7 @@ def op_counts(graph: Graph, lowered: Lowered | None = None) -> OpCounts:
     own_free = sum(graph.free_calls.values())
     failed: dict[str, str] = {}
     levels = [Level("ATen", _ranked(called), own_free)]
-    for name, rules in (("core ATen", core_aten_decompositions()), ("prims", decomposition_table)):
+    for name, rules in (("core ATen", compat.core_aten_decompositions()), ("prims", compat.decomposition_table)):
         ops, free_calls = _lowered(graph, times, dict(rules), failed)
         levels.append(Level(name, _ranked(ops), own_free + free_calls))
     kept = {name: calls for name, calls in levels[-1].ops.items() if not name.startswith("prims.")}
@@ -153,7 +150,7 @@ def _leaves(graph: Graph, op: Op, rules: Rules) -> tuple[Counter[str], int]:
     return mode.ops, mode.free_calls
 
 
-class _LeafCounter(TorchDispatchMode):
+class _LeafCounter(compat.TorchDispatchMode):
     """Decomposes by some rules, and counts the ops that have none."""
 
     def __init__(self, rules: Rules) -> None:
@@ -170,7 +167,7 @@ class _LeafCounter(TorchDispatchMode):
             with self:
                 functional(*args, **kwargs)
             return args[0]
-        composite = _dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
+        composite = compat.has_kernel(func.name(), compat.DispatchKey.CompositeImplicitAutograd)
         rule = self.rules.get(func) or (func.decompose if composite else None)
         if rule is not None and func not in self._open:  # some rules call the op that they decompose
             self._open.append(func)
@@ -193,10 +190,10 @@ class _LeafCounter(TorchDispatchMode):
 
 def _functional_form(func: Any) -> Any:
     """The functional form of an in-place operator, or None."""
-    namespace, _, packet = str(func._schema.name).partition("::")
+    namespace, _, packet = str(compat.schema(func).name).partition("::")
     if not _is_in_place(packet):
         return None
-    return getattr(getattr(getattr(torch.ops, namespace), packet[:-1], None), func._overloadname, None)
+    return getattr(getattr(getattr(torch.ops, namespace), packet[:-1], None), compat.overload_name(func), None)
 
 
 def _is_in_place(packet: str) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memwall.bench.device import Call, Ready, merged, open_nvml, versions
+from memwall.core import compat
 from memwall.record.measurement import Sensors
 
 #: the buffer that clears L2 is at least this large: reading it takes longer than it takes the CPU to queue a sample
@@ -158,7 +158,7 @@ ROOM_BYTES, ALIGNED_TO = 16 << 20, 256
 _captures: list[Uploads] = []
 
 
-class Uploads(TorchDispatchMode):
+class Uploads(compat.TorchDispatchMode):
     """While active, copies from the host to the device of ``room``, bytes that take them, are deferred until
     :meth:`finish`."""
 

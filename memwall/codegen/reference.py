@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import ITEMSIZE, Graph, Op, TensorSpec, Value
@@ -115,7 +116,7 @@ class _Writer:
         given = [*map(self._text, positional)]
         given += [f"{name}={self._text(value)}" for name, value in keywords.items() if value is not None]
         text, made = f"torch.ops.{call.target.function}({', '.join(given)})", call.made
-        returns = call.target.function._schema.returns
+        returns = compat.schema(call.target.function).returns
         fresh = [n for n, item in enumerate(returns) if not (item.alias_info and item.alias_info.is_write)]
         names: list[str] = []
         if not made:

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.frontend.torch.attention_kinds import lowered
@@ -59,7 +59,7 @@ class LiveRecorder(Recorder):
         """Bind a tensor to a storage; its address stays reserved, its data may be freed."""
         raw = tensor.untyped_storage()
         self._alive[storage] = StorageWeakRef(raw)
-        self._storage_ids[raw._cdata] = storage
+        self._storage_ids[compat.cdata(raw)] = storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if (
@@ -127,8 +127,8 @@ class LiveRecorder(Recorder):
 
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """What torch.func's wrappers (``vmap``, ``grad``) hold: the tensor that has the storage."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+    while compat.is_functorch_wrapped_tensor(tensor):
+        tensor = compat.unwrapped(tensor)
     return tensor
 
 
@@ -194,7 +194,7 @@ class LiveTrace:
     def _is_recording(self) -> bool:
         """Whether this thread's ops are recorded, not the modules, backward passes and optimizers of other threads. The
         engine's threads have the modes of the thread that started them."""
-        return any(isinstance(mode, LiveRecorder) for mode in _get_current_dispatch_mode_stack())
+        return any(isinstance(mode, LiveRecorder) for mode in compat.dispatch_modes())
 
     def _path(self, module: nn.Module) -> str | None:
         """The path of a called module; None where it has none: it is held outside the modules that call it."""
@@ -206,7 +206,7 @@ class LiveTrace:
     def _root(self, module: nn.Module) -> str:
         """Name a module that the block itself calls, and its parts."""
         self._kept.append(module)
-        plain = getattr(module, "_orig_mod", module)  # torch.compile(m)
+        plain = getattr(module, compat.name_of("orig_mod"), module)  # torch.compile(m)
         kind = type(plain).__name__
         root = f"{kind}.{self.roots[kind]}"
         self.roots[kind] += 1

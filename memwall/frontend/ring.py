@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.frontend.exchanges import GROUPS, become
 
@@ -31,7 +31,7 @@ def share_sequences(module: nn.Module) -> None:
 def _of_part(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A pass on this rank's part of the inputs' second axis."""
     ranks = dist.get_world_size(GROUPS["cp"])
-    given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor) and item.dim() > 1]
+    given = [item for item in compat.tree_leaves((args, kwargs)) if isinstance(item, Tensor) and item.dim() > 1]
     seq = given[0].shape[1] if given else 0
     if not seq or seq % (2 * ranks):
         raise UsageError(f"cp={ranks}: {2 * ranks} chunks, two a rank, do not divide sequences (axis 1) of {seq:,}")
@@ -40,7 +40,7 @@ def _of_part(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         is_sequence = isinstance(item, Tensor) and item.dim() > 1 and item.shape[1] == seq
         return item.narrow(1, 0, seq // ranks) if is_sequence else item
 
-    args, kwargs = pytree.tree_map(part, (args, kwargs))
+    args, kwargs = compat.tree_map(part, (args, kwargs))
     ring = _Ring(F.scaled_dot_product_attention, ranks)
     with patch.object(F, "scaled_dot_product_attention", ring):
         made = forward(*args, **kwargs)

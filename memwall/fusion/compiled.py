@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
+from memwall.core import compat
 from memwall.core.graph import Graph, TensorSpec
 from memwall.fusion.inductor import Lowered, LoweredKernel, lower
 from memwall.fusion.plan import Group, Part, Placement, Plan, in_order, not_run
@@ -92,9 +93,7 @@ def _numbers(kernel: LoweredKernel) -> int:
     rows (``_can_use_4x_random`` of its Triton back end, which a tile of two axes fails too)."""
     if "reduction" in kernel.loop_ops or kernel.loop_ops.keys().isdisjoint(("rand", "randn")):
         return 1
-    from torch._inductor.codegen.triton import TritonOverrides
-
-    return 4 if hasattr(TritonOverrides, "_can_use_4x_random") else 1
+    return 4 if hasattr(compat.TritonOverrides, compat.name_of("can_use_4x_random")) else 1
 
 
 def _beyond(pricer: Pricer, kernel: LoweredKernel, group: Group) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec, contiguous
 from memwall.ops.recorded import SCALAR_TYPES
@@ -184,7 +184,7 @@ def _check(call: Call) -> None:
     """Call an op; a ValueError if its results have not the shapes of the graph."""
     positional, keywords = call.arguments()
     found = call.target.function(*positional, **keywords)
-    made = [tensor for tensor in tree_leaves(found) if isinstance(tensor, torch.Tensor)]
+    made = [tensor for tensor in compat.tree_leaves(found) if isinstance(tensor, torch.Tensor)]
     shapes = [call.graph.values[i].spec.shape for i in call.op.outputs]
     if len(made) == len(shapes) and any(tuple(t.shape) != shape for t, shape in zip(made, shapes, strict=True)):
         raise ValueError("other shapes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+from memwall.core import compat
 from memwall.ops.registry import find_row
 from memwall.ops.schemas import library_schemas
 
@@ -64,7 +65,7 @@ class Signature(NamedTuple):
 @cache
 def signature_of(func: Any) -> Signature:
     """Read an operator's schema."""
-    schema = func._schema
+    schema = compat.schema(func)
     name = str(func).removesuffix(".default")
     packet = ".".join(name.split(".")[:2])
     row = find_row(name)
@@ -82,7 +83,7 @@ def signature_of(func: Any) -> Signature:
     free = func.is_view or packet in FREE
     updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
     skipped = func.namespace in _SKIPPED_NAMESPACES
-    composite = not skipped and func._can_decompose()
+    composite = not skipped and compat.can_decompose(func)
     sends = func.namespace in _COLLECTIVES
     return Signature(func, name, free, skipped, updates, composite, sends, tuple(arguments))
 

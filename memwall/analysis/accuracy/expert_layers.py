@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from memwall.analysis.accuracy.narrow_layers import times8
 from memwall.analysis.accuracy.sizes import Sizes
+from memwall.core import compat
 
 
 class Experts(nn.Module):
@@ -131,7 +132,7 @@ def _cast_parts(x: Tensor, kind: torch.dtype, weight: Tensor) -> tuple[Tensor, T
 
 
 def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    return compat.grouped_mm(x, weight.transpose(1, 2), offs=ends)
 
 
 class _Grouped8(torch.autograd.Function):
@@ -158,7 +159,7 @@ def _times_grouped8(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         columns = torch.empty(b.shape[0], b.shape[-1], device=a.device)
     else:
         rows, columns = (each.repeat(len(ends)) for each in (rows, columns))
-    return torch._scaled_grouped_mm(a, b, rows, columns, offs=ends, out_dtype=torch.bfloat16)
+    return compat.scaled_grouped_mm(a, b, rows, columns, offs=ends, out_dtype=torch.bfloat16)
 
 
 class Permuted(torch.autograd.Function):

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from memwall.core import compat
+
 
 class Linear8(nn.Linear):
     """A layer whose products are in 8 bits, as in TransformerEngine: what is multiplied is cast, and transposed for
@@ -35,7 +37,7 @@ class _Product8(torch.autograd.Function):
 def times8(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The product of rows with rows, in 16 bits."""
     one = torch.empty((), device=a.device)
-    return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, out=out)
+    return compat.scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, out=out)
 
 
 class Linear4(nn.Linear):
@@ -76,7 +78,7 @@ def _transposed4(x: Tensor) -> Tensor:
 def _times4(a: Tensor, b: Tensor) -> Tensor:
     """The product of rows with rows, in 16 bits; a scale for 16 numbers of each."""
     of_a, of_b = (each.new_empty(each.numel() // 8, dtype=torch.float8_e4m3fn) for each in (a, b))
-    return torch._scaled_mm(a, b.t(), of_a, of_b, out_dtype=torch.bfloat16)
+    return compat.scaled_mm(a, b.t(), of_a, of_b, out_dtype=torch.bfloat16)
 
 
 #: format of products → layer

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import max_pool2d, scaled_dot_product_attention
 
 from memwall.bench.calibrate.sampling import Benchmark
+from memwall.core import compat
 from memwall.hardware.gpu import CACHES
 
 #: elements of the arrays of :func:`kernels`: two of them fit the second cache of most cores
@@ -78,7 +79,7 @@ def product(dtype: str, side: int, device: str = "cpu") -> Benchmark:
     name, work = f"product.{dtype}", 2 * side**3
     if dtype == "int8":
         q = torch.randint(-8, 8, (side, side), dtype=torch.int8, device=device)
-        return Benchmark(name, work, partial(torch._int_mm, q, q if device == "cpu" else q.t()))
+        return Benchmark(name, work, partial(compat.int_mm, q, q if device == "cpu" else q.t()))
     kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
     a, b, out = (torch.randn(side, side, device=device).to(kind) for _ in range(3))
     return Benchmark(name, work, partial(torch.mm, a, b, out=out))

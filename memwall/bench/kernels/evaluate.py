@@ -15,6 +15,7 @@ from torch import Tensor
 
 from memwall.bench.kernels.arena import Arena, WideMemory, widened
 from memwall.bench.kernels.numerics import FLOATS, UNIT_FLOAT32, UNIT_TF32
+from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op
 from memwall.fusion import Group
@@ -105,7 +106,7 @@ class _GroupRun:
         except (Unsupported, RuntimeError, IndexError, TypeError, ValueError) as error:
             said = next(iter(str(error).splitlines()), type(error).__name__)
             raise Unsupported(f"{call.op.name}: {said}") from error
-        returns = function._schema.returns
+        returns = compat.schema(function).returns
         if not returns:  # _foreach_add_ and its kin
             return []
         listed = result if isinstance(result, (tuple, list)) and len(returns) > 1 else [result]
@@ -150,7 +151,7 @@ def _tensors(results: Sequence[Any]) -> Iterator[Tensor]:
         if isinstance(result, (list, tuple)):
             yield from _tensors(result)
         elif isinstance(result, Tensor):
-            yield from (result._indices(), result._values()) if result.is_sparse else (result,)
+            yield from (compat.sparse_indices(result), compat.sparse_values(result)) if result.is_sparse else (result,)
 
 
 # -- formulas ----------------------------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from memwall.bench.kernels.executors import BUILDERS, Builder, Built
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import NotGenerated
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import SERVING, Graph, TensorSpec, Value
 from memwall.frontend.torch.build import make_optimizer
@@ -202,7 +202,7 @@ def _built(workload: Workload, name: str | None, device: str) -> tuple[nn.Module
             return item
         return item.to(device, dtype if item.is_floating_point() else None)
 
-    placed, module = tree_map(place, inputs), module.to(device, dtype)
+    placed, module = compat.tree_map(place, inputs), module.to(device, dtype)
     if isinstance(placed, dict):
         return module, (), placed
     return module, (placed,) if isinstance(placed, torch.Tensor) else tuple(placed), {}

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from memwall.core import compat
 from memwall.frontend.blocks.known import give_values, marks, values_given, values_of
 from memwall.frontend.blocks.structure import Structures, ties, watch_numbers
 from memwall.frontend.blocks.template import (
@@ -67,11 +67,11 @@ class Replayer:
     def call(self, original: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         """Call a module: for real, as a template, or as a replay; a ReplayMismatch where a replayed block is called
         again."""
-        if self._busy or id(module) not in self.structures.repeated or torch._C._are_functorch_transforms_active():
+        if self._busy or id(module) not in self.structures.repeated or compat.are_functorch_transforms_active():
             return original(module, *args, **kwargs)
         # not a plain forward: a checkpoint that recomputes in backward, or hooks on saved tensors
-        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        if torch._C._current_graph_task_id() != -1 or hooks is not None:
+        hooks: Any = compat.saved_tensors_hooks(False)
+        if compat.backward_task() != -1 or hooks is not None:
             return original(module, *args, **kwargs)
         if id(module) in self._called:
             if self._called[id(module)] or torch.is_grad_enabled():
@@ -79,7 +79,7 @@ class Replayer:
             return original(module, *args, **kwargs)
         self._called[id(module)] = False
         self._original = original
-        leaves, tree = tree_flatten((args, kwargs))
+        leaves, tree = compat.tree_flatten((args, kwargs))
         signature = self._signature(leaves)
         number = None if signature is None else self.structures.number(module)
         if number is None:
@@ -135,7 +135,7 @@ class Replayer:
         bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(tensors)}
         segment = self._segment(watch, known, recorder.modules.path, bases)
         if segment is not None and self.structures.number(module) == key[0]:
-            flat, tree = tree_flatten(output)
+            flat, tree = compat.tree_flatten(output)
             outputs = [self._handed(leaf, segment, tensors) for leaf in flat]
             made = [h.value.storage for h in outputs if h is not None and h.value is not None]
             if all(h is not None for h in outputs) and len(set(made)) == len(made):
@@ -155,7 +155,7 @@ class Replayer:
         places = {segment.places[recorder.values[i].storage] for i in written}
         return tuple(sorted(place.number for place in places if place.kind == "own"))
 
-    def _replay(self, template: Template, module: nn.Module, leaves: list[Any], tree: TreeSpec) -> Any:
+    def _replay(self, template: Template, module: nn.Module, leaves: list[Any], tree: compat.TreeSpec) -> Any:
         recorder = self.recorder
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         stand_ins = self._stand_ins(self._held(module), "own") | self._stand_ins(tensors, "argument")
@@ -185,7 +185,7 @@ class Replayer:
             else handed.plain
             for handed in template.outputs
         ]  # fmt: skip
-        return tree_unflatten(flat, template.tree)
+        return compat.tree_unflatten(flat, template.tree)
 
     def check(self) -> None:
         """A ReplayMismatch where not only a replayed block has read its parameters: a gradient or a cast is shared
@@ -255,7 +255,7 @@ class Replayer:
                 for i, t in enumerate(instance.tensors)
             ])  # fmt: skip
         leaves = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in instance.leaves]
-        args, kwargs = tree_unflatten(leaves, instance.tree)
+        args, kwargs = compat.tree_unflatten(leaves, instance.tree)
         previous = recorder.modules.enter(instance.path)
         phase, recorder.phase = recorder.phase, "forward"
         recorder.rebinding = iter(recorder.ops[instance.start : instance.stop])
@@ -274,7 +274,7 @@ class Replayer:
             recorder.rebinding = None
             recorder.phase = phase
             recorder.modules.leave(previous)
-        return list(tree_flatten(output)[0])
+        return list(compat.tree_flatten(output)[0])
 
     def _backward_template(
         self, instance: Instance, watch: Watch, gradients: list[torch.Tensor], results: list[torch.Tensor | None]
@@ -341,7 +341,7 @@ class Replayer:
         place = None if storage is None else segment.places.get(storage)
         if storage is None or place is None or place.kind not in ("made", "gradient"):
             return None
-        return Handed(place, self.recorder.look(leaf, storage), leaf.requires_grad, is_view=leaf._is_view())
+        return Handed(place, self.recorder.look(leaf, storage), leaf.requires_grad, is_view=compat.is_view(leaf))
 
     def _copy(self, segment: Segment, stand_ins: StandIns, path: str) -> None:
         """Append the segment's ops with other storages in place; those made inside are added to ``stand_ins``."""

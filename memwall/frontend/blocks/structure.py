@@ -15,6 +15,8 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from memwall.core import compat
+
 _PRIMITIVE = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _HOOKS = tuple(name for name in nn.Module().__dict__ if "hooks" in name)
 #: Attributes in which layers keep their own number.
@@ -39,7 +41,7 @@ class Structures:
         self.repeated = frozenset(
             id(module)
             for module in root.modules()
-            if module._modules
+            if compat.submodules(module)
             and counts[self._of[id(module)]] > 1
             and all(uses[key] == count for key, count in _uses(module).items())
         )
@@ -52,11 +54,13 @@ class Structures:
         return number
 
     def _describe(self, module: nn.Module) -> Any:
-        children = tuple([(name, None if m is None else self.number(m)) for name, m in module._modules.items()])
+        children = tuple(
+            [(name, None if m is None else self.number(m)) for name, m in compat.submodules(module).items()]
+        )
         fields = module.__dict__
         if any(map(fields.get, _HOOKS)) or "forward" in fields:
             return None
-        if any(number is None and module._modules[name] is not None for name, number in children):
+        if any(number is None and compat.submodules(module)[name] is not None for name, number in children):
             return None
         attributes = []
         for name in fields.keys() - _OWN_FIELDS:
@@ -69,7 +73,7 @@ class Structures:
             attributes.append((name, key))
         tensors = tuple(
             [(n, None if t is None else (t.shape, _strides(t), t.dtype, t.requires_grad))
-             for held in (module._parameters, module._buffers) for n, t in held.items()]
+             for held in (compat.parameters(module), compat.buffers(module)) for n, t in held.items()]
         )  # fmt: skip
         return type(module), frozenset(attributes), tensors, children
 
@@ -98,8 +102,8 @@ def _uses(root: nn.Module) -> Counter[int]:
     """How often each parameter and each module is registered in a module under the root."""
     uses: Counter[int] = Counter()
     for module in root.modules():
-        uses.update(id(p) for p in module._parameters.values() if p is not None)
-        uses.update(id(part) for part in module._modules.values() if part is not None)
+        uses.update(id(p) for p in compat.parameters(module).values() if p is not None)
+        uses.update(id(part) for part in compat.submodules(module).values() if part is not None)
     return uses
 
 
@@ -111,13 +115,13 @@ def ties(module: nn.Module) -> tuple[Any, ...]:
 
     def walk(part: nn.Module) -> None:
         pattern.append(parts.setdefault(id(part), len(parts)))
-        for held in (part._parameters, part._buffers):
+        for held in (compat.parameters(part), compat.buffers(part)):
             for tensor in held.values():
                 if tensor is not None:
                     offset = int(tensor.storage_offset())
-                    place, base = storages.setdefault(tensor.untyped_storage()._cdata, (len(storages), offset))
+                    place, base = storages.setdefault(compat.cdata(tensor.untyped_storage()), (len(storages), offset))
                     pattern.append((place, offset - base))
-        for child in part._modules.values():
+        for child in compat.submodules(part).values():
             if child is not None:
                 walk(child)
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec
 
+from memwall.core import compat
 from memwall.core.graph import Value
 
 
@@ -67,7 +67,7 @@ class Template:
 
     forward: Segment
     outputs: tuple[Handed, ...]
-    tree: TreeSpec
+    tree: compat.TreeSpec
     written: tuple[int, ...] = ()
     values: tuple[tuple[torch.Tensor, tuple[str, ...]] | None, ...] = ()
     given: Any = None
@@ -87,7 +87,7 @@ class Instance:
     template: Template
     tensors: list[torch.Tensor]
     leaves: list[Any]
-    tree: TreeSpec
+    tree: compat.TreeSpec
     autocast: torch.dtype | None
     stand_ins: StandIns
     start: int

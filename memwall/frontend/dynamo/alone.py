@@ -12,8 +12,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
+from memwall.core import compat
 from memwall.frontend.dynamo.text import limit_reached
 from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.recorder import Recorder
@@ -22,13 +21,11 @@ from memwall.frontend.torch.recorder import Recorder
 @contextlib.contextmanager
 def alone(notes: list[str]) -> Iterator[None]:
     """Dynamo as in a fresh process, silent, and restored afterwards; ``notes`` gets the limits that it hit."""
-    import torch._dynamo
-    from torch._dynamo.utils import counters
-
+    dynamo, counters = compat.dynamo, compat.dynamo_counters
     counted = copy.deepcopy(dict(counters))
-    torch._dynamo.reset()
+    dynamo.reset()
     with (
-        torch._dynamo.config.patch(suppress_errors=False, disable=False, error_on_recompile=False),
+        dynamo.config.patch(suppress_errors=False, disable=False, error_on_recompile=False),
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),  # the model's own prints: the plain trace has shown them
         _quiet_logs(notes),
@@ -38,7 +35,7 @@ def alone(notes: list[str]) -> Iterator[None]:
             with _own_code_skipped():
                 yield
         finally:
-            torch._dynamo.reset()
+            dynamo.reset()
             counters.clear()
             counters.update(counted)
 
@@ -46,20 +43,16 @@ def alone(notes: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def no_function_modes() -> Iterator[None]:
     """Close the open function modes, the traced device's among them, which Dynamo would trace as user code."""
-    from torch.overrides import _pop_mode, _push_mode
-
-    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    modes = [compat.pop_function_mode() for _ in range(compat.function_mode_count())]
     try:
         yield
     finally:
         for mode in reversed(modes):
-            _push_mode(mode)
+            compat.push_function_mode(mode)
 
 
 def pause_while_compiling(recorder: Recorder) -> None:
     """Ops that record themselves run with Dynamo's fake tensors too; the next reset forgets these callbacks."""
-    from torch._dynamo.callback import callback_handler
-
     before: list[bool] = []
 
     def start(_: Any) -> None:
@@ -69,18 +62,17 @@ def pause_while_compiling(recorder: Recorder) -> None:
     def end(_: Any) -> None:
         recorder.paused = before.pop()
 
-    callback_handler.register_start_callback(start)
-    callback_handler.register_end_callback(end)
+    compat.dynamo_callback_handler.register_start_callback(start)
+    compat.dynamo_callback_handler.register_end_callback(end)
 
 
 @contextlib.contextmanager
 def _own_code_skipped() -> Iterator[None]:
     """Dynamo skips what the tracer itself runs between two graphs, and all that it calls; around the user's
     functions, it skips only the wrappers, not what they call."""
-    frames: Any = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    deep = frames._FrameExecStrategy(skip, skip)
-    shallow = frames._FrameExecStrategy(skip, frames._FrameAction.DEFAULT)
+    frames, skip = compat.dynamo_frames, compat.FrameAction.SKIP
+    deep = compat.FrameExecStrategy(skip, skip)
+    shallow = compat.FrameExecStrategy(skip, compat.FrameAction.DEFAULT)
     around = {TracedDevice.__torch_function__.__code__, *_code_of("memwall.frontend.workload")}
     strategies = {**dict.fromkeys(_code_of("memwall.frontend"), deep), **dict.fromkeys(around, shallow)}
     for code, strategy in strategies.items():

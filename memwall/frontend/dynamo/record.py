@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch.utils._pytree import tree_flatten
 
+from memwall.core import compat
 from memwall.frontend.dynamo import text
 from memwall.frontend.dynamo.alone import alone, no_function_modes, pause_while_compiling
 from memwall.frontend.dynamo.capture import Guard, Recompile
@@ -116,7 +116,7 @@ class DynamoRun:
         modes = contextlib.nullcontext() if self.on_device else no_function_modes()
         with alone(self.notes), _break_log(lambda error: self._see_break(recorder, error)), modes:
             pause_while_compiling(recorder)
-            compiled: Any = torch._dynamo.optimize(
+            compiled: Any = compat.dynamo.optimize(
                 lambda graph, examples: self._backend(recorder, graph),
                 guard_export_fn=lambda guards: self.guards.extend(() if self._again else map(_guard, guards)),
                 guard_fail_fn=lambda failure: self._failed_guards.append(failure.reason),
@@ -127,7 +127,7 @@ class DynamoRun:
                 recorder.paused = self._again = True
                 for inputs in self.others:
                     self._call_again(compiled, recorder, inputs)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except compat.dynamo.exc.TorchDynamoException as error:
                 self.failure = f"{type(error).__name__}: {first_line(error)}"
                 raise
             finally:
@@ -143,7 +143,7 @@ class DynamoRun:
             compiled(*args, **kwargs)
         except Exception as error:  # the model may not take this size; the result for the first one stays
             failed = f"the call failed: {first_line(error)}"
-        shapes = [_looks(t) for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        shapes = [_looks(t) for t in compat.tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         failures = dict.fromkeys(filter(None, [*map(text.failed_check, self._failed_guards), failed]))
         graphs = self.graphs[before:]
         dynamic = dict.fromkeys(dimension for graph in graphs for dimension in graph.dynamic)
@@ -241,14 +241,13 @@ def _dynamic_dimensions(graph: torch.fx.GraphModule) -> Iterator[str]:
 @contextlib.contextmanager
 def _break_log(see: Callable[[Any], None]) -> Iterator[None]:
     """Call ``see`` with the exception of each break."""
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-
-    original = InstructionTranslatorBase.log_graph_break
+    translator = compat.InstructionTranslatorBase
+    original = translator.log_graph_break
 
     def log_graph_break(self: Any, code_options: Any, reason: str, exc: Any) -> None:
         if not exc.logged:
             see(exc)
         original(self, code_options, reason, exc)
 
-    with patch.object(InstructionTranslatorBase, "log_graph_break", log_graph_break):
+    with patch.object(translator, "log_graph_break", log_graph_break):
         yield

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from memwall.core import compat
 from memwall.core.graph import TensorSpec
 from memwall.frontend.torch.tensors import dtype_name
 from memwall.ops.sdpa import GENERATIONS, ORDER, Call
@@ -17,16 +17,16 @@ from memwall.ops.sdpa import GENERATIONS, ORDER, Call
 #: torch's numbers of its backends (torch.nn.attention.SDPBackend), and whether the model allows each
 _NUMBERS = ("math", "flash", "efficient", "cudnn", "overrideable")
 _ENABLED = {
-    "math": torch._C._get_math_sdp_enabled,
-    "flash": torch._C._get_flash_sdp_enabled,
-    "efficient": torch._C._get_mem_efficient_sdp_enabled,
-    "cudnn": torch._C._get_cudnn_sdp_enabled,
+    "math": compat.math_sdp_enabled,
+    "flash": compat.flash_sdp_enabled,
+    "efficient": compat.mem_efficient_sdp_enabled,
+    "cudnn": compat.cudnn_sdp_enabled,
 }
 
 
 def allowed_order() -> tuple[str, ...]:
     """The backends that torch would try now, in its order: what ``sdpa_kernel`` and ``enable_*_sdp`` set."""
-    names = [_NUMBERS[number] for number in torch._C._get_sdp_priority_order()]
+    names = [_NUMBERS[number] for number in compat.sdp_priority_order()]
     return tuple(name for name in names if name in _ENABLED and _ENABLED[name]())
 
 
@@ -101,18 +101,19 @@ def laid_out(backend: str, made: torch.Tensor, tensors: Sequence[Any], options: 
 def jagged_kernels() -> Iterator[None]:
     """While open, torch's choice for jagged tensors is that on a GPU (Ampere and after): on ``meta`` it finds no kernel
     that could run, and asks for a counter of FLOPs in a module that nothing has imported."""
-    sdpa: Any = import_module("torch.nested._internal.sdpa")
-    choose = sdpa._select_sdp_backend
+    sdpa: Any = compat.nested_sdpa
+    chosen_by, on_meta = compat.name_of("select_sdp_backend"), compat.name_of("is_computing_meta_flops")
+    choose = getattr(sdpa, chosen_by)
 
     def on_gpu(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, gqa: bool) -> Any:
         params = sdpa.SDPAParams(query, key, value, mask, dropout, causal, gqa)
         allowed = allowed_order() if mask is None and query.dtype is not torch.float64 else ()
         is_half = query.dtype in (torch.float16, torch.bfloat16)
-        if "flash" in allowed and is_half and sdpa._can_use_flash_sdpa_jagged(params):
+        if "flash" in allowed and is_half and compat.can_use_flash_sdpa_jagged(params):
             return sdpa.SDPBackend.FLASH_ATTENTION
-        if "efficient" in allowed and sdpa._can_use_efficient_sdpa_jagged(params):
+        if "efficient" in allowed and compat.can_use_efficient_sdpa_jagged(params):
             return sdpa.SDPBackend.EFFICIENT_ATTENTION
         return choose(query, key, value, mask, dropout, causal, gqa)
 
-    with patch.multiple(sdpa, _select_sdp_backend=on_gpu, _is_computing_meta_flops=lambda tensor: False):
+    with patch.object(sdpa, chosen_by, on_gpu), patch.object(sdpa, on_meta, lambda tensor: False):
         yield

@@ -14,6 +14,8 @@ from unittest.mock import patch
 
 import torch
 
+from memwall.core import compat
+
 _LOWER_PRECISION = (
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input",
     "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear",
@@ -53,8 +55,8 @@ _FP32_SINCE_2_12 = ("rms_norm",)
 _MIRRORS = ("cpu", "cuda")
 
 _AUTOCAST = torch.amp.autocast_mode.autocast
-_KEY = torch._C.DispatchKey.AutocastCPU
-_KEYS = torch._C.DispatchKeySet(_KEY)
+_KEY = compat.DispatchKey.AutocastCPU
+_KEYS = compat.DispatchKeySet(_KEY)
 
 
 class CudaAutocast:
@@ -83,15 +85,18 @@ class CudaAutocast:
             region: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
         ) -> None:
             # torch's own would clear ``enabled`` where there is no GPU, and refuse the device type "meta"
-            region.device, region._enabled, region._cache_enabled = (device_type, enabled, cache_enabled is not False)
+            region.device = device_type
+            setattr(region, compat.name_of("autocast_enabled"), enabled)
+            setattr(region, compat.name_of("autocast_cache_enabled"), cache_enabled is not False)
             region.fast_dtype = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
 
         def enter(region: Any) -> Any:
-            again = torch._C._current_graph_task_id() != -1
+            again = compat.backward_task() != -1
             if region.device == "cpu" and not again:  # says nothing about the GPU's tensors
                 policy.push(policy.state)
             else:  # a checkpoint in backward knows no autocast of "meta", and restores what stood for the CPU
-                policy.push(region.fast_dtype if region._enabled else None, region._cache_enabled)
+                fast_dtype = region.fast_dtype if compat.autocast_enabled(region) else None
+                policy.push(fast_dtype, compat.autocast_cache_enabled(region))
             return region
 
         def leave(region: Any, *exc: Any) -> None:
@@ -111,7 +116,7 @@ class CudaAutocast:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
         if self._library is not None:
-            self._library._destroy()
+            compat.destroy_library(self._library)
             self._library = None
 
     @contextlib.contextmanager
@@ -147,7 +152,7 @@ class CudaAutocast:
         for device, _, dtype in self._flags:
             torch.set_autocast_enabled(device, on)
             torch.set_autocast_dtype(device, self.state or dtype)
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
+        compat.include_dispatch_key(_KEY, on)
 
     def _register(self) -> None:
         library: Any = torch.library.Library("aten", "IMPL")
@@ -204,7 +209,7 @@ def _bind(name: str, rule: Callable[..., Any]) -> Callable[..., Any] | None:
         return None
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        with compat.ExcludeDispatchKeyGuard(_KEYS):
             return rule(op, args, kwargs)
 
     return kernel

@@ -10,11 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._higher_order_ops.out_dtype import out_dtype, out_dtype_fallback
-from torch._library.custom_ops import OPDEFS
-from torch._library.triton import triton_ops_to_kernels
-from torch._ops import HigherOrderOperator
 
+from memwall.core import compat
 from memwall.ops.registry import find_row
 
 #: namespaces of the ops that torch defines in Python for its users
@@ -24,22 +21,22 @@ _OF_TORCH = ("torch_attn",)
 def body_of(operator: Any) -> Callable[..., Any] | None:
     """The function of an operator that is recorded as the calls that it makes; None: it is one call, or has a cost of
     its own (``@register_cost``)."""
-    if operator is out_dtype:
+    if operator is compat.out_dtype:
         return _typed
-    if isinstance(operator, HigherOrderOperator) or operator.namespace in ("aten", "prims"):
+    if isinstance(operator, compat.HigherOrderOperator) or operator.namespace in ("aten", "prims"):
         return None
-    name = operator._schema.name
-    if operator.namespace not in _OF_TORCH and name not in triton_ops_to_kernels:
+    name = compat.schema(operator).name
+    if operator.namespace not in _OF_TORCH and name not in compat.triton_ops_to_kernels:
         return None
-    definition = OPDEFS.get(name)
+    definition = compat.OPDEFS.get(name)
     if definition is None or find_row(str(operator).removesuffix(".default")) is not None:
         return None
-    return definition._init_fn
+    return compat.init_fn(definition)
 
 
 def _typed(operator: Any, dtype: torch.dtype, *args: Any) -> Any:
     """``out_dtype`` as on a GPU, where a product of int8 matrices is one kernel; all else casts what it is given."""
     mm = torch.ops.aten.mm.default
     if operator is mm and dtype is torch.int32 and all(tensor.dtype is torch.int8 for tensor in args):
-        return torch._int_mm(*args)
-    return out_dtype_fallback(operator, dtype, *args)
+        return compat.int_mm(*args)
+    return compat.out_dtype_fallback(operator, dtype, *args)

@@ -18,9 +18,8 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
+from memwall.core import compat
 from memwall.core.errors import MemwallError, UsageError, message_of
 from memwall.core.units import size
 from memwall.frontend.torch.carrying import Carrying
@@ -111,7 +110,7 @@ def build_inputs(
 
     copies = Copies(place, device)
     copied = copies.of(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs), "input")
-    given = enumerate(tree_flatten(copied)[0])
+    given = enumerate(compat.tree_flatten(copied)[0])
     plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
     placed = [(name, tensor) for name, tensor in copies.found if tensor.device.type == device]
     tensors = {plain.get(id(tensor), name): tensor for name, tensor in placed}
@@ -159,7 +158,7 @@ def _construct(
 _MOST_HOST_BYTES = 2_000_000_000
 
 
-class _HostLimit(TorchDispatchMode):
+class _HostLimit(compat.TorchDispatchMode):
     """While open, tensors are made on the host up to a limit; beyond it a UsageError says why they are made there."""
 
     def __init__(self, why: str) -> None:
@@ -324,7 +323,7 @@ def any_number(recorder: Recorder) -> Iterator[None]:
             stack.enter_context(patch.object(torch.Tensor, method, comparing(name, getattr(torch.Tensor, method))))
         known = lambda tensor: tensor.of_one if hasattr(tensor, "of_one") else truth(tensor)  # noqa: E731
         stack.enter_context(patch.object(torch.Tensor, "__bool__", known))
-        stack.enter_context(patch.object(torch.amp.GradScaler, "_maybe_opt_step", _step_unscaled))
+        stack.enter_context(patch.object(torch.amp.GradScaler, compat.name_of("maybe_opt_step"), _step_unscaled))
         stack.enter_context(patch.object(recorder, "reads_one", True))
         stack.enter_context(patch.object(torch.Tensor, "new", _new))
         yield
@@ -348,13 +347,10 @@ def _step_unscaled(scaler: Any, optimizer: torch.optim.Optimizer, state: Any, *a
 def fused_everywhere(*devices: str) -> Iterator[None]:
     """Let ``fused=True``, ``foreach=True`` and ``capturable=True`` accept these types of device, and the first two be
     the default there, as on CUDA."""
-    import torch.utils._foreach_utils as utils
-
-    kinds = ("_get_fused_kernels_", "_get_foreach_kernels_", "_get_capturable_")
+    names = map(compat.name_of, ("fused_kernels_devices", "foreach_kernels_devices", "capturable_devices"))
     places = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")]
     with contextlib.ExitStack() as stack:
-        for place, kind in itertools.product((*places, utils), kinds):
-            name = f"{kind}supported_devices"
+        for place, name in itertools.product((*places, compat.foreach_utils), names):
             if original := vars(place).get(name):
                 replaced = lambda *args, original=original, **named: [*original(*args, **named), *devices]  # noqa: E731
                 stack.enter_context(patch.object(place, name, replaced))

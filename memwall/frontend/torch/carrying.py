@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
+from memwall.core import compat
 from memwall.frontend.torch.tensors import flat_tensors, is_wrapper
 from memwall.frontend.torch.value_rules import COPIES, INDEXED, MASKS, NONZERO
 from memwall.frontend.torch.values import KnownValues
@@ -20,7 +18,7 @@ _VALUELESS = frozenset((torch.ops.aten.empty.memory_format, torch.ops.aten.detac
 _HOST = torch.device("cpu")
 
 
-class Carrying(TorchDispatchMode):
+class Carrying(compat.TorchDispatchMode):
     """While open, values are carried along and nothing is recorded: a module is built so. What is on the host meets
     what is on ``meta`` as if it were there too, as both would be on the host where weights are built with data. What
     has no value stays on ``meta`` when it is copied to the host."""
@@ -37,13 +35,13 @@ class Carrying(TorchDispatchMode):
             return func(*args, **kwargs)
         if any(map(is_wrapper, types)):
             return NotImplemented
-        if not isinstance(func, OpOverload):
+        if not isinstance(func, compat.OpOverload):
             return func(*args, **kwargs)
         signature = signature_of(func)
         if signature.name not in COPIES:
             tensors = flat_tensors(args)
             if any(t.is_meta for t in tensors) and not all(t.is_meta for t in tensors):
-                args = tree_map_only(torch.Tensor, lambda t: t if t.is_meta else self._values.made(t), args)
+                args = compat.tree_map_only(torch.Tensor, lambda t: t if t.is_meta else self._values.made(t), args)
         elif args[0].is_meta and kwargs.get("device") == _HOST and not self._values.has(args[0]):
             kwargs = {**kwargs, "device": args[0].device}
         if signature.name in INDEXED and all(self._values.of(mask) is not None for mask in masks_of(args)):

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from memwall.core import compat
 from memwall.frontend.torch.data_parallel import is_data_parallel, is_sharded, keep_state, remade
 from memwall.frontend.torch.distributed import is_of_process
 from memwall.frontend.torch.flat_shards import is_flat_sharded, refuse_unmodeled
@@ -35,7 +36,8 @@ _CONTAINERS = frozenset((dict, set, list, collections.OrderedDict))
 _LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
 _COMPILED = "torch.compile is left out, eager ops are recorded: --policy inductor shows what compiling fuses"
 _UNUSED = "find_unused_parameters of DistributedDataParallel is left out: its search needs data"
-_HELD = ("_parameters", "_buffers", "_modules")
+_OF_COMPILED = compat.name_of("dynamo_eval_frame")
+_HELD = tuple(compat.name_of(held) for held in ("parameters", "buffers", "submodules"))
 
 
 class Copies:
@@ -114,7 +116,7 @@ class Copies:
         made = self._memo[id(tensor)] = self._like(tensor)
         for name, value in tensor.__dict__.items():
             made.__dict__.setdefault(name, self._at(name, value))
-        before, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+        before, after = compat.backward_hooks(tensor), compat.post_accumulate_grad_hooks(tensor)
         if (before or after) and tensor.is_leaf:  # which views of memory that was let go cannot say
             for hook in (before or {}).values():
                 made.register_hook(self._copied(hook))
@@ -133,15 +135,15 @@ class Copies:
             return nn.Parameter(wrapper, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else wrapper
         made = self._place(tensor)
         if kind is not torch.Tensor:
-            made = torch.Tensor._make_subclass(kind, made.detach(), tensor.requires_grad)
+            made = compat.make_subclass(kind, made.detach(), tensor.requires_grad)
         self.found.append((".".join(filter(None, self._path)), made))
         return made
 
     def _module(self, module: nn.Module, kind: Any) -> Any:
         """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
-        if kind.__module__ == "torch._dynamo.eval_frame":  # torch.compile(m): eager execution is what is traced
+        if kind.__module__ == _OF_COMPILED:  # torch.compile(m): eager execution is what is traced
             self.notes[_COMPILED] = None
-            return self._copied(module._orig_mod)
+            return self._copied(compat.orig_mod(module))
         if isinstance(module, torch.jit.ScriptModule):
             return self._scripted(module)
         if is_flat_sharded(module):
@@ -166,7 +168,7 @@ class Copies:
                 fields[name] = self._memo.setdefault(id(value), type(value)())
             else:
                 fields[name] = self._at(name, value)
-        made._compiled_call_impl = None
+        setattr(made, compat.name_of("compiled_call"), None)
         if sharded:
             keep_state(module, made, self._copied)
         return made
@@ -182,7 +184,7 @@ class Copies:
 
     def _function(self, function: Any) -> Any:
         """A function, bound method or partial whose tensors and modules are copies; itself where it holds none."""
-        inner = getattr(function, "_torchdynamo_orig_callable", None)
+        inner = getattr(function, compat.name_of("orig_callable"), None)
         if inner is not None:
             self.notes[_COMPILED] = None
             return self._copied(inner)
@@ -207,7 +209,7 @@ class Copies:
 
     def _object(self, thing: Any, kind: type) -> Any:
         """Any other object, copied as its class says; itself where its class says that it cannot be."""
-        atomic = copy._deepcopy_dispatch.get(kind) or issubclass(kind, type)  # type: ignore[attr-defined]
+        atomic = compat.deepcopy_dispatch.get(kind) or issubclass(kind, type)
         if atomic or is_of_process(thing):
             return thing
         try:
@@ -221,7 +223,7 @@ class Copies:
             return thing
         if isinstance(parts, str):
             return thing
-        return copy._reconstruct(thing, self._memo, *parts, deepcopy=self._copied)  # type: ignore[attr-defined]
+        return compat.copy_reconstruct(thing, self._memo, *parts, deepcopy=self._copied)
 
 
 def is_lazy(module: nn.Module) -> bool:
@@ -244,8 +246,8 @@ def shaping(module: nn.Module, copied: nn.Module) -> Iterator[None]:
 
 
 def _infer(lazy: Any, twin: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    if hasattr(lazy, "_initialize_hook"):
-        lazy._infer_parameters(lazy, args, kwargs)
+    if hasattr(lazy, compat.name_of("initialize_hook")):
+        compat.infer_parameters(lazy, lazy, args, kwargs)
 
 
 def _content(cell: Any) -> Iterator[Any]:

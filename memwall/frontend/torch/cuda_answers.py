@@ -21,6 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.cuda.nvtx
 
+from memwall.core.compat import name_of, torch_c
 from memwall.core.errors import UsageError
 from memwall.frontend.torch.streams import Event, Stream, StreamContext, current_stream, default_stream, set_stream
 from memwall.hardware.chips import chip_of, target_of
@@ -139,20 +140,20 @@ def _always(value: Any = None) -> Callable[..., Any]:
 #: What a function of torch.cuda returns, whatever the GPU -> the functions.
 _RETURNED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (True, ("is_available", "is_initialized")),
-    (False, ("can_device_access_peer", "is_current_stream_capturing", "_is_in_bad_fork")),
+    (False, ("can_device_access_peer", "is_current_stream_capturing", name_of("is_in_bad_fork"))),
     (1, ("device_count",)),
     (0, (
-        "current_device", "_exchange_device", "_maybe_exchange_device", "initial_seed", "range_push", "range_pop",
-        "range_start", "get_sync_debug_mode", "current_blas_handle", "memory_allocated", "max_memory_allocated",
-        "memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached", "utilization", "memory_usage",
-        "temperature", "power_draw", "clock_rate",
+        "current_device", name_of("exchange_device"), name_of("maybe_exchange_device"), "initial_seed", "range_push",
+        "range_pop", "range_start", "get_sync_debug_mode", "current_blas_handle", "memory_allocated",
+        "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached",
+        "utilization", "memory_usage", "temperature", "power_draw", "clock_rate",
     )),
     (None, (
-        "init", "_lazy_init", "_lazy_call", "synchronize", "set_device", "ipc_collect",
+        "init", name_of("lazy_init"), name_of("lazy_call"), "synchronize", "set_device", "ipc_collect",
         "set_sync_debug_mode", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated",
         "reset_accumulated_memory_stats", "reset_max_memory_cached", "set_per_process_memory_fraction", "manual_seed",
         "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all", "range_end", "mark",
-        "_record_memory_history", "_sleep",
+        name_of("record_memory_history"), name_of("cuda_sleep"),
     )),
     ("", ("memory_summary", "list_gpu_processes", "get_gencode_flags")),
 )  # fmt: skip
@@ -181,12 +182,15 @@ _FIXED: Mapping[str, Any] = {
 
 #: The same of what stands outside torch.cuda.
 _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
-    (torch._C, {  # whom torch.accelerator, torch.get_device_module and torch.distributed ask for the kind of device
-        **dict.fromkeys(("_get_accelerator", "_accelerator_getAccelerator"), _always(torch.device("cuda"))),
-        "_accelerator_getStream": lambda *args: current_stream(*args), "_accelerator_setStream": set_stream,
-        **{f"_accelerator_{name}": _always(0) for name in ("getDeviceIndex", "exchangeDevice", "maybeExchangeDevice")},
-        **{f"_accelerator_{name}": _always() for name in ("setDeviceIndex", "synchronizeDevice", "emptyHostCache")},
-        "_accelerator_isAllocatorInitialized": _always(False),
+    (torch_c, {  # whom torch.accelerator, torch.get_device_module and torch.distributed ask for the kind of device
+        **{name_of(name): _always(torch.device("cuda")) for name in ("accelerator", "accelerator_kind")},
+        name_of("accelerator_stream"): lambda *args: current_stream(*args),
+        name_of("set_accelerator_stream"): set_stream,
+        **{name_of(name): _always(0) for name in
+           ("accelerator_index", "exchange_accelerator", "maybe_exchange_accelerator")},
+        **{name_of(name): _always() for name in
+           ("set_accelerator_index", "synchronize_accelerator", "empty_host_cache")},
+        name_of("is_accelerator_allocator_initialized"): _always(False),
     }),
     (torch.Tensor, {"record_stream": _always()}),
     (torch.nn.Module, {"to": _to}),
@@ -254,8 +258,8 @@ def _forget_cached() -> None:
     for name, function in vars(sys.modules.get("transformers.utils.import_utils", object)).items():
         if name.startswith("is_torch_") and hasattr(function, "cache_clear"):
             function.cache_clear()
-    if "torch._dynamo.trace_rules" in sys.modules:
-        sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
+    if (rules := name_of("dynamo_trace_rules")) in sys.modules:
+        sys.modules[rules].clear_lru_cache()
 
 
 @contextlib.contextmanager
@@ -273,9 +277,9 @@ def cuda_answers(gpu: Gpu) -> Iterator[dict[str, None]]:
             return _OF_THE_GPU[name](gpu, *args, **kwargs)
 
         table = {**_FIXED, **{name: partial(answer, name) for name in _OF_THE_GPU}}
-        memory = {"_accelerator_getMemoryInfo": partial(answer, "mem_get_info")}
+        memory = {name_of("accelerator_memory"): partial(answer, "mem_get_info")}
         with contextlib.ExitStack() as stack:
-            for home, values in (*((home, table) for home in _HOMES), *_ELSEWHERE, (torch._C, memory)):
+            for home, values in (*((home, table) for home in _HOMES), *_ELSEWHERE, (torch_c, memory)):
                 for name, value in values.items():
                     if hasattr(home, name):
                         stack.enter_context(patch.object(home, name, value))

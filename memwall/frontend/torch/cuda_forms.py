@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memwall.core import compat
 from memwall.frontend.torch.attention import attend, call_of, choose, laid_out
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.shapes import ShapeFunctions, ctc_loss_of_lists
@@ -74,7 +75,7 @@ class CudaForms:
         torch.backends.mha.set_fastpath_enabled(self._fastpath)
         self._shapes.close()
         if self._library is not None:
-            self._library._destroy()
+            compat.destroy_library(self._library)
             self._library = None
 
     # -- attention -------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ class CudaForms:
         options = (dropout_p, is_causal, scale, enable_gqa)
         made = call_of(*tensors, *options)
         # transforms refuse a Function like Real, and wrappers choose the shapes of what runs
-        as_usual = self._decomposes or torch._C._are_functorch_transforms_active() or _is_wrapper(query)
+        as_usual = self._decomposes or compat.are_functorch_transforms_active() or _is_wrapper(query)
         if as_usual or made.backends in ((), ("math",)):
             return self._called(made, tensors, options)
         call = OpaqueCall(
@@ -283,10 +284,10 @@ class Opaque(torch.autograd.Function):
 def _fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A result: without data on ``meta`` and for a compiler's fake tensors, with small random data on the CPU; not
     recorded either way."""
-    if device.type == "meta" or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+    if device.type == "meta" or compat.dispatch_mode(compat.DispatchModeKey.FAKE) is not None:
         return torch.empty(shape, dtype=dtype, device=device)
     generator = torch.Generator().manual_seed(0)
-    with torch._C._DisableTorchDispatch():
+    with compat.DisableTorchDispatch():
         return torch.randn(shape, dtype=dtype, generator=generator).mul_(0.1)
 
 
@@ -310,7 +311,7 @@ def _rms_norm_composite(x: torch.Tensor, shape: Sequence[int], weight: Any, eps:
     return (result * weight).type_as(x)
 
 
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_CPU = compat.DispatchKeySet(compat.DispatchKey.CPU)
 
 
 class RealForms(CudaForms):
@@ -337,7 +338,7 @@ class RealForms(CudaForms):
     ) -> tuple[torch.Tensor, ...]:
         kernel = partial(compute, partial(self._kernels[op].call_boxed, _CPU))
         # vmap and grad refuse such a Function as Real; torch's kernel calls what they know
-        if torch._C._are_functorch_transforms_active():
+        if compat.are_functorch_transforms_active():
             return _several(kernel(*inputs))
         results: tuple[torch.Tensor, ...] = Real.apply(self.recorder, kernel, call, torch.is_grad_enabled(), *inputs)
         return results

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.frontend.torch.distributed import fake_groups
 from memwall.frontend.torch.flat_shards import gathering, is_flat_sharded, settle_flat_shards
@@ -67,16 +68,16 @@ def buckets_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _buckets_of_later_steps(wrapped: Any) -> Iterator[None]:
     """While open, a reducer is made with the buckets to which torch changes after the first step, which has one alone:
     parameters from the last to the first, as gradients come (``Reducer::rebuild_buckets``)."""
-    torch_own: Any = dist
-    assign, first = torch_own._compute_bucket_assignment_by_size, torch_own._DEFAULT_FIRST_BUCKET_BYTES
-    limits = [first] * wrapped.bucket_bytes_cap_default + [wrapped.bucket_bytes_cap]
+    name = compat.name_of("bucket_assignment")
+    assign = getattr(dist, name)
+    limits = [compat.first_bucket_bytes] * wrapped.bucket_bytes_cap_default + [wrapped.bucket_bytes_cap]
 
     def rebuilt(parameters: Any, _: Any, sparse: Any) -> tuple[list[list[int]], list[int]]:
         buckets, sizes = assign(parameters[::-1], limits, sparse[::-1])
         last = len(parameters) - 1
         return [[last - place for place in bucket] for bucket in reversed(buckets)], sizes[::-1]
 
-    with patch.object(dist, "_compute_bucket_assignment_by_size", rebuilt):
+    with patch.object(dist, name, rebuilt):
         yield
 
 
@@ -97,18 +98,15 @@ def is_sharded(module: nn.Module) -> bool:
 
 def keep_state(module: nn.Module, made: nn.Module, copied: Callable[[Any], Any]) -> None:
     """Give a sharded module's copy the copy of what ``fully_shard`` knows of it."""
-    from torch.distributed._composable_state import _get_module_state, _insert_module_state
-
-    _insert_module_state(made, copied(_get_module_state(module)))
+    compat.insert_module_state(made, copied(compat.module_state(module)))
 
 
 def _groups(module: nn.Module) -> list[Any]:
     """The groups of parameters below a module that are gathered together."""
-    from torch.distributed._composable_state import _get_module_state
-
-    states: dict[int, Any] = {id(s): s for m in module.modules() if is_sharded(m) and (s := _get_module_state(m))}
+    states: dict[int, Any] = {id(s): s for m in module.modules() if is_sharded(m) and (s := compat.module_state(m))}
+    several = compat.name_of("fsdp_param_groups")
     # torch 2.11 has one group a state
-    return [g for s in states.values() for g in getattr(s, "_fsdp_param_groups", [s._fsdp_param_group]) if g]
+    return [g for s in states.values() for g in getattr(s, several, [compat.fsdp_param_group(s)]) if g]
 
 
 def settle_shards(module: nn.Module) -> None:
@@ -123,13 +121,15 @@ def _settle_groups(module: nn.Module) -> None:
     for parameter in (item for group in _groups(module) for item in group.fsdp_params):
         if parameter.offload_to_cpu:
             raise UsageError("CPUOffloadPolicy keeps parameters on the host, which is not modeled: leave it out")
-        info, axis = parameter._module_info, parameter.fsdp_placement.dim
+        info, axis = compat.module_info(parameter), parameter.fsdp_placement.dim
         own = parameter.sharded_param = getattr(info.module, info.param_name)
-        parameter._sharding_spec, local = own._spec, own._local_tensor
+        setattr(parameter, compat.name_of("sharding_spec"), compat.dtensor_spec(own))
+        local = compat.local_tensor(own)
         if local.is_meta:
             padded = torch.empty(parameter.padded_sharded_param_size, dtype=local.dtype, device="meta")
-            parameter._sharded_param_data = padded.view(-1)
-            own._local_tensor = padded.narrow(axis, 0, local.size(axis) if local.numel() else 0)
+            setattr(parameter, compat.name_of("sharded_param_data"), padded.view(-1))
+            own_part = padded.narrow(axis, 0, local.size(axis) if local.numel() else 0)
+            setattr(own, compat.name_of("local_tensor"), own_part)
 
 
 @contextlib.contextmanager
@@ -155,9 +155,7 @@ def _gathering_groups(module: nn.Module) -> Iterator[None]:
     if not _groups(module):
         yield
         return
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-
-    ops: Any = torch.ops.fsdp
+    ops, collectives = torch.ops.fsdp, compat.fsdp_collectives
     copies: Any = {
         "all_gather_copy_in": collectives.all_gather_copy_in_cuda,
         "split_with_sizes_copy": collectives.split_with_sizes_copy,
@@ -165,8 +163,8 @@ def _gathering_groups(module: nn.Module) -> Iterator[None]:
     }
     with (
         patch.multiple(ops, **copies),
-        patch.object(collectives, "_get_device_handle", lambda kind: torch.cuda),
-        patch.object(type(_groups(module)[0]), "_validate_no_meta_params", lambda group: None),
+        patch.object(collectives, compat.name_of("get_device_handle"), lambda kind: torch.cuda),
+        patch.object(type(_groups(module)[0]), compat.name_of("refuse_meta"), lambda group: None),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of what forward returns, whatever it is used for

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
+from memwall.core import compat
 from memwall.frontend.torch.attention import jagged_kernels
 from memwall.frontend.torch.cuda_answers import is_cuda, tensor_dtype
 from memwall.frontend.torch.tensors import is_wrapper
@@ -52,9 +52,9 @@ FILLERS = frozenset(
 )
 
 
-_IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
-_SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
-_DEVICE: Any = vars(torch._C.TensorBase)["device"].__get__
+_IS_CUDA: Any = vars(compat.TensorBase)["is_cuda"].__get__
+_SET_DATA: Any = vars(compat.TensorBase)["data"].__set__
+_DEVICE: Any = vars(compat.TensorBase)["device"].__get__
 _CUDA = torch.device("cuda", 0)
 _ATTENTION: Any = torch.nn.functional.scaled_dot_product_attention
 
@@ -69,7 +69,7 @@ def _address(tensor: torch.Tensor) -> int:
     taken for one."""
     if not tensor.is_meta or is_wrapper(type(tensor)):
         return tensor.data_ptr()
-    return (tensor.untyped_storage()._cdata << 20) + tensor.storage_offset() * tensor.element_size()
+    return (compat.cdata(tensor.untyped_storage()) << 20) + tensor.storage_offset() * tensor.element_size()
 
 
 class TracedDevice(TorchFunctionMode):
@@ -162,7 +162,7 @@ class TracedDevice(TorchFunctionMode):
         device = options.get("device")
         options["device"] = self.device if device is None else self._map(device)
         if self._fills_nothing and _is_weight(make, args, options):
-            with torch._C._DisableTorchDispatch():
+            with compat.DisableTorchDispatch():
                 return make(*args, **options)
         return make(*args, **options)
 
@@ -189,7 +189,7 @@ class TracedDevice(TorchFunctionMode):
         if args and is_cuda(args[0]):
             args = (self._map(args[0]), *args[1:])
         if self._fills_nothing and isinstance(tensor, nn.Parameter) and tensor.is_meta:
-            with torch._C._DisableTorchDispatch():
+            with compat.DisableTorchDispatch():
                 return torch.Tensor.to(tensor, *args, **options)
         return torch.Tensor.to(tensor, *args, **options)
 
@@ -197,7 +197,7 @@ class TracedDevice(TorchFunctionMode):
         device = options.get("device", args[0] if args else None)
         if not isinstance(device, (str, torch.device)) or torch.device(device).type != "cpu" or self._has_value(tensor):
             return self._to(tensor, *args, **options)
-        _, dtype, _, _ = torch._C._nn._parse_to(*args, **{k: v for k, v in options.items() if k != "copy"})
+        _, dtype, _, _ = compat.parse_to(*args, **{k: v for k, v in options.items() if k != "copy"})
         here = self._to_host(tensor)
         return here if dtype is None else torch.Tensor.to(here, dtype)
 
@@ -233,7 +233,7 @@ class TracedDevice(TorchFunctionMode):
         """``torch.tensor(data, device="cuda")``: on ``meta`` with its value known."""
         device = self._map(options.pop("device", None))
         if not isinstance(data, torch.Tensor):
-            data = tree_map_only(torch.Tensor, torch.Tensor.item, data)
+            data = compat.tree_map_only(torch.Tensor, torch.Tensor.item, data)
             if self._known is not None and torch.device(device or "cpu").type == "meta":
                 wants_gradient = options.pop("requires_grad", False)
                 return self._known.made(make(data, *args, **options, device="cpu")).requires_grad_(wants_gradient)

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.core.ranks import ranks_text
@@ -39,7 +40,8 @@ def fake_groups() -> Iterator[None]:
     import torch.distributed.device_mesh as meshes
     import torch.nn.parallel.distributed as parallel
 
-    set_up = meshes.DeviceMesh._setup_world_group_and_device
+    set_up_name = compat.name_of("setup_world_group")
+    set_up = getattr(meshes.DeviceMesh, set_up_name)
 
     with contextlib.ExitStack() as stack:
 
@@ -64,12 +66,12 @@ def fake_groups() -> Iterator[None]:
         for home in (dist, dist.distributed_c10d):
             stack.enter_context(patch.object(home, "new_group", _new_group))
         stack.enter_context(patch.object(dist, "get_backend", _backend_asked_for))
-        library = stack.enter_context(torch.library._scoped_library("c10d", "IMPL"))
+        library = stack.enter_context(compat.scoped_library("c10d", "IMPL"))
         for name in _COALESCED:
-            library.impl(name, lambda *args: torch._C._distributed_c10d.FakeWork().boxed(), "Meta")
-        stack.enter_context(patch.object(meshes.DeviceMesh, "_setup_world_group_and_device", large_enough))
-        for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
-            stack.enter_context(patch.object(parallel, name, lambda *args, **kwargs: None))
+            library.impl(name, lambda *args: compat.c10d.FakeWork().boxed(), "Meta")
+        stack.enter_context(patch.object(meshes.DeviceMesh, set_up_name, large_enough))
+        for name in ("verify_param_shapes", "sync_module_states"):
+            stack.enter_context(patch.object(parallel, compat.name_of(name), lambda *args, **kwargs: None))
         original = parallel.DistributedDataParallel.__init__
 
         def make(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, **rest: Any) -> None:
@@ -102,8 +104,7 @@ def _init(
     *args: Any, **kwargs: Any,
 ) -> None:  # fmt: skip
     """A group of torch's fake backend, of the size asked for or that the environment states."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
+    store = compat.FakeStore()
     stated = int(os.environ.get("WORLD_SIZE", "0"))  # which torchrun sets
     if 0 < stated != world_size > 0:
         raise UsageError(
@@ -115,7 +116,7 @@ def _init(
     _ASKED[None] = backend
     world_size = world_size if world_size > 0 else stated or 1
     rank = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
-    _ORIGINAL("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    _ORIGINAL("fake", store=store, rank=rank, world_size=world_size)
 
 
 def _new_group(
@@ -243,11 +244,9 @@ HANDED_ON = frozenset((_WAIT, _WRAP))
 
 def handed_on(recorder: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """What an operator of :data:`HANDED_ON` returns on a GPU."""
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
     recorder.free_calls[name] += not recorder.paused and recorder.rebinding is None
     if name == _WRAP:
-        return AsyncCollectiveTensor(tensor)
+        return compat.AsyncCollectiveTensor(tensor)
     recorder.streams.wait_for_storage(recorder.storage(tensor))
     return tensor
 
@@ -255,13 +254,15 @@ def handed_on(recorder: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
 def ranks_of(group: Any) -> list[int]:
     """The ranks in a process group, which operators are given boxed or by name."""
     if isinstance(group, str):
-        by_name: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
-        group = by_name(group)
+        group = compat.resolve_process_group(group)
     elif isinstance(group, torch.ScriptObject):
         group = dist.ProcessGroup.unbox(group)
     return dist.get_process_group_ranks(group)
 
 
+_OF_PROCESS = ("DeviceMesh", "ProcessGroup", compat.name_of("FSDPDeviceHandle"))
+
+
 def is_of_process(thing: Any) -> bool:
     """Whether an object stands for the ranks of this process, which copies share."""
-    return dist.is_available() and type(thing).__name__ in ("DeviceMesh", "ProcessGroup", "_FSDPDeviceHandle")
+    return dist.is_available() and type(thing).__name__ in _OF_PROCESS

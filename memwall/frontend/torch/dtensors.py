@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-_DERIVE, _PROPAGATE = "_propagate_tensor_meta_non_cached", "propagate_op_sharding_non_cached"
+from memwall.core import compat
+
+_DERIVE, _PROPAGATE = compat.name_of("tensor_meta"), "propagate_op_sharding_non_cached"
 
 
 @contextlib.contextmanager
@@ -51,15 +53,13 @@ def alike_once() -> Iterator[None]:
 def forget_meshes() -> None:
     """Let DTensor decide anew: to it the mesh of an earlier trace equals the next, whose groups are others."""
     if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-        _clear_sharding_prop_cache()
+        compat.clear_sharding_prop_cache()
 
 
 @contextlib.contextmanager
 def _replaced(name: str, by: Callable[..., Any]) -> Iterator[None]:
     """While open, ``by`` answers for a method of DTensor's, which it is given first."""
-    kind: Any = getattr(sys.modules.get("torch.distributed.tensor._sharding_prop"), "ShardingPropagator", None)
+    kind: Any = getattr(sys.modules.get(compat.name_of("sharding_prop")), "ShardingPropagator", None)
     original = getattr(kind, name, None)
     if original is None:
         yield

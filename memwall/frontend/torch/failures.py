@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from memwall.core.compat import name_of
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.recorder import UnexpectedCall
@@ -153,7 +154,7 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
                 f"{doing}: {unshaped} does not say what shapes it returns{where}; give it a function that does, with"
                 f' @torch.library.register_fake("{unshaped}"), or trace real tensors with --real where the CPU runs it'
             ) from error
-        if type(error).__module__.startswith("torch._dynamo"):
+        if type(error).__module__.startswith(name_of("dynamo")):
             raise UsageError(
                 f"{doing}: a compiler cannot start inside a trace{where}; leave torch.compile out, and write"
                 " while_loop, scan and map as Python loops"

@@ -14,33 +14,35 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 
 
 @contextlib.contextmanager
 def constructing() -> Iterator[None]:
     """While open, wrappers are made of modules without data, whatever ``device_id`` they are given."""
-    import torch.distributed.fsdp._common_utils as common
-    import torch.distributed.fsdp._init_utils as made
     import torch.distributed.fsdp.fully_sharded_data_parallel as wrapper
 
     def place(module: nn.Module, *args: Any) -> torch.device:
         return next((p.device for p in module.parameters()), torch.device("meta"))
 
     def on_cuda(state: Any, *args: Any) -> Any:
-        state._device_handle = torch.cuda
+        setattr(state, compat.name_of("device_handle"), torch.cuda)
         return state
 
+    answers = {
+        "device_from_device_id": lambda *args: None,
+        "compute_device": place,
+        "need_to_materialize_module": lambda *args: (False, False),
+        "sync_module_params_and_buffers": lambda *args: None,
+    }
+    unmade: dict[str, Any] = {compat.name_of(name): answer for name, answer in answers.items()}
     with (
-        patch.object(common._FSDPDeviceHandle, "from_device", lambda device: torch.cuda),
-        patch.object(wrapper, "_init_device_handle", on_cuda),
-        patch.multiple(
-            made, _get_device_from_device_id=lambda *args: None, _get_compute_device=place,
-            _need_to_materialize_module=lambda *args: (False, False),
-            _sync_module_params_and_buffers=lambda *args: None,
-        ),
-        patch("torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty", _Chunks),
-    ):  # fmt: skip
+        patch.object(compat.FSDPDeviceHandle, "from_device", lambda device: torch.cuda),
+        patch.object(wrapper, compat.name_of("init_device_handle"), on_cuda),
+        patch.multiple(compat.flat_init, **unmade),
+        patch.object(compat.fsdp_param, compat.name_of("chunk_with_empty"), _Chunks),
+    ):
         yield
 
 
@@ -74,24 +76,28 @@ def settle_flat_shards(module: nn.Module) -> None:
     """Let the copies of wrappers begin as torch makes them: before the first forward, on the traced device, with
     parameters that are views of the flat ones."""
     for unit in _units(module):
-        order = unit._exec_order_data
-        unit._exec_order_data = type(order)(
-            unit._debug_level, order._backward_prefetch_limit, order._forward_prefetch_limit
-        )
-        unit._is_root, unit._device_handle, unit.compute_device = None, torch.cuda, torch.device("meta")
-        if unit._handle is not None:
-            unit._handle.device, unit._handle._device_handle = unit.compute_device, torch.cuda
-            if unit._handle._use_orig_params:
-                unit._handle._use_sharded_views()
+        order, handle = compat.exec_order_data(unit), compat.flat_handle(unit)
+        limits = compat.backward_prefetch_limit(order), compat.forward_prefetch_limit(order)
+        new = {"exec_order_data": type(order)(compat.debug_level(unit), *limits), "is_root": None,
+               "device_handle": torch.cuda}  # fmt: skip
+        for name, value in new.items():
+            setattr(unit, compat.name_of(name), value)
+        unit.compute_device = torch.device("meta")
+        if handle is not None:
+            handle.device = unit.compute_device
+            setattr(handle, compat.name_of("handle_device"), torch.cuda)
+            if compat.use_orig_params(handle):
+                compat.use_sharded_views(handle)
 
 
 def whole_elements(module: nn.Module, parameters: Iterable[torch.Tensor]) -> int:
     """Elements of a module's parameters, those that flat ones keep on other ranks included."""
     whole: dict[int, int] = {}
-    for flat in (unit._handle.flat_param for unit in _units(module) if unit._handle is not None):
-        counts = [shape.numel() for shape in flat._shapes]
+    handles = map(compat.flat_handle, _units(module))
+    for flat in (handle.flat_param for handle in handles if handle is not None):
+        counts = [shape.numel() for shape in compat.flat_shapes(flat)]
         whole[id(flat)] = sum(counts)
-        whole |= {id(own): count for own, count in zip(flat._params or (), counts, strict=False)}
+        whole |= {id(own): count for own, count in zip(compat.flat_parts(flat) or (), counts, strict=False)}
     return sum(whole.get(id(parameter), parameter.numel()) for parameter in parameters)
 
 
@@ -101,10 +107,8 @@ def gathering(module: nn.Module) -> Iterator[None]:
     if not _units(module):
         yield
         return
-    import torch.distributed.fsdp._flat_param as flat
-
     # memory of tensors on meta has a size and no address
-    with patch.object(flat, "_data_ptr_allocated", flat._storage_size_allocated):
+    with patch.object(compat.flat_param, compat.name_of("data_ptr_allocated"), compat.storage_size_allocated):
         yield
 
 

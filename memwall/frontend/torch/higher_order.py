@@ -10,28 +10,25 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._higher_order_ops.associative_scan import associative_scan_op
-from torch._higher_order_ops.flex_attention import math_attention
-from torch._higher_order_ops.map import map_impl
-from torch._higher_order_ops.scan import generic_scan, scan_op
-from torch._higher_order_ops.while_loop import while_loop_op
 from torch.nn.attention import flex_attention
+
+from memwall.core import compat
 
 
 def _dense(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """An operator as it runs without a compiler."""
-    return operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+    return operator.py_kernels[compat.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
 
 
 def _scan(operator: Any, combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
     """As ``_dense``, which checks that no mode watches."""
-    return generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
+    return compat.generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
 
 
 #: operators that repeat a function → the Python loop that they are
-_LOOPS = {type(operator): _dense for operator in (while_loop_op, map_impl, associative_scan_op)} | {
-    type(scan_op): _scan
-}
+_LOOPS = {
+    type(operator): _dense for operator in (compat.while_loop_op, compat.map_impl, compat.associative_scan_op)
+} | {type(compat.scan_op): _scan}
 
 
 @contextlib.contextmanager
@@ -45,14 +42,14 @@ def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
 
     def flex(query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float, options: Any) -> Any:
         say("flex_attention is counted as eager PyTorch runs it: unfused, all scores computed, masked or not")
-        found = math_attention(query, key, value, score_mod, block_mask, scale, options)
+        found = compat.math_attention(query, key, value, score_mod, block_mask, scale, options)
         return (*found, None)[:3]
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch, "cond", cond))
         for kind, plain in _LOOPS.items():
             stack.enter_context(patch.object(kind, "__call__", plain))
-        forms: dict[str, Any] = {"_validate_device": lambda *tensors: None, "flex_attention_hop": flex,
-                 "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}  # fmt: skip
+        forms: dict[str, Any] = {compat.name_of("flex_validate_device"): lambda *tensors: None,
+                 "flex_attention_hop": flex, compat.name_of("flex_compile_debug"): True}  # fmt: skip
         stack.enter_context(patch.multiple(flex_attention, **forms))
         yield

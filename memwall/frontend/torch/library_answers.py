@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 
+from memwall.core import compat
 from memwall.core.errors import NeedsData
 from memwall.frontend.torch.failures import wanted_data
 from memwall.frontend.torch.values import KnownValues
@@ -43,7 +44,7 @@ _ANSWERS: Mapping[str, Mapping[str, Answer]] = {
     "transformers.masking_utils": {
         "find_packed_sequence_indices": (_always(None), _UNPACKED),
         "fast_all": (_always(True), _UNPADDED),
-        "_ignore_bidirectional_mask_sdpa": (_without_mask, _UNPADDED),
+        compat.name_of("ignore_bidirectional_mask"): (_without_mask, _UNPADDED),
         "create_recurrent_attention_mask": (_always(None), _UNPADDED),
     },
     "transformers.utils.import_utils": {"torch_compilable_check": (_always(None), _CHECKED)},
@@ -85,7 +86,7 @@ def _synchronised_norms(note: Callable[[str], None]) -> Iterator[None]:
         if module.training:
             note("every rank has samples for its synchronised batch norms")
         with (
-            patch.object(torch._C, "_get_privateuse1_backend_name", lambda: data.device.type),
+            patch.object(compat.torch_c, compat.name_of("privateuse1_backend_name"), lambda: data.device.type),
             patch.object(torch.cuda, "is_available", lambda: True),
             patch.object(torch.cuda, "is_current_stream_capturing", lambda: True),
         ):

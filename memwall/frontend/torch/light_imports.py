@@ -20,6 +20,8 @@ from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 from typing import Any
 
+from memwall.core.compat import name_of
+
 _Function = Callable[..., Any]
 
 
@@ -148,9 +150,9 @@ class _Class:
 
 #: Module -> its members that a trace needs.
 _MEMBERS: Mapping[str, Mapping[str, Callable[[_StandIn, str], Any]]] = {
-    "torch._dynamo": {"disable": _disable, "graph_break": lambda module, name: lambda msg="": None},
+    name_of("dynamo"): {"disable": _disable, "graph_break": lambda module, name: lambda msg="": None},
     "sympy": {"Basic": _Class},
-    "torch.utils._sympy.functions": {"Max": _Class},
+    name_of("sympy_functions"): {"Max": _Class},
     "torch.fx.experimental.symbolic_shapes": {
         "expect_true": _itself,
         "free_unbacked_symbols": _of_numbers(lambda value: set()),

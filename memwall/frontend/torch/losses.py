@@ -7,8 +7,8 @@ from dataclasses import is_dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.frontend.workload import Workload
 
@@ -55,4 +55,4 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
     """The tensors of an output: of a container that torch's pytree knows, or of a dataclass."""
     if is_dataclass(output) and not isinstance(output, (type, Mapping)):
         output = vars(output)
-    return [t for t in tree_flatten(output)[0] if isinstance(t, torch.Tensor)]
+    return [t for t in compat.tree_flatten(output)[0] if isinstance(t, torch.Tensor)]

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from memwall.core import compat
 from memwall.frontend.workload.blame import is_machinery, portable
 
 #: where the walk up the stack ends: what called the tracer is not the model
@@ -47,7 +48,7 @@ class ModuleTimeline(_History):
     def enter(self, path: str) -> str:
         """Switch to a module; returns the path to give back to :meth:`leave`."""
         previous, self.path = self.path, path
-        self._numbers.append(torch._C._autograd._get_sequence_nr())
+        self._numbers.append(compat.next_sequence_number())
         self._texts.append(path)
         return previous
 
@@ -102,7 +103,8 @@ class Passes:
         return bool(self._making) and not self._making[-1] and torch.is_grad_enabled()
 
     def __enter__(self) -> None:
-        original = vars(torch.autograd)["_engine_run_backward"]
+        name = compat.name_of("engine_run_backward")
+        original = vars(torch.autograd)[name]
 
         def run(tensors: Any, given: Any, retains: Any, makes: bool, *args: Any, **kwargs: Any) -> Any:
             self._making.append(makes)
@@ -111,7 +113,7 @@ class Passes:
             finally:
                 self._making.pop()
 
-        self._patches.append(patch.object(torch.autograd, "_engine_run_backward", run))
+        self._patches.append(patch.object(torch.autograd, name, run))
         self._patches[-1].__enter__()
 
     def __exit__(self, *raised: Any) -> None:
@@ -150,5 +152,7 @@ def module_names(root: nn.Module) -> dict[int, str]:
         if id(module) not in names:
             names[id(module)] = path
             prefix = f"{path}." if path else ""
-            pending += [(prefix + key, part) for key, part in reversed(module._modules.items()) if part is not None]
+            pending += [
+                (prefix + key, part) for key, part in reversed(compat.submodules(module).items()) if part is not None
+            ]
     return names

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from memwall.core import compat
 from memwall.core.layers import collapse
 from memwall.frontend.torch.build import build_module
 from memwall.frontend.torch.cuda_answers import cuda_answers
@@ -51,11 +52,11 @@ def outline_of(workload: Workload, gpu: Gpu) -> Outline:
 
 
 def _part(path: str, module: nn.Module, numbers: list[tuple[str, float]]) -> tuple[Any, ...]:
-    held, path = (*module._parameters.items(), *module._buffers.items()), collapse(path)
+    held, path = (*compat.parameters(module).items(), *compat.buffers(module).items()), collapse(path)
     shown = _NUMBER.sub("#", text := module.extra_repr())
     numbers += [(path, float(number)) for number in _NUMBER.findall(text)]
     own = [*_attributes(path, vars(module), numbers)]
-    hooks = len(module._forward_pre_hooks), len(module._forward_hooks)
+    hooks = len(compat.forward_pre_hooks(module)), len(compat.forward_hooks(module))
     tensors = [(name, *_tensor(tensor)) for name, tensor in held if tensor is not None]
     return path, type(module).__qualname__, shown, hooks, tuple(tensors), tuple(own)
 

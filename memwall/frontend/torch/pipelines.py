@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.frontend.blocks.template import ReplayMismatch
 
@@ -20,11 +21,11 @@ from memwall.frontend.blocks.template import ReplayMismatch
 #: ``W``: one half of it), micro-batch.
 PIPELINE_KEY = "pipeline"
 #: names of what torch asks the other stages before the first step: how shapes are known (from 2.13 on)
-_VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
+_VOTES = compat.name_of("warmup_forward_vote"), compat.name_of("warmup_backward_result")
 #: method that a schedule calls for each micro-batch -> the phase of its ops; and after the last
 _PHASES = {"forward_one_chunk": "forward", "backward_one_chunk": "backward", "backward_weight_one_chunk": "backward",
            "scale_grads": "optimizer"}  # fmt: skip
-_SCHEDULES = ("PipelineScheduleSingle", "PipelineScheduleMulti", "_PipelineScheduleRuntime")
+_SCHEDULES = ("PipelineScheduleSingle", "PipelineScheduleMulti", compat.name_of("PipelineScheduleRuntime"))
 
 
 @contextlib.contextmanager
@@ -38,7 +39,7 @@ def pipelined(found: dict[str, Any], recorder: Any, replays: bool) -> Iterator[N
     if stages is None or schedules is None:
         yield
         return
-    base, kind = vars(stages)["_PipelineStageBase"], vars(stages)["PipelineStage"]
+    base, kind = compat.PipelineStageBase, vars(stages)["PipelineStage"]
     with contextlib.ExitStack() as stack:
 
         def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -71,12 +72,14 @@ def _noting(found: dict[str, Any], replays: bool, original: Callable[..., Any]) 
     def step(schedule: Any, *args: Any, **options: Any) -> Any:
         if replays:
             raise ReplayMismatch("a schedule calls its stages for each micro-batch")
-        several = getattr(schedule, "_stages", ())  # of one alone torch's 1F1B misnumbers the last rank's tasks
+        several = getattr(
+            schedule, compat.name_of("pipeline_stages"), ()
+        )  # of one alone torch's 1F1B misnumbers the last rank's tasks
         orders = schedule.pipeline_order if several else {}
-        group = (several[0] if several else schedule._stage).group
+        group = (several[0] if several else compat.pipeline_stage(schedule)).group
         found[PIPELINE_KEY] = {
             "ranks": dist.get_process_group_ranks(group), "schedule": type(schedule).__name__,
-            "microbatches": schedule._n_microbatches,
+            "microbatches": compat.microbatches(schedule),
             "orders": [" ".join(_tasks(orders[rank])) for rank in sorted(orders)],
         }  # fmt: skip
         return original(schedule, *args, **options)
@@ -93,7 +96,7 @@ def _tasks(actions: Iterable[Any]) -> Iterator[str]:
 
 def _vote(stage: Any, has_backward: bool, received_acc: Any = None) -> torch.Tensor:
     modes = vars(sys.modules[type(stage).__module__])["InferenceMode"]
-    if modes.needs_dynamic(stage._user_meta, has_backward):
+    if modes.needs_dynamic(compat.user_meta(stage), has_backward):
         raise UsageError(
             f"stage {stage.stage_index} of {stage.num_stages} takes its shapes from the stage before it, which a"
             " trace of one rank does not run: give PipelineStage input_args and output_args, tensors of one"

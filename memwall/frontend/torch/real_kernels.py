@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+from memwall.core import compat
+
+_CPU = compat.DispatchKeySet(compat.DispatchKey.CPU)
 
 
 @contextlib.contextmanager
@@ -29,4 +31,4 @@ def real_kernels() -> Iterator[None]:
     try:
         yield
     finally:
-        library._destroy()
+        compat.destroy_library(library)

@@ -15,9 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from memwall.core import compat
 from memwall.core.errors import TooManyOps, UsageError
 from memwall.core.graph import HELD, Graph, Op, Storage, TensorSpec, Value
 from memwall.frontend.torch.bodies import body_of
@@ -46,14 +45,14 @@ from memwall.ops import classify
 from memwall.ops.registry import find_row
 from memwall.ops.signatures import DROPPED_ATTRIBUTES, Signature, signature_of
 
-_BACKENDS = {"meta": torch._C.DispatchKey.Meta, "cpu": torch._C.DispatchKey.CPU}
+_BACKENDS = {"meta": compat.DispatchKey.Meta, "cpu": compat.DispatchKey.CPU}
 
 
 class UnexpectedCall(Exception):
     """The autograd engine accumulated gradients in a node that should make all its calls itself."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(compat.TorchDispatchMode):
     """Records ops as they are dispatched; :meth:`graph` is the result. ``device`` is the type of the tensors that
     represent the GPU's: ``meta``, with ``known`` values, or ``cpu`` with real data. Beyond ``max_ops`` it stops with
     an error; ``warn`` is called before."""
@@ -148,7 +147,7 @@ class Recorder(TorchDispatchMode):
     def storage(self, tensor: torch.Tensor, role: str = "activation", name: str = "") -> int:
         """The id of a tensor's storage. The storage is kept alive, so that its address is not reused."""
         raw = tensor.untyped_storage()
-        known = self._storage_ids.get(raw._cdata)
+        known = self._storage_ids.get(compat.cdata(raw))
         if known is None:
             known = self.new_storage(raw.nbytes(), role, name)
             self.bind(tensor, known)
@@ -163,15 +162,15 @@ class Recorder(TorchDispatchMode):
         """Bind a tensor to a storage that already has a number."""
         raw = tensor.untyped_storage()
         self._kept.append(raw)
-        self._storage_ids[raw._cdata] = storage
+        self._storage_ids[compat.cdata(raw)] = storage
 
     def knows(self, tensor: torch.Tensor) -> int | None:
         """The storage id of a tensor, or None when it has not been seen."""
-        return self._storage_ids.get(tensor.untyped_storage()._cdata)
+        return self._storage_ids.get(compat.cdata(tensor.untyped_storage()))
 
     def release(self, storage: torch.UntypedStorage) -> None:
         """Memory that is freed: what the storage holds from now on is new."""
-        number = self._storage_ids.pop(storage._cdata, None)
+        number = self._storage_ids.pop(compat.cdata(storage), None)
         if number is not None and self.phase == "backward" and self.storages[number].role == "activation":
             touched = (op for op in reversed(self.ops) for i in (*op.inputs, *op.outputs)
                        if self.values[i].storage == number)  # fmt: skip
@@ -211,7 +210,7 @@ class Recorder(TorchDispatchMode):
             if (body := body_of(func)) is not None:
                 with self, patch.object(self, "_in_body", True):
                     return body(*args, **kwargs)
-            if isinstance(func, HigherOrderOperator):
+            if isinstance(func, compat.HigherOrderOperator):
                 raise UsageError(
                     f"a trace cannot record {func.name()}, an operator that takes Python functions (in"
                     f" {self.modules.path or 'the model'}); write it in plain PyTorch: a Python loop for while_loop,"
@@ -221,8 +220,8 @@ class Recorder(TorchDispatchMode):
         if signature.composite and (self._unwraps or self._in_body):  # below autograd, which would have split it
             key = _BACKENDS[self.device]
             with self:
-                if self._in_body and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
-                    return func._op_dk(key, *args, **kwargs)  # what a GPU runs in its stead
+                if self._in_body and compat.has_kernel(func.name(), key):
+                    return compat.op_with_key(func, key, *args, **kwargs)  # what a GPU runs in its stead
                 return func.decompose(*args, **kwargs)
         # of primitives a forward-mode derivative asks the shapes of zeros, and nothing runs
         if signature.skipped or (func.namespace == "prims" and self.device == "meta"):
@@ -344,7 +343,7 @@ class Recorder(TorchDispatchMode):
         written = tuple(dict.fromkeys(self.value(t) for t in outputs if t.device.type == self.device))
         if self.guarded and not self.guarded.isdisjoint([self.values[i].storage for i in written]):
             raise UnexpectedCall(f"{name} writes into a view that a replayed block handed out")
-        node = torch._C._current_autograd_node()
+        node = compat.backward_node()
         phase, module = self._where(node)
         line = self._line(node)
         again = phase == "backward" and self.passes.computes_again()
@@ -378,7 +377,7 @@ class Recorder(TorchDispatchMode):
 
     def _mark_line(self) -> str:
         """The user's line of the call that is being recorded, which the newest autograd node remembers."""
-        self.lines.mark(torch._C._autograd._get_sequence_nr() - 1, line := self.lines.here())
+        self.lines.mark(compat.next_sequence_number() - 1, line := self.lines.here())
         return line
 
     def _line(self, node: Any) -> str:
@@ -386,7 +385,7 @@ class Recorder(TorchDispatchMode):
         line = self._mark_line() if node is None and self.phase == "forward" else self.lines.here()
         if line or node is None or self.phase == "optimizer" or node.name() == "torch::autograd::AccumulateGrad":
             return line
-        return self.lines.at(node._sequence_nr())
+        return self.lines.at(compat.sequence_number(node))
 
     def _where(self, node: Any) -> tuple[str, str]:
         """Phase and module of the call that is being recorded, from the autograd node that makes it."""
@@ -398,8 +397,8 @@ class Recorder(TorchDispatchMode):
         if name == "torch::autograd::AccumulateGrad":
             return "backward", self._parameter_modules.get(id(node.variable), "")
         if name in self.closed_nodes:
-            raise UnexpectedCall(self.modules.at(node._sequence_nr()))
-        return "backward", self.modules.at(node._sequence_nr())
+            raise UnexpectedCall(self.modules.at(compat.sequence_number(node)))
+        return "backward", self.modules.at(compat.sequence_number(node))
 
     def graph(self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str) -> Graph:
         """What was recorded."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from memwall.core import compat
 from memwall.frontend.torch.tensors import flat_tensors
 
 _TENSORS = (torch.Tensor, nn.Parameter)
@@ -37,7 +38,7 @@ class Results:
     def of(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What an op returns that writes no argument, whose results are new tensors and depend on no data. Where
         another dispatch mode watches, all calls are made."""
-        if torch._C._len_torch_dispatch_stack():
+        if compat.dispatch_mode_count():
             return function(*args, **kwargs)
         given = (*args, *kwargs.values())
         looks = [_look(item) for item in given]
@@ -80,14 +81,14 @@ def _kept(result: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]] | Non
     parts = (result,) if kind is torch.Tensor else tuple(result) if kind in (tuple, list) else None
     if parts is None:
         return None
-    storages = {tensor.untyped_storage()._cdata for tensor in flat_tensors(args)}
+    storages = {compat.cdata(tensor.untyped_storage()) for tensor in flat_tensors(args)}
     items: list[Any] = []
     for part in parts:
         if isinstance(part, torch.Tensor):
             look = _fresh(part)
-            if look is None or part.untyped_storage()._cdata in storages:
+            if look is None or compat.cdata(part.untyped_storage()) in storages:
                 return None
-            storages.add(part.untyped_storage()._cdata)
+            storages.add(compat.cdata(part.untyped_storage()))
             items.append(look)
         elif part is None or type(part) in (bool, int, float):
             items.append(part)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memwall.core import compat
 from memwall.frontend.torch.tensors import is_freed, sparse_of, sparse_parts
 from memwall.frontend.torch.value_rules import MOST_OF_INTEGERS, distinct, is_small, is_uniform, once
 
@@ -32,7 +33,7 @@ class Shadow(NamedTuple):
 
 def address_of(tensor: torch.Tensor) -> int:
     """What a tensor's storage is known by."""
-    address: int = tensor.untyped_storage()._cdata
+    address: int = compat.cdata(tensor.untyped_storage())
     return address
 
 
@@ -126,7 +127,7 @@ class Shadows:
         """All elements of a tensor equal one number."""
         element = torch.as_tensor(value, device=_HOST).detach().to(tensor.dtype).clone()
         raw = tensor.untyped_storage()
-        self._shadows[raw._cdata] = Shadow(raw, element.untyped_storage(), uniform=True, assumed=assumed)
+        self._shadows[compat.cdata(raw)] = Shadow(raw, element.untyped_storage(), uniform=True, assumed=assumed)
 
     def _shadow(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's view of its shadow, which is made if it does not exist."""
@@ -135,7 +136,7 @@ class Shadows:
             return found
         raw = tensor.untyped_storage()
         shadow = torch.empty(raw.nbytes(), dtype=torch.uint8, device=_HOST).untyped_storage()
-        self._shadows[raw._cdata] = Shadow(raw, shadow)
+        self._shadows[compat.cdata(raw)] = Shadow(raw, shadow)
         self._bytes += shadow.nbytes()
         if self._bytes > self._swept_at:
             self._sweep()
@@ -146,7 +147,7 @@ class Shadows:
     def _sweep(self) -> None:
         """Let go of the shadows whose tensors are gone."""
         for address, found in list(self._shadows.items()):
-            if torch._C._storage_Use_Count(found.raw._cdata) <= 1:
+            if compat.storage_use_count(compat.cdata(found.raw)) <= 1:
                 del self._shadows[address]
                 self._bytes -= found.shadow.nbytes()
         self._swept_at = max(_SWEPT_BYTES, 2 * self._bytes)
@@ -158,7 +159,7 @@ class Shadows:
     def _is_overwritable(self, tensor: torch.Tensor) -> bool:
         """Whether what is written into a tensor leaves all of its storage known."""
         raw = tensor.untyped_storage()
-        found = self._shadows.get(raw._cdata)
+        found = self._shadows.get(compat.cdata(raw))
         if found is not None and found.uniform:
             return self._spread(tensor, found)
         whole = tensor.numel() * tensor.itemsize == raw.nbytes() and is_small(tensor)
@@ -171,6 +172,6 @@ class Shadows:
         if raw.nbytes() > MOST_OF_INTEGERS * tensor.itemsize or not found.is_one_of(tensor):
             return False
         spread = element.expand(raw.nbytes() // tensor.itemsize).contiguous().untyped_storage()
-        self._shadows[raw._cdata] = Shadow(raw, spread, assumed=found.assumed)
+        self._shadows[compat.cdata(raw)] = Shadow(raw, spread, assumed=found.assumed)
         self._bytes += spread.nbytes()
         return True

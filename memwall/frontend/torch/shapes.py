@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.graph import TensorSpec
 from memwall.frontend.torch.tensors import dtype_name, sparse_of, sparse_parts
@@ -33,7 +34,7 @@ class SparseCopies(ExitStack):
     def _implement(self, tables: Mapping[tuple[str, str], Mapping[str, Shape]]) -> None:
         for (space, key), functions in tables.items():
             library: Any = torch.library.Library(space, "IMPL")
-            self.callback(library._destroy)
+            self.callback(compat.destroy_library, library)
             for packet, shape in functions.items():
                 if packet == "_grouped_mm" or _lacks(f"{space}::{packet}", key):
                     library.m.impl(packet, key, shape, False)
@@ -62,12 +63,12 @@ class ShapeFunctions(SparseCopies):
 
 def _lacks(name: str, key: str) -> bool:
     """Whether an operator exists and has no shape function."""
-    return _exists(name) and not torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    return _exists(name) and not compat.has_kernel(name, key)
 
 
 def _exists(name: str) -> bool:
     packet, _, overload = name.partition(".")
-    return any(schema.overload_name == overload for schema in torch._C._jit_get_schemas_for_operator(packet))
+    return any(schema.overload_name == overload for schema in compat.schemas_of_operator(packet))
 
 
 # -- results like an input ---------------------------------------------------------------------------------------------
@@ -151,9 +152,7 @@ def _grouped_mm(a: Tensor, b: Tensor, offs: Any = None, bias: Any = None, out_dt
     """The shape of a grouped product: torch's own shape function refuses all but bfloat16, CUDA takes float16 and
     float32 too (GroupedBlas.cpp, there one product per group)."""
     if a.dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
-        from torch._meta_registrations import meta_grouped_mm
-
-        known: Tensor = meta_grouped_mm(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
+        known: Tensor = compat.meta_grouped_mm(a, b, offs=offs, bias=bias, out_dtype=out_dtype)
         return known
     if a.dtype is not b.dtype or a.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise RuntimeError(f"_grouped_mm: operands of {a.dtype} and {b.dtype} do not go together")
@@ -247,7 +246,7 @@ def _with_values(data: Tensor, like: Tensor, coalesced: bool) -> Tensor:
     """A sparse tensor with the places of ``data`` and fresh values like ``like``."""
     values = torch.empty_like(like)
     if data.layout is torch.sparse_coo:
-        places = torch.empty_like(data._indices())
+        places = torch.empty_like(compat.sparse_indices(data))
         return torch.sparse_coo_tensor(places, values, data.shape, is_coalesced=coalesced, check_invariants=False)
     if data.layout not in (torch.sparse_csr, torch.sparse_bsr):
         raise RuntimeError(f"a {data.layout} tensor has no shape function here")
@@ -258,21 +257,21 @@ def _with_values(data: Tensor, like: Tensor, coalesced: bool) -> Tensor:
 
 def _coalesced(data: Tensor) -> Tensor:
     """As many elements as there were: how many are of one place is in the data."""
-    return _with_values(data, data._values(), True)
+    return _with_values(data, compat.sparse_values(data), True)
 
 
 def _same_places(data: Tensor, *others: Any, **kwargs: Any) -> Tensor:
-    values = data._values() if data.layout is torch.sparse_coo else data.values()
+    values = compat.sparse_values(data) if data.layout is torch.sparse_coo else data.values()
     return _with_values(data, values, data.layout is torch.sparse_coo and data.is_coalesced())
 
 
 def _row_bounds(data: Tensor, dense_dim: int | None = None) -> Tensor:
     """A coalesced COO matrix in CSR: as many elements."""
-    if data.layout is not torch.sparse_coo or data._indices().shape[0] != 2:
+    if data.layout is not torch.sparse_coo or compat.sparse_indices(data).shape[0] != 2:
         raise RuntimeError(f"a {data.layout} tensor of this shape has no shape function for CSR here")
-    rows, columns = data._indices()
+    rows, columns = compat.sparse_indices(data)
     bounds = rows.new_empty([data.shape[0] + 1])
-    values = torch.empty_like(data._values())
+    values = torch.empty_like(compat.sparse_values(data))
     return torch.sparse_csr_tensor(bounds, torch.empty_like(columns), values, data.shape, check_invariants=False)
 
 
@@ -373,7 +372,7 @@ def _library_functions() -> dict[str, Shape]:
             found[name] = _LIBRARIES[name]
         elif row is not None and row.results is not None:
             found[name] = _derived(name, versions[0], row.results)
-        elif not torch._C._get_schema(name, "").returns:
+        elif not compat.schema_with_overload(name, "").returns:
             found[name] = _nothing
     return found
 
@@ -396,7 +395,7 @@ def _derived(name: str, schema: Schema, rule: Callable[[Recorded], Sequence[Tens
         except Unsupported as error:
             raise RuntimeError(f"{name}: {error}") from error
         made = tuple(torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta") for spec in specs)
-        return made if len(torch._C._get_schema(name, "").returns) > 1 else made[0] if made else None
+        return made if len(compat.schema_with_overload(name, "").returns) > 1 else made[0] if made else None
 
     return shape
 

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from memwall.core import compat
 from memwall.core.graph import Value
 
 #: of streams, whoever makes them
@@ -50,7 +51,7 @@ class Streams:
     def running(self) -> Iterator[None]:
         """The streams of the trace that is running while open, whose ``wait()`` orders them."""
         before, Streams.active = Streams.active, self
-        fake = getattr(torch._C._distributed_c10d, "FakeWork", None) if dist.is_available() else None
+        fake = getattr(compat.c10d, "FakeWork", None) if dist.is_available() else None
         waiting = patch.object(fake, "wait", _wait) if fake is not None else contextlib.nullcontext()
         try:
             with waiting:

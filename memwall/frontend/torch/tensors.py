@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import is_channels_last
 
 #: what ``__torch_dispatch__`` is of a class whose tensors stand for themselves
-_PLAIN_DISPATCH = (torch._C._disabled_torch_dispatch_impl, torch.Tensor.__torch_dispatch__)
+_PLAIN_DISPATCH = (compat.plain_torch_dispatch, torch.Tensor.__torch_dispatch__)
 
 
 def flat_tensors(tree: Any) -> list[torch.Tensor]:
@@ -31,7 +31,7 @@ def is_wrapper(kind: Any) -> bool:
     """Whether tensors of a class stand for others: quantised, distributed or nested ones; a compiler's fake tensors are
     themselves."""
     dispatch: Any = getattr(kind, "__torch_dispatch__", None)
-    return dispatch not in _PLAIN_DISPATCH and not issubclass(kind, FakeTensor)
+    return dispatch not in _PLAIN_DISPATCH and not issubclass(kind, compat.FakeTensor)
 
 
 def plain_parts(tensor: Any) -> list[torch.Tensor]:
@@ -58,7 +58,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are the same elements of the same storage."""
     return (
-        a.untyped_storage()._cdata == b.untyped_storage()._cdata
+        compat.cdata(a.untyped_storage()) == compat.cdata(b.untyped_storage())
         and a.storage_offset() == b.storage_offset()
         and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
     )
@@ -85,14 +85,14 @@ def batch_norm(
     if by_cudnn and x.shape[0] <= (880_801 if training else 65_535):
         last = x.dim() in _LAST and x.is_contiguous(memory_format=_LAST[x.dim()])
         x = x if last else x.contiguous()
-    made: torch.Tensor = torch._batch_norm_impl_index(x, weight, bias, mean, var, training, *options)[0]
+    made: torch.Tensor = compat.batch_norm_impl_index(x, weight, bias, mean, var, training, *options)[0]
     return made
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The dense tensors that a sparse one is made of: what a kernel really touches."""
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return [compat.sparse_indices(tensor), compat.sparse_values(tensor)]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -144,7 +144,9 @@ def stolen_gradient(tensor: torch.Tensor) -> torch.Tensor:
     clone on ``meta`` forgets how many elements there are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.11 says that it does not check invariants
-        return torch.sparse_coo_tensor(tensor._indices(), tensor._values(), tensor.shape, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            compat.sparse_indices(tensor), compat.sparse_values(tensor), tensor.shape, check_invariants=False
+        )
 
 
 def check_product(operands: tuple[str, ...], names: list[str], tensors: list[torch.Tensor]) -> None:

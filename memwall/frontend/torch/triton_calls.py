@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from memwall.core import compat
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.tensors import freeze
 
@@ -26,7 +27,6 @@ def triton_calls(recorder: Recorder) -> Iterator[None]:
     if "triton" not in sys.modules:
         yield
         return
-    from torch._library.triton import set_wrap_triton_enabled
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
@@ -37,7 +37,7 @@ def triton_calls(recorder: Recorder) -> Iterator[None]:
     def tune(tuner: Any, *args: Any, **kwargs: Any) -> None:
         tuner.fn.run(*args, **{**kwargs, **(tuner.configs[0].kwargs if tuner.configs else {})})
 
-    plain = set_wrap_triton_enabled(False)  # wrap_triton(kernel) launches the kernel, as outside a compiler
+    plain = compat.set_wrap_triton_enabled(False)  # wrap_triton(kernel) launches the kernel, as outside a compiler
     with plain, patch.object(JITFunction, "run", run), patch.object(Autotuner, "run", tune):
         yield
 

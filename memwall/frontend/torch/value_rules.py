@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memwall.core import compat
 from memwall.frontend.torch.tensors import flat_tensors
 from memwall.ops.signatures import Signature
 
@@ -195,7 +196,7 @@ class Kind(NamedTuple):
         tags = signature.function.tags
         tagged = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         asks = (tagged and signature.name not in INDEXED) or signature.name in UNTAGGED
-        schema = signature.function._schema
+        schema = compat.schema(signature.function)
         aliases = any(item.alias_info is not None for item in (*schema.arguments, *schema.returns))
         plain = signature.function.namespace == "aten" and not (signature.composite or signature.free or tagged)
         numbered = [(place, argument.name, argument) for place, argument in enumerate(signature.arguments)]

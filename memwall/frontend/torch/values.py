@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
+from memwall.core import compat
 from memwall.frontend.torch.assumed_values import assume, assume_places
 from memwall.frontend.torch.assumptions import RANDOM, Assumptions, assumed_result
 from memwall.frontend.torch.distributed import has_other_ranks
@@ -77,7 +77,7 @@ class KnownValues(Shadows):
     def drawn_on_host(self, number: torch.Tensor) -> None:
         """A random number was drawn on the host, where a CUDA run has it."""
         self.draws.count += 1
-        self._numbers[number.untyped_storage()._cdata] = number.untyped_storage()
+        self._numbers[compat.cdata(number.untyped_storage())] = number.untyped_storage()
 
     def _with_numbers(self, args: tuple, any_number: bool) -> tuple:
         """The arguments with random numbers of the host on ``meta`` where other tensors are: a model that is written
@@ -213,7 +213,7 @@ class KnownValues(Shadows):
             result = self._on_host(func, kind, args, kwargs)
             if written:
                 return written[0]
-            return result if leaves else tree_map_only(torch.Tensor, self.made, result)
+            return result if leaves else compat.tree_map_only(torch.Tensor, self.made, result)
         out = None if signature.updates else self._ran(signature, kind, args, kwargs)
         results = [t for t in flat_tensors(out) if t.is_meta]
         if not all(map(is_small, results)):
@@ -262,7 +262,7 @@ class KnownValues(Shadows):
         elif kind.pointwise and not kind.random:
             tensors = [self.of(t) for t in flat_tensors([*args, *kwargs.values()])]
             if all(t is not None and is_uniform(t) for t in tensors):
-                one = tree_map_only(torch.Tensor, lambda t: self._first(t), (args, kwargs))
+                one = compat.tree_map_only(torch.Tensor, lambda t: self._first(t), (args, kwargs))
                 value = self._on_host(signature.function, kind, *one)
                 self.give_uniform(results[0], value, *assumed)
 

@@ -15,19 +15,29 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._inductor import compile_fx, config
-from torch._inductor.fx_passes import joint_graph, post_grad
-from torch._inductor.graph import GraphLowering
-from torch._inductor.scheduler import WhyNoFuse
-from torch._inductor.utils import BoxedBool
-from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.node import map_aggregate
-from torch.utils._pytree import tree_map
 
+from memwall.core import compat
+from memwall.core.compat import (
+    BoxedBool,
+    FakeTensor,
+    FakeTensorMode,
+    GraphLowering,
+    WhyNoFuse,
+    destroy_library,
+    dispatch_cache,
+    min_cut_partition,
+    recursive_joint_graph_passes,
+    tree_map,
+    update_scheduler,
+    use_lazy_graph_module,
+)
+from memwall.core.compat import InductorVirtualized as V
+from memwall.core.compat import inductor_compile_fx as compile_fx
+from memwall.core.compat import inductor_config as config
+from memwall.core.compat import inductor_joint_graph as joint_graph
+from memwall.core.compat import inductor_post_grad as post_grad
 from memwall.frontend.torch.attention import attend, call_of, choose
 from memwall.fusion.inductor.replay import Joint
 
@@ -70,7 +80,7 @@ def quiet() -> Iterator[None]:
             owner = getattr(owner, part, None)
         if hasattr(owner, name):
             known[key] = value
-    with config.patch(known), _use_lazy_graph_module(True):
+    with config.patch(known), use_lazy_graph_module(True):
         yield
 
 
@@ -117,11 +127,11 @@ def joint_passes(module: GraphModule, mode: Any, device: torch.device, attention
     untouched = copy.deepcopy(module)
     with V.set_fake_mode(mode), _attention_of_gpu(attention) if moved else contextlib.nullcontext():
         try:
-            changed = compile_fx._recursive_joint_graph_passes(module)
+            changed = recursive_joint_graph_passes(module)
         except RuntimeError:
             module = untouched
             with patch.object(joint_graph, "pass_patterns", []):
-                changed = compile_fx._recursive_joint_graph_passes(module)
+                changed = recursive_joint_graph_passes(module)
         module = module if changed is None else changed
     if moved:
         retarget(module, mode, device)
@@ -142,14 +152,14 @@ def _attention_of_gpu(preferred: str) -> Iterator[None]:
         given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return attend(choose(preferred, call_of(*given)), *given)
 
-    remembered = torch.ops.aten.scaled_dot_product_attention.default._dispatch_cache
+    remembered = dispatch_cache(torch.ops.aten.scaled_dot_product_attention.default)
     try:
         for key in ("AutogradCPU", "CPU"):
             library.m.impl("scaled_dot_product_attention", key, checked, False)
         remembered.clear()
         yield
     finally:
-        library._destroy()
+        destroy_library(library)
         remembered.clear()
 
 
@@ -163,7 +173,7 @@ def partition(joint: Joint, module: GraphModule, mode: Any) -> tuple[GraphModule
     values = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     primals = len(joint.tangents) - sum(joint.tangents)
     with V.set_fake_mode(mode):
-        forward, backward = min_cut_rematerialization_partition(
+        forward, backward = min_cut_partition(
             module, (values[:primals], values[primals:]), compiler="inductor",
             num_fwd_outputs=joint.forward_outputs, static_lifetime_input_indices=static,
         )  # fmt: skip
@@ -224,7 +234,7 @@ def schedule(
             lowering.codegen()
         else:
             lowering.init_wrapper_code()
-            lowering._update_scheduler()
+            update_scheduler(lowering)
         scheduler = lowering.scheduler
         names = scheduler.mutation_real_name
         found.append(read(Scheduled(scheduler.nodes, refusals, results, names, sources)))
@@ -249,9 +259,7 @@ def schedule(
 @contextlib.contextmanager
 def _kept_sources(sources: dict[str, tuple[str, str]]) -> Iterator[None]:
     """Record each Triton kernel's name and source under the first buffer that it writes."""
-    from torch._inductor.codegen.triton import TritonScheduling
-
-    original: Callable[..., str] = TritonScheduling.define_kernel
+    original: Callable[..., str] = compat.TritonScheduling.define_kernel
 
     def define(scheduling: Any, code: str, nodes: Any, kernel: Any) -> str:
         name = original(scheduling, code, nodes, kernel)
@@ -262,5 +270,5 @@ def _kept_sources(sources: dict[str, tuple[str, str]]) -> Iterator[None]:
                 sources[node.get_name()] = (name, code)
         return name
 
-    with patch.object(TritonScheduling, "define_kernel", define):
+    with patch.object(compat.TritonScheduling, "define_kernel", define):
         yield

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.fusion.policies import why_not
@@ -63,8 +64,7 @@ def device_for(gpu: Gpu, kind: str) -> Iterator[torch.device]:
 def fake_gpu(gpu: Gpu) -> Iterator[None]:
     """While open, torch, Inductor and Triton see a GPU of that kind as device 0."""
     known = properties_of(gpu)
-    import torch._dynamo.device_interface as interfaces
-
+    interfaces = compat.dynamo_device_interface
     with contextlib.ExitStack() as stack:
         stack.callback(_forget)
         stack.enter_context(_device_guard())
@@ -80,10 +80,6 @@ def fake_gpu(gpu: Gpu) -> Iterator[None]:
 
 def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[Any, dict[str, Callable[..., Any]]]]:
     """The patched objects, the attribute names and the answers."""
-    import torch._inductor.scheduler as scheduler
-    import torch._inductor.utils as inductor_utils
-    import torch._utils_internal as internal
-    from torch._subclasses import fake_tensor
 
     def constant(value: Any) -> Callable[..., Any]:
         return lambda *args, **kwargs: value
@@ -95,9 +91,9 @@ def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[An
     }  # fmt: skip
     cuda = {
         "get_device_capability": constant(capability), "get_device_name": constant(known.name),
-        "_lazy_init": constant(None), "is_tf32_supported": constant(capability >= (8, 0)),
+        compat.name_of("lazy_init"): constant(None), "is_tf32_supported": constant(capability >= (8, 0)),
         "is_bf16_supported": constant(capability >= (8, 0)),
-        "_exchange_device": constant(0), "_maybe_exchange_device": constant(0),
+        compat.name_of("exchange_device"): constant(0), compat.name_of("maybe_exchange_device"): constant(0),
         "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": constant(None),
     }  # fmt: skip
@@ -111,11 +107,11 @@ def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[An
         (torch.cuda, common | cuda),
         (interfaces.CudaInterface, common | interface),
         (interfaces.CudaInterface.Worker, {k: common[k] for k in ("get_device_properties", "current_device")}),
-        (fake_tensor, {"init_gpu_context": constant(None)}),
-        (torch._C, {"_conv_determine_backend_memory_format": _conv_format}),
-        (internal, {"max_clock_rate": constant(gpu.boost_clock_hz / 1e6)}),
-        (inductor_utils, {"get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9)}),
-        (scheduler, {
+        (compat.fake_tensor, {"init_gpu_context": constant(None)}),
+        (compat.torch_c, {compat.name_of("conv_memory_format"): _conv_format}),
+        (compat.torch_internal, {"max_clock_rate": constant(gpu.boost_clock_hz / 1e6)}),
+        (compat.inductor_utils, {"get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9)}),
+        (compat.inductor_scheduler, {
             "get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9),
             "get_device_tflops": lambda dtype: _tflops(gpu, dtype),
         }),
@@ -125,9 +121,7 @@ def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[An
 def _conv_format(images: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
     """The layout of a convolution's results: channels last where the images or the weight are, since cuDNN then runs it
     (``cudnn_conv_suggest_memory_format`` in ATen/native/ConvUtils.h). A torch without cuDNN says contiguous."""
-    from torch._prims_common import suggest_memory_format
-
-    formats = {suggest_memory_format(tensor) for tensor in (images, weight)}
+    formats: set[torch.memory_format] = {compat.suggest_memory_format(tensor) for tensor in (images, weight)}
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
     narrow = torch.float64 not in (images.dtype, weight.dtype)
     return last if last in formats and narrow else torch.contiguous_format
@@ -156,12 +150,13 @@ def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
         utils=SimpleNamespace(get_device_properties=lambda *args: described),
     )  # fmt: skip
     driver = triton.runtime.driver
-    before = {name: value for name, value in vars(driver).items() if name in ("_active", "_default", "active")}
+    held = (compat.name_of("active_driver"), compat.name_of("default_driver"), "active")
+    before = {name: value for name, value in vars(driver).items() if name in held}
     driver.set_active(stub)
     try:
         yield
     finally:
-        for name in ("_active", "_default", "active"):
+        for name in held:
             vars(driver).pop(name, None)
         vars(driver).update(before)
 
@@ -189,18 +184,13 @@ _CUDA_DEVICE, _META_DEVICE = 1, 14
 
 def _forget() -> None:
     """Clear torch's caches about the devices of this process."""
-    import torch._dynamo.device_interface as interfaces
-    import torch._inductor.codegen.triton as triton_codegen
-    import torch._inductor.utils as inductor_utils
-    import torch.utils._triton as triton_questions
-    from torch._inductor.runtime.hints import DeviceProperties
-
-    for module in (inductor_utils, triton_questions, triton_codegen):
+    interfaces = compat.dynamo_device_interface
+    for module in (compat.inductor_utils, compat.triton_questions, compat.inductor_triton):
         for item in vars(module).values():
             if getattr(item, "__module__", None) == module.__name__ and hasattr(item, "cache_clear"):
                 item.cache_clear()
-    DeviceProperties.create.cache_clear()
-    interfaces._device_initialized = False
+    compat.DeviceProperties.create.cache_clear()
+    setattr(interfaces, compat.name_of("device_initialized"), False)
     interfaces.device_interfaces.pop("cuda", None)
     for table in (interfaces.caching_worker_device_properties, interfaces.caching_worker_current_devices):
         table.pop("cuda", None)

@@ -9,8 +9,10 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
+from memwall.core import compat
 from memwall.core.errors import MemwallError, MissingError, UsageError, need
 from memwall.core.files import uncollected
 from memwall.core.flow import Flow
@@ -85,7 +87,7 @@ def _check_dtypes(graph: Graph, gpu: Gpu) -> None:
 @contextlib.contextmanager
 def _unnoticed() -> Iterator[None]:
     """Suppress Inductor's advice, and restore Python's recursion limit, which it raises."""
-    loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch._dynamo", "torch._functorch")]
+    loggers = [logging.getLogger(name) for name in map(compat.name_of, ("inductor", "dynamo", "functorch"))]
     levels = [logger.level for logger in loggers]
     depth = sys.getrecursionlimit()
     try:
@@ -146,15 +148,13 @@ class _Result:
 
 
 def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]) -> Lowered:
-    import torch._inductor.lowering  # noqa: F401  its operators come before the decompositions are selected
-    from torch._inductor.decomposition import select_decomp_table
-
     from memwall.fusion.inductor.compiling import patterns_loaded, quiet
     from memwall.fusion.inductor.fake_gpu import device_for
     from memwall.fusion.inductor.replay import Opaque
     from memwall.ops.evaluate import Operators
 
-    operators, table, result = Operators(), select_decomp_table(), _Result()
+    import_module(compat.name_of("inductor_lowering"))  # whose operators come before decompositions are selected
+    operators, table, result = Operators(), compat.select_decomp_table(), _Result()
     with Opaque() as opaque, patterns_loaded(), quiet(), device_for(gpu, device) as target:
         for region in sorted(set(regions) - {EAGER}):
             scope = scope_of(graph, [number == region for number in regions], operators.overwritten)
@@ -170,15 +170,13 @@ def _compile(
     graph: Graph, gpu: Gpu, scope: Any, operators: Any, table: Any, opaque: Any, target: Any, source: bool,
     result: _Result,
 ) -> None:  # fmt: skip
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from memwall.fusion.inductor.compiling import Scheduled, joint_passes, partition, schedule, write_back
     from memwall.fusion.inductor.origins import assign_origins, mark_results
     from memwall.fusion.inductor.padding import modeled_padding
     from memwall.fusion.inductor.reading import launches
     from memwall.fusion.inductor.replay import replay
 
-    mode = FakeTensorMode()
+    mode = compat.FakeTensorMode()
     with mode:
         joint = replay(graph, scope, operators, table, opaque, str(target))
     result.opaque.extend(joint.opaque)

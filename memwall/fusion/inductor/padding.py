@@ -16,11 +16,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._inductor import config
-from torch._inductor.autoheuristic.autoheuristic import AutoHeuristic
-from torch._inductor.autoheuristic.autoheuristic_utils import pad_mm_operations, pad_mm_precondition
-from torch._inductor.fx_passes import pad_mm
 
+from memwall.core.compat import AutoHeuristic, pad_mm_operations, pad_mm_precondition
+from memwall.core.compat import inductor_config as config
+from memwall.core.compat import inductor_pad_mm as pad_mm
 from memwall.core.graph import Graph, TensorSpec, contiguous
 from memwall.frontend.torch.tensors import dtype_name
 from memwall.fusion.inductor.origins import op_of

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._inductor import ir
-from torch._inductor.utils import get_fused_kernel_name
 from torch.fx import Node
 
+from memwall.core.compat import fused_kernel_name, name_of
+from memwall.core.compat import inductor_ir as ir
 from memwall.fusion.inductor.compiling import Scheduled
 from memwall.fusion.inductor.origins import RESULT, behind_views, is_view, ops_of, users_behind_views
 from memwall.fusion.inductor.owners import Laid, Launch
@@ -102,7 +102,7 @@ def _loop_ops(parts: Iterable[Any]) -> Counter[str]:
     """Calls in the bodies of a launch's loops, without those that only begin and end a body."""
     total: Counter[str] = Counter()
     for part in parts:
-        body = getattr(part, "_body", None)
+        body = getattr(part, name_of("loop_body"), None)
         if body is not None:
             total.update(body.op_counts)
     for name in ("output", "placeholder"):
@@ -147,7 +147,7 @@ def _name(node: Any, kind: str, buffers: list[Any]) -> str:
     """The kernel's name, without the number that Inductor adds during code generation."""
     if kind in ("triton", "cpp"):
         family = "red" if node.is_reduction() else "poi"
-        return f"{kind}_{family}_{get_fused_kernel_name(node.get_nodes(), 'original_aten')}"
+        return f"{kind}_{family}_{fused_kernel_name(node.get_nodes(), 'original_aten')}"
     if kind == "none":
         return "none"
     buffer = buffers[0]

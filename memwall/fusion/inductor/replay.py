@@ -16,8 +16,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
 
+from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.fusion.inductor.origins import OP, mark_results, op_of
@@ -103,7 +103,7 @@ class Opaque:
 
     def __exit__(self, *exc: object) -> None:
         if self._library is not None:
-            self._library._destroy()
+            compat.destroy_library(self._library)
             self._library = None
 
     def call(
@@ -143,20 +143,20 @@ class _Player:
     def play(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Run all ops; returns what the scope keeps."""
         scope = self.scope
-        wrapped = [torch._to_functional_tensor(tensor) for tensor in inputs]
+        wrapped = [compat.to_functional_tensor(tensor) for tensor in inputs]
         self._feeds = sorted(zip(scope.feeds, wrapped, strict=True), key=lambda pair: -pair[0].before_op)
-        torch._enable_functionalization(reapply_views=True)
+        compat.enable_functionalization(reapply_views=True)
         try:
             evaluate(self.graph, scope.op_ids, self, self._call, self.operators)
         finally:
-            torch._disable_functionalization()
+            compat.disable_functionalization()
         fx_traceback.current_meta.pop("custom", None)
         found = []
         for number in (*scope.forward_keeps, *scope.mutated, *scope.backward_keeps):
             tensor = self.storages.whole(number)
-            if torch._is_functional_tensor(tensor):
-                torch._sync(tensor)  # type: ignore[attr-defined]
-                tensor = torch._from_functional_tensor(tensor)
+            if compat.is_functional_tensor(tensor):
+                compat.sync_functional_tensor(tensor)
+                tensor = compat.from_functional_tensor(tensor)
             found.append(tensor)
         return found
 
@@ -179,7 +179,7 @@ class _Player:
         try:
             positional, keywords = call.arguments()
             self._tag(call.op)
-            returned = tree_leaves(call.target.function(*positional, **keywords))
+            returned = compat.tree_leaves(call.target.function(*positional, **keywords))
             result = [leaf for leaf in returned if isinstance(leaf, torch.Tensor)]
         except (Unsupported, NotImplementedError, RuntimeError, TypeError) as error:
             if not _has_no_form(error):
@@ -201,7 +201,7 @@ class _Player:
             if not storages.holds(values[value_id].storage):  # else a part of a sparse result that already existed
                 storages.made(value_id, tensor)
         for value_id in call.into:  # other views of it are updated now, as part of this op
-            torch._sync(storages.whole(values[value_id].storage))  # type: ignore[attr-defined]
+            compat.sync_functional_tensor(storages.whole(values[value_id].storage))
 
     def _tag(self, op: Op | None) -> None:
         meta = fx_traceback.current_meta

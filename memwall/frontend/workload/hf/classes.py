@@ -9,6 +9,7 @@ import sys
 from typing import Any
 from unittest.mock import patch
 
+from memwall.core import compat
 from memwall.core.errors import UsageError, message_of
 from memwall.frontend.workload.hf.config import Read, all_parts, architectures, loaded, not_loaded
 from memwall.frontend.workload.hf.decilm import shape_layers
@@ -85,12 +86,12 @@ def build(model: Any, config: Any) -> Any:
     """The module, with SDPA where the model supports it."""
     with _buffers_filled_alone():
         try:
-            made = model._from_config(config, attn_implementation="sdpa")
+            made = compat.from_config(model, config, attn_implementation="sdpa")
         except (ValueError, ImportError) as error:
             said = message_of(error)
             if "attention" not in said and "sdpa" not in said:
                 raise
-            made = model._from_config(config, attn_implementation="eager")
+            made = compat.from_config(model, config, attn_implementation="eager")
         shape_layers(made)
         return made
 
@@ -100,12 +101,12 @@ def _buffers_filled_alone() -> contextlib.AbstractContextManager[Any]:
     import torch
 
     base: Any = sys.modules["transformers.modeling_utils"].PreTrainedModel
-    fill = getattr(base, "_initialize_weights", None)
+    fill = getattr(base, compat.name_of("initialize_weights"), None)
     if fill is None or not torch.empty(0).is_meta:
         return contextlib.nullcontext()
 
     def filled(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        if module._buffers:
+        if compat.buffers(module):
             fill(self, module, *args, **kwargs)
 
-    return patch.object(base, "_initialize_weights", filled)
+    return patch.object(base, compat.name_of("initialize_weights"), filled)

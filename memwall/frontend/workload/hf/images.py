@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.frontend.workload.hf.asked import Asked, number, pair
 
@@ -306,10 +307,8 @@ def videos(asked: Asked) -> Tensors:
 
 def tokens_of(features: Any, width: int) -> int:
     """Tokens that image features are: rows as wide as the text's; a UsageError where they are not."""
-    from torch.utils._pytree import tree_leaves
-
     found = getattr(features, "pooler_output", features)
-    tensors = [tensor for tensor in tree_leaves(found) if hasattr(tensor, "numel")]
+    tensors = [tensor for tensor in compat.tree_leaves(found) if hasattr(tensor, "numel")]
     if any(tensor.shape[-1] != width for tensor in tensors):
         raise UsageError(f"its features are {tensors[0].shape[-1]} wide, tokens of text are {width}")
     return sum(tensor.numel() for tensor in tensors) // width

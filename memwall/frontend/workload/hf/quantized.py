@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.units import size
@@ -238,7 +239,7 @@ def _weights(module: Any, kept: tuple[str, ...]) -> Iterator[Any]:
 
     embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     for path, part in module.named_modules():
-        if isinstance(part, (nn.Embedding, nn.modules.conv._ConvNd)) or path.endswith(("lm_head", "router", "gate")):
+        if isinstance(part, (nn.Embedding, compat.ConvNd)) or path.endswith(("lm_head", "router", "gate")):
             continue
         for name, weight in part.named_parameters(recurse=False):
             matrix = weight.dim() > 1 and weight.is_floating_point() and id(weight) not in embeddings
