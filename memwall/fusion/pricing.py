@@ -324,7 +324,8 @@ class Pricer:
         flops: Counter[Pipe] = Counter()
         for cost in costs:
             flops.update(cost.flops)
-        return Cost(dict(flops), modeled=all(cost.modeled for cost in costs))
+        spared = sum([cost.spared_read_bytes for cost in costs])
+        return Cost(dict(flops), modeled=all(cost.modeled for cost in costs), spared_read_bytes=spared)
 
     def _extra(self, op_ids: Sequence[int], nested: Sequence[int], read_bytes: int, writes: Collection[int]) -> int:
         gpu, extra = self.gpu, 0

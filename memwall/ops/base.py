@@ -39,6 +39,8 @@ class Cost:
     launches: tuple[Launch, ...] = _ONE
     #: what would remain of it if a compiler's template, which timing may choose, did it or the product before it
     template: Cost | None = None
+    #: of ``read_bytes``, those that are expected and that a run may spare: of experts that no token chose
+    spared_read_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.launches is _ONE:
@@ -54,6 +56,16 @@ class Cost:
     def bytes(self) -> int:
         """Compulsory DRAM bytes, read and written."""
         return self.read_bytes + self.write_bytes
+
+    @property
+    def least_read_bytes(self) -> int:
+        """Bytes that any run reads; they bound the time."""
+        return max(self.read_bytes - self.spared_read_bytes, 0)
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that any run reads and writes."""
+        return self.least_read_bytes + self.write_bytes
 
     @property
     def kernels(self) -> int:
@@ -92,6 +104,7 @@ class Cost:
             flops, self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes,
             self.modeled and other.modeled, dense, self.link_bytes + other.link_bytes,
             self.spared_link_bytes + other.spared_link_bytes, self.launches + other.launches,
+            spared_read_bytes=self.spared_read_bytes + other.spared_read_bytes,
         )  # fmt: skip
 
 
@@ -143,6 +156,7 @@ class Call:
         extra_bytes: int = 0,
         kernels: int = 1,
         dense_flops: int | None = None,
+        spared_read_bytes: int = 0,
         launches: tuple[Launch, ...] | None = None,
     ) -> Cost:
         """A :class:`Cost` with this call's compulsory bytes unless they are given.
@@ -155,7 +169,9 @@ class Call:
         if launches is None:
             moved = {"read_bytes": read + extra_bytes, "write_bytes": write}
             launches = (Plain(flops=counts, count=kernels, **moved),)
-        return Cost(counts, read, write, dense_flops=dense_flops, launches=launches)
+        return Cost(
+            counts, read, write, dense_flops=dense_flops, spared_read_bytes=spared_read_bytes, launches=launches
+        )
 
 
 def fetched_bytes(source: TensorSpec, elements: int) -> int:

@@ -7,7 +7,9 @@
   else ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
 - Four-bit floats stand two to an element (torch's ``float4_e2m1fn_x2``): k is twice as long as the tensor says. Their
   products are NVFP4's kernels, with scales of blocks of 16 or 32 as operands.
-- A grouped product reads every group's weights once, also those of groups that get no rows (an upper bound).
+- A grouped product reads the weights of the groups that have rows. Where tokens choose among groups as among experts,
+  as many have rows as the trace assumes of the choices, and the bound takes the fewest that may. Where it is not known
+  which rows go to which group, each row goes to any by chance.
 
 A product is one launch, a :class:`memwall.ops.product_launches.Gemm`, of full precision a
 :class:`memwall.ops.product_launches.VectorGemm`; scalar and outer products, which use no matrix kernel, stream.
@@ -16,14 +18,15 @@ A product is one launch, a :class:`memwall.ops.product_launches.Gemm`, of full p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import group_ends
+from memwall.ops.experts import expected_active
 from memwall.ops.launches import Launch, Stream
 from memwall.ops.product_launches import Gemm, QuantisedGemm, VectorGemm
 from memwall.ops.quantised import kernels_of
@@ -253,18 +256,33 @@ def grouped_product(call: Call) -> Cost:
     """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient)."""
     left, right, out = call.need("self"), call.need("mat2"), call.outputs[0]
     if len(left.shape) == len(right.shape):  # [m, K] x [K, n] with K split over the groups, or a plain batch
-        multiply_adds = left.numel * _packed(left) * right.shape[-1]
+        groups, m, n = out.shape[0], out.shape[-2], out.shape[-1]
+        multiply_adds = left.numel * _packed(left) * n
+        sizes = (groups, m, n, math.ceil(multiply_adds / max(groups * m * n, 1)))
+        work = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes)
+        return call.cost(_flops(left, multiply_adds, call.attributes), launches=(work,))
+    if len(right.shape) == 3:
+        stacked, scales, rows, width = right, "scale_b", out.shape[0], out.shape[1]
     else:
-        multiply_adds = out.numel * _depth(left)
-    groups = max((spec.shape[0] for spec in (left, right, out) if len(spec.shape) == 3), default=1)
-    n = out.shape[-1] if len(right.shape) == 3 or len(out.shape) == 3 else math.ceil(out.shape[-1] / groups)
-    m = math.ceil(out.numel / max(groups * n, 1))
-    k = math.ceil(multiply_adds / max(groups * m * n, 1))
-    sizes = (groups, m, n, k)
+        stacked, scales, rows, width = left, "scale_a", out.shape[1], out.shape[0]
+    groups = stacked.shape[0]
+    touched, fewest = _groups(call, groups, rows)
+    each = (stacked.nbytes + sum(spec.nbytes for spec in call.args(scales) if spec.shape[:1] == (groups,))) // groups
+    read_bytes = call.read_bytes - (groups - touched) * each
+    sizes = (max(touched, 1), math.ceil(rows / max(touched, 1)), width, _depth(left))
+    work = replace(launch(left, call.attributes, sizes, read_bytes, call.write_bytes), rows=rows)
     return call.cost(
-        _flops(left, multiply_adds, call.attributes),
-        launches=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
-    )
+        _flops(left, out.numel * _depth(left), call.attributes), read_bytes=read_bytes, launches=(work,),
+        spared_read_bytes=(touched - fewest) * each,
+    )  # fmt: skip
+
+
+def _groups(call: Call, groups: int, rows: int) -> tuple[int, int]:
+    """How many groups are expected to have rows, and the fewest that may."""
+    known: Sequence[int] | None = call.attributes.get("slices")
+    if known is not None:
+        return min(known[0], groups), min(known[1], groups)
+    return round(expected_active(rows, groups, 1)), min(rows, 1)
 
 
 @op("_foreach_mm")

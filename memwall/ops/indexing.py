@@ -45,8 +45,17 @@ def select_steps(indices: int) -> int:
 
 def _gather_cost(call: Call, source: str, per_element: int = 0, steps: int = 0) -> Cost:
     count = call.outputs[0].numel
-    read = call.bytes_except(source) + fetched_bytes(call.need(source), count)
-    return streamed(call.cost(read_bytes=read), count, instructions=per_element * count, steps=steps, blocks=1)
+    fetched, least = _fetched(call, call.need(source), count)
+    cost = call.cost(read_bytes=call.bytes_except(source) + fetched, spared_read_bytes=fetched - least)
+    return streamed(cost, count, instructions=per_element * count, steps=steps, blocks=1)
+
+
+def _fetched(call: Call, source: TensorSpec, count: int) -> tuple[int, int]:
+    """Bytes of the source that ``count`` elements are expected to touch, and the fewest that they may: choices of
+    experts repeat (``slices``)."""
+    places = sum(spec.numel for name in ("indices", "index") for spec in call.args(name))
+    found, fewest = call.attributes.get("slices", (places, places))
+    return tuple(fetched_bytes(source, each * count // max(places, 1)) for each in (found, fewest))  # type: ignore
 
 
 @op("index", loop=loops.gather, results=results.indexed, preserves="values", domains={"indices": nth_index})

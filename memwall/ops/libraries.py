@@ -7,6 +7,7 @@ call does not contain their lengths, and its work is unknown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,7 @@ from memwall.ops import sequence_rules as sequence
 from memwall.ops import table_calls
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
+from memwall.ops.experts import expected_active
 from memwall.ops.launches import Plain, Stream
 from memwall.ops.passes import streamed, vector_flops
 from memwall.ops.product_launches import Gemm
@@ -159,8 +161,9 @@ def _counted(call: Recorded, name: str, inputs: list[tuple[str, TensorSpec]], ou
 
 
 def _experts(call: Recorded) -> Counted:
-    """A mixture's two products for each token and expert it was routed to; the weights of at least one token's experts
-    are read. If a map says that some experts are on other GPUs, those take their share."""
+    """A mixture's two products for each token and expert it was routed to. The weights are read of the experts that are
+    expected to be chosen by chance, and of one token's at least. If a map says that some experts are on other GPUs,
+    those take their share."""
     hidden, first, second = (call.need(name) for name in ("hidden", "w1", "w2"))
     chosen = call.tensor("topk_ids") or call.need("topk_weights")  # of one shape
     if len(first.shape) != 3 or not first.shape[0] or not chosen.shape:
@@ -168,14 +171,17 @@ def _experts(call: Recorded) -> Counted:
     count = first.shape[0]
     maps = [spec.numel for spec in call.beyond if len(spec.shape) == 1 and spec.dtype == "int32"]
     everywhere = max([count, *maps])
-    per_token = min(chosen.shape[-1], count) if everywhere == count else 0
-    weights = (first.nbytes + second.nbytes) // count * per_token
+    top_k, tokens = min(chosen.shape[-1], everywhere), math.prod(chosen.shape[:-1])
+    fewest = min(top_k, count) if everywhere == count else 0
+    active = max(round(expected_active(tokens, everywhere, top_k) * count / everywhere), fewest)
+    expert_bytes = (first.nbytes + second.nbytes) // count
     pipe = product_pipe(first.dtype, {})
     flops = {pipe: 2 * chosen.numel * (first.numel + second.numel) // everywhere}
-    read_bytes = hidden.nbytes + weights + chosen.nbytes
+    read_bytes = hidden.nbytes + active * expert_bytes + chosen.nbytes
     both = Plain(flops=flops, read_bytes=read_bytes, write_bytes=hidden.nbytes, count=2)
-    cost = Cost(flops, read_bytes, hidden.nbytes, launches=(both,))
-    note = "which experts were chosen was not recorded: the fewest are read"
+    spared = (active - fewest) * expert_bytes
+    cost = Cost(flops, read_bytes, hidden.nbytes, launches=(both,), spared_read_bytes=spared)
+    note = "which experts were chosen was not recorded: as many are read as by chance, in the bound the fewest"
     if everywhere > count:
         note += f", and {count} of {everywhere} are taken to have had their share of the tokens"
     return Counted(cost, "contraction", notes=(note,))

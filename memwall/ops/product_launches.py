@@ -28,6 +28,8 @@ class Gemm(Launch):
     itemsize: float
     aligned: bool = True
     padded_from: Gemm | None = None
+    #: rows of all of a batch whose products differ in them, ``m`` being those of the tallest; 0: all have ``m``
+    rows: int = 0
 
     @property
     def variant(self) -> str:
@@ -54,7 +56,7 @@ class Gemm(Launch):
     @property
     def flops(self) -> int:
         """FLOPs, 2 for each multiply-add."""
-        return 2 * self.batch * self.m * self.n * self.k
+        return 2 * (self.rows or self.batch * self.m) * self.n * self.k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from memwall.ops import Call, Cost, cost_of, quantised
 from memwall.ops.experts import cost_of_experts, loads_of
 from memwall.ops.launches import Launch, Rows, Stream
 from memwall.ops.product_launches import Attention, Convolution, Gemm, VectorGemm
-from memwall.ops.serving import Latent, LatentProduct
+from memwall.ops.serving import Experts, Latent, LatentProduct
 
 Inputs = Sequence[tuple[str, TensorSpec]]
 
@@ -259,7 +259,13 @@ def experts(
     """
     loads = loads_of(tokens, experts, top_k, ep, skew=skew, even=even)
     columns = -(-inter // tp)
-    return cost_of_experts(tokens, hidden, columns, loads, dtype, engine, gates=1 + gated, moved_rows=moved_rows)
+    found = cost_of_experts(tokens, hidden, columns, loads, dtype, engine, gates=1 + gated, moved_rows=moved_rows)
+    if skew or even:  # it is known which experts have rows
+        return found
+    (work,) = found.launches
+    assert isinstance(work, Experts)
+    fewest = -(-top_k // ep)  # a token's experts are on some GPU so many at least, and others may choose the same
+    return replace(found, spared_read_bytes=max(work.active - fewest, 0) * work.expert_bytes)
 
 
 @lru_cache(maxsize=1 << 16)

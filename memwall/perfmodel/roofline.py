@@ -127,14 +127,14 @@ def _peak_s(flops: Mapping[Pipe, int], gpu: Gpu) -> float:
 
 def bound_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel: no real run is faster."""
-    rate = gpu.l2_bytes_per_s if cost.bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
-    return max(least_compute_s(cost, gpu), cost.bytes / rate, sent_s(cost, gpu)[1])
+    rate = gpu.l2_bytes_per_s if cost.least_bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
+    return max(least_compute_s(cost, gpu), cost.least_bytes / rate, sent_s(cost, gpu)[1])
 
 
 def on_chip_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel whose operands all are in L2, and whose results stay there."""
     rate = max(gpu.l2_bytes_per_s, gpu.dram_bytes_per_s)
-    return max(least_compute_s(cost, gpu), cost.bytes / rate, sent_s(cost, gpu)[1])
+    return max(least_compute_s(cost, gpu), cost.least_bytes / rate, sent_s(cost, gpu)[1])
 
 
 def least_compute_s(cost: Cost, gpu: Gpu) -> float:

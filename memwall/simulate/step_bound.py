@@ -37,7 +37,7 @@ def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
         cost = group.cost
         if id(cost) not in known:
             known[id(cost)] = on_chip_s(cost, gpu)
-        reads = _certain(graph, group.reads, cost.read_bytes)
+        reads = _certain(graph, group.reads, cost.least_read_bytes)
         kernels.append(_Kernel(known[id(cost)], reads, _certain(graph, group.writes, cost.write_bytes)))
     following = _next_reads(graph, kernels)
     return max(_cut(kernels, following, gpu, most) for most in (_L2_SIZES * gpu.l2_bytes, math.inf))

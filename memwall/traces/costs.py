@@ -253,8 +253,8 @@ def _readings(row: RowCost, gpu: Gpu) -> Iterator[tuple[float, str]]:
 def _warm_bound_s(cost: Cost, gpu: Gpu) -> float:
     """The bound if L2 holds inputs when the kernel starts and results when it ends."""
     arithmetic_s = bound_s(replace(cost, read_bytes=0, write_bytes=0), gpu)
-    dram = max(cost.read_bytes - gpu.l2_bytes, 0) + max(cost.write_bytes - gpu.l2_bytes, 0)
-    return max(arithmetic_s, dram / gpu.dram_bytes_per_s, cost.bytes / gpu.l2_bytes_per_s)
+    dram = max(cost.least_read_bytes - gpu.l2_bytes, 0) + max(cost.write_bytes - gpu.l2_bytes, 0)
+    return max(arithmetic_s, dram / gpu.dram_bytes_per_s, cost.least_bytes / gpu.l2_bytes_per_s)
 
 
 # ---- products in kernels of an earlier GPU's instructions: a reason to be slower than modeled

@@ -10,10 +10,11 @@ import numpy
 import torch
 from torch import nn
 
+from memwall.frontend.torch.assumptions import Basis
 from memwall.frontend.torch.recorder import Recorder
 
-#: A tensor's value and what it rests on, as ``("experts=balanced",)``.
-Known = tuple[torch.Tensor, tuple[str, ...]]
+#: A tensor's value and what it rests on.
+Known = tuple[torch.Tensor, tuple[Basis, ...]]
 
 
 def marks(recorder: Recorder) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from memwall.core import compat
 from memwall.core.graph import Value
+from memwall.frontend.blocks.known import Known
 
 
 class ReplayMismatch(Exception):
@@ -69,7 +70,7 @@ class Template:
     outputs: tuple[Handed, ...]
     tree: compat.TreeSpec
     written: tuple[int, ...] = ()
-    values: tuple[tuple[torch.Tensor, tuple[str, ...]] | None, ...] = ()
+    values: tuple[Known | None, ...] = ()
     given: Any = None
     backward: dict[Any, BackwardTemplate | None] = field(default_factory=dict)
 

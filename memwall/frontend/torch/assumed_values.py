@@ -10,16 +10,16 @@ from typing import Any, Protocol
 
 import torch
 
-from memwall.frontend.torch.assumptions import Assumptions
+from memwall.frontend.torch.assumptions import Assumptions, Basis
 from memwall.frontend.torch.value_rules import CHOICES, COPYING, COUNTS, FINITE, ROUNDED, WHOLE, is_small
 
 
 class Values(Protocol):
     """What keeps values: of the elements of a tensor, or one that all of them equal."""
 
-    def give(self, tensor: torch.Tensor, value: torch.Tensor, *assumed: str) -> None: ...
+    def give(self, tensor: torch.Tensor, value: torch.Tensor, *assumed: Basis) -> None: ...
 
-    def give_uniform(self, tensor: torch.Tensor, value: Any, *assumed: str) -> None: ...
+    def give_uniform(self, tensor: torch.Tensor, value: Any, *assumed: Basis) -> None: ...
 
 
 def assume(

@@ -16,6 +16,7 @@ import torch
 
 from memwall.core.errors import UsageError, unknown
 from memwall.frontend.torch.value_rules import UNTAGGED, WHOLE
+from memwall.ops.experts import expected_active
 
 Read = Callable[[str], Any]
 
@@ -60,7 +61,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "experts": Kind(
         _one_of(balanced=True, same=False), "balanced, or same for the first k in every row", "balanced",
-        "how the choices of a top-k of activations spread",
+        "how the choices of a top-k of activations spread, all alike by chance",
     ),
     "rounded": Kind(
         _count, "a whole number of at least 0", "4", "the value of activations that are rounded to whole numbers"
@@ -78,8 +79,17 @@ KINDS: Mapping[str, Kind] = {
     ),
 }  # fmt: skip
 
+
+class Basis(NamedTuple):
+    """What a value rests on, as ``experts=balanced``; of choices, how many different ones any run makes at least, of
+    all else 0."""
+
+    text: str
+    fewest: int = 0
+
+
 #: What random numbers rest on that follow others whose number activations decide, and what that says.
-RANDOM = "random=seed 0"
+RANDOM = Basis("random=seed 0")
 _SAYS = {"random": "random numbers after others that depend on activations, which a run may find different"}
 
 
@@ -132,10 +142,10 @@ class Assumptions:
         kind = "condition" if tensor.dtype is torch.bool else "rounded" if tensor.dtype in WHOLE else "number"
         return torch.tensor(self.value(kind), dtype=tensor.dtype, device="cpu").expand(tensor.shape)
 
-    def unasked(self, kind: str) -> tuple[Any, str]:
+    def unasked(self, kind: str) -> tuple[Any, Basis]:
         """What is assumed here, and as it is noted once something depends on it."""
         text = self._text(kind)
-        return KINDS[kind].read(text), f"{kind}={text}"
+        return KINDS[kind].read(text), Basis(f"{kind}={text}")
 
     def note(self, used: str) -> None:
         """An assumption, as ``nonzero=0.5``, decides what runs here."""
@@ -150,19 +160,21 @@ class Assumptions:
                 return rule.text
         return KINDS[kind].default
 
-    def chosen(self, scores: torch.Size, dim: int, count: int) -> tuple[torch.Tensor, str]:
+    def chosen(self, scores: torch.Size, dim: int, count: int) -> tuple[torch.Tensor, Basis]:
         """Places that a top-k along ``dim`` of scores of a shape chooses, ``count`` along that axis, and what that
-        assumes. It is not noted: only what is done with the places may matter."""
+        assumes: as many different places as are expected of choices by chance, about equally often, or the first ones.
+        It is not noted: only what is done with the places may matter."""
         balanced, assumed = self.unasked("experts")
-        rows = math.prod(scores) // max(scores[dim], 1)
-        choices = torch.arange(rows * count, device="cpu").view(rows, count)
-        if not balanced:
-            choices = choices % max(count, 1)
+        places = max(scores[dim], 1)
+        rows = math.prod(scores) // places
+        different = round(expected_active(rows, places, count)) if balanced else count
+        choices = torch.arange(rows * count, device="cpu") % max(different, 1)
+        if balanced:  # all over the axis
+            choices = choices * places // max(different, 1)
         others = [size for axis, size in enumerate(scores) if axis != dim % len(scores)]
-        found = (choices % max(scores[dim], 1)).view(*others, count).movedim(-1, dim)
-        return found, assumed
+        return choices.view(*others, count).movedim(-1, dim), assumed._replace(fewest=count)
 
-    def counted(self, elements: int) -> tuple[int, str]:
+    def counted(self, elements: int) -> tuple[int, Basis]:
         """How many of a mask's elements are true, as ``nonzero`` of that mask finds, and what that assumes; not noted,
         as above."""
         fraction, assumed = self.unasked("nonzero")
@@ -172,13 +184,13 @@ class Assumptions:
         """What was assumed so far, as ``nonzero=0.5, condition=true``."""
         return ", ".join(self._used)
 
-    def boxes(self, count: int, height: int, width: int) -> tuple[torch.Tensor, str]:
+    def boxes(self, count: int, height: int, width: int) -> tuple[torch.Tensor, Basis]:
         """Corners of boxes in the middle of an image, ``[count, 4]``, and what they assume; not noted, as above."""
         text = self._text("boxes")
         span = KINDS["boxes"].read(text)
         size = torch.tensor((width, height, width, height), dtype=torch.float32, device="cpu")
         middle = size / 2 + size * torch.tensor((-span / 2, -span / 2, span / 2, span / 2), device="cpu")
-        return middle.expand(count, 4), f"boxes={text}"
+        return middle.expand(count, 4), Basis(f"boxes={text}")
 
     def unused(self) -> list[str]:
         """What the user assumes and no call asked for, as it was written."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memwall.core import compat
+from memwall.frontend.torch.assumptions import Basis
 from memwall.frontend.torch.tensors import is_freed, sparse_of, sparse_parts
 from memwall.frontend.torch.value_rules import MOST_OF_INTEGERS, distinct, is_small, is_uniform, once
 
@@ -19,12 +20,12 @@ _HOST = torch.device("cpu")
 
 class Shadow(NamedTuple):
     """The bytes of a storage on ``meta``, which is kept so that its address stays its own; or, where it is ``uniform``,
-    one element that all of them equal. ``assumed`` is what its values rest on, as ``("experts=balanced",)``."""
+    one element that all of them equal. ``assumed`` is what its values rest on."""
 
     raw: torch.UntypedStorage
     shadow: torch.UntypedStorage
     uniform: bool = False
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Basis, ...] = ()
 
     def is_one_of(self, tensor: torch.Tensor) -> bool:
         """Whether its single element is one of the tensor, which may see the bytes as another dtype."""
@@ -81,13 +82,13 @@ class Shadows:
         """Whether a tensor on ``meta`` has a known value."""
         return tensor.layout is torch.strided and self._found(tensor) is not None
 
-    def give(self, tensor: torch.Tensor, value: torch.Tensor, *assumed: str) -> None:
+    def give(self, tensor: torch.Tensor, value: torch.Tensor, *assumed: Basis) -> None:
         """Make the value of a tensor known that is all there is in its storage."""
         shadow = self._shadow(tensor)
         once(shadow).copy_(value.expand(shadow.shape)[distinct(shadow)])
         self._rest_on(tensor, assumed)
 
-    def _rest_on(self, tensor: torch.Tensor, assumed: Iterable[str]) -> None:
+    def _rest_on(self, tensor: torch.Tensor, assumed: Iterable[Basis]) -> None:
         """The values in a tensor's storage rest on what is assumed, too."""
         if assumed and (found := self._shadows.get(address_of(tensor))):
             self._shadows[address_of(tensor)] = found._replace(assumed=tuple(dict.fromkeys((*found.assumed, *assumed))))
@@ -123,7 +124,7 @@ class Shadows:
         if address_of(source) in self._normal:
             self._normal[address_of(tensor)] = tensor.untyped_storage()
 
-    def give_uniform(self, tensor: torch.Tensor, value: Any, *assumed: str) -> None:
+    def give_uniform(self, tensor: torch.Tensor, value: Any, *assumed: Basis) -> None:
         """All elements of a tensor equal one number."""
         element = torch.as_tensor(value, device=_HOST).detach().to(tensor.dtype).clone()
         raw = tensor.untyped_storage()
@@ -152,7 +153,7 @@ class Shadows:
                 self._bytes -= found.shadow.nbytes()
         self._swept_at = max(_SWEPT_BYTES, 2 * self._bytes)
 
-    def assumed(self, tensor: torch.Tensor) -> tuple[str, ...]:
+    def assumed(self, tensor: torch.Tensor) -> tuple[Basis, ...]:
         """What a tensor's value rests on."""
         return found.assumed if (found := self._shadows.get(address_of(tensor))) else ()
 

@@ -61,6 +61,38 @@ PICKS: Mapping[str, Callable[[tuple], tuple[int, torch.Tensor]]] = {
     "aten.embedding": lambda args: (args[0].shape[0], args[1]),
     "aten.index_select": lambda args: (args[0].shape[args[1]] if args[0].dim() else 1, args[2]),
 }
+
+
+def _groups_with_rows(ends: torch.Tensor) -> int:
+    return int((ends.diff(prepend=ends.new_zeros(1)) > 0).sum())
+
+
+def _different(places: torch.Tensor) -> int:
+    least, most = map(int, torch.aminmax(places))
+    met = torch.zeros(most - least + 1, dtype=torch.bool)
+    return int(met.index_fill_(0, (places - least).flatten(), True).sum())
+
+
+#: The argument that says where groups end.
+ENDS = "offs"
+#: Ops that touch some slices of an operand → the argument whose values say which, and how many these are.
+SLICES: Mapping[str, tuple[str, Callable[[torch.Tensor], int]]] = {
+    **{f"aten.{name}": (ENDS, _groups_with_rows)
+       for name in ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")},
+    **dict.fromkeys(("aten.index.Tensor", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"),
+                    ("indices", _different)),
+    "aten.index_select": ("index", _different), "aten.embedding": ("indices", _different),
+}  # fmt: skip
+
+
+def _as_floats(func: Any) -> Callable[..., torch.Tensor]:
+    return lambda tensor, *args, **kwargs: func(tensor.double(), *args, **kwargs).to(tensor.dtype)
+
+
+#: Ops that a GPU runs on integers, and a CPU on floating numbers alone → what gives the same on the host.
+OF_FLOATS: Mapping[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.histc.default: _as_floats(torch.ops.aten.histc.default)
+}
 #: What activations are, element by element: finite.
 FINITE: Mapping[str, bool] = {"aten.isnan": False, "aten.isinf": False, "aten.isfinite": True}
 #: Ops that round activations, a cast to integers among them.

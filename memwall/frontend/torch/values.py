@@ -19,7 +19,7 @@ import torch
 
 from memwall.core import compat
 from memwall.frontend.torch.assumed_values import assume, assume_places
-from memwall.frontend.torch.assumptions import RANDOM, Assumptions, assumed_result
+from memwall.frontend.torch.assumptions import RANDOM, Assumptions, Basis, assumed_result
 from memwall.frontend.torch.distributed import has_other_ranks
 from memwall.frontend.torch.draws import Draws, as_drawn
 from memwall.frontend.torch.results import Results
@@ -30,12 +30,15 @@ from memwall.frontend.torch.value_rules import (
     ARE_ZERO,
     BY_FEW,
     DECIDED,
+    ENDS,
     FILLS,
     INTEGERS,
     MOST_FLOATS,
     MOST_INTEGERS,
     NUMBERED,
+    OF_FLOATS,
     PICKS,
+    SLICES,
     UNIQUE,
     UNSET,
     Kind,
@@ -92,6 +95,25 @@ class KnownValues(Shadows):
 
         return tuple(self.made(item) if is_number(item) else item for item in args)
 
+    def slices(self, name: str, arguments: Iterable[tuple[str, torch.Tensor]]) -> tuple[int, int] | None:
+        """How many slices of an operand an op of :data:`SLICES` touches, and the fewest that it does in any run; None
+        where that is not known. Of places that no choice of activations gives, as those of tokens, it is not asked."""
+        if name not in SLICES:
+            return None
+        argument, count = SLICES[name]
+        which = [tensor for each, tensor in arguments if each == argument]
+        value = self.of(which[0]) if len(which) == 1 and which[0].numel() else None
+        if value is None or value.is_meta:
+            return None
+        assumed = self.assumed(which[0])
+        if argument != ENDS and not all([basis.fewest for basis in assumed] or [0]):
+            return None
+        found = count(value)
+        fewest = min([found, *(max(basis.fewest, 1) for basis in assumed)])
+        if fewest < found:
+            self._note(assumed)
+        return found, fewest
+
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def call(self, signature: Signature, args: tuple, kwargs: dict[str, Any], guess: bool = False) -> Any:
@@ -123,10 +145,10 @@ class KnownValues(Shadows):
     def _sent(self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What a collective returns; the values of other ranks are assumed to be this one's."""
         read, written = (arguments_at(places, args, kwargs) for places in (kind.reads, kind.writes))
-        alike, text = self.assumptions.unasked("ranks") if self.assumptions is not None else (False, "")
+        alike, basis = self.assumptions.unasked("ranks") if self.assumptions is not None else (False, Basis(""))
         known = alike and not any(map(self._is_unknown, read)) and all(map(self._is_overwritable, written))
         values = [value.clone() for tensor in read if (value := self.of(tensor)) is not None] if known else []
-        assumed = (text, *(each for tensor in read for each in self.assumed(tensor)))
+        assumed = (basis, *(each for tensor in read for each in self.assumed(tensor)))
         if not values:
             self.forget(written)
         out = signature.function(*args, **kwargs)
@@ -204,8 +226,8 @@ class KnownValues(Shadows):
         func, written = signature.function, arguments_at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
         missed = [RANDOM] if kind.random and self.draws.missed else []
-        assumed = tuple(dict.fromkeys([*missed, *(text for t in tensors if t.is_meta for text in self.assumed(t))]))
-        if signature.name in UNIQUE and any(text.startswith("rounded=") for text in assumed):
+        assumed = tuple(dict.fromkeys([*missed, *(basis for t in tensors if t.is_meta for basis in self.assumed(t))]))
+        if signature.name in UNIQUE and any(basis.text.startswith("rounded=") for basis in assumed):
             return self._called_unknown(signature, kind, args, kwargs, guess=True)  # of which one number stands for all
         if kind.asks or leaves:
             self.asked += 1
@@ -242,14 +264,14 @@ class KnownValues(Shadows):
             self._rest_on(tensor, assumed)
         return out
 
-    def _note(self, assumed: Iterable[str]) -> None:
+    def _note(self, assumed: Iterable[Basis]) -> None:
         if self.assumptions is not None:
-            for text in assumed:
-                self.assumptions.note(text)
+            for basis in assumed:
+                self.assumptions.note(basis.text)
 
     def _fill(
         self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], results: list[torch.Tensor],
-        assumed: tuple[str, ...],
+        assumed: tuple[Basis, ...],
     ) -> None:  # fmt: skip
         """Large tensors of one value: masks of ones, and what is computed of them element by element."""
         if signature.name == "aten.randn":
@@ -285,7 +307,7 @@ class KnownValues(Shadows):
         if func in BY_FEW and args[0].numel() > MOST_INTEGERS and (first := self.of(args[0])) is not None:
             return by_few(func, first, *args[1:], **{name: value(item) for name, item in kwargs.items()})
         given = [value(item) for item in args], {name: value(item) for name, item in kwargs.items()}
-        call = partial(func, *given[0], **given[1])
+        call = partial(OF_FLOATS.get(func, func), *given[0], **given[1])
         return self.draws.draw(call) if kind.random else call()
 
 

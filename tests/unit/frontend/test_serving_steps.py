@@ -381,3 +381,59 @@ def test_nothing_of_the_callers_changes():
 )  # fmt: skip
 def test_a_cache_is_known_by_its_name(path, wanted):
     assert is_of_cache(path) is wanted
+
+
+#: 64 experts of 3 matrices [256, 512] in bfloat16, 4 of them for each token
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 512, "intermediate_size": 512,
+    "moe_intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "head_dim": 64, "num_experts": 64, "num_experts_per_tok": 4, "vocab_size": 1024, "dtype": "bfloat16",
+}  # fmt: skip
+EXPERT = 3 * 256 * 512 * 2
+
+
+def of_experts(profile) -> list[tuple[int, int]]:
+    """Of each op with experts' weights the bytes that it reads of them, and those that any run reads."""
+    graph, found = profile.graph, []
+    for op, cost in zip(graph.ops, profile.costs[0], strict=True):
+        values = [graph.values[i] for i in op.inputs]
+        names = [graph.storages[value.storage].name for value in values]
+        if any(".experts." in name for name in names) and op.phase != "optimizer":
+            others = sum(v.spec.nbytes for v, name in zip(values, names, strict=True) if ".experts." not in name)
+            found.append((cost.read_bytes - others, cost.least_read_bytes - others))
+    return found
+
+
+@pytest.mark.defect("19b")
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_a_decode_step_reads_the_experts_that_tokens_choose(save, batch):
+    """A decode step of a mixture was billed the weights of every expert, of which its tokens choose a few."""
+    profile = memwall.profile(
+        save(MIXTURE), mode="decode", batch=batch, context=16, gpu="h100", policy=["eager", "server"]
+    )
+    read, least = (sum(column) for column in zip(*of_experts(profile), strict=True))
+    # 64 (1 - (60/64)^batch) by chance: 4, 25.8, 62.97; tokens may choose the same 4
+    assert (read, least) == ({1: 4, 8: 26, 64: 63}[batch] * EXPERT, 4 * EXPERT)
+    plan = profile.schedule(profile.gpus[0], "server").plan
+    served = [work for group in plan.groups for work in group.cost.launches if hasattr(work, "expert_bytes")]
+    assert sum(work.active * work.expert_bytes for work in served) == pytest.approx(read, rel=0.05)
+    eager, server = (simulation.totals for simulation in profile.simulations)
+    assert eager.bound_s < server.time_s
+    assert any("experts=balanced" in note for note in profile.notes) == (batch > 1)
+
+
+@pytest.mark.defect("19b")
+@pytest.mark.parametrize("form", ["grouped_mm", "batched_mm", "eager"])
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_every_form_of_experts_reads_those_that_are_chosen(form, mode):
+    """One form of a mixture's experts read all weights, another those that were chosen in turn."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(**MIXTURE, experts_implementation=form)
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(config).to(torch.bfloat16)
+    tokens = {"input_ids": torch.zeros(8, 1, dtype=torch.long)}
+    profile = memwall.profile(model, tokens, gpu="h100", mode=mode, loss=lambda output: output.logits.sum())
+    # 26 of 64 experts, of 8 tokens; the gradient of the rows reads them again, but for those that were copied
+    passes = 2 if mode == "training" and form != "batched_mm" else 1
+    assert sum(read for read, _ in of_experts(profile)) == pytest.approx(passes * 26 * EXPERT, rel=0.01)

@@ -207,8 +207,33 @@ def test_assumptions_of_modules_go_before_those_of_the_model():
 
 def test_choices_are_balanced():
     found, assumed = Assumptions((), lambda: ("", "")).chosen(torch.Size((16, 8)), -1, 2)
-    assert assumed == "experts=balanced" and torch.bincount(found.flatten()).tolist() == [4] * 8
+    # 8 (1 - (6/8)^16) = 7.9 of 8 are expected to be chosen, and 2 at least
+    assert assumed == ("experts=balanced", 2) and torch.bincount(found.flatten()).tolist() == [4] * 8
     assert all(len(set(row)) == 2 for row in found.tolist())
+
+
+#: experts and how many a token chooses → different ones of 1, 8 and 64 tokens, N (1 - (1 - k/N)^tokens) by hand
+MIXTURES = {
+    (8, 2): (2, 7, 8),  # 7.20
+    (16, 1): (1, 6, 16),  # 6.45, 15.7
+    (32, 4): (4, 21, 32),  # 21.0
+    (64, 6): (6, 35, 64),  # 34.9, 63.9
+    (128, 8): (8, 52, 126),  # 51.6, 125.9
+    (160, 6): (6, 42, 146),  # 42.2, 146.1
+    (256, 8): (8, 57, 222),  # 57.4, 222.4
+    (512, 10): (10, 75, 367),  # 74.7, 367.1
+}
+
+
+@pytest.mark.defect("19b")
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_choices_of_few_tokens_meet_as_by_chance(mixture):
+    """Tokens were assumed to choose experts in turn, so that few of them chose more different ones than by chance."""
+    experts, chosen = mixture
+    for tokens, different in zip((1, 8, 64), MIXTURES[mixture], strict=True):
+        found, _ = Assumptions((), lambda: ("", "")).chosen(torch.Size((tokens, experts)), -1, chosen)
+        assert len(found.unique()) == different
+        assert all(len(set(row)) == chosen for row in found.tolist())
 
 
 @pytest.mark.parametrize("seed", [None, 7])

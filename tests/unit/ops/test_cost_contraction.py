@@ -112,6 +112,24 @@ def test_grouped_mm_of_rows_and_of_its_weight_gradient():
     assert gradient.flops == {TENSOR_BF16: 196_608}  # the 64 rows are summed within their groups
 
 
+@pytest.mark.defect("19b")
+def test_grouped_products_read_the_weights_of_groups_with_rows():
+    """A grouped product was billed the weights of all of its groups, also of those that have no rows."""
+    inputs = [("self", spec(64, 2048)), ("mat2", spec(128, 2048, 1536)), ("offs", spec(128, dtype="int32"))]
+    # a token's row for each of 8 of 128 experts: 8 tokens choose 52 of them by chance, or the same 8
+    found = cost("aten._grouped_mm", inputs, spec(64, 1536), slices=(52, 8))
+    rows, expert = 64 * 2048 * 2 + 128 * 4, 2048 * 1536 * 2
+    assert (found.read_bytes, found.least_read_bytes) == (rows + 52 * expert, rows + 8 * expert)
+    (work,) = found.launches
+    assert (work.batch, work.m, work.n, work.k) == (52, 2, 1536, 2048)  # 64 rows in 52 groups: 1 or 2
+    assert work.flops == found.total_flops == 2 * 64 * 2048 * 1536
+    # of columns: each group has some columns of the result
+    inputs = [("self", spec(16, 96, 32)), ("mat2", spec(32, 64)), ("offs", spec(16, dtype="int32"))]
+    found = cost("aten._grouped_mm", inputs, spec(96, 64), slices=(4, 4))
+    assert found.read_bytes == found.least_read_bytes == 4 * 96 * 32 * 2 + 32 * 64 * 2 + 16 * 4
+    assert found.total_flops == 2 * 96 * 32 * 64
+
+
 def test_linear_backward_counts_the_gradients_asked_for():
     inputs = [("self", spec(6, 8)), ("grad_output", spec(6, 5)), ("weight", spec(5, 8))]
     both = cost("aten.linear_backward", inputs, [spec(6, 8), spec(5, 8)], output_mask=(True, True, False))

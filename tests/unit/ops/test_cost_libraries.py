@@ -19,6 +19,8 @@ def test_a_rule_counts_an_op_that_a_module_calls():
     ], spec(8, 32))  # fmt: skip
     # 16 rows through an expert: [32] x [32, 128] and [64] x [64, 32]
     assert found.flops == {TENSOR_BF16: 2 * 16 * (128 * 32 + 64 * 32)}
+    # 4 (1 - (2/4)^8) = 3.98 of 4 experts are read by chance, 2 at least
+    assert found.read_bytes - found.least_read_bytes == 2 * (128 * 32 + 64 * 32) * 2
     assert classify("vllm.outplace_fused_experts") == "contraction"
 
 
