@@ -16,11 +16,11 @@ import click
 
 from memwall.cli.parsing import COMPLETION, CommandLineError, LazyGroup
 from memwall.cli.supervisor import SUPERVISES, supervised
-from memwall.core.errors import MemwallError, MissingError, UsageError, message_of
+from memwall.core.errors import MemwallError, MissingError, UsageError, message_of, signal_name
+from memwall.core.process import answering, leave
 from memwall.core.version import __version__
 
 INTERNAL_ERROR = 70
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 #: Command -> its one line in the help. Each lives in the module of its name.
@@ -80,12 +80,27 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     0 fine; 1 a gate failed; 2 the input is wrong; 3 a device or an optional dependency is missing; 70 a bug of memwall;
-    130 interrupted; 141 the reader of a pipe went away.
+    129, 130, 143 ended by SIGHUP, Ctrl-C, SIGTERM; 141 the reader of a pipe went away.
     """
     arguments = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in arguments
+    if args is None:
+        _open_standard_streams()
+        answering()
     if args is None and SUPERVISES and not debug:
-        return supervised(lambda: main(arguments), lambda said: _fail(said, UsageError.exit_code))
+        return supervised(lambda: _answered(arguments), lambda said: _fail(said, UsageError.exit_code))
+    if args is None and not debug:
+        leave(_run_whole(arguments))
+    return _run_whole(arguments)
+
+
+def _answered(arguments: list[str]) -> int:
+    answering()
+    return _run_whole(arguments)
+
+
+def _run_whole(arguments: list[str]) -> int:
+    debug = "--debug" in arguments
     interrupts = _note_interrupts()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed before Python started (``>&-``): what goes there is dropped
@@ -98,7 +113,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as error:
-        return _fail("interrupted", INTERRUPTED) if interrupts else _fail_of_model(error)
+        return _ended_by(interrupts) if interrupts else _fail_of_model(error)
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE
@@ -106,13 +121,13 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(str(error), UsageError.exit_code)
     except MemwallError as error:
         if interrupts:
-            return _fail("interrupted", INTERRUPTED)
+            return _ended_by(interrupts)
         if debug:
             traceback.print_exc()
         return _fail(str(error), error.exit_code)
     except Exception as error:
         if interrupts:  # swallowed by a library that was half imported, which then failed in its own way
-            return _fail("interrupted", INTERRUPTED)
+            return _ended_by(interrupts)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG):
             _silence_stdout()
             return _fail(f"cannot write the result: {error.strerror}", UsageError.exit_code)
@@ -149,8 +164,24 @@ def _run(arguments: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"memwall: {message}", err=True)
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        click.echo(f"memwall: {message}", err=True)
     return code
+
+
+def _ended_by(signals: Sequence[int]) -> int:
+    """The last line and the exit code, as a shell has it, of a command that a signal has ended."""
+    said = "interrupted" if signals[-1] == signal.SIGINT else f"ended by {signal_name(signals[-1])}"
+    return _fail(said, 128 + signals[-1])
+
+
+def _open_standard_streams() -> None:
+    """Give standard input, output and error that were closed (``>&-``) a descriptor, which else some file would get."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
 
 
 def _buffer(name: str) -> None:
@@ -169,16 +200,20 @@ def _fail_of_model(error: BaseException) -> int:
 
 
 def _note_interrupts() -> list[int]:
-    """A list that fills as Ctrl-C comes in, which raises KeyboardInterrupt as ever."""
+    """A list that fills as Ctrl-C, SIGTERM and SIGHUP come in. Each raises KeyboardInterrupt, so that what is open is
+    closed and what is temporary goes; the second SIGTERM or SIGHUP ends the process at once."""
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         noted.append(number)
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
         signal.default_int_handler(number, frame)
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        with contextlib.suppress(ValueError):  # not the main thread: it gets no signals
-            signal.signal(signal.SIGINT, note)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):  # nohup ignores one
+            with contextlib.suppress(ValueError):  # not the main thread: it gets no signals
+                signal.signal(number, note)
     return noted
 
 

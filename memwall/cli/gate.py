@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -74,9 +72,6 @@ def command(
     from memwall.hardware.lookup import load_gpus
     from memwall.report.pages.gate import GateReport
 
-    with contextlib.suppress(ValueError):  # not the main thread
-        # a runner that gives up sends SIGTERM: like Ctrl-C it removes the worktree and ends the children
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     out.plan(GateReport, GATE_SUFFIXES)
     messages = out.messages
     if device == "auto":

@@ -14,6 +14,7 @@ import click
 
 from memwall.core.errors import MissingError, UsageError, install
 from memwall.core.files import write_whole
+from memwall.core.process import end_if_forked
 
 if TYPE_CHECKING:
     from memwall.report import Report
@@ -152,6 +153,7 @@ class Out:
         written; ``MissingError``: a kind needs a dependency that is not installed."""
         from memwall.report import render_pieces
 
+        end_if_forked()
         files = [(output.path, render_pieces(report, output.kind, style=self.style)) for output in self.files]
         printed = render_pieces(report, "json") if self.as_json else render_pieces(report, "text", **_terminal())
         before_files()

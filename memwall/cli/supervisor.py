@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 from memwall.core.errors import signal_name
+from memwall.core.process import end_if_forked, leave
 
 #: signals that are passed on to the fork where somebody sent them to this process; a terminal sends them to both
 _PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -35,9 +36,10 @@ def supervised(run: Callable[[], int], fail: Callable[[str], int]) -> int:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = run()
+        end_if_forked()
         with contextlib.suppress(OSError):  # closed by the model: it will look as if that had ended the process
             os.write(told, b"done")
-        return code
+        leave(code)
     os.close(told)
     status = _awaited(child, awaited)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

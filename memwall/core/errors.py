@@ -40,10 +40,14 @@ class MissingError(MemwallError):
     exit_code = 3
 
 
+#: characters of an exception's message that are looked at: some print a whole tensor
+_MESSAGE_CHARS = 20_000
+
+
 def message_of(error: BaseException) -> str:
-    """What an exception says; one of a user's own may raise when asked."""
+    """What an exception says, cut where it goes on and on; one of a user's own may raise when asked."""
     try:
-        return str(error)
+        return str(error)[:_MESSAGE_CHARS]
     except Exception:
         return "(its message cannot be shown)"
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from memwall.core.errors import MemwallError, MissingError, UsageError, signal_name
 
@@ -32,6 +32,29 @@ HOME = str(Path(__file__).resolve().parents[2])
 #: whether a process that has imported torch can be forked; macOS ends such a fork at its first call of a system library
 FORKS = sys.platform == "linux"
 _START = "from memwall.core.process import serve; serve()"
+#: the process that has an answer to give; None where memwall is only a part of a program
+_answering: int | None = None
+
+
+def answering() -> None:
+    """Say that this process answers: one that a model forks from it does not."""
+    global _answering
+    _answering = os.getpid()
+
+
+def end_if_forked() -> None:
+    """End a process that a model has forked and that came back from the model's code: the answer is its parent's."""
+    if _answering not in (None, os.getpid()):
+        os._exit(0)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with what it has said and nothing else: no thread and no handler of a model's delays the end or
+    changes the code."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 class Lost(Exception):
@@ -184,6 +207,7 @@ def serve() -> None:
     """Answer until the pipe closes."""
     descriptor, target, apart = int(sys.argv[1]), sys.argv[2], sys.argv[3:] == ["apart"]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    answering()
     lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # what is called may read its standard input, and must not read the lifeline
     if apart:
@@ -208,7 +232,9 @@ def serve() -> None:
 
 def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bool, Any]:
     try:
-        return False, answer(*question)
+        given = answer(*question)
+        end_if_forked()
+        return False, given
     except MemwallError as error:
         kind = next(kind for kind in (MissingError, UsageError, MemwallError) if isinstance(error, kind))
         return True, kind(str(error))  # plain: one that says more need not survive a pipe
@@ -220,6 +246,7 @@ def _forked(answer: Callable[..., Any], question: tuple[Any, ...], lifeline: int
         process = os.fork()
         if not process:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            answering()
             _end_with(lifeline)
             code = 1
             try:

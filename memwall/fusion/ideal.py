@@ -77,7 +77,8 @@ class _Ideal:
         write_bytes = 0
         made = [version for i in run for _, version in self.flow.writes[i] if version not in self.flow.kept]
         # another group reads a result that this one need not keep: one tensor then crosses
-        flows_on = any(not self.unused.union(op_ids).issuperset(self.flow.readers[version]) for version in made)
+        own = {*op_ids}
+        flows_on = any(i not in own and i not in self.unused for version in made for i in self.flow.readers[version])
         for i in matrix:
             stays = [
                 v for v, n in self.flow.writes[i] if n not in self.flow.kept and (n in self.on_chip or not flows_on)

@@ -9,6 +9,7 @@ from typing import Any
 
 from memwall.core.compat import name_of
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
+from memwall.core.process import end_if_forked
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.recorder import UnexpectedCall
 from memwall.frontend.torch.shapes import SPARSE_TWICE
@@ -45,7 +46,7 @@ _NO_SHAPES = re.compile(
     r"|(?<![\w:.])(?!aten::)([\w:.]+): attempted to run this operator with Meta tensors"
     r"|no fake impl registered for <CustomOpDef\(([\w:.]+)\)>"
     r"|could not find the fake impl[^:]*?operator (?!aten::)(\w+::[\w.]+)"
-    r"|(?!aten::)(\w+::[\w.]+): We could not find the fake impl"
+    r"|\b(?!aten::)(\w+::[\w.]+): We could not find the fake impl"
 )
 
 #: An op's name in the beginning of a message.
@@ -130,9 +131,11 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
     without ``gradients``, one that asks for them into :class:`NeedsGradients`."""
     try:
         yield
+        end_if_forked()
     except (MemwallError, ReplayMismatch, UnexpectedCall):
         raise
     except (Exception, SystemExit, GeneratorExit) as raised:
+        end_if_forked()
         error = cause_of(raised)
         said = message_of(error)
         for own in (error, error.__cause__):  # which a library has wrapped

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from memwall.core.errors import UsageError
+from memwall.core.process import end_if_forked
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.seeds import seed
 
@@ -46,7 +47,9 @@ def load_file(path: Path) -> ModuleType:
     try:
         with importable(path.resolve().parent):
             loader.exec_module(module)
+        end_if_forked()
     except BaseException as error:
+        end_if_forked()
         _forget(before)
         if isinstance(error, OSError) and error.filename == loader.path:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None

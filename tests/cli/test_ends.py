@@ -1,0 +1,164 @@
+"""How the process of a command ends: by signals, beside forks, threads and handlers of the model, without streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.conftest import MODEL
+from tests.cli.test_gate import commit, only_tree
+from tests.unit.places import ROOT
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+
+#: a model that is at work until somebody ends it
+ENDLESS = "import os, pathlib, time\npathlib.Path(os.environ['MARK']).touch()\nwhile True:\n    time.sleep(0.05)\n"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a command in a folder whose temporary files are its own; it is ended in any case."""
+    started = []
+    (tmp_path / "temporary").mkdir()
+
+    def begin(*words, environment=None, **options):
+        own = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary"),
+               "MARK": str(tmp_path / "mark"), **(environment or {})}  # fmt: skip
+        command = [sys.executable, "-m", "memwall", *map(str, words)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, env=own, start_new_session=True, **pipes))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def at_work(process, mark):
+    """Wait until the model of a command runs."""
+    while not mark.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def left(folder):
+    return [path.name for path in (folder / "temporary").iterdir() if path.name.startswith("memwall-")]
+
+
+# -- what a model does -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.defect("43")
+def test_a_model_that_forks_gets_one_report(start, tmp_path):
+    """A process that the model had forked went on behind the model's code and printed a report of its own."""
+    forks = MODEL.replace("def model():", "import os\nos.fork()\ndef model():\n    os.fork()")
+    (tmp_path / "forks.py").write_text(forks, encoding="utf-8")
+    process = start("profile", "forks.py", "--gpu", "h100", "--json", "-q")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert json.loads(out)["workload"]["name"] == "forks"
+
+
+LATE = """
+import os, threading, time
+def late():
+    threading.main_thread().join()
+    time.sleep(20)
+    os.write(2, b"still here")
+threading.Thread(target=late).start()
+"""
+
+
+@pytest.mark.defect("43")
+def test_a_thread_of_the_model_keeps_no_finished_command_alive(start, tmp_path):
+    """Python waits in the end for every thread that is no daemon, and so the process of a finished command waited for
+    those of the model."""
+    (tmp_path / "late.py").write_text(LATE + MODEL, encoding="utf-8")
+    process = start("profile", "late.py", "--gpu", "h100", "-q")
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert "h100-sxm" in out
+
+
+@pytest.mark.defect("44d")
+def test_a_handler_at_exit_of_the_model_does_not_decide_the_exit_code(start, tmp_path):
+    """Handlers that the model registered for the end of Python ran behind a complete result, and one that ended the
+    process gave its own exit code, which reads as a gate that failed."""
+    (tmp_path / "exits.py").write_text("import atexit, os\natexit.register(os._exit, 1)\n" + MODEL, encoding="utf-8")
+    process = start("profile", "exits.py", "--gpu", "h100", "-q")
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert "h100-sxm" in out
+
+
+@pytest.mark.defect("44d")
+@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1), (0, 1, 2)], ids=str)
+def test_closed_streams_are_as_if_nobody_listened(closed, start, tmp_path):
+    """A descriptor that was closed before the start went to some file or pipe of memwall's own, and Python's complaint
+    in the end was told as the model's os._exit(120)."""
+    shut = "".join(f" {fd}{'<' if fd == 0 else '>'}&-" for fd in closed)
+    (tmp_path / "net.py").write_text(MODEL, encoding="utf-8")
+    command = f'"{sys.executable}" -m memwall profile net.py --gpu h100 -q -o a.json{shut}'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("h100-sxm" in done.stdout) == (1 not in closed)
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["workload"]["name"] == "net"
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.defect("42")
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        (("profile", "endless.py"), signal.SIGTERM),
+        (("profile", "endless.py"), signal.SIGHUP),
+        (("sweep", "endless.py", "--no-cache", "--workers", "0", "--vary", "gpu=h100"), signal.SIGTERM),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value.name,
+)
+def test_a_signal_ends_a_command_with_one_line(words, number, start, tmp_path):
+    """SIGTERM and SIGHUP had their default, which ends a process without a line and without removing its temporary
+    folders."""
+    (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
+    process = start(*words)
+    at_work(process, tmp_path / "mark")
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (128 + number, "", f"memwall: ended by {number.name}\n")
+    assert left(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.defect("42")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_gate_that_was_ended_leaves_nothing_for_long(number, start, tmp_path):
+    """The worktree of a gate's base was removed by the process that made it alone; one that was killed, or that a
+    closed terminal ended, left folder and registration for good."""
+    commit(tmp_path, net=ENDLESS)
+    (tmp_path / "mark").unlink(missing_ok=True)
+    process = start("gate", "net.py", "--baseline-ref", "main")
+    at_work(process, tmp_path / "mark")
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 128 + number)
+    if number == signal.SIGKILL:
+        assert len(left(tmp_path)) == 1  # what the next gate finds
+        (tmp_path / "mark").unlink()
+        process = start("gate", "net.py", "--baseline-ref", "main")
+        at_work(process, tmp_path / "mark")
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert left(tmp_path) == []
+    assert only_tree(tmp_path)
