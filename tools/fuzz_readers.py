@@ -83,7 +83,7 @@ def mutate_value(parent: Any, key: Any, rng: random.Random, other: Callable[[], 
     elif isinstance(parent, list):
         parent.append(copy.deepcopy(parent[key])) if kind == 7 else rng.shuffle(parent)
     elif type(parent[key]) in (int, float) and kind == 7:
-        parent[key] = rng.choice((-1, 2, 0.5, 1000, 1e18)) * parent[key]
+        parent[key] = rng.choice((-1, 2, 0.5, 1000, 1e18, 1e-18, 1e-300, 1e300)) * parent[key]
     else:
         parent[rng.choice(("", "id", "shape", key + "x", key.upper()))] = parent.pop(key)
 
@@ -332,7 +332,7 @@ def read_record(path: Path) -> None:
     from memwall.report.pages.profile import ProfileReport
 
     profile = Profile.load(path)
-    for kind in ("text", "json"):
+    for kind in ("text", "json", "html", "csv"):
         render(ProfileReport(profile), kind)
 
 

@@ -128,7 +128,7 @@ def _run_whole(arguments: list[str]) -> int:
     except Exception as error:
         if interrupts:  # swallowed by a library that was half imported, which then failed in its own way
             return _ended_by(interrupts)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EBADF):
             _silence_stdout()
             return _fail(f"cannot write the result: {error.strerror}", UsageError.exit_code)
         if debug:
@@ -164,8 +164,10 @@ def _run(arguments: list[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    from memwall.core.structure import printable
+
     with contextlib.suppress(OSError):  # a terminal that is gone
-        click.echo(f"memwall: {message}", err=True)
+        click.echo("\n".join(map(printable, f"memwall: {message}".splitlines())), err=True)
     return code
 
 

@@ -15,6 +15,7 @@ import click
 from memwall.core.errors import MissingError, UsageError, install
 from memwall.core.files import write_whole
 from memwall.core.process import end_if_forked
+from memwall.core.structure import printable
 
 if TYPE_CHECKING:
     from memwall.report import Report
@@ -104,19 +105,19 @@ class Messages:
         """A line worth keeping; silenced by ``-q``."""
         if not self.quiet:
             self.clear()
-            click.echo(f"memwall: {message}", err=True)
+            click.echo(f"memwall: {printable(message)}", err=True)
 
     def warn(self, message: str) -> None:
         """A line that qualifies the result; shown always."""
         self.clear()
-        click.echo(f"memwall: warning: {message}", err=True)
+        click.echo(f"memwall: warning: {printable(message)}", err=True)
 
     def progress(self, message: str) -> None:
         """A passing progress line; any other message is a warning and stays."""
         if not message.startswith(_STAGES):
             self.warn(message)
         elif self._live:
-            sys.stderr.write(f"\r\x1b[K{message[:100]}")
+            sys.stderr.write(f"\r\x1b[K{printable(message[:100])}")
             sys.stderr.flush()
             self._shown = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ def supervised(run: Callable[[], int], fail: Callable[[str], int]) -> int:
     that says how."""
     awaited = {signal.SIGCHLD, *_PASSED}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-    result, told = os.pipe()
+    told = mmap.mmap(-1, 1)  # shared with the fork, and nothing that a model closes
     parent, child = os.getpid(), os.fork()
     if not child:
         ctypes.CDLL(None).prctl(_ON_PARENTS_DEATH, signal.SIGKILL)
@@ -37,18 +38,11 @@ def supervised(run: Callable[[], int], fail: Callable[[str], int]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = run()
         end_if_forked()
-        with contextlib.suppress(OSError):  # closed by the model: it will look as if that had ended the process
-            os.write(told, b"done")
+        told[0] = True
         leave(code)
-    os.close(told)
     status = _awaited(child, awaited)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    os.set_blocking(result, False)  # a process that the model left behind may hold the other end
-    try:
-        done = os.read(result, 4) == b"done"
-    except BlockingIOError:
-        done = False
-    return status if done and status >= 0 else _death(status, fail)
+    return status if told[0] and status >= 0 else _death(status, fail)
 
 
 def _awaited(child: int, signals: set[signal.Signals]) -> int:

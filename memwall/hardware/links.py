@@ -72,6 +72,10 @@ class Link:
                 raise BadRecord(f": {unknown(f'protocol of {self.kind}', name[:40], known)}")
 
 
+#: of a cluster whose links join any number; the largest that was announced has a quarter of it
+MOST_GPUS = 1_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Equal nodes. A collective of few GPUs runs inside the innermost link that joins them."""
@@ -125,9 +129,9 @@ class Cluster:
         return min(link.gpus, per_node) if per_node and link.gpus <= self.gpus_per_node else link.gpus
 
     def _check_workers(self, workers: int, per_node: int | None) -> None:
-        most = self.most_gpus
-        if workers < 1 or (most and workers > most):
-            raise UsageError(f"{self.name} joins {f'1 to {most}' if most else '1 or more'} GPUs, not {workers}")
+        most = self.most_gpus or MOST_GPUS
+        if not 1 <= workers <= most:
+            raise UsageError(f"{self.name} joins 1 to {most:,} GPUs, not {workers:,}")
         if per_node is not None and not 1 <= per_node <= self.gpus_per_node:
             raise UsageError(f"a node of {self.name} has 1 to {self.gpus_per_node} GPUs, not {per_node}")
         inside = per_node or max((link.gpus for link in list(self.link.values())[:-1]), default=workers)

@@ -21,7 +21,7 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.ranks import read_ranks
 from memwall.core.units import counted, percent
 from memwall.hardware.cluster import hardware_of, load_cluster
-from memwall.hardware.links import KINDS, LIBRARIES, Cluster, Link, Protocol
+from memwall.hardware.links import KINDS, LIBRARIES, PROTOCOLS, Cluster, Link, Protocol
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Message
@@ -283,6 +283,12 @@ def collective_s(
     if not levels:
         return CollectiveTime(0.0, 0.0, 0.0, "none", "", {}, "one GPU has nobody to send to")
     ways = list(_ways(op, levels, library if nbytes <= CUSTOM_BYTES else "nccl"))
+    if not ways:
+        links = ", ".join(f"{each.name} ({each.link.kind})" for each in levels)
+        raise UsageError(
+            f"{found.name}: {library} has no algorithm for {op} over {links}: they state none of the protocols that"
+            " one needs on all of them (memwall clusters shows those of a cluster)"
+        )
     bound_s = _bound_s(OPS[op], levels) * nbytes
     time_s, way = min(((way.time_s(nbytes), way) for way in ways), key=lambda item: item[0])
     sent = {leg.level.name: leg.share * nbytes for leg in way.legs}
@@ -310,7 +316,8 @@ def _ways(op: str, levels: Sequence[Level], library: str) -> Iterator[Way]:
     """The algorithms with each of their protocols that the links have."""
     algorithms = dict(OPS[op].algorithms)
     inside = len(levels) == 1
-    reads = levels[0].link.kind in _DIRECT_READS or levels[0].groups == 2
+    kind = levels[0].link.kind
+    reads = kind in _DIRECT_READS or (levels[0].groups == 2 and kind in PROTOCOLS["one_shot"])
     if _CUSTOM[library] and op == "all_reduce" and inside and reads:
         algorithms = dict(_CUSTOM[library])
     elif inside:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
-from memwall.core.structure import BadRecord, one_of, read
+from memwall.core.structure import BadRecord, measurable, one_of, read
 from memwall.hardware.lookup import Gpu
 from memwall.ops.sdpa import Attention
 from memwall.perfmodel.roofline import Estimate
@@ -58,6 +58,11 @@ class WorkloadInfo:
         return ", ".join((self.mode, dtype, *((f"batch {self.samples:,}",) if self.samples else ())))
 
 
+_Seconds = Annotated[float, measurable]
+#: sums of seconds are rounded
+_ROUNDED = 1 + 1e-9
+
+
 @dataclass(slots=True)
 class _Kernel:
     OMIT_DEFAULTS: ClassVar[bool] = True
@@ -69,25 +74,31 @@ class _Kernel:
     flops: int
     read_bytes: int
     write_bytes: int
-    bound_s: float
-    time_s: float
-    compute_s: float
-    memory_s: float
-    overhead_s: float
+    bound_s: _Seconds
+    time_s: _Seconds
+    compute_s: _Seconds
+    memory_s: _Seconds
+    overhead_s: _Seconds
     limited_by: str
     #: older records have none: there memory_s, compute_s and overhead_s hold these seconds
-    latency_s: float = 0.0
-    low_s: float | None = None  # older records have no interval
-    high_s: float | None = None
+    latency_s: _Seconds = 0.0
+    low_s: _Seconds | None = None  # older records have no interval
+    high_s: _Seconds | None = None
     launches: int = 1
     recomputes: tuple[int, ...] = ()
-    wait_s: float = 0.0
-    link_s: float = 0.0
-    hidden_s: float = 0.0
+    wait_s: _Seconds = 0.0
+    link_s: _Seconds = 0.0
+    hidden_s: _Seconds = 0.0
 
     def check(self) -> None:
         if not self.op_ids:
             raise BadRecord("is empty: a kernel runs at least one op", ".op_ids")
+        whole_s = self.time_s + self.hidden_s
+        for name in ("compute_s", "memory_s", "latency_s", "overhead_s", "link_s"):
+            if getattr(self, name) > whole_s * _ROUNDED:
+                raise BadRecord("is longer than the kernel, its time_s and hidden_s", f".{name}")
+        if self.wait_s > self.overhead_s * _ROUNDED:
+            raise BadRecord("is longer than the overhead_s that holds it", ".wait_s")
         if self.low_s is None or self.high_s is None:
             self.low_s = self.high_s = self.time_s
 

@@ -18,6 +18,14 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 #: C0 and C1 controls, line and paragraph separators, bidirectional overrides, lone surrogates
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 
+#: the same, but for the breaks of lines and the tabs of a file
+_RAW = re.compile(rf"{_ANSI.pattern}|(?![\n\t]){_CONTROL.pattern.removesuffix('+')}")
+
+
+def plain(text: str) -> str:
+    """A whole text without what a terminal would act on: every writer's last step, whatever its parts passed."""
+    return _RAW.sub("", text)
+
 
 def clean(text: object) -> str:
     """A name as one line of printable text: ANSI sequences go, control characters become a space."""

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from memwall.core.errors import UsageError, need
-from memwall.report.document import Document
+from memwall.report.document import Document, clean, plain
 from memwall.report.figures.picture import KINDS, picture
 from memwall.report.figures.scene import STYLES, Chart
 from memwall.report.html import to_html
@@ -55,15 +55,15 @@ class Report:
 
 
 #: a spreadsheet treats a cell that starts with one of these as a formula
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@")
 
 
 def _csv(report: Report) -> str:
-    """Text that a spreadsheet would treat as a formula is prefixed with an apostrophe."""
+    """Texts are one line; one that a spreadsheet would treat as a formula is prefixed with an apostrophe."""
     columns, rows = report.rows()
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(_cell, columns))
     writer.writerows(map(_cell, row) for row in rows)
     return buffer.getvalue()
 
@@ -72,7 +72,7 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        text = value.encode("utf-8", "replace").decode("utf-8").replace("\x00", "")
+        text = clean(value)
         return f"'{text}" if text.startswith(_FORMULA) else text
     return value
 
@@ -95,6 +95,8 @@ _WRITERS: Mapping[str, Callable[[Report], str | bytes | Iterable[str]]] = {
     "csv": _csv,
     "parquet": _parquet,
 }
+#: kinds that have escapes of their own for what does not print
+_ESCAPED = ("json", "trace.json")
 #: results that :func:`render` takes as they are -> module and name of their report
 _REPORTS = {
     "Profile": ("profile", "ProfileReport"), "Comparison": ("comparison", "ComparisonReport"),
@@ -135,5 +137,6 @@ def render_pieces(
         return report.text(width=width, color=color)
     if kind in KINDS:
         drawn = picture(kind, report.figure(), STYLES[style])
-        return drawn.decode("utf-8") if kind == "svg" else drawn
-    return {**_WRITERS, **report.own}[kind](report)
+        return plain(drawn.decode("utf-8")) if kind == "svg" else drawn
+    made = {**_WRITERS, **report.own}[kind](report)
+    return plain(made) if isinstance(made, str) and kind not in _ESCAPED else made

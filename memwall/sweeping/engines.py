@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import pickle
 from collections import defaultdict, deque
@@ -126,6 +127,7 @@ def on_dask(
             " on its workers; a tls:// address with keys (distributed.comm.tls of its settings) lets nobody else in"
         )
     with ExitStack() as stack:
+        _silence(stack)
         client = _client(distributed, workers or os.cpu_count() or 1, scheduler, stack)
         send = partial(client.map, _on_worker, folder=folder, pure=False, retries=_TRIES - 1, batch_size=_AHEAD)
         numbers: dict[Any, int] = {}
@@ -157,6 +159,15 @@ def on_dask(
             error = future.exception()
             said = f"no Dask worker survived it: {type(error).__name__}"
             yield number, pickle.loads(future.result()) if error is None else [said] * len(tasks[number].points)
+
+
+def _silence(stack: ExitStack) -> None:
+    """What Dask logs where it is lost, tracebacks among it, says less than the line that memwall ends with."""
+    for name in [*logging.root.manager.loggerDict]:
+        if name.partition(".")[0] in ("distributed", "tornado", "asyncio"):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL + 1)
 
 
 def _gone(scheduler: str | None) -> UsageError:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import MODEL, ROOT
+from tests.unit.configs import SHORT_LLAMA
 
 BAD_FILES = {
     "syntax.py": "def model(:\n",
@@ -107,7 +108,7 @@ CASES = {
     "clusters key.toml": "schema is 'memwall.gpu/1'; want 'memwall.cluster/1'",
     "comm": "Missing option '--cluster'",
     "comm --cluster dgx": "no cluster named 'dgx'",
-    "comm --cluster dgx-h100 --gpus 0": "dgx-h100 joins 1 or more GPUs, not 0",
+    "comm --cluster dgx-h100 --gpus 0": "dgx-h100 joins 1 to 1,000,000 GPUs, not 0",
     "comm --cluster a100-4-pairs --gpus 8": "a100-4-pairs joins 1 to 4 GPUs, not 8",
     "comm --cluster dgx-h100 --gpus 9 --per-node 8": "9 GPUs are not equally many on each of 2 nodes of 8",
     "comm --cluster dgx-h100 --op allreduce": "no op 'allreduce'; did you mean all_reduce?",
@@ -377,3 +378,73 @@ def test_a_compute_capability_that_is_no_number(run, folder, capability):
     result = run("gpus", "--check", "mine.toml")
     assert (result.code == 0) == capability[0].isalpha()
     assert result.code == 0 or "mine.toml:3: compute_capability" in result.error
+
+
+LOOPS = """\
+import torch
+class Loops(torch.nn.Linear):
+    def forward(self, x):
+        out = {"y": super().forward(x)}
+        out["again"] = out
+        return out
+def model():
+    return Loops(8, 8)
+def inputs():
+    return (torch.randn(4, 8),)
+"""
+GONE = (
+    MODEL
+    + "\nimport sys\nfor name in [n for n in sys.modules if n.startswith('memwall')]:\n    del sys.modules[name]\n"
+)
+
+
+@pytest.mark.defect("40")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (LOOPS, "what the model returns holds itself"),
+        (LOOPS.replace("return (", "x = [").replace("8),)", "8)]; x.append(x); return x"), "an input holds itself"),
+        (GONE, "the model takes memwall's own modules out of sys.modules"),
+    ],
+    ids=["output", "input", "modules"],
+)
+def test_a_model_that_no_code_expects(text, says, folder):
+    """What a model hands over was walked through without an end where it holds itself, and memwall's modules were
+    taken to be there after the model's code had run."""
+    (folder / "odd.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "memwall", "profile", "odd.py", "--gpu", "h100"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"memwall: {says}") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.defect("40", "41")
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"architectures": 2}, "architectures is 2; want a list of names"),
+        ({"num_hidden_layers": 2_000_000}, "num_hidden_layers is 2,000,000; at most 10,000 layers are built"),
+    ],
+    ids=["architectures", "layers"],
+)
+def test_a_configuration_that_no_model_has(change, says, run, folder):
+    """Names of architectures were taken for a list without a look, and as many layers were built as a configuration
+    states, for a minute without a word."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    (folder / "config.json").write_text(json.dumps({**SHORT_LLAMA, **change}), encoding="utf-8")
+    assert run("profile", "hf:config.json", "--gpu", "h100").error.endswith(f"config.json: {says}")
+
+
+@pytest.mark.defect("41")
+def test_an_endless_message_is_cut():
+    """Patterns were searched for in whole messages of exceptions, whose time grew with the square of their length."""
+    from memwall.core.errors import message_of
+
+    assert message_of(ValueError("x" * 1_000_000)) == "x" * 20_000
+
+
+@pytest.mark.defect("44")
+def test_more_gpus_than_any_cluster_has(run, folder):
+    """A network that joins any number of GPUs was asked for the times of ten trillions, and answered."""
+    result = run("comm", "--cluster", "dgx-h100", "--gpus", "10000000000000")
+    assert (result.code, result.error) == (2, "dgx-h100 joins 1 to 1,000,000 GPUs, not 10,000,000,000,000")

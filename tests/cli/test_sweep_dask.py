@@ -104,6 +104,30 @@ def test_a_lost_scheduler_keeps_what_is_finished_and_another_one_does_the_rest(m
     assert files(tmp_path / "kept") == files(tmp_path / "here") and before.items() <= files(tmp_path / "kept").items()
 
 
+SCHEDULER_LOST = """
+import os, signal, sys
+import memwall
+def progress(message):
+    os.kill(int(sys.argv[3]), signal.SIGKILL)
+try:
+    memwall.sweep(sys.argv[1], {"batch": [1, 2, 3, 4], "gpu": ["h100"]}, engine="dask", scheduler=sys.argv[2],
+                  progress=lambda message: "points" in message and progress(message))
+except memwall.MemwallError as error:
+    print(error)
+"""
+
+
+@needs_dask
+@pytest.mark.defect("44")
+def test_a_lost_scheduler_is_one_line(mlp, start):
+    """Dask logs the traceback of a lost connection on standard error, ahead of the line that says what to do."""
+    address, (scheduler, *_) = start()
+    command = [sys.executable, "-c", SCHEDULER_LOST, mlp, address, str(scheduler.pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(f"the Dask scheduler {address} is lost; with --keep FOLDER")
+    assert done.stderr == ""
+
+
 @needs_dask
 def test_no_scheduler_answers(mlp, monkeypatch):
     monkeypatch.setattr("memwall.sweeping.engines._ANSWERS_S", 1)

@@ -28,6 +28,7 @@ from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.torch.failures import wanted_in_words
 from memwall.frontend.torch.kv_caches import cached_tensors
+from memwall.frontend.torch.losses import flattened
 from memwall.frontend.torch.recorder import Recorder
 from memwall.frontend.torch.shapes import ExactShapes
 from memwall.frontend.torch.tensors import flat_tensors, plain_parts, sparse_of, sparse_parts
@@ -110,7 +111,7 @@ def build_inputs(
 
     copies = Copies(place, device)
     copied = copies.of(dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs), "input")
-    given = enumerate(compat.tree_flatten(copied)[0])
+    given = enumerate(flattened(copied, "an input"))
     plain = {id(item): f"input{i}" for i, item in given if isinstance(item, torch.Tensor)}
     placed = [(name, tensor) for name, tensor in copies.found if tensor.device.type == device]
     tensors = {plain.get(id(tensor), name): tensor for name, tensor in placed}

@@ -9,11 +9,10 @@ from typing import Any
 
 from memwall.core.compat import name_of
 from memwall.core.errors import MemwallError, NeedsData, UsageError, message_of
-from memwall.core.process import end_if_forked
 from memwall.frontend.blocks.template import ReplayMismatch
 from memwall.frontend.torch.recorder import UnexpectedCall
 from memwall.frontend.torch.shapes import SPARSE_TWICE
-from memwall.frontend.workload.blame import blame, cause_of, first_line, library_frame, user_frame
+from memwall.frontend.workload.blame import blame, cause_of, first_line, library_frame, user_frame, users_code
 
 _HOST = "a tensor of the host (a global, or torch.tensor([...]) without a device) meets the device's"
 
@@ -130,12 +129,11 @@ def blaming(doing: str, gradients: bool = True, assumed: Callable[[], str] = str
     """Turn an exception of the user's code into one line that names the user's line and what was ``assumed`` before;
     without ``gradients``, one that asks for them into :class:`NeedsGradients`."""
     try:
-        yield
-        end_if_forked()
+        with users_code():
+            yield
     except (MemwallError, ReplayMismatch, UnexpectedCall):
         raise
     except (Exception, SystemExit, GeneratorExit) as raised:
-        end_if_forked()
         error = cause_of(raised)
         said = message_of(error)
         for own in (error, error.__cause__):  # which a library has wrapped

@@ -52,7 +52,16 @@ def backward(loss: torch.Tensor) -> None:
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """The tensors of an output: of a container that torch's pytree knows, or of a dataclass."""
+    """The tensors of an output: of a container that torch's pytree knows, or of a dataclass. Raises ``UsageError``: it
+    holds itself."""
     if is_dataclass(output) and not isinstance(output, (type, Mapping)):
         output = vars(output)
-    return [t for t in compat.tree_flatten(output)[0] if isinstance(t, torch.Tensor)]
+    return [t for t in flattened(output, "what the model returns") if isinstance(t, torch.Tensor)]
+
+
+def flattened(tree: Any, what: str) -> list[Any]:
+    """What a tree that torch's pytree knows holds. Raises ``UsageError``: it holds itself."""
+    try:
+        return compat.tree_flatten(tree)[0]
+    except RecursionError:
+        raise UsageError(f"{what} holds itself, or is nested without end: leave that out") from None

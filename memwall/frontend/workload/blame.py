@@ -6,11 +6,15 @@ import linecache
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from memwall.core.errors import MemwallError, UsageError, message_of
+from memwall.core.process import end_if_forked
 
+_PACKAGE = __name__.partition(".")[0]
 _MESSAGE_CHARS = 300
 _LINE_CHARS = 100
 _PACKAGES = frozenset(("site-packages", "dist-packages"))
@@ -31,6 +35,20 @@ _FIXES = {
         "a batch norm in training needs two samples: make inputs of two (--batch 2 where the target takes a batch)"
     ),
 }
+
+
+@contextmanager
+def users_code() -> Iterator[None]:
+    """Around what runs the user's code: a process that it forks ends here, and memwall's own modules are there behind
+    it as before. Raises ``UsageError``: it took some of them away."""
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE}
+    try:
+        yield
+    finally:
+        end_if_forked()
+        if not ours.keys() <= sys.modules.keys():
+            sys.modules.update(ours)
+            raise UsageError("the model takes memwall's own modules out of sys.modules; leave them there")
 
 
 def blame(error: BaseException, doing: str) -> MemwallError:

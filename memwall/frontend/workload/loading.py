@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from memwall.core.errors import UsageError
-from memwall.core.process import end_if_forked
-from memwall.frontend.workload.blame import blame
+from memwall.frontend.workload.blame import blame, users_code
 from memwall.frontend.workload.seeds import seed
 
 P = ParamSpec("P")
@@ -45,11 +44,9 @@ def load_file(path: Path) -> ModuleType:
     before = set(sys.modules)
     sys.modules[name] = module
     try:
-        with importable(path.resolve().parent):
+        with importable(path.resolve().parent), users_code():
             loader.exec_module(module)
-        end_if_forked()
     except BaseException as error:
-        end_if_forked()
         _forget(before)
         if isinstance(error, OSError) and error.filename == loader.path:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
@@ -66,7 +63,7 @@ def load_module(name: str) -> ModuleType:
 
     seed()
     try:
-        with importable(Path.cwd()):
+        with importable(Path.cwd()), users_code():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):

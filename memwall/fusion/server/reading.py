@@ -119,7 +119,7 @@ class Reader(CacheReader):
         ops = (self.graph.ops[i] for region in near for i in region.ops)
         found = set()
         for op in ops:
-            name, specs = op.name.split(".")[1], self.graph.specs(op.inputs)
+            name, specs = op.name.partition(".")[2] or op.name, self.graph.specs(op.inputs)
             if (
                 (op.op_class in _WHOLE_CLASSES or name in _CHOICES)
                 and specs

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from memwall.analysis.diff import Cause
 from memwall.analysis.quantities import LIMITS
 from memwall.gate.result import Check, GateResult
-from memwall.report.document import clean
+from memwall.report.document import clean, plain
 from memwall.report.gate import wording as say
 from memwall.report.gate.wording import NAME, Finding, name
 
@@ -58,7 +58,7 @@ def _annotation(level: str, finding: Finding, top: int, folder: str) -> str:
 def _command(level: str, message: str, **properties: str) -> str:
     """``::error file=model.py,line=42,title=...::message``, escaped as the runner undoes it."""
     text = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in properties.items() if value)
-    return f"::{level} {text}::{message.translate(_DATA)}"
+    return f"::{level} {text}::{plain(message).translate(_DATA)}"
 
 
 # -- GitLab ------------------------------------------------------------------------------------------------------------

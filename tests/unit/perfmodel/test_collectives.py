@@ -142,7 +142,7 @@ def test_rings_of_a_mesh():
     ("given", "message"),
     [
         ({"op": "all_reduced"}, "no op 'all_reduced'; did you mean all_reduce?"),
-        ({"workers": 0}, "dgx-h100 joins 1 or more GPUs, not 0"),
+        ({"workers": 0}, "dgx-h100 joins 1 to 1,000,000 GPUs, not 0"),
         ({"workers": 9, "per_node": 8}, "9 GPUs are not equally many on each of 2 nodes of 8"),
         ({"workers": 11}, "11 GPUs are not equally many on each of 2 nodes of 8"),
         ({"per_node": 16}, "a node of dgx-h100 has 1 to 8 GPUs, not 16"),
@@ -240,3 +240,21 @@ def test_constants_of_a_protocol_are_found_again():
     assert max(abs(ratio - 1) for ratio in tool.ratios(samples, alone)) > 0.3
     assert max(abs(ratio - 1) for ratio in tool.ratios(samples, found)) < 0.05
     assert found.link["nvlink"].protocols["simple"].share == pytest.approx(0.6, rel=0.1)
+
+
+@pytest.mark.defect("40")
+def test_links_without_a_way_are_refused():
+    """The fastest of no algorithms was asked for where the links of a cluster state no protocol that one can use."""
+    bare = replace(cluster(), link={"nvlink": Link("nvswitch", 8, 100e9, protocols={"one_shot": PLAIN})})
+    with pytest.raises(UsageError, match=r"made up: nccl has no algorithm for all_gather over nvlink \(nvswitch\)"):
+        collective_s("all_gather", MB, 8, bare)
+
+
+@pytest.mark.defect("44d")
+def test_two_gpus_of_two_nodes_have_no_all_reduce_of_the_servers():
+    """Servers' own all-reduces, which read the other GPUs' memory, were taken for any two GPUs, also where an adapter
+    alone joins them."""
+    alone = replace(cluster("nvswitch", "simple", "direct", "one_shot", "two_shot"), gpus_per_node=1)
+    apart = replace(alone, link={"net": alone.link["net"]})
+    custom, nccl = (collective_s("all_reduce", 1e3, 2, apart, library=library) for library in ("custom", "nccl"))
+    assert custom == nccl

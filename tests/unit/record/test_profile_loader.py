@@ -161,6 +161,21 @@ def test_it_names_the_key(path, value, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.defect("20", "40")
+@pytest.mark.parametrize(("name", "value", "says"), [
+    ("wait_s", 5.0, "is longer than the overhead_s that holds it"),
+    ("compute_s", 1e18, "is longer than the kernel, its time_s and hidden_s"),
+    ("memory_s", 1e18, "is longer than the kernel, its time_s and hidden_s"),
+    ("time_s", 1e-320, "must be a number that is not negative"),
+])  # fmt: skip
+def test_seconds_that_contradict_each_other_are_refused(name, value, says):
+    """The seconds of a saved kernel were read one by one: parts longer than the whole gave negative times in
+    sentences, and numbers at the ends of what a float holds broke the roofline."""
+    with pytest.raises(UsageError) as caught:
+        Profile.from_dict(changed(("simulations", 0, "kernels", 0, name), value))
+    assert f"simulations[0].kernels[0].{name} {says}" in str(caught.value)
+
+
 def test_an_op_class_of_a_later_version_is_no_bug():
     """Reports put it last; planning again, which asks for the class of a fused kernel, does so too."""
     record = copy.deepcopy(RECORD)

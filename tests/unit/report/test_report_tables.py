@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -80,3 +81,17 @@ def test_json_is_the_record(profile):
 @pytest.mark.parametrize("kind", [k for k in ProfileReport.kinds if k != "parquet"])
 def test_every_kind_takes_the_options_of_the_command_line(profile, kind):
     assert render(profile, kind, top=3, sort="bytes", by="module")
+
+
+@pytest.mark.defect("47")
+@pytest.mark.parametrize("kind", ["csv", "html", "md", "svg"])
+def test_no_file_has_what_a_terminal_acts_on(kind, profile):
+    """Writers of files passed on the characters of names as they were, so that a table or a page that is printed set
+    colors, titles and the direction of text."""
+    module = "blocks.\x1b[31m0\x1b]0;title\x07\u202e.\x9bproj"
+    graph = profile.graphs[0]
+    ops = [replace(op, module=module, source=f"{module}.py:1") for op in graph.ops]
+    workload = replace(profile.workload, name=f"net \x1b[31m{profile.workload.name}", target=f"{module}.py")
+    odd = replace(profile, workload=workload, graphs=(replace(graph, ops=ops),))
+    written = render(odd, kind)
+    assert [hex(ord(each)) for each in "\x1b\x07\u202e\x9b\x7f\r" if each in written] == []

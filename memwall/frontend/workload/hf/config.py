@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from memwall.core.errors import MissingError, UsageError, message_of, nearest
 from memwall.core.files import read_json
+from memwall.core.structure import shown
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.hf import decilm
 from memwall.frontend.workload.hf.quantized import is_quantised
@@ -20,6 +21,9 @@ from memwall.frontend.workload.hf.quantized import is_quantised
 _SPECIAL_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 #: Sizes that a flat configuration states and a composite one keeps in its text part.
+#: layers of the deepest model that is built, and the keys that state them
+MOST_LAYERS = 10_000
+_LAYERS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth")
 _CHECKED = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
 
 
@@ -47,6 +51,8 @@ def read_config(transformers: Any, path: Path) -> Read:
     raw = _plain(read_json(source, infinite=True))  # as Python's json writes what transformers saves
     if not isinstance(raw, dict) or not isinstance(raw.get("model_type", ""), str):
         raise UsageError(f'{source} is not a transformers configuration: it has no "model_type"')
+    if not isinstance(raw.get("architectures") or [], list):
+        raise UsageError(f"{source}: architectures is {shown(raw['architectures'])}; want a list of names")
     llama = decilm.as_llama(raw, source)
     kind, notes = _kind(transformers, llama or raw, source)
     if llama is not None:
@@ -58,6 +64,7 @@ def read_config(transformers: Any, path: Path) -> Read:
     except Exception as error:
         raise blame(error, f"reading {source}") from error
     _check_read(config, raw, source)
+    _check_layers(config, source)
     _settle(config, quantised=is_quantised(raw, source.parent))
     if path.is_dir() and (path / "adapter_config.json").exists():
         notes = (*notes, "adapter_config.json is not applied: the base model alone is profiled")
@@ -147,6 +154,15 @@ def _check_read(config: Any, raw: dict[str, Any], source: Path) -> None:
                 f"{source}: {key} is {raw[key]}, but {type(config).__name__} reads it from its text_config, which has"
                 f" {getattr(text, key)}: this file is of another version of the model"
             )
+
+
+def _check_layers(config: Any, source: Path) -> None:
+    """Refuse a model of so many layers that it could not be built in any time."""
+    for part in all_parts(config):
+        for key in _LAYERS:
+            layers = getattr(part, key, None)
+            if isinstance(layers, int) and layers > MOST_LAYERS:
+                raise UsageError(f"{source}: {key} is {layers:,}; at most {MOST_LAYERS:,} layers are built")
 
 
 def _settle(config: Any, quantised: bool) -> None:
