@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -161,7 +161,9 @@ class TraceRows(Table[TraceRow]):
 
     def where(self, holds: Callable[[RowKind], bool]) -> TraceRows:
         """The rows for whose kind something holds."""
-        return self.groups(holds).get(True, self.of(()))
+        flags = [holds(kind) for kind in self._kinds.values]
+        kinds = map(self._kind.__getitem__, self.numbers)
+        return self.of(array("i", compress(self.numbers, map(flags.__getitem__, kinds))))
 
     def timed(self) -> TraceRows:
         """The rows whose duration is not 0."""
@@ -191,12 +193,12 @@ class TraceRows(Table[TraceRow]):
     @property
     def longest_s(self) -> float:
         """The time that is compared with the roof, of all together."""
-        return sum(self.longest_of(number, self._measured_s[number]) for number in self.numbers)
+        return self.measured_s + self.resolution_s * sum(map(self.launches.count, self.numbers))
 
     def over_roof(self) -> TraceRows:
         """The rows faster than the bound, the worst first."""
         over: dict[int, float] = {}
-        for number in self.numbers:
+        for number in self.where(lambda kind: kind.bound_s is not None).numbers:
             bound_s = self._kinds.values[self._kind[number]].bound_s
             longest_s = self.longest_of(number, self._measured_s[number])
             if bound_s is not None and bound_s > longest_s > 0:

@@ -133,7 +133,8 @@ def collectives(trace: Trace, cluster: Cluster | None) -> list[Alike]:
 
 
 def _each(trace: Trace) -> Iterable[tuple[TracedMessage, float]]:
-    rows = Rows(trace)
+    communicates = [kind.category == "communication" for kind in trace.kernels.kinds]
+    rows = Rows(trace) if any(communicates) else ()
     for number in range(len(rows)):
         row = rows[number]
         if row.kind == "communication":

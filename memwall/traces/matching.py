@@ -55,7 +55,7 @@ class _Index:
     ) -> None:
         self._number = numbers.__getitem__
         placed = in_order(starts, (place for place, number in enumerate(numbers) if number > 0), ties)
-        self.order = array("i", sorted(placed, key=self._number))
+        self.order = in_order(numbers, placed)
 
     def of(self, number: int) -> tuple[int, int]:
         """Which part of ``order`` has a number."""

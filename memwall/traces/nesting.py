@@ -31,10 +31,11 @@ class Moments:
         self.thread, self.begin, self.end = array("i"), array("d"), array("d")
 
     def by_thread(self) -> dict[int, array[int]]:
-        """Thread -> its moments, in order of time."""
+        """Thread -> its moments, in order of time; those of no known thread are left out."""
         threads: dict[int, array[int]] = {}
         for moment, thread in enumerate(self.thread):
-            threads.setdefault(thread, array("i")).append(moment)
+            if thread >= 0:
+                threads.setdefault(thread, array("i")).append(moment)
         return {thread: in_order(self.begin, own, self.end.__getitem__) for thread, own in threads.items()}
 
 

@@ -117,7 +117,7 @@ class Owners:
             if sequence >= 0 and self._phase(span) != "backward":
                 node[span] = numbers.find(self._node(span))
         begun = in_order(spans.start, (span for span, number in enumerate(node) if number >= 0))
-        order = array("i", sorted(begun, key=node.__getitem__))
+        order = in_order(node, begun)
         for span, number in zip(nodes, wanted, strict=True):
             low = bisect_left(order, number, key=node.__getitem__)
             high = bisect_right(order, number, low, key=node.__getitem__)

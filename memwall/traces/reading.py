@@ -63,6 +63,7 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace
     owners = Owners(recording, nesting, matches.span, base)
     ops = owners.ops()
     kernels = _kernels(recording, matches, owners, nesting, base)
+    recording.activities = Activities()  # the kernels hold what is needed of them
     properties = next((header[key] for key in _DEVICES if key in header), None)
     counts = {device: len(own) for device, own in kernels.by_device().items()}
     devices = _devices(properties, counts)
@@ -71,6 +72,7 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace
         steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)), span_us=end - base,
         busy_us=busy_us(kernels), exposed_communication_us=exposed_communication_us(kernels),
         notes=tuple(_notes(recording, duplicates, kernels, ops, devices)), ranks=_ranks(header.get(_RANKS)),
+        events=recording.events,
     )  # fmt: skip
 
 

@@ -338,6 +338,7 @@ class Trace:
     notes: tuple[str, ...]  # what was dropped or guessed, a line each
     #: process group -> its ranks; "": all of them, where no group is listed or only one
     ranks: Mapping[str, int] = field(default_factory=nothing)
+    events: int = 0  # of the file, most of which are no kernel
 
     def around(self, op: TracedOp | int | None) -> Iterator[TracedOp]:
         """An op and those around it, innermost first."""

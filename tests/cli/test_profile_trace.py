@@ -192,6 +192,24 @@ def test_what_is_a_trace(tmp_path: Path, text: str, wanted: bool) -> None:
         refuse_trace(str(path))
 
 
+@pytest.mark.defect("44c")
+def test_the_number_of_events_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing said how many events a file holds, of which a small packed one may hold millions."""
+    assert "trace.json, 6 events" in shown(trace(tmp_path), capsys)
+
+
+@pytest.mark.defect("23")
+def test_a_class_says_how_much_of_its_time_has_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A class's share of the roof was of the ops with figures, beside a measured time of all, in text as on a page."""
+    add = {"Input__Dims": [[4096, 4096]] * 2 + [[]], "Input__type": ["float", "float", "Scalar"]}
+    both = [
+        op("aten::add", 0, 20, **add), call("cudaLaunchKernel", 5, 1, 1), kernel("add", 30, 100.5, 1),
+        op("triton_poi_fused_add_0", 30, 20), call("cuLaunchKernel", 35, 1, 2), kernel("triton", 1000, 400.5, 2),
+    ]  # fmt: skip
+    text = shown(str(write(tmp_path, both, deviceProperties=[H100])), capsys)
+    assert re.search(r"elementwise +2 +501.00 +100.0 +100.50 ", text)
+
+
 @pytest.mark.defect("25")
 def test_a_board_of_another_memory_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A GPU whose name fits a board was compared with it whatever memory it has: an H100 of 96 GB with that of 80."""

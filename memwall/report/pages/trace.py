@@ -141,7 +141,7 @@ def _facts(analysis: TraceAnalysis) -> list[tuple[str, str]]:
     unshaped = "none: record with torch.profiler.profile(record_shapes=True)"
     partly = f"; {percent(analysis.partly_share)} FLOPs or bytes alone" if analysis.partly_share else ""
     facts = [
-        ("trace", trace.path_name),
+        ("trace", f"{trace.path_name}, {counted(trace.events, 'event')}"),
         ("measured on", ran_on or "a GPU that the trace does not name"),
         ("compared with", f"{gpu.name} ({gpu.full_name}, {bandwidth(gpu.dram_bytes_per_s)}, {peaks})"),
         ("GPU time", _gpu_time(analysis)),

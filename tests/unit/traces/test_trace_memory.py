@@ -78,6 +78,21 @@ def test_a_kept_kernel_costs_some_hundred_bytes(tmp_path: Path) -> None:
     assert (peak - base) * 1024 / 25_000 < 0.75
 
 
+@pytest.mark.defect("44c")
+def test_kernels_without_a_launch_are_not_sorted_as_objects(tmp_path: Path) -> None:
+    """Rows of the GPU were sorted as lists of Python numbers, those without a launch as one tie, which took more than
+    the rows themselves: a small packed file of many alike took gigabytes.
+
+    Columns of 49 bytes for a row, 60 for a kernel and its gap; a list of numbers would add 36 or more."""
+    few, many = tmp_path / "few.json", tmp_path / "many.json"
+    for path, count in ((few, 40_000), (many, 160_000)):
+        rows = (json.dumps(kernel("k", 2 * i, 1, 0)) for i in range(count))
+        path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{", ".join(rows)}]}}', encoding="utf-8")
+    (_, base), (said, peak) = _read(few), _read(many)
+    assert said == "160000 0 160000"
+    assert (peak - base) * 2**20 / 120_000 < 150
+
+
 @pytest.mark.parametrize(
     ("begin", "repeated"),
     [('{"traceEvents": [', "["), ('{"traceEvents": [{"args": ', '{"a":'), ('{"metadata": ', "["), ("", "[")],
