@@ -339,13 +339,13 @@ def test_kernels_that_communicate(name: str) -> None:
     "void ep::internode::dispatch<false, 4, 8>(int4*, float*)",
     "void deepseek::internode_ll::combine<true, 7168>(void*)",
     "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<8>(Params)",
-    "void tensorrt_llm::kernels::mnnvl::oneshotAllreduceFusionKernel<8, __nv_bfloat16>(x)",
+    "void tensorrt_llm::kernels::ar_fusion::allreduce_fusion_kernel_twoshot_sync<8, __nv_bfloat16>(x)",
     "void tensorrt_llm::kernels::moe_alltoall::moeA2ADispatchKernel<4>(x)",
     "void mscclpp::allreduce7<__half>(x)",
     "void aiter::reduce_scatter_cross_device_store<__hip_bfloat16, 8>(x)",
     "mori::moe::EpDispatchIntraNodeKernel<__hip_bfloat16>(x)",
     "userbuffers_fp16_sum_inplace_gpu_mc_rs_oop<8>(x)",
-    "one_shot_all_reduce_kernel",
+    "void flashinfer::trtllm_alltoall::moeAllToAllKernel(x)",
 ])  # fmt: skip
 def test_communication_that_is_not_of_nccl(name: str, tmp_path: Path) -> None:
     """Kernels of DeepEP in another namespace, of fused all-reduces and of MSCCL++ were no communication, so that no
