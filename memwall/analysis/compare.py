@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memwall.analysis.dtypes import emulations
 from memwall.analysis.explanation import calibration_text
-from memwall.analysis.pipes import emulations, mfu_peaks
+from memwall.analysis.pipes import mfu_peaks
 from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe

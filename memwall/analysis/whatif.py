@@ -1,7 +1,9 @@
 """What-ifs: the totals again on a GPU with other numbers, or with each module hand-fused into one kernel.
 
 ``dram_bytes_per_s*=2`` changes one number of the GPU and leaves all others as they are: more multiprocessors alone
-raise no peak. ``fuse:layers.*.mlp`` puts all ops of each module that the pattern matches, phase by phase, into one
+raise no peak; ``latency_s/=2`` halves what no peak shortens, and a factor of ``link_bytes_per_s`` holds for all links
+of a cluster. ``dtype=bfloat16`` (or ``tf32``) puts the products into another dtype (:mod:`memwall.analysis.dtypes`).
+``fuse:layers.*.mlp`` puts all ops of each module that the pattern matches, phase by phase, into one
 kernel, contractions included and whatever the planner's rules say, as if every intermediate stayed on chip. memwall's
 planner plans the rest again around it; Inductor's groups stay as they are except for the ops taken out.
 """
@@ -15,14 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from memwall.analysis.dtypes import DTYPES, in_dtype, known_dtype
 from memwall.core.errors import UsageError, suggest
 from memwall.core.graph import Graph, Pipe
 from memwall.core.structure import BadRecord, shown
 from memwall.fusion import why_not
 from memwall.fusion.hand_fused import fuse_modules, modules_of
 from memwall.hardware.checks import fraction, not_negative, positive
+from memwall.hardware.constants import CONSTANTS, names_of
 from memwall.hardware.gpu import FIELDS, PIPE_NAMES
 from memwall.hardware.host import Host
+from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule, Totals
@@ -52,6 +57,11 @@ _UNITS: Mapping[str, str] = {
 SCALARS = tuple(name for name, row in FIELDS.items() if name.endswith(("_s", "_bytes", "_hz", "_w", "_count")))
 #: the host's seconds: as many for each op that launches, or all of them by a factor
 DISPATCH = "dispatch_s"
+#: the seconds of a kernel that no peak shortens, all of them by a factor: its launch, the clocks of its instructions
+#: and dependent steps, and these constants of its family
+LATENCY = "latency_s"
+_LATENCIES = frozenset(("latency_s", "start_s", "split_s", "join_s", "step_s"))
+LINK = "link_bytes_per_s"
 TABLES: Mapping[str, tuple[Callable[[Any], float], tuple[str, ...]]] = {
     "peak_flop_per_s": (positive, PIPE_NAMES),
     "achievable": (fraction, ("dram", *PIPE_NAMES)),
@@ -74,12 +84,29 @@ class GpuChange:
         try:
             if self.field == DISPATCH:
                 return replace(gpu, host=self._host(gpu.host))
+            if self.field == LATENCY:
+                return _with_latency(gpu, positive(self._factor))
+            if self.field == LINK and gpu.cluster:
+                gpu = replace(gpu, cluster=self._joined(gpu.cluster))
             changed: dict[str, Any] = {self.field: self._table(gpu) if self.field in TABLES else self._scalar(gpu)}
         except BadRecord as error:
             raise UsageError(f"--what-if {self.text}: on {gpu.name}, {self.field} {error}") from None
         except ZeroDivisionError:
             raise UsageError(f"--what-if {self.text} divides by zero") from None
         return replace(gpu, **changed)
+
+    @property
+    def _factor(self) -> float:
+        if self.operator == "=":
+            raise UsageError(f"--what-if {self.text}: {self.field} takes a factor, as in '{self.field}*=2'")
+        return _OPERATORS[self.operator](1.0, self.operand)
+
+    def _joined(self, cluster: Cluster) -> Cluster:
+        links = {
+            name: replace(link, bytes_per_s=positive(self._factor * link.bytes_per_s))
+            for name, link in cluster.link.items()
+        }
+        return replace(cluster, link=links)
 
     def _host(self, host: Host) -> Host:
         number = not_negative(_OPERATORS[self.operator](1.0, self.operand))
@@ -110,7 +137,28 @@ class FuseChange:
     pattern: str
 
 
-Change = GpuChange | FuseChange
+@dataclass(frozen=True)
+class DtypeChange:
+    """The products in another dtype."""
+
+    text: str
+    dtype: str
+
+
+Change = GpuChange | FuseChange | DtypeChange
+
+
+def _with_latency(gpu: Gpu, factor: float) -> Gpu:
+    """The GPU whose kernels wait ``factor`` times as long for all that no peak shortens."""
+    constants = dict(gpu.utilization)
+    for table in {key.rpartition(".")[0] for key in constants}:
+        defaults = CONSTANTS[table.partition(".")[0]]()
+        for name in _LATENCIES.intersection(names_of(type(defaults))):
+            constants[f"{table}.{name}"] = factor * constants.get(f"{table}.{name}", getattr(defaults, name))
+    return replace(
+        gpu, launch_overhead_s=factor * gpu.launch_overhead_s, boost_clock_hz=gpu.boost_clock_hz / factor,
+        utilization=constants,
+    )  # fmt: skip
 
 
 def parse_change(text: str) -> Change:
@@ -129,6 +177,10 @@ def parse_change(text: str) -> Change:
             " as in 'dram_bytes_per_s*=2', 'l2_bytes=100MB', 'fuse:layers.*.mlp'"
         )
     name, _, operand = (part.strip() for part in text.partition(sign))
+    if name == "dtype" and sign == "=":
+        if known_dtype(operand) not in DTYPES:
+            raise UsageError(f"--what-if {text}: products have no dtype {shown(operand)}; {suggest(operand, DTYPES)}")
+        return DtypeChange(text, known_dtype(operand))
     field, key = _field(name)
     unit = next(unit for end, unit in _UNITS.items() if field.endswith(end)) if sign == "=" else ""
     return GpuChange(text, field, key, sign, _value(text, operand, unit))
@@ -138,10 +190,16 @@ def _field(name: str) -> tuple[str, str]:
     table, _, key = name.partition(".")
     if table in TABLES and (not key or key in TABLES[table][1]):
         return table, key
-    if name in (*SCALARS, DISPATCH):
+    if name in (*SCALARS, DISPATCH, LATENCY):
         return name, ""
-    known = [*SCALARS, DISPATCH, *TABLES, *(f"{table}.{key}" for table, (_, keys) in TABLES.items() for key in keys)]
-    offer = suggest(name, known, listed=(*SCALARS, DISPATCH, *TABLES))
+    known = [
+        *SCALARS,
+        DISPATCH,
+        LATENCY,
+        *TABLES,
+        *(f"{table}.{key}" for table, (_, keys) in TABLES.items() for key in keys),
+    ]
+    offer = suggest(name, known, listed=(*SCALARS, DISPATCH, LATENCY, *TABLES))
     raise UsageError(f"--what-if: a GPU has no number named {shown(name)}; {offer}")
 
 
@@ -213,19 +271,26 @@ def outcome(
     profile: Profile, before: Schedule, changes: Sequence[Change], regions: Sequence[int] | None = None
 ) -> Outcome:
     """One schedule, which has its plan, before and after some changes together; as :func:`what_if`."""
-    graph, costs, changed, plan = profile.graphs[before.graph], profile.costs[before.graph], before.gpu, before.plan
-    assert plan is not None
+    changed, plan, number = before.gpu, before.plan, before.graph
     for change in changes:
         if isinstance(change, GpuChange):
             changed = change.on(changed)
+    for change in changes:
+        if isinstance(change, DtypeChange):
+            profile, number = in_dtype(profile, before, change.dtype), 0
+            if regions and len(regions) != len(profile.graph.ops):  # attention has other kernels
+                regions = None
+            plan = profile.schedule(changed, before.policy, launch=before.launch, regions=regions).plan
+    assert plan is not None
+    graph, costs = profile.graphs[number], profile.costs[number]
     patterns = [change.pattern for change in changes if isinstance(change, FuseChange)]
     notes: tuple[str, ...] = ()
     if patterns:
         regions = _regions(graph, patterns, regions)
     planned = replace(changed, **{name: getattr(before.gpu, name) for name in UNPLANNED})
     if plan.policy in REPLANNED and (planned != before.gpu or patterns):
-        again = profile.schedule(changed, plan.policy, graph=before.graph, launch=before.launch, regions=regions)
-        kept = profile.schedule(changed, graph=before.graph, launch=before.launch, plan=plan)
+        again = profile.schedule(changed, plan.policy, graph=number, launch=before.launch, regions=regions)
+        kept = profile.schedule(changed, graph=number, launch=before.launch, plan=plan)
         # a planner counts no seconds of the host, and may launch more where launches are cheap
         plan = again.plan if patterns or again.totals.time_s < kept.totals.time_s else plan
         assert plan is not None
@@ -234,7 +299,7 @@ def outcome(
     elif patterns:
         written = fuse_modules(graph, costs, changed, plan, patterns)
         plan, notes = written.plan, written.refused
-    after = profile.schedule(changed, graph=before.graph, launch=before.launch, plan=plan).totals
+    after = profile.schedule(changed, graph=number, launch=before.launch, plan=plan).totals
     return Outcome(tuple(change.text for change in changes), before.gpu.name, plan.policy, before.totals, after, notes)
 
 

@@ -36,12 +36,12 @@ class Schedules:
         regions: Sequence[int] | None = None, plan: Plan | None = None,
     ) -> Schedule:  # fmt: skip
         """As :meth:`memwall.record.profile.Profile.schedule`."""
-        if plan is not None:
-            context = self._context(graph, plan)
-            return simulate(self.graphs[graph], plan, gpu, context=context, graph_index=graph, launch=launch)
         apart = None if regions is None else tuple(regions)
-        key = (gpu, policy, graph, launch, apart)
-        if key not in self._made:
+        key: Any = (gpu, policy if plan is None else id(plan), graph, launch, apart)
+        if plan is not None and key not in self._made:
+            context = self._context(graph, plan)
+            self._made[key] = simulate(self.graphs[graph], plan, gpu, context=context, graph_index=graph, launch=launch)
+        elif key not in self._made:
             known = policy, None if policy in UNIVERSAL else gpu, graph, apart
             if known not in self._plans:
                 plan = plan_graph(policy, self.graphs[graph], self.costs[graph], gpu, apart)

@@ -148,7 +148,7 @@ def profile_fragment(profile: Profile) -> str:
         note = f"and {len(rows) - TOP:,} more rows; {note}" if len(rows) > TOP else note
         inside = blocks_html((
             Picture(walls_chart(profile, (schedule,)), "share of the time under each wall"),
-            Sentence(verdict(profile, schedule), strong=True),
+            Sentence(verdict(profile, schedule).text, strong=True),
             kernel_table("", rows[:TOP], note)))  # fmt: skip
         parts.append(f"<details{' open' if i == 0 else ''}>{summary}\n{inside}</details>")
     if not sims or left_out > 0:

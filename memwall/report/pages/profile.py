@@ -14,6 +14,7 @@ from memwall.analysis.savings import policy_sets
 from memwall.analysis.validation import COLUMNS as MEASURED_COLUMNS
 from memwall.analysis.validation import rows as measured_rows
 from memwall.analysis.validation import summary
+from memwall.analysis.verdict import verdict
 from memwall.analysis.whatif import Outcome
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, schedule_label, shapes_text, short_name
@@ -74,9 +75,10 @@ class ProfileReport(Report):
         return Document(self.profile.workload.name, sections)
 
     def record(self) -> str:
-        """``memwall.profile/1``; what-ifs, explanations, ranks, their pipeline and the sums of what was measured, which
-        readers pass over, under keys of their own."""
-        further: dict[str, Any] = {"what_if": [o.to_dict() for o in self.what_ifs]} if self.what_ifs else {}
+        """``memwall.profile/1``; verdicts, what-ifs, explanations, ranks, their pipeline and the sums of what was
+        measured, which readers pass over, under keys of their own."""
+        further: dict[str, Any] = {"verdicts": [_verdict_dict(self.profile, s) for s in self.profile.simulations]}
+        further |= {"what_if": [o.to_dict() for o in self.what_ifs]} if self.what_ifs else {}
         if self.explained:
             further["explanations"] = [_explanation_dict(schedule, why) for schedule, why in self.explained]
         if self.ranks:
@@ -127,6 +129,11 @@ def _explanation_dict(schedule: Schedule, why: Explanation) -> dict[str, Any]:
         "module": why.module, "count": why.count, "time_s": kernel.time_s, "low_s": kernel.low_s,
         "high_s": kernel.high_s, "sentences": [*why.launches, why.around], "calibrated": why.calibrated,
     }  # fmt: skip
+
+
+def _verdict_dict(profile: Profile, schedule: Schedule) -> dict[str, Any]:
+    key = {"gpu": schedule.gpu.name, "policy": schedule.policy, "launch": schedule.launch}
+    return key | verdict(profile, schedule).to_dict()
 
 
 _CSV = columns_of("csv")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from memwall.analysis.pipes import emulations
+from memwall.analysis.dtypes import emulations
 from memwall.analysis.savings import by_gpu, policy_sets
 from memwall.analysis.table import KernelRow, kernel_rows, phase_rows
 from memwall.analysis.verdict import verdict
@@ -39,8 +39,6 @@ from memwall.simulate.schedule import Schedule
 
 #: rows of kernels in a page, the slowest on any GPU first; of a table of measured ones
 MAX_ROWS, MAX_MEASURED = 2000, 20
-#: policies whose modules are drawn
-MAX_TREES = 3
 
 _ROOFLINE = (
     "Each circle is a kernel (repeats are one), its area the time it takes. Click one to find it in the table below."
@@ -52,7 +50,8 @@ _ZOOM = (
 
 
 def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[Section] = ()) -> Document:
-    """The page: facts, ``ranks``, what was measured, policies, what-ifs, a panel for each simulation, the kernels."""
+    """The page: facts, ``ranks``, what was measured, policies, a panel for each simulation, what fusion saves,
+    what-ifs, the kernels."""
     profile = profile.with_simulations(by_gpu(profile))
     sims = profile.simulations
     rows = [kernel_rows(profile, schedule) for schedule in sims]
@@ -60,18 +59,17 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[
     totals = [page.totals_table(profile)] if sims and not is_several(profile) else []
     sections: list[Section | Panel] = [Section("", (page.header_facts(profile), *totals)), *ranks]
     sections += [Section(s.heading, s.blocks, "fusion") for s in measured_sections(profile, top=MAX_MEASURED)]
+    saved = []
     for policies in policy_sets(profile) if is_several(profile) else ():
         sections.append(Section(page.gpu_title(profile, policies.schedules[0]), policy_blocks(policies)))
         for schedule in explained(policies):
             fall = Picture(waterfall_chart(policies, schedule), f"{schedule.policy}: what each fused group saves")
             blocks: tuple[Block, ...] = (fall, *fusion_tables(policies, schedule))
-            sections.append(Section(f"{schedule.policy}: what fusion saves", blocks, "fusion"))
-    if what_ifs:
-        sections.append(what_if_section(what_ifs))
-    sections += _modules(profile) if sims else []
+            saved.append(Section(f"{schedule.policy}: what fusion saves", blocks, "fusion"))
     sets = {s.gpu.name: policies for policies in policy_sets(profile) for s in policies.schedules} if sims else {}
     rooflines = roofline_charts([schedule_roofline(profile, s, sets[s.gpu.name]) for s in sims]) if sims else []
     sections += [_panel(profile, s, roofline) for s, roofline in zip(sims, rooflines, strict=True)]
+    sections += [*saved, *([what_if_section(what_ifs)] if what_ifs else [])]
     if sims:
         more = f" {left_out} more rows, of the least time, are left out of this page; the CSV has all."
         sections.append(
@@ -80,21 +78,17 @@ def profile_page(profile: Profile, what_ifs: Sequence[Outcome], ranks: Sequence[
     return Document(profile.workload.name, sections, embed(data))
 
 
-def _modules(profile: Profile) -> list[Section]:
-    """Flame graphs and treemaps of the modules, the policies of each GPU next to each other."""
-    found = []
-    for policies in policy_sets(profile):
-        trees = module_trees(profile, policies.schedules[:MAX_TREES])
-        kinds = {"flame graph": flame_chart, "treemap": treemap_chart}
-        title = context(profile)
-        pictures = [
-            (f"{kind}, {metric}", Picture(draw(title, trees, metric), f"{kind} of modules by {metric}"))
-            for kind, draw in kinds.items()
-            for metric in METRICS
-        ]
-        of = f" on {policies.gpu.name}" if len(profile.gpus) > 1 else ""
-        found.append(Section(f"Modules{of}", (Choice(pictures), Sentence(_ZOOM))))
-    return found
+def _modules(profile: Profile, schedule: Schedule) -> Section:
+    """Flame graphs and treemaps of the modules."""
+    trees = module_trees(profile, (schedule,))
+    kinds = {"flame graph": flame_chart, "treemap": treemap_chart}
+    title = context(profile)
+    pictures = [
+        (f"{kind}, {metric}", Picture(draw(title, trees, metric), f"{kind} of modules by {metric}"))
+        for kind, draw in kinds.items()
+        for metric in METRICS
+    ]
+    return Section("Modules", (Choice(pictures), Sentence(_ZOOM)))
 
 
 def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
@@ -102,19 +96,22 @@ def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
     memory: list[Block] = [page.share_table("Phases", "phase", phases)] if len(phases) > 1 else []
     memory.append(page.memory_table(profile, schedule))
     title = page.gpu_title(profile, schedule)
-    texts = (*emulations(profile, schedule), verdict(profile, schedule))
+    found = verdict(profile, schedule)
     classes: tuple[Block, ...] = (
-        *(Sentence(text, strong=True) for text in texts),
+        *(Sentence(text, strong=True) for text in (found.text, *emulations(profile, schedule))),
+        *page.lever_tables(found),
+        Picture(walls_chart(profile, (schedule,)), f"{title}: share of the time under each wall"),
         Picture(shares_chart(profile, (schedule,)), f"{title}: shares by op class"),
         page.class_table(profile, schedule),
-        Picture(walls_chart(profile, (schedule,)), f"{title}: share of the time under each wall"),
     )
     memory += page.provenance_facts(profile, schedule)
     drawn = Picture(roofline, f"{title}: roofline", _ROOFLINE)
     over_time = memory_chart(profile, schedule, context(profile))
     if over_time:
         memory.append(Picture(over_time, f"{title}: memory over the step"))
-    sections = (Section(title, classes), Section("Roofline", (drawn,)), Section("", memory))
+    sections = (
+        Section(title, classes), Section("Roofline", (drawn,)), _modules(profile, schedule), Section("", memory)
+    )  # fmt: skip
     return Panel(clean(schedule_label(profile, schedule)), sections)
 
 

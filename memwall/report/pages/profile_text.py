@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import memwall.report.columns as col
+from memwall.analysis.dtypes import emulations
 from memwall.analysis.explanation import calibration_text, choices_text
+from memwall.analysis.levers import NOTABLE
 from memwall.analysis.modules import ModuleRow, levels, module_tree
-from memwall.analysis.pipes import emulations, main_pipe, mfu_base, mfu_note
+from memwall.analysis.pipes import main_pipe, mfu_base, mfu_note
 from memwall.analysis.savings import policy_sets
 from memwall.analysis.table import KernelRow, Row, class_rows, kernel_rows, phase_rows
-from memwall.analysis.verdict import verdict
+from memwall.analysis.verdict import Verdict, verdict
 from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
@@ -64,23 +66,31 @@ def profile_sections(
     if is_several(profile):
         for policies in policy_sets(profile):
             first = policies.schedules[0]
+            found = verdict(profile, first)
             table, *saved = policy_blocks(policies)
-            sections.append(Section(gpu_title(profile, first), (table, *_verdicts(profile, (first,)), *saved)))
+            said = _sentences(profile, [first], [found])
+            sections.append(Section(gpu_title(profile, first), (table, *said, *lever_tables(found), *saved)))
             sections.append(_schedule_section(profile, first, by, top, sort, depth))
             for schedule in explained(policies):
                 heading = f"{policies.gpu.name}, {schedule.policy}: what fusion saves"
                 sections.append(Section(heading, fusion_tables(policies, schedule)))
     else:
-        if len(profile.simulations) > 1:
-            sections.append(Section("Totals", (totals_table(profile), *_verdicts(profile, profile.simulations))))
-        sections += [_schedule_section(profile, s, by, top, sort, depth) for s in profile.simulations]
+        several = len(profile.simulations) > 1
+        told = [verdict(profile, schedule) for schedule in profile.simulations]
+        said = _sentences(profile, profile.simulations, told)
+        if several:
+            sections.append(Section("Totals", (totals_table(profile), *said)))
+        for schedule, found in zip(profile.simulations, told, strict=True):
+            first_blocks: list[Block] = [] if several else [totals_table(profile), *said]
+            first_blocks += lever_tables(found)
+            sections.append(_schedule_section(profile, schedule, by, top, sort, depth, first_blocks))
     return [*sections, what_if_section(what_ifs)] if what_ifs else sections
 
 
-def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str, depth: int | None) -> Section:
-    alone = len(profile.simulations) == 1
-    blocks: list[Block] = [totals_table(profile), *_verdicts(profile, profile.simulations)] if alone else []
-    blocks += [class_table(profile, schedule), *communication_blocks(profile, schedule)]
+def _schedule_section(
+    profile: Profile, schedule: Schedule, by: str, top: int, sort: str, depth: int | None, first: Sequence[Block] = ()
+) -> Section:
+    blocks = [*first, class_table(profile, schedule), *communication_blocks(profile, schedule)]
     blocks += BREAKDOWNS[by](profile, schedule, top, sort, depth)
     phases = phase_rows(profile, schedule)
     if len(phases) > 1:
@@ -89,6 +99,15 @@ def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, s
     blocks += provenance_facts(profile, schedule)
     title = schedule_label(profile, schedule) if is_several(profile) else full_title(profile, schedule)
     return Section(title, blocks)
+
+
+def lever_tables(found: Verdict) -> list[Table]:
+    """What would make the step faster, the most first."""
+    rows = found.notable
+    note = "the same step with one change, which the option shows, added to the command; what saves less than"
+    note += f" {percent(NOTABLE, 0)} is left out"
+    specs = "lever: name, saved: saved_s s, of the step: share %, with: time_s s like saved_s, option: options"
+    return [col.listing("What would make it faster", rows, specs, note)] if rows else []
 
 
 def provenance_facts(profile: Profile, schedule: Schedule) -> list[Block]:
@@ -102,11 +121,11 @@ def provenance_facts(profile: Profile, schedule: Schedule) -> list[Block]:
     return [facts] if facts.items else []
 
 
-def _verdicts(profile: Profile, schedules: Sequence[Schedule]) -> list[Sentence]:
-    """What limits each simulation, directly below the totals, and the dtypes that its GPU has no tensor cores for; with
-    its GPU where there are several."""
+def _sentences(profile: Profile, schedules: Sequence[Schedule], told: Sequence[Verdict]) -> list[Sentence]:
+    """The verdict on each simulation, and the dtypes that its GPU has no tensor cores for; with its GPU where there are
+    several."""
     labels = [f"{schedule_label(profile, s)}: " if len(profile.simulations) > 1 else "" for s in schedules]
-    texts = [f"{label}{verdict(profile, s)}" for label, s in zip(labels, schedules, strict=True)]
+    texts = [f"{label}{found.text}" for label, found in zip(labels, told, strict=True)]
     texts += dict.fromkeys(text for s in schedules for text in emulations(profile, s))
     return [Sentence(text, strong=True) for text in texts]
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.pipes import emulations, is_emulated, mfu_base, mfu_note, mfu_peaks
+from memwall.analysis.dtypes import emulations
+from memwall.analysis.pipes import is_emulated, mfu_base, mfu_note, mfu_peaks
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import all_gpus, load_gpu
 from memwall.record.profile import Profile

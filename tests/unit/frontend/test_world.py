@@ -459,7 +459,7 @@ def test_a_verdict_names_the_link_that_is_waited_for(cluster, said):
         return Summed("at once")
 
     made = profiled(model, torch.zeros(1 << 14, H), mode="inference", cluster=cluster, world=16, gpu="h100-sxm")
-    assert said in verdict(made, made.simulations[0])
+    assert said in verdict(made, made.simulations[0]).text
     assert not any("without" in note for note in made.notes)
 
 

@@ -1,0 +1,142 @@
+"""What would make a step faster, each change simulated again, the largest first.
+
+A lever is an option of ``memwall profile``: with it the command takes the time that stands here, to the last digit.
+What a number of the GPU or of the host saves tells what the step is bound by (:func:`bound_by`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from memwall.analysis.dtypes import dtype_of
+from memwall.analysis.pipes import main_pipe
+from memwall.analysis.whatif import outcome, parse_change
+from memwall.core.errors import MissingError, UsageError
+from memwall.core.graph import Pipe
+from memwall.core.structure import finite
+from memwall.fusion import REWRITING
+from memwall.ops.registry import is_recurrent
+from memwall.perfmodel.roofline import LINK
+from memwall.record.kernels import wall_shares
+from memwall.record.profile import Profile
+from memwall.record.schedules import CHEAP
+from memwall.simulate.schedule import Schedule
+
+#: what binds beside the walls of :mod:`memwall.perfmodel.roofline`: the CPU, which issues the kernels
+HOST = "host"
+#: the option that takes the CPU out of a step
+REPLAYED = "--cuda-graph"
+#: of the time, the least that a lever saves to be worth naming
+NOTABLE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """A change: what it does, the option that shows it, the wall whose number it changes (``host`` among them; empty
+    for another way to run the step) and the seconds of the step with it."""
+
+    name: str
+    options: str
+    wall: str
+    time_s: float
+    saved_s: Annotated[float, finite]
+
+    @property
+    def share(self) -> float:
+        """Of the step as it is."""
+        return self.saved_s / (self.time_s + self.saved_s)
+
+
+def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
+    """The levers of a schedule, the largest first; none of a saved schedule whose plan only a compiler can make
+    again."""
+    if schedule.plan is None:
+        if schedule.policy not in CHEAP:
+            return ()
+        schedule = profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch)
+    now_s = schedule.totals.time_s
+    found = [
+        Lever(name, options, wall, time_s, now_s - time_s)
+        for name, options, wall, time_s in (*_ways(profile, schedule), *_numbers(profile, schedule))
+    ]
+    # what a full queue hides is equal but for the last bits of its sums
+    return tuple(sorted(found, key=lambda lever: -round(lever.saved_s / (now_s or 1.0), 9)))
+
+
+def bound_by(found: Sequence[Lever], schedule: Schedule) -> Lever | None:
+    """The lever among the numbers of the GPU and the host that saves most, and so says what binds; of equal ones that
+    of the wall under which most of the time is. None where none saves anything."""
+    shares, time_s = wall_shares(schedule), schedule.totals.time_s
+    numbers = [lever for lever in found if lever.wall and lever.saved_s > 1e-6 * time_s]
+    return max(numbers, key=lambda lever: (round(lever.saved_s / time_s, 6), shares.get(lever.wall, 0.0)), default=None)
+
+
+class _Made(NamedTuple):
+    """A lever's name, options, wall and seconds."""
+
+    name: str
+    options: str
+    wall: str
+    time_s: float
+
+
+def _ways(profile: Profile, schedule: Schedule) -> Iterator[_Made]:
+    """Other ways to run the step: fused by each policy that the profile has, by memwall's planner and by ``ideal``,
+    which no compiler reaches where recurrent layers are left to a library; and as a CUDA graph."""
+    gpu, graph, launch = schedule.gpu, schedule.graph, schedule.launch
+    asked = [s.policy for s in profile.simulations if (s.gpu, s.graph, s.launch) == (gpu, graph, launch)]
+    policies = [*asked, *(("memwall",) if schedule.policy == "eager" else ()), "ideal"]
+    is_looped = any(is_recurrent(op.name) for op in profile.graphs[graph].ops)
+    without = {"eager", schedule.policy, *REWRITING, *(("ideal",) if is_looped else ())}
+    for policy in dict.fromkeys(policies) if schedule.policy not in ("ideal", *REWRITING) else ():
+        if policy not in without:
+            fused = profile.schedule(gpu, policy, graph=graph, launch=launch)
+            what = "fusion" if len(fused.kernels) < len(schedule.kernels) else "generated kernels"
+            name = f"perfect {what}" if policy == "ideal" else f"{what} by {policy}"
+            yield _Made(name, f"--policy {policy}", "", fused.totals.time_s)
+    if launch == "eager" and gpu.cpu is None:
+        replayed = profile.schedule(gpu, graph=graph, launch="graph", plan=schedule.plan)
+        yield _Made("a CUDA graph", REPLAYED, "", replayed.totals.time_s)
+
+
+def _numbers(profile: Profile, schedule: Schedule) -> Iterator[_Made]:
+    """One number of the GPU or the host, or the dtype of the products, changed as ``--what-if`` does."""
+    gpu = schedule.gpu
+    rows = [
+        ("twice the host's speed", "dispatch_s/=2", HOST, schedule.launch == "eager" and gpu.cpu is None),
+        ("twice the bandwidth", "dram_bytes_per_s*=2", "bandwidth", True),
+        ("twice the L2's bandwidth", "l2_bytes_per_s*=2", "bandwidth", gpu.l2_bytes > 0),
+        ("twice the FLOP/s", "peak_flop_per_s*=2", "compute", True),
+        ("half the latency", "latency_s/=2", "latency", True),
+        ("twice the links' rate", "link_bytes_per_s*=2", LINK, _is_joined(profile, schedule)),
+        ("twice the power limit", "tdp_w*=2", "compute", gpu.tdp_w > 0),
+        *((f"products in {dtype}", f"dtype={dtype}", "", True) for dtype in _dtypes(profile, schedule)),
+    ]  # fmt: skip
+    for name, change, wall, applies in rows:
+        if applies:
+            try:
+                told = outcome(profile, schedule, [parse_change(change)])
+            except (MissingError, UsageError):  # no torch, or no attention that the model allows in that dtype
+                continue
+            yield _Made(name, f"--what-if {change}" if "*" not in change else f"--what-if '{change}'", wall,
+                        told.after.time_s)  # fmt: skip
+
+
+def _is_joined(profile: Profile, schedule: Schedule) -> bool:
+    return any(cost.link_bytes for cost in profile.costs[schedule.graph])
+
+
+def _dtypes(profile: Profile, schedule: Schedule) -> Iterable[str]:
+    """The dtypes of fewer bits, or with tensor cores of their own, that products could have on a GPU."""
+    gpu, pipe = schedule.gpu, main_pipe(profile, schedule)
+    if pipe is None or gpu.cpu is not None or schedule.policy not in CHEAP:
+        return
+    now, dtype = gpu.peak(pipe), dtype_of(profile, schedule)
+    offered = {"float32": ("tf32", "bfloat16", "float16"), "bfloat16": ("float16",), "float16": ("bfloat16",)}
+    for other in offered.get(dtype, ()):
+        if gpu.peak_flop_per_s.get(Pipe("tensor", other), 0.0) > now:
+            yield other
+            if other != "tf32":
+                return
