@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.dtypes import emulations
 from memwall.analysis.explanation import calibration_text
+from memwall.analysis.levers import Lever
 from memwall.analysis.pipes import mfu_peaks
 from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join
+from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.structure import write
@@ -91,6 +93,9 @@ class Entry:
     emulated: tuple[str, ...]
     #: what issues the kernels; empty on a CPU, and where a CUDA graph does
     host: str = ""
+    #: what binds the step, and what would make it faster (:mod:`memwall.analysis.levers`)
+    bound_by: str = ""
+    levers: tuple[Lever, ...] = ()
 
     @property
     def time_text(self) -> str:
@@ -263,6 +268,7 @@ def _entry(profile: Profile, schedule: Schedule, label: str, base: Schedule, pri
     speed = rates(profile, schedule)
     usd = price[gpu.name] * totals.time_s / 3600 if price and gpu.name in price else None
     apart = None if base.gpu.name == gpu.name else ratio_interval(base.totals, totals)
+    told = verdict(profile, schedule)
     return Entry(
         label=label, workload=workload.name, gpu=gpu.name, policy=schedule.policy, time_s=totals.time_s,
         low_s=totals.low_s, high_s=totals.high_s, calibrated=calibration_text(profile, schedule),
@@ -277,6 +283,7 @@ def _entry(profile: Profile, schedule: Schedule, label: str, base: Schedule, pri
         energy_j=gpu.tdp_w * totals.time_s if gpu.tdp_w else None, usd_per_step=usd,
         usd_per_million_samples=_per_million(usd, workload.samples),
         usd_per_million_tokens=_per_million(usd, workload.tokens), emulated=emulations(profile, schedule),
+        bound_by=told.bound_by, levers=told.levers,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, nearest
-from memwall.core.units import apportioned, counted, duration, few, percent
+from memwall.core.units import counted, duration, few, percent
 from memwall.fusion import Plan
 from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.lookup import Gpu
@@ -102,8 +102,7 @@ def calibration_text(profile: Profile, schedule: Schedule) -> str:
     sources = [row.calibrated + (f" ({', '.join(row.gpus)})" if row.gpus else "") for row in rows]
     if len(rows) == 1:
         return sources[0]
-    shares = apportioned([row.time_s / total for row in rows])
-    parts = [f"{source} for {percent(share)}" for source, share in zip(sources, shares, strict=True)]
+    parts = [f"{source} for {percent(row.time_s / total)}" for source, row in zip(sources, rows, strict=True)]
     named = [
         f" ({few(row.families, MAX_FAMILIES)})" if row.families and row.calibrated != CALIBRATED[0] else ""
         for row in rows

@@ -139,7 +139,7 @@ def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]
         return text
     pipe = main_pipe(profile, schedule)
     ridge = f" where {schedule.gpu.name} needs {schedule.gpu.ridge_point(pipe):.0f}" if pipe else ""
-    part = percent(share(own["time_s"], all_of_them["time_s"]), 0)
+    part = percent(share(own["time_s"], all_of_them["time_s"]))
     text += (
         f"; {part} of that time is {_largest(matrix)}, at {share(own['flops'], own['bytes']):.1f} FLOP per byte{ridge}"
     )
@@ -149,8 +149,8 @@ def _bandwidth(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]
     if 2 * weights > own["bytes"]:
         return f"{text}, so a larger batch or weights of fewer bytes would pay"
     if 3 * cache > own["bytes"]:
-        held = f"{percent(cache / own['bytes'], 0)} of its bytes are the cache's"
-        held += f" and {percent(weights / own['bytes'], 0)} the weights'" if weights else ""
+        held = f"{percent(cache / own['bytes'])} of its bytes are the cache's"
+        held += f" and {percent(weights / own['bytes'])} the weights'" if weights else ""
         return f"{text}; {held}, so a cache of fewer bytes would pay"
     return f"{text} and most bytes activations, so fewer bytes per element would pay"
 
@@ -167,7 +167,7 @@ def _from_l2(schedule: Schedule) -> str:
     part = share(schedule.totals.resident_bytes, schedule.totals.dram_bytes)
     if part < _FROM_L2:
         return ""
-    return f"; {percent(part, 0)} of the step's bytes are read from L2, which more DRAM bandwidth does not speed up"
+    return f"; {percent(part)} of the step's bytes are read from L2, which more DRAM bandwidth does not speed up"
 
 
 def _bytes_of(roles: tuple[str, ...], profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> int:
@@ -180,8 +180,8 @@ def _bytes_of(roles: tuple[str, ...], profile: Profile, schedule: Schedule, kern
 
 def _compute(profile: Profile, schedule: Schedule, kernels: Sequence[Estimate]) -> str:
     totals = schedule.totals
-    again = f", HFU {percent(totals.hfu, 0)}," if totals.hfu > totals.mfu else ""
-    used = f"MFU {percent(totals.mfu, 0)}{again} of {mfu_base(profile, schedule)}"
+    again = f", HFU {percent(totals.hfu)}," if totals.hfu > totals.mfu else ""
+    used = f"MFU {percent(totals.mfu)}{again} of {mfu_base(profile, schedule)}"
     return f"that are busy multiplying ({flops(totals.flops)}, {used})"
 
 

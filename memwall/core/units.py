@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 #: decimal prefixes, the largest first
 PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -48,21 +47,11 @@ def duration(seconds: float) -> str:
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """A fraction as percent; ``<0.1 %`` for what would round to zero."""
+    """A fraction as percent; ``<0.1 %`` for what would round to zero. A share is printed alike wherever it stands: each
+    is rounded by itself, to one digit, and those of one whole may sum to 99.9 or 100.1."""
     if 0 < 100 * fraction < 0.5 * 10**-digits:
         return f"<{10**-digits:.{digits}f} %"
     return f"{100 * fraction:.{digits}f} %"
-
-
-def apportioned(shares: Sequence[float], digits: int = 1) -> list[float]:
-    """The shares of one whole, rounded to so many digits of a percent that what is printed adds up to what they add up
-    to (largest remainder); one that would become a false zero stays as small as it is."""
-    unit = 10.0 ** -(digits + 2)
-    steps = [math.floor(share / unit + 1e-6) for share in shares]
-    missing = round(sum(shares) / unit) - sum(steps)
-    for place in sorted(range(len(steps)), key=lambda i: steps[i] - shares[i] / unit)[: max(missing, 0)]:
-        steps[place] += 1
-    return [step * unit if step else min(share, 0.49 * unit) for step, share in zip(steps, shares, strict=True)]
 
 
 def counted(count: int, noun: str) -> str:

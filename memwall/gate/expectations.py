@@ -23,7 +23,7 @@ from memwall.frontend.workload.sizes import SIZES
 from memwall.gate.evaluate import kernels_in
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile
-from memwall.record.kernels import WALLS, collapse, kernel_module, peak_place, printed_shares, short_name
+from memwall.record.kernels import WALLS, collapse, kernel_module, peak_place, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
 
@@ -125,8 +125,7 @@ def _not_bound(profile: Profile, schedule: Schedule, wall: str, pattern: str, sh
     if times.get(wall, 0.0) >= share * total_s:
         return ""
     part = "" if pattern == "*" else f" of {pattern}"
-    printed = printed_shares({name: time_s / total_s for name, time_s in sorted(times.items())}, 1)
-    shares = ", ".join(f"{name} {percent(part)}" for name, part in printed.items())
+    shares = ", ".join(f"{name} {percent(time_s / total_s)}" for name, time_s in sorted(times.items()))
     others = [kernel for kernel in chosen if kernel.limited_by != wall]
     rows = _rows(profile, schedule, others, lambda kernel: kernel.time_s, "s")
     return "\n".join([f"{where}: want {percent(share)} of the time{part} {wall}-bound; it is {shares}", *rows])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memwall.core.graph import PHASES, SERVING, TensorSpec
 from memwall.core.layers import collapse as collapse
-from memwall.core.units import apportioned, few, size
+from memwall.core.units import few, size
 from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.job import job_of, pipeline_of, replicas
@@ -118,11 +118,6 @@ def wall_shares(schedule: Schedule) -> dict[str, float]:
     by_wall = time_by_wall(schedule.timings)
     total = sum(by_wall.values())
     return {wall: time_s / total if total else 0.0 for wall, time_s in by_wall.items()}
-
-
-def printed_shares(shares: Mapping[str, float], digits: int) -> dict[str, float]:
-    """Shares of one whole as they are printed: they add up."""
-    return dict(zip(shares, apportioned([*shares.values()], digits), strict=True))
 
 
 def rates(profile: Profile, schedule: Schedule, step_s: float | None = None) -> Rates:

@@ -55,5 +55,5 @@ class Schedules:
         """What a plan determines on any GPU, once for each plan."""
         known = (graph, id(plan))
         if known not in self._contexts:
-            self._contexts[known] = plan, PlanContext.of(self.graphs[graph], plan)
+            self._contexts[known] = plan, PlanContext.of(self.graphs[graph], plan, self.costs[graph])
         return self._contexts[known][1]

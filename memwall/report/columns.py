@@ -13,8 +13,8 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from memwall.analysis.quantities import QUANTITIES, columns_of, quantity_of
-from memwall.core.units import PREFIXES, apportioned, counted
-from memwall.record.kernels import printed_shares, short_name
+from memwall.core.units import PREFIXES, counted
+from memwall.record.kernels import short_name
 from memwall.report.document import Column, Table, clean
 
 _PREFIXES = (*PREFIXES, (1.0, ""))
@@ -112,16 +112,10 @@ def percent(heading: str, values: Numbers, digits: int = 1) -> CellColumn:
     return fixed(heading, "%", values, 0.01, digits)
 
 
-def shares(heading: str, values: Sequence[float], digits: int = 1) -> CellColumn:
-    """All parts of one whole, in percent that add up."""
-    return percent(heading, apportioned(values, digits), digits)
-
-
-def walls(rows: Sequence[Mapping[str, float]], digits: int) -> list[CellColumn]:
-    """A column per wall; the percentages of a row add up."""
-    printed = [printed_shares(row, digits) for row in rows]
+def walls(rows: Sequence[Mapping[str, float]]) -> list[CellColumn]:
+    """A column per wall."""
     names = dict.fromkeys(wall for row in rows for wall in row)
-    return [percent(wall, [row.get(wall, 0.0) for row in printed], digits) for wall in names]
+    return [percent(wall, [row.get(wall, 0.0) for row in rows]) for wall in names]
 
 
 def error(heading: str, values: Numbers) -> CellColumn:
@@ -195,19 +189,15 @@ def _getter(name: str) -> Callable[[Any], Any]:
     return itemgetter(int(name)) if name.isdigit() else attrgetter(name)
 
 
-def quantities(
-    table: str, rows: Sequence[Any], digits: Mapping[str, int] | None = None, *, whole: bool = False
-) -> list[CellColumn]:
-    """The columns that a table has by :mod:`memwall.analysis.quantities`; ``digits`` of percentages, by quantity. The
-    shares of ``whole`` tables add up: no row is missing."""
+def quantities(table: str, rows: Sequence[Any], digits: Mapping[str, int] | None = None) -> list[CellColumn]:
+    """The columns that a table has by :mod:`memwall.analysis.quantities`; ``digits`` of percentages, by quantity."""
     columns = []
     for shown in columns_of(table):
         values = [None if shown.needs_formula and not row.modeled else shown.of(row) for row in rows]
         like = [QUANTITIES[shown.like].of(row) for row in rows] if shown.like else ()
         kind = shown.unit
         if shown.unit == "fraction":
-            parts = whole and shown.name.endswith("_share")
-            kind = f"{'shares' if parts else '%'}{(digits or {}).get(shown.name, 1)}"
+            kind = f"%{(digits or {}).get(shown.name, 1)}"
         column, cells = _column(shown.heading, kind, values, like)
         made = replace(column, unit=shown.unit_text or column.unit), cells
         columns.append(optional(made) if shown.appears(table).endswith("?") else made)
@@ -235,7 +225,6 @@ _KINDS: dict[str, Callable[..., CellColumn]] = {
     "fits": lambda heading, values, like: text(heading, ["yes" if value else "NO" for value in values]),
     "count": lambda heading, values, like, digits=0: plain(heading, values, digits),
     "%": lambda heading, values, like, digits=1: percent(heading, values, digits),
-    "shares": lambda heading, values, like, digits=1: shares(heading, values, digits),
     "error": lambda heading, values, like: error(heading, values),
     "ratio": lambda heading, values, like: ratio(heading, values),
     "FLOP/B": lambda heading, values, like: fixed(heading, "FLOP/B", values, 1.0, 1),

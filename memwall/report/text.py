@@ -76,7 +76,7 @@ def _print_table(console: Console, table: Table, width: int | None) -> None:
     if table.title:
         console.print(Text(table.title, style="bold"))
     shown = fit(table, width and width - INDENT)
-    for i, columns in enumerate(_stacked(shown, width and width - INDENT)):
+    for i, columns in enumerate(_stacked(table, shown, width and width - INDENT)):
         if i:
             console.print()
         _print_columns(console, table, columns)
@@ -163,13 +163,18 @@ def _distinct(texts: Sequence[str], natural: int, *, tail: bool) -> int:
     return next((w for w in widths if len({shorten(text, w) for text in kinds}) == len(kinds)), widths.stop)
 
 
-def _stacked(columns: list[tuple[int, int]], width: int | None) -> Iterator[list[tuple[int, int]]]:
-    """The columns in as many tables as the page is too narrow for, each of which begins with the first column."""
-    part = columns[:1]
-    for column in columns[1:]:
-        if width is not None and len(part) > 1 and _width([*part, column]) > width:
+def _stacked(table: Table, columns: list[tuple[int, int]], width: int | None) -> Iterator[list[tuple[int, int]]]:
+    """The columns in as many tables as the page is too narrow for, each of which begins with those that say what a row
+    is: all before the first number, or the first alone where the others leave no room."""
+    count = max(next((n for n, (i, _) in enumerate(columns) if table.columns[i].numeric), len(columns)), 1)
+    keys = columns[:count]
+    if width is not None and _width([*keys, *sorted(columns[count:], key=lambda each: -each[1])[:1]]) > width:
+        keys = columns[:1]
+    part, rest = [*keys], columns[len(keys) :]
+    for column in rest:
+        if width is not None and len(part) > len(keys) and _width([*part, column]) > width:
             yield part
-            part = columns[:1]
+            part = [*keys]
         part.append(column)
     yield part
 

@@ -39,6 +39,8 @@ class Kind:
     reuse: tuple[tuple[int, int], ...]
     #: backward computes again what it does
     again: bool = False
+    #: whether one of its ops is the model's matrix work
+    multiplies: bool = False
 
     def resident_bytes(self, gpu: Gpu) -> int:
         """Bytes of its reads that are in L2 when it begins."""
@@ -63,8 +65,9 @@ class PlanContext:
     lanes: Lanes
 
     @classmethod
-    def of(cls, graph: Graph, plan: Plan) -> PlanContext:
-        """Derive the context of a plan."""
+    def of(cls, graph: Graph, plan: Plan, costs: Sequence[Cost] = ()) -> PlanContext:
+        """Derive the context of a plan. ``costs`` are those of the graph's ops; without them a kernel has the first
+        class of its ops."""
         alike = graph.alike
         first: dict[tuple[Any, ...], int] = {}
         kinds: list[Kind] = []
@@ -79,8 +82,11 @@ class PlanContext:
             ops = tuple([alike[i] for i in group.op_ids]), tuple([alike[i] for i in group.recomputes])
             number = first.setdefault((ops, number_of_cost, phase, again, reuse), len(kinds))
             if number == len(kinds):
-                label = _label(graph, group)
-                kinds.append(Kind(group, number_of_cost, phase, *label, group.cost.total_flops, reuse, again))
+                label = _label(graph, group, costs)
+                multiplies = any(graph.ops[i].op_class in MODEL_CLASSES for i in group.op_ids)
+                kinds.append(
+                    Kind(group, number_of_cost, phase, *label, group.cost.total_flops, reuse, again, multiplies)
+                )
             order.append(number)
         by_class: dict[str, list[int]] = {}
         for number in order:
@@ -91,7 +97,7 @@ class PlanContext:
 
         return cls(
             kinds=kinds, order=order, by_class=by_class, memory=memory_peak(graph, plan),
-            matrix=[number for number in order if kinds[number].op_class in MODEL_CLASSES],
+            matrix=[number for number in order if kinds[number].multiplies],
             kernels=total(kind.group.cost.kernels for kind in kinds),
             total_flops=total(kind.flops for kind in kinds),
             dram_bytes=total(kind.group.cost.bytes for kind in kinds),
@@ -146,10 +152,25 @@ class Issued:
         return found
 
 
-def _label(graph: Graph, group: Group) -> tuple[str, str]:
-    """The kernel's name, from all its ops, and the class of its most expensive op."""
+def _label(graph: Graph, group: Group, costs: Sequence[Cost]) -> tuple[str, str]:
+    """The kernel's name, from all its ops, and its class: the first in order that explains half of what the kernel
+    does, as a product does with what is fused to it, else the one that explains most."""
     ops = [graph.ops[i] for i in group.op_ids]
     if len(ops) == 1:
         return ops[0].name, ops[0].op_class
-    op_class = min((op.op_class for op in ops), key=class_order)
-    return "+".join(op.name.removeprefix("aten.") for op in ops), op_class
+    explained: dict[str, float] = {}
+    for op in ops:
+        explained[op.op_class] = explained.get(op.op_class, 0.0) + (_effort(costs[op.id]) if costs else 0.0)
+    classes, half = sorted(explained, key=class_order), _effort(group.cost) / 2
+    most = max(classes, key=explained.__getitem__)
+    op_class = next((name for name in classes if explained[name] >= half), most)
+    return "+".join(op.name.removeprefix("aten.") for op in ops), op_class if costs else classes[0]
+
+
+#: FLOPs of each engine that take as long as a byte of DRAM: an A100's (312 and 19.5 TFLOP/s, 2.04 TB/s)
+_PER_BYTE = {"tensor": 153.0, "vector": 9.6}
+
+
+def _effort(cost: Cost) -> float:
+    """Work in bytes of DRAM, whatever the GPU."""
+    return cost.bytes + sum(count / _PER_BYTE[pipe.engine] for pipe, count in cost.flops.items())

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import memwall.report.columns as col
 from memwall.analysis.compare import Comparison, Entry, Machine
 from memwall.core.units import percent
-from memwall.record.kernels import printed_shares
 from memwall.report.document import clean
 from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
 from memwall.report.figures.bars import Bar, Piece, bars_chart
@@ -48,7 +47,7 @@ def _interval(entry: Entry, scale: float) -> tuple[float, float] | None:
 
 def _wall(entry: Entry, wall: str, scale: float) -> Piece:
     part = entry.wall_shares.get(wall, 0.0)
-    text = percent(printed_shares(entry.wall_shares, 0)[wall], 0) if part > 0.005 else ""
+    text = percent(part) if part > 0.005 else ""
     return Piece(wall, part * entry.time_s / scale, WALL_COLORS[wall], text, f"{wall} {percent(part)}")
 
 

@@ -12,9 +12,9 @@ from memwall.analysis.table import KernelRow, class_rows, kernel_rows, rows_and_
 from memwall.analysis.validation import Point, measured_points
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
-from memwall.core.units import apportioned, bandwidth, duration, flop_rate, percent
+from memwall.core.units import bandwidth, duration, flop_rate, percent
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.kernels import printed_shares, schedule_label, short_name, wall_shares
+from memwall.record.kernels import schedule_label, short_name, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import clean
 from memwall.report.figures.bars import Bar, Piece, bars_chart
@@ -83,7 +83,7 @@ def schedule_roofline(
     label = clean(schedule_label(profile, schedule))
     subject = label if brief else context(profile, label)
     base = mfu_base(profile, schedule)
-    mfu = f", MFU {percent(schedule.totals.mfu, 0)} of {base}" if base else ""
+    mfu = f", MFU {percent(schedule.totals.mfu)} of {base}" if base else ""
     title = f"{subject}: {duration(schedule.totals.time_s)}{mfu}"
     legend = _class_legend(profile, schedule)
     if any(spot.tail for spot in spots):
@@ -129,9 +129,8 @@ def _measured_spot(point: Point) -> Spot:
 def _class_legend(profile: Profile, schedule: Schedule) -> list[tuple[str, str, str]]:
     """The classes, the longest first, with their shares as the table of them has these."""
     rows = class_rows(profile, schedule)
-    parts = zip(rows, apportioned([row.time_share for row in rows]), strict=True)
-    return [(f"{clean(row.key)} {percent(part)}", class_color(row.key), "circle")
-            for row, part in sorted(parts, key=lambda each: (-each[0].time_share, each[0].key))
+    return [(f"{clean(row.key)} {percent(row.time_share)}", class_color(row.key), "circle")
+            for row in sorted(rows, key=lambda row: (-row.time_share, row.key))
             if row.time_share >= 5e-4]  # fmt: skip
 
 
@@ -187,7 +186,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
 def waterfall_chart(policies: PolicySet, schedule: Schedule) -> Chart:
     """What each group of a policy saves, from the eager time down to its own."""
     fall, row = waterfall(policies, schedule, top=MAX_STEPS), policies.row(schedule)
-    score = "" if row.time_score is None else f", {percent(row.time_score, 0)} of what ideal saves"
+    score = "" if row.time_score is None else f", {percent(row.time_score)} of what ideal saves"
     subject = context(policies.profile, policies.gpu.name, schedule.policy)
     title = f"{subject}: {col.times(row.speedup)} over eager{score}"
     scale, unit = time_unit(fall.eager_s)
@@ -237,8 +236,7 @@ def shares_chart(profile: Profile, schedules: Sequence[Schedule]) -> Chart:
 
 def _shares(profile: Profile, schedule: Schedule, label: str, field: str) -> Bar:
     rows = class_rows(profile, schedule)
-    parts = apportioned([getattr(row, field) for row in rows])
-    return Bar(label, [_share(row.key, part, class_color(row.key)) for row, part in zip(rows, parts, strict=True)])
+    return Bar(label, [_share(row.key, getattr(row, field), class_color(row.key)) for row in rows])
 
 
 def _share(name: str, part: float, color: str) -> Piece:
@@ -250,7 +248,7 @@ def walls_chart(profile: Profile, schedules: Sequence[Schedule]) -> Chart:
     rows = [
         Bar(
             clean(schedule_label(profile, s)),
-            [_share(wall, part, WALL_COLORS[wall]) for wall, part in printed_shares(wall_shares(s), 1).items()],
+            [_share(wall, part, WALL_COLORS[wall]) for wall, part in wall_shares(s).items()],
         )
         for s in schedules
     ]

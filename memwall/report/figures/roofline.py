@@ -67,7 +67,7 @@ class Roofline:
     #: text, colour and shape
     legend: Sequence[tuple[str, str, str]] = ()
     legend_heading: str = "share of time"
-    #: kernels without FLOPs: they stand in a column of their own
+    #: kernels without FLOPs: they stand in a row of their own
     bare: Sequence[Spot] = ()
     note: str = ""
 
@@ -75,9 +75,10 @@ class Roofline:
 def roofline_charts(rooflines: Sequence[Roofline]) -> list[Chart]:
     """A chart for each, all with the same axes, so that they can be compared."""
     ranges = _ranges(rooflines)
+    longest = max((spot.share for roofline in rooflines for spot in roofline.bare), default=0.0)
 
     def chart(roofline: Roofline) -> Chart:
-        return lambda scene: _draw(scene, roofline, *ranges)
+        return lambda scene: _draw(scene, roofline, *ranges, longest)
 
     return [chart(roofline) for roofline in rooflines]
 
@@ -114,23 +115,22 @@ def _ranges(rooflines: Sequence[Roofline]) -> tuple[Range, Range]:
     return (x0, x1), (y0, y1)
 
 
-def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range) -> float:
-    upper = scene.title(roofline.title) + 22
+def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range, longest: float) -> float:
+    upper = scene.title(roofline.title)
+    upper += _bare_row(scene, roofline.bare, upper + 6, longest) + 22
     left = 8 + max(text_width(engineering(10.0**p), _FONT) for p in range(3, 16))
     lower = upper + min(max(scene.width * 0.5, 290.0), 470.0)
     frame = Box(left, upper, scene.width - 2, lower)
-    column = _column_width(roofline, scene.is_narrow)
-    x = Axis(*x_range, frame.left + column, frame.right, log=True)
+    x = Axis(*x_range, frame.left, frame.right, log=True)
     y = Axis(*y_range, frame.lower, frame.upper, log=True)
     draw_x(scene, frame, x, plain, "" if scene.is_narrow else roofline.x_label)
     draw_y(scene, frame, y, engineering, roofline.y_label)
     draw_frame(scene, frame)
-    box = scene.moved(frame._replace(left=frame.left + column))
+    box = scene.moved(frame)
     scene.frames.append(Frame(box, x_range, y_range, roofline.x_label, roofline.y_label, roofline.title))
     placer = Placer(box)
     pen = _Pen(scene, frame, x, y, placer)
     pen.roofs(roofline)
-    pen.bare(roofline.bare, column)
     dots = [pen.spot(spot) for spot in roofline.spots]
     unnamed = pen.name_roofs(roofline)
     pen.name_spots(zip(roofline.spots, dots, strict=True))
@@ -145,9 +145,29 @@ def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range) -> f
     return height
 
 
-def _column_width(roofline: Roofline, narrow: bool) -> float:
-    """Pixels of the column of kernels without FLOPs."""
-    return max([30.0, *(2 * radius(spot.share, narrow) + 10 for spot in roofline.bare)]) if roofline.bare else 0.0
+#: what the row of kernels without FLOPs is called, on a wide sheet and on a phone
+_BARE = ("kernels without FLOPs, the longest first", "no FLOPs")
+
+
+def _bare_row(scene: Scene, spots: Sequence[Spot], upper: float, longest: float) -> float:
+    """Kernels without FLOPs, which have no place on axes of FLOP/s: a row of their own above them, the longest first,
+    those without room counted. Its height, as high as the share of the ``longest`` of all charts needs."""
+    if not longest:
+        return 0.0
+    height = 2 * radius(longest, scene.is_narrow) + 4
+    if not spots:
+        return height + 4
+    middle, label = upper + height / 2, _BARE[scene.is_narrow]
+    scene.text(0, middle + 3.5, label, _FONT, color="dim")
+    x, end = text_width(label, _FONT) + 10, scene.width - text_width(f"and {len(spots):,} more", _FONT) - 8
+    for number, spot in enumerate(spots):
+        r = radius(spot.share, scene.is_narrow)
+        if x + 2 * r > end:
+            scene.text(x + 4, middle + 3.5, f"and {len(spots) - number:,} more", _FONT, color="dim")
+            break
+        scene.dot(x + r, middle, r, spot.color, spot.shape, title=spot.title, key=spot.key)
+        x += 2 * r + 2
+    return height + 4
 
 
 class _Pen:
@@ -221,24 +241,6 @@ class _Pen:
                 x = start[0] + at * math.cos(angle) - off * math.sin(angle)
                 y = start[1] - at * math.sin(angle) - off * math.cos(angle)
                 yield Text(x + origin[0], y + origin[1], roof.label, _FONT, color=color, angle=math.degrees(angle))
-
-    def bare(self, spots: Sequence[Spot], column: float) -> None:
-        """Kernels without FLOPs, one above the other, the longest at the bottom, as far as there is room."""
-        if not spots:
-            return
-        edge = self.frame.lower - 2
-        self.scene.line((self.frame.left + column, self.frame.upper), (self.frame.left + column, self.frame.lower),
-                        color="pale", dash=(2.0, 3.0))  # fmt: skip
-        for spot in spots:
-            r = radius(spot.share, self.scene.is_narrow)
-            if edge - 2 * r < self.frame.upper:
-                break
-            dot = self.scene.dot(self.frame.left + column / 2, edge - r, r, spot.color, spot.shape, title=spot.title,
-                                 key=spot.key)  # fmt: skip
-            self.placer.boxes.append(dot.box)
-            edge -= 2 * r + 1
-        label = "0 FLOP" if column > text_width("0 FLOP", _FONT) else "0"
-        self.scene.text(self.frame.left + column / 2, self.frame.lower + 14, label, _FONT, "middle", color="dim")
 
     def spot(self, spot: Spot) -> Dot:
         """Draw one; beyond the axes, as an arrowhead at the edge."""

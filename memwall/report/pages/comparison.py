@@ -11,7 +11,6 @@ from memwall.analysis.compare import Change, Comparison, Entry, Flip
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.core.units import duration, few, percent
 from memwall.perfmodel.roofline import LINK, WALLS
-from memwall.record.kernels import printed_shares
 from memwall.report.document import Column, Document, Picture, Section, Sentence, Table, clean
 from memwall.report.figures.comparison import comparison_chart
 from memwall.report.figures.scene import Chart
@@ -52,7 +51,9 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """A record with its inner tables as columns: ``wall_shares.compute``."""
     result: dict[str, Any] = {}
     for key, value in row.items():
-        cell = "; ".join(map(str, value)) if isinstance(value, list) else value
+        cell = value
+        if isinstance(value, list):
+            cell = "; ".join(each["name"] if isinstance(each, Mapping) else str(each) for each in value)
         result |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: cell}
     return result
 
@@ -61,7 +62,7 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
         Section("", (_speed_table(comparison), Sentence(_summary(entries), strong=True), *_emulated(entries))),
-        Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
+        Section("Walls and memory", (_wall_table(entries), *_lever_table(entries), *_calibration_table(entries))),
     ]
     if any(e.energy_j is not None or e.usd_per_step is not None for e in entries):
         sections.append(Section("Energy and cost", (_cost_table(entries),)))
@@ -74,7 +75,7 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
     entries = comparison.entries
     sections = [
         Section("", (_speed_table(comparison), *_emulated(entries), _work_table(entries))),
-        Section("Walls and memory", (_wall_table(entries), *_calibration_table(entries))),
+        Section("Walls and memory", (_wall_table(entries), *_lever_table(entries), *_calibration_table(entries))),
     ]
     for label in dict.fromkeys(change.label for change in comparison.changes):
         rows = [change for change in comparison.changes if change.label == label]
@@ -109,12 +110,11 @@ def _summary(entries: Sequence[Entry]) -> str:
     if best is first:
         takes = "takes" if len(entries) == 1 else "is the fastest at"
         return f"{clean(first.label)} {takes} {first.time_text} a step{misfits}."
-    shares = printed_shares(best.wall_shares, 0)
     wall = max(best.wall_shares, key=best.wall_shares.__getitem__)
     return (
         f"{clean(best.label)} takes {best.time_text} a step, {best.speedup:.2f} times as fast as "
         f"{clean(first.label)}{_speedup_range(best, ' ({} to {})')}, and spends "
-        f"{percent(shares[wall], 0)} of it at the {wall} wall{misfits}."
+        f"{percent(best.wall_shares[wall])} of it at the {wall} wall{misfits}."
     )
 
 
@@ -184,7 +184,7 @@ def _work_table(entries: Sequence[Entry]) -> Table:
 def _wall_table(entries: Sequence[Entry]) -> Table:
     columns = [
         *col.of(entries, ": label name"),
-        *col.walls([e.wall_shares for e in entries], 1),
+        *col.walls([e.wall_shares for e in entries]),
         *col.of(entries, "peak memory: peak_memory_bytes, assumed: reserved_bytes B, GPU memory: gpu_bytes B"),
         *col.of(entries, "fits fits"),
     ]
@@ -195,6 +195,24 @@ def _wall_table(entries: Sequence[Entry]) -> Table:
     texts = [f"peak {place}" + f" ({', '.join(on)})" * (len(places) > 1) for place, on in places.items()]
     note = "assumed: for context and allocator; fits: peak memory and assumed are at most the GPU memory"
     return col.table("", columns, "; ".join((note, *texts)))
+
+
+#: levers of each entry that are listed; of more entries than :data:`MAX_WIDE` the first alone
+MAX_LEVERS = 3
+
+
+def _lever_table(entries: Sequence[Entry]) -> list[Table]:
+    """What binds each entry, and its largest levers."""
+    most = MAX_LEVERS if len(entries) <= MAX_WIDE else 1
+    found = [(entry, lever, not i) for entry in entries for i, lever in enumerate(entry.levers[:most])]
+    rows = [lever for _, lever, _ in found]
+    columns = [
+        col.names("of", [entry.label if is_first else "" for entry, _, is_first in found]),
+        col.text("bound by", [entry.bound_by or col.NOTHING if is_first else "" for entry, _, is_first in found]),
+        *col.of(rows, "would help: name, saved: saved_s s, of the step: share %, option: options"),
+    ]
+    note = "saved: by memwall profile with the option; bound by: the number of the GPU or its host that would save most"
+    return [col.table("What would make it faster", columns, note)] if rows else []
 
 
 def _cost_table(entries: Sequence[Entry]) -> Table:

@@ -155,7 +155,7 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     row, eager = policies.row(schedule), policies.eager.totals
     saved_s = eager.time_s - row.time_s
     is_ideal = schedule.policy == "ideal"
-    score = "" if row.time_score is None or is_ideal else f", {percent(row.time_score, 0)} of what ideal would"
+    score = "" if row.time_score is None or is_ideal else f", {percent(row.time_score)} of what ideal would"
     launches = eager.kernels - row.kernels
     amounts = (
         (row.saved_bytes, f"{size(abs(row.saved_bytes))} of DRAM traffic"),
@@ -173,7 +173,7 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     if modules and not is_ideal:
         most_s, module = modules[0].saved_s, modules[0].module
         text += (
-            f"; {percent(min(most_s / saved_s, 1.0), 0)} of the saved time in {module}" if most_s < saved_s * (1 + 1e-9)
+            f"; {percent(min(most_s / saved_s, 1.0))} of the saved time in {module}" if most_s < saved_s * (1 + 1e-9)
             else f"; {module} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
         )  # fmt: skip
     return f"{text}."

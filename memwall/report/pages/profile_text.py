@@ -106,7 +106,7 @@ def lever_tables(found: Verdict) -> list[Table]:
     rows = found.notable
     note = "the same step with one change, which the option shows, added to the command; what saves less than"
     note += f" {percent(NOTABLE, 0)} is left out"
-    specs = "lever: name, saved: saved_s s, of the step: share %, with: time_s s like saved_s, option: options"
+    specs = "lever: name, saved: saved_s s, of the step: share %, with: time_s s like saved_s?, option: options"
     return [col.listing("What would make it faster", rows, specs, note)] if rows else []
 
 
@@ -252,7 +252,7 @@ def totals_table(profile: Profile) -> Table:
         *col.of(sims, "MFU: totals.mfu %"),
         *(col.of(sims, "HFU: totals.hfu %") if any(s.totals.hfu > s.totals.mfu for s in sims) else []),
         *col.of(sims, "MBU: mbu %?"),
-        *col.walls([wall_shares(s) for s in sims], 0),
+        *col.walls([wall_shares(s) for s in sims]),
         *col.of(sims, "peak: totals.peak_memory_bytes B?, fits fits"),
     ]
     notes = TOTALS_NOTE, mfu_note((s.gpu.name, mfu_base(profile, s)) for s in sims), _job_note(profile)
@@ -284,12 +284,12 @@ def _job_note(profile: Profile) -> str:
 
 def class_table(profile: Profile, schedule: Schedule) -> Table:
     rows = class_rows(profile, schedule)
-    columns = [*col.of(rows, "class: key"), *col.quantities("class", rows, {"flop_share": 2}, whole=True)]
+    columns = [*col.of(rows, "class: key"), *col.quantities("class", rows, {"flop_share": 2})]
     return col.table("Op classes", columns, MATRIX_NOTE)
 
 
 def share_table(title: str, heading: str, rows: Sequence[Row]) -> Table:
-    return col.table(title, [*col.of(rows, f"{heading}: key name"), *col.quantities("share", rows, whole=True)])
+    return col.table(title, [*col.of(rows, f"{heading}: key name"), *col.quantities("share", rows)])
 
 
 def module_table(rows: Sequence[tuple[int, ModuleRow]]) -> Table:
@@ -326,7 +326,7 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
         note += f"; peak {place}"
     columns = [
         col.text("", held), (Column(""), [size(count) for count in held.values()]),
-        col.shares("of the peak", [count / m.total if m.total else 0.0 for count in held.values()]),
+        col.percent("of the peak", [count / m.total if m.total else 0.0 for count in held.values()]),
     ]  # fmt: skip
     return col.table("Peak memory", columns, note)
 

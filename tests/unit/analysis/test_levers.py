@@ -42,9 +42,8 @@ def saved(tmp_path_factory):
     return of
 
 
-def enumerated(path, gpu: str, graph: bool) -> dict[str, float]:
-    """Option -> the seconds that it saves, each by the function behind that option; only what is known of any."""
-    record = memwall.Profile.load(path)
+def enumerated(record, gpu: str, graph: bool) -> dict[str, float]:
+    """Option -> the seconds that it saves, each by the function behind that option."""
     now = resimulate(record, gpu, cuda_graph=graph)
     now_s = now.simulations[0].totals.time_s
     ways = {f"--policy {policy}": resimulate(record, gpu, policy, cuda_graph=graph) for policy in ("memwall", "ideal")}
@@ -69,9 +68,10 @@ def test_the_first_lever_is_the_largest(saved, name, mode, graph):
     path = saved(name, mode)
     made = resimulate(memwall.Profile.load(path), GPUS, cuda_graph=graph)
     verdicts = json.loads(ProfileReport(made).record())["verdicts"]
+    again = memwall.Profile.load(path)
     recurrent = any("rnn" in op.name for op in made.graph.ops)
     for gpu, told in zip(GPUS, verdicts, strict=True):
-        own = enumerated(path, gpu, graph)
+        own = enumerated(again, gpu, graph)
         if recurrent:  # no compiler puts its steps into fewer kernels, as ideal does
             del own["--policy ideal"]
         levers = {row["options"].removeprefix("--what-if ").strip("'"): row["saved_s"] for row in told["levers"]}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import memwall
 from tests.unit.fusion_graphs import Builder, groups_of, moved, plan
 
 TOKENS, WIDTH, FFN = 4096, 1024, 4096
@@ -220,3 +222,20 @@ def test_breaks_do_not_change_the_floor(b):
     *_, y = mlp(b)
     graph = b.graph(y)
     assert plan("ideal", graph, regions=[0, 1, 2, 3, 4]) == plan("ideal", graph)
+
+
+@pytest.mark.defect("14")
+def test_the_optimizer_in_the_kernel_of_a_convolution_is_no_convolution():
+    """A group took the class of its one heavy op: the whole optimizer, which waits for a convolution's gradient, was a
+    convolution."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 8192))
+        inputs = torch.empty(4, 3, 8, 8)
+    made = memwall.profile(model, (inputs,), gpu="h100-sxm", mode="training", policy="ideal")
+    (schedule,) = made.simulations
+    # AdamW reads a weight, its gradient and two moments, and writes all but the gradient: 28 B of float32 for each of
+    # 288 x 8192 + 8192 weights; the convolution moves 4 x 3 x 64 inputs and 4 x 8 x 36 results, three times in all
+    (longest,) = [kernel for kernel in schedule.kernels if kernel.bytes > 28 * (288 * 8192 + 8192) * 0.9]
+    assert any(made.graph.ops[i].op_class == "convolution" for i in longest.op_ids)
+    assert longest.op_class == "optimizer"
+    assert schedule.totals.mfu > 0

@@ -63,6 +63,24 @@ def test_matplotlib_draws_no_text_wider_than_the_layout_counts_on(chart):
             assert extent.width / pixel <= text_width(mark.text, mark.size, mark.bold) + 2, mark.text
 
 
+@pytest.mark.defect("33")
+@pytest.mark.parametrize("width", PAGE.values(), ids=PAGE)
+def test_kernels_without_flops_stand_off_the_axes_of_flops(width):
+    """Kernels without FLOPs were circles one above the other beside the axis of FLOP/s, the last of them at 100 T."""
+    roofs = [Roof("peak", "peak  1 TFLOP/s", 1e12, True)], [Roof("DRAM", "DRAM  1 TB/s", 1e12, True)]
+    bare = [Spot(0.0, 0.0, 0.05, "movement", "clone", "a copy") for _ in range(90)]
+    roofline = Roofline("made", *roofs, [Spot(1.0, 1e11, 0.5, "contraction", "mm")], "modeled FLOP/s", bare=bare)
+    scene = drawn(roofline_charts([roofline])[0], width=width)
+    (frame,) = scene.frames
+    drawn_bare = [mark for mark in scene.marks if isinstance(mark, Dot) and mark.title == "a copy"]
+    assert drawn_bare
+    assert all(mark.y + mark.r <= frame.box.upper for mark in drawn_bare)
+    said = [mark.text for mark in scene.marks if isinstance(mark, Text)]
+    assert any("FLOPs" in text for text in said)
+    assert f"and {90 - len(drawn_bare)} more" in said
+    assert outside(scene) == [] and overlapping(scene) == []
+
+
 def test_each_rooflines_axes_are_where_its_values_are_drawn():
     """The tensor roof of 100 TFLOP/s meets that of DRAM at 1 TB/s at 100 FLOP/B on the old one;
     on the new one 1000 TFLOP/s and 2 TB/s at 500."""

@@ -42,6 +42,16 @@ class Tags(HTMLParser):
             self.data += data
 
 
+@pytest.mark.defect("33")
+def test_the_verdict_comes_first_and_the_modules_of_a_gpu_in_its_tab(page):
+    """The page of two GPUs had a card of modules for each above the tabs, and the verdict below them."""
+    above, *panels = page.split('<div class="panel"')
+    assert len(panels) == 2
+    assert "of modules by" not in above
+    for panel in panels:
+        assert panel.index('<p class="verdict">') < panel.index("<table>") < panel.index("of modules by")
+
+
 def test_nothing_is_fetched(page):
     for tag, attributes in Tags(page).tags:
         for name in ("src", "href", "action", "data", "poster", "srcset"):
