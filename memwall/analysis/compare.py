@@ -42,6 +42,9 @@ KINDS = ("gpus", "profiles", "machines")
 #: rows of flips and of changes that a comparison keeps, the longest time first
 MAX_ROWS = 20
 
+#: the most entries of which it says what binds them and what would help: about a second each for 3,000 kernels
+MOST_LEVERED = 5
+
 #: a flip counts where the kernels take this share of the time on some GPU
 NOTABLE = 1e-3
 
@@ -93,7 +96,8 @@ class Entry:
     emulated: tuple[str, ...]
     #: what issues the kernels; empty on a CPU, and where a CUDA graph does
     host: str = ""
-    #: what binds the step, and what would make it faster (:mod:`memwall.analysis.levers`)
+    #: what binds the step, and what would make it faster (:mod:`memwall.analysis.levers`); empty where there are more
+    #: than :data:`MOST_LEVERED` entries
     bound_by: str = ""
     levers: tuple[Lever, ...] = ()
 
@@ -211,6 +215,7 @@ def compare_profile(
     pairs = [(gpu, policy) for policy in named for gpu in gpus]
     schedules = [known.get(pair) or profile.schedule(*pair, launch=profile.launch) for pair in pairs]
     entries = [_entry(profile, s, schedule_label(profile, s), schedules[0], price) for s in schedules]
+    entries = _levered(entries, [(profile, s) for s in schedules])
     flipped = flips(profile, schedules) if len(named) == 1 else ()
     subject = f"{profile.workload.name}, {profile.workload.configuration}"
     return Comparison("gpus", profile.workload.name, subject, tuple(entries), flipped)
@@ -268,7 +273,6 @@ def _entry(profile: Profile, schedule: Schedule, label: str, base: Schedule, pri
     speed = rates(profile, schedule)
     usd = price[gpu.name] * totals.time_s / 3600 if price and gpu.name in price else None
     apart = None if base.gpu.name == gpu.name else ratio_interval(base.totals, totals)
-    told = verdict(profile, schedule)
     return Entry(
         label=label, workload=workload.name, gpu=gpu.name, policy=schedule.policy, time_s=totals.time_s,
         low_s=totals.low_s, high_s=totals.high_s, calibrated=calibration_text(profile, schedule),
@@ -283,8 +287,17 @@ def _entry(profile: Profile, schedule: Schedule, label: str, base: Schedule, pri
         energy_j=gpu.tdp_w * totals.time_s if gpu.tdp_w else None, usd_per_step=usd,
         usd_per_million_samples=_per_million(usd, workload.samples),
         usd_per_million_tokens=_per_million(usd, workload.tokens), emulated=emulations(profile, schedule),
-        bound_by=told.bound_by, levers=told.levers,
     )  # fmt: skip
+
+
+def _levered(entries: Sequence[Entry], ran: Sequence[tuple[Profile, Schedule]]) -> list[Entry]:
+    """The entries with what binds them and what would help, unless they are too many."""
+    if len(entries) > MOST_LEVERED:
+        return [*entries]
+    told = [verdict(*each) for each in ran]
+    return [
+        replace(entry, bound_by=each.bound_by, levers=each.levers) for entry, each in zip(entries, told, strict=True)
+    ]
 
 
 def _per_million(usd: float | None, count: int | None) -> float | None:
@@ -323,6 +336,7 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
             entries.append(_entry(profile, schedule, label, base, price))
         if profile is not profiles[0]:
             changes += _changes(profiles[0], profile, name)
+    entries = _levered(entries, [(profile, schedule) for profile in profiles for schedule in profile.simulations])
     subject = _subject(names, [profile.workload.configuration for profile in profiles])
     return Comparison("profiles", " and ".join(names), subject, tuple(entries), (), tuple(changes))
 

@@ -197,14 +197,13 @@ def _wall_table(entries: Sequence[Entry]) -> Table:
     return col.table("", columns, "; ".join((note, *texts)))
 
 
-#: levers of each entry that are listed; of more entries than :data:`MAX_WIDE` the first alone
+#: levers of each entry that are listed
 MAX_LEVERS = 3
 
 
 def _lever_table(entries: Sequence[Entry]) -> list[Table]:
     """What binds each entry, and its largest levers."""
-    most = MAX_LEVERS if len(entries) <= MAX_WIDE else 1
-    found = [(entry, lever, not i) for entry in entries for i, lever in enumerate(entry.levers[:most])]
+    found = [(entry, lever, not i) for entry in entries for i, lever in enumerate(entry.levers[:MAX_LEVERS])]
     rows = [lever for _, lever, _ in found]
     columns = [
         col.names("of", [entry.label if is_first else "" for entry, _, is_first in found]),

@@ -146,6 +146,22 @@ def test_the_graph_of_another_gpu_is_the_first_when_there_is_one(profile):
     assert profile.graph_for(OLD) == profile.graph_for(make_gpu("stranger", compute_capability="7.0")) == 0
 
 
+@pytest.mark.defect("10")
+def test_each_gpu_has_its_levers_unless_they_are_many(profile):
+    """A comparison named the wall of each GPU, and nothing that would move it. One of old takes 53.69 us less with
+    twice the FLOP/s (test_table.py), one of new 22.82 us less with twice the bandwidth."""
+    record = compare_profile(profile, [OLD, NEW]).to_dict()
+    first, second = record["entries"]
+    assert (first["bound_by"], second["bound_by"]) == ("compute", "bandwidth")
+    assert first["levers"][0]["options"] == "--what-if 'peak_flop_per_s*=2'"
+    assert first["levers"][0]["saved_s"] == pytest.approx(53.69e-6, abs=5e-9)
+    assert second["levers"][0]["saved_s"] == pytest.approx(22.82e-6, abs=5e-9)
+    text = render(compare_profile(profile, [OLD, NEW]), "text")
+    assert "What would make it faster" in text
+    many = compare_profile(profile, [make_gpu(f"gpu{i}") for i in range(6)])
+    assert {entry.levers for entry in many.entries} == {()}
+
+
 @pytest.mark.slow
 def test_ten_gpus_on_ten_thousand_kernels():
     profile = make_profile(blocks=2500)

@@ -27,7 +27,7 @@ def test_no_larger_batch_is_advised_where_most_bytes_are_activations():
     with torch.device("meta"):
         model, inputs = nn.Conv2d(64, 64, 1, bias=False), torch.empty(32, 64, 112, 112)
     text = _verdict(model, inputs, dtype="bf16")
-    assert "; 100 % of that time is convolution, at 32.0 FLOP per byte" in text
+    assert "; 100.0 % of that time is convolution, at 32.0 FLOP per byte" in text
     assert "larger batch" not in text
     assert "fewer bytes per element would pay" in text
 
@@ -50,7 +50,7 @@ def test_every_class_that_waits_for_memory_is_named():
         model, x, keys, values = Decode(), torch.empty(16, 8192), *(torch.empty(16, 32, 4096, 64) for _ in range(2))
     profile = memwall.profile(model, (x, keys, values), gpu="h100", dtype="bf16", cuda_graph=True)
     text = verdict(profile, profile.simulations[0]).text
-    assert "; 100 % of that time is attention and contraction, at 4.0 FLOP per byte" in text
+    assert "; 100.0 % of that time is attention and contraction, at 4.0 FLOP per byte" in text
 
 
 def test_fp32_products_are_said_to_run_on_the_pipe_that_mfu_is_relative_to():
@@ -89,7 +89,7 @@ def test_traffic_of_l2_is_no_traffic_of_dram():
         model, inputs = nn.Sequential(*[nn.ReLU() for _ in range(10)]), torch.empty(4096, 1024)
     text = _verdict(model, inputs, cuda_graph=True)
     assert "Bandwidth binds: twice the L2's bandwidth would save" in text
-    assert "; 45 % of the step's bytes are read from L2, which more DRAM bandwidth does not speed up" in text
+    assert "; 45.0 % of the step's bytes are read from L2, which more DRAM bandwidth does not speed up" in text
 
 
 @pytest.mark.parametrize(("rows", "said"), [(4096, False), (768, True)])
