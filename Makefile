@@ -17,7 +17,7 @@ FAMILY_SECONDS ?= 600
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo loop docs test test-fast gate gpu check lint types lines setup clean
+.PHONY: help demo loop docs test test-fast gate gpu check lint types lines setup release-check clean
 
 help:
 	@echo "make demo    BERT-large training on a V100 and an H100, and what fusion would win; writes build/demo/"
@@ -27,6 +27,7 @@ help:
 	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 18 minutes; writes profiles/measured/, reports/"
 	@echo "make docs    the docs site, build/docs/index.html"
 	@echo "make check   lint, types and lines per folder"
+	@echo "make release-check  the wheel and source distribution of a release, checked and run from outside; writes dist/"
 	@echo "make clean   remove what make made"
 
 setup: $(STAMP)
@@ -47,6 +48,24 @@ demo: $(STAMP)
 	    -o build/demo/bert_large.html -o build/demo/bert_large.png > build/demo/bert_large.txt
 	@awk '/^── / && seen++ { exit } { print }' build/demo/bert_large.txt
 	@echo "The page: build/demo/bert_large.html; what fusion would win: build/demo/fusion.md"
+
+# The distributions as they would be published: checked, and the wheel alone, in an environment that holds nothing else
+# and a folder that is no checkout, runs the demo's command.
+RELEASE := build/release
+release-check: $(STAMP)
+	@rm -rf dist $(RELEASE)
+	$(BIN)/python -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    build check-wheel-contents twine
+	@$(RELEASE)/tools/bin/python -m build --outdir dist . > $(RELEASE)/build.txt 2>&1 || { cat $(RELEASE)/build.txt; exit 1; }
+	$(RELEASE)/tools/bin/python -m twine check --strict dist/*
+	$(RELEASE)/tools/bin/check-wheel-contents dist/*.whl
+	@there=$$(mktemp -d) && trap 'rm -rf "$$there"' EXIT && \
+	$(BIN)/python -m venv "$$there/venv" && \
+	"$$there/venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl && \
+	cp profiles/bert_large/model.py "$$there/model.py" && cd "$$there" && \
+	venv/bin/memwall profile model.py --gpu v100 h100 --mode training -q -o bert_large.html -o bert_large.png \
+	    > bert_large.txt && ls -l bert_large.html bert_large.png && awk '/^── / && seen++ { exit } { print }' bert_large.txt
 
 # Refuses a busy machine, whose ceilings would be lower than what is then measured.
 loop: $(STAMP)

@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ import yaml
 from tests.unit.places import ROOT
 
 EXAMPLES = ROOT / "examples" / "ci"
+WORKFLOWS = ROOT / ".github" / "workflows"
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS = ACTION["runs"]["steps"]
 SCRIPTS = {step["id"]: step["run"] for step in STEPS if "run" in step}
@@ -63,6 +65,8 @@ def tool(name: str) -> str:
 
 SCHEMAS = {
     "action.yml": ("vendor.github-actions",),
+    ".github/workflows/ci.yml": ("vendor.github-workflows",),
+    ".github/workflows/release.yml": ("vendor.github-workflows",),
     "examples/ci/memwall.yml": ("vendor.github-workflows",),
     "examples/ci/gitlab.yml": ("vendor.gitlab-ci", "--data-transform", "gitlab-ci"),
 }
@@ -102,7 +106,8 @@ def test_pre_commit_takes_the_hooks_and_the_example():
 
 
 def test_actionlint_finds_nothing():
-    done = subprocess.run([tool("actionlint"), str(EXAMPLES / "memwall.yml")], capture_output=True, text=True, cwd=ROOT)
+    files = [EXAMPLES / "memwall.yml", *sorted(WORKFLOWS.glob("*.yml"))]
+    done = subprocess.run([tool("actionlint"), *map(str, files)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout
 
 
@@ -168,6 +173,69 @@ def test_the_comment_is_found_by_the_line_that_the_report_begins_with():
     from memwall.report.gate.comment import MARKER
 
     assert f"mark='{MARKER}'" in SCRIPTS["comment"]
+
+
+# -- the workflows of this repository ----------------------------------------------------------------------------------
+
+
+def jobs(name: str) -> dict[str, Any]:
+    """The jobs of a workflow; YAML reads the key ``on`` as true."""
+    return yaml.safe_load((WORKFLOWS / name).read_text(encoding="utf-8"))["jobs"]
+
+
+def commands(job: dict[str, Any]) -> list[str]:
+    """What a job runs, with each value of its matrix in place."""
+    matrix = job.get("strategy", {}).get("matrix", {})
+    made = [step["run"] for step in job.get("steps", ()) if "run" in step]
+    for key, values in matrix.items():
+        place = f"${{{{ matrix.{key} }}}}"
+        made = [text.replace(place, str(value)) for text in made for value in (values if place in text else [place])]
+    return made
+
+
+def test_a_workflow_makes_what_the_makefile_has():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    texts = [text for job in jobs("ci.yml").values() for text in commands(job)]
+    made = {target for text in texts for target in re.findall(r"\bmake ([a-z-]+)", text)}
+    assert made >= {"check", "gate", "docs", "test", "test-fast", "demo", "release-check", *SETS}
+    assert made - (SETS - targets) <= targets
+
+
+#: tests with the newest and with the oldest versions of what memwall needs
+SETS = {"test-newest", "test-oldest"}
+
+
+def test_the_tests_run_on_every_python_that_is_promised():
+    import tomllib
+
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    promised = {text.rpartition(" ")[2] for text in said if text.startswith("Programming Language :: Python :: 3.")}
+    matrix = jobs("ci.yml")["test"]["strategy"]["matrix"]
+    assert set(matrix["python"]) >= promised >= {"3.11", "3.12"}
+    assert "macos" in jobs("ci.yml")["macos"]["runs-on"]
+
+
+def test_only_a_tag_publishes_and_only_what_was_checked():
+    release = yaml.safe_load((WORKFLOWS / "release.yml").read_text(encoding="utf-8"))
+    assert release[True] == {"push": {"tags": ["v*"]}} and release["permissions"] == {"contents": "read"}
+    publish = release["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"} and publish["needs"] == "ci"
+    assert release["jobs"]["ci"]["uses"] == "./.github/workflows/ci.yml"
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == [
+        "actions/download-artifact", "pypa/gh-action-pypi-publish",
+    ]  # fmt: skip
+    *_, checked, kept = jobs("ci.yml")["wheel"]["steps"]
+    assert checked["run"].startswith("make release-check") and kept["with"] == publish["steps"][0]["with"]
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v{}", 0), ("v{}.1", 1), ("{}", 0), ("v9", 1)])
+def test_a_tag_of_another_version_is_refused(tag, code):
+    from memwall import __version__
+
+    (script,) = [step["run"] for step in jobs("release.yml")["version"]["steps"] if "run" in step]
+    environment = {**os.environ, "GITHUB_REF_NAME": tag.format(__version__)}
+    done = subprocess.run(["bash", "-e", "-c", script], cwd=ROOT, env=environment, capture_output=True)
+    assert done.returncode == code
 
 
 # -- the scripts, run --------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def test_every_extra_and_pin_is_consistent():
     )
     needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
     for requirement in needed:
-        name, _, floor = requirement.partition(">=")
+        name, _, floor = requirement.partition(";")[0].partition(">=")
         if not floor:
             continue
         pin = [int(n) for n in pins[name].split(".")]
