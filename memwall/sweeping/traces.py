@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -111,15 +111,19 @@ def _kept(folder: Path, asked: tuple[Any, ...], make: Callable[[], Any]) -> Any:
             return unpack(packed)
     with _files_read() as names:
         made = make()
-    head = json.dumps({"files": {name: file_digest(name) for name in sorted(names)}})
     with suppress(TypeError):  # what cannot be packed is made each time
-        keep(path, f"{head}\n{pack(made)}")
+        _write(path, made, names)
     return made
 
 
 def _entry(folder: Path, asked: tuple[Any, ...]) -> Path:
     """The file of a question."""
     return folder / f"{digest_of([asked, contents_of(asked[1]), *_versions()])}.kept"
+
+
+def _write(path: Path, made: Any, names: Iterable[str]) -> None:
+    head = json.dumps({"files": {name: file_digest(name) for name in sorted(names)}})
+    keep(path, f"{head}\n{pack(made)}")
 
 
 def file_digest(name: str | Path) -> str:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -256,7 +255,7 @@ def test_a_record_that_cannot_be_kept_is_a_warning(run, folder):
 
 def test_ctrl_c_is_one_line_and_130(folder):
     (folder / "slow.py").write_text(
-        "import time\nprint('ready', flush=True)\ndef model():\n    time.sleep(60)\ndef inputs(): pass\n",
+        "import time\nprint('ready', flush=True)\ndef model():\n    while True: time.sleep(1)\ndef inputs(): pass\n",
         encoding="utf-8",
     )
     process = subprocess.Popen(
@@ -267,9 +266,8 @@ def test_ctrl_c_is_one_line_and_130(folder):
     )  # fmt: skip
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "", "memwall: interrupted\n")
     assert left_behind(folder) == {"net.py", "slow.py"}
 
@@ -332,7 +330,7 @@ def test_standard_output_and_error_may_be_closed(shell, folder):
     for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
         command = f"{sys.executable} -m memwall profile net.py -o out.json {closed}"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(["sh", "-c", command], cwd=folder, env=environment, check=False, timeout=300)
+        done = subprocess.run(["sh", "-c", command], cwd=folder, env=environment, check=False)
         assert done.returncode == 0, closed
         assert json.loads((folder / "out.json").read_text(encoding="utf-8"))
         (folder / "out.json").unlink()

@@ -107,11 +107,12 @@ def test_a_lost_scheduler_keeps_what_is_finished_and_another_one_does_the_rest(m
 SCHEDULER_LOST = """
 import os, signal, sys
 import memwall
-def progress(message):
-    os.kill(int(sys.argv[3]), signal.SIGKILL)
+def kill(message):
+    if " points" in message and sys.argv[3:]:
+        os.kill(int(sys.argv.pop()), signal.SIGKILL)
 try:
-    memwall.sweep(sys.argv[1], {"batch": [1, 2, 3, 4], "gpu": ["h100"]}, engine="dask", scheduler=sys.argv[2],
-                  progress=lambda message: "points" in message and progress(message))
+    memwall.sweep(sys.argv[1], {"batch": [*range(1, 9)], "gpu": ["h100"]}, engine="dask", scheduler=sys.argv[2],
+                  progress=kill)
 except memwall.MemwallError as error:
     print(error)
 """

@@ -15,6 +15,7 @@ import pytest
 
 from memwall.sweeping import traces
 from tests.cli.conftest import MODEL
+from tests.unit.processes import HANGS_S
 
 SPAWN = multiprocessing.get_context("spawn")
 ASKED = ("model", "nothing", ("batch", 1))
@@ -22,13 +23,13 @@ ASKED = ("model", "nothing", ("batch", 1))
 
 def value(seed):
     """A megabyte with its own digest."""
-    data = hashlib.sha256(str(seed).encode()).digest() * (1 << 15)
-    return data, hashlib.sha256(data).hexdigest()
+    data = hashlib.sha256(str(seed).encode()).hexdigest() * (1 << 14)
+    return data, hashlib.sha256(data.encode()).hexdigest()
 
 
 def is_whole(made):
     data, digest = made
-    return hashlib.sha256(data).hexdigest() == digest
+    return hashlib.sha256(data.encode()).hexdigest() == digest
 
 
 def write_often(folder, seed, started, seconds):
@@ -98,11 +99,22 @@ def test_an_entry_that_is_cut_off_is_made_again(tmp_path):
 # -- the command, cut off ----------------------------------------------------------------------------------------------
 
 
+#: a model that is not made for the most points, the last, while there is a file of this name
+HELD = MODEL.replace(
+    "    return (torch.randn",
+    """\
+    import pathlib, time
+    while batch == 3 and pathlib.Path(__file__).with_name("hold").exists():
+        time.sleep(0.05)
+    return (torch.randn""",
+)
+
+
 @pytest.fixture
 def sweeping(tmp_path, monkeypatch):
     """Starts ``memwall sweep`` of three models, of 1, 2 and 32 points, that keeps them in a folder; the words that it
     was given are a list, and what it says comes back by ``communicate``."""
-    (tmp_path / "mlp.py").write_text(MODEL, encoding="utf-8")
+    (tmp_path / "mlp.py").write_text(HELD, encoding="utf-8")
     (tmp_path / "s.toml").write_text(
         """best = "time_s"
 [workloads.one]
@@ -130,7 +142,7 @@ vary = ["batch=3", "gpu=h100,a100,l40s,t4,v100,a10g,b200,l4", "policy=eager,memw
 
 def ended(process, code):
     """The lines of standard error of a process that ends with a code."""
-    said = process.communicate(timeout=120)[1]
+    said = process.communicate()[1]
     assert process.returncode == code, said
     return said.splitlines()
 
@@ -159,6 +171,7 @@ def test_an_interrupt_keeps_what_is_finished_and_leaves_no_process(sweeping, tmp
     """Ctrl-C when the first file is there: exit code 130, whole files, and workers that are gone."""
     import psutil
 
+    (tmp_path / "hold").touch()
     process = sweeping("kept", "--workers", "1")
     while not parts(tmp_path / "kept"):
         assert process.poll() is None, process.communicate()
@@ -166,7 +179,8 @@ def test_an_interrupt_keeps_what_is_finished_and_leaves_no_process(sweeping, tmp
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert len(ended(process, 130)) <= 1
-    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert not psutil.wait_procs(workers, timeout=HANGS_S)[1]
+    (tmp_path / "hold").unlink()
     before = parts(tmp_path / "kept")
     ended(sweeping("kept", "--workers", "0", "--resume"), 0)
     ended(sweeping("whole", "--workers", "0"), 0)

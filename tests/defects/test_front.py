@@ -7,11 +7,11 @@ import os
 import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.defects.conftest import ROOT
+from tests.unit.processes import wait_for
 
 #: What a model written for a GPU asks of torch.cuda; {} is a line of forward.
 CUDA = """\
@@ -331,11 +331,11 @@ def test_c31_a_measurement_that_is_terminated_shows_what_it_has(folder):
     """measure took Ctrl-C for an order to finish, but not the signal by which a time limit ends a command."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "memwall", "measure", "net.py", "--device", "cpu", "--gpu", "h100", "--no-step",
-               "--executor", "eager", "--samples", "1000000"]  # fmt: skip
+               "--executor", "eager", "--samples", "1000000", "-o", "kept.json"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as ran:
-        time.sleep(12)
+        wait_for((folder / "kept.json").exists)
         ran.terminate()
-        out, err = ran.communicate(timeout=60)
+        out, err = ran.communicate()
     assert ran.returncode == 130, err
     assert "CUT SHORT" in out
 

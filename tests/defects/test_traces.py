@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.defects.conftest import ROOT
+from tests.unit.processes import HANGS_S
 
 #: a file of this kind is read in about a second
-_LIMIT_S = 20
+_LIMIT_S = HANGS_S
 
 
 def _launch(dims: object = ((2,), (2,)), kernel: str = "k", **args: object) -> list[dict[str, Any]]:

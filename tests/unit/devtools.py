@@ -15,6 +15,7 @@ import time
 from contextlib import contextmanager
 
 from tests.unit.places import CHROMIUM
+from tests.unit.processes import HANGS_S
 
 _OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
@@ -73,7 +74,7 @@ class Page:
         for url in ("about:blank", address):
             self.call("Page.navigate", url=url)
 
-    def wait_for(self, condition, seconds=60):
+    def wait_for(self, condition, seconds=HANGS_S):
         """Until an expression is true."""
         deadline = time.monotonic() + seconds
         while not self.run(f"Boolean({condition})"):

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+#: beyond what any machine takes for what a test waits for: it hangs
+HANGS_S = 1800.0
+
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that has ended may wait for its new parent to notice."""
@@ -16,7 +19,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_for(read: Callable[[], Any], limit_s: float = 60.0) -> Any:
+def wait_for(read: Callable[[], Any], limit_s: float = HANGS_S) -> Any:
     """What a function gives once it gives something."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:

@@ -407,8 +407,8 @@ def test_no_process_outlives_its_parent(tmp_path, number):
     try:
         pids += [int(wait_for(lambda f=folder: (f / "pid").read_text())) for folder in sides]
         parent.send_signal(number)
-        parent.wait(timeout=20)
-        wait_for(lambda: "" if any(is_alive(pid) for pid in pids) else "gone", limit_s=20.0)
+        parent.wait()
+        wait_for(lambda: "" if any(is_alive(pid) for pid in pids) else "gone")
     finally:
         parent.kill()
         parent.wait()

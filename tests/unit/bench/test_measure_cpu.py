@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,9 +203,8 @@ def test_an_interrupt_keeps_what_was_measured_and_ends_the_workers(tmp_path):
     assert before["measurements"][0]["complete"] is False
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert workers
-    time.sleep(1.0)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 130, err
     assert "interrupted" in err and "Traceback" not in err
     assert "aten.exp" in out or "exp" in out
