@@ -391,7 +391,7 @@ def test_a_base_that_there_is_not_fails_and_runs_nothing(runner, remote, tmp_pat
 GATE = 'while [ $# -gt 0 ]; do if [ "$1" = -o ]; then echo x >"$2"; fi; shift; done; exit "$CODE"'
 
 
-@pytest.mark.parametrize(("code", "verdict"), [(0, "pass"), (1, "fail"), (3, "inconclusive")])
+@pytest.mark.parametrize(("code", "verdict"), [(0, "pass"), (1, "fail"), (4, "inconclusive")])
 def test_the_verdict_is_an_output_and_fails_the_job_in_the_end(runner, tmp_path, code, verdict):
     runner.program("memwall", GATE)
     status, found, _ = runner.step("gate", tmp_path, CODE=str(code))

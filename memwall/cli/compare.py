@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +26,7 @@ _MOST_COLUMNS = 26
 @click.command("compare", cls=CommandWithDefaults)
 @click.argument("targets", nargs=-1, metavar="[TARGET|PROFILE]...", shell_complete=options.completing("files"))
 @options.gpus_of("a saved profile's own; without a target, all that memwall knows")
+@click.option("--machines", is_flag=True, help="Compare the GPUs themselves, whatever was profiled here.")
 @click.option(
     "--price", "prices", multiple=True, metavar="NAME=USD", help="Price of a GPU per hour, for cost. May be repeated."
 )
@@ -31,13 +34,13 @@ _MOST_COLUMNS = 26
 @options.policies
 @options.common("comparison.ComparisonReport")
 def command(
-    targets: tuple[str, ...], gpus: tuple[str, ...], prices: tuple[str, ...], out: Out, **workload: Any
+    targets: tuple[str, ...], gpus: tuple[str, ...], machines: bool, prices: tuple[str, ...], out: Out, **workload: Any
 ) -> None:
     """Compare GPUs, profiles, or traces of PyTorch's profiler.
 
     With one TARGET (a model, or a saved profile) it is put on each --gpu. Several stand side by side. With none, the
-    last profile made in this folder is taken, and without one the GPUs themselves are compared: peaks,
-    bandwidth, capacity, and how they grew.
+    last profile made in this folder is taken, and without one, or with --machines, the GPUs themselves are compared:
+    peaks, bandwidth, capacity, and how they grew.
 
     Traces of PyTorch's profiler are compared with each other: what got slower, what is new. One trace is compared with
     the model's time for its ops on each --gpu, else on its own.
@@ -56,11 +59,26 @@ def command(
         out.messages.say(taken)
     found = load_gpus(gpus)
     price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
-    last = default_record_path()
-    if not targets and last.is_file():
-        out.messages.say(f"comparing with the last profile made here, {last}")
+    last, about = default_record_path(), ""
+    if machines and targets:
+        raise UsageError(f"--machines compares GPUs alone: leave {targets[0]} out")
+    if not targets and not machines and last.is_file():
+        about = _about(last)
         targets = (str(last),)
-    out.show(ComparisonReport(_compare(targets, found, price, workload, out.messages)))
+    out.show(ComparisonReport(_compare(targets, found, price, workload, out.messages), about))
+
+
+def _about(last: Path) -> str:
+    """Which profile is taken where no target is named, and how to get the GPUs themselves."""
+    from memwall.record.profile import Profile
+
+    saved = Profile.load(last).workload
+    made = datetime.fromtimestamp(last.stat().st_mtime).astimezone().isoformat(" ", "minutes")
+    of = f" of {saved.target}" if saved.target else ""
+    return (
+        f"No target was named: this is {saved.name}{of}, {saved.mode}, profiled at {made} and kept in {last}. The GPUs"
+        " themselves: memwall compare --machines."
+    )
 
 
 def _compare(
@@ -73,7 +91,7 @@ def _compare(
     policies, host = workload.pop("policies"), workload.pop("host")
     models = [target for target in targets if not is_record(target)]
     if not models:
-        reason = f"{targets[0]} is already traced" if targets else "there is no target, and no profile in this folder"
+        reason = f"{targets[0]} is already traced" if targets else "no target and no profile is compared"
         options.refuse(options.profile_options(workload), reason)
     if not targets:
         for flag in ("--price",) * bool(price) + ("--policy",) * bool(policies) + ("--host",) * bool(host):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--baseline", metavar="PATH", help="A saved profile, or a folder with one per workload.")
 @click.option("--baseline-ref", metavar="REF", help="A commit, branch or tag: the base is where it and HEAD parted.")
+@click.option("--init", is_flag=True, help="Write a small memwall.toml for the TARGETs, or the model files found here.")
 @click.option("--update", is_flag=True, help="Write the baseline anew, and print what changed.")
 @click.option("--allow-new", is_flag=True, help="Let a workload pass that the baseline does not have.")
 @click.option("--measured", is_flag=True, help="Also time base and head against each other here; needs --baseline-ref.")
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 @options.common("gate.GateReport", GATE_SUFFIXES)
 def command(
     targets: tuple[str, ...], config: str | None, limits: tuple[str, ...], baseline: str | None,
-    baseline_ref: str | None, update: bool, allow_new: bool, measured: bool, device: str, history: str | None,
-    github: bool, gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **workload: Any,
+    baseline_ref: str | None, init: bool, update: bool, allow_new: bool, measured: bool, device: str,
+    history: str | None, github: bool, gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **workload: Any,
 ) -> int:  # fmt: skip
     """Compare workloads with budgets and a baseline; say what moved and why.
 
@@ -64,7 +65,7 @@ def command(
     graph break may be added, and bytes (those of convolutions in NCHW too), FLOPs, time and peak memory may grow by
     0.5 %.
 
-    Exit code: 0 pass, 1 fail, 3 inconclusive, 2 misuse.
+    Exit code: 0 pass, 1 fail, 2 misuse, 3 a device or a dependency is missing, 4 inconclusive.
     """
     from memwall.gate.checkout import place_in_repository
     from memwall.gate.reading import base_of, configuration, on_gpus_of, selected
@@ -72,6 +73,8 @@ def command(
     from memwall.hardware.lookup import load_gpus
     from memwall.report.pages.gate import GateReport
 
+    if init:
+        return _init(targets, gpus, policies, out)
     out.plan(GateReport, GATE_SUFFIXES)
     messages = out.messages
     if device == "auto":
@@ -100,8 +103,27 @@ def command(
         messages.say(f"added to {kept}")
     report = GateReport(run.result, folder=place_in_repository(whole.root), config=whole.source)
     annotate = partial(_annotate, report, err=out.as_json) if github else lambda: None
-    out.show(report, before_print=annotate)
+    # what was compared with what it has just been written as says nothing, unless a budget does not hold
+    out.show(report, before_print=annotate, text=not update or run.result.verdict != "pass")
     return run.result.exit_code
+
+
+def _init(targets: Sequence[str], gpus: Sequence[str], policies: Sequence[str], out: Out) -> int:
+    """Write the first configuration."""
+    from memwall.core.files import write_whole
+    from memwall.gate.first import first_config, model_files
+    from memwall.gate.reading import OWN_FILE
+
+    path = Path(OWN_FILE)
+    if path.exists():
+        raise UsageError(f"{path} is there already: edit it, or remove it first")
+    found = list(targets) or model_files(Path.cwd())
+    write_whole(path, first_config(found, gpus, policies))
+    out.messages.say(
+        f"wrote {path} with {counted(len(found), 'workload')}: {', '.join(found)}; memwall gate --update writes the"
+        " baseline, memwall gate compares with it"
+    )
+    return 0
 
 
 def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> list[GatedWorkload]:

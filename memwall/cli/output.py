@@ -148,10 +148,11 @@ class Out:
 
     def show(
         self, report: Report, *, before_files: Callable[[], None] = lambda: None,
-        before_print: Callable[[], None] = lambda: None,
+        before_print: Callable[[], None] = lambda: None, text: bool = True,
     ) -> None:  # fmt: skip
-        """Render everything, then write the files, then print the result. Raises ``UsageError``: a file cannot be
-        written; ``MissingError``: a kind needs a dependency that is not installed."""
+        """Render everything, then write the files, then print the result, unless it is a ``text`` that is not wanted.
+        Raises ``UsageError``: a file cannot be written; ``MissingError``: a kind needs a dependency that is not
+        installed."""
         from memwall.report import render_pieces
 
         end_if_forked()
@@ -161,4 +162,5 @@ class Out:
         _write(files, self.messages.say)
         before_print()
         assert not isinstance(printed, bytes)
-        print_text(printed)
+        if text or self.as_json:
+            print_text(printed)

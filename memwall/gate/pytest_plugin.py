@@ -2,10 +2,10 @@
 
     @pytest.mark.memwall(gpu="h100", mode="training", max_dram_bytes="2 GB", max_kernels=120, min_mfu=0.3)
     def test_step(memwall):
-        memwall.profile(Net(), (torch.zeros(8, 512),))
+        memwall(Net(), (torch.zeros(8, 512),))  # memwall.profile(...) is the same
 
 ``max_`` or ``min_`` and the name of any quantity that a gate knows is a limit; every other keyword is a default for
-:func:`memwall.profile`. Each profile that the fixture's ``profile`` makes is checked against each limit, on each of
+:func:`memwall.profile`. Each profile that the fixture makes is checked against each limit, on each of
 its GPUs under each of its policies. Markers of the module and the class count too; the closest wins. A test that has
 limits and profiles nothing so fails. A test that takes the fixture begins with PyTorch's settings of the process (TF32,
 SDPA backends, default dtype) as they were after collection, whatever tests before it have set, and with the seeds of
@@ -127,6 +127,11 @@ class Profiler:
         if failed := list(exceeded(made, self._expected.limits)):
             raise AssertionError("\n".join(failed))
         return made
+
+    def __call__(self, module_or_target: Any, inputs: Any = None, **options: Any) -> Profile:
+        """As :meth:`profile`."""
+        __tracebackhide__ = True
+        return self.profile(module_or_target, inputs, **options)
 
     def assert_bound(self, profile: Profile, wall: str, *, module: str = "*", share: float = 0.5) -> None:
         """:func:`memwall.gate.pytest_plugin.assert_bound`."""

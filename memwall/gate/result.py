@@ -96,8 +96,8 @@ class GateResult:
 
     @property
     def exit_code(self) -> int:
-        """0 pass, 1 fail, 3 inconclusive."""
-        return {"pass": 0, "fail": 1, "inconclusive": 3}[self.verdict]
+        """0 pass, 1 fail, 4 inconclusive."""
+        return {"pass": 0, "fail": 1, "inconclusive": 4}[self.verdict]
 
     @property
     def served(self) -> dict[tuple[str, str], dict[str, float]]:

@@ -16,6 +16,7 @@ from memwall.analysis.whole_profile import nchw_bytes
 from memwall.bench.ab import Side, run_ab
 from memwall.bench.device import RUN_OPTIONS
 from memwall.core.errors import UsageError
+from memwall.core.units import few
 from memwall.core.version import __version__
 from memwall.frontend.dynamo.capture import capture_of
 from memwall.frontend.workload.target import is_saved
@@ -33,12 +34,13 @@ from memwall.gate.baseline import (
 from memwall.gate.checkout import Checkout, checked_out
 from memwall.gate.config import APART, GateConfig, GatedWorkload
 from memwall.gate.evaluate import Subject, check_workload
+from memwall.gate.first import others_below
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import Job, Traced, Tracers, Tree, differ, profile_both, repeated
 from memwall.record.profile import Profile
 
 NO_WORKLOAD = ("no workload to gate: name a TARGET, or list workloads in [tool.memwall.gate] of pyproject.toml"
-               " or in memwall.toml")  # fmt: skip
+               " or in memwall.toml, which memwall gate --init writes")  # fmt: skip
 NO_CHECK = "nothing is limited: add limits such as dram_bytes = '+2%', --limit 'time_s=3.2 ms', or a baseline"
 
 _MEASURED = "measured_s"
@@ -78,7 +80,7 @@ def run_gate(
     if measured_on and baseline_ref is None:
         raise UsageError("--measured times base and head against each other: give --baseline-ref")
     if not workloads:
-        return GateRun(GateResult((), (Problem("", "", "fail", NO_WORKLOAD),)), {}, {})
+        return GateRun(GateResult((), (Problem("", "", "fail", _no_workload(config.root)),)), {}, {})
     heads = {w.name: Traced(w.name, saved_profile(w, config.root)) for w in workloads if is_saved(w.target)}
     traced = [w for w in workloads if w.name not in heads]
     jobs = [_job(config, w, compared=bool(baseline or baseline_ref)) for w in traced]
@@ -106,6 +108,15 @@ def run_gate(
     run = _judged(config, workloads, heads, base, allow_new)
     checks, problems = run.result.checks + timed.checks, run.result.problems + timed.problems
     return replace(run, result=replace(run.result, checks=checks, problems=problems, contests=timed.contests))
+
+
+def _no_workload(folder: Path) -> str:
+    """What to do where there is nothing to gate."""
+    others = others_below(folder)
+    if not others:
+        return NO_WORKLOAD
+    return (f"no workload to gate here, but in {few(others, 8)}: run memwall gate --config {others[0]}, and so for"
+            " each")  # fmt: skip
 
 
 def _checked_twice(

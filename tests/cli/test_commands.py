@@ -175,10 +175,26 @@ def test_compare_uses_the_last_profile_made_here(run):
     assert run("profile", "net.py", "--gpu", "t4").code == 0
     result = run("compare", "--gpu", "a100", "h100")
     assert result.code == 0
-    assert result.err == "memwall: comparing with the last profile made here, .memwall/last.json\n"
+    assert result.err == ""
     assert "a100-80gb-sxm" in result.out
     assert "h100-sxm" in result.out
     assert json.loads(run("compare", "--gpu", "a100", "h100", "--json").out)["schema"] == "memwall.comparison/1"
+
+
+@pytest.mark.defect("32")
+def test_compare_says_first_of_which_profile_it_is_and_machines_are_compared_where_asked_for(run):
+    """Which of two questions is answered depended on a hidden file, and only standard error said so."""
+    asked = ("compare", "--machines", "--gpu", "p100", "h100", "-q")
+    before = run(*asked)
+    assert (before.code, "46.7" in before.out) == (0, True)  # 990 by 21.2 TFLOP/s of float16
+    assert run("profile", "net.py", "--gpu", "t4", "--mode", "training").code == 0
+    assert run(*asked).out == before.out
+    first, _, rest = run("compare", "--gpu", "p100", "h100", "-q").out.strip().partition("\n")
+    assert first.startswith("compare: net") and first.endswith(", the last profile made in this folder")
+    said = " ".join(rest.split())
+    assert said.startswith("No target was named: this is net of net.py, training, profiled at 20")
+    assert "memwall compare --machines" in said
+    assert "leave net.py out" in run("compare", "net.py", "--machines").error
 
 
 def test_compare_without_anything_compares_the_machines(run):

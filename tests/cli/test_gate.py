@@ -285,7 +285,7 @@ def test_a_new_workload_passes_where_that_is_allowed(tmp_path):
     (tmp_path / "other.py").write_text(NET.replace("def model", "def late"))
     targets = ("new.py", "other.py:late", "--baseline-ref", "main", "--input", "f32[4,64]", "--limit", "kernels=+0")
     result = gate(tmp_path, *targets, "--json")
-    assert result.code == 3, result
+    assert result.code == 4, result
     assert "--allow-new lets a new workload pass" in result.out
     allowed = gate(tmp_path, *targets, "--allow-new")
     assert allowed.code == 0, allowed
@@ -462,7 +462,7 @@ def test_a_file_outside_of_the_repository_is_never_compared_with_itself(saved, r
     place = tmp_path / "outside.json"
     make_profile().save(place)
     result = run(str(place), "--baseline-ref", "main", "-q", "--limit", "kernels=+0", "coverage=90 %")
-    assert result.code == 3
+    assert result.code == 4
     assert "is not in the repository" in " ".join(result.out.split())
 
 
@@ -473,7 +473,7 @@ def test_a_base_that_was_saved_by_another_version_is_not_compared(saved, run):
     commit(saved.parent)
     (saved / "saved.json").write_text(old)
     result = run("--baseline-ref", "main", "-q")
-    assert result.code == 3
+    assert result.code == 4
     assert "made by memwall 0.0.1" in result.out
 
 
@@ -530,12 +530,19 @@ def test_update_needs_a_place(run):
     assert "two baselines" in run("--baseline", "x", "--baseline-ref", "main").error
 
 
+@pytest.mark.defect("32")
+def test_what_cannot_be_judged_is_not_what_is_missing(saved, run):
+    """Exit code 3 meant both that a device or a dependency is missing and that a gate could not judge."""
+    (saved / "base").mkdir()
+    assert run("--baseline", "base", "-q").code == 4
+
+
 def test_a_baseline_that_is_not_there(saved, run):
     assert run("--baseline", "none").error == "no such baseline: none; --update writes it"
     assert "no such baseline" in run("--baseline", "none.json").error
     (saved / "base").mkdir()
     result = run("--baseline", "base", "-q")
-    assert result.code == 3
+    assert result.code == 4
     assert "there is no baseline of this workload" in result.out
     assert run("--baseline", "base", "-q", "--allow-new").code == 0
     assert "neither a folder nor a saved profile" in run("--baseline", "memwall.toml").error
@@ -558,7 +565,7 @@ def test_a_baseline_of_other_figures_is_never_compared_in_silence(saved, run):
     record = json.loads((saved / "saved.json").read_text())
     (saved / "other.json").write_text(json.dumps({**record, "memwall_version": "9.9.9"}))
     result = run("--baseline", "other.json", "-q")
-    assert result.code == 3
+    assert result.code == 4
     assert "made by memwall 9.9.9" in result.out
     assert "--update it" in result.out
     # the same name, other numbers
@@ -568,10 +575,10 @@ def test_a_baseline_of_other_figures_is_never_compared_in_silence(saved, run):
         gpu["dram_bytes_per_s"] *= 2
     (saved / "new.json").write_text(json.dumps(record))
     result = run("--baseline", "new.json", "-q")
-    assert result.code == 3
+    assert result.code == 4
     assert "of the same numbers" in result.out
     # another GPU, another policy
-    assert run("--baseline", "saved.json", "--gpu", "l4", "-q").code == 3
+    assert run("--baseline", "saved.json", "--gpu", "l4", "-q").code == 4
 
 
 def test_a_profile_that_is_in_the_baseline_alone_is_said(saved, run):
@@ -580,6 +587,114 @@ def test_a_profile_that_is_in_the_baseline_alone_is_said(saved, run):
     result = run("--baseline", "base", "-q")
     assert result.code == 0
     assert "not gated, but in the baseline: dropped" in result.out
+
+
+# -- several teams in one repository ----------------------------------------------------------------------------------
+
+BLOCKS = """\
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+OF_A_TEAM = """\
+import sys
+from pathlib import Path
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+from shared.blocks import Block
+
+def model():
+    return torch.nn.Sequential(Block(), Block())
+
+def inputs():
+    return (torch.randn(4, 64),)
+"""
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory) -> tuple[Path, Result]:
+    """A repository in which a line of shared/blocks.py has changed, and what the gate of teams/text says of it."""
+    folder = tmp_path_factory.mktemp("teams")
+    toml = "[gate]\ntarget = 'net.py'\ngpu = ['h100', 'a100']\nbaseline_ref = 'main'\n"
+    commit(folder, **{"shared/blocks.py": BLOCKS, "teams/text/net.py": OF_A_TEAM, "teams/text/memwall.toml": toml})
+    (folder / "shared/blocks.py").write_text(BLOCKS.replace("self.layer(x)", "self.layer(x).relu()"))
+    files = ("-o", "a.sarif", "-o", "a.gitlab.json", "--github")
+    return folder, gate(folder / "teams/text", *files)
+
+
+@pytest.mark.defect("28")
+def test_what_forges_read_names_the_file_from_the_repositorys_root(teams):
+    """A file outside of the folder in which the gate ran was named by its bare name, and so was placed in that
+    folder."""
+    folder, result = teams
+    assert result.code == 1
+    annotations = re.findall(r"^::error file=([^,]*),line=(\d+)", result.out, re.MULTILINE)
+    assert set(annotations) == {("shared/blocks.py", "9")}
+    (run,) = json.loads((folder / "teams/text/a.sarif").read_text())["runs"]
+    places = [row["locations"][0]["physicalLocation"] for row in run["results"]]
+    assert {place["artifactLocation"]["uri"] for place in places} == {"shared/blocks.py"}
+    rows = json.loads((folder / "teams/text/a.gitlab.json").read_text())
+    assert {row["location"]["path"] for row in rows} == {"shared/blocks.py"}
+
+
+@pytest.mark.defect("29")
+def test_a_cause_is_said_once_with_all_that_it_moves(teams):
+    """The same causes were listed below each GPU, policy and set of checks that they move."""
+    _, result = teams
+    table = result.out.partition("memwall gate: FAIL")[2]
+    assert table.count("relu in ") == 1
+    said = " ".join(table.split())
+    assert "+2 kernels" in said  # each of two blocks runs one more
+    moved = re.search(r"moves ([\w, ]+) on h100-sxm and a100-80gb-sxm, eager and memwall", said)
+    assert moved and {"kernels", "dram_bytes", "time_s"} <= set(moved[1].split(", "))
+    assert len(table.splitlines()) < 40  # 20 checks, each a row, and the causes
+
+
+@pytest.mark.defect("28")
+def test_a_folder_without_a_gate_names_those_below(tmp_path):
+    """Nobody looked below the current folder for files that say what to gate."""
+    for team in ("text", "vision"):
+        (tmp_path / "teams" / team).mkdir(parents=True)
+        (tmp_path / "teams" / team / "memwall.toml").write_text("[gate]\ntarget = 'net.py'\n")
+    result = gate(tmp_path)
+    assert result.code == 1
+    said = " ".join(result.out.split())
+    assert (
+        "teams/text/memwall.toml, teams/vision/memwall.toml: run memwall gate --config teams/text/memwall.toml" in said
+    )
+
+
+@pytest.mark.defect("28")
+def test_init_writes_a_small_gate_for_the_models_that_are_there(tmp_path):
+    """There was no way to a first configuration but to write it by hand."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/net.py").write_text(NET)
+    (tmp_path / "helper.py").write_text("def model():\n    return None\n")  # no inputs: no model file
+    assert gate(tmp_path, "--init").code == 0
+    file = tmp_path / "memwall.toml"
+    assert 'target = "a/net.py"' in file.read_text() and "helper" not in file.read_text()
+    assert gate(tmp_path, "--update").code == 0
+    assert gate(tmp_path).code == 0
+    (tmp_path / "a/net.py").write_text(SLOWER)
+    assert gate(tmp_path).code == 1  # what was written checks something
+    again = gate(tmp_path, "--init")
+    assert (again.code, "memwall.toml is there already" in again.err) == (2, True)
+
+
+@pytest.mark.defect("29")
+def test_an_update_says_what_it_wrote_and_no_verdict_on_it(saved, run):
+    """An update judged the heads by the baseline that it had just made of them, and printed that they pass."""
+    told = run("--baseline", "base", "--update")
+    assert (told.code, told.out) == (0, "")
+    assert "wrote 1 baseline to base" in told.err
+    quiet = run("--baseline", "base", "--update", "-q")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
 
 
 # -- nothing to check --------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def test_b19_a_model_that_ends_its_process(gate, folder):
     files = {f"{name}.py": NET.replace("def model():\n", "def model():\n" + body) for name, body in ENDS.items()}
     commit(folder, files | {"memwall.toml": "[gate]\nworkloads = ['*.py']\n", "ok.py": NET})
     result, record = gate(ref="HEAD")
-    assert result.code == 3
+    assert result.code == 4
     assert {check["verdict"] for check in record["checks"] if check["workload"] == "ok"} == {"pass"}
     assert {p["workload"] for p in record["problems"]} == {*ENDS}
     assert {p["verdict"] for p in record["problems"]} == {"inconclusive"}
@@ -178,7 +178,7 @@ def test_b16_unseeded_structure(gate, folder):
     commit(folder, {**files, "memwall.toml": config})
     commit(folder, {"README": "words"})
     result, record = gate()
-    assert result.code == 3
+    assert result.code == 4
     for name in CHANCE:
         checks = [c for c in record["checks"] if c["workload"] == f"m_{name}" and c["quantity"] == "kernels"]
         assert checks
@@ -292,7 +292,7 @@ def test_b17_an_untracked_helper_is_named_once(shell, folder):
     commit(folder, {"net.py": sized("__import__('helper').WIDTH")})
     (folder / "helper.py").write_text("WIDTH = 64\n")
     result = shell("gate", "net.py", "--baseline-ref", "HEAD", "-q")
-    assert result.code == 3
+    assert result.code == 4
     assert result.out.count("the base cannot be profiled") == 1
     assert "helper.py is not in the base" in result.out
     assert "--baseline base.json" in result.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import sysconfig
 import traceback
@@ -150,12 +151,21 @@ def _machinery_folders() -> tuple[Path, ...]:
 
 
 def portable(filename: str) -> str:
-    """A file as every machine names it: in its package, from the current folder, else by its bare name."""
-    path = Path(filename)
+    """A file as every machine names it: in its package, from the current folder, upwards too where both are of one git
+    repository, else by its bare name."""
+    path, here = Path(filename), Path.cwd()
     for place, part in enumerate(path.parts):
         if part in _PACKAGES:
             return Path(*path.parts[place + 1 :]).as_posix()
-    return (path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else Path(path.name)).as_posix()
+    if not path.is_relative_to(top_of(here) or here):
+        return path.name
+    return Path(os.path.relpath(path, here)).as_posix()
+
+
+@cache
+def top_of(folder: Path) -> Path | None:
+    """The top of the git repository, or worktree, that a folder is in."""
+    return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), None)
 
 
 def _shown(filename: str) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from memwall.analysis.diff import Cause
 from memwall.analysis.numbers import NO_CHANGE, apart, change_text, signed, unit_of
+from memwall.core.units import few
 from memwall.gate.result import Check, GateResult, Problem
 from memwall.report.document import clean
 
@@ -17,6 +20,8 @@ TOP = 5
 #: A name longer than this loses its middle, prose its end.
 LONGEST_NAME, LONGEST_TEXT = 120, 1000
 
+#: checks that a cause moves in one place, before the rest is counted
+_NAMED = 8
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 
@@ -103,23 +108,94 @@ def cause_label(cause: Cause) -> str:
     return name(cause.kind) + (f" x{cause.count:,}" if cause.count > 1 and cause.op else "")
 
 
-def cause_text(cause: Cause) -> str:
-    """``mm in encoder.*.attention (forward), model.py:42: +20.45 MB, +12.10 us; fp32, was bf16``."""
+def cause_text(cause: Cause, most: Cause | None = None) -> str:
+    """``mm in encoder.*.attention (forward), model.py:42: +20.45 MB, +12.10 us; fp32, was bf16``; up to what it adds at
+    ``most``."""
     place = f" in {name(cause.module)}" if cause.module else ""
     phase = f" ({name(cause.phase)})" if cause.phase else ""
     source = f", {name(cause.source)}" if cause.source else ""
     what = f"{name(cause.op)}{place}{phase}{source}"
-    said = "; ".join(part for part in (deltas(cause), prose(cause.detail)) if part)
+    added = deltas(cause, most)
+    said = "; ".join(part for part in (added, prose(cause.detail)) if part)
     if not cause.op:  # what has no op of its own, such as waiting
         return said
-    return f"{what}: {said}" if deltas(cause) else f"{what}; {said}" if said else what
+    return f"{what}: {said}" if added else f"{what}; {said}" if said else what
 
 
-def deltas(cause: Cause) -> str:
-    """``+3 kernels, +20.45 MB, +12.10 us``: what a cause added or took away; what it left alone is not named."""
-    kernels = f"{cause.kernels:+,} kernel{'' if abs(cause.kernels) == 1 else 's'}" if cause.kernels else ""
-    rest = ((cause.flops, "FLOP"), (cause.dram_bytes, "B"), (cause.time_s, "s"))
-    return ", ".join(part for part in (kernels, *(signed(v, unit) for v, unit in rest if v)) if part)
+#: what a cause adds or takes away -> its unit
+_MOVED = {"kernels": "kernel", "flops": "FLOP", "dram_bytes": "B", "time_s": "s"}
+
+
+def deltas(cause: Cause, most: Cause | None = None) -> str:
+    """``+3 kernels, +20.45 MB, +12.10 us``: what a cause added or took away; what it left alone is not named. Up to
+    what it adds at ``most``: ``+12.10 us to +40.02 us``."""
+    parts = []
+    for field, unit in _MOVED.items():
+        low, high = getattr(cause, field), getattr(most or cause, field)
+        texts = dict.fromkeys(_added(amount, unit) for amount in (low, high))
+        if low or high:
+            parts.append(" to ".join(texts))
+    return ", ".join(parts)
+
+
+def _added(amount: float, unit: str) -> str:
+    if unit == "kernel":
+        return f"{amount:+,} kernel{'' if abs(amount) == 1 else 's'}"
+    return signed(amount, unit)
+
+
+class Moved(NamedTuple):
+    """A cause with all checks that it moves; what it adds differs from GPU to GPU and from policy to policy."""
+
+    least: Cause
+    most: Cause
+    checks: Sequence[Check]
+
+
+def moved_by(checks: Iterable[Check]) -> list[Moved]:
+    """Each cause of some checks once."""
+    found: dict[tuple[str, ...], list[tuple[Cause, Check]]] = {}
+    for check in checks:
+        for cause in check.causes:
+            key = (cause.kind, cause.op, cause.module, cause.phase, cause.source, cause.detail)
+            found.setdefault(key, []).append((cause, check))
+    return [_moved(*zip(*rows, strict=True)) for rows in found.values()]
+
+
+def _moved(causes: Sequence[Cause], checks: Sequence[Check]) -> Moved:
+    ends = (partial(min, key=abs), partial(max, key=abs))
+    values = {field: [getattr(cause, field) for cause in causes] for field in _MOVED}
+    least, most = (replace(causes[0], **{field: end(rows) for field, rows in values.items()}) for end in ends)
+    return Moved(least, most, checks)
+
+
+def moved_lines(moved: Sequence[Moved], top: int) -> list[tuple[str, str]]:
+    """The first ``top`` causes as label and text, with the checks that they move, and what the others add up to."""
+    rows = [
+        (cause_label(row.least), f"{cause_text(row.least, row.most)}; moves {_places(row.checks)}")
+        for row in moved[:top]
+    ]
+    rest = moved[top:]
+    return [*rows, *([("", rest_line([r.least for r in rest], [r.most for r in rest]))] if rest else [])]
+
+
+def _places(checks: Sequence[Check]) -> str:
+    """``kernels, time_s on a100 and h100, eager and memwall``: checks by the GPUs and policies that they share."""
+    subjects: dict[tuple[str, str], dict[str, None]] = {}
+    for check in checks:
+        subjects.setdefault((name(check.gpu), name(check.policy)), {})[subject(check)] = None
+    alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for place, moved in subjects.items():
+        alike.setdefault(tuple(sorted(moved)), []).append(place)
+    parts = []
+    for moved_subjects, places in alike.items():
+        gpus, policies = (list(dict.fromkeys(filter(None, names))) for names in zip(*places, strict=True))
+        if len(places) == max(len(gpus), 1) * max(len(policies), 1):
+            where = ", ".join(" and ".join(names) for names in (gpus, policies) if names)
+        else:
+            where = " and ".join(" ".join(filter(None, place)) for place in places)
+        parts.append(few(moved_subjects, _NAMED) + (f" on {where}" if where else ""))
+    return "; ".join(parts)
 
 
 def cause_lines(causes: Sequence[Cause], top: int) -> list[str]:
@@ -127,13 +203,17 @@ def cause_lines(causes: Sequence[Cause], top: int) -> list[str]:
     return [*map(cause_line, causes[:top]), *([rest_line(causes[top:])] if len(causes) > top else [])]
 
 
-def rest_line(causes: Sequence[Cause]) -> str:
-    """``and 7 more causes: +1.20 MB, +3.40 us``."""
-    total = Cause(
-        "", "", "", "", "", 1, sum(c.kernels for c in causes), sum(c.flops for c in causes),
-        sum(c.dram_bytes for c in causes), sum(c.time_s for c in causes), "")  # fmt: skip
-    moved = f": {deltas(total)}" if deltas(total) else ""
-    return f"and {len(causes):,} more cause{'' if len(causes) == 1 else 's'}{moved}"
+def rest_line(causes: Sequence[Cause], most: Sequence[Cause] = ()) -> str:
+    """``and 7 more causes: +1.20 MB, +3.40 us``; up to what they add at ``most``."""
+    added = deltas(_total(causes), _total(most or causes))
+    return f"and {len(causes):,} more cause{'' if len(causes) == 1 else 's'}" + (f": {added}" if added else "")
+
+
+def _total(causes: Sequence[Cause]) -> Cause:
+    kernels, flops, dram_bytes = (
+        sum(getattr(cause, field) for cause in causes) for field in ("kernels", "flops", "dram_bytes")
+    )
+    return Cause("", "", "", "", "", 1, kernels, flops, dram_bytes, sum(cause.time_s for cause in causes), "")
 
 
 def problem_sentence(problem: Problem) -> str:

@@ -25,6 +25,8 @@ class ComparisonReport(Report):
     noun = "a comparison"
     kinds = ("text", "md", "html", "json", "csv", "parquet", "png", "svg", "pdf")
     comparison: Comparison
+    #: of what it is where nobody said so, and how to get another
+    taken: str = ""
 
     def document(self, kind: str) -> Document:
         """Its tables; as HTML below the pictures."""
@@ -32,7 +34,10 @@ class ComparisonReport(Report):
         if kind == "html":
             label = "growth of the GPUs" if self.comparison.kind == "machines" else "times, speed-ups and utilization"
             sections = [Section("", (Picture(comparison_chart(self.comparison), label),)), *sections]
-        return Document(f"compare: {self.comparison.subject}", sections)
+        if self.taken:
+            sections = [Section("", (Sentence(self.taken, strong=True),)), *sections]
+        of = ", the last profile made in this folder" if self.taken else ""
+        return Document(f"compare: {self.comparison.subject}{of}", sections)
 
     def record(self) -> str:
         return self.comparison.to_json()

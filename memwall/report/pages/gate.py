@@ -80,14 +80,12 @@ def _workload_section(heading: str, checks: Sequence[Check], top: int) -> Sectio
     if len(good) > SHOWN:
         blocks.append(Sentence(f"{len(good):,} checks pass"))
     for group in say.by_causes(bad):
-        causes = group[0].causes
-        if causes:
-            blocks += [Sentence(say.explained(check), strong=True) for check in group]
-        elif group[0].message:
+        if not group[0].causes and group[0].message:
             blocks.append(Sentence(say.group_sentence(group), strong=True))
-        if causes:
-            rows = [(say.cause_label(cause), say.cause_text(cause)) for cause in causes[:top]]
-            blocks.append(Facts([*rows, ("", say.rest_line(causes[top:]))] if len(causes) > top else rows))
+        elif group[0].causes:
+            blocks += [Sentence(say.explained(check), strong=True) for check in group if check.message]
+    if moved := say.moved_by(bad):
+        blocks.append(Facts(say.moved_lines(moved, top)))
     return Section(heading, blocks)
 
 

@@ -97,6 +97,18 @@ def test_net(memwall):
 """).assert_outcomes(passed=1)
 
 
+@pytest.mark.defect("32")
+def test_the_fixture_is_called_as_what_it_does(run):
+    """The fixture was an object with a method that could not be called itself."""
+    result = run("""
+@pytest.mark.memwall(gpu="h100", max_dram_bytes=40_959)  # of 40,960
+def test_net(memwall):
+    memwall(Net(), X)
+""")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*dram_bytes of Net*40.960 kB, want at most 40.959 kB*"])
+
+
 def test_one_byte_too_many_fails_and_names_value_limit_and_places(run):
     result = run("""
 @pytest.mark.memwall(gpu="h100", max_dram_bytes=40959)
