@@ -7,16 +7,20 @@ traced once: 4,096 GPUs take no longer than 8.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from memwall.analysis.levers import NUMBERS, Number
 from memwall.analysis.pipes import peaks_of, peaks_text, product_flops
 from memwall.analysis.training import blocks_of, trace_rank
+from memwall.analysis.whatif import GpuChange, parse_change
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.parallelism import Parallelism
@@ -40,9 +44,12 @@ DEFAULT_CLUSTER = "dgx-h100"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another layout, or a faster network, with its step."""
+    """Another layout or policy, or another number of the hardware, with its step: what it does, the option that shows
+    it, and the wall whose number it is (empty: none)."""
 
     name: str
+    options: str
+    wall: str
     step: TrainingStep
 
 
@@ -189,42 +196,59 @@ class Training:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """What would make the step faster, the most first: other layouts of as many GPUs, and a faster network."""
-        found = []
-        for name, changed in _CHANGES.items():
-            layout, cluster = changed(self.layout, self.step.cluster)
-            try:
-                layout.check()
-                step = training_step(self.blocks, layout, cluster, **self.options)
-            except UsageError:
-                continue
-            if (layout, cluster) != (self.layout, self.step.cluster) and step.time_s < self.step.time_s:
-                found.append(Change(name, step))
+        """What would make the step faster, the most first: other layouts of as many GPUs, fused kernels, and other
+        numbers of the hardware."""
+        rows = chain(self._layouts(), self._policies(), (self.with_number(number) for number in NUMBERS))
+        found = [each for each in rows if each.step.time_s < self.step.time_s]
         return tuple(sorted(found, key=lambda change: change.step.time_s))
 
+    @property
+    def bound_by(self) -> Change | None:
+        """The number of the hardware that would save most; None where none does."""
+        return next((change for change in self.changes if change.wall), None)
 
-def _faster_network(cluster: Cluster) -> Cluster:
-    """The cluster with twice the rate of its outermost link."""
-    *inner, (name, link) = cluster.link.items()
-    return replace(cluster, link={**dict(inner), name: replace(link, bytes_per_s=2 * link.bytes_per_s)})
+    def with_number(self, number: Number) -> Change:
+        """The step with one number of the GPU, its host or its links changed.
+
+        Raises:
+            UsageError: the what-if is none on such a number.
+        """
+        change = parse_change(number.change)
+        if not isinstance(change, GpuChange):
+            raise UsageError(f"--what-if {number.change}: of many GPUs numbers change, as in 'dram_bytes_per_s*=2'")
+        changed = change.on(replace(self.gpu, cluster=self.step.cluster))
+        assert changed.cluster is not None
+        blocks = blocks_of(self.profile, changed.cluster, self.policy, gpu=replace(changed, cluster=None))
+        step = training_step(blocks, self.layout, changed.cluster, **self.options)
+        return Change(number.name, number.options, number.wall, step)
+
+    def _policies(self) -> Iterator[Change]:
+        for policy, name in (("memwall", "fusion by memwall"), ("ideal", "perfect fusion")):
+            if self.policy == "eager":
+                blocks = blocks_of(self.profile, self.step.cluster, policy)
+                step = training_step(blocks, self.layout, self.step.cluster, **self.options)
+                yield Change(name, f"--policy {policy}", "", step)
+
+    def _layouts(self) -> Iterator[Change]:
+        for name, changed in _LAYOUTS.items():
+            layout = replace(self.layout, **changed)
+            with contextlib.suppress(UsageError):
+                layout.check()
+                step = training_step(self.blocks, layout, self.step.cluster, **self.options)
+                yield Change(name, f"--parallel {layout}", "", step)
 
 
-def _layout(**changes: Any) -> Callable[[Parallelism, Cluster], tuple[Parallelism, Cluster]]:
-    return lambda layout, cluster: (replace(layout, **changes), cluster)
-
-
-#: what to try -> layout and cluster with it
-_CHANGES: Mapping[str, Callable[[Parallelism, Cluster], tuple[Parallelism, Cluster]]] = {
-    "recompute=none": _layout(recompute="none"),
-    "recompute=selective": _layout(recompute="selective"),
-    "schedule=interleaved:2": _layout(schedule="interleaved", chunks=2),
-    "async": _layout(async_tp=True),
-    "dispatcher=hybridep": _layout(dispatcher="hybridep"),
-    "a2a_overlap": _layout(a2a_overlap=True),
-    "schedule=zb": _layout(schedule="zb", chunks=1),
-    "fsdp=grad": _layout(fsdp="grad"),
-    "fsdp=none": _layout(fsdp="none"),
-    "twice the network": lambda layout, cluster: (layout, _faster_network(cluster)),
+#: other layouts to try -> what of the layout changes
+_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    "recompute=none": {"recompute": "none"},
+    "recompute=selective": {"recompute": "selective"},
+    "schedule=interleaved:2": {"schedule": "interleaved", "chunks": 2},
+    "async": {"async_tp": True},
+    "dispatcher=hybridep": {"dispatcher": "hybridep"},
+    "a2a_overlap": {"a2a_overlap": True},
+    "schedule=zb": {"schedule": "zb", "chunks": 1},
+    "fsdp=grad": {"fsdp": "grad"},
+    "fsdp=none": {"fsdp": "none"},
 }
 
 

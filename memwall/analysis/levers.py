@@ -33,6 +33,33 @@ NOTABLE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
+class Number:
+    """A what-if on one number: what it does, how ``--what-if`` writes it, and the wall whose number it is. ``stated``:
+    the field of a GPU that is 0 where it has none, or it is not known."""
+
+    name: str
+    change: str
+    wall: str
+    stated: str = ""
+
+    @property
+    def options(self) -> str:
+        return f"--what-if '{self.change}'" if "*" in self.change else f"--what-if {self.change}"
+
+
+#: the numbers of the host, the GPU and its links that a step may be bound by
+NUMBERS = (
+    Number("twice the host's speed", "dispatch_s/=2", HOST),
+    Number("twice the bandwidth", "dram_bytes_per_s*=2", "bandwidth"),
+    Number("twice the L2's bandwidth", "l2_bytes_per_s*=2", "bandwidth", "l2_bytes"),
+    Number("twice the FLOP/s", "peak_flop_per_s*=2", "compute"),
+    Number("half the latency", "latency_s/=2", "latency"),
+    Number("twice the links' rate", "link_bytes_per_s*=2", LINK),
+    Number("twice the power limit", "tdp_w*=2", "compute", "tdp_w"),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Lever:
     """A change: what it does, the option that shows it, the wall whose number it changes (``host`` among them; empty
     for another way to run the step) and the seconds of the step with it."""
@@ -104,28 +131,19 @@ def _ways(profile: Profile, schedule: Schedule) -> Iterator[_Made]:
 def _numbers(profile: Profile, schedule: Schedule) -> Iterator[_Made]:
     """One number of the GPU or the host, or the dtype of the products, changed as ``--what-if`` does."""
     gpu = schedule.gpu
-    rows = [
-        ("twice the host's speed", "dispatch_s/=2", HOST, schedule.launch == "eager" and gpu.cpu is None),
-        ("twice the bandwidth", "dram_bytes_per_s*=2", "bandwidth", True),
-        ("twice the L2's bandwidth", "l2_bytes_per_s*=2", "bandwidth", gpu.l2_bytes > 0),
-        ("twice the FLOP/s", "peak_flop_per_s*=2", "compute", True),
-        ("half the latency", "latency_s/=2", "latency", True),
-        ("twice the links' rate", "link_bytes_per_s*=2", LINK, _is_joined(profile, schedule)),
-        ("twice the power limit", "tdp_w*=2", "compute", gpu.tdp_w > 0),
-        *((f"products in {dtype}", f"dtype={dtype}", "", True) for dtype in _dtypes(profile, schedule)),
-    ]  # fmt: skip
-    for name, change, wall, applies in rows:
-        if applies:
-            try:
-                told = outcome(profile, schedule, [parse_change(change)])
-            except (MissingError, UsageError):  # no torch, or no attention that the model allows in that dtype
-                continue
-            yield _Made(name, f"--what-if {change}" if "*" not in change else f"--what-if '{change}'", wall,
-                        told.after.time_s)  # fmt: skip
-
-
-def _is_joined(profile: Profile, schedule: Schedule) -> bool:
-    return any(cost.link_bytes for cost in profile.costs[schedule.graph])
+    without = {
+        wall for wall, applies in ((HOST, schedule.launch == "eager" and gpu.cpu is None),
+                                   (LINK, any(cost.link_bytes for cost in profile.costs[schedule.graph])))
+        if not applies
+    }  # fmt: skip
+    known = [n for n in NUMBERS if n.wall not in without and (not n.stated or getattr(gpu, n.stated))]
+    dtypes = [Number(f"products in {dtype}", f"dtype={dtype}", "") for dtype in _dtypes(profile, schedule)]
+    for number in (*known, *dtypes):
+        try:
+            told = outcome(profile, schedule, [parse_change(number.change)])
+        except (MissingError, UsageError):  # no torch, or no attention that the model allows in that dtype
+            continue
+        yield _Made(number.name, number.options, number.wall, told.after.time_s)
 
 
 def _dtypes(profile: Profile, schedule: Schedule) -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from memwall.cli import options
@@ -14,10 +15,12 @@ _TAKEN = ("mode", "batch", "seq", "dtype", "autocast", "cluster", "world", "poli
 
 
 def profile_parallel(
-    target: str, layout: str, scale: int | None, workload: dict[str, Any], unused: dict[str, Any], out: Out
-) -> None:
+    target: str, layout: str, scale: int | None, workload: dict[str, Any], what_ifs: Sequence[str],
+    unused: dict[str, Any], out: Out,
+) -> None:  # fmt: skip
     """Model a step under a layout, and on up to ``scale`` GPUs, and show it. Raises ``UsageError``: an option that it
     does not take, such as any of ``unused``, or as :func:`memwall.training.parallel`."""
+    from memwall.analysis.levers import Number
     from memwall.report.pages.training import TrainingReport
     from memwall.training import parallel
 
@@ -34,4 +37,5 @@ def profile_parallel(
     out.plan(TrainingReport)
     with running(target, out.messages):
         found = parallel(target, layout=layout, policy=policies[0], progress=out.messages.progress, **keywords)
-    out.show(TrainingReport(found, scale))
+        changed = [found.with_number(Number(text, text, "")) for text in what_ifs]
+    out.show(TrainingReport(found, scale, changed))

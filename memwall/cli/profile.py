@@ -103,8 +103,8 @@ def command(
         profile_trace(target, gpus, ncu, out, shape, cluster, others)
         return
     if layout is not None:
-        unused = options.given(gpu=gpus, what_if=what_ifs, explain=explain, figure=picture, ncu=ncu, **shape)
-        profile_parallel(target, layout, scale, workload, unused, out)
+        unused = options.given(gpu=gpus, explain=explain, figure=picture, ncu=ncu, **shape)
+        profile_parallel(target, layout, scale, workload, what_ifs, unused, out)
         return
     if scale is not None:
         raise UsageError("--scale goes with --parallel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -66,6 +67,27 @@ def test_the_record(profile):
     assert found["model_flops"] == 6 * (3 * 16 * 8 * 4) * (64 * 64 + 4 * 2 * 64 * 256) - 2 * (3 * 16 * 8 * 4) * 64 * 64
     assert sum(found["parts_s"].values()) == pytest.approx(found["time_s"])
     assert [stage["held"] for stage in found["stages"]] == [2, 1]
+
+
+@pytest.mark.defect("10")
+def test_what_would_help_is_what_its_option_shows(profile):
+    """The page of a layout knew other layouts and a faster network as what would help: fused kernels, the host and the
+    GPU were left out."""
+    words = ("--cluster", "dgx-h100", "--json", "--parallel")
+    layout = "pp=2,dp=4,microbatches=8"
+    found = json.loads(profile(*words, layout).out)
+    saved = {change["options"]: change["saved_s"] for change in found["changes"]}
+    assert [*saved.values()] == sorted(saved.values(), reverse=True)
+    changes = [option for option in saved if option.startswith("--what-if")]
+    again = json.loads(profile(*words, layout, *shlex.split(" ".join(changes))).out)
+    shown = dict(zip(changes, (found["time_s"] - row["time_s"] for row in again["what_if"]), strict=True))
+    for option in saved.keys() - shown.keys():
+        asked = (layout, *shlex.split(option)) if option.startswith("--policy") else (option.split()[1],)
+        shown[option] = found["time_s"] - json.loads(profile(*words, *asked).out)["time_s"]
+    assert shown == saved
+    largest = max(changes, key=saved.__getitem__)  # tiny layers: the CPU issues them more slowly than they run
+    assert (largest, found["bound_by"]) == ("--what-if dispatch_s/=2", "host")
+    assert "Host-bound: twice the host's speed would save" in " ".join(profile("--parallel", layout).out.split())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
+from memwall.analysis.levers import HOST
 from memwall.core.units import counted, duration, percent, size
 from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.events import render_stages
@@ -17,7 +18,7 @@ from memwall.report.kinds import Report
 
 if TYPE_CHECKING:
     from memwall.simulate.training import TrainingStep
-    from memwall.training import Scaled, Training
+    from memwall.training import Change, Scaled, Training
 
 SCHEMA = "memwall.training/1"
 #: stages that a table lists at most
@@ -34,6 +35,8 @@ class TrainingReport(Report):
     found: Training
     #: most GPUs of the table of more GPUs; None: without it
     scale: int | None = None
+    #: what-ifs that were asked for
+    what_ifs: Sequence[Change] = ()
 
     def document(self, kind: str) -> Document:
         step, layout = self.found.step, self.found.layout
@@ -45,12 +48,14 @@ class TrainingReport(Report):
             ("tokens/s", f"{rate * layout.world:,.0f} in all, {rate:,.0f} on each GPU" if rate else ""),
             ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of {base}" if base else ""),
         )  # fmt: skip
-        sections = [Section("", (facts,)), Section("Where the time goes", (self._parts(),)),
+        sections = [Section("", (facts, *self._verdict())), Section("Where the time goes", (self._parts(),)),
                     Section("Memory of a GPU by stage", (self._memory(), Sentence(self._fits)))]  # fmt: skip
         if sent := self._messages():
             sections.append(Section("Collectives", (sent,)))
+        if self.what_ifs:
+            sections.append(Section("What if", (self._changes(self.what_ifs),)))
         if self.found.changes:
-            sections.append(Section("What would help", (self._changes(),)))
+            sections.append(Section("What would help", (self._changes(self.found.changes),)))
         if self.scale is not None:
             table, picture = self._scaling(self._scaled), Picture(scaling_chart(self._scaled), "speed on more GPUs")
             sections.append(Section("More GPUs", (picture, table) if kind == "html" else (table,)))
@@ -103,14 +108,33 @@ class TrainingReport(Report):
             f" the {found.peak_op}, with {held} held.{largest}"
         )
 
-    def _changes(self) -> Table:
+    def _verdict(self) -> list[Sentence]:
+        """What would help most, and what of the hardware binds."""
+        if not self.found.changes:
+            return []
+        first, binding, now_s = self.found.changes[0], self.found.bound_by, self.found.step.time_s
+        told = f"{first.name[0].upper()}{first.name[1:]} would save {self._saving(first)} ({first.options})."
+        if binding is None:
+            return [Sentence(told, strong=True)]
+        binds = f"{binding.wall[0].upper()}{binding.wall[1:]} binds: {binding.name} would save {self._saving(binding)}."
+        if binding.wall == HOST:
+            return [Sentence(f"Host-bound: {binding.name} would save {self._saving(binding)} of the {duration(now_s)},"
+                             f" more than any change of the GPU. {told}", strong=True)]  # fmt: skip
+        return [Sentence(f"{told} {binds}", strong=True)]
+
+    def _saving(self, change: Change) -> str:
+        now_s = self.found.step.time_s
+        return f"{duration(now_s - change.step.time_s)}, {percent(1 - change.step.time_s / now_s)} of the step"
+
+    def _changes(self, changes: Sequence[Change]) -> Table:
         now_s = self.found.step.time_s
         rows = [
             (each.name, duration(each.step.time_s), 1 - each.step.time_s / now_s,
-             size(max(memory.total for memory in each.step.memory)), "yes" if self.found.fits(each.step) else "no")
-            for each in self.found.changes
+             size(max(memory.total for memory in each.step.memory)), "yes" if self.found.fits(each.step) else "no",
+             each.options)
+            for each in changes
         ]  # fmt: skip
-        return col.listing("", rows, "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4")
+        return col.listing("", rows, "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4, option: 5")
 
     @property
     def _scaled(self) -> tuple[Scaled, ...]:
@@ -143,8 +167,16 @@ class TrainingReport(Report):
             ],
             "fits": found.fits(), "largest_microbatch": found.largest_microbatch, "stages": _stages(found),
             "scaling": [_scaled_row(each) for each in self._scaled],
-            "changes": [{"name": each.name, "time_s": each.step.time_s} for each in found.changes],
+            "bound_by": found.bound_by.wall if found.bound_by else "",
+            "changes": [_change(found, each) for each in found.changes],
+            **({"what_if": [_change(found, each) for each in self.what_ifs]} if self.what_ifs else {}),
         }, indent=2)  # fmt: skip
+
+
+def _change(found: Training, each: Change) -> dict[str, Any]:
+    saved_s = found.step.time_s - each.step.time_s
+    return {"name": each.name, "options": each.options, "wall": each.wall, "time_s": each.step.time_s,
+            "saved_s": saved_s}  # fmt: skip
 
 
 def _parts(found: Training) -> dict[str, float]:

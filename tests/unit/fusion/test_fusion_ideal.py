@@ -233,7 +233,7 @@ def test_the_optimizer_in_the_kernel_of_a_convolution_is_no_convolution():
         inputs = torch.empty(4, 3, 8, 8)
     made = memwall.profile(model, (inputs,), gpu="h100-sxm", mode="training", policy="ideal")
     (schedule,) = made.simulations
-    # AdamW writes a weight and two moments and reads the moments, 20 B of float32 for each of 288 x 8192 + 8192 weights;
+    # AdamW writes a weight and two moments and reads the moments, 20 B for each of 288 x 8192 + 8192 weights;
     # the convolution moves 4 x 3 x 64 inputs and 4 x 8 x 36 results
     (longest,) = [kernel for kernel in schedule.kernels if kernel.bytes > 20 * (288 * 8192 + 8192) * 0.99]
     assert any(made.graph.ops[i].op_class == "convolution" for i in longest.op_ids)
