@@ -54,8 +54,11 @@ def _fetched(call: Call, source: TensorSpec, count: int) -> tuple[int, int]:
     """Bytes of the source that ``count`` elements are expected to touch, and the fewest that they may: choices of
     experts repeat (``slices``)."""
     places = sum(spec.numel for name in ("indices", "index") for spec in call.args(name))
+    if not places:  # a trace says how many elements are written, and not by which indices
+        whole = fetched_bytes(source, count)
+        return whole, whole
     found, fewest = call.attributes.get("slices", (places, places))
-    return tuple(fetched_bytes(source, each * count // max(places, 1)) for each in (found, fewest))  # type: ignore
+    return tuple(fetched_bytes(source, each * count // places) for each in (found, fewest))  # type: ignore
 
 
 @op("index", loop=loops.gather, results=results.indexed, preserves="values", domains={"indices": nth_index})

@@ -156,10 +156,11 @@ COUNTED = {
     "a range into a given result": (
         "aten::arange", [[], [], [], [10]], ["Scalar"] * 3 + [I64], ["0", "10", "1", ""], ["k"], 0, 0, 80,
     ),
+    # by chance 4 (1 - (1/2)^6) = 3.9 of the experts are chosen: all 4 are read
     "a mixture of experts: 6 tokens to 2 of 4": (
         "vllm::outplace_fused_experts", [[6, 8], [4, 32, 8], [4, 8, 16], [6, 2], [6, 2]],
         [BF16, BF16, BF16, F32, "int"], ["", "", "", "", ""], ["up", "act", "down"],
-        2 * 12 * (32 * 8 + 8 * 16), 2 * 48 + 2 * 2 * (32 * 8 + 8 * 16) + 4 * 12, 2 * 48,
+        2 * 12 * (32 * 8 + 8 * 16), 2 * 48 + 2 * 4 * (32 * 8 + 8 * 16) + 4 * 12, 2 * 48,
     ),
     "aiter's fp8 product, [m, k] x [n, k]": ("aiter::gemm_a8w8", [[64, 16], [32, 16], [64, 1], [1, 32], []],
         ["c10::Float8_e4m3fnuz"] * 2 + [F32] * 2 + [""], ["", "", "", "", ""], ["k"],
@@ -172,7 +173,7 @@ COUNTED = {
     "aiter's mixture, its experts not recorded": (
         "vllm::rocm_aiter_fused_moe", [[6, 8], [4, 32, 8], [4, 8, 16], [6, 2]], ["BFloat16"] * 3 + ["Float"],
         ["", "", "", ""], ["k"],
-        2 * 12 * (32 * 8 + 8 * 16), 2 * 48 + 2 * 2 * (32 * 8 + 8 * 16) + 4 * 12, 2 * 48,
+        2 * 12 * (32 * 8 + 8 * 16), 2 * 48 + 2 * 4 * (32 * 8 + 8 * 16) + 4 * 12, 2 * 48,
     ),
     "a product on ROCm with a bias": (
         "_rocm_C::wvSplitK", [[32, 16], [4, 16], [32], []], [BF16] * 3 + ["Scalar"], ["", "", "", "304"], ["k"],
@@ -228,10 +229,11 @@ COUNTED = {
         "aiter::rmsnorm2d_fwd_with_add", [[6, 8], [6, 8], [6, 8], [6, 8], [8], []], [BF16] * 5 + ["Scalar"],
         [""] * 5 + ["1e-06"], ["k"], 4 * (48 + 48), 2 * (48 + 48 + 8), 2 * (48 + 48),
     ),
-    "2 of 8 experts: a quarter of the tokens' products, and maybe no weight": (
+    # by chance 8 (1 - (3/4)^6) = 6.6 of the 8 are chosen, a quarter of them here: 2 are read
+    "2 of 8 experts: a quarter of the tokens' products": (
         "vllm::rocm_aiter_fused_moe", [[6, 8], [2, 32, 8], [2, 8, 16], [6, 2], [6, 2], [8]],
         [BF16] * 3 + [F32, "int", "int"], [""] * 6, ["k"],
-        2 * 12 * (32 * 8 + 8 * 16) // 4, 2 * 48 + 4 * 12, 2 * 48,
+        2 * 12 * (32 * 8 + 8 * 16) // 4, 2 * 48 + 2 * 2 * (32 * 8 + 8 * 16) + 4 * 12, 2 * 48,
     ),
     "apex's layer norm": ("FusedLayerNormAffineFunction", [[6, 8], [8], [8], [], []], [BF16, BF16, BF16, "", "Scalar"],
         ["", "", "", "", "1e-05"], ["k"], 5 * 48, 2 * (48 + 16), 2 * 48),
