@@ -151,7 +151,7 @@ def on_dask(
             done.update(chain(*states.values()))  # results that went with their worker are made again
             try:
                 results = client.gather(good)
-            except CancelledError:  # it was lost after it had said that they are finished
+            except (CancelledError, OSError):  # it was lost after it had said that they are finished
                 raise _gone(scheduler) from None
             yield from zip(map(numbers.pop, good), map(pickle.loads, results), strict=True)
         for number in sorted(lost):  # its worker died, perhaps by another task that it had

@@ -126,7 +126,7 @@ def test_a_lost_scheduler_is_one_line(mlp, start):
     command = [sys.executable, "-c", SCHEDULER_LOST, mlp, address, str(scheduler.pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.startswith(f"the Dask scheduler {address} is lost; with --keep FOLDER")
-    assert done.stderr == ""
+    assert done.stderr == "", done.stderr
 
 
 @needs_dask
