@@ -5,17 +5,23 @@ between two uses of them. Here the step is cut into windows of kernels. Of what 
 L2 holds no more than its size when the window begins; of what it writes and a later kernel reads, no more when it ends.
 The rest crosses DRAM while the window runs, and the window takes at least as long as its kernels do one after another
 at L2 speed and datasheet peaks. Any cut gives a bound; the best of some is taken.
+
+Streams run at the same time. Each is cut alone, without what another one touches, which may find it in L2 at any
+moment. What shares the GPU, or a link, runs one after another from whatever stream, and the traffic of the whole step
+shares DRAM.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from memwall.core.graph import Graph
 from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
+from memwall.perfmodel.collectives import link_of
 from memwall.perfmodel.roofline import on_chip_s
 
 #: a window ends when its traffic exceeds so many times the size of L2; the other cut is one window for the whole step
@@ -23,22 +29,46 @@ _L2_SIZES = 8
 
 
 class _Kernel(NamedTuple):
-    #: seconds with all operands in L2; storage -> bytes that it certainly reads, or writes: 0 where nobody knows
+    #: seconds with all operands in L2, and what it occupies in them: ``""`` the GPU, or a link
     on_chip_s: float
+    link: str
+    #: storage -> bytes that it certainly reads, or writes: 0 where nobody knows
     reads: dict[int, int]
     writes: dict[int, int]
+
+    def of(self, storages: set[int]) -> _Kernel:
+        """What it does to some storages alone."""
+        reads, writes = ({s: size for s, size in each.items() if s in storages} for each in (self.reads, self.writes))
+        return self._replace(reads=reads, writes=writes)
 
 
 def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
     """Seconds that no run of the plan can beat on this GPU, whatever its L2 keeps."""
-    known: dict[int, float] = {}
-    kernels = []
+    known: dict[int, tuple[float, str]] = {}
+    kernels, streams = list[_Kernel](), defaultdict[int, list[_Kernel]](list)
+    touching = defaultdict[int, set[int]](set)
     for group in plan.groups:
-        cost = group.cost
+        cost, stream = group.cost, graph.ops[group.op_ids[0]].stream
         if id(cost) not in known:
-            known[id(cost)] = on_chip_s(cost, gpu)
+            known[id(cost)] = on_chip_s(cost, gpu), link_of(cost, gpu)
         reads = _certain(graph, group.reads, cost.least_read_bytes)
-        kernels.append(_Kernel(known[id(cost)], reads, _certain(graph, group.writes, cost.write_bytes)))
+        kernels.append(_Kernel(*known[id(cost)], reads, _certain(graph, group.writes, cost.write_bytes)))
+        streams[stream].append(kernels[-1])
+        for storage in (*kernels[-1].reads, *kernels[-1].writes):
+            touching[storage].add(stream)
+    if len(streams) == 1:
+        return _longest_s(graph, kernels, gpu)
+    occupied_s = defaultdict[str, float](float)
+    for kernel in kernels:
+        occupied_s[kernel.link] += kernel.on_chip_s
+    apart = {storage for storage, found in touching.items() if len(found) == 1}
+    each_s = [_longest_s(graph, [kernel.of(apart) for kernel in those], gpu) for those in streams.values()]
+    moving = [kernel._replace(on_chip_s=0.0) for kernel in kernels]
+    return max(*occupied_s.values(), *each_s, _cut(moving, _next_reads(graph, moving), gpu, math.inf))
+
+
+def _longest_s(graph: Graph, kernels: Sequence[_Kernel], gpu: Gpu) -> float:
+    """The best bound of kernels one after another."""
     following = _next_reads(graph, kernels)
     return max(_cut(kernels, following, gpu, most) for most in (_L2_SIZES * gpu.l2_bytes, math.inf))
 

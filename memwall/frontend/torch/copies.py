@@ -26,7 +26,7 @@ from memwall.core import compat
 from memwall.frontend.torch.data_parallel import is_data_parallel, is_sharded, keep_state, remade
 from memwall.frontend.torch.distributed import is_of_process
 from memwall.frontend.torch.flat_shards import is_flat_sharded, refuse_unmodeled
-from memwall.frontend.torch.tensors import is_wrapper, plain_parts
+from memwall.frontend.torch.tensors import accumulator_hooks, is_wrapper, plain_parts
 
 #: Moves a tensor to the traced device, as a new leaf; it may be a buffer, an input or the data of a parameter.
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -38,6 +38,11 @@ _COMPILED = "torch.compile is left out, eager ops are recorded: --policy inducto
 _UNUSED = "find_unused_parameters of DistributedDataParallel is left out: its search needs data"
 _OF_COMPILED = compat.name_of("dynamo_eval_frame")
 _HELD = tuple(compat.name_of(held) for held in ("parameters", "buffers", "submodules"))
+
+
+def _called_by_node(hook: Callable[..., Any], parameter: torch.Tensor) -> None:
+    """Call a hook as the node does that adds up a parameter's gradient: with what it makes, and with what it got."""
+    hook((), (parameter.grad,))
 
 
 class Copies:
@@ -122,6 +127,8 @@ class Copies:
                 made.register_hook(self._copied(hook))
             for hook in (after or {}).values():
                 made.register_post_accumulate_grad_hook(self._copied(hook))
+        for hook in accumulator_hooks(tensor):
+            made.register_post_accumulate_grad_hook(functools.partial(_called_by_node, self._copied(hook)))
         return made
 
     def _like(self, tensor: Any) -> torch.Tensor:

@@ -203,6 +203,20 @@ def one_rank(graph: Graph) -> str:
     )
 
 
+def unexchanged(graph: Graph) -> str:
+    """What to say of a training step in a process group of several whose ranks never hear of each other's gradients;
+    else empty."""
+    trained = any(storage.role == "gradient" for storage in graph.storages)
+    sends = any(op.op_class == "communication" and op.phase != "forward" for op in graph.ops)
+    if not has_other_ranks() or not trained or sends:
+        return ""
+    return (
+        f"the program has {dist.get_world_size()} ranks and exchanges its trained weights nowhere: nothing is sent"
+        " after forward; DistributedDataParallel and fully_shard exchange gradients, and what the training loop itself"
+        " sends is not seen"
+    )
+
+
 @contextlib.contextmanager
 def sending(streams: Streams, signature: Signature, out: Any, attributes: list[tuple[str, Any]]) -> Iterator[None]:
     """While open, a call is issued. One that sends to other ranks has them among its ``attributes`` in place of its

@@ -35,7 +35,7 @@ from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
 from memwall.frontend.torch.cuda_forms import CudaForms
 from memwall.frontend.torch.data_parallel import buckets_of, settle_shards, sharding, waits_for_ranks
 from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.distributed import fake_groups, one_rank, own_group, this_rank
+from memwall.frontend.torch.distributed import fake_groups, one_rank, own_group, this_rank, unexchanged
 from memwall.frontend.torch.draws import Draws
 from memwall.frontend.torch.dtensors import alike_once, deriving_shapes
 from memwall.frontend.torch.failures import NeedsGradients, blaming
@@ -54,7 +54,7 @@ from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
 from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd, threads
 from memwall.frontend.torch.shapes import SparseCopies
-from memwall.frontend.torch.tensors import flat_tensors, plain_parts
+from memwall.frontend.torch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.frontend.torch.values import KnownValues
 from memwall.frontend.workload import Workload
@@ -264,7 +264,9 @@ class _Step:
             unused = self.known.assumptions.unused()
         said = [f"--assume {text} changes nothing: no call that is traced asks for it" for text in unused]
         said += getattr(self.known, "said", ())
-        also = filter(None, [*library_notes(graph), one_rank(graph), iterations(optimizer), *said])
+        alike = not self.pipeline and not any(is_wrapper(type(parameter)) for parameter in self.parameters)
+        ranks = one_rank(graph), unexchanged(graph) if self.training and alike else ""
+        also = filter(None, [*library_notes(graph), *ranks, iterations(optimizer), *said])
         capture |= self.workload.serving if self.options.mode in SERVING else {}
         capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -53,6 +54,19 @@ def plain_parts(tensor: Any) -> list[torch.Tensor]:
 def is_freed(tensor: torch.Tensor) -> bool:
     """Whether a tensor's memory was let go, as that of gathered parameters is."""
     return bool(tensor.numel()) and not tensor.untyped_storage().nbytes()
+
+
+def accumulator_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
+    """What a program wants to be called when a leaf's gradient is added up, by hooks on the node that adds it
+    (``p.expand_as(p).grad_fn.next_functions[0][0].register_hook``). A node tells those that it has to one more."""
+    adds_up = tensor.requires_grad and not is_wrapper(type(tensor)) and not is_freed(tensor)
+    if not adds_up or tensor._is_view() or not tensor.is_leaf:
+        return []
+    node = torch.autograd.graph.get_gradient_edge(tensor).node
+    own = node.register_hook(lambda *gradients: None)
+    known = [hook for number, hook in own.hooks_dict_ref().items() if number != own.id]
+    own.remove()
+    return known
 
 
 def same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

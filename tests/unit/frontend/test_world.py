@@ -157,6 +157,49 @@ def test_gradients_are_summed_in_buckets_of_25_mb():
     assert sum(kernel.hidden_s for kernel in made.simulations[0].kernels) > 0
 
 
+def by_accumulator(parameter):
+    """As Megatron-LM's DistributedDataParallel and apex do it; the node is kept alive by who gets it."""
+    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    node.register_hook(lambda *unused: dist.all_reduce(parameter.grad))
+    return node
+
+
+def by_gradient(parameter):
+    parameter.register_post_accumulate_grad_hook(lambda summed: dist.all_reduce(summed.grad))
+
+
+class Hooked(nn.Module):
+    """Data parallelism by a hook on each weight."""
+
+    def __init__(self, hook):
+        super().__init__()
+        dist.init_process_group("nccl")
+        self.layers = nn.Sequential(*(Mlp() for _ in range(3)))
+        self.held = [hook(parameter) for parameter in self.layers.parameters()]
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.defect("36")
+@pytest.mark.parametrize("hook", [by_accumulator, by_gradient])
+def test_hooks_on_gradients_send_each_once(hook):
+    """Hooks on the nodes that add up gradients belong to no tensor, and a module's copy was made without them: data
+    parallelism by them sent nothing, unsaid."""
+    made = profiled(lambda: Hooked(hook), torch.zeros(8, 64))
+    sizes = Counter(("all_reduce", 4 * count) for count in (64 * 256, 256, 256 * 64, 64) for _ in range(3))
+    assert sent(made) == sizes
+    assert not any("exchanges its trained weights nowhere" in note for note in made.notes)
+
+
+@pytest.mark.defect("36")
+@pytest.mark.parametrize(("mode", "said"), [("training", True), ("inference", False)])
+def test_ranks_that_never_hear_of_each_others_gradients_are_said(mode, said):
+    """A program of several ranks that exchanges no gradient was modeled without a word."""
+    made = profiled(lambda: Hooked(lambda parameter: None), torch.zeros(8, 64), mode=mode)
+    assert any("exchanges its trained weights nowhere" in note for note in made.notes) == said
+
+
 def test_fully_sharded_layers_gather_twice_and_scatter_once():
     """Each of three layers: 8/8 of its parameters, of which the rank sends an eighth to each other."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import memwall
@@ -107,3 +109,69 @@ def test_no_prediction_is_below_the_bound_of_its_step(workload, mode):
         assert 0 < step_s <= schedule.totals.time_s, (schedule.gpu.name, schedule.policy)
         boundless = replace(schedule.gpu, l2_bytes=1 << 60)  # a cache that keeps everything
         assert record.step_bound_s(replace(schedule, gpu=boundless)) <= step_s
+
+
+REFERENCE = {  # programs of many ranks: what of each, its cluster, its ranks
+    "llama3_8b_fsdp/model.py:eight_blocks": ("dgx-h100", 64), "moe_ep/model.py": ("dgx-h100", 16),
+    "gpt_pipeline/model.py": ("dgx-a100-80gb", 8), "resnet50_ddp/model.py": ("dgx-h100", 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", REFERENCE)
+def test_no_program_of_many_ranks_is_below_the_bound_of_its_step(target):
+    cluster, world = REFERENCE[target]
+    policy = ["eager", "memwall", "ideal"]
+    below_the_bound(memwall.profile(ROOT / "profiles" / target, mode="training", cluster=cluster, world=world,
+                                    policy=policy))  # fmt: skip
+
+
+def below_the_bound(record):
+    for schedule in record.simulations:
+        times_s = record.step_bound_s(schedule), schedule.totals.bound_s, schedule.totals.time_s
+        assert 0 < max(times_s[:2]) <= times_s[2], (schedule.policy, *times_s)
+        assert max(schedule.totals.mfu, schedule.totals.hfu, schedule.mbu) <= 1
+
+
+class Beside(nn.Module):
+    """Messages of so many bytes, of which some are waited for at once, next to products of a width."""
+
+    def __init__(self, width, megabytes, layers, waits):
+        super().__init__()
+        dist.init_process_group("nccl")
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.sent = [torch.zeros(megabytes << 19, dtype=torch.bfloat16, device="meta") for _ in range(layers)]
+        self.waits = waits
+
+    def forward(self, x):
+        works = []
+        for number, layer in enumerate(self.layers):
+            works.append(dist.all_reduce(self.sent[number], async_op=True))
+            x = layer(x)
+            if self.waits and number % self.waits == 0:
+                works.pop().wait()
+        for work in works:
+            work.wait()
+        return x
+
+
+@pytest.mark.defect("8")
+@pytest.mark.parametrize(
+    ("width", "megabytes", "waits"), [(1024, 256, 0), (4096, 256, 1), (8192, 16, 2), (8192, 700, 0), (8192, 700, 3)]
+)
+def test_messages_next_to_products_are_not_summed_in_the_bound(width, megabytes, waits):
+    """The bound of a step took all kernels to run one after another, also messages that run next to products: a step
+    came out faster than its bound."""
+    model = functools.partial(Beside, width, megabytes, 8, waits)
+    inputs = (torch.zeros(16384, width, dtype=torch.bfloat16),)
+    below_the_bound(memwall.profile(memwall.Workload(model, inputs), dtype="bf16", cluster="dgx-h100", world=8))
+
+
+@pytest.mark.defect("8")
+def test_the_longer_of_messages_and_products_bounds_a_step():
+    """Four messages of 1 GiB, half of whose 7/4 a switch that sums spares, at 450 GB/s; four products in 8.9 ms."""
+    model = functools.partial(Beside, 8192, 1024, 4, 0)
+    inputs = (torch.zeros(16384, 8192, dtype=torch.bfloat16),)
+    record = memwall.profile(memwall.Workload(model, inputs), dtype="bf16", cluster="dgx-h100", world=8)
+    sent_s, computed_s = 4 * 2**30 * (7 / 8) / 450e9, 4 * 2 * 16384 * 8192**2 / 989.4e12
+    assert computed_s == pytest.approx(8.9e-3, rel=0.01)
+    assert record.step_bound_s(record.simulations[0]) == pytest.approx(max(sent_s, computed_s), rel=0.02)
