@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from growth import MOST, TIMES
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -108,6 +109,11 @@ A cold command, the whole process, next to importing what it needs, both started
 (`python benchmarks/cold_start.py`):
 
 {run("benchmarks/cold_start.py").strip()}
+
+CPU seconds as the input grows, each pair in one process (`python benchmarks/growth.py`; goal: {TIMES} times as much
+takes at most {MOST:g} times as long):
+
+{run("benchmarks/growth.py").strip()}
 
 Llama-3-405B (126 layers), training step with AdamW on two GPUs, in-process: {took:.1f} s for {ops:,} ops (goal 10 s),
 peak resident memory {peak / 2**20:.0f} MiB (goal 1,024).

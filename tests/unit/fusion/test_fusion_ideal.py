@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import memwall
+from memwall.core.flow import Flow
 from tests.unit.fusion_graphs import Builder, groups_of, moved, plan
 
 TOKENS, WIDTH, FFN = 4096, 1024, 4096
@@ -239,3 +240,23 @@ def test_the_optimizer_in_the_kernel_of_a_convolution_is_no_convolution():
     assert any(made.graph.ops[i].op_class == "convolution" for i in longest.op_ids)
     assert longest.op_class == "optimizer"
     assert schedule.totals.mfu > 0
+
+
+@pytest.mark.defect("44b")
+def test_a_long_group_is_gone_through_once(b, monkeypatch):
+    """A set of all ops of a group was made anew for each of its results, so that the time of a plan grew with the
+    square of the ops between two products."""
+    x = b.given(4, 4)
+    for _ in range(200):
+        x = b.like("aten.relu", ("self", x))
+    gone_through = []
+
+    class Counted(frozenset):
+        def union(self, *others):
+            gone_through.extend(map(len, others))
+            return frozenset.union(self, *others)
+
+    unused = Flow.unused
+    monkeypatch.setattr(Flow, "unused", lambda flow, graph: Counted(unused(flow, graph)))
+    assert len(plan("ideal", b.graph(x)).groups[0].op_ids) == 200
+    assert sum(gone_through) <= 200
