@@ -247,6 +247,7 @@ _LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "dispatcher=hybridep": {"dispatcher": "hybridep"},
     "a2a_overlap": {"a2a_overlap": True},
     "schedule=zb": {"schedule": "zb", "chunks": 1},
+    "fsdp=optimizer": {"fsdp": "optimizer"},
     "fsdp=grad": {"fsdp": "grad"},
     "fsdp=none": {"fsdp": "none"},
 }

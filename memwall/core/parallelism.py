@@ -16,8 +16,10 @@ from memwall.core.errors import UsageError, unknown
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
 #: schedules in which a forward pass is followed by a backward pass → as a layout says them
 PAIRED = {"1f1b": "1f1b", "interleaved": "interleaved:N"}
-#: what each replica holds a share of: ``grad`` of gradients and optimizer state, ``full`` of weights too
-SHARDS = ("none", "grad", "full")
+#: what each replica holds a share of: ``optimizer`` of the optimizer's state (ZeRO-1, Megatron-LM's distributed
+#: optimizer: whole gradients are kept, and summed once a step), ``grad`` of gradients too (ZeRO-2, FSDP's
+#: ``SHARD_GRAD_OP``: each microbatch's are summed into the shares), ``full`` of weights too (ZeRO-3)
+SHARDS = ("none", "optimizer", "grad", "full")
 RECOMPUTES = ("none", "selective", "full")
 #: how tokens get to experts of other GPUs (:mod:`memwall.perfmodel.dispatch`)
 DISPATCHERS = ("alltoall", "hybridep")
@@ -78,6 +80,11 @@ class Parallelism:
         return self.dp * self.cp
 
     @property
+    def sums_each(self) -> bool:
+        """Whether the gradients of each microbatch are summed over the replicas, and added up in shares."""
+        return self.fsdp == "full" or (self.fsdp == "grad" and self.microbatches > 1)
+
+    @property
     def traced(self) -> Parallelism:
         """What of it a rank's graph depends on."""
         return Parallelism(tp=self.tp, sp=self.sp, cp=self.cp, ep=self.ep)
@@ -106,8 +113,8 @@ class Parallelism:
              " more"),
             (self.a2a_overlap and self.schedule not in PAIRED, "a2a_overlap runs a microbatch forward next to another"
              f" one backward, which schedule={self.schedule} does not: give {' or '.join(PAIRED.values())}"),
-            (self.a2a_overlap and self.fsdp == "full", "a2a_overlap next to gathers of fsdp=full is not modeled: give"
-             " fsdp=grad or none"),
+            (self.a2a_overlap and self.sums_each, f"a2a_overlap next to messages of fsdp={self.fsdp} in each microbatch"
+             " is not modeled: give fsdp=optimizer or none"),
             (wanted != self.world, f"{self} needs {self.world:,} GPUs, not {wanted:,}{hint}"),
             (layers is not None and virtual > layers,
              f"{virtual} stages of layers, and the model has {layers} equal layers"),

@@ -68,7 +68,7 @@ def _between(ranks: Ranks, rank: int) -> Iterator[Sent]:
 def _of_block(block: Block, ranks: Ranks, gathers: int) -> Iterator[Sent]:
     layout = ranks.layout
     is_full, is_sharded = layout.fsdp == "full", layout.fsdp != "none"
-    times = layout.microbatches if is_full else 1
+    times = layout.microbatches if layout.sums_each else 1
     gathered = ranks.gathers(block if is_full else block.trained) * is_sharded
     for found, count in ((ranks.reduces(block), times), (gathered, times * gathers if is_full else 1)):
         for op, nbytes, members, _ in found:

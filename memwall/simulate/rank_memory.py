@@ -4,8 +4,10 @@ what it keeps of parameters, what its microbatches in flight leave, and what com
 That moment is in one of its blocks, while the activations of later ones are free already: the block's own are whole
 (computed again, if not kept), next to results that die in their pass, such as gradients of activations. Gradients stay
 allocated from step to step and are what is sent, as the buckets of Megatron-LM and of ``gradient_as_bucket_view`` are.
-Where weights are sharded (``fsdp=full``), those around the layers are gathered once, and those of two layers at a time;
-gradients of as many parameters are whole until they are scattered.
+With ``fsdp=optimizer`` they are whole and summed once a step, as Megatron-LM's distributed optimizer does (ZeRO-1).
+With ``fsdp=grad`` those of each microbatch are scattered and added to a share (ZeRO-2, FSDP's ``SHARD_GRAD_OP``), so
+that weights are whole and gradients only until they are scattered. Where weights are sharded, too (``fsdp=full``,
+ZeRO-3), those around the layers are gathered once, and those of two layers at a time.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ class State(NamedTuple):
 
     @property
     def update_bytes(self) -> int:
-        """Bytes that move in memory for an update: gradients are set to zero, read for their norm and read again; the
-        optimizer's are read and written, the weight is written."""
-        return 3 * self.gradient + 2 * self.optimizer + self.weight
+        """Bytes that move in memory for an update: gradients are read for their norm and read again; the optimizer's
+        are read and written, the weight is written."""
+        return 2 * self.gradient + 2 * self.optimizer + self.weight
 
 
 #: how numbers are kept -> bytes of a parameter. ``mixed``: 16-bit weights, gradients in float32, a master copy and
@@ -173,21 +175,27 @@ class Ranks:
         shared = held.parameters - held.experts
         return -(-shared // self.layout.replicas) - (-held.experts // self.expert_replicas)
 
-    def _updated(self, held: Block) -> int:
-        """Numbers of which a rank holds gradients and the optimizer's state, once they are summed."""
+    def updated(self, held: Block) -> int:
+        """Numbers of which a rank holds the optimizer's state."""
         return held.trained.parameters if self.layout.fsdp == "none" else self._shard(held.trained)
+
+    def added_up(self, held: Block) -> int:
+        """Numbers of which a rank holds gradients from microbatch to microbatch."""
+        is_whole = self.layout.fsdp in ("none", "optimizer")
+        return held.trained.parameters if is_whole else self._shard(held.trained)
 
     def memory(self, rank: int, in_flight: int) -> Memory:
         """The peak of a rank that holds the activations of so many microbatches, each of one of its chunks."""
         held = self._held(rank)
-        shard, updated = self._shard(held), self._updated(held)
+        shard = self._shard(held)
         state, part = self.state, self.parts[rank + self.layout.pp * (self.layout.chunks - 1)]
         kept = sum(map(self._kept_bytes, self.of_rank(rank))) * in_flight / self.layout.chunks
         beside = self._gathered_bytes(part) if shard < held.parameters else [0] * len(part)
         at, later, again = worst_block(part, self._kept_bytes, beside)
         return Memory(
-            state.weight * (shard if self.layout.fsdp == "full" else held.parameters), state.gradient * updated,
-            state.optimizer * updated, beside[at], round(kept) - later, again, part[at].temporary_bytes, at,
+            state.weight * (shard if self.layout.fsdp == "full" else held.parameters),
+            state.gradient * self.added_up(held), state.optimizer * self.updated(held), beside[at],
+            round(kept) - later, again, part[at].temporary_bytes, at,
         )  # fmt: skip
 
     def _gathered_bytes(self, part: Sequence[Block]) -> list[int]:
@@ -201,7 +209,7 @@ class Ranks:
             own = 0 if is_last else block.trained.parameters
             found.append(weight * (ends + (1 if is_last else 2) * layer) + gradient * (later + own))
             later += block.trained.parameters * self.is_end(block)
-        return found[::-1] if self.layout.fsdp != "none" else [0] * len(part)
+        return found[::-1] if self.layout.fsdp in ("grad", "full") else [0] * len(part)
 
     def _kept_bytes(self, block: Block) -> int:
         """What a microbatch leaves in memory."""

@@ -2,11 +2,12 @@
 memory of each rank (the latter in :mod:`memwall.simulate.rank_memory`).
 
 The pipeline of microbatches is simulated (:mod:`memwall.simulate.pipeline`). Gradients are summed over the replicas
-block by block while the last backward pass runs, and what does not fit next to it is exposed; weights that are sharded
-are gathered one block ahead. Both run in streams (:mod:`memwall.simulate.streams`), where a collective takes its
-multiprocessors from the blocks next to it: what these take longer counts as exposed, too. Of exchanges of parts of a
-product (asynchronous tensor parallelism) three quarters of what could be hidden is. Ranks that share products send a
-part each of what the next stage reads, which is gathered there.
+block by block while the last backward pass runs (with ``fsdp=grad`` and ``full`` that of each microbatch), and what
+does not fit next to it is exposed; weights that are sharded are gathered one block ahead. Both run in streams
+(:mod:`memwall.simulate.streams`), where a collective takes its multiprocessors from the blocks next to it: what these
+take longer counts as exposed, too. Of exchanges of parts of a product (asynchronous tensor parallelism) three quarters
+of what could be hidden is. Ranks that share products send a part each of what the next stage reads, which is gathered
+there.
 
 With ``a2a_overlap`` a backward pass and the forward pass that follows it, of another microbatch, run together, and take
 the longer of what both compute and of the messages of both to experts of other ranks and back, which take their
@@ -157,7 +158,7 @@ class _Job(Ranks):
         weight = _sum(block.weight for block in part)
         forward_s = self._pass_s([block.forward for block in part])
         backward_s = self._pass_s([self._whole_backward(block) for block in reversed(part)])
-        if self.layout.fsdp == "full" and self.layout.replicas > 1:
+        if self.layout.sums_each and self.layout.replicas > 1:
             forward_s, backward_s = self._sharded(part, forward_s, backward_s)
         weight_s = weight.busy_s + self._accumulate_s(part)
         hidden = self._hidden_s(part, forward_s, backward_s) if self.layout.a2a_overlap else (0.0, 0.0)
@@ -207,9 +208,9 @@ class _Job(Ranks):
         return {"none": Work(), "selective": block.core, "full": block.forward}[self.layout.recompute]
 
     def _accumulate_s(self, part: Iterable[Block]) -> float:
-        """Gradients of a microbatch are added to those of the ones before."""
-        trained = merged(part).trained.parameters
-        return self._memory_s(self.state.accumulate * trained) if self.layout.microbatches > 1 else 0.0
+        """Gradients of a microbatch are added to those of the ones before, or a share of them to a share."""
+        added = self.added_up(merged(part))
+        return self._memory_s(self.state.accumulate * added) if self.layout.microbatches > 1 else 0.0
 
     def _memory_s(self, nbytes: float) -> float:
         gpu = hardware_of(self.cluster)
@@ -252,14 +253,15 @@ class _Job(Ranks):
         return self._between_s(self.gathers(block))
 
     def _sharded(self, part: Sequence[Block], forward_s: float, backward_s: float) -> tuple[float, float]:
-        """Forward and backward where each layer's weights are gathered before it, and its gradients summed after. What
-        stands around the layers is gathered before forward, kept, and its gradients are summed in the end."""
+        """Forward and backward where each layer's weights, if they are sharded, are gathered before it, and its
+        gradients summed after. What stands around the layers is gathered before forward, kept, and its gradients are
+        summed in the end."""
         ends = merged([block for block in part if self.is_end(block)])
+        gather_s = self._gather_s if self.layout.fsdp == "full" else lambda block: 0.0
         gathers, reduces = (
-            [0.0 if self.is_end(block) else seconds(block) for block in part]
-            for seconds in (self._gather_s, self._reduce_s)
+            [0.0 if self.is_end(block) else seconds(block) for block in part] for seconds in (gather_s, self._reduce_s)
         )
-        first = [self._gather_s(ends) + gathers[0], *gathers[1:]]
+        first = [gather_s(ends) + gathers[0], *gathers[1:]]
         last = [self._reduce_s(ends) + reduces[0], *reduces[1:]]
         if not self.overlap:
             return forward_s + sum(first), backward_s + sum(gathers) + sum(last)
@@ -271,10 +273,9 @@ class _Job(Ranks):
 
     def exposed_s(self, rank: int) -> float:
         """Seconds after a rank's last backward until the gradients are summed and the weights are whole again."""
-        blocks, layout = self.of_rank(rank), self.layout
-        tied_s = self._tied_s(rank)
-        if layout.fsdp == "full":
-            return tied_s
+        blocks, tied_s = self.of_rank(rank), self._tied_s(rank)
+        if self.layout.sums_each:
+            return tied_s + self._regather_s(blocks)
         if not self.overlap:
             return tied_s + self._reduce_s(merged(blocks)) + self._regather_s(blocks)
         last = self.parts[rank][::-1]  # the chunk whose backward is last
@@ -286,7 +287,7 @@ class _Job(Ranks):
 
     def _regather_s(self, blocks: Sequence[Block]) -> float:
         """Until weights that were updated in shares are whole: with overlap, while the next forward pass runs."""
-        if self.layout.fsdp != "grad":
+        if self.layout.fsdp not in ("optimizer", "grad"):
             return 0.0
         gather_s, beside_s = self._gather_s(merged(blocks).trained), _sum(block.forward for block in blocks).busy_s
         return self._streamed_s([beside_s], [Sent(gather_s)]) - beside_s if self.overlap else gather_s
@@ -313,7 +314,9 @@ class _Job(Ranks):
     # -- a rank --------------------------------------------------------------------------------------------------------
 
     def optimizer_s(self, rank: int) -> float:
-        return self._memory_s(self._updated(self._held(rank)) * self.state.update_bytes)
+        """The update, and gradients set to zero."""
+        held, state = self._held(rank), self.state
+        return self._memory_s(self.updated(held) * state.update_bytes + self.added_up(held) * state.gradient)
 
     def tensor_s(self, rank: int) -> float:
         """Seconds of exposed communication within layers, in a step."""

@@ -318,9 +318,12 @@ class _Search:
             every[0].parameters + layers * layout.chunks * min(block.parameters for block in every[1:-1])
             for every in (whole.every, [block.trained for block in whole.every])
         )
-        shards = layout.replicas if layout.fsdp != "none" else 1
-        nbytes = trained * (state.gradient + state.optimizer) / shards
-        held = (nbytes + own * state.weight / (shards if layout.fsdp == "full" else 1)) / (layout.tp * layout.ep)
+        gradients, optimizer, weights = (
+            layout.replicas if layout.fsdp in kinds else 1
+            for kinds in (("grad", "full"), ("optimizer", "grad", "full"), ("full",))
+        )
+        nbytes = trained * (state.gradient / gradients + state.optimizer / optimizer) + own * state.weight / weights
+        held = nbytes / (layout.tp * layout.ep)
         if blocks is not None:
             count = in_flight(layout.pp, layout.chunks, layout.microbatches, layout.schedule)[0]
             held += count * layers * min(block.kept_bytes(layout.recompute) for block in blocks.layers)

@@ -90,6 +90,27 @@ def test_what_would_help_is_what_its_option_shows(profile):
     assert "Host-bound: twice the host's speed would save" in " ".join(profile("--parallel", layout).out.split())
 
 
+@pytest.mark.defect("7")
+@pytest.mark.parametrize(("shared", "sums"), [("optimizer", 1), ("grad", 8), ("full", 8)])
+def test_how_often_gradients_are_summed(profile, shared, sums):
+    """Gradients of which each replica keeps a share were said to be summed once a step, whatever the microbatches."""
+    made = profile("--parallel", f"dp=4,fsdp={shared},microbatches=8", "--cluster", "dgx-h100", "--json")
+    layer = 4 * (2 * 64 + 2 * 64 * 256 + 256 + 64)  # four bytes each, of four layers
+    counts = {(row["op"], row["bytes"]): row["count"] for row in json.loads(made.out)["collectives"]}
+    assert counts["reduce_scatter", layer] == 4 * sums
+
+
+@pytest.mark.defect("5")
+def test_utilization_is_of_what_the_cast_multiplies_with(run, tmp_path):
+    """The peak of a layout was looked up by the option's name of a dtype, which no pipe has, and float32's taken."""
+    path = tmp_path / "model.py"
+    path.write_text(MODEL.replace(".bfloat16()", "").replace(", dtype=torch.bfloat16", ""), encoding="utf-8")
+    words = ("--parallel", "dp=8", "--cluster", "dgx-h100", "--autocast", "bf16", "--json")
+    found = json.loads(run("profile", path, "-q", *words).out)
+    used = found["model_flops"] / found["time_s"] / 8 / 989.4e12  # the H100's datasheet
+    assert (found["mfu"], found["hfu"]) == pytest.approx((used, used))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

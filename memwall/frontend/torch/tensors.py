@@ -64,7 +64,7 @@ def accumulator_hooks(tensor: torch.Tensor) -> list[Callable[..., Any]]:
         return []
     node = torch.autograd.graph.get_gradient_edge(tensor).node
     own = node.register_hook(lambda *gradients: None)
-    known = [hook for number, hook in own.hooks_dict_ref().items() if number != own.id]
+    known = [hook for number, hook in (own.hooks_dict_ref() or {}).items() if number != own.id]
     own.remove()
     return known
 

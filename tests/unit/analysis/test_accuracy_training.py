@@ -50,7 +50,7 @@ def test_megatron(steps):
         + "H100 2024 weak scaling (MCore r0.8),16B,H100-80GB-SXM (Eos),48,6144,32,4,1,48,192,4096,131072,model,849.8\n"
     )
     assert [str(row.layout) for row in rows] == [
-        "tp=8,pp=2,dp=32,microbatches=48,recompute=full", "tp=4,sp,dp=48,fsdp=grad,microbatches=4,async",
+        "tp=8,pp=2,dp=32,microbatches=48,recompute=full", "tp=4,sp,dp=48,fsdp=optimizer,microbatches=4,async",
     ]  # fmt: skip
     assert (rows[0].sizes.heads, rows[0].sizes.fused, rows[1].sizes.fused) == (64, False, True)
 
@@ -102,9 +102,9 @@ def test_recipes_of_nvidia(tmp_path):
     found = read_measured(path)
     assert not found.skipped
     large, sharded, narrow = found.steps
-    assert (narrow.sizes.products, str(narrow.layout)) == ("fp4", "tp=2,sp,pp=4,dp=8,fsdp=grad,microbatches=32,"
+    assert (narrow.sizes.products, str(narrow.layout)) == ("fp4", "tp=2,sp,pp=4,dp=8,fsdp=optimizer,microbatches=32,"
                                                            "schedule=interleaved:5,async")  # fmt: skip
-    wanted = "tp=8,sp,pp=8,dp=8,fsdp=grad,cp=2,microbatches=192,schedule=interleaved:8,async"
+    wanted = "tp=8,sp,pp=8,dp=8,fsdp=optimizer,cp=2,microbatches=192,schedule=interleaved:8,async"
     assert (str(large.layout), large.cluster.name, large.sizes.products) == (wanted, "dgx-h100", "fp8")
     assert (str(sharded.layout), sharded.cluster.name) == ("dp=64,fsdp=full,microbatches=2", "gb200-nvl72")
     whole, again = sharded._step(sharded.layout), sharded.step()

@@ -14,7 +14,7 @@ from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
 from memwall.frontend.torch import TraceOptions
 from memwall.frontend.workload import Workload
-from memwall.hardware.cluster import load_cluster
+from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.perfmodel.collectives import collective_s
 from memwall.simulate.blocks import Block, Blocks, Work
 from memwall.simulate.training import training_step
@@ -156,6 +156,39 @@ def test_sharded_weights_wait_for_the_first_gather_and_the_last_sum():
         Blocks(Block(), (layer,) * 4, Block()), Parallelism(dp=8, fsdp="full"), CLUSTER, overlap=False
     )
     assert waits.pipeline.time_s == pytest.approx(12 + 8 * gather_s + 4 * reduce_s)
+
+
+@pytest.mark.defect("7")
+@pytest.mark.parametrize("microbatches", [1, 8])
+def test_shared_gradients_are_summed_in_each_microbatch(microbatches):
+    """Of shared gradients memory held a share, messages were those of whole ones, one a step, and time added up whole
+    ones: three algorithms in one layout.
+
+    Four layers of 250 million numbers on eight GPUs. A microbatch computes 12 s, waits for the last layer's sum, and
+    adds its share; of what the other three hide behind, messages take 24 of 108 multiprocessors. The weights, 2 bytes
+    each, are gathered while the next step's forward runs."""
+    layer = Block(Work(1.0), Work(2.0), parameters=250_000_000)
+    layout = Parallelism(dp=8, fsdp="grad", microbatches=microbatches)
+    found = training_step(Blocks(Block(), (layer,) * 4, Block()), layout, CLUSTER)
+    reduce_s = collective_s("reduce_scatter", 1e9, 8, CLUSTER).time_s
+    gather_s = collective_s("all_gather", 2e9, 8, CLUSTER).time_s
+    gpu = hardware_of(CLUSTER)
+    added_s = 10 * 1e9 / 8 / (gpu.dram_bytes_per_s * gpu.achievable["dram"]) * (microbatches > 1)
+    waited_s = microbatches * (12 + reduce_s + 3 * reduce_s * 24 / 108 + added_s)
+    assert found.pipeline.time_s + found.exposed_s == pytest.approx(waited_s + gather_s * 24 / 108)
+    assert (found.memory[0].gradients, found.memory[0].gathered) == (4e9 / 8, 1e9)
+
+
+def test_a_shared_optimizer_keeps_whole_gradients():
+    """ZeRO-1 holds the gradients of all microbatches and sums them once; the optimizer's 12 bytes are shared."""
+    layer = Block(Work(1.0), Work(2.0), parameters=250_000_000)
+    blocks = Blocks(Block(), (layer,) * 4, Block())
+    found = training_step(blocks, Parallelism(dp=8, fsdp="optimizer", microbatches=8), CLUSTER)
+    memory = found.memory[0]
+    assert (memory.weights, memory.gradients, memory.optimizer, memory.gathered) == (2e9, 4e9, 12e9 / 8, 0)
+    reduce_s = collective_s("reduce_scatter", 1e9, 8, CLUSTER).time_s
+    gather_s = collective_s("all_gather", 2e9, 8, CLUSTER).time_s
+    assert found.exposed_s == pytest.approx(reduce_s + 3 * reduce_s * 24 / 108 + gather_s * 24 / 108)
 
 
 def test_weights_are_summed_between_those_that_have_the_same():

@@ -190,7 +190,7 @@ def _megatron(record: Record) -> TrainingSample:
     sizes = Sizes(width, size(record, "n_layers"), heads, size(record, "vocab"), size(record, "seq_len"),
                   fused=is_new, dropout=0.0 if is_new else 0.1)  # fmt: skip
     layout = Parallelism(tp=tp, sp=is_new and tp > 1, pp=size(record, "pp"), dp=dp, microbatches=sequences // batch,
-                         recompute="none" if is_new else "full", fsdp="grad" if is_new else "none",
+                         recompute="none" if is_new else "full", fsdp="optimizer" if is_new else "none",
                          async_tp=is_new and tp > 1)  # fmt: skip
     cluster = load_cluster(known(_CLUSTERS, record["gpu"], "GPU"))
     return _sample(MEGATRON.name, record, cluster, cluster.gpu, table, "bfloat16" if is_new else "float16", sizes,
@@ -220,7 +220,8 @@ def _bridge(record: Record) -> TrainingSample:
     layout = Parallelism(
         tp=tp, sp=tp > 1, pp=pp, cp=cp, dp=dp, ep=ep, microbatches=_count(record, "gbs") // (batch * dp),
         chunks=chunks if pp > 1 else 1, schedule="interleaved" if pp > 1 < chunks else "1f1b",
-        fsdp="full" if record["fsdp"] and float(record["fsdp"]) else "grad", async_tp=tp > 1,
+        fsdp="full" if record["fsdp"] and float(record["fsdp"]) else "optimizer",
+        async_tp=tp > 1,
     )  # fmt: skip
     if sizes.latents and tp > 1:
         raise Skip("latent attention, which tp does not divide here")
