@@ -50,6 +50,18 @@ def sent_s(cost: Cost, gpu: Gpu) -> tuple[float, float]:
     return sum(each.time_s for each in found), sum(each.bound_s for each in found)
 
 
+def ways_of(cost: Cost, gpu: Gpu) -> tuple[str, ...]:
+    """What a cost occupies: ``""`` the GPU itself; of the link that its messages cross the way out, the way in, or
+    both, as links are full duplex and a transfer goes one way."""
+    link = link_of(cost, gpu)
+    messages = [launch for launch in cost.launches if isinstance(launch, Message)]
+    if not link:
+        return ("",)
+    if any(message.op != "send_recv" for message in messages):
+        return f"{link} out", f"{link} in"
+    return (f"{link} in" if cost.write_bytes else f"{link} out",)
+
+
 def link_of(cost: Cost, gpu: Gpu) -> str:
     """The outermost link that a cost's messages cross; "" where it has none."""
     message = next((launch for launch in cost.launches if isinstance(launch, Message)), None)

@@ -15,7 +15,7 @@ from memwall.hardware.host import Host, Work
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.registry import class_order
-from memwall.perfmodel.collectives import link_of
+from memwall.perfmodel.collectives import link_of, ways_of
 from memwall.simulate.issue import work_of
 from memwall.simulate.launch_queue import Step
 from memwall.simulate.memory import MemoryPeak, memory_peak, reuse_distances
@@ -107,6 +107,10 @@ class PlanContext:
     def links(self, gpu: Gpu) -> Sequence[str]:
         """What each kind of kernels occupies: ``""`` the GPU itself, or the outermost link that a message crosses."""
         return [link_of(kind.group.cost, gpu) for kind in self.kinds]
+
+    def ways(self, gpu: Gpu) -> Sequence[tuple[str, ...]]:
+        """Of each kind of kernels what it occupies, as :func:`memwall.perfmodel.collectives.ways_of` says."""
+        return [ways_of(kind.group.cost, gpu) for kind in self.kinds]
 
     def issued(self, launch: str) -> Issued:
         """How the host issues the kernels."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from itertools import repeat
+from itertools import chain, repeat
 from operator import add
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute
 from memwall.simulate.launch_queue import Step
 from memwall.simulate.memory import MemoryPeak, reserved_bytes
 from memwall.simulate.plan_context import Issued, Kind, PlanContext
-from memwall.simulate.streams import Overlap, Sides, sides_of
+from memwall.simulate.streams import Needs, Overlap, sides_of
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,17 @@ def simulate(
     GPUs."""
     context = context or PlanContext.of(graph, plan)
     known = _predictions(graph, as_launched(gpu, launch), context)
-    issued, host, links = context.issued(launch), gpu.host, context.links(gpu)
+    issued, host, ways = context.issued(launch), gpu.host, context.ways(gpu)
     steps = issued.steps(host, [each.time_s for each in known], is_lone=launch in ("call", "replay"))
-    sides = [*map(sides_of, known, (kind.group.cost for kind in context.kinds), links, repeat(gpu))]
-    ran = _queued(context, issued, steps, links, sides, launch)
+    links, costs = context.links(gpu), [kind.group.cost for kind in context.kinds]
+    needs = [*map(Needs, links, map(sides_of, known, costs, links, repeat(gpu)), ways)]
+    ran = _queued(context, issued, steps, needs, launch)
     fast_s = slow_s = ran.time_s
     if host.varies:
         scaled = ([each.scaled(factor) for each in steps] for factor in (host.low, host.high))
-        fast_s, slow_s = (_queued(context, issued, some, links, sides, launch).time_s for some in scaled)
+        fast_s, slow_s = (_queued(context, issued, some, needs, launch).time_s for some in scaled)
     kernels = Kernels(plan, context, known, issued.seconds(host), ran)
-    totals = _totals(gpu, context, known, ran.time_s, (fast_s, slow_s), links)
+    totals = _totals(gpu, context, known, ran.time_s, (fast_s, slow_s), ways)
     return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan, launch)
 
 
@@ -154,12 +155,12 @@ def as_launched(gpu: Gpu, launch: str) -> Gpu:
     return replace(gpu, host=Host.uniform(0.0)) if launch == "graph" else gpu
 
 
-def _queued(context: PlanContext, issued: Issued, of_kind: Sequence[Step], links: Sequence[str],
-            sides: Sequence[Sides], launch: str) -> Overlap:  # fmt: skip
-    """How the kernels wait and overlap; by kind of them: ``links``, what each occupies; ``sides``, what it needs."""
+def _queued(
+    context: PlanContext, issued: Issued, of_kind: Sequence[Step], needs: Sequence[Needs], launch: str
+) -> Overlap:
+    """How the kernels wait and overlap; by kind of them what each needs."""
     steps, order = [of_kind[number] for number in issued.order], context.order
-    needs = [sides[number] for number in order] if sides else []
-    return context.lanes.run(steps, [links[number] for number in order], needs, launch in ("call", "replay"))
+    return context.lanes.run(steps, [needs[number] for number in order], launch in ("call", "replay"))
 
 
 class Kernels(Sequence[Estimate]):
@@ -251,9 +252,9 @@ def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Predictio
 
 def _totals(
     gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s: float, hosts_s: tuple[float, float],
-    links: Sequence[str],
+    ways: Sequence[tuple[str, ...]],
 ) -> Totals:  # fmt: skip
-    """The sums. ``hosts_s``: the time with the fastest and the slowest host that the interval allows; ``links``: what
+    """The sums. ``hosts_s``: the time with the fastest and the slowest host that the interval allows; ``ways``: what
     each kind of kernels occupies while others run."""
 
     def total(of_kind: Iterable[float], kernels: Sequence[int]) -> float:
@@ -262,7 +263,7 @@ def _totals(
 
     bound_s = total((k.bound_s for k in known), context.order)
     if context.lanes.overlap:  # what runs at the same time: the longest
-        each_s = [[k.bound_s * (of == link) for k, of in zip(known, links, strict=True)] for link in set(links)]
+        each_s = [[k.bound_s * (way in of) for k, of in zip(known, ways, strict=True)] for way in {*chain(*ways)}]
         bound_s = max(total(seconds, context.order) for seconds in each_s)
     resident = [min(kind.resident_bytes(gpu), kind.group.cost.read_bytes) for kind in context.kinds]
     matrix_s = [*map(_matrix_s, context.kinds, known, repeat(gpu))]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from memwall.core.graph import Graph
 from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu
-from memwall.perfmodel.collectives import link_of
+from memwall.perfmodel.collectives import ways_of
 from memwall.perfmodel.roofline import on_chip_s
 
 #: a window ends when its traffic exceeds so many times the size of L2; the other cut is one window for the whole step
@@ -29,9 +29,9 @@ _L2_SIZES = 8
 
 
 class _Kernel(NamedTuple):
-    #: seconds with all operands in L2, and what it occupies in them: ``""`` the GPU, or a link
+    #: seconds with all operands in L2, and what it occupies in them: ``""`` the GPU, or the ways of a link
     on_chip_s: float
-    link: str
+    ways: tuple[str, ...]
     #: storage -> bytes that it certainly reads, or writes: 0 where nobody knows
     reads: dict[int, int]
     writes: dict[int, int]
@@ -44,13 +44,13 @@ class _Kernel(NamedTuple):
 
 def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
     """Seconds that no run of the plan can beat on this GPU, whatever its L2 keeps."""
-    known: dict[int, tuple[float, str]] = {}
+    known: dict[int, tuple[float, tuple[str, ...]]] = {}
     kernels, streams = list[_Kernel](), defaultdict[int, list[_Kernel]](list)
     touching = defaultdict[int, set[int]](set)
     for group in plan.groups:
         cost, stream = group.cost, graph.ops[group.op_ids[0]].stream
         if id(cost) not in known:
-            known[id(cost)] = on_chip_s(cost, gpu), link_of(cost, gpu)
+            known[id(cost)] = on_chip_s(cost, gpu), ways_of(cost, gpu)
         reads = _certain(graph, group.reads, cost.least_read_bytes)
         kernels.append(_Kernel(*known[id(cost)], reads, _certain(graph, group.writes, cost.write_bytes)))
         streams[stream].append(kernels[-1])
@@ -60,7 +60,8 @@ def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
         return _longest_s(graph, kernels, gpu)
     occupied_s = defaultdict[str, float](float)
     for kernel in kernels:
-        occupied_s[kernel.link] += kernel.on_chip_s
+        for way in kernel.ways:
+            occupied_s[way] += kernel.on_chip_s
     apart = {storage for storage, found in touching.items() if len(found) == 1}
     each_s = [_longest_s(graph, [kernel.of(apart) for kernel in those], gpu) for those in streams.values()]
     moving = [kernel._replace(on_chip_s=0.0) for kernel in kernels]

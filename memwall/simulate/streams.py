@@ -1,11 +1,11 @@
 """Streams on one GPU: kernels that run while a link carries messages, and what of the messages nothing hides.
 
 A stream runs its kernels in order, each after those of other streams that it waits for. The GPU computes one kernel at
-a time, whichever stream is ready first, so that streams add no arithmetic; each link carries one message at a time,
-while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under way then,
-first to those that the next kernel waits for (they are exposed), and what remains to that kernel: it waits for the CPU.
-So the seconds of all kernels add up to those of the step. A message under way takes a share of the multiprocessors and
-of the memory's bandwidth from the kernels next to it, and is charged what they take longer.
+a time, whichever stream is ready first, so that streams add no arithmetic; each link carries one message at a time each
+way, while the GPU computes. Seconds in which the GPU computes nothing are charged to the messages that are under way
+then, first to those that the next kernel waits for (they are exposed), and what remains to that kernel: it waits for
+the CPU. So the seconds of all kernels add up to those of the step. A message under way takes a share of the
+multiprocessors and of the memory's bandwidth from the kernels next to it, and is charged what they take longer.
 """
 
 from __future__ import annotations
@@ -39,15 +39,29 @@ def sides_of(known: Prediction, cost: Cost, link: str, gpu: Gpu) -> Sides:
     return Sides(*taken_shares(crossed, gpu, cost.bytes / known.time_s if known.time_s else 0.0))
 
 
+class Needs(NamedTuple):
+    """What a kernel needs: the link that it occupies, ``""`` the GPU itself; what it needs, or takes, of the GPU; and
+    which ways of the link it takes, if not all."""
+
+    link: str = ""
+    sides: Sides = Sides()
+    ways: tuple[str, ...] = ()
+
+
 class Streamed(NamedTuple):
-    """A kernel in its stream: what it occupies, ``""`` the GPU itself or the name of a link, the numbers of the kernels
-    that it waits for, and what it needs, or takes, of the GPU."""
+    """A kernel in its stream, with the numbers of the kernels that it waits for; the others as of :class:`Needs`."""
 
     step: Step
     stream: int = 0
     link: str = ""
     waits: tuple[int, ...] = ()
     sides: Sides = Sides()
+    ways: tuple[str, ...] = ()
+
+    @property
+    def occupied(self) -> tuple[str, ...]:
+        """What nothing else occupies while it runs."""
+        return self.ways or (self.link,)
 
     def slowed(self, messages: Sequence[Streamed]) -> float:
         """How many times longer a kernel takes next to messages."""
@@ -126,7 +140,7 @@ def _dispatch(kernels: Sequence[Streamed], ahead_s: float) -> tuple[list[Span], 
     for i, each in enumerate(kernels):
         rows.setdefault(each.stream, []).append(i)
     heads = dict.fromkeys(rows, 0)
-    free = dict.fromkeys((each.link for each in kernels), ahead_s)
+    free = dict.fromkeys((way for each in kernels for way in each.occupied), ahead_s)
     after = dict.fromkeys(rows, ahead_s)
     gpu = _Gpu(kernels, issued)
     spans = gpu.spans
@@ -136,11 +150,12 @@ def _dispatch(kernels: Sequence[Streamed], ahead_s: float) -> tuple[list[Span], 
             i = rows[stream][place]
             if all(j in spans for j in kernels[i].waits):
                 ready_s = max(issued[i], after[stream], *(spans[j][1] for j in kernels[i].waits))
-                ready.append((max(ready_s, free[kernels[i].link]), ready_s, i))
+                ready.append((max(ready_s, *(free[way] for way in kernels[i].occupied)), ready_s, i))
         begin_s, _, i = min(ready)
         stream = kernels[i].stream
         for j in gpu.begin(i, begin_s):
-            free[kernels[j].link] = after[kernels[j].stream] = gpu.spans[j][1]
+            after[kernels[j].stream] = gpu.spans[j][1]
+            free |= dict.fromkeys(kernels[j].occupied, gpu.spans[j][1])
         heads[stream] += 1
         if heads[stream] == len(rows[stream]):
             del heads[stream]
@@ -232,11 +247,13 @@ class Lanes:
         """Whether any kernels may run at the same time."""
         return bool(self.waits)
 
-    def run(self, steps: Sequence[Step], links: Sequence[str], sides: Sequence[Sides], lone: bool) -> Overlap:
-        """The kernels of a step, a ``lone`` one on an idle GPU or one in a loop; ``links``: what each occupies;
-        ``sides``: what it needs, or takes, of the GPU."""
+    def run(self, steps: Sequence[Step], needs: Sequence[Needs], lone: bool) -> Overlap:
+        """The kernels of a step and what each needs; a ``lone`` one on an idle GPU or one in a loop."""
         if self.overlap:
-            kernels = list(map(Streamed, steps, self.streams, links, self.waits, sides))
+            kernels = [
+                Streamed(step, stream, need.link, waits, need.sides, need.ways)
+                for step, stream, need, waits in zip(steps, self.streams, needs, self.waits, strict=True)
+            ]
             return overlapped(kernels) if lone else overlapped_in_loop(kernels)
         waits, time_s = queue(steps) if lone else step_in_loop(steps)
         return Overlap(waits, [0.0] * len(steps), time_s)

@@ -27,8 +27,16 @@ from memwall.frontend.torch.dtensors import forget_meshes
 from memwall.frontend.torch.flat_shards import constructing
 from memwall.frontend.torch.streams import Streams
 from memwall.frontend.workload.blame import is_machinery
-from memwall.ops.collective import sent
+from memwall.ops.collective import receives, sent
 from memwall.ops.signatures import Signature
+
+_BATCHED = dist.batch_isend_irecv if dist.is_available() else None
+
+
+def _together(operations: Any) -> Any:
+    """``torch.distributed.batch_isend_irecv``, whose messages NCCL sends in one kernel over full-duplex links."""
+    with Streams.active.together():
+        return _BATCHED(operations)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -58,6 +66,8 @@ def fake_groups() -> Iterator[None]:
             _init(*args, **kwargs)
             stack.enter_context(constructing())
 
+        for home in (dist, dist.distributed_c10d):
+            stack.enter_context(patch.object(home, "batch_isend_irecv", _together))
         stack.enter_context(patch.dict(dist.Backend.backend_capability, _DEVICES))
         if "torch.distributed.fsdp" in sys.modules:
             stack.enter_context(constructing())
@@ -231,7 +241,8 @@ def sending(streams: Streams, signature: Signature, out: Any, attributes: list[t
     members = sorted({dist.get_rank(), *peers}) if peers else ranks
     said |= {"ranks": len(members), "group": ranks_text(members)}
     attributes[:] = [item for item in said.items() if item[0] not in ("timeout", "reduce_op")]
-    with contextlib.nullcontext() if waits else streams.issuing_to(said["group"]):
+    way = receives(signature.name) if streams.in_batch else None
+    with contextlib.nullcontext() if waits else streams.issuing_to((said["group"], way)):
         yield
     handle = out[-1] if isinstance(out, (tuple, list)) and out else out
     if isinstance(handle, torch.ScriptObject):

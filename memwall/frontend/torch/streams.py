@@ -46,6 +46,8 @@ class Streams:
         self._written: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._works: dict[int, tuple[Any, int]] = {}
+        #: messages in and out are one group of NCCL's
+        self.in_batch = False
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -80,6 +82,15 @@ class Streams:
         """The current stream waits for the op of a handle."""
         if id(work) in self._works:
             self.wait(self.current, self._works[id(work)][1])
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """While open, messages in and out run next to each other, as those of one group of NCCL's do."""
+        self.in_batch = True
+        try:
+            yield
+        finally:
+            self.in_batch = False
 
     @contextlib.contextmanager
     def issuing_to(self, group: Hashable) -> Iterator[None]:

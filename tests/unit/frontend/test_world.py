@@ -674,6 +674,44 @@ def test_a_program_waits_where_it_says(wait, stream, waiting):
     assert {op.name: op.waits for op in ops[2:] if op.waits} == waiting
 
 
+class RingStep(nn.Module):
+    """A message to one rank and one from another, or back from the same, called together or one by one."""
+
+    def __init__(self, source: int, together: bool = True):
+        super().__init__()
+        dist.init_process_group("nccl")
+        self.source, self.together = source, together
+
+    def forward(self, x):
+        received = torch.empty_like(x)
+        if self.together:
+            calls = [dist.P2POp(dist.isend, x, 1), dist.P2POp(dist.irecv, received, self.source)]
+            works = dist.batch_isend_irecv(calls)
+        else:
+            works = [dist.isend(x, 1), dist.irecv(received, self.source)]
+        for work in works:
+            work.wait()
+        return received + x
+
+
+@pytest.mark.defect("38")
+@pytest.mark.parametrize("source", [7, 1])
+def test_messages_in_and_out_take_the_time_of_one(source):
+    """A link carried one message at a time, whichever way it went: what NCCL sends and receives in one kernel over a
+    full-duplex link took twice as long."""
+    made = profiled(lambda: RingStep(source), torch.zeros(16, 1024, 1024), mode="inference")
+    _, sent_s, exposed_s = waited(made)
+    assert exposed_s == pytest.approx(sent_s / 2, rel=1e-3)
+    assert made.step_bound_s(made.simulations[0]) <= made.simulations[0].totals.time_s
+
+
+def test_messages_of_two_ranks_one_by_one_wait_for_each_other():
+    """Two ranks have one communicator, in which calls of their own run one after another."""
+    made = profiled(lambda: RingStep(1, together=False), torch.zeros(16, 1024, 1024), mode="inference")
+    _, sent_s, exposed_s = waited(made)
+    assert exposed_s == pytest.approx(sent_s, rel=1e-3)
+
+
 def test_messages_between_two_ranks_name_both():
     class Pass(nn.Module):
         def forward(self, x):
