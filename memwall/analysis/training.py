@@ -48,16 +48,18 @@ def trace_rank(
     """
     from memwall.frontend.torch import trace
 
-    shares = dict[str, None]()
+    shares, heads = dict[str, None](), dict[str, int]()
     if layout.traced != Parallelism():
-        workload = _of_rank(workload, layout, options, split, shares)
+        workload = _of_rank(workload, layout, options, split, shares, heads)
     try:
         traced = trace(replace(workload, optimizer=None), replace(options, mode="training"), warn)
     except UsageError as error:
         if layout.tp == 1 or str(error).startswith(("tp=", "sp", "cp", "ep")):
             raise
+        if undivided := [f"{name}={count}" for name, count in heads.items() if count % layout.tp]:
+            raise UsageError(f"tp={layout.tp} does not divide {' and '.join(undivided)} of the model") from None
         hint = (
-            "its heads, of keys too, must be as many as the ranks or more, and counted by -1 or by an attribute such as"
+            "its heads, of keys too, must be a multiple of the ranks, and counted by -1 or by an attribute such as"
             " n_heads, of which a rank has a share"
         )
         told = f"tp={layout.tp}" + ",sp" * layout.sp
@@ -103,10 +105,12 @@ def split_of(workload: Workload, options: TraceOptions) -> Split:
 
 
 def _of_rank(
-    workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None, shares: dict[str, None]
-) -> Workload:
-    """The workload whose model is that of one rank; ``shares`` gets the names of its shares of parameters."""
-    from memwall.frontend.sharding import Split, shares_of, split_module
+    workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None, shares: dict[str, None],
+    heads: dict[str, int],
+) -> Workload:  # fmt: skip
+    """The workload whose model is that of one rank; ``shares`` gets the names of its shares of parameters, ``heads``
+    what the whole model says of its heads."""
+    from memwall.frontend.sharding import Split, heads_of, shares_of, split_module
     from memwall.frontend.torch.build import build_module
 
     if split is None:
@@ -115,6 +119,7 @@ def _of_rank(
     def model() -> Any:
         source = workload.model
         whole = source() if not hasattr(source, "parameters") else build_module(source, "meta", print).module
+        heads.update(heads_of(whole))
         made = split_module(whole, split, layout)
         shares.update(dict.fromkeys(shares_of(made)))
         return made

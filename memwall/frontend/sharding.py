@@ -231,6 +231,14 @@ def _split_products(module: nn.Module, split: Split, tp: int, sequence: bool) ->
             become(module.get_submodule(_of_block(max((row for _, row in split.groups), key=_number))), "exit")
 
 
+def heads_of(module: nn.Module) -> dict[str, int]:
+    """What a model's configuration says of its heads, by name."""
+    config: Any = getattr(module, "config", None)
+    config = getattr(config, "text_config", config)
+    counts = {name: getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")}
+    return {name: count for name, count in counts.items() if type(count) is int}
+
+
 def shares_of(module: nn.Module) -> list[str]:
     """The names of the parameters of which a rank's module has a share."""
     named = module.named_parameters(remove_duplicate=False)

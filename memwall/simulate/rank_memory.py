@@ -131,9 +131,9 @@ class Ranks:
 
     @cached_property
     def parts(self) -> list[tuple[Block, ...]]:
-        """The blocks of each stage."""
+        """The blocks of each stage; one that holds nothing where a stage has none."""
         every = self.blocks.every
-        return [every[stage.start : stage.stop] for stage in self.numbers]
+        return [every[stage.start : stage.stop] or (Block(),) for stage in self.numbers]
 
     def of_rank(self, rank: int) -> list[Block]:
         return [block for k in range(rank, self.count, self.layout.pp) for block in self.parts[k]]
@@ -203,7 +203,11 @@ class Ranks:
         layers and of two of these, and gradients that are not scattered yet, those around the layers in the end."""
         weight, gradient = self.state.weight * (self.layout.fsdp == "full"), self.state.gradient
         ends = merged(block for block in part if self.is_end(block)).parameters
-        layer, later, found = max(block.parameters for block in part if not self.is_end(block)), 0, list[int]()
+        layer, later, found = (
+            max((block.parameters for block in part if not self.is_end(block)), default=0),
+            0,
+            list[int](),
+        )
         for block in reversed(part):
             is_last = block is self.blocks.after
             own = 0 if is_last else block.trained.parameters

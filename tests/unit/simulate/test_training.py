@@ -191,6 +191,21 @@ def test_a_shared_optimizer_keeps_whole_gradients():
     assert found.exposed_s == pytest.approx(reduce_s + 3 * reduce_s * 24 / 108 + gather_s * 24 / 108)
 
 
+@pytest.mark.defect("9")
+@pytest.mark.parametrize("stages", [(4, 4, 0), (4, 0, 4)])
+@pytest.mark.parametrize("shared", ["none", "full"])
+def test_a_stage_may_hold_no_layer(stages, shared):
+    """Layouts of published recipes leave a chunk without layers, and the largest of none was asked for.
+
+    Eight layers of 1,000 numbers, none in one of three stages: it computes nothing, holds nothing and passes on."""
+    layout = Parallelism(pp=3, dp=2, microbatches=6, fsdp=shared)
+    found = training_step(Blocks(Block(), (LAYER,) * 8, Block(), stages=stages), layout, CLUSTER, state="bf16")
+    empty = stages.index(0)
+    assert found.memory[empty].total == 0
+    assert found.pipeline.busy_s[empty] == pytest.approx(0, abs=1e-3)
+    assert found.time_s >= 6 * 12 + 12  # two stages of 12 s work on six microbatches, and fill once
+
+
 def test_weights_are_summed_between_those_that_have_the_same():
     """The ranks of a context have the same weights; of 16 GPUs that share experts among 8, two have the same."""
     layer = Block(Work(1.0), Work(2.0), parameters=1_250_000_000, experts=1_000_000_000)

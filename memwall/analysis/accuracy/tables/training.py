@@ -246,7 +246,7 @@ def _bridge(record: Record) -> TrainingSample:
         gpu = replace(gpu, host=load_host("bare-metal").scaled(_VTRAIN_HOST))
     stages = pp * layout.chunks
     each = -(-sizes.layers // stages)  # Megatron-Bridge's layouts of DeepSeek-V3 and Kimi-K2 leave fewer to the last
-    cut = (*[each] * (stages - 1), sizes.layers - each * (stages - 1)) if sizes.latents else ()
+    cut = tuple(min(max(sizes.layers - each * stage, 0), each) for stage in range(stages * bool(sizes.latents)))
     kind = "experts" if sizes.experts else "dense"
     return _sample(BRIDGE.name, record, cluster, record["system"], kind, "bfloat16", sizes, batch, layout,
                    seconds(record, "step_time_s", 1.0), state="fused half", recomputes_to_fit=not sizes.experts,
