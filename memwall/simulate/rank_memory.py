@@ -203,11 +203,8 @@ class Ranks:
         layers and of two of these, and gradients that are not scattered yet, those around the layers in the end."""
         weight, gradient = self.state.weight * (self.layout.fsdp == "full"), self.state.gradient
         ends = merged(block for block in part if self.is_end(block)).parameters
-        layer, later, found = (
-            max((block.parameters for block in part if not self.is_end(block)), default=0),
-            0,
-            list[int](),
-        )
+        layer = max((block.parameters for block in part if not self.is_end(block)), default=0)
+        later, found = 0, list[int]()
         for block in reversed(part):
             is_last = block is self.blocks.after
             own = 0 if is_last else block.trained.parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,6 +160,32 @@ class Tied(Model):
     def __init__(self):
         super().__init__()
         self.head.weight = self.word.weight
+
+
+class Shaped(nn.Module):
+    """Attention whose heads are counted by -1, and a configuration that says how many there are."""
+
+    def __init__(self, heads: int = 10, width: int = 8):
+        super().__init__()
+        self.config, self.width = SimpleNamespace(num_attention_heads=heads), width
+        self.layers = nn.ModuleList(nn.ModuleDict({name: nn.Linear(heads * width, heads * width, bias=False)
+                                                   for name in "qkvo"}) for _ in range(2))  # fmt: skip
+
+    def forward(self, x):
+        for layer in self.layers:
+            q, k, v = (layer[name](x).unflatten(-1, (-1, self.width)).transpose(1, 2) for name in "qkv")
+            x = x + layer["o"](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x
+
+
+@pytest.mark.defect("17")
+def test_heads_that_the_ranks_do_not_divide_are_the_reason():
+    """A rank whose share of a product is no whole heads was refused because heads "must be as many as the ranks or
+    more", which they were: they are not a multiple of the ranks."""
+    inputs = (torch.zeros(2, 16, 80),)
+    with pytest.raises(UsageError, match=r"^tp=4 does not divide num_attention_heads=10 of the model$"):
+        parallel(Shaped().to("meta"), inputs, layout="tp=4")
+    assert parallel(Shaped().to("meta"), inputs, layout="tp=5").step.time_s > 0
 
 
 def test_tied_weights_stay_tied():

@@ -103,5 +103,5 @@ def test_a_step_in_a_loop_is_that_of_the_cpu_where_it_is_slower():
 
 
 def test_one_stream_is_the_launch_queue():
-    found = Lanes([0] * 3, ()).run([Step(5, 2), Step(5, 20), Step(5, 1)], [""] * 3, [], lone=True)
+    found = Lanes([0] * 3, ()).run([Step(5, 2), Step(5, 20), Step(5, 1)], [], lone=True)
     assert found[:3] == ([5, 3, 0], [0.0] * 3, 31)
