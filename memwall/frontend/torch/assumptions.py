@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memwall.core.errors import UsageError, unknown
-from memwall.frontend.torch.value_rules import UNTAGGED, WHOLE
+from memwall.frontend.torch.value_rules import SELECTING, WHOLE
 from memwall.ops.experts import expected_active
 
 Read = Callable[[str], Any]
@@ -252,5 +252,5 @@ _COUNTED: Mapping[str, Callable[..., Any]] = {
     "aten._unique2": _unique,
     "aten.unique_consecutive": _unique,
     "aten.unique_dim": _unique_slices,
-    **dict.fromkeys(UNTAGGED, lambda fraction, boxes, *others: _meta(_part(fraction, boxes.shape[0]))),
+    **dict.fromkeys(SELECTING, lambda fraction, boxes, *others: _meta(_part(fraction, boxes.shape[0]))),
 }

@@ -28,9 +28,11 @@ NUMBERED = frozenset(
     ("aten.masked_fill.Tensor", "aten.masked_fill_.Tensor", "aten.index_fill.int_Tensor",
      "aten.index_fill_.int_Tensor", "aten.copysign.Tensor")
 )  # fmt: skip
+#: Ops that keep some of their rows.
+SELECTING = ("torchvision.nms", "torchvision.qnms")
 #: Ops whose results are as long as values say, and whose schemas do not say so.
 UNTAGGED = (
-    "torchvision.nms", "torchvision.qnms", "aten._to_sparse", "aten._to_sparse.sparse_dim", "aten._to_sparse_csr",
+    *SELECTING, "aten._to_sparse", "aten._to_sparse.sparse_dim", "aten._to_sparse_csr",
     "aten._to_sparse_csc", "aten._to_sparse_bsr", "aten._to_sparse_bsc",
 )  # fmt: skip
 NONZERO = torch.ops.aten.nonzero.default
