@@ -60,6 +60,21 @@ def test_the_comparison_can_fail():
             assert_shown(shown, printed)
 
 
+#: words and numbers of a paragraph, or of a bullet, at most: what has more belongs into a table
+MOST_WORDS, MOST_NUMBERS = 360, 50
+
+
+@pytest.mark.defect("35")
+def test_no_paragraph_of_the_docs_is_a_table_in_disguise():
+    """A bullet of docs/accuracy.md had 613 words and 107 numbers, which nobody reads."""
+    for page in sorted(DOCS.glob("*.md")):
+        prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for paragraph in re.split(r"\n(?=\s*\n|\s*- |\s*\|)", prose):
+            if not paragraph.lstrip().startswith("|"):
+                words, numbers = len(paragraph.split()), len(re.findall(r"\b\d[\d,.]*", paragraph))
+                assert words <= MOST_WORDS and numbers <= MOST_NUMBERS, f"{page.name}: {paragraph.strip()[:60]}"
+
+
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
     """``shell(line)``: what a command prints in a folder with the tutorial's files, and its exit code."""

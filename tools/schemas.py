@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 from memwall.analysis import compare, fused, history
-from memwall.analysis.accuracy import Cell
 from memwall.codegen import emit
 from memwall.core.schema import json_schema
 from memwall.record import profile
 from memwall.record.format import SavedProfile
 from memwall.record.measurement import Measurement
+from memwall.report.pages import accuracy
 from memwall.report.pages.fusion_record import SavedFusion
 from memwall.serving import saved
 from memwall.traces import analysis, comparison
@@ -32,8 +32,8 @@ RECORDS = (
     (SavedFusion, "what fusion wins: policies, groups, refusals, missed fusions, capture", fused.SCHEMA),
     (SavedTrace, "a profiler's trace compared with a GPU", analysis.SCHEMA),
     (comparison.SavedComparison, "traces compared with each other, or with the model", comparison.SCHEMA),
-    (tuple[Cell, ...], "how far the model is from measured kernels: what memwall accuracy --json prints",
-     "accuracy/1"),
+    (accuracy.SavedAccuracy, "how far the model is from measured kernels: what memwall accuracy --json prints",
+     accuracy.SCHEMA),
     (history.Row, "one workload's figures at one commit: a line of a history", history.SCHEMA),
     (saved.SavedServing, "what servers of a model do under load, their memory and their kernels", saved.SCHEMA),
     (emit.EmitIndex, "generated kernels in a folder: index.json of memwall fuse --emit", emit.SCHEMA),

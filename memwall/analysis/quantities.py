@@ -145,9 +145,9 @@ _SERVED = (
     _server("tokens_per_s", "tokens", "per s", lower=False, sweep="profile decode serve training", heading="tokens",
             serve="tokens_per_s", profile=rate("tokens_per_s"), decode="tokens_per_s", training="tokens_per_s"),
     _server("tokens_per_s_per_user", "tokens for each user", "per s", lower=False, sweep="decode+ serve+",
-            heading="a user", serve="tokens_per_s_per_user", decode=lambda step: 1 / step.time_s),
+            heading="per user", serve="tokens_per_s_per_user", decode=lambda step: 1 / step.time_s),
     _server("tokens_per_s_per_gpu", "tokens on each GPU", "per s", lower=False, sweep="decode+ serve+ training+",
-            heading="a GPU", serve=lambda candidate: candidate.run.tokens_per_s / candidate.gpus,
+            heading="per GPU", serve=lambda candidate: candidate.run.tokens_per_s / candidate.gpus,
             decode=lambda step: step.tokens_per_s / step.gpus, training="tokens_per_s_per_gpu"),
     _server("requests_per_s", "requests", "per s", lower=False, serve="requests_per_s"),
     # a gate's workload has a setting of this name

@@ -63,6 +63,19 @@ class SeveralOption(click.Option):
         super().__init__(*args, **kwargs)
 
 
+#: title in a command's help -> its options, in this order
+OPTION_GROUPS: Mapping[str, str] = {
+    "Model and inputs": "mode batch seq dtype input autocast optimizer prompt context image images video seconds"
+    " no-grad assume real max-ops no-replay strict",
+    "Hardware": "gpu host cluster price",
+    "How it runs": "policy cuda-graph attention what-if",
+    "Many GPUs": "parallel world nodes rank tp",
+    "Output": "output json explain by sort top depth figure style quiet no-progress",
+}
+#: the title of all others
+OTHER_OPTIONS = "More"
+
+
 class Command(click.Command):
     """A command that may have :class:`SeveralOption`.
 
@@ -81,6 +94,20 @@ class Command(click.Command):
             for word, after in zip(args, [*args[1:], "--"], strict=False)
         ]  # a flag that stands alone gets an empty value
         return super().parse_args(ctx, spread(filled, {flag for p in options for flag in p.opts}))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options in titled groups."""
+        titles = {f"--{name}": title for title, names in OPTION_GROUPS.items() for name in names.split()}
+        order = {flag: place for place, flag in enumerate(titles)}
+        found: dict[str, list[tuple[int, tuple[str, str]]]] = {title: [] for title in (*OPTION_GROUPS, OTHER_OPTIONS)}
+        for param in self.get_params(ctx):
+            if (row := param.get_help_record(ctx)) is not None:
+                flag = next((flag for flag in param.opts if flag in titles), "")
+                found[titles.get(flag, OTHER_OPTIONS)].append((order.get(flag, 0), row))
+        for title, rows in found.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl([row for _, row in sorted(rows, key=lambda item: item[0])])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -306,3 +306,21 @@ def test_a_module_of_the_folder_does_not_hide_an_installed_one(shell, folder, na
     done = shell("profile", "net.py", "--gpu", "h100", "-q")
     assert done.code == 0, done.err
     assert "float32[4,24]" in done.out
+
+
+@pytest.mark.defect("35")
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_option_stands_in_a_titled_group_of_the_help(run, command):
+    """Options were listed in the order in which code adds them, 47 of profile in one list."""
+    lines = run(command, "--help").out.splitlines()
+    assert "Options:" not in lines
+    title, under = "", {}
+    for line in lines:
+        if line and not line.startswith(" "):
+            title = line.partition(":")[0]
+        elif line.startswith("  -") and title != "Usage":  # the text may begin a line with a flag
+            under.setdefault(title, []).append(line.split()[0].rstrip(","))
+    titles = ["Model and inputs", "Hardware", "How it runs", "Many GPUs", "Output", "More"]
+    assert list(under) == [title for title in titles if title in under]
+    for flag, group in {"--mode": titles[0], "--gpu": titles[1], "--policy": titles[2], "--json": titles[4]}.items():
+        assert all(other == group for other, flags in under.items() if flag in flags)

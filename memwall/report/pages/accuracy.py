@@ -13,7 +13,7 @@ from memwall.analysis.accuracy import CLOSE, Cell, Scored, Split, score, score_a
 from memwall.analysis.accuracy.fit import Fit
 from memwall.analysis.accuracy.refit import Refit
 from memwall.core.units import percent
-from memwall.report.document import Block, Document, Section, Sentence, Table, clean
+from memwall.report.document import Block, Document, Facts, Section, Sentence, Table, clean, known_facts
 from memwall.report.figures.scatter import scatter_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
@@ -40,6 +40,21 @@ FIT_NOTE = (
 _MAX_REASONS = 12
 
 
+SCHEMA = "memwall.accuracy/1"
+
+
+@dataclass(frozen=True)
+class SavedAccuracy:
+    """The record: how many rows were read and scored, for what reason how many were left out, and the scores."""
+
+    schema: str
+    read_rows: int
+    scored_rows: int
+    #: reason -> rows
+    left_out_rows: Mapping[str, int]
+    cells: tuple[Cell, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class AccuracyReport(Report):
     """The scores; CSV and JSON have one cell for each data set, GPU, op class and dtype, pictures draw every row."""
@@ -51,7 +66,7 @@ class AccuracyReport(Report):
     def document(self, kind: str) -> Document:
         scored = self.scored
         whole, cells = score_all(scored.rows), score(scored.rows)
-        blocks: list[Block] = []
+        blocks: list[Block] = [_counted(scored)]
         if violations := sum(cell.violations for cell in whole):
             kernels = "1 kernel was" if violations == 1 else f"{violations:,} kernels were"
             text = f"{kernels} measured faster than the roofline bound allows: model error."
@@ -61,12 +76,16 @@ class AccuracyReport(Report):
             blocks.append(beside_table("Compared with the rooflines", modeled))
         if scored.split and scored.split.left_out:
             blocks.append(split_table("On held-out shapes and GPUs", scored.split))
-        if scored.skipped:
-            blocks.append(_skipped(scored.skipped))
         return Document("Modeled vs. measured time of kernels", (Section("", blocks),))
 
     def record(self) -> str:
-        return json.dumps([cell.to_dict() for cell in score(self.scored.rows)], indent=1) + "\n"
+        scored = self.scored
+        record = {
+            "schema": SCHEMA, "read_rows": _read(scored), "scored_rows": len(scored.rows),
+            "left_out_rows": dict(sorted(scored.skipped.items())),
+            "cells": [cell.to_dict() for cell in score(scored.rows)],
+        }  # fmt: skip
+        return json.dumps(record, indent=1) + "\n"
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         return tuple(Cell.__slots__), (tuple(cell.to_dict().values()) for cell in score(self.scored.rows))
@@ -89,11 +108,19 @@ class FitsReport(Report):
         return Document("Constants fitted", (Section("", (fits_table(fits), *map(value_table, fits))),))
 
 
-def _skipped(reasons: Mapping[str, int]) -> Sentence:
-    most = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    said = "; ".join(f"{count:,}: {clean(reason)}" for reason, count in most[:_MAX_REASONS])
+def _read(scored: Scored) -> int:
+    return len(scored.rows) + sum(scored.skipped.values())
+
+
+def _counted(scored: Scored) -> Facts:
+    """Rows that were read, scored and left out, the last by reason."""
+    most = sorted(scored.skipped.items(), key=lambda item: (-item[1], item[0]))
+    said = "; ".join(f"{count:,} {clean(reason)}" for reason, count in most[:_MAX_REASONS])
     more = f"; {len(most) - _MAX_REASONS} more reasons" if len(most) > _MAX_REASONS else ""
-    return Sentence(f"Rows left out: {said}{more}.")
+    return known_facts(
+        ("rows read", f"{_read(scored):,}"), ("rows scored", f"{len(scored.rows):,}"),
+        ("rows left out", f"{sum(scored.skipped.values()):,}: {said}{more}" if most else "none"),
+    )  # fmt: skip
 
 
 _NAMES = "data: dataset, GPU: gpu name, class: op_class, dtype"

@@ -54,8 +54,8 @@ class SearchReport(Report):
         of = lambda name: [SERVED[name].read("serve", each.candidate) for each in shown]  # noqa: E731
         columns += [
             col.seconds("TTFT", of("ttft_s")), col.seconds("p99", of("ttft_p99_s"), like=of("ttft_s")),
-            col.seconds("TPOT", of("tpot_s")), col.fixed("a user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
-            col.fixed("a GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
+            col.seconds("TPOT", of("tpot_s")), col.fixed("per user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
+            col.fixed("per GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
         ]  # fmt: skip
         priced = self.found.best.candidate.usd_per_gpu_hour is not None
         heading, unit = ("1 M tokens", "USD") if priced else ("a token", "GPU s")

@@ -44,7 +44,7 @@ class ServingReport(Report):
                        ((found.weights, found.weights_bytes), (found.kv, found.kv_bytes_per_token)))  # fmt: skip
         facts = known_facts(
             ("model", found.model), ("weights", weights),
-            ("cache", f"{kv}, of a token after the first 1,024, of {found.points[0].name}"),
+            ("cache", f"{kv} per token on {found.points[0].name}, past the first 1,024 tokens"),
             ("engine", found.engine), ("draft", found.draft or ""), ("requests", found.requests),
         )  # fmt: skip
         blocks: list[Block] = [facts, self._loads()]
@@ -81,8 +81,8 @@ class ServingReport(Report):
             col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran]),
             col.seconds("TTFT", of("ttft_s")), col.seconds("p99", of("ttft_p99_s"), like=of("ttft_s")),
             col.seconds("TPOT", of("tpot_s")), col.seconds("p99", of("tpot_p99_s"), like=of("tpot_s")),
-            col.fixed("a user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
-            col.fixed("a GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
+            col.fixed("per user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
+            col.fixed("per GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
             col.fixed("batch", "", of("batch"), 1.0, 1), col.plain("largest", [point.largest_batch for point in ran]),
         ]  # fmt: skip
         priced = any(of("usd_per_million_tokens"))
