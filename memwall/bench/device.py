@@ -173,7 +173,7 @@ def cpu_load() -> Sensors:
     """A flag if more processes want to run than this machine has cores."""
     try:
         wanting = os.getloadavg()[0]
-    except OSError:
+    except (AttributeError, OSError):  # Windows has none
         return Sensors()
     cores = os.cpu_count() or 1
     return Sensors(flags=(f"shared: more processes want to run than the {cores} cores",) * (wanting > cores))

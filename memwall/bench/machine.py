@@ -195,9 +195,11 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Free memory of the machine."""
+    """Free memory of the machine; all of it where the system does not say."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(ValueError):  # macOS knows no such number
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return memory_bytes()

@@ -16,7 +16,7 @@ import click
 
 from memwall.cli.parsing import COMPLETION, CommandLineError, LazyGroup
 from memwall.cli.supervisor import SUPERVISES, supervised
-from memwall.core.errors import MemwallError, MissingError, UsageError, message_of, signal_name
+from memwall.core.errors import MemwallError, MissingError, UsageError, message_of, signal_name, signals
 from memwall.core.process import answering, leave
 from memwall.core.version import __version__
 
@@ -212,7 +212,7 @@ def _note_interrupts() -> list[int]:
             signal.signal(number, signal.SIG_DFL)
         signal.default_int_handler(number, frame)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in signals("SIGINT", "SIGTERM", "SIGHUP"):
         if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):  # nohup ignores one
             with contextlib.suppress(ValueError):  # not the main thread: it gets no signals
                 signal.signal(number, note)

@@ -11,13 +11,13 @@ import signal
 import sys
 from collections.abc import Callable
 
-from memwall.core.errors import signal_name
+from memwall.core.errors import signal_name, signals
 from memwall.core.process import end_if_forked, leave
 
 #: signals that are passed on to the fork where somebody sent them to this process; a terminal sends them to both
-_PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_PASSED = signals("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 #: those that end this process like the fork
-_SAME_END = (*_PASSED, signal.SIGPIPE)
+_SAME_END = (*_PASSED, *signals("SIGPIPE"))
 _ON_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of prctl.h
 
 #: whether a process can be supervised here
@@ -45,10 +45,10 @@ def supervised(run: Callable[[], int], fail: Callable[[str], int]) -> int:
     return status if told[0] and status >= 0 else _death(status, fail)
 
 
-def _awaited(child: int, signals: set[signal.Signals]) -> int:
+def _awaited(child: int, awaited: set[signal.Signals]) -> int:
     """The exit code of a child, as ``os.waitstatus_to_exitcode`` has it; signals to this process are passed on."""
     while True:
-        info = signal.sigwaitinfo(signals)
+        info = signal.sigwaitinfo(awaited)
         if info.si_signo != signal.SIGCHLD:
             if info.si_code <= 0:  # from a process, not the terminal
                 with contextlib.suppress(ProcessLookupError):

@@ -6,8 +6,12 @@ Each class carries the exit code that the command line returns for it. Any other
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from memwall.core.version import DISTRIBUTION
+
+if TYPE_CHECKING:
+    from signal import Signals
 
 
 class MemwallError(Exception):
@@ -57,6 +61,13 @@ def signal_name(number: int) -> str:
     import signal
 
     return next((known.name for known in signal.Signals if known == number), f"signal {number}")
+
+
+def signals(*names: str) -> tuple[Signals, ...]:
+    """Those of some signals that this system has: Windows lacks most."""
+    import signal
+
+    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
 def nearest(name: object, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -78,6 +78,7 @@ class Child:
         apart: each request is answered in a fork of the process; see :data:`FORKS`.
 
     Raises:
+        MissingError: the system is Windows.
         OSError: it cannot be started in that folder.
     """
 
@@ -85,6 +86,8 @@ class Child:
         self, target: str, environment: Mapping[str, str], *, folder: Path | None = None, own_path: bool = False,
         shown: bool = False, apart: bool = False,
     ) -> None:  # fmt: skip
+        if not hasattr(os, "killpg"):  # nor can a pipe be handed on
+            raise MissingError("this runs the model in a process of its own, which needs Linux or macOS; use WSL here")
         mine, theirs = multiprocessing.Pipe()
         self._apart = apart and FORKS
         self._pipe: Connection[Any, Any] = mine

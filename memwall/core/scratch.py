@@ -4,12 +4,16 @@ away what a process that was killed has left."""
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows: no lock says which process lives, so that what a dead one left stays
+    fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".memwall-lock"
 
@@ -19,12 +23,13 @@ def scratch(kind: str, forget: Callable[[Path], None] = lambda folder: None) -> 
     """An empty folder that goes in the end. ``forget`` is called with each folder before it goes, those of dead
     processes too."""
     prefix = f"memwall-{kind}-"
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*") if fcntl else ():
         with contextlib.suppress(OSError), _taken(left):
             _clear(left, forget)
     folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
     lock = os.open(folder / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    if fcntl:
+        fcntl.flock(lock, fcntl.LOCK_EX)
     (folder / f"{_LOCK}.new").rename(folder / _LOCK)  # where it is seen, it is held
     try:
         yield folder
