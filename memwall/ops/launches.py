@@ -50,6 +50,11 @@ class Launch:
         return 0
 
     @property
+    def flops_again(self) -> Mapping[Pipe, int]:
+        """Of these, those that backward does again of forward: no work of the model."""
+        return {}
+
+    @property
     def variant(self) -> str:
         """Which of its family's tables of constants applies: a dtype or a kind."""
         raise NotImplementedError

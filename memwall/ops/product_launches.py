@@ -246,6 +246,12 @@ class Attention(Launch):
         return {self.pipe: self.batch * self.heads * self.pairs * self.flops_per_pair}
 
     @property
+    def flops_again(self) -> Mapping[Pipe, int]:
+        """The scores, a product of queries and keys, which no forward kernel keeps."""
+        again = 2 * self.batch * self.heads * self.pairs * self.head_size
+        return {self.pipe: again} if self.backward else {}
+
+    @property
     def is_decode(self) -> bool:
         """One new token against the keys before it, by a kernel that splits long sequences over blocks."""
         return self.queries == 1 < self.keys and self.kernel != "efficient" and not self.backward

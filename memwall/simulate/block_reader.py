@@ -241,13 +241,14 @@ class _Reader:
     def _works_of(self, rows: Iterable[Alone], sent_s: LinkTime, slower: Mapping[str, float]) -> dict[str, Work]:
         """Direction → what runs in one place."""
         found, rings = defaultdict[str, Work](Work), defaultdict[str, _Ring](_Ring)
-        for op, busy_s, issue_s, flops, matrix_s in rows:
+        for op, busy_s, issue_s, flops, matrix_s, again, again_s in rows:
             tag = self._tags[op]
             if tag.names[0] == "optimizer":
                 continue
             busy_s *= slower.get(tag.op_class, 1.0)
             repeated, repeated_s = flops * tag.repeated, matrix_s * tag.repeated
-            kernel = Work(busy_s, 0.0, issue_s, flops, 0.0, repeated, matrix_s=matrix_s, repeated_s=repeated_s)
+            kernel = Work(busy_s, 0.0, issue_s, flops, 0.0, repeated, matrix_s=matrix_s, repeated_s=repeated_s,
+                          again=again, again_s=again_s)  # fmt: skip
             work = _work(tag, kernel, sent_s)
             if tag.place in self._rings and rings[tag.names[0]].takes(op, tag, work):
                 work = replace(work, busy_s=0.0, link_s=0.0)

@@ -19,7 +19,8 @@ class Work:
     to products (``tensor_s``) and those to experts of other ranks and back (``a2a_s``; with HybridEP they take
     ``hybrid_s``, 0 where it is not known how many experts a token chooses), and seconds of the CPU to issue it.
     ``flops``: of products and attention, which take ``matrix_s`` at the peaks of their pipes; of both ``repeated`` and
-    ``repeated_s`` are those that every rank that shares products computes alike."""
+    ``repeated_s`` are those that every rank that shares products computes alike; ``again`` and ``again_s`` are what
+    attention's backward computes again of its forward, beyond them."""
 
     busy_s: float = 0.0
     link_s: float = 0.0
@@ -31,12 +32,15 @@ class Work:
     hybrid_s: float = 0.0
     matrix_s: float = 0.0
     repeated_s: float = 0.0
+    again: int = 0
+    again_s: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
                     self.flops + other.flops, self.tensor_s + other.tensor_s, self.repeated + other.repeated,
                     self.a2a_s + other.a2a_s, self.hybrid_s + other.hybrid_s, self.matrix_s + other.matrix_s,
-                    self.repeated_s + other.repeated_s)  # fmt: skip
+                    self.repeated_s + other.repeated_s, self.again + other.again,
+                    self.again_s + other.again_s)  # fmt: skip
 
     @property
     def dispatched(self) -> Work:

@@ -42,6 +42,11 @@ class Kind:
     #: whether one of its ops is the model's matrix work
     multiplies: bool = False
 
+    @property
+    def flops_again(self) -> int:
+        """FLOPs of its launches that are forward's, done again: no work of the model."""
+        return sum(sum(launch.flops_again.values()) for launch in self.group.cost.launches)
+
     def resident_bytes(self, gpu: Gpu) -> int:
         """Bytes of its reads that are in L2 when it begins."""
         return sum([n for n, distance in self.reuse if distance <= gpu.l2_bytes])

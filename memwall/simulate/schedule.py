@@ -47,7 +47,7 @@ class Totals:
     high_s: float
     #: of ``dram_bytes``, those that are read from L2, where earlier kernels left them
     resident_bytes: int = 0
-    #: as ``mfu``, with what backward computes again of forward
+    #: as ``mfu``, with what backward computes again of forward, fused attention's kernels their scores
     hfu: float = 0.0
 
 
@@ -69,13 +69,15 @@ class Timing(NamedTuple):
 
 class Alone(NamedTuple):
     """A kernel by its first op: its seconds without waits, those of the CPU to issue it, its FLOPs, and the seconds of
-    its matrix FLOPs at the peaks of their pipes."""
+    its matrix FLOPs at the peaks of their pipes; and both of what it does again of forward."""
 
     op: int
     time_s: float
     issue_s: float = 0.0
     flops: int = 0
     matrix_s: float = 0.0
+    again: int = 0
+    again_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -195,12 +197,12 @@ class Kernels(Sequence[Estimate]):
     def alone(self, gpu: Gpu) -> Iterator[Alone]:
         """The kernels of a schedule on a GPU, each alone."""
         kinds = [
-            (known.time_s, kind.flops, _matrix_s(kind, known, gpu))
+            (known.time_s, kind.flops, _matrix_s(kind, known, gpu), kind.flops_again, _again_s(kind, gpu))
             for known, kind in zip(self._known, self._context.kinds, strict=True)
         ]
         for group, n, issue_s in zip(self._plan.groups, self._context.order, self._issues, strict=True):
-            time_s, flops, matrix_s = kinds[n]
-            yield Alone(group.op_ids[0], time_s, issue_s, flops, matrix_s)
+            time_s, flops, matrix_s, again, again_s = kinds[n]
+            yield Alone(group.op_ids[0], time_s, issue_s, flops, matrix_s, again, again_s)
 
     def timings(self) -> list[Timing]:
         """What :attr:`Schedule.timings` says, without the estimates."""
@@ -271,6 +273,7 @@ def _totals(
         total(matrix_s, [n for n in context.matrix if not context.kinds[n].again]),
         total(matrix_s, context.matrix),
     )
+    all_s += total((_again_s(kind, gpu) for kind in context.kinds), context.matrix)
     below, above = [k.time_s - k.low_s for k in known], [k.high_s - k.time_s for k in known]
     down_s, up_s = (
         math.hypot(host_s, *(total(side, kernels) for kernels in context.by_class.values()))
@@ -281,6 +284,12 @@ def _totals(
         model_s / time_s if time_s else 0.0, max(time_s - down_s, bound_s), time_s + up_s,
         sum(map(resident.__getitem__, context.order)), all_s / time_s if time_s else 0.0,
     )  # fmt: skip
+
+
+def _again_s(kind: Kind, gpu: Gpu) -> float:
+    """Seconds at the peaks of what a kernel does again of forward beyond the model's FLOPs."""
+    again = (launch.flops_again.items() for launch in kind.group.cost.launches)
+    return sum(count / gpu.peak(pipe) for pipes in again for pipe, count in pipes)
 
 
 def _matrix_s(kind: Kind, known: Prediction, gpu: Gpu) -> float:

@@ -334,7 +334,8 @@ class _Job(Ranks):
         model = Work(flops=times * (tp * once.flops - (tp - 1) * once.repeated),
                      matrix_s=times * (tp * once.matrix_s - (tp - 1) * once.repeated_s))  # fmt: skip
         whole = once + again
-        return model, Work(flops=times * tp * whole.flops, matrix_s=times * tp * whole.matrix_s)
+        every_flops, every_s = whole.flops + whole.again, whole.matrix_s + whole.again_s
+        return model, Work(flops=times * tp * every_flops, matrix_s=times * tp * every_s)
 
 
 def _sum(works: Iterable[Work]) -> Work:

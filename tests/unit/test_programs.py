@@ -55,6 +55,24 @@ def test_what_backward_computes_again_is_in_hfu_and_not_in_mfu(reentrant):
     assert memwall.Profile.from_dict(made.to_dict()).graph.ops == made.graph.ops
 
 
+@pytest.mark.defect("13")
+@pytest.mark.parametrize("attention", ["flash", "efficient"])
+def test_a_fused_backward_of_attention_computes_the_scores_again(attention):
+    """The backward of a fused attention kernel was counted in HFU with four products, and it does five."""
+
+    class Net(nn.Module):
+        def forward(self, q, k, v):
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    tensors = tuple(torch.zeros(2, 4, 256, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
+    made = memwall.profile(Net(), tensors, mode="training", optimizer=None, attention=attention, gpu="h100")
+    product = 2 * 2 * 4 * 256 * 256 * 64  # a multiply-add for each query, key and column of each head
+    assert made.model_flops == (2 + 4) * product
+    totals = made.simulations[0].totals
+    assert totals.mfu * totals.time_s * 989.4e12 == pytest.approx((2 + 4) * product)
+    assert totals.hfu * totals.time_s * 989.4e12 == pytest.approx((2 + 5) * product)
+
+
 def test_a_pass_that_makes_a_graph_computes_nothing_again():
     """A penalty on gradients: the first pass runs with gradients on."""
 
