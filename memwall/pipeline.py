@@ -21,6 +21,7 @@ from memwall.hardware.host import STATED, Host, default_host, load_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
+from memwall.ops.sdpa import RUNS
 from memwall.record.format import WorkloadInfo
 from memwall.record.job import job_of
 from memwall.record.profile import Profile
@@ -100,6 +101,8 @@ def profile(
     if no_grad and mode != "forward":
         raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
     _check("attention", attention, ATTENTION)
+    for each in gpus:
+        _check_attention(attention, each)
     check_policies(_names(policy), gpus)
     with uncollected(), seeded(), started(world, rank, gpus[0]):
         from memwall.frontend.torch import TraceOptions, trace
@@ -113,7 +116,7 @@ def profile(
             mode == "forward" and not no_grad, (assume,) if isinstance(assume, str) else tuple(assume),
         )  # fmt: skip
         result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
-        result = _alone(result, world).on(gpus)
+        result = _with_other_kernels(_alone(result, world).on(gpus), attention)
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
         if strict and result.coverage.unmodeled:
@@ -153,6 +156,29 @@ def of_another_gpu(made: Profile, gpus: Sequence[Gpu]) -> str:
         return ""
     names = ", ".join(known.asked)
     return f"the model asks what depends on the GPU ({names}), and {known.gpu} answered: profile each other GPU alone"
+
+
+def _check_attention(attention: str, gpu: Gpu) -> None:
+    """Raises ``UsageError``: torch has no such attention kernel for the GPU."""
+    runs = RUNS[chip_of(gpu).attention]
+    if attention not in ("auto", *runs):
+        needs = "; torch's flash attention needs 8.0" if attention == "flash" else ""
+        raise UsageError(
+            f"attention {attention!r}: torch has no such kernel for {gpu.name} (compute capability"
+            f" {gpu.compute_capability or 'unknown'}{needs}); take {' or '.join(runs)}, or auto"
+        )
+
+
+def _with_other_kernels(made: Profile, attention: str) -> Profile:
+    """The profile, with a note where calls do not run in the attention kernel that was asked for."""
+    others = {name for graph in made.graphs for name in graph.backends} - {attention}
+    if attention == "auto" or not others:
+        return made
+    from memwall.frontend.torch.options import NOTES_KEY
+
+    note = (f"attention in {' and '.join(sorted(others))} kernels: torch's {attention} kernel does not take the dtype,"
+            " head size or mask of those calls, or the model excludes it")  # fmt: skip
+    return replace(made, capture={**made.capture, NOTES_KEY: [*made.notes, note]})
 
 
 def _preferred(attention: str, gpu: Gpu) -> str:

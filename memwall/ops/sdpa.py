@@ -26,6 +26,10 @@ FORWARD, BACKWARD = "aten.scaled_dot_product_attention", "aten.scaled_dot_produc
 ORDER = ("flash", "efficient", "math", "cudnn")
 #: a chip of each generation by the backend that it prefers, for traces of no particular GPU
 GENERATIONS: Mapping[str, Chip] = {"flash": CHIPS["sm_90"], "efficient": CHIPS["sm_70"], "math": CHIPS["gfx908"]}
+#: the fused kernels that torch has on a chip, by the one that it prefers there
+RUNS: Mapping[str, tuple[str, ...]] = {
+    "flash": ("flash", "efficient", "math"), "efficient": ("efficient", "math"), "math": ("math",),
+}  # fmt: skip
 _HALF = ("float16", "bfloat16")
 #: chips on which flash attention has no backward for heads of 193 to 224, nor above with dropout
 _SMALL_SHARED = (CHIPS["sm_86"], CHIPS["sm_89"], CHIPS["sm_120"])
@@ -44,13 +48,15 @@ class Call:
         """The call that a traced op is."""
         return cls(dict(zip(op.arguments, graph.specs(op.inputs), strict=True)), op.attributes)
 
-    def backend(self, chip: Chip) -> str:
-        """The backend that a chip takes.
+    def backend(self, chip: Chip, preferred: str = "") -> str:
+        """The backend that a chip takes, none that comes before the ``preferred`` one if the model allows others.
 
         Raises:
             UsageError: the model allows none that runs there.
         """
         allowed = self.attributes.get("order", ORDER)
+        if preferred:
+            allowed = [name for name in allowed if name not in ORDER[: ORDER.index(preferred)]] or allowed
         found = next((name for name in allowed if name == "math" or _TAKES[name](self, chip)), None)
         if found is None:
             raise UsageError(
@@ -62,10 +68,14 @@ class Call:
     @property
     def backends(self) -> tuple[str, ...]:
         """What some chip takes, each once."""
+        return self.backends_preferring("")
+
+    def backends_preferring(self, preferred: str) -> tuple[str, ...]:
+        """What some chip takes if a backend is preferred, each once."""
         found = {}
         for chip in CHIPS.values():
             try:
-                found[self.backend(chip)] = True
+                found[self.backend(chip, preferred)] = True
             except UsageError:
                 continue
         return tuple(found)
@@ -162,8 +172,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Attention:
-    """A traced graph with attention ops, and the kinds of them. ``preferred`` is the generation that the user chose for
-    every GPU, as in :data:`GENERATIONS`; empty where each GPU takes its own."""
+    """A traced graph with attention ops, and the kinds of them. ``preferred`` is the backend that the user chose for
+    every GPU; empty where each GPU takes its own."""
 
     traced: Graph
     kinds: tuple[Kind, ...]
@@ -171,8 +181,12 @@ class Attention:
 
     def backends(self, chip: Chip) -> tuple[str, ...]:
         """The backend of each kind on a chip; a UsageError as :meth:`Call.backend`."""
-        chip = GENERATIONS.get(self.preferred, chip)
-        return tuple(Call.of(self.traced, self.traced.ops[kind.op]).backend(chip) for kind in self.kinds)
+        found = [Call.of(self.traced, self.traced.ops[kind.op]).backend(chip, self.preferred) for kind in self.kinds]
+        return tuple(
+            # a record of an older memwall holds no other form of it
+            name if name in kind.forms else next(each for each in ORDER[::-1] if each in kind.forms)
+            for name, kind in zip(found, self.kinds, strict=True)
+        )
 
     @cached_property
     def calls(self) -> Mapping[int, tuple[int, int]]:

@@ -22,14 +22,16 @@ def lowered(graph: Graph, label: str, *, forms_open: bool = False) -> tuple[Grap
         return graph, None
     forms = contextlib.nullcontext() if forms_open else CudaForms(Recorder(device="meta", max_ops=0), "math")
     with forms:
-        attention = Attention(graph, tuple(_kind(graph, *ops) for ops in first))
+        attention = Attention(graph, tuple(_kind(graph, *ops, label) for ops in first))
     return attention.lower(attention.backends(GENERATIONS[label]), label), attention
 
 
-def _kind(graph: Graph, forward: int, backward: int | None) -> Kind:
+def _kind(graph: Graph, forward: int, backward: int | None, label: str) -> Kind:
+    """What each backend launches that some chip takes by itself, or if ``label`` is preferred."""
     call = Call.of(graph, graph.ops[forward])
     last = None if backward is None else graph.ops[backward]
-    return Kind(forward, backward, {name: _form(graph, call, graph.ops[forward], last, name) for name in call.backends})
+    names = dict.fromkeys((*call.backends, *call.backends_preferring(label)))
+    return Kind(forward, backward, {name: _form(graph, call, graph.ops[forward], last, name) for name in names})
 
 
 def _form(graph: Graph, call: Call, forward: Op, backward: Op | None, backend: str) -> Graph:

@@ -204,3 +204,31 @@ def test_random_numbers_and_state_are_the_same_on_every_gpu(mode):
     for gpu, simulated in zip(gpus, several.simulations, strict=True):
         direct = profile(gpu).simulations[0]
         assert simulated.totals == direct.totals == resimulate(one, gpu).simulations[0].totals, gpu
+
+
+class _Attends(torch.nn.Module):
+    def forward(self, q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.defect("12")
+@pytest.mark.parametrize(("attention", "gpu"), [("flash", "p100-pcie-16gb"), ("flash", "v100-sxm2-16gb"),
+                                                ("efficient", "mi100")])  # fmt: skip
+def test_an_attention_kernel_that_torch_has_not_for_a_gpu_is_refused(attention, gpu):
+    """A preferred attention kernel was modeled on GPUs for which torch has none."""
+    tensors = tuple(torch.zeros(1, 2, 64, 64, dtype=torch.float16) for _ in range(3))
+    with pytest.raises(UsageError, match=f"torch has no such kernel for {gpu}.*or auto"):
+        memwall.profile(_Attends(), tensors, attention=attention, gpu=gpu)
+
+
+@pytest.mark.defect("12")
+def test_calls_that_a_preferred_kernel_does_not_take_are_said():
+    """A preferred kernel stood for what V100 would run of a call, whatever the GPU, and other kernels took calls that
+    it does not take without a word."""
+    half = tuple(torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16) for _ in range(3))
+    made = memwall.profile(_Attends(), half, attention="efficient", gpu="h100")
+    assert "aten._scaled_dot_product_efficient_attention" in {op.name for op in made.graph.ops}
+    assert not made.notes
+    single = tuple(tensor.float() for tensor in half)  # flash takes half precision alone
+    made = memwall.profile(_Attends(), single, attention="flash", gpu="h100")
+    assert any("torch's flash kernel does not take" in note for note in made.notes)
