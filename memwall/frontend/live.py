@@ -51,6 +51,8 @@ class LiveRecorder(Recorder):
         super().__init__(device=device, max_ops=max_ops)
         #: parameters by id, kept alive so that the id stays theirs
         self.parameters: dict[int, torch.Tensor] = {}
+        #: ids of those that belong to no module that is called and to no optimizer
+        self._met: set[int] = set()
         #: an optimizer is stepping that counts its steps on the host
         self.counts_on_host = False
         self._alive: dict[int, StorageWeakRef] = {}
@@ -85,14 +87,25 @@ class LiveRecorder(Recorder):
             return False
         if self.knows(tensor) is None:
             self.take(tensor, "")
+            self._met.add(id(tensor))
         return True
 
     def take(self, tensor: torch.Tensor, name: str, path: str = "") -> None:
         """Register a parameter by its name."""
+        self._met.discard(id(tensor))
         if tensor.device.type == self.device and id(tensor) not in self.parameters:
             self.parameters[id(tensor)] = tensor
             self.set_role(tensor, "parameter", name)
             self.own(tensor, path)
+
+    @property
+    def counted(self) -> list[torch.Tensor]:
+        """The parameters of the model: not those that ops only write, as an average that follows the weights."""
+        read: set[int] = set()
+        for op in self.ops:
+            touched, written = ({self.values[i].storage for i in each} for each in (op.inputs, op.outputs))
+            read |= touched - written
+        return [t for number, t in self.parameters.items() if number not in self._met or self.storage(t) in read]
 
     def _is_host_call(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
         counts = self.counts_on_host and not any(t.dim() for t in (*inputs, *outputs))
@@ -286,5 +299,5 @@ class LiveTrace:
             graph, attention = lowered(recorder.finished(self.attention, self.roots), self.attention)
         optimizer = ", ".join(self.optimizers) or None
         capture = {"device": recorder.device, **noted(assumed=self.assumed)}
-        found = Traced.of(graph, recorder.parameters.values(), optimizer, capture)
+        found = Traced.of(graph, recorder.counted, optimizer, capture)
         return replace(found, attention=attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import importlib
 import threading
@@ -543,3 +544,20 @@ def test_cuda_tensors_are_recorded_as_they_run():
     record = t.profile()
     assert record.capture["device"] == "cuda"
     assert names(record).count("addmm") == 2
+
+
+@pytest.mark.defect("18")
+def test_an_average_of_the_weights_is_no_part_of_the_model():
+    """Whatever leaf required a gradient and was met counted as a parameter, also a copy that only follows the weights.
+
+    Two layers of 64 x 64 and 64 numbers each, and their average."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to("meta")
+    average = copy.deepcopy(net)
+    optimizer = torch.optim.AdamW(net.parameters())
+    with memwall.trace() as trace:
+        net(torch.ones(4, 64, device="meta")).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, weight in zip(average.parameters(), net.parameters(), strict=True):
+                mean.lerp_(weight, 0.01)
+    assert trace.profile(gpu="h100").workload.parameters == 2 * (64 * 64 + 64)
