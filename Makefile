@@ -17,12 +17,14 @@ FAMILY_SECONDS ?= 600
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo loop docs test test-fast gate gpu check lint types lines setup release-check clean
+.PHONY: help demo loop docs test test-fast test-oldest test-newest newest gate gpu check lint types lines setup release-check clean
 
 help:
 	@echo "make demo    BERT-large training on a V100 and an H100, and what fusion would win; writes build/demo/"
 	@echo "make loop    this CPU calibrated, and one layer of BERT modeled and measured on it; writes build/demo/"
 	@echo "make test    run all tests; make test-fast those of the inner loop"
+	@echo "make test-oldest, make test-newest    a selection of tests with the oldest and the newest versions of libraries"
+	@echo "make newest  resolve the newest versions anew, and say what changed"
 	@echo "make gate    compare the reference workloads with profiles/baselines"
 	@echo "make gpu     test, calibrate and measure on this machine's NVIDIA GPU, 18 minutes; writes profiles/measured/, reports/"
 	@echo "make docs    the docs site, build/docs/index.html"
@@ -82,6 +84,19 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n auto -q -m "not slow"
+
+# A selection with the versions of constraints-oldest.txt or constraints-newest.txt, in an environment of its own.
+test-oldest test-newest: test-%: build/venv-%/.installed
+	build/venv-$*/bin/python -m pytest -q -m versions
+
+build/venv-%/.installed: pyproject.toml constraints-%.txt
+	$(PYTHON) -m venv --clear build/venv-$*
+	build/venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-$*.txt \
+	    -e '.[dask,fit,hf,parquet,triton]' hypothesis pytest pytest-xdist pyyaml
+	@touch $@
+
+newest: $(STAMP)
+	$(BIN)/python tools/newest.py
 
 gate: $(STAMP)
 	$(BIN)/memwall gate -q

@@ -118,9 +118,7 @@ def test_the_public_functions_are_typed():
 
 def test_every_extra_and_pin_is_consistent():
     """What `make` installs is pinned, and the floor of each requirement lies at or under its pin."""
-    pins = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line
-    )
+    pins = _pins("constraints.txt")
     needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
     for requirement in needed:
         name, _, floor = requirement.partition(";")[0].partition(">=")
@@ -130,6 +128,37 @@ def test_every_extra_and_pin_is_consistent():
         assert [int(n) for n in floor.split(".")] <= pin, requirement
     for module, extra in re.findall(r'need\("(\w+)", "(\w+)"\)', _all_source()):
         assert any(r.startswith(module) for r in PROJECT["optional-dependencies"][extra])
+
+
+def _pins(name: str) -> dict[str, str]:
+    return dict(line.split("==") for line in (ROOT / name).read_text(encoding="utf-8").splitlines() if "==" in line)
+
+
+@pytest.mark.defect("2")
+def test_the_floors_are_what_the_oldest_set_installs():
+    """pyproject.toml promised floors that no environment ever had.
+
+    A pin has more digits than its floor, as the first release of a floor has; torch is pinned as in constraints.txt.
+    """
+    extras = PROJECT["optional-dependencies"]
+    promised = [*PROJECT["dependencies"], *(each for name in ("parquet", "dask", "fit", "hf", "triton")
+                                            for each in extras[name])]  # fmt: skip
+    floors = dict(requirement.partition(";")[0].split(">=") for requirement in promised)
+    pins = _pins("constraints-oldest.txt")
+    assert pins.pop("torch") == _pins("constraints.txt")["torch"] and floors.pop("torch")
+    assert floors.keys() <= pins.keys()
+    assert {name for name, floor in floors.items() if not f"{pins[name]}.".startswith(f"{floor}.")} == set()
+
+
+@pytest.mark.defect("2")
+def test_the_newest_set_is_resolved_and_what_changed_is_said():
+    """Nobody was told that a library had a newer version than the one that is tested."""
+    from tools.newest import resolved
+
+    known = {"torch": ["2.15.0", "2.14.0+cpu", "2.14.0", "2.13.0"], "rich": ["16.0.1", "15.0.0"], "click": ["8.5.1"]}
+    text, changed = resolved("# why\ntorch==2.13.0\nrich==15.0.0\nclick==8.5.1\n", known.__getitem__)
+    assert text == "# why\ntorch==2.14.0\nrich==16.0.1\nclick==8.5.1\n"
+    assert changed == ["torch 2.13.0 -> 2.14.0", "rich 15.0.0 -> 16.0.1"]
 
 
 def _all_source() -> str:

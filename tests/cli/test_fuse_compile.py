@@ -18,6 +18,7 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.versions
 @needs_triton
 def test_a_gpu_and_an_architecture(run):
     """The one op that is no product is a ReLU over 4 x 64 floats: 1,024 bytes read and as many written."""

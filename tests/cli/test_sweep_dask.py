@@ -82,6 +82,7 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.versions
 @needs_dask
 def test_a_killed_worker_loses_nothing_and_nothing_comes_twice(mlp, tmp_path, start):
     address, (_, worker, _) = start()

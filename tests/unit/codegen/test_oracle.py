@@ -91,6 +91,7 @@ torch.save(out, sys.argv[1])
 """
 
 
+@pytest.mark.versions
 @interpreted.needs_triton
 @pytest.mark.parametrize(("seed", "start"), [(0, 0), (123_456_789_012, 5_000_000_000)])
 def test_uniform_numbers_are_those_of_triton(seed, start, tmp_path):

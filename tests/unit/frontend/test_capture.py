@@ -194,6 +194,7 @@ def test_the_workloads_loss_is_captured_and_the_optimizer_is_not():
         assert region == expected, op
 
 
+@pytest.mark.versions
 def test_a_break_splits_forward_and_backward():
     graph, found = captured(Broken)
     assert names(graph, found) == [

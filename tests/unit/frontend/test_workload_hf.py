@@ -192,6 +192,26 @@ def test_seconds_that_whisper_does_not_take(save):
     assert resolve(target, seconds=30.0).inputs()["input_features"].shape == (1, 80, 3000)
 
 
+@pytest.mark.defect("4")
+def test_a_library_for_another_torch_is_named_whatever_it_raises(save, monkeypatch):
+    """Only import errors were taken for a library that does not load; torchvision for another torch raises others."""
+    import transformers
+
+    found = type(transformers).__getattr__
+
+    def fail(self, name):
+        if name.startswith("ViTFor"):
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return found(self, name)
+
+    monkeypatch.setattr(type(transformers), "__getattr__", fail)
+    monkeypatch.delitem(vars(transformers), "ViTForImageClassification", raising=False)
+    with pytest.raises(
+        MissingError, match=r"cannot load ViT.*torchvision::nms does not exist; install what it imports"
+    ):
+        resolve(save({"model_type": "vit", **TINY, "architectures": ["ViTForImageClassification"]}))
+
+
 @pytest.mark.parametrize("named", [{}, {"architectures": ["ViTForImageClassification"]}])
 def test_a_library_that_does_not_load_is_named(save, monkeypatch, named):
     """As torchvision for another torch, which fails while transformers imports it."""

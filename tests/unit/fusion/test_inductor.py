@@ -151,6 +151,7 @@ def check_cover(graph: Graph, lowered) -> None:
         assert kernel.launches >= (0 if kernel.kind == "none" else 1)
 
 
+@pytest.mark.versions
 @needs_triton
 def test_feed_forward_block_on_a_gpu(lower):
     """By hand: forward is norm | product | gelu | product | residual and loss; the bias goes into the product."""

@@ -132,7 +132,7 @@ def loaded(transformers: Any, name: str) -> Any:
     """What transformers has by a name, else None; a MissingError where it cannot import it."""
     try:
         return getattr(transformers, name, None)
-    except ImportError as error:
+    except Exception as error:  # whatever a library that it imports raises, which is not of this torch perhaps
         raise not_loaded(name, error.__cause__ or error) from error
 
 
