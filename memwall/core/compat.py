@@ -291,6 +291,7 @@ ATTRIBUTES: Mapping[str, str] = {
 SOME_VERSIONS: Mapping[str, str] = {
     "can_use_4x_random": "torch>=2.13",
     "fsdp_param_groups": "torch>=2.12",
+    "ignore_bidirectional_mask": "transformers>=5",
     "user_meta": "torch>=2.13",
     "warmup_backward_result": "torch>=2.13",
     "warmup_forward_vote": "torch>=2.13",
