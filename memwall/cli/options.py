@@ -283,10 +283,10 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
     prices: dict[str, float] = {}
     for text in texts:
         name, _, number = text.rpartition("=")
-        price = -1.0
+        price = 0.0
         with contextlib.suppress(ValueError):
             price = float(number)
-        if not name or not 0 <= price < float("inf"):
-            raise UsageError(f"cannot read the price {text[:60]!r}; want NAME=USD_PER_HOUR, as in h100=2.99")
+        if not name or not 0 < price < float("inf"):
+            raise UsageError(f"--price takes NAME=USD above 0, such as h100=2.5, not {text[:40]!r}")
         prices[name] = price
     return prices

@@ -20,14 +20,7 @@ def _numbers(context: click.Context, parameter: click.Parameter, words: tuple[st
 
 def parse_prices(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, float]:
     """``--price``: USD per hour by the name of a GPU."""
-    found = {}
-    for word in words:
-        name, _, usd = word.partition("=")
-        try:
-            found[name] = float(usd)
-        except ValueError:
-            raise UsageError(f"--price takes NAME=USD, such as h100=2.5, not {word[:40]!r}") from None
-    return found
+    return options.parse_prices(words)
 
 
 def _pair(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:

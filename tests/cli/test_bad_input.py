@@ -92,7 +92,7 @@ CASES = {
     "report newer.json": "newer memwall",
     "compare net.py": "name the GPUs to compare",
     "compare none.json --gpu h100": "no such file: none.json",
-    "compare saved.json --gpu h100 --price h100": "NAME=USD_PER_HOUR",
+    "compare saved.json --gpu h100 --price h100": "--price takes NAME=USD above 0",
     "compare saved.json --gpu h100 --price zzz=3": "no GPU named 'zzz'",
     "compare saved.json --gpu h100 --price t4=3": "t4",
     "compare --gpu h100 --price h100=3": "--price goes with a workload",

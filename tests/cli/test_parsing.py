@@ -85,6 +85,16 @@ def test_parquet_without_pyarrow(monkeypatch):
 
 def test_prices():
     assert parse_prices(["h100=2.5", "a100 = 1"]) == {"h100": 2.5, "a100 ": 1.0}
-    for text in ("h100", "=3", "h100=", "h100=cheap", "h100=-1", "h100=nan", "h100=inf"):
-        with pytest.raises(UsageError, match="NAME=USD_PER_HOUR"):
+    for text in ("h100", "=3", "h100=", "h100=cheap", "h100=-1", "h100=0", "h100=nan", "h100=inf"):
+        with pytest.raises(UsageError, match="NAME=USD above 0"):
             parse_prices([text])
+
+
+@pytest.mark.defect("19")
+@pytest.mark.parametrize("command", ["compare", "serve", "search", "sweep"])
+def test_a_price_of_nothing_is_refused_by_every_command(run, command):
+    """Two parsers of prices had two rules: one command dropped a price of 0 without a word, another refused it."""
+    words = {"compare": ("--gpu", "h100", "a100"), "sweep": ("--vary", "gpu=h100")}.get(command, ())
+    result = run(command, "net.py", *words, "--price", "h100=0")
+    assert result.code == 2
+    assert "--price takes NAME=USD above 0, such as h100=2.5, not 'h100=0'" in result.err
