@@ -154,7 +154,7 @@ def test_the_notebook_runs_and_shows_what_it_should(tmp_path, monkeypatch):
     assert outputs[0] == []
     assert all(len(output) == 1 and output[0].output_type == "execute_result" for output in outputs[1:])
     record, figure, frame, comparison, traced = (output[0].data for output in outputs[1:])
-    assert "v100-sxm2-16gb" in record["text/html"] and "is the wall" in record["text/html"]
+    assert "v100-sxm2-16gb" in record["text/html"] and "of the time goes to kernels" in record["text/html"]
     assert figure["image/png"].startswith("iVBOR")  # PNG in base64
     assert "contraction" in frame["text/html"]
     assert "a100-80gb-sxm" in comparison["text/html"]
