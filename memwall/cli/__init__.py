@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -147,6 +148,10 @@ def _complete() -> int:
     return answer(os.environ[COMPLETION], group)
 
 
+#: how click 8.2 and later ends a command that needs arguments and got none; earlier ones print the help and exit
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
 def _run(arguments: list[str]) -> int:
     try:
         with group.make_context("memwall", arguments) as context:
@@ -154,7 +159,7 @@ def _run(arguments: list[str]) -> int:
             return result if isinstance(result, int) else 0
     except click.exceptions.Exit as done:
         return done.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
+    except _NO_ARGUMENTS as error:
         click.echo(error.ctx.get_help(), err=True)
         return UsageError.exit_code
     except click.Abort as error:  # how click passes on a KeyboardInterrupt

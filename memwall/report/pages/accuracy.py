@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -40,19 +40,14 @@ FIT_NOTE = (
 _MAX_REASONS = 12
 
 
-SCHEMA = "memwall.accuracy/1"
+@dataclass(frozen=True, slots=True)
+class SavedCell(Cell):
+    """A cell of the record, which is a list of them. Each also says of how many rows the scores are."""
 
-
-@dataclass(frozen=True)
-class SavedAccuracy:
-    """The record: how many rows were read and scored, for what reason how many were left out, and the scores."""
-
-    schema: str
-    read_rows: int
-    scored_rows: int
-    #: reason -> rows
-    left_out_rows: Mapping[str, int]
-    cells: tuple[Cell, ...]
+    #: of all data sets together: rows of the files, those that were scored, and the others by reason
+    read_rows: int = 0
+    scored_rows: int = 0
+    left_out_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +75,12 @@ class AccuracyReport(Report):
 
     def record(self) -> str:
         scored = self.scored
-        record = {
-            "schema": SCHEMA, "read_rows": _read(scored), "scored_rows": len(scored.rows),
+        counts: dict[str, Any] = {
+            "read_rows": _read(scored), "scored_rows": len(scored.rows),
             "left_out_rows": dict(sorted(scored.skipped.items())),
-            "cells": [cell.to_dict() for cell in score(scored.rows)],
         }  # fmt: skip
-        return json.dumps(record, indent=1) + "\n"
+        cells = [SavedCell(**cell.to_dict(), **counts) for cell in score(scored.rows)]
+        return json.dumps([asdict(cell) for cell in cells], indent=1) + "\n"
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         return tuple(Cell.__slots__), (tuple(cell.to_dict().values()) for cell in score(self.scored.rows))

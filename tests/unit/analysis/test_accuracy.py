@@ -168,7 +168,7 @@ def test_the_page(record, golden):
 
 
 def test_json_has_the_cells(record):
-    cells = json.loads(render(AccuracyReport(score_files([record])), "json"))["cells"]
+    cells = json.loads(render(AccuracyReport(score_files([record])), "json"))
     assert list(cells[0])[:12] == [
         "dataset", "gpu", "op_class", "dtype", "n", "mape", "median_ape", "bias", "p90", "spearman", "within_20",
         "violations",
