@@ -213,7 +213,7 @@ def _lever_table(entries: Sequence[Entry]) -> list[Table]:
     columns = [
         col.names("of", [entry.label if is_first else "" for entry, _, is_first in found]),
         col.text("bound by", [entry.bound_by or col.NOTHING if is_first else "" for entry, _, is_first in found]),
-        *col.of(rows, "would help: name, saved: saved_s s, of the step: share %, option: options"),
+        *col.of(rows, "would help: name name, saved: saved_s s, of the step: share %, option: options prose"),
     ]
     note = "saved: by memwall profile with the option; bound by: the number of the GPU or its host that would save most"
     return [col.table("What would make it faster", columns, note)] if rows else []
