@@ -106,7 +106,8 @@ def lever_tables(found: Verdict) -> list[Table]:
     rows = found.notable
     note = "the same step with one change, which the option shows, added to the command; what saves less than"
     note += f" {percent(NOTABLE, 0)} is left out"
-    specs = "lever: name name, saved: saved_s s, of the step: share %, with: time_s s like saved_s?, option: options prose"
+    specs = "lever: name name, saved: saved_s s, of the step: share %, with: time_s s like saved_s?,"
+    specs += "option: options prose"
     return [col.listing("What would make it faster", rows, specs, note)] if rows else []
 
 
