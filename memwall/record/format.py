@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
-from memwall.core.structure import BadRecord, measurable, one_of, read
+from memwall.core.structure import BadRecord, number, one_of, read, shown
 from memwall.hardware.lookup import Gpu
 from memwall.ops.sdpa import Attention
 from memwall.perfmodel.roofline import Estimate
@@ -58,7 +58,14 @@ class WorkloadInfo:
         return ", ".join((self.mode, dtype, *((f"batch {self.samples:,}",) if self.samples else ())))
 
 
-_Seconds = Annotated[float, measurable]
+def _seconds(value: Any) -> float:
+    """0, or seconds of which no quotient overflows: a wait may be the rest of rounded sums, about 10^-21 s."""
+    if 0 < number(value) < 1e-30:
+        raise BadRecord(f"must be a number that is not negative, not {shown(value)}")
+    return float(value)
+
+
+_Seconds = Annotated[float, _seconds]
 #: sums of seconds are rounded
 _ROUNDED = 1 + 1e-9
 
