@@ -71,7 +71,7 @@ def test_nothing_but_a_record_of_memwall_is_made(name: str) -> None:
         unpack(json.dumps([[name], [[4, "touch /tmp/ran"], [0, [0]]]]))
 
 
-@pytest.mark.parametrize("value", [object(), {1: b""}, len, Path("a")], ids=repr)
+@pytest.mark.parametrize("value", [object(), {1: b""}, len, Path("a")], ids=["object", "bytes", "function", "path"])
 def test_what_is_no_data_is_refused(value: object) -> None:
     from memwall.core.packed import pack
 
