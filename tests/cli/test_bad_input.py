@@ -96,7 +96,7 @@ CASES = {
     "compare saved.json --gpu h100 --price zzz=3": "no GPU named 'zzz'",
     "compare saved.json --gpu h100 --price t4=3": "t4",
     "compare --gpu h100 --price h100=3": "--price goes with a workload",
-    "compare --gpu h100 --batch 3": "--batch says how to trace a model, but there is no target",
+    "compare --gpu h100 --batch 3": "--batch says how to trace a model, but no target and no profile is compared",
     "compare saved.json --gpu h100 -o a.trace.json": "end the name in one of .json .html",
     "gpus zzz": "no GPU named 'zzz'",
     "gpus --check bad.toml": "bad.toml:2",
