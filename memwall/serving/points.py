@@ -108,7 +108,8 @@ def notes_of(points: Sequence[Point], model: Model, gpus: Sequence[Gpu], is_join
     waiting = dict.fromkeys(point.name for point in ran if point.steps.waits_for_cpu(point.alone))
     if waiting:
         engine = points[0].layout.engine
-        found.append(f"{', '.join(waiting)}: the CPU of {engine} launches a lone prompt's kernels no faster than that")
+        found.append(f"{', '.join(waiting)}: a lone prompt waits for the CPU, which issues its kernels at the speed of"
+                     f" {engine} and of the host; its TTFT is alike on faster GPUs")  # fmt: skip
     return (*found, *_doubts(ran))
 
 

@@ -68,7 +68,7 @@ def _memory(engine: SavedEngine) -> Chart:
         _level(scene, frame, y(engine.dram_bytes / 1e9), f"memory {size(engine.dram_bytes)}", ())
         _level(scene, frame, y(engine.capacity_bytes / 1e9), "", (5, 3))
         scene.line((x(most), frame.upper), (x(most), frame.lower), color="dim", dash=(2, 3))
-        last = f"{most:,} fit"
+        last = f"{most:,} at their longest"
         scene.text(min(x(most), scene.width - text_width(last, 10) / 2), frame.upper - 4, last, 10, "middle", halo=True)
         entries = [(name, MEMORY_COLORS[role], "square") for name, role in reversed(_PARTS)]
         entries += [("free", "line", "square"), (f"usable {size(engine.capacity_bytes)}", "ink", "dashed")]

@@ -125,8 +125,8 @@ _STEP_NOTE = (
 _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: the most that the "
-    "cache and the scheduler hold; {}energy: at the GPU's power limit; wall: what most of a decode step waits for; all "
-    "modeled"
+    "scheduler takes and the cache holds while they grow, half generated in the mean; {}energy: at the GPU's power "
+    "limit; wall: what most of a decode step waits for; all modeled"
 )
 _PRICED_NOTE = "1 M: all of the cost over a million tokens that come out, or go in; "
 
