@@ -116,11 +116,13 @@ def main() -> int:
     if options.at:
         there = {name: at_commit(commit, [row for row in rows if row.found_in == name])
                  for name, commit in FOUND_AT.items() if options.only in (None, name)}  # fmt: skip
+    words = f"{' --at' * options.at}{f" --only '{options.only}'" if options.only else ''}"
     lines = ["# Defects and the tests that hold them off", "",
-             f"`python tools/defects.py{' --at' if options.at else ''} -o reports/defects.md` runs the tests and writes"
-             " this list."]  # fmt: skip
+             f"`python tools/defects.py{words} -o reports/defects.md` runs the tests and writes this list."]  # fmt: skip
     wrong = []
     for name, commit in FOUND_AT.items():
+        if options.only not in (None, name):
+            continue
         heads = ["number", "cause", "test", "now", *([f"at {commit}"] if options.at else [])]
         lines += ["", f"## The {name} list{'s' if ' ' in name else ''}", "", f"| {' | '.join(heads)} |",
                   "|---" * len(heads) + "|"]  # fmt: skip
