@@ -116,9 +116,10 @@ def main() -> int:
     if options.at:
         there = {name: at_commit(commit, [row for row in rows if row.found_in == name])
                  for name, commit in FOUND_AT.items() if options.only in (None, name)}  # fmt: skip
-    words = f"{' --at' * options.at}{f" --only '{options.only}'" if options.only else ''}"
+    only = f" --only '{options.only}'" if options.only else ""
     lines = ["# Defects and the tests that hold them off", "",
-             f"`python tools/defects.py{words} -o reports/defects.md` runs the tests and writes this list."]  # fmt: skip
+             f"`python tools/defects.py{' --at' * options.at}{only} -o reports/defects.md` runs the tests and writes this"
+             " list."]  # fmt: skip
     wrong = []
     for name, commit in FOUND_AT.items():
         if options.only not in (None, name):
