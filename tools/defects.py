@@ -118,8 +118,8 @@ def main() -> int:
                  for name, commit in FOUND_AT.items() if options.only in (None, name)}  # fmt: skip
     only = f" --only '{options.only}'" if options.only else ""
     lines = ["# Defects and the tests that hold them off", "",
-             f"`python tools/defects.py{' --at' * options.at}{only} -o reports/defects.md` runs the tests and writes this"
-             " list."]  # fmt: skip
+             f"`python tools/defects.py{' --at' * options.at}{only} -o reports/defects.md` runs the tests and writes"
+             " this list."]  # fmt: skip
     wrong = []
     for name, commit in FOUND_AT.items():
         if options.only not in (None, name):
