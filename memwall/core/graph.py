@@ -66,8 +66,10 @@ class Pipe(NamedTuple):
             ValueError: there is no such engine or dtype.
         """
         if self.engine not in ENGINES or self.dtype not in DTYPES:
-            raise ValueError(f"not a pipe: {str(self)!r} (want one of {', '.join(ENGINES)}, a dot, and one of"
-                             f" {', '.join(DTYPES)})")  # fmt: skip
+            raise ValueError(
+                f"not a pipe: {str(self).removesuffix('.')!r} (want one of {', '.join(ENGINES)}, a dot, and one of"
+                f" {', '.join(DTYPES)})"
+            )
         return self
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 #: beyond what any machine takes for what a test waits for: it hangs
-HANGS_S = 1800.0
+HANGS_S = 600.0
 
 
 def is_alive(pid: int) -> bool:
