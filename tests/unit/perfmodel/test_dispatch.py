@@ -90,7 +90,7 @@ def test_layouts_that_cannot_be():
         ("dp=8,dispatcher=hybridep", "dispatcher=hybridep brings tokens to experts of other GPUs: give ep=2"),
         ("dp=8,a2a_overlap", "a2a_overlap hides messages to experts of other GPUs: give ep=2"),
         ("dp=8,ep=8,pp=2,schedule=zb,a2a_overlap", "give 1f1b or interleaved:N"),
-        ("dp=8,ep=8,fsdp=full,a2a_overlap", "gathers of fsdp=full is not modeled"),
+        ("dp=8,ep=8,fsdp=full,a2a_overlap", "messages of fsdp=full in each microbatch is not modeled"),
         ("dp=8,ep=8,dispatcher=deepep", "there is alltoall, hybridep"),
     )
     for layout, why in cases:
