@@ -100,11 +100,12 @@ class Model:
         _, given = split_sizes(self.given)
         given.pop("input_specs", None)
         with running(workload.target, self.messages):
+            gpus = changes.pop("gpu", self.gpus)
             keywords = options.profile_options({**given, **changes})
-            return profile(workload, gpu=self.gpus, progress=self.messages.progress, **keywords)
+            return profile(workload, gpu=gpus, progress=self.messages.progress, **keywords)
 
     def retrace(self, **changes: Any) -> Profile:
-        """The model with another ``attention`` or ``optimizer``."""
+        """The model with another ``attention``, on some of its GPUs, or another ``optimizer``."""
         workload = self.workload()
         if "optimizer" in changes:
             workload = replace(workload, optimizer=changes.pop("optimizer"))

@@ -20,10 +20,11 @@ from memwall.core.graph import Graph
 from memwall.core.units import size
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
+from memwall.ops.sdpa import RUNS
 from memwall.record.profile import Profile
 from memwall.record.schedules import Schedules
 
-#: traces the workload again with other options: ``attention=...`` or ``optimizer=...``
+#: traces the workload again with other options: ``attention=...`` and ``gpu=...``, or ``optimizer=...``
 Retrace = Callable[..., Profile]
 
 ATTENTION_FORMS = ("flash", "efficient", "math")
@@ -60,7 +61,7 @@ def alternatives(profile: Profile, gpus: Sequence[Gpu], retrace: Retrace | None 
     """What the workload would take in each other form, GPU by GPU, in eager mode. ``retrace``: traces the workload
     again, with ``attention`` or ``optimizer`` given by keyword; None leaves out the families that need the model.
     Raises as the retracing."""
-    traced = list(_retraced(profile, retrace)) if retrace else []
+    traced = list(_retraced(profile, gpus, retrace)) if retrace else []
     families: list[Family] = []
     for gpu in gpus:
         number = profile.graph_for(gpu)
@@ -90,15 +91,21 @@ class _Step:
         return Family(name, self.gpu.name, replace(self.now, name=called), tuple(others))
 
 
-def _retraced(profile: Profile, retrace: Retrace) -> Iterator[tuple[str, str, Profile]]:
-    """Family, form and profile of each."""
+def _retraced(profile: Profile, gpus: Sequence[Gpu], retrace: Retrace) -> Iterator[tuple[str, str, Profile]]:
+    """Family, form and profile of each, on the GPUs that have it."""
     if any(op.op_class == "attention" or "softmax" in op.name for graph in profile.graphs for op in graph.ops):
         for form in ATTENTION_FORMS:
-            yield "attention", form, retrace(attention=form)
+            if having := [gpu for gpu in gpus if _has(gpu, form)]:
+                yield "attention", form, retrace(attention=form, gpu=having)
     name = OPTIMIZERS.get(profile.workload.optimizer or "")
     if name and any(op.phase == "optimizer" for op in profile.graph.ops):
         for form in OPTIMIZER_FORMS:
             yield "optimizer", form, retrace(optimizer=f"{name}:{form}")
+
+
+def _has(gpu: Gpu, attention: str) -> bool:
+    """Whether torch has a kernel of that form for the GPU."""
+    return attention in RUNS[chip_of(gpu).attention]
 
 
 def attention_form(graph: Graph) -> str:
@@ -126,7 +133,7 @@ def _traced_families(step: _Step, traced: Sequence[tuple[str, str, Profile]]) ->
         form_of = _FORM_OF[family]
         called, others = form_of(step.model[0]), []
         for name, profile in ((name, profile) for of, name, profile in traced if of == family):
-            if name == called or (name == "flash" and chip_of(step.gpu).attention != "flash"):
+            if name == called or (family == "attention" and not _has(step.gpu, name)):
                 continue
             number = profile.graph_for(step.gpu) if family == "optimizer" else 0
             if form_of(profile.graphs[number]) == name:

@@ -288,7 +288,7 @@ def families():
     x = torch.empty(2, ROWS, WIDTH, dtype=torch.float16, device="meta")
 
     def run(**options):
-        return memwall.profile(Attention(), (x,), gpu=gpus, mode="training", **options)
+        return memwall.profile(Attention(), (x,), mode="training", **{"gpu": gpus, **options})
 
     return alternatives(run(), gpus, run)
 

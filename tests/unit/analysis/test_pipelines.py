@@ -167,8 +167,10 @@ def test_the_timeline_has_a_row_for_each_stream_link_and_rank():
         *(f"rank {rank}, h100-sxm (modeled)" for rank in (0, 1, 3)), "pipeline of 4 ranks (modeled)"
     ]  # fmt: skip
     rows = [(processes[e["pid"]], e["args"]["name"]) for e in events if e["name"] == "thread_name"]
+    # with each of two neighbours: calls alone, and of calls together those out and those in
+    streams = [f"stream {number}" for number in range(1, 7)]
     assert [row for name, row in rows if "rank 1" in name] == [
-        f"eager: {row}" for row in ("CPU launches", "GPU", "modules", "stream 1", "stream 2", "link nvlink")
+        f"eager: {row}" for row in ("CPU launches", "GPU", "modules", *streams, "link nvlink")
     ]
     assert [row for name, row in rows if "pipeline" in name] == [f"rank {rank}" for rank in range(RANKS)]
     tasks = [e for e in events if e["ph"] == "X" and e["cat"] in ("F", "B")]
