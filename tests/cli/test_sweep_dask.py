@@ -71,7 +71,7 @@ def kills(process):
     """A callback of progress that kills a process after the first finished points."""
 
     def progress(message):
-        if process.poll() is None:
+        if " points" in message and process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
 
