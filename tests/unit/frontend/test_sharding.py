@@ -380,9 +380,11 @@ def test_heads_over_classes_of_sequences_are_whole(tmp_path, name):
     )
     assert shared.messages() == {("all_reduce", 2 * 32 * 64 * 4, 2): 9}
     head = {"Llama": 64 * 4 * 64, "Bert": 2 * 64 * (64 + 4)}[name]
+    # backward computes the scores again: two samples, 4 heads of 16 numbers, Llama's causal half with its diagonal
+    scores = 2 * 2 * 2 * 4 * 16 * {"Llama": 32 * 33 // 2, "Bert": 32 * 32}[name]
     for found in (shared, sequence):
         assert found.step.model_flops == plain.step.model_flops
-        assert found.step.hardware_flops - found.step.model_flops == 3 * 2 * head
+        assert found.step.hardware_flops - found.step.model_flops == 3 * 2 * head + scores
 
 
 # -- FLOPs that count for MFU ------------------------------------------------------------------------------------------
@@ -420,10 +422,11 @@ def test_what_is_whole_on_each_rank_counts_once_for_mfu():
     # attention's core: two products forward, four backward, of the causal half with its diagonal
     assert model == whole + shared + 6 * 2 * attended * LAYERS
     assert [step.model_flops for step in steps.values()] == [model, model, model, model, 3 * model]
+    scores = 2 * attended * LAYERS  # backward computes them again, a fifth product
     more = [step.hardware_flops - step.model_flops for step in steps.values()]
-    assert more[:3] == [0, (TP - 1) * whole, 0]
+    assert more[:3] == [scores, (TP - 1) * whole + scores, scores]
     assert more[3] - more[1] > TP * whole // 3  # forward of all layers again
-    assert more[4] == 0
+    assert more[4] == 3 * scores
 
 
 class Adapted(Model):
