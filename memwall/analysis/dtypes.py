@@ -36,7 +36,7 @@ _OTHER_HALF = {"bfloat16": ("float16", "fp16"), "float16": ("bfloat16", "bf16")}
 
 
 def known_dtype(name: str) -> str:
-    """One of :data:`DTYPES` by its name or its short one; as it is where it is none."""
+    """One of :data:`DTYPES` by its name or its short name; any other text comes back unchanged."""
     return SHORT_DTYPES.get(name, name)
 
 

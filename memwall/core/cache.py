@@ -42,7 +42,7 @@ def keep(path: Path, text: str) -> None:
 
 
 def kept(path: Path) -> str | None:
-    """The text that was kept; None where there is none, it was changed since, or somebody else can have written it."""
+    """The text that was kept; None where nothing was, it has changed since, or somebody else can have written it."""
     if refused(path.parent):
         return None
     with contextlib.suppress(OSError, ValueError), path.open("rb") as file:

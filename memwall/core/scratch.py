@@ -40,7 +40,7 @@ def scratch(kind: str, forget: Callable[[Path], None] = lambda folder: None) -> 
 
 @contextlib.contextmanager
 def _taken(folder: Path) -> Iterator[None]:
-    """The lock of a folder of this user's. Raises ``OSError``: there is none, or it is held."""
+    """The lock of a folder of this user's. Raises ``OSError``: the folder has no lock, or a process holds it."""
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
         raise PermissionError
     lock = os.open(folder / _LOCK, os.O_RDWR)

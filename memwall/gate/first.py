@@ -35,7 +35,7 @@ def below(folder: Path, name: str) -> Iterator[Path]:
 
 
 def model_files(folder: Path) -> list[str]:
-    """The files that define a model and its inputs, relative to the folder. Raises ``UsageError``: there is none."""
+    """The files that define a model and its inputs, relative to the folder. Raises ``UsageError``: no file does."""
     found = [path.relative_to(folder).as_posix() for path in below(folder, "*.py") if _is_model(path)]
     if not found:
         raise UsageError("no model file here: name TARGETs, or write model() and inputs() into one (docs/profile.md)")
