@@ -44,14 +44,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def described(graph: Graph, numbers: bool = True) -> list[str]:
     """A graph's ops, a line each: name, phase, attributes, and the shapes, dtypes and strides of what is read and
-    written; without ``numbers`` what has one element is left out. So are results besides the first that nothing reads:
-    the statistics of a batch norm in inference are empty on some devices."""
+    written; without ``numbers`` what has one element is left out. So are results besides the first that nothing reads
+    (the statistics of a batch norm in inference are empty on some devices) and how many experts a choice touches, which
+    ``meta`` alone follows from the choice to where it is used."""
     lines, needed = [], {i for op in graph.ops for i in op.inputs} | set(graph.outputs)
     for op in graph.ops:
         results = [i for place, i in enumerate(op.outputs) if not place or i in needed]
         read, written = (_specs(graph.specs(ids), numbers) for ids in (op.inputs, results))
         if written:
-            lines.append(f"{op.name} {op.phase} {sorted(op.attributes.items(), key=str)} {read} -> {written}")
+            attributes = sorted((each for each in op.attributes.items() if each[0] != "slices"), key=str)
+            lines.append(f"{op.name} {op.phase} {attributes} {read} -> {written}")
     return lines
 
 

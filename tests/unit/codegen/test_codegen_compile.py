@@ -268,7 +268,7 @@ def test_where_results_are_kept(monkeypatch, tmp_path):
 
 def test_without_triton(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingError, match=r"memwall\[triton\]"):
+    with pytest.raises(MissingError, match=r"memwall-roofline\[triton\]"):
         compile_one(kernel(), "sm_80")
 
 

@@ -511,18 +511,19 @@ def test_a_failure_inside_leaves_nothing_either(lower, monkeypatch):
 
 @needs_triton
 def test_internals_that_moved_are_an_error_of_the_installation(lower, monkeypatch):
-    import torch._inductor.scheduler as scheduler
+    from memwall.core import compat
 
-    monkeypatch.delattr(scheduler, "WhyNoFuse")
+    monkeypatch.setitem(compat.PLACES, "WhyNoFuse", "torch._inductor.scheduler:Renamed")
+    monkeypatch.delitem(vars(compat), "WhyNoFuse", raising=False)
     for name in [n for n in sys.modules if n.startswith("memwall.fusion.inductor.compiling")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(MissingError, match="WhyNoFuse"):
+    with pytest.raises(MissingError, match="Renamed"):
         lower(traced(Mlp(), (torch.randn(2, 4, 64),), training=False))
 
 
 def test_without_triton(lower, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(MissingError, match=r"memwall\[triton\]"):
+    with pytest.raises(MissingError, match=r"memwall-roofline\[triton\]"):
         lower(chain(1))
 
 

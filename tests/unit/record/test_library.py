@@ -300,7 +300,7 @@ def test_a_profile_shows_totals_walls_verdict_and_kernels(profile):
         assert name in page.text
     assert "mylib::<script>alert(1)</script>" in page.text  # as text
     assert [attributes.get("open", "no") for tag, attributes in page.tags if tag == "details"] == [None, "no"]
-    assert "<title>compute 60.0 %</title>" in profile._repr_html_()
+    assert "<title>compute 59.9 %</title>" in profile._repr_html_()
 
 
 def test_the_plain_text_beside_the_html_is_one_line(profile):
