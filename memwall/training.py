@@ -114,10 +114,14 @@ class Training:
     def fits(self, step: TrainingStep | None = None) -> bool:
         """Whether every rank's peak fits, with what is assumed for the context and the allocator; that of another step
         of the same model if one is given."""
-        return self._holds(max(memory.total for memory in (step or self.step).memory))
+        return self.held_bytes(step) <= self.gpu.dram_bytes
 
-    def _holds(self, peak: int) -> bool:
-        return peak + reserved_bytes(self.gpu, peak) <= self.gpu.dram_bytes
+    def held_bytes(self, step: TrainingStep | None = None) -> int:
+        """What the fullest GPU needs: its peak, and what is assumed for the context and the allocator."""
+        return self._with_reserved(max(memory.total for memory in (step or self.step).memory))
+
+    def _with_reserved(self, peak: int) -> int:
+        return peak + reserved_bytes(self.gpu, peak)
 
     @property
     def largest_microbatch(self) -> int | None:
@@ -129,7 +133,8 @@ class Training:
         limit = self.gpu.dram_bytes * samples // max(each.growing for each in memory) + 1
 
         def is_too_large(count: int) -> bool:
-            return not self._holds(max(each.total + each.growing * (count - samples) // samples for each in memory))
+            peak = max(each.total + each.growing * (count - samples) // samples for each in memory)
+            return self._with_reserved(peak) > self.gpu.dram_bytes
 
         return bisect_left(range(1, limit + 1), True, key=is_too_large)
 

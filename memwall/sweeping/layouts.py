@@ -45,7 +45,8 @@ _ROUNDED = 1 - 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A layout that fits, and its step; ``peak_bytes`` of its fullest GPU, with what is reserved."""
+    """A layout that fits, and its step; ``peak_bytes`` of its fullest GPU, with what is assumed for context and
+    allocator."""
 
     layout: Parallelism
     batch: int

@@ -13,6 +13,7 @@ import memwall
 from memwall.analysis.sweep.layouts import layouts
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import hardware_of, load_cluster
+from memwall.report.pages.layouts import _gathered
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import ORDERS, Stage, in_flight, least_ends_s, run_pipeline
 from memwall.simulate.training import least_step_s, step_memory, training_step
@@ -177,3 +178,27 @@ def test_the_page_and_what_is_refused(run, model, tmp_path):
     assert "--mode serving is searched without --global-batch" in run("search", "m.py", "--global-batch", "4").error
     with pytest.raises(UsageError, match="GPUs"):
         search_layouts(model(2), gpus=2, global_batch=0)
+
+
+@pytest.mark.defect("7")
+def test_the_winner_is_what_its_profile_shows(run, model):
+    """The winner of a search kept a share of the gradients and summed whole ones once a step, and its page said another
+    peak than the search.
+
+    Each of the two layers' gradients, and those around them, are summed in each of four microbatches."""
+    words = (model(2), "--cluster", "dgx-h100")
+    asked = ("--gpus", "4", "--global-batch", "32", "--among", "fsdp=grad", "microbatches=4", "pp=1", "tp=1", "batch=2")
+    (won,) = json.loads(run("search", *words, "--mode", "training", *asked, "--top", "1", "--json").out)["layouts"]
+    assert won["layout"].startswith("dp=4,fsdp=grad,microbatches=4")
+    shown = json.loads(run("profile", *words, "-q", "--parallel", won["layout"], "--batch", "2", "--json").out)
+    assert sum(row["count"] for row in shown["collectives"] if row["op"] == "reduce_scatter") == 3 * 4
+    assert (shown["peak_bytes"], shown["time_s"]) == (won["peak_bytes"], won["time_s"])
+    assert shown["fits"] and won["peak_bytes"] <= 85.1e9  # 79.2 GiB of an H100 of 80 GB
+
+
+def test_splits_that_fail_for_one_reason_stand_together():
+    """With or without a colon behind the split."""
+    every = {"tp=4: no linear layer": 2, "tp=8: no linear layer": 1, "tp=3 does not divide 8": 5, "slower": 1}
+    assert _gathered(every) == [
+        ("tp=3: does not divide 8", 5), ("tp=4; tp=8: no linear layer", 3), ("slower", 1)
+    ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from memwall.core.files import json_pieces
 from memwall.core.units import counted, duration, percent, size
 from memwall.report.document import Document, Section, Sentence
 from memwall.report.kinds import Report
+from memwall.report.pages.training import PEAK
 
 if TYPE_CHECKING:
     from memwall.sweeping.layouts import Layouts
@@ -52,8 +54,7 @@ class LayoutsReport(Report):
         ]  # fmt: skip
         specs = ("layout: 0, batch: 1, a step: 2 right, MFU: 3 %, HFU: 4 %, bubble: 5 %, messages: 6 %,"
                  " peak memory: 7 right")  # fmt: skip
-        return col.listing("", rows, specs, "batch: samples of a microbatch; peak memory: of the fullest GPU, with what"
-                           " is reserved")  # fmt: skip
+        return col.listing("", rows, specs, f"batch: samples of a microbatch; peak memory: {PEAK}")
 
     def record(self) -> Iterable[str]:
         columns, rows = self.rows()
@@ -76,7 +77,8 @@ def _gathered(pruned: Mapping[str, int]) -> list[tuple[str, int]]:
     counts: Counter[str] = Counter()
     splits: dict[str, list[str]] = {}
     for why, count in pruned.items():
-        split, _, reason = why.partition(": ") if why.startswith("tp=") else ("", "", why)
+        split = named[0] if (named := re.match(r"tp=[^:\s]+", why)) else ""
+        reason = why.removeprefix(split).lstrip(": ")
         counts[reason] += count
         splits.setdefault(reason, []).append(split)
     return [("; ".join(splits[reason]) + ": " * any(splits[reason]) + reason, n) for reason, n in counts.most_common()]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from memwall.training import Change, Scaled, Training
 
 SCHEMA = "memwall.training/1"
+#: what a peak of memory is, where layouts are compared by it
+PEAK = "of the fullest GPU, with what is assumed for context and allocator"
 #: stages that a table lists at most
 _MOST_STAGES = 8
 
@@ -101,11 +103,13 @@ class TrainingReport(Report):
     def _fits(self) -> str:
         found, words = self.found, "fits" if self.found.fits() else "does not fit"
         rank, most, now = found.step.peak_rank, found.largest_microbatch, found.profile.workload.samples
-        held = counted(found.step.pipeline.in_flight[rank], "microbatch")
+        held, needed = counted(found.step.pipeline.in_flight[rank], "microbatch"), found.held_bytes()
+        assumed = size(needed - max(memory.total for memory in found.step.memory))
         largest = f" The largest microbatch that fits has {counted(most, 'sample')}, this one {now:,}." if most else ""
         return (
-            f"It {words} in the {size(found.gpu.dram_bytes)} of {found.gpu.full_name}. The peak is in stage {rank}, in"
-            f" the {found.peak_op}, with {held} held.{largest}"
+            f"It {words} in the {size(found.gpu.dram_bytes)} of {found.gpu.full_name}: the peak and {assumed} assumed"
+            f" for context and allocator take {size(needed)}. The peak is in stage {rank}, in the {found.peak_op}, with"
+            f" {held} held.{largest}"
         )
 
     def _verdict(self) -> list[Sentence]:
@@ -130,11 +134,11 @@ class TrainingReport(Report):
         now_s = self.found.step.time_s
         rows = [
             (each.name, duration(each.step.time_s), 1 - each.step.time_s / now_s,
-             size(max(memory.total for memory in each.step.memory)), "yes" if self.found.fits(each.step) else "no",
-             each.options)
+             size(self.found.held_bytes(each.step)), "yes" if self.found.fits(each.step) else "no", each.options)
             for each in changes
         ]  # fmt: skip
-        return col.listing("", rows, "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4, option: 5")
+        specs = "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4, option: 5"
+        return col.listing("", rows, specs, f"peak memory: {PEAK}")
 
     @property
     def _scaled(self) -> tuple[Scaled, ...]:
@@ -165,7 +169,8 @@ class TrainingReport(Report):
                 {"op": op, "bytes": nbytes, "gpus": ranks, "count": count}
                 for (op, nbytes, ranks), count in sorted(found.messages(step.pipeline.slowest).items())
             ],
-            "fits": found.fits(), "largest_microbatch": found.largest_microbatch, "stages": _stages(found),
+            "peak_bytes": found.held_bytes(), "fits": found.fits(), "largest_microbatch": found.largest_microbatch,
+            "stages": _stages(found),
             "scaling": [_scaled_row(each) for each in self._scaled],
             "bound_by": found.bound_by.wall if found.bound_by else "",
             "changes": [_change(found, each) for each in found.changes],
