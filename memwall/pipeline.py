@@ -204,7 +204,7 @@ def _unsimulated(
     return Profile(
         workload=WorkloadInfo(
             name, target, mode, traced.dtype, traced.inputs, traced.parameters, traced.samples, traced.tokens,
-            traced.optimizer, autocast,
+            traced.optimizer, autocast, traced.samples_assumed,
         ),
         graphs=(traced.graph,),
         costs=(graph_costs(traced.graph),),
@@ -425,7 +425,7 @@ def workload_of(
             )
         workload = resolve(str(target), **sizes, input_specs=input_specs, mode=mode, gpu=gpu)
         if inputs is not None:
-            workload = replace(workload, inputs=inputs)
+            workload = replace(workload, inputs=inputs, samples=None)
     elif isinstance(target, Workload):
         workload = target
     else:

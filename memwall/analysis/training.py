@@ -69,7 +69,7 @@ def trace_rank(
     return Profile(
         workload=WorkloadInfo(
             workload.name, workload.target, "training", traced.dtype, traced.inputs, traced.parameters, traced.samples,
-            traced.tokens, None, options.autocast,
+            traced.tokens, None, options.autocast, traced.samples_assumed,
         ),
         graphs=(traced.graph,), costs=(graph_costs(traced.graph),),
         capture={**traced.capture, **({_SHARES: list(shares)} if shares else {})},

@@ -38,7 +38,8 @@ def _input(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class WorkloadInfo:
-    """What was profiled. ``parameters`` is a count of elements; ``samples`` and ``tokens`` are per step."""
+    """What was profiled. ``parameters`` is a count of elements; ``samples`` and ``tokens`` are per step, the samples
+    taken from the first axis of the inputs where they are ``samples_assumed``."""
 
     name: str
     target: str
@@ -50,12 +51,14 @@ class WorkloadInfo:
     tokens: int | None = None
     optimizer: str | None = None
     autocast: str | None = None
+    samples_assumed: bool = False
 
     @property
     def configuration(self) -> str:
         """``training, float16, batch 8``: mode, dtype and batch."""
         dtype = f"{self.dtype} (autocast {self.autocast})" if self.autocast else self.dtype
-        return ", ".join((self.mode, dtype, *((f"batch {self.samples:,}",) if self.samples else ())))
+        assumed = " (the first axis)" * self.samples_assumed
+        return ", ".join((self.mode, dtype, *((f"batch {self.samples:,}{assumed}",) if self.samples else ())))
 
 
 def _seconds(value: Any) -> float:

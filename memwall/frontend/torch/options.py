@@ -46,7 +46,7 @@ class TraceOptions:
 @dataclass(frozen=True)
 class Traced:
     """A graph, and the facts about the workload that the trace found. ``attention`` is what other GPUs need whose
-    attention kernels may differ."""
+    attention kernels may differ; ``samples_assumed``: the first axis of the inputs is taken for the batch."""
 
     graph: Graph
     parameters: int
@@ -57,6 +57,7 @@ class Traced:
     samples: int | None = None
     tokens: int | None = None
     attention: Attention | None = None
+    samples_assumed: bool = False
 
     @classmethod
     def of(

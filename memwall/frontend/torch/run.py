@@ -270,9 +270,11 @@ class _Step:
         capture |= self.workload.serving if self.options.mode in SERVING else {}
         capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
-        samples, tokens = _counts(self.given.tensors.values())
+        first, tokens = _counts(self.given.tensors.values())
+        known = self.workload.samples
         whole = whole_elements(self.module, self.parameters)
-        return replace(found, parameters=whole, samples=samples, tokens=tokens, attention=attention)
+        return replace(found, parameters=whole, samples=known or first, tokens=tokens, attention=attention,
+                       samples_assumed=not known and first is not None)  # fmt: skip
 
     def _graph(self, result: Any) -> Graph:
         """What was recorded."""
@@ -391,7 +393,7 @@ def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Rec
 
 
 def _counts(inputs: Iterable[torch.Tensor]) -> tuple[int | None, int | None]:
-    """Samples and tokens per step: the first axis of the first input, and its size where it holds ids."""
+    """The first axis of the first input, which may be samples, and its size where it holds ids: tokens."""
     for tensor in inputs:
         if tensor.dim():
             ids = not tensor.is_floating_point() and tensor.dim() == 2

@@ -69,6 +69,7 @@ class Workload:
             without one.
         fronts: what encoders in front of the model read that no step of a server has: images, sounds.
         guesses: tokens that modules of its own guess (MTP), as its configuration says; the traced module lacks them.
+        samples: of a step, where the inputs are made to a batch that is known; None takes their first axis.
         stored: how its configuration says that weights are stored, which the traced module does not show; None where
             nothing does.
     """
@@ -87,6 +88,7 @@ class Workload:
     encoder: int | None = None
     fronts: tuple[str, ...] = ()
     guesses: int = 0
+    samples: int | None = None
     stored: Callable[[], Stored] | None = None
 
     @property
@@ -175,6 +177,7 @@ def _assemble(source: Source, maker: Any) -> Workload:
     from torch import nn
 
     takers: dict[str, set[str]] = {}
+    samples = None
     model = maker if isinstance(maker, nn.Module) else _model_builder(source, maker, takers)
     if source.input_specs:
         inputs: Any = input_builder(source.input_specs)
@@ -194,11 +197,12 @@ def _assemble(source: Source, maker: Any) -> Workload:
             )
         named = _named_for(function, source.sizes)
         inputs = at_home(_with_sizes(function, named, takers), source.folder)
+        samples = _batch_of(function, source.sizes, takers)
         takers[maker_name(function)] |= source.sizes.keys() - named.keys()
     _refuse_untaken(source, takers)
     loss, optimizer = source.optional("loss"), source.optional("optimizer") or "adamw"
     context = source.sizes.get("context")
-    return Workload(model, inputs, loss, optimizer, source.name, source.target, context=context)
+    return Workload(model, inputs, loss, optimizer, source.name, source.target, context=context, samples=samples)
 
 
 def _model_builder(source: Source, maker: Any, takers: dict[str, set[str]]) -> Callable[[], Any]:
@@ -229,14 +233,15 @@ def _from_workload(source: Source, function: Callable[..., Any]) -> Workload:
         raise blame(error, f"calling {maker_name(function)} of {source.shown}") from error
     if not isinstance(made, Workload):
         raise UsageError(f"{source.shown}: {maker_name(function)} returned {_kind(made)}, not a memwall.Workload")
-    return _override(source, made)
+    return _override(source, replace(made, samples=made.samples or _batch_of(function, source.sizes, takers)))
 
 
 def _override(source: Source, workload: Workload) -> Workload:
     name = source.name if workload.name == "model" else workload.name
     inputs = input_builder(source.input_specs) if source.input_specs else workload.inputs
     context = source.sizes.get("context", workload.context)
-    return replace(workload, name=name, target=source.target, inputs=inputs, context=context)
+    samples = None if source.input_specs else workload.samples
+    return replace(workload, name=name, target=source.target, inputs=inputs, context=context, samples=samples)
 
 
 def _with_sizes(function: Any, sizes: Mapping[str, Any], takers: dict[str, set[str]]) -> Callable[[], Any]:
@@ -252,6 +257,13 @@ def _with_sizes(function: Any, sizes: Mapping[str, Any], takers: dict[str, set[s
 
     call.__name__ = getattr(function, "__name__", "call")
     return call
+
+
+def _batch_of(function: Any, sizes: Mapping[str, Any], takers: Mapping[str, set[str]]) -> int | None:
+    """The batch that a function makes its inputs to: the user's where it takes that, else its default."""
+    default = getattr(parameters_of(function).get("batch"), "default", None)
+    batch = sizes["batch"] if "batch" in sizes and "batch" in takers[maker_name(function)] else default
+    return batch if type(batch) is int and batch > 0 else None
 
 
 def _named_for(function: Any, sizes: Mapping[str, Any]) -> Mapping[str, Any]:

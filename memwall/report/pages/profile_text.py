@@ -256,7 +256,8 @@ def totals_table(profile: Profile) -> Table:
         *col.walls([wall_shares(s) for s in sims]),
         *col.of(sims, "peak: totals.peak_memory_bytes B?, fits fits"),
     ]
-    notes = TOTALS_NOTE, mfu_note((s.gpu.name, mfu_base(profile, s)) for s in sims), _job_note(profile)
+    mfu = mfu_note((s.gpu.name, mfu_base(profile, s)) for s in sims)
+    notes = TOTALS_NOTE, mfu, _job_note(profile), _batch_note(profile)
     return col.table("", columns, "; ".join(filter(None, notes)))
 
 
@@ -281,6 +282,12 @@ def _job_note(profile: Profile) -> str:
         f"samples, tokens: of all {job.world:,} ranks, which take {many} like this one's, as those that exchange"
         " activations share theirs; of a GPU: over the ranks"
     )
+
+
+def _batch_note(profile: Profile) -> str:
+    """Where the samples are from, if nothing says how many there are."""
+    found = profile.workload
+    return f"samples: {found.samples:,}, the first axis of the inputs" if found.samples_assumed else ""
 
 
 def class_table(profile: Profile, schedule: Schedule) -> Table:

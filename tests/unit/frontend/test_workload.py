@@ -13,6 +13,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.frontend.workload import Workload, is_target, resolve
 from memwall.frontend.workload.target import Parts, split_target
+from memwall.report import render
 from tests.unit.places import REFERENCE, ROOT
 
 
@@ -89,6 +90,36 @@ def test_the_folder_names_a_file_called_model(write):
 
 def test_batch_goes_to_what_takes_it(write):
     assert resolve(write("net.py", FUNCTIONS), batch=7).inputs()[0].shape == (7, 4)
+
+
+SEQUENCE_FIRST = """
+    import memwall, torch
+    def model(): return torch.nn.Linear(4, 2)
+    def inputs(batch=3, seq=32): return (torch.randn(seq, batch, 4),)
+"""
+WHOLE = SEQUENCE_FIRST + """
+    def workload(batch=5): return memwall.Workload(model(), inputs(batch))
+"""
+
+
+@pytest.mark.defect("11")
+def test_samples_are_the_batch_that_inputs_are_made_to(write):
+    """The first axis of the inputs was taken for the batch, so that a sequence that comes first counted as samples."""
+    target = write("net.py", SEQUENCE_FIRST)
+    default, given = memwall.profile(target), memwall.profile(target, batch=7)
+    assert (default.workload.samples, given.workload.samples) == (3, 7)
+    assert default.workload.configuration == "inference, float32, batch 3"
+    assert memwall.profile(write("whole.py", WHOLE)).workload.samples == 5
+
+
+@pytest.mark.defect("11")
+def test_an_axis_that_is_taken_for_the_batch_is_said(write):
+    """Nothing said that the samples of inputs that are made to no batch are a guess."""
+    target = write("net.py", SEQUENCE_FIRST)
+    found = memwall.profile(target, input_specs=["f32[32,3,4]"])
+    assert found.workload.samples == 32
+    assert found.workload.configuration == "inference, float32, batch 32 (the first axis)"
+    assert "samples: 32, the first axis of the inputs" in " ".join(render(found, "text").split())
 
 
 def test_seq_may_go_to_the_model(write):

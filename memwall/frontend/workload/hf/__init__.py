@@ -42,7 +42,7 @@ def from_config(
         notes.append(quantized)
     if sizes.get("seq") == 1:
         notes.append("one token without a cache is no decode step: for that, give --mode decode --context TOKENS")
-    advance = most = context = encoder = None
+    advance = most = context = encoder = samples = None
     fronts: tuple[str, ...] = ()
     if input_specs:
         if sizes:
@@ -51,6 +51,7 @@ def from_config(
     else:
         asked = Asked(read.config, kind, sizes, training=mode == "training")
         asked.check()
+        samples = asked.batch
         if asked.normalises_vectors and "batch" not in sizes:
             notes.append("the batch is 2, as a batch norm of one vector for each sample needs two samples in training")
 
@@ -69,7 +70,7 @@ def from_config(
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
     return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes), advance=advance,
                     most_tokens=most, context=context, encoder=encoder, fronts=fronts, guesses=guesses(read.raw),
-                    stored=partial(stored, read.raw, folder))  # fmt: skip
+                    samples=samples, stored=partial(stored, read.raw, folder))  # fmt: skip
 
 
 class _Built:
