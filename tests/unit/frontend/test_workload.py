@@ -97,9 +97,12 @@ SEQUENCE_FIRST = """
     def model(): return torch.nn.Linear(4, 2)
     def inputs(batch=3, seq=32): return (torch.randn(seq, batch, 4),)
 """
-WHOLE = SEQUENCE_FIRST + """
+WHOLE = (
+    SEQUENCE_FIRST
+    + """
     def workload(batch=5): return memwall.Workload(model(), inputs(batch))
 """
+)
 
 
 @pytest.mark.defect("11")
