@@ -6,7 +6,7 @@ What a number of the GPU or of the host saves tells what the step is bound by (:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -17,9 +17,9 @@ from memwall.core.errors import MissingError, UsageError
 from memwall.core.graph import Pipe
 from memwall.core.structure import finite
 from memwall.fusion import REWRITING
+from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import LINK
-from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule
@@ -83,24 +83,24 @@ def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
         if schedule.policy not in CHEAP:
             return ()
         schedule = profile.schedule(schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch)
-    now_s = schedule.totals.time_s
-    found = [
-        Lever(name, options, wall, time_s, now_s - time_s)
-        for name, options, wall, time_s in (*_ways(profile, schedule), *_numbers(profile, schedule))
-    ]
+    return ranked((*_ways(profile, schedule), *_numbers(profile, schedule)), schedule.totals.time_s)
+
+
+def ranked(made: Iterable[Made], now_s: float) -> tuple[Lever, ...]:
+    """The levers of what takes ``now_s``, the largest first."""
+    found = [Lever(name, options, wall, time_s, now_s - time_s) for name, options, wall, time_s in made]
     # what a full queue hides is equal but for the last bits of its sums
     return tuple(sorted(found, key=lambda lever: -round(lever.saved_s / (now_s or 1.0), 9)))
 
 
-def bound_by(found: Sequence[Lever], schedule: Schedule) -> Lever | None:
-    """The lever among the numbers of the GPU and the host that saves most, and so says what binds; of equal ones that
-    of the wall under which most of the time is. None where none saves anything."""
-    shares, time_s = wall_shares(schedule), schedule.totals.time_s
+def bound_by(found: Sequence[Lever], shares: Mapping[str, float], time_s: float) -> Lever | None:
+    """The lever among the numbers of the GPU and the host that saves most of ``time_s``, and so says what binds; of
+    equal ones that of the wall with the larger of the ``shares``. None where none saves anything."""
     numbers = [lever for lever in found if lever.wall and lever.saved_s > 1e-6 * time_s]
     return max(numbers, key=lambda lever: (round(lever.saved_s / time_s, 6), shares.get(lever.wall, 0.0)), default=None)
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """A lever's name, options, wall and seconds."""
 
     name: str
@@ -109,7 +109,7 @@ class _Made(NamedTuple):
     time_s: float
 
 
-def _ways(profile: Profile, schedule: Schedule) -> Iterator[_Made]:
+def _ways(profile: Profile, schedule: Schedule) -> Iterator[Made]:
     """Other ways to run the step: fused by each policy that the profile has, by memwall's planner and by ``ideal``,
     which no compiler reaches where recurrent layers are left to a library; and as a CUDA graph."""
     gpu, graph, launch = schedule.gpu, schedule.graph, schedule.launch
@@ -122,28 +122,30 @@ def _ways(profile: Profile, schedule: Schedule) -> Iterator[_Made]:
             fused = profile.schedule(gpu, policy, graph=graph, launch=launch)
             what = "fusion" if len(fused.kernels) < len(schedule.kernels) else "generated kernels"
             name = f"perfect {what}" if policy == "ideal" else f"{what} by {policy}"
-            yield _Made(name, f"--policy {policy}", "", fused.totals.time_s)
+            yield Made(name, f"--policy {policy}", "", fused.totals.time_s)
     if launch == "eager" and gpu.cpu is None:
         replayed = profile.schedule(gpu, graph=graph, launch="graph", plan=schedule.plan)
-        yield _Made("a CUDA graph", REPLAYED, "", replayed.totals.time_s)
+        yield Made("a CUDA graph", REPLAYED, "", replayed.totals.time_s)
 
 
-def _numbers(profile: Profile, schedule: Schedule) -> Iterator[_Made]:
+def _numbers(profile: Profile, schedule: Schedule) -> Iterator[Made]:
     """One number of the GPU or the host, or the dtype of the products, changed as ``--what-if`` does."""
     gpu = schedule.gpu
-    without = {
-        wall for wall, applies in ((HOST, schedule.launch == "eager" and gpu.cpu is None),
-                                   (LINK, any(cost.link_bytes for cost in profile.costs[schedule.graph])))
-        if not applies
-    }  # fmt: skip
-    known = [n for n in NUMBERS if n.wall not in without and (not n.stated or getattr(gpu, n.stated))]
+    is_hosted = schedule.launch == "eager" and gpu.cpu is None
+    known = numbers_of(gpu, is_hosted, any(cost.link_bytes for cost in profile.costs[schedule.graph]))
     dtypes = [Number(f"products in {dtype}", f"dtype={dtype}", "") for dtype in _dtypes(profile, schedule)]
     for number in (*known, *dtypes):
         try:
             told = outcome(profile, schedule, [parse_change(number.change)])
         except (MissingError, UsageError):  # no torch, or no attention that the model allows in that dtype
             continue
-        yield _Made(number.name, number.options, number.wall, told.after.time_s)
+        yield Made(number.name, number.options, number.wall, told.after.time_s)
+
+
+def numbers_of(gpu: Gpu, is_hosted: bool, is_linked: bool) -> list[Number]:
+    """The numbers that a step may be bound by on a GPU, one that the CPU launches, one that sends messages."""
+    without = {wall for wall, applies in ((HOST, is_hosted), (LINK, is_linked)) if not applies}
+    return [n for n in NUMBERS if n.wall not in without and (not n.stated or getattr(gpu, n.stated))]
 
 
 def _dtypes(profile: Profile, schedule: Schedule) -> Iterable[str]:

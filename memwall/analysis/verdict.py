@@ -20,7 +20,7 @@ from memwall.simulate.plan_context import MODEL_CLASSES
 from memwall.simulate.schedule import Schedule
 
 #: levers that the sentence names
-_MOST_NAMED = 3
+MOST_NAMED = 3
 #: of the bytes, the least that must be read from L2 for that to be said
 _FROM_L2 = 0.25
 
@@ -48,8 +48,8 @@ def verdict(profile: Profile, schedule: Schedule) -> Verdict:
     if not schedule.kernels or not schedule.totals.time_s:
         return Verdict("", (), "Nothing runs on the device, so there is no wall.")
     found = levers(profile, schedule)
-    binding = bound_by(found, schedule)
-    said = _misfit(profile, schedule), _hosted(binding, found, schedule), _named(found, schedule)
+    binding = bound_by(found, wall_shares(schedule), schedule.totals.time_s)
+    said = _misfit(profile, schedule), _hosted(binding, found, schedule), named(found, schedule.totals.time_s)
     text = " ".join(filter(None, (*said, _walled(profile, schedule, binding))))
     return Verdict(binding.wall if binding else "", found, text)
 
@@ -62,21 +62,20 @@ def _hosted(binding: Lever | None, found: Sequence[Lever], schedule: Schedule) -
     (held_s,) = (lever.saved_s for lever in found if lever.options == REPLAYED)
     return (
         f"Host-bound: {duration(held_s)} of the {duration(schedule.totals.time_s)} are waits for the CPU, which issues"
-        f" the kernels. Twice its speed would save {_saving(binding.saved_s)}, a change of the GPU"
-        f" {_saving(others_s) or 'nothing'} at most."
+        f" the kernels. Twice its speed would save {saving(binding.saved_s)}, a change of the GPU"
+        f" {saving(others_s) or 'nothing'} at most."
     )
 
 
-def _named(found: Sequence[Lever], schedule: Schedule) -> str:
+def named(found: Sequence[Lever], time_s: float) -> str:
     """``Fusion by memwall would save 454.48 us of the 1.09 ms (41.9 %, --policy memwall); then ...``"""
-    time_s = schedule.totals.time_s
-    named = [lever for lever in found[:_MOST_NAMED] if _saving(lever.saved_s)]
-    if not named:
+    largest = [lever for lever in found[:MOST_NAMED] if saving(lever.saved_s)]
+    if not largest:
         return f"No lever that memwall knows shortens the {duration(time_s)}." if found else ""
-    first, *others = named
-    text = f"{_capital(first.name)} would save {_saving(first.saved_s)} of the {duration(time_s)}"
+    first, *others = largest
+    text = f"{capital(first.name)} would save {saving(first.saved_s)} of the {duration(time_s)}"
     text += f" ({percent(first.share)}, {first.options})"
-    rest = " and ".join(f"{lever.name} {_saving(lever.saved_s)} ({lever.options})" for lever in others)
+    rest = " and ".join(f"{lever.name} {saving(lever.saved_s)} ({lever.options})" for lever in others)
     return f"{text}; then {rest}." if rest else f"{text}."
 
 
@@ -86,11 +85,11 @@ def _walled(profile: Profile, schedule: Schedule, binding: Lever | None) -> str:
     shares, time_s = wall_shares(schedule), schedule.totals.time_s
     if binding is None or binding.wall == HOST:
         wall = max(shares, key=shares.__getitem__)
-        told = f"{_capital(wall)} is {'the wall' if shares[wall] >= 0.5 else 'the largest wall'}"
+        told = f"{capital(wall)} is {'the wall' if shares[wall] >= 0.5 else 'the largest wall'}"
     else:
         wall = binding.wall
-        told = f"{_capital(wall)} binds" if binding.saved_s >= NOTABLE * time_s else f"Of the hardware {wall} binds"
-        told += f": {binding.name} would save {_saving(binding.saved_s)}{_issuing(schedule)}"
+        told = f"{capital(wall)} binds" if binding.saved_s >= NOTABLE * time_s else f"Of the hardware {wall} binds"
+        told += f": {binding.name} would save {saving(binding.saved_s)}{_issuing(schedule)}"
     kernels = [kernel for kernel in schedule.kernels if kernel.limited_by == wall]
     if not kernels:
         return f"{told}."
@@ -108,7 +107,7 @@ def _misfit(profile: Profile, schedule: Schedule) -> str:
     return f"It does not fit: {need}{place}{room} exceed the GPU's {size(schedule.gpu.dram_bytes)}. If it did:"
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
@@ -124,7 +123,7 @@ def _issuing(schedule: Schedule) -> str:
     return f"; the CPU takes {duration(issued_s)} to issue the kernels, which no faster GPU shortens"
 
 
-def _saving(seconds: float) -> str:
+def saving(seconds: float) -> str:
     """Seconds that are saved; empty where nothing is: a difference of two sums is seldom exactly 0."""
     text = duration(max(seconds, 0.0))
     return "" if text in ("0 s", "0.0 ns", "<0.1 ns") else text

@@ -25,6 +25,7 @@ from memwall.fusion import why_not
 from memwall.fusion.hand_fused import fuse_modules, modules_of
 from memwall.hardware.checks import fraction, not_negative, positive
 from memwall.hardware.constants import CONSTANTS, names_of
+from memwall.hardware.engine import EngineHost
 from memwall.hardware.gpu import FIELDS, PIPE_NAMES
 from memwall.hardware.host import Host
 from memwall.hardware.links import Cluster
@@ -94,6 +95,17 @@ class GpuChange:
         except ZeroDivisionError:
             raise UsageError(f"--what-if {self.text} divides by zero") from None
         return replace(gpu, **changed)
+
+    def on_engine(self, host: EngineHost) -> EngineHost:
+        """The CPU of an inference engine with that number changed: as many seconds for each kernel that it launches,
+        or all of its seconds by a factor. Raises UsageError: as :meth:`on`."""
+        if self.field != DISPATCH:
+            return host
+        try:
+            number = not_negative(_OPERATORS[self.operator](1.0, self.operand))
+        except BadRecord as error:
+            raise UsageError(f"--what-if {self.text}: {self.field} {error}") from None
+        return replace(host, launch_s=number) if self.operator == "=" else host.scaled(number)
 
     @property
     def _factor(self) -> float:

@@ -80,6 +80,7 @@ def _refuse(why: str, *names: str) -> None:
 @click.option("--accept", type=float, default=0.7, show_default=True, help="Chance that a guess is right.")
 @click.option("--disaggregate", metavar="P:D", callback=_pair,
               help="P engines run prompts, D decode; each has the GPUs of --tp.")  # fmt: skip
+@options.what_ifs
 @click.option("--closed-form", is_flag=True, help="Solve for the steady state, without simulation or percentiles.")
 @options.common("serving.ServingReport")
 def command(
@@ -88,6 +89,7 @@ def command(
     rate: float | None, weights: str, kv: str, prices: dict[str, float], slo: tuple[str, ...],
     prefix_hit: float, utilization: float, engine: str, closed_form: bool, trace: str | None,
     draft: str | None, draft_tokens: int | None, accept: float, disaggregate: tuple[int, int] | None, dtype: str | None,
+    what_ifs: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Model a server of a language model: latency, throughput, memory and cost under load.
 
@@ -116,4 +118,4 @@ def command(
         trace=trace, draft=draft, draft_tokens=draft_tokens, accept=accept, disaggregate=disaggregate,
         dtype=dtype,
     )  # fmt: skip
-    out.show(ServingReport(saved(found)))
+    out.show(ServingReport(saved(found, what_ifs, levers=True)))

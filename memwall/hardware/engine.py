@@ -6,7 +6,7 @@ of the deployments that the numbers are fitted to: servers of H100 to GB300.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from memwall.core.errors import unknown
@@ -28,6 +28,12 @@ class EngineHost:
     step_s: NotNegative = 0.0
     launch_s: NotNegative = 0.0
     request_s: NotNegative = 0.0
+
+    def scaled(self, factor: float) -> EngineHost:
+        """With all seconds by a factor."""
+        return replace(
+            self, step_s=factor * self.step_s, launch_s=factor * self.launch_s, request_s=factor * self.request_s
+        )
 
 
 @cache

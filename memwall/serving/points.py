@@ -12,6 +12,7 @@ from memwall.core.units import counted, duration
 from memwall.fusion.server import Layout, Step
 from memwall.hardware.lookup import Gpu
 from memwall.ops.quantised import pipe_of
+from memwall.serving.engines import Asked
 from memwall.serving.model import Model
 from memwall.simulate.serving.engine import Steps
 from memwall.simulate.serving.steady import Steady
@@ -24,9 +25,10 @@ _NOTABLE = 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One engine under one load. ``steps`` knows the time of any of its steps; ``refused`` says in a line why it does
-    not run, else it is empty and ``candidate`` has the figures."""
+    """One engine, as ``asked`` for, under one load. ``steps`` knows the time of any of its steps; ``refused`` says in
+    a line why it does not run, else it is empty and ``candidate`` has the figures."""
 
+    asked: Asked
     gpu: Gpu
     layout: Layout
     workload: Workload
@@ -59,6 +61,12 @@ class Point:
     def reserved_bytes(self) -> int:
         """Bytes of activations, graphs and buffers on one GPU."""
         return sum(each.reserved_bytes for each in self._loaded)
+
+    @property
+    def decoding(self) -> Step:
+        """A step of decodes alone, of as many sequences as decode in the mean."""
+        batch = max(round(self.candidate.run.batch), 1) if self.candidate else 1
+        return Step(batch, round(batch * self.context))
 
     @property
     def alone(self) -> Step:

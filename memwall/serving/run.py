@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,23 +11,17 @@ from typing import Any
 from memwall.analysis.serving import Candidate, best, objective
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
-from memwall.core.graph import Pipe
-from memwall.core.units import counted
 from memwall.frontend.workload.hf.config import GUESSING
-from memwall.fusion.server import Layout, Served, Step
-from memwall.fusion.server.attention import Attention, Compressed, Latent
-from memwall.fusion.server.kernels import Experts, Product, State
-from memwall.hardware.cluster import cluster_of, load_cluster
+from memwall.fusion.server import Layout, Step
 from memwall.hardware.engine import ENGINES as ENGINES
-from memwall.hardware.engine import engine_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.pipeline import Names
+from memwall.serving.engines import Asked, Guess, Server, fitting, lacks, steps_in, stored_in
 from memwall.serving.model import CACHES, Model, read_model
 from memwall.serving.points import Point, Serving, notes_of
-from memwall.simulate.serving.engine import DEFAULT, Policy, Speculation
-from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
-from memwall.simulate.serving.steady import Steady, largest_batch, steady_state
+from memwall.simulate.serving.engine import DEFAULT, Policy
+from memwall.simulate.serving.steady import largest_batch
 from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
 from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 
@@ -37,12 +29,8 @@ from memwall.simulate.serving.workload import Lengths, Workload, read_trace
 PROMPT, DECODER_PROMPT = 1024, 4
 #: what names the model's own module as a draft, and tokens that another model guesses where no number is given
 OWN, DRAFT_TOKENS = "mtp", 4
-#: the most GPUs that are tried where weights do not fit
-_MOST_TP = 128
-#: dtypes that engines run on GPUs alone that multiply them
-_HALVES = ("bfloat16", "float16")
-#: of a GPU between engines that no cluster joins: an adapter of 400 Gbit/s
-_NETWORK_BYTES_PER_S = 50e9
+#: the chance that a guess is right where none is given
+ACCEPT = 0.7
 
 
 @uncollected()
@@ -53,7 +41,7 @@ def serve(
     weights: str = "model", kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (),
     prefix_hit: float = 0.0, utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT,
     closed_form: bool = False, trace: str | Path | None = None, draft: str | Path | Model | None = None,
-    draft_tokens: int | None = None, accept: float = 0.7, disaggregate: tuple[int, int] | None = None,
+    draft_tokens: int | None = None, accept: float = ACCEPT, disaggregate: tuple[int, int] | None = None,
     dtype: str | None = None,
 ) -> Serving:  # fmt: skip
     """What a server of a model does under load.
@@ -109,16 +97,15 @@ def serve(
             )
         loads = load_of(prompt=Lengths.parse(1 if model.encoder else prompt or DECODER_PROMPT, "1"))
     guess = None if draft is None else _guess(model, draft, read, draft_tokens, accept)
-    asked = _Asked(
-        layout=Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine), utilization=utilization, cluster=cluster,
-        policy=policy, closed_form=closed_form,
-        guess=guess, disaggregate=disaggregate,
-    )  # fmt: skip
-    points = [
-        _point(server, load, prices.get(each.name))
+    asked = [
+        Asked(
+            model=model, gpu=each, layout=Layout(tp=count, ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine),
+            weights=weights, utilization=utilization, cluster=cluster, policy=policy, closed_form=closed_form,
+            guess=guess, disaggregate=disaggregate, usd_per_gpu_hour=prices.get(each.name),
+        )
         for each in gpus for count in ([tp] if isinstance(tp, int) else tp)
-        for server in [_server(model, each, count, asked)] for load in loads
     ]  # fmt: skip
+    points = [point for each in asked for point in points_of(each, loads)]
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
     found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
@@ -128,72 +115,23 @@ def serve(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Guess:
-    """What guesses tokens: another model, or None for the model's own module."""
-
-    model: Model | None
-    draft_tokens: int
-    accept: float
-
-    def __str__(self) -> str:
-        name = "its own module (MTP)" if self.model is None else self.model.name
-        return f"{name}, {counted(self.draft_tokens, 'token')}, each right at {100 * self.accept:.3g}%"
-
-    def speculation(self, steps: GpuSteps, stored: Layout) -> Speculation:
-        """Next to the ``steps`` of the model; ``stored`` as of :func:`_stored`."""
-        if self.model is None:
-            draft = steps.guessing()
-        else:
-            own = replace(_stored(stored, self.model), tp=steps.layout.tp)
-            _check_layout(self.model.served, own)
-            draft = GpuSteps(self.model.served, steps.gpu, own, steps.cluster, steps.utilization)
-        return Speculation(draft_tokens=self.draft_tokens, accept=self.accept, draft=draft)
-
-
 def _guess(
     model: Model, draft: str | Path | Model, read: Callable[[str | Path], Model], tokens: int | None, accept: float
-) -> _Guess:
+) -> Guess:
     if draft != OWN:
         other = draft if isinstance(draft, Model) else read(draft)
-        return _Guess(model=other, draft_tokens=tokens or DRAFT_TOKENS, accept=accept)
+        return Guess(model=other, draft_tokens=tokens or DRAFT_TOKENS, accept=accept)
+    return own_guess(model, tokens, accept)
+
+
+def own_guess(model: Model, tokens: int | None = None, accept: float = ACCEPT) -> Guess:
+    """The guesses of a model's own module. Raises UsageError: it has none."""
     if not model.guesses:
         raise UsageError(
             f"{model.name} has no module that guesses tokens: its configuration states none of"
             f" {', '.join(GUESSING)}; --draft takes a smaller model"
         )
-    return _Guess(model=None, draft_tokens=tokens or model.guesses, accept=accept)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What holds for all engines."""
-
-    layout: Layout
-    utilization: float
-    cluster: str | Path | Cluster | None
-    policy: Policy
-    closed_form: bool
-    guess: _Guess | None
-    disaggregate: tuple[int, int] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Server:
-    """Engines under a policy; ``steps`` are those that decode."""
-
-    steps: GpuSteps
-    engines: GpuSteps | Disaggregated
-    policy: Policy
-    gpus: int
-    closed_form: bool
-
-    def run(self, load: Workload) -> Requests | Steady:
-        if not self.closed_form:
-            return simulate_requests(self.engines, load, self.policy)
-        if isinstance(self.engines, Disaggregated):
-            raise UsageError("prompts and decodes on separate engines have no closed form: leave out --closed-form")
-        return steady_state(self.engines, load, self.policy)
+    return Guess(model=None, draft_tokens=tokens or model.guesses, accept=accept)
 
 
 def steps_of(
@@ -203,43 +141,10 @@ def steps_of(
 ) -> GpuSteps:  # fmt: skip
     """The steps of one engine; arguments and errors as of :func:`serve`."""
     _check_engine(kv, engine, utilization)
-    if lacking := _lacks(model.served, gpu):
+    if lacking := lacks(model.served, gpu):
         raise UsageError(lacking)
     layout = Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine)
-    return _steps(model, gpu, replace(_stored(layout, model), tp=tp), cluster, utilization)
-
-
-def _stored(layout: Layout, model: Model) -> Layout:
-    """With a model's weights and cache as its configuration says, but for a cache that was asked for."""
-    return replace(layout, weights=model.scheme, kv=layout.kv or model.cache)
-
-
-def _steps(
-    model: Model, gpu: Gpu, layout: Layout, cluster: str | Path | Cluster | None, utilization: float
-) -> GpuSteps:
-    _check_layout(model.served, layout)
-    joined = _cluster(gpu, layout.gpus, cluster)
-    host = engine_host(layout.engine)
-    return GpuSteps(model.served, gpu, layout, joined, utilization, host=host, max_context=model.max_context)
-
-
-def _server(model: Model, gpu: Gpu, count: int, asked: _Asked) -> _Server:
-    layout = replace(_stored(asked.layout, model), tp=count)
-    steps = _steps(model, gpu, layout, asked.cluster, asked.utilization)
-    cluster = steps.cluster
-    policy, engines, gpus = _of_engine(asked.policy, layout), steps, layout.gpus
-    if asked.guess is not None:
-        policy = replace(policy, speculation=asked.guess.speculation(steps, asked.layout))
-    if asked.disaggregate is None:
-        return _Server(steps=steps, engines=engines, policy=policy, gpus=gpus, closed_form=asked.closed_form)
-    prompts, decodes = asked.disaggregate
-    network = _NETWORK_BYTES_PER_S if cluster is None else list(cluster.link.values())[-1].bytes_per_s
-    apart = Disaggregated(
-        prompt=steps, decode=steps, prompt_engines=prompts, decode_engines=decodes, link_bytes_per_s=network
-    )
-    return _Server(
-        steps=steps, engines=apart, policy=policy, gpus=gpus * (prompts + decodes), closed_form=asked.closed_form
-    )
+    return steps_in(model, gpu, replace(stored_in(layout, model), tp=tp), cluster, utilization)
 
 
 def _check_engine(kv: str, engine: str, utilization: float) -> None:
@@ -288,87 +193,29 @@ def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]
     return named
 
 
-def _cluster(gpu: Gpu, count: int, named: str | Path | Cluster | None) -> Cluster | None:
-    if named is not None:
-        return load_cluster(named)
-    return cluster_of(gpu) if count > 1 else None
+def points_of(asked: Asked, loads: Sequence[Workload]) -> list[Point]:
+    """An engine under each load. Raises UsageError: as :meth:`Asked.server`."""
+    server = asked.server()
+    return [_point(asked, server, load) for load in loads]
 
 
-def _of_engine(policy: Policy, layout: Layout) -> Policy:
-    """The policy of all groups of GPUs with sequences of their own, each of which has a scheduler."""
-    return replace(
-        policy, token_budget=policy.token_budget * layout.dp, max_batch=policy.max_batch * layout.dp,
-        request_s=policy.request_s or engine_host(layout.engine).request_s,
-    )  # fmt: skip
-
-
-def _check_layout(kernels: Served, layout: Layout) -> None:
-    """Raises UsageError: GPUs do not divide the heads, the experts or the layers."""
-    for name in ("tp", "ep", "dp", "pp"):
-        if getattr(layout, name) < 1:
-            raise UsageError(f"--{name} {getattr(layout, name)}: want 1 or more")
-    attending = [
-        (kernel, n) for kernel, n in kernels.kernels if isinstance(kernel, (Attention, Compressed, Latent, State))
-    ]
-    for heads in (kernel.heads for kernel, _ in attending if isinstance(kernel, (Attention, Compressed, Latent))):
-        _check_divides(layout.tp, heads, "heads", "tp")
-    experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, Experts)]
-    if layout.ep > 1 and not experts:
-        raise UsageError(f"--ep {layout.ep}: the model has no experts to divide")
-    for count in experts:
-        _check_divides(layout.ep, count, "experts", "ep")
-    if layout.stage_gpus % layout.ep:
-        raise UsageError(f"--ep {layout.ep} does not divide the {layout.stage_gpus} GPUs of --tp {layout.tp} and --dp"
-                         f" {layout.dp}; --ep {math.gcd(layout.ep, layout.stage_gpus)} does")  # fmt: skip
-    layers = sum(n for _, n in attending)
-    if layout.pp > layers:
-        raise UsageError(f"{layout.pp} stages are more than the {layers} layers; --pp {layers} is the most")
-
-
-def _check_divides(parts: int, count: int, what: str, option: str) -> None:
-    if count % parts:
-        fitting = max(n for n in range(1, parts + 1) if count % n == 0)
-        raise UsageError(f"{parts} GPUs do not divide {count} {what}; --{option} {fitting} does")
-
-
-def _fitting(steps: GpuSteps) -> str:
-    """The least ``--tp`` that holds weights which do not fit; empty where they do, or none does."""
-    layout, free = steps.layout, steps.capacity_bytes - steps.reserved_bytes
-    if steps.weights_bytes >= free:
-        for count in range(layout.tp + 1, _MOST_TP + 1):
-            more = replace(layout, tp=count)
-            if steps.served.weights_bytes(more) < free:
-                with contextlib.suppress(UsageError):
-                    _check_layout(steps.served, more)
-                    return f"; --tp {count} is the least that divides the heads"
-    return ""
-
-
-def _lacks(kernels: Served, gpu: Gpu) -> str:
-    """Why engines do not run the model's dtype on a GPU; empty where they do."""
-    dtypes = {kernel.dtype for kernel, _ in kernels.kernels if isinstance(kernel, Product)}
-    other = "float16" if Pipe("tensor", "float16") in gpu.peak_flop_per_s else "float32"
-    lacking = sorted(d for d in dtypes if d in _HALVES and gpu.ceiling_pipe(Pipe("tensor", d)).dtype != d)
-    return f"{lacking[0]}, the model's dtype, does not run there; --dtype {other} does" if lacking else ""
-
-
-def _point(server: _Server, load: Workload, price: float | None) -> Point:
+def _point(asked: Asked, server: Server, load: Workload) -> Point:
     steps = server.steps
     guess = server.policy.speculation
     point = Point(
-        gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps, gpus=server.gpus,
+        asked=asked, gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps, gpus=server.gpus,
         draft=guess.draft if guess else None,
     )  # fmt: skip
-    if lacking := _lacks(steps.served, steps.gpu):
+    if lacking := lacks(steps.served, steps.gpu):
         return replace(point, refused=lacking)
     try:
         run = server.run(load)
         most = largest_batch(steps, load, server.policy)
     except UsageError as error:
-        return replace(point, refused=f"{error}{_fitting(steps)}")
+        return replace(point, refused=f"{error}{fitting(steps)}")
     batch, longest = max(round(run.batch), 1), load.longest.prompt_tokens + load.longest.generated_tokens
     candidate = Candidate(
-        name=f"{point.name}, {point.load}", run=run, gpus=server.gpus, usd_per_gpu_hour=price,
+        name=f"{point.name}, {point.load}", run=run, gpus=server.gpus, usd_per_gpu_hour=asked.usd_per_gpu_hour,
         watts_per_gpu=steps.gpu.tdp_w, wall=steps.wall(Step(batch, round(batch * point.context))),
         kv_bytes_per_token=steps.served.token_bytes(longest, steps.layout) // steps.layout.dp,
     )  # fmt: skip

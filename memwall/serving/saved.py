@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, above_0, at_least_1, check_schema, number, one_of, read, write
 from memwall.core.version import __version__
 from memwall.fusion.server import Step
+from memwall.serving.levers import ServedOutcome, ServedVerdict, served_verdicts, served_what_ifs, server_changes
 from memwall.serving.points import Point, Serving
 
 SCHEMA = "memwall.serving/1"
@@ -139,7 +140,7 @@ class SavedObjective:
 class SavedServing:
     """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are those of the model on a GPU of
     the first engine; ``requests`` and ``draft`` are in words; ``best`` keeps all objectives, ``cheaper`` is what stops
-    the next cheaper one."""
+    the next cheaper one; ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs."""
 
     schema: str
     memwall_version: str
@@ -158,6 +159,8 @@ class SavedServing:
     cheaper: str | None
     engines: tuple[SavedEngine, ...]
     points: tuple[SavedPoint, ...]
+    verdicts: tuple[ServedVerdict, ...] = ()
+    what_ifs: tuple[ServedOutcome, ...] = ()
 
     def check(self) -> None:
         """Raises BadRecord: there is no engine, or no point."""
@@ -185,8 +188,11 @@ class SavedServing:
         return json.dumps(write(self), indent=2)
 
 
-def saved(found: Serving) -> SavedServing:
-    """What of an answer is saved, and shown."""
+def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False) -> SavedServing:
+    """What of an answer is saved, and shown: with ``what_ifs``, and with what binds each engine and its ``levers``.
+    Raises UsageError: a what-if has no meaning for the server."""
+    outcomes = served_what_ifs(found, server_changes(what_ifs, found))
+    verdicts, left_out = served_verdicts(found) if levers else ((), "")
     model, first = found.model, found.points[0]
     kv = model.served.token_bytes(1024, first.layout)
     engines = {point.name: point for point in found.points}
@@ -197,7 +203,7 @@ def saved(found: Serving) -> SavedServing:
         kv=_short(first.layout.kv) or "model", engine=first.layout.engine, draft=found.draft or None,
         max_context=model.max_context, requests=_requests(found),
         weights_bytes=model.served.weights_bytes(first.layout), kv_bytes_per_token=kv,
-        notes=(*model.notes, *found.notes),
+        notes=(*model.notes, *found.notes, *filter(None, (left_out,))), verdicts=verdicts, what_ifs=outcomes,
         objectives=tuple(SavedObjective(quantity=name, amount=amount, text=text) for name, amount, text in limits),
         best=found.best.candidate.name if found.best else None,
         cheaper=str(found.best.cheaper) if found.best and found.best.cheaper else None,
@@ -246,8 +252,8 @@ def _longest(point: Point) -> int:
 
 def _engine(name: str, point: Point) -> SavedEngine:
     gpu, steps, made = point.gpu, point.steps, point.candidate
-    batch, tokens = max(round(made.run.batch), 1) if made else 0, point.workload.longest.prompt_tokens
-    decode = _kernels(point, Step(batch, round(batch * point.context))) if made else {}
+    batch, tokens = point.decoding.decodes if made else 0, point.workload.longest.prompt_tokens
+    decode = _kernels(point, point.decoding) if made else {}
     prompt = _kernels(point, Step(0, 0, ((tokens, 0),))) if made else {}
     pipes = [_VECTOR, *(pipe for phase in (decode, prompt) for each in phase.values() for pipe in each.flops)]
     return SavedEngine(

@@ -268,6 +268,10 @@ def test_an_objective_picks_the_cheapest(run, model):
         (("--dtype", "float17"), "no floating dtype named 'float17'"),
         (("--prompt", "8000"), "a prompt of 7,936 is the most"),
         (("--slo", "ttft=3"), "want one such as 'ttft_p99<500ms'"),
+        (("--what-if", "fuse:layers.*"), "--what-if fuse:layers.*: of a server the GPU's, the host's and the links'"),
+        (("--what-if", "dtype=bf16"), "--weights, --kv and --dtype say what they read"),
+        (("--what-if", "link_bytes_per_s*=2"), "no link joins these engines' GPUs; --tp 2 or a --cluster does"),
+        (("--what-if", "dram_bytes_per_s*=0"), "on h100-sxm, dram_bytes_per_s must be a positive number"),
     ],
 )
 def test_bad_input_gets_one_line(run, model, words, said):
@@ -359,6 +363,64 @@ def test_what_is_left_alone_is_named_as_in_the_checkpoint(run, tmp_path):
     others = 2 * 2 * 128256 * 4096 + 5 * 4096 * 2
     scales = 4 * 4 + 2 * 4  # of one matrix each, fused ones are one; QKV and output of one layer alone
     assert point["weights_bytes"] == pytest.approx(3 * attention + 2 * mlp + others, abs=scales)
+
+
+@pytest.fixture
+def step(run, model, tmp_path):
+    """A saved decode step, which is served without a trace."""
+    path = str(tmp_path / "step.json")
+    assert run("profile", model, "--mode", "decode", "--batch", "2", "--context", "2047", "-o", path).code == 0
+    return path
+
+
+@pytest.mark.defect("10")
+def test_a_lever_is_what_its_command_serves(run, step):
+    """A server said which wall its decodes have, and nothing of what would make decodes or prompts faster."""
+    words = (step, "--prompt", "513", "--generate", "8", "--concurrency", "1", "2")
+    found = points(run, *words)
+    (verdict,) = found["verdicts"]
+    assert (verdict["engine"], verdict["load"]) == ("h100-sxm", "2 clients")
+    for phase in verdict["phases"]:
+        now_s = found["points"][-1][phase["figure"]]
+        assert phase["levers"][0]["saved_s"] > 0
+        for lever in phase["levers"][:3]:
+            # the option, without the quotes of a shell
+            shown = points(run, *words, *lever["options"].replace("'", "").split())
+            told = shown["what_ifs"][-1]["after"] if "--what-if" in lever["options"] else shown["points"][-1]
+            assert told[phase["figure"]] == lever["time_s"]
+            assert lever["saved_s"] == now_s - lever["time_s"]
+
+
+@pytest.mark.defect("10")
+def test_what_binds_decodes_and_prompts_of_a_server(run, step):
+    """A server said nothing of what binds a prompt, and of a decode only the wall of most of its kernels' time: two
+    layers of Llama read 0.9 + 1.05 GB in a decode; their prompt of 513 tokens waits for the CPU's launches."""
+    words = (step, "--prompt", "513", "--generate", "8", "--concurrency", "1", "--tp", "1")
+    result = run("serve", *words, "--what-if", "dispatch_s/=2", "--json")
+    (verdict,), (halved,) = (json.loads(result.out)[key] for key in ("verdicts", "what_ifs"))
+    decode, prefill = verdict["phases"]
+    assert (decode["step"], decode["bound_by"]) == ("a decode step of 1 sequence", "bandwidth")
+    assert (prefill["step"], prefill["bound_by"]) == ("a lone prompt of 513 tokens", "host")
+    layer = 2 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336)
+    least_s = (2 * layer + 2 * 4096 * 128256) / 3.35e12
+    assert least_s / 2 < decode["saved_s"] < 1.2 * least_s / 2
+    host = engine_host("vllm")
+    # a CUDA graph holds the decode: the CPU adds its seconds of a step alone, half of them with twice its speed
+    saved_s = halved["before"]["decode_step_s"] - halved["after"]["decode_step_s"]
+    assert saved_s == pytest.approx(host.step_s / 2, rel=1e-9)
+    assert prefill["saved_s"] == halved["before"]["prompt_step_s"] - halved["after"]["prompt_step_s"]
+    said = run("serve", *words).out
+    assert "A lone prompt of 513 tokens takes" in said and "the engine's CPU binds it" in " ".join(said.split())
+
+
+@pytest.mark.defect("10")
+def test_levers_of_many_engines_are_left_out_and_said_so(run, step):
+    """What would make servers faster was never told, and told of many it would take long: six engines say so."""
+    result = run(
+        "serve", step, "--gpu", "h100", "h200", "b200", "--tp", "1", "2", "--concurrency", "1", "--generate", "2"
+    )
+    assert "What would make it faster" not in result.out
+    assert "what would make it faster is told of up to 5 engines, and not of these 6" in " ".join(result.out.split())
 
 
 def test_a_gpu_that_lacks_the_dtype_is_left_out(run, model):

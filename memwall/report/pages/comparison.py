@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import memwall.report.columns as col
-from memwall.analysis.compare import Change, Comparison, Entry, Flip
+from memwall.analysis.compare import MOST_LEVERED, Change, Comparison, Entry, Flip
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.core.units import duration, few, percent
 from memwall.perfmodel.roofline import LINK, WALLS
-from memwall.report.document import Column, Document, Picture, Section, Sentence, Table, clean
+from memwall.report.document import Block, Column, Document, Picture, Section, Sentence, Table, clean
 from memwall.report.figures.comparison import comparison_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
@@ -206,8 +206,15 @@ def _wall_table(entries: Sequence[Entry]) -> Table:
 MAX_LEVERS = 3
 
 
-def _lever_table(entries: Sequence[Entry]) -> list[Table]:
-    """What binds each entry, and its largest levers."""
+def _lever_table(entries: Sequence[Entry]) -> list[Block]:
+    """What binds each entry, and its largest levers; or that they are left out."""
+    if len(entries) > MOST_LEVERED:
+        return [
+            Sentence(
+                f"What binds an entry and what would make it faster is told of up to {MOST_LEVERED}, and not of these"
+                f" {len(entries):,}: memwall compare of fewer has it, and memwall profile of one."
+            )
+        ]
     found = [(entry, lever, not i) for entry in entries for i, lever in enumerate(entry.levers[:MAX_LEVERS])]
     rows = [lever for _, lever, _ in found]
     columns = [

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import memwall.report.columns as col
+from memwall.analysis.levers import NOTABLE
+from memwall.analysis.verdict import MOST_NAMED
 from memwall.core.errors import UsageError
 from memwall.core.structure import write
 from memwall.core.units import size
@@ -15,6 +17,7 @@ from memwall.report.figures.engine import KERNELS, memory_chart, phases_charts
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.figures.serving import serving_chart
 from memwall.report.kinds import Report
+from memwall.serving.levers import ServedOutcome, ServedVerdict
 from memwall.serving.saved import SavedEngine, SavedServing
 
 #: what a picture shows -> it
@@ -50,6 +53,7 @@ class ServingReport(Report):
         blocks: list[Block] = [facts, self._loads()]
         blocks += [Sentence(line) for line in self._refused()]
         blocks += [Sentence(line) for line in _choice(found)]
+        blocks += _verdicts(found.verdicts)
         ran = [engine for engine in found.engines if engine.decode]
         if kind == "html" and ran:
             blocks += [Picture(draw(found), label) for label, draw in PICTURES.items()]
@@ -57,6 +61,8 @@ class ServingReport(Report):
         sections.append(Section("Memory of a GPU", (self._memory(),)))
         if ran:
             sections.append(Section("Where a decode step's time goes", (_step(ran),)))
+        if found.what_ifs:
+            sections.append(Section("What if", (_outcomes(found.what_ifs),)))
         if found.notes:
             sections.append(Section("Notes", tuple(Sentence(note) for note in found.notes)))
         return Document(f"{found.model}: serving", tuple(sections))
@@ -119,8 +125,9 @@ _MEMORY_NOTE = (
     "groups, one of which holds it"
 )
 _STEP_NOTE = (
-    "one token of each sequence; products: with weights; attention: with the reads and writes of the cache; index: of "
-    "sparse attention; states: of recurrences; messages: between the GPUs"
+    "one token of each sequence; step: of the kernels, without the engine's CPU; products: with weights; attention: "
+    "with the reads and writes of the cache; index: of sparse attention; states: of recurrences; messages: between the "
+    "GPUs"
 )
 _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
@@ -128,6 +135,16 @@ _NOTE = (
     "scheduler takes and the cache holds while they grow, half generated in the mean; {}energy: at the GPU's power "
     "limit; wall: what most of a decode step waits for; all modeled"
 )
+_LEVER_NOTE = (
+    "the same load with one change, which the option shows, added to the command or in place of its own; of: what is "
+    "saved of, TPOT or TTFT; the largest of each, without what saves less than 1 %"
+)
+_OUTCOME_NOTE = (
+    "decode: a step of as many sequences as decode before; prompt: the longest, computed alone; both with the engine's "
+    "CPU"
+)
+#: what users see of a step -> its name
+_FIGURES = {"tpot_s": "TPOT", "ttft_s": "TTFT"}
 _PRICED_NOTE = "1 M: all of the cost over a million tokens that come out, or go in; "
 
 
@@ -143,6 +160,42 @@ def _choice(found: SavedServing) -> list[str]:
     if found.cheaper is not None:
         lines.append(f"The next cheaper one, {found.cheaper}.")
     return lines
+
+
+def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:
+    """What binds each engine, in words, and its largest levers."""
+    told: list[Block] = [
+        Sentence(f"{each.engine}, {each.load}: {phase.text}" if len(verdicts) > 1 else phase.text, strong=True)
+        for each in verdicts for phase in each.phases
+    ]  # fmt: skip
+    found = [(each, phase, lever) for each in verdicts for phase in each.phases
+             for lever in phase.levers[:MOST_NAMED] if lever.share >= NOTABLE]  # fmt: skip
+    if not found:
+        return told
+    columns = [
+        *col.of([each for each, *_ in found], "GPUs: engine, load"),
+        col.text("of", [_FIGURES[phase.figure] for _, phase, _ in found]),
+        *col.of([lever for *_, lever in found],
+                "lever: name name, saved: saved_s s, share: share %, with: time_s s like saved_s?,"
+                " option: options prose"),
+    ]  # fmt: skip
+    return [*told, col.table("What would make it faster", columns, _LEVER_NOTE)]
+
+
+def _outcomes(outcomes: Sequence[ServedOutcome]) -> Table:
+    """The figures before and after each what-if, point by point."""
+    labels = [" and ".join(each.what_if) for each in outcomes]
+    once = [label if i == 0 or labels[i - 1] != label else "" for i, label in enumerate(labels)]
+    specs = ", ".join(
+        f"{title}: before.{name}>after.{name} s"
+        for title, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("decode", "decode_step_s"),
+                            ("prompt", "prompt_step_s"))
+    )  # fmt: skip
+    columns = [col.text("what if", once, wraps=True), *col.of(outcomes, f"GPUs: engine, load, {specs}")]
+    for title, side in (("per GPU", "before"), (col.AFTER, "after")):
+        rates = [getattr(each, side).tokens_per_s_per_gpu for each in outcomes]
+        columns.append(col.fixed(title, "tokens/s", rates, 1.0, 1))
+    return col.table("", columns, _OUTCOME_NOTE)
 
 
 def _step(engines: Sequence[SavedEngine]) -> Table:

@@ -160,6 +160,8 @@ def test_each_gpu_has_its_levers_unless_they_are_many(profile):
     assert "What would make it faster" in text
     many = compare_profile(profile, [make_gpu(f"gpu{i}") for i in range(6)])
     assert {entry.levers for entry in many.entries} == {()}
+    said = " ".join(render(many, "text").split())
+    assert "told of up to 5, and not of these 6: memwall compare of fewer has it" in said
 
 
 @pytest.mark.slow

@@ -1,0 +1,185 @@
+"""One engine of a server as it is asked for → its steps and its scheduler's policy."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memwall.analysis.whatif import GpuChange
+from memwall.core.errors import UsageError
+from memwall.core.graph import Pipe
+from memwall.core.units import counted
+from memwall.fusion.server import Layout, Served
+from memwall.fusion.server.attention import Attention, Compressed, Latent
+from memwall.fusion.server.kernels import Experts, Product, State
+from memwall.hardware.cluster import cluster_of, load_cluster
+from memwall.hardware.engine import engine_host
+from memwall.hardware.links import Cluster
+from memwall.hardware.lookup import Gpu
+from memwall.serving.model import Model
+from memwall.simulate.serving.engine import Policy, Speculation
+from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
+from memwall.simulate.serving.steady import Steady, steady_state
+from memwall.simulate.serving.timing import GpuSteps
+from memwall.simulate.serving.workload import Workload
+
+#: the most GPUs that are tried where weights do not fit
+_MOST_TP = 128
+#: dtypes that engines run on GPUs alone that multiply them
+_HALVES = ("bfloat16", "float16")
+#: of a GPU between engines that no cluster joins: an adapter of 400 Gbit/s
+_NETWORK_BYTES_PER_S = 50e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """What guesses tokens: another model, or None for the model's own module."""
+
+    model: Model | None
+    draft_tokens: int
+    accept: float
+
+    def __str__(self) -> str:
+        name = "its own module (MTP)" if self.model is None else self.model.name
+        return f"{name}, {counted(self.draft_tokens, 'token')}, each right at {100 * self.accept:.3g}%"
+
+    def speculation(self, steps: GpuSteps, stored: Layout) -> Speculation:
+        """Next to the ``steps`` of the model; ``stored`` as of :func:`stored_in`."""
+        if self.model is None:
+            draft = steps.guessing()
+        else:
+            own = replace(stored_in(stored, self.model), tp=steps.layout.tp)
+            check_layout(self.model.served, own)
+            draft = GpuSteps(self.model.served, steps.gpu, own, steps.cluster, steps.utilization)
+        return Speculation(draft_tokens=self.draft_tokens, accept=self.accept, draft=draft)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """An engine as it is asked for. ``layout`` has its GPUs, and what was asked of its cache (empty: as the model's
+    configuration says); ``weights`` and ``price`` are as of :func:`memwall.serve`; ``changes`` are what-ifs."""
+
+    model: Model
+    gpu: Gpu
+    layout: Layout
+    weights: str
+    utilization: float
+    cluster: str | Path | Cluster | None
+    policy: Policy
+    closed_form: bool
+    guess: Guess | None
+    disaggregate: tuple[int, int] | None
+    usd_per_gpu_hour: float | None
+    changes: tuple[GpuChange, ...] = ()
+
+    def server(self) -> Server:
+        """Raises UsageError: the layout does not fit the model, or a change is impossible."""
+        layout = stored_in(self.layout, self.model)
+        steps = steps_in(self.model, self.gpu, layout, self.cluster, self.utilization, self.changes)
+        # groups of GPUs with sequences of their own have a scheduler each
+        policy = replace(
+            self.policy, token_budget=self.policy.token_budget * layout.dp, max_batch=self.policy.max_batch * layout.dp,
+            request_s=self.policy.request_s or steps.host.request_s,
+        )  # fmt: skip
+        if self.guess is not None:
+            policy = replace(policy, speculation=self.guess.speculation(steps, self.layout))
+        if self.disaggregate is None:
+            return Server(steps=steps, engines=steps, policy=policy, gpus=layout.gpus, closed_form=self.closed_form)
+        prompts, decodes = self.disaggregate
+        links = steps.cluster.link if steps.cluster else {}
+        apart = Disaggregated(
+            prompt=steps, decode=steps, prompt_engines=prompts, decode_engines=decodes,
+            link_bytes_per_s=[*links.values()][-1].bytes_per_s if links else _NETWORK_BYTES_PER_S,
+        )  # fmt: skip
+        count = layout.gpus * (prompts + decodes)
+        return Server(steps=steps, engines=apart, policy=policy, gpus=count, closed_form=self.closed_form)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Engines under a policy; ``steps`` are those that decode."""
+
+    steps: GpuSteps
+    engines: GpuSteps | Disaggregated
+    policy: Policy
+    gpus: int
+    closed_form: bool
+
+    def run(self, load: Workload) -> Requests | Steady:
+        if not self.closed_form:
+            return simulate_requests(self.engines, load, self.policy)
+        if isinstance(self.engines, Disaggregated):
+            raise UsageError("prompts and decodes on separate engines have no closed form: leave out --closed-form")
+        return steady_state(self.engines, load, self.policy)
+
+
+def stored_in(layout: Layout, model: Model) -> Layout:
+    """With a model's weights and cache as its configuration says, but for a cache that was asked for."""
+    return replace(layout, weights=model.scheme, kv=layout.kv or model.cache)
+
+
+def steps_in(
+    model: Model, gpu: Gpu, layout: Layout, cluster: str | Path | Cluster | None, utilization: float,
+    changes: tuple[GpuChange, ...] = (),
+) -> GpuSteps:  # fmt: skip
+    """The steps of an engine on a GPU with other numbers. Raises UsageError: as :meth:`Asked.server`."""
+    check_layout(model.served, layout)
+    named = cluster if cluster is None else load_cluster(cluster)
+    joined = named or (cluster_of(gpu) if layout.gpus > 1 else None)
+    host = engine_host(layout.engine)
+    for change in changes:
+        changed = change.on(replace(gpu, cluster=joined))
+        gpu, joined, host = replace(changed, cluster=gpu.cluster), changed.cluster, change.on_engine(host)
+    return GpuSteps(model.served, gpu, layout, joined, utilization, host=host, max_context=model.max_context)
+
+
+def check_layout(kernels: Served, layout: Layout) -> None:
+    """Raises UsageError: GPUs do not divide the heads, the experts or the layers."""
+    for name in ("tp", "ep", "dp", "pp"):
+        if getattr(layout, name) < 1:
+            raise UsageError(f"--{name} {getattr(layout, name)}: want 1 or more")
+    attending = [
+        (kernel, n) for kernel, n in kernels.kernels if isinstance(kernel, (Attention, Compressed, Latent, State))
+    ]
+    for heads in (kernel.heads for kernel, _ in attending if isinstance(kernel, (Attention, Compressed, Latent))):
+        _check_divides(layout.tp, heads, "heads", "tp")
+    experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, Experts)]
+    if layout.ep > 1 and not experts:
+        raise UsageError(f"--ep {layout.ep}: the model has no experts to divide")
+    for count in experts:
+        _check_divides(layout.ep, count, "experts", "ep")
+    if layout.stage_gpus % layout.ep:
+        raise UsageError(f"--ep {layout.ep} does not divide the {layout.stage_gpus} GPUs of --tp {layout.tp} and --dp"
+                         f" {layout.dp}; --ep {math.gcd(layout.ep, layout.stage_gpus)} does")  # fmt: skip
+    layers = sum(n for _, n in attending)
+    if layout.pp > layers:
+        raise UsageError(f"{layout.pp} stages are more than the {layers} layers; --pp {layers} is the most")
+
+
+def _check_divides(parts: int, count: int, what: str, option: str) -> None:
+    if count % parts:
+        fitting = max(n for n in range(1, parts + 1) if count % n == 0)
+        raise UsageError(f"{parts} GPUs do not divide {count} {what}; --{option} {fitting} does")
+
+
+def fitting(steps: GpuSteps) -> str:
+    """The least ``--tp`` that holds weights which do not fit; empty where they do, or none does."""
+    layout, free = steps.layout, steps.capacity_bytes - steps.reserved_bytes
+    if steps.weights_bytes >= free:
+        for count in range(layout.tp + 1, _MOST_TP + 1):
+            more = replace(layout, tp=count)
+            if steps.served.weights_bytes(more) < free:
+                with contextlib.suppress(UsageError):
+                    check_layout(steps.served, more)
+                    return f"; --tp {count} is the least that divides the heads"
+    return ""
+
+
+def lacks(kernels: Served, gpu: Gpu) -> str:
+    """Why engines do not run the model's dtype on a GPU; empty where they do."""
+    dtypes = {kernel.dtype for kernel, _ in kernels.kernels if isinstance(kernel, Product)}
+    other = "float16" if Pipe("tensor", "float16") in gpu.peak_flop_per_s else "float32"
+    lacking = sorted(d for d in dtypes if d in _HALVES and gpu.ceiling_pipe(Pipe("tensor", d)).dtype != d)
+    return f"{lacking[0]}, the model's dtype, does not run there; --dtype {other} does" if lacking else ""
