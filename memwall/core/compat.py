@@ -215,6 +215,8 @@ PLACES: Mapping[str, str] = {
     # transformers
     "initialize_weights": "transformers.modeling_utils:PreTrainedModel._initialize_weights",
     "ignore_bidirectional_mask": "transformers.masking_utils:_ignore_bidirectional_mask_sdpa",
+    "recurrent_gemma_scan":
+        "transformers.models.recurrent_gemma.modeling_recurrent_gemma:RecurrentGemmaRglru._rnn_scan",
     # Python
     "copy_reconstruct": "copy:_reconstruct",
     "deepcopy_dispatch": "copy:_deepcopy_dispatch",

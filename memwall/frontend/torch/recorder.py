@@ -368,8 +368,8 @@ class Recorder(compat.TorchDispatchMode):
         if count > self.max_ops:
             raise TooManyOps(
                 f"the trace passed {self.max_ops:,} ops in {self.modules.path or 'the model'}: a Python loop, over "
-                "time steps perhaps; shorten the sequence, use a fused op (nn.LSTM, a scan), or raise max_ops"
-                " (--max-ops)"
+                "time steps perhaps; shorten the sequence (--seq, --prompt or --context), use a fused op (nn.LSTM, a"
+                " scan), or raise max_ops (--max-ops of memwall profile)"
             )
         if count == max(self.max_ops // 4, 1) and self.warn:
             self.warn(

@@ -52,6 +52,7 @@ from memwall.frontend.torch.origin import module_calls, module_names
 from memwall.frontend.torch.pipelines import pipelined
 from memwall.frontend.torch.real_kernels import real_kernels
 from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
+from memwall.frontend.torch.scans import few_steps
 from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd, threads
 from memwall.frontend.torch.shapes import SparseCopies
 from memwall.frontend.torch.tensors import flat_tensors, is_wrapper, plain_parts
@@ -217,8 +218,8 @@ class _Step:
         if self.known is not None:
             draws, self.known.draws = self.known.draws, Draws()
         with (
-            empty_caches(), self._stand_ins(recorder, unseen, unseen), blaming(what, self.gradients), device, recorder,
-            autocast, autocast.region(self.autocast_dtype),
+            empty_caches(), self._stand_ins(recorder, unseen, unseen), few_steps(), blaming(what, self.gradients),
+            device, recorder, autocast, autocast.region(self.autocast_dtype),
         ):  # fmt: skip
             output = module(*given.args, **given.kwargs)
         if self.known is not None:

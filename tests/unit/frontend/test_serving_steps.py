@@ -437,3 +437,46 @@ def test_every_form_of_experts_reads_those_that_are_chosen(form, mode):
     # 26 of 64 experts, of 8 tokens; the gradient of the rows reads them again, but for those that were copied
     passes = 2 if mode == "training" and form != "batched_mm" else 1
     assert sum(read for read, _ in of_experts(profile)) == pytest.approx(passes * 26 * EXPERT, rel=0.01)
+
+
+#: three layers of RecurrentGemma, the last of which attends: 4 heads of 16, one of keys and values
+RECURRENT = {
+    "architectures": ["RecurrentGemmaForCausalLM"], "model_type": "recurrent_gemma", "hidden_size": 64,
+    "lru_width": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 192, "vocab_size": 256, "torch_dtype": "float32",
+}  # fmt: skip
+#: two layers of FalconMamba: 128 channels with 16 numbers of state and 4 of a window each
+MAMBA = {
+    "architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba", "hidden_size": 64, "state_size": 16,
+    "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 256, "conv_kernel": 4, "time_step_rank": 4,
+    "torch_dtype": "float32",
+}  # fmt: skip
+
+
+@pytest.mark.defect("39b")
+def test_a_cache_that_a_model_changes_in_place(save):
+    """A model that hands its cache back in no output was refused a decode step: it "leaves no past_key_values"."""
+    made = [memwall.profile(save(RECURRENT), mode="decode", batch=2, context=context) for context in (24, 48)]
+    # keys and values of the layer that attends
+    assert [roles(each)["kv_cache"] for each in made] == [2 * 2 * 24 * 16 * 4, 2 * 2 * 48 * 16 * 4]
+    assert len(made[0].graph.ops) == len(made[1].graph.ops)  # one step, whatever was before
+
+
+@pytest.mark.defect("39b")
+@pytest.mark.parametrize("config", [MAMBA, RECURRENT])
+def test_what_the_call_before_a_step_loops_over_counts_as_none(save, config):
+    """The call that fills the states went over all of its tokens in Python, which took minutes or passed the most ops
+    that a trace may have."""
+    made = memwall.profile(save(config), mode="decode", batch=2, context=1000, max_ops=900)
+    if config is MAMBA:
+        assert roles(made)["kv_cache"] == 2 * 2 * 128 * (16 + 4) * 4
+    assert all(op.phase == "forward" for op in made.graph.ops)
+
+
+@pytest.mark.defect("39b")
+def test_a_trace_that_is_too_long_names_no_option_that_a_command_lacks(save):
+    """memwall serve advised --max-ops, which it does not have."""
+    with pytest.raises(
+        UsageError, match=r"shorten the sequence \(--seq, --prompt or --context\).*of memwall profile\)$"
+    ):
+        memwall.profile(save(MAMBA), mode="prefill", prompt=1000, max_ops=900)

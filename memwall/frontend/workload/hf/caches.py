@@ -22,13 +22,19 @@ def cache_parameter(forward: Callable[..., Any]) -> inspect.Parameter | None:
     """
     from memwall.frontend.torch.kv_caches import is_of_cache
 
-    signature = inspect.signature(forward)
-    outputs = [kind for kind in _classes(signature.return_annotation) if dataclasses.is_dataclass(kind)]
-    back = {field.name for kind in outputs for field in dataclasses.fields(kind)}
-    cached = [each for each in signature.parameters.values() if cache_classes(each) or is_of_cache(each.name)]
+    back, parameters = handed_back(forward), inspect.signature(forward).parameters.values()
+    cached = [each for each in parameters if cache_classes(each) or is_of_cache(each.name)]
     held = [each for each in cached if not each.name.startswith("use_")]
     handed = [each for each in held if each.name in back]
-    return next(iter([*handed, *(each for each in held if cache_classes(each) or not outputs)]), None)
+    return next(iter([*handed, *(each for each in held if cache_classes(each) or not back)]), None)
+
+
+def handed_back(forward: Callable[..., Any]) -> set[str]:
+    """The fields of the outputs that a forward is annotated with; empty where nothing is known of them."""
+    outputs = [
+        kind for kind in _classes(inspect.signature(forward).return_annotation) if dataclasses.is_dataclass(kind)
+    ]
+    return {field.name for kind in outputs for field in dataclasses.fields(kind)}
 
 
 def cache_classes(parameter: inspect.Parameter) -> list[type]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.errors import UsageError
 from memwall.core.units import counted
 from memwall.frontend.workload.hf.asked import POSITIONS, Asked, number
-from memwall.frontend.workload.hf.caches import cache_classes, cache_parameter
+from memwall.frontend.workload.hf.caches import cache_classes, cache_parameter, handed_back
 from memwall.frontend.workload.hf.makers import MAKERS
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class Served:
         #: what forward calls its cache, and how its output calls what is left there
         self.cache = found.name
         self._kinds = cache_classes(found)
+        back = handed_back(asked.model.forward)
+        #: whether forward changes the cache that it is given, and hands none back
+        self._in_place = bool(back) and self.cache not in back
         #: tokens of images or sounds that the inputs have in front of the text
         self.front = 0
         self.most = most = number(asked.text, *POSITIONS)
@@ -118,6 +121,8 @@ class Served:
             self.front = int(made[self.tokens].shape[-1]) - tokens
         if self.static is not None:
             made[self.cache] = self._static_cache()
+        elif self._in_place:
+            made[self.cache] = self._empty_cache()
         if self._encodes:
             del made[self.tokens]
         return self._with_cache({self.tokens: self._ids(tokens), **made} if self._encodes else made)
@@ -128,7 +133,7 @@ class Served:
         return self._next if self.before else None
 
     def _next(self, output: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        kept = getattr(output, self.cache, None)
+        kept = given.get(self.cache) if self._in_place else getattr(output, self.cache, None)
         if kept is None:
             raise UsageError(f"{self.asked.model.__name__} leaves no {self.cache} in its output")
         encoded = {"encoder_outputs": (output.encoder_last_hidden_state,)} if self._encodes else {}
@@ -148,6 +153,14 @@ class Served:
             raise UsageError(f"the static cache of {self.asked.model.__name__} is not modeled; leave out"
                              " cache_implementation")  # fmt: skip
         return cache
+
+    def _empty_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        if not issubclass(DynamicCache, tuple(self._kinds)):
+            raise UsageError(f"{self.asked.model.__name__} hands no {self.cache} back, and takes one of a class of its"
+                             " own; profile --mode inference")  # fmt: skip
+        return DynamicCache(config=self.asked.config)
 
     def _ids(self, tokens: int) -> Tensor:
         return MAKERS[self.tokens](self._of(tokens))
