@@ -6,7 +6,7 @@ The step is as casting the model would make it, but for the casts that its own c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from memwall.frontend.workload.inputs import SHORT_DTYPES
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import graph_costs
-from memwall.ops.sdpa import Attention
+from memwall.ops.sdpa import RUNS, Attention
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule
@@ -117,12 +117,22 @@ def _attending(traced: Graph, known: Attention, label: str) -> tuple[Graph, Atte
 
 def emulations(profile: Profile, schedule: Schedule) -> tuple[str, ...]:
     """One sentence for each dtype of the products that the GPU has no tensor cores for: where they run, and what the
-    other 16-bit dtype would take where the GPU has it."""
+    other 16-bit dtype would take where the GPU has it; and one for products that torch has no kernel for there."""
     gpu, flops = schedule.gpu, product_flops(profile, schedule.graph)
     if gpu.cpu is not None:
         return ()
     asked = sorted(pipe for pipe in flops if is_emulated(gpu, pipe) and flops[pipe] >= NAMED * flops.total())
-    return tuple(_emulation(profile, schedule, pipe) for pipe in asked)
+    return (*(_emulation(profile, schedule, pipe) for pipe in asked), *_ungrouped(profile, schedule))
+
+
+def _ungrouped(profile: Profile, schedule: Schedule) -> Iterator[str]:
+    """That torch has no grouped product for the GPU: it needs compute capability 8.0, as flash attention does."""
+    ops = profile.graphs[schedule.graph].ops
+    if "flash" not in RUNS[chip_of(schedule.gpu).attention] and any(op.name == "aten._grouped_mm" for op in ops):
+        yield (
+            f"torch has no grouped product for {schedule.gpu.name}, which needs compute capability 8.0: experts are"
+            " modeled as if it had, and code that runs there multiplies expert by expert."
+        )
 
 
 def _emulation(profile: Profile, schedule: Schedule, pipe: Pipe) -> str:

@@ -31,17 +31,24 @@ WALLS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A server under a workload. ``gpus`` are all that it needs, with what each costs and draws; ``wall`` is what
-    limits a decode step of its engine, if known (``bandwidth``); ``kv_bytes_per_token`` what one more token of its
-    longest request adds to the cache on a GPU."""
+    """A server under a workload, of which ``load`` says what comes (``64 clients``). ``gpus`` are all that it needs,
+    with what each costs and draws; ``wall`` is what limits a decode step of its engine, if known (``bandwidth``);
+    ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU."""
 
     name: str
     run: Requests | Steady
+    load: str = ""
     gpus: int = 1
     usd_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
     wall: str = ""
     kv_bytes_per_token: int | None = None
+
+    @property
+    def cost(self) -> float:
+        """USD of a token times 3,600, or GPU seconds without a price."""
+        price = 1.0 if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour
+        return self.gpus * price / self.run.tokens_per_s
 
     def usd_per_million(self, tokens_per_s: float) -> float | None:
         """USD of a million tokens if they pay for everything; None without a price."""
@@ -126,6 +133,15 @@ class Best:
     cheaper: Stop | None
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of the servers under one load the best; None where none keeps all objectives, and why."""
+
+    load: str
+    best: Best | None
+    unmet: str = ""
+
+
 def objective(text: str) -> Limit:
     """An objective such as ``ttft_p99<500ms`` or ``tokens_per_s_per_user>20``.
 
@@ -167,16 +183,28 @@ def best(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> 
         raise UsageError(f"no price of {few(unpriced)}: costs compare where all candidates have one, or none")
     limits = [objective(each) if isinstance(each, str) else each for each in objectives]
     _check_known(candidates, limits)
-    ranked = sorted(candidates, key=_cost)
+    ranked = sorted(candidates, key=lambda candidate: candidate.cost)
     for index, candidate in enumerate(ranked):
         if not _missed(candidate, limits):
             return Best(candidate, stop(ranked[index - 1], limits) if index else None)
     raise UsageError(_unreachable(candidates, limits))
 
 
-def _cost(candidate: Candidate) -> float:
-    price = 1.0 if candidate.usd_per_gpu_hour is None else candidate.usd_per_gpu_hour
-    return candidate.gpus * price / candidate.run.tokens_per_s
+def choices(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> tuple[Choice, ...]:
+    """The best for each load, in their order: how many come is not the server's to choose.
+
+    Raises:
+        UsageError: as :func:`best`, where no candidate under any load keeps all.
+    """
+    overall = best(candidates, objectives)
+    found = []
+    for load in dict.fromkeys(each.load for each in candidates):
+        under = [each for each in candidates if each.load == load]
+        try:
+            found.append(Choice(load, overall if len(under) == len(candidates) else best(under, objectives)))
+        except UsageError as error:
+            found.append(Choice(load, None, str(error)))
+    return tuple(found)
 
 
 def _check_known(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> None:

@@ -277,6 +277,26 @@ def grouped_product(call: Call) -> Cost:
     )  # fmt: skip
 
 
+@op("transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward")
+def product_of_each_group(call: Call) -> Cost:
+    """transformers' grouped product where torch has none: a product [rows, k] x [k, n] for each group that has rows,
+    into zeros; backward two, for the gradients of the rows and of the weights."""
+    left, stacked = call.need("input"), call.need("weight")
+    groups, k, n = stacked.shape
+    touched, fewest = _groups(call, groups, left.shape[0])
+    rows, each, of_rows = math.ceil(left.shape[0] / max(touched, 1)), stacked.nbytes // groups, left.itemsize
+    sizes = [((rows, n, k), of_rows * rows * k + each, of_rows * rows * n)]
+    if call.name.endswith("_backward"):
+        sizes = [((rows, k, n), of_rows * rows * n + each, of_rows * rows * k),
+                 ((k, n, rows), of_rows * rows * (k + n), each)]  # fmt: skip
+    products = tuple(launch(left, call.attributes, (1, *size), read, written) for size, read, written in sizes)
+    read_bytes = call.read_bytes - (groups - touched) * each
+    return call.cost(
+        _flops(left, len(sizes) * left.numel * n, call.attributes), read_bytes=read_bytes,
+        launches=products * max(touched, 1), spared_read_bytes=(touched - fewest) * each,
+    )  # fmt: skip
+
+
 def _groups(call: Call, groups: int, rows: int) -> tuple[int, int]:
     """How many groups are expected to have rows, and the fewest that may."""
     known: Sequence[int] | None = call.attributes.get("slices")

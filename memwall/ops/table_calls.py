@@ -245,7 +245,7 @@ def latent_product(tokens: int, heads: int, kind: str, dtype: str = "bfloat16",
 def experts(
     tokens: int, hidden: int, inter: int, top_k: int, experts: int, *, tp: int = 1, ep: int = 1,
     dtype: str = "bfloat16", skew: float = 0.0, gated: bool = True, even: bool = False, engine: str = "vllm",
-    moved_rows: int = 0,
+    moved_rows: int = 0, alike: bool = False,
 ) -> Cost:  # fmt: skip
     """The experts of a mixture, without the router, on the GPU that has most rows.
 
@@ -256,8 +256,10 @@ def experts(
         engine: whose kernels run: vllm, trtllm or sglang.
         moved_rows: rows that are activated and summed, if more than those of the GPU's experts: vLLM's Triton and
             Marlin kernels take ``tokens * top_k`` where ``ep`` GPUs share the experts.
+        alike: all tokens choose the same.
     """
-    loads = loads_of(tokens, experts, top_k, ep, skew=skew, even=even)
+    same = ((tokens, min(top_k, -(-experts // ep))),)
+    loads = same if alike else loads_of(tokens, experts, top_k, ep, skew=skew, even=even)
     columns = -(-inter // tp)
     found = cost_of_experts(tokens, hidden, columns, loads, dtype, engine, gates=1 + gated, moved_rows=moved_rows)
     if skew or even:  # it is known which experts have rows

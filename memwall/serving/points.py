@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from memwall.analysis.limits import Limit
-from memwall.analysis.serving import Best, Candidate
+from memwall.analysis.serving import Best, Candidate, Choice
 from memwall.core.units import counted, duration
 from memwall.fusion.server import Layout, Step
 from memwall.hardware.lookup import Gpu
@@ -95,14 +95,21 @@ class Point:
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """All points of a question, in the order asked: GPU, GPUs that share the model, load. ``draft`` says what guesses
-    tokens, if anything does."""
+    tokens, if anything does; ``choices`` are the cheapest that keep all ``objectives``, one for each load."""
 
     model: Model
     points: tuple[Point, ...]
     objectives: tuple[Limit, ...] = ()
-    best: Best | None = None
+    choices: tuple[Choice, ...] = ()
     draft: str = ""
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def best(self) -> Best | None:
+        """Of the choices the one whose tokens cost least; None without objectives."""
+        return min(
+            (each.best for each in self.choices if each.best), key=lambda best: best.candidate.cost, default=None
+        )
 
 
 def notes_of(points: Sequence[Point], model: Model, gpus: Sequence[Gpu], is_joined_by_default: bool) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.serving import Candidate, best, objective
+from memwall.analysis.serving import Candidate, choices, objective
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.frontend.workload.hf.config import GUESSING
@@ -62,7 +62,7 @@ def serve(
         rate: requests per second at random times, instead of clients.
         weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
         price: USD per hour of a GPU, by name.
-        slo: objectives such as ``ttft_p99<500ms``; the cheapest point that keeps them is picked.
+        slo: objectives such as ``ttft_p99<500ms``; for each load the cheapest point that keeps them is picked.
         prefix_hit: share of a prompt that is in the cache already.
         utilization: share of a GPU's memory that the server takes.
         engine: whose kernels run, one of :data:`ENGINES`.
@@ -108,10 +108,10 @@ def serve(
     points = [point for each in asked for point in points_of(each, loads)]
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
-    found = best([p.candidate for p in points if p.candidate is not None], limits) if limits else None
+    found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
     notes = notes_of(points, model, gpus, cluster is None)
     return Serving(
-        model=model, points=tuple(points), objectives=limits, best=found, draft=str(guess or ""), notes=notes
+        model=model, points=tuple(points), objectives=limits, choices=found, draft=str(guess or ""), notes=notes
     )
 
 
@@ -215,8 +215,9 @@ def _point(asked: Asked, server: Server, load: Workload) -> Point:
         return replace(point, refused=f"{error}{fitting(steps)}")
     batch, longest = max(round(run.batch), 1), load.longest.prompt_tokens + load.longest.generated_tokens
     candidate = Candidate(
-        name=f"{point.name}, {point.load}", run=run, gpus=server.gpus, usd_per_gpu_hour=asked.usd_per_gpu_hour,
-        watts_per_gpu=steps.gpu.tdp_w, wall=steps.wall(Step(batch, round(batch * point.context))),
+        name=f"{point.name}, {point.load}", load=point.load, run=run, gpus=server.gpus,
+        usd_per_gpu_hour=asked.usd_per_gpu_hour, watts_per_gpu=steps.gpu.tdp_w,
+        wall=steps.wall(Step(batch, round(batch * point.context))),
         kv_bytes_per_token=steps.served.token_bytes(longest, steps.layout) // steps.layout.dp,
     )  # fmt: skip
     return replace(point, candidate=candidate, largest_batch=most)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from memwall.analysis.quantities import SERVED
-from memwall.analysis.serving import objective_text, stop
+from memwall.analysis.serving import Choice, objective_text, stop
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.graph import Pipe
@@ -137,10 +137,22 @@ class SavedObjective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavedChoice:
+    """Under a load the cheapest engine that keeps all objectives (``best``), and what stops the next cheaper one, if
+    there is one; or why none keeps them."""
+
+    load: str
+    best: str | None
+    cheaper: str | None
+    unmet: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SavedServing:
     """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are those of the model on a GPU of
-    the first engine; ``requests`` and ``draft`` are in words; ``best`` keeps all objectives, ``cheaper`` is what stops
-    the next cheaper one; ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs."""
+    the first engine; ``requests`` and ``draft`` are in words; ``choices`` are for each load what keeps all objectives,
+    ``best`` is the one of them whose tokens cost least, and ``cheaper`` what stops the next cheaper one of its load;
+    ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs."""
 
     schema: str
     memwall_version: str
@@ -159,6 +171,7 @@ class SavedServing:
     cheaper: str | None
     engines: tuple[SavedEngine, ...]
     points: tuple[SavedPoint, ...]
+    choices: tuple[SavedChoice, ...] = ()
     verdicts: tuple[ServedVerdict, ...] = ()
     what_ifs: tuple[ServedOutcome, ...] = ()
 
@@ -198,6 +211,8 @@ def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False)
     engines = {point.name: point for point in found.points}
     engines |= {point.name: point for point in found.points if not point.refused}
     limits = [(limit.quantity.name, limit.amount, objective_text(limit)) for limit in found.objectives]
+    choices = tuple(map(_choice, found.choices))
+    best = next((each for each in choices if found.best and each.best == found.best.candidate.name), None)
     return SavedServing(
         schema=SCHEMA, memwall_version=__version__, model=model.name, weights=model.scheme or "model",
         kv=_short(first.layout.kv) or "model", engine=first.layout.engine, draft=found.draft or None,
@@ -205,10 +220,17 @@ def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False)
         weights_bytes=model.served.weights_bytes(first.layout), kv_bytes_per_token=kv,
         notes=(*model.notes, *found.notes, *filter(None, (left_out,))), verdicts=verdicts, what_ifs=outcomes,
         objectives=tuple(SavedObjective(quantity=name, amount=amount, text=text) for name, amount, text in limits),
-        best=found.best.candidate.name if found.best else None,
-        cheaper=str(found.best.cheaper) if found.best and found.best.cheaper else None,
+        best=best.best if best else None, cheaper=best.cheaper if best else None, choices=choices,
         engines=tuple(_engine(name, point) for name, point in engines.items()),
         points=tuple(_point(point, found) for point in found.points),
+    )  # fmt: skip
+
+
+def _choice(found: Choice) -> SavedChoice:
+    cheaper = found.best and found.best.cheaper
+    return SavedChoice(
+        load=found.load, best=found.best.candidate.name if found.best else None,
+        cheaper=str(cheaper) if cheaper else None, unmet=found.unmet,
     )  # fmt: skip
 
 

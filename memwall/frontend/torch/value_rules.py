@@ -81,6 +81,7 @@ ENDS = "offs"
 SLICES: Mapping[str, tuple[str, Callable[[torch.Tensor], int]]] = {
     **{f"aten.{name}": (ENDS, _groups_with_rows)
        for name in ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")},
+    **{f"transformers.grouped_mm_fallback{end}": (ENDS, _groups_with_rows) for end in ("", "_backward")},
     **dict.fromkeys(("aten.index.Tensor", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"),
                     ("indices", _different)),
     "aten.index_select": ("index", _different), "aten.embedding": ("indices", _different),

@@ -138,12 +138,14 @@ class Experts(Kernel):
     dtype: str
     #: the scheme of its weights, empty for none; None: as the layout says
     own: str | None = None
+    #: whether all tokens choose the same, as the trace assumes
+    alike: bool = False
 
     def cost(self, step: Step, layout: Layout) -> Cost:
         return table_calls.experts(
             step.tokens, self.hidden, self.inter, self.top_k, self.count,
             tp=max(layout.stage_gpus // layout.ep, 1), ep=layout.ep, dtype=self._scheme(layout), gated=self.gated,
-            engine=layout.engine,
+            engine=layout.engine, alike=self.alike,
         )  # fmt: skip
 
     def weights_bytes(self, layout: Layout) -> int:

@@ -17,6 +17,7 @@ from memwall.fusion.server.caches import CacheReader
 from memwall.fusion.server.kernels import Between, Collective, Encoded, Experts, Kernel, Product, Sampling
 from memwall.fusion.server.regions import Region
 from memwall.fusion.server.step import Step
+from memwall.ops.experts import expected_active
 
 #: of a product whose columns GPUs share: engines leave gates and mixers of fewer on each
 _LEAST_COLUMNS = 32
@@ -131,14 +132,18 @@ class Reader(CacheReader):
 
     def experts(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
         self._partial.add(number)
+        products = [op for op in map(self.graph.ops.__getitem__, region.ops) if op.op_class == "contraction"]
         weights = [
-            spec for op in region.ops if self.graph.ops[op].op_class == "contraction"
-            for spec in self.graph.specs(self.graph.ops[op].inputs[:2])[1:] if len(spec.shape) == 3
+            spec for op in products for spec in self.graph.specs(op.inputs[:2])[1:] if len(spec.shape) == 3
         ]  # fmt: skip
         first, last = weights[0], weights[-1]
         count, hidden, inter = first.shape[0], first.shape[1], last.shape[1]
-        return Experts(hidden=hidden, inter=inter, count=count, top_k=self._chosen(number), dtype=first.dtype,
-                       gated=first.shape[2] == 2 * inter, own=self.stored(region.place)), ()  # fmt: skip
+        top_k = self._chosen(number)
+        touched = {op.attributes["slices"][0] for op in products if "slices" in op.attributes}
+        return Experts(hidden=hidden, inter=inter, count=count, top_k=top_k, dtype=first.dtype,
+                       gated=first.shape[2] == 2 * inter, own=self.stored(region.place),
+                       alike=top_k in touched and round(expected_active(self.tokens, count, top_k)) > top_k,
+                       ), ()  # fmt: skip
 
     def _chosen(self, number: int) -> int:
         """Experts of a token: what the last choice before them makes."""

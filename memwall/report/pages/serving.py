@@ -52,7 +52,7 @@ class ServingReport(Report):
         )  # fmt: skip
         blocks: list[Block] = [facts, self._loads()]
         blocks += [Sentence(line) for line in self._refused()]
-        blocks += [Sentence(line) for line in _choice(found)]
+        blocks += [Sentence(line) for line in _choices(found)]
         blocks += _verdicts(found.verdicts)
         ran = [engine for engine in found.engines if engine.decode]
         if kind == "html" and ran:
@@ -152,14 +152,15 @@ def _stored(scheme: str, held: str) -> str:
     return f"{held} as {scheme}" if scheme else f"{held} in the model's dtype"
 
 
-def _choice(found: SavedServing) -> list[str]:
-    if found.best is None:
-        return []
-    wanted = ", ".join(each.text for each in found.objectives)
-    lines = [f"The cheapest that keeps {wanted}: {found.best}."]
-    if found.cheaper is not None:
-        lines.append(f"The next cheaper one, {found.cheaper}.")
-    return lines
+def _choices(found: SavedServing) -> list[str]:
+    """The cheapest engine for each load, what stops the next cheaper one, or why there is none."""
+    wanted, told = ", ".join(each.text for each in found.objectives), dict.fromkeys(found.choices)
+    return [
+        f"The cheapest that keeps {wanted}: {each.best}."
+        + (f" The next cheaper one, {each.cheaper}." if each.cheaper else "")
+        if each.best else f"With {each.load} {each.unmet}."
+        for each in told
+    ]  # fmt: skip
 
 
 def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:

@@ -58,6 +58,25 @@ def test_the_cheapest_that_holds_and_what_stops_the_next_cheaper():
     assert best([fast, slow, middle], ["tpot<100.1ms"]).candidate is fast
 
 
+@pytest.mark.defect("16")
+def test_a_load_is_compared_with_no_other():
+    """The cheapest server was picked among all loads, so that one with 1 client was the next cheaper of one with 64.
+    USD an hour by tokens a second: small 2 / 5.5 and 2 / 1, large 8 / 7.33 and 8 / 3.67."""
+    from memwall.analysis.serving import choices
+
+    def served(load, name, price, decode_s):
+        return one_request(name, load=load, decode_s=decode_s, usd_per_gpu_hour=price)
+
+    one = [served("1 client", "small", 2, 0.1), served("1 client", "large", 8, 0.05)]
+    many = [served("64 clients", "small", 2, 1.0), served("64 clients", "large", 8, 0.2)]
+    first, second = choices([*one, *many], ["tpot<300ms"])
+    assert (first.load, first.best.candidate, first.best.cheaper) == ("1 client", one[0], None)
+    assert (second.load, second.best.candidate, second.best.cheaper.candidate) == ("64 clients", many[1], many[0])
+    first, second = choices([*one, *many], ["tpot<60ms"])
+    assert first.best.candidate is one[1] and second.best is None
+    assert second.unmet == "no candidate keeps tpot_s < 60.00 ms: 200.00 ms is the best, of large"
+
+
 def test_walls():
     """What stops a server: a full cache, a full batch, prompts, or too high a rate."""
     workload = Workload(prompt=Lengths(512), generate=Lengths(64), concurrency=64, requests=300)

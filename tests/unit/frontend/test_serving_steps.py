@@ -423,6 +423,49 @@ def test_a_decode_step_reads_the_experts_that_tokens_choose(save, batch):
 
 
 @pytest.mark.defect("19b")
+def test_a_gpu_without_a_grouped_product_says_so(save):
+    """The grouped product of a mixture was modeled on GPUs that torch has none for, without a word."""
+    from memwall.analysis.dtypes import emulations
+
+    profile = memwall.profile(save(MIXTURE), mode="decode", batch=2, context=16, gpu=["h100", "a100", "v100", "p100"])
+    said = [any("no grouped product" in text for text in emulations(profile, each)) for each in profile.simulations]
+    assert said == [False, False, True, True]  # the trace is that of the first
+
+
+@pytest.mark.defect("19b")
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_gpu_without_a_grouped_product_multiplies_expert_by_expert(mode):
+    """The experts of a mixture had no formula on GPUs for which transformers multiplies expert by expert: no FLOPs,
+    and the bytes of all of them."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**MIXTURE)).to(torch.bfloat16)
+    tokens = {"input_ids": torch.zeros(8, 1, dtype=torch.long)}
+    profile = memwall.profile(model, tokens, gpu="v100", mode=mode, loss=lambda output: output.logits.sum())
+    assert "transformers.grouped_mm_fallback" not in profile.coverage.unmodeled
+    passes = 2 if mode == "training" else 1
+    assert sum(read for read, _ in of_experts(profile)) == pytest.approx(passes * 26 * EXPERT, rel=0.01)
+    ran = [cost for op, cost in zip(profile.graph.ops, profile.costs[0], strict=True) if "fallback" in op.name]
+    # 8 tokens of 4 experts with 3 matrices [256, 512], in backward two products of each; a launch for 26 experts
+    forward = 2 * 8 * 4 * 3 * 256 * 512
+    assert sum(cost.total_flops for cost in ran) == forward * {1: 1, 2: 3}[passes]
+    assert [len(cost.launches) for cost in ran] == [26, 26, 52, 52][: 2 * passes]
+
+
+@pytest.mark.defect("19b")
+def test_a_server_reads_the_experts_that_an_assumption_names(save):
+    """The server policy billed experts that tokens choose by chance, whatever the user assumed of the choice."""
+    profile = memwall.profile(
+        save(MIXTURE), mode="decode", batch=8, context=16, gpu="h100", policy="server", assume="experts=same"
+    )
+    plan = profile.schedule(profile.gpus[0], "server").plan
+    (served,) = [work for group in plan.groups for work in group.cost.launches if hasattr(work, "expert_bytes")]
+    # 8 tokens have the same 4 of 64 experts: 8 rows each
+    assert (served.active * served.expert_bytes, served.loads) == (4 * EXPERT, ((8, 4),))
+
+
+@pytest.mark.defect("19b")
 @pytest.mark.parametrize("form", ["grouped_mm", "batched_mm", "eager"])
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_every_form_of_experts_reads_those_that_are_chosen(form, mode):
