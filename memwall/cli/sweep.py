@@ -184,7 +184,11 @@ def _read(path: str, asked: _Asked) -> None:
     for key in ("vary", "where", "pareto"):
         setattr(asked, key, getattr(asked, key) or _texts(record, key, path))
     asked.best, asked.of = asked.best or record.get("best"), asked.of or record.get("of")
-    asked.top, asked.prices = asked.top or record.get("top"), asked.prices or record.get("price", {})
+    asked.top, asked.prices = asked.top or record.get("top"), asked.prices or _priced(record)
+
+
+def _priced(record: Mapping[str, Any]) -> dict[str, float]:
+    return options.parse_prices([f"{name}={price}" for name, price in record.get("price", {}).items()])
 
 
 def _known(record: Any, keys: tuple[str, ...], where: str) -> None:

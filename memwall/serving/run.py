@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -174,7 +175,7 @@ def prices_of(price: Mapping[str, float]) -> dict[str, float]:
     """USD per hour by the names under which memwall knows the GPUs. Raises ``UsageError``: a price is not above 0."""
     named = {load_gpus([name])[0].name: each for name, each in price.items()}
     for name, each in named.items():
-        if isinstance(each, bool) or not isinstance(each, (int, float)) or not each > 0:
+        if isinstance(each, bool) or not isinstance(each, (int, float)) or not 0 < each < math.inf:
             raise UsageError(f"a GPU costs more than nothing, in USD an hour: the price of {name} is {each!r}")
     return named
 

@@ -21,10 +21,11 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.core.scratch import scratch
 from memwall.core.version import __version__
+from memwall.hardware.lookup import load_gpu
 from memwall.serving import prices_of
 from memwall.sweeping.dataset import Dataset
 from memwall.sweeping.engines import Done, local, on_dask
-from memwall.sweeping.kinds import Kind, Options, Row, Task, check_names, evaluate, kind_of
+from memwall.sweeping.kinds import KINDS, Kind, Options, Row, Task, check_names, evaluate, kind_of
 from memwall.sweeping.traces import Traces, contents_of, file_digest, trace_folder
 
 if TYPE_CHECKING:
@@ -133,6 +134,24 @@ def sweep(
     return found.left.sort_index() if where else found.frame
 
 
+def _check_prices(spaces: Sequence[Space], question: Question) -> None:
+    """Raises ``UsageError``: a price has no effect on any point."""
+    kind, axes = question.kind, [axis for space in spaces for axis in space.axes]
+    if question.prices and not any(row.unit.startswith("USD") for row in kind.quantities):
+        priced = [each.name for each in KINDS.values() if any(row.unit.startswith("USD") for row in each.quantities)]
+        raise UsageError(
+            f"--price has no effect on points of kind {kind.name}, which have no cost: --of {' or '.join(priced)} has,"
+            " and memwall compare --price of one step"
+        )
+    if any("cluster" in axis.names for axis in axes):  # which says what the GPUs are
+        return
+    swept = {load_gpu(point[axis.names.index("gpu")]).name for axis in axes if "gpu" in axis.names
+             for point in axis.values}  # fmt: skip
+    for name in question.prices if swept else ():
+        if name not in swept:
+            raise UsageError(f"a price of {name}, which is not among the GPUs: {', '.join(sorted(swept))}")
+
+
 @uncollected()
 def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None]) -> Swept:
     """Evaluate all points and choose; errors as of :func:`sweep`."""
@@ -147,6 +166,7 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     if len(set(front)) not in (2, 3) or len(set(front)) < len(front):
         raise UsageError("a Pareto front is of two or three quantities")
     check_names(axis for space in spaces for axis in space.axes)
+    _check_prices(spaces, question)
     _ask_if_large(spaces, question)
     points = [(space.target, point) for space in spaces for point in space.points()]
     ids = _ids(points, question)

@@ -194,6 +194,24 @@ def test_a_file_with_a_value_of_another_type(run, mlp, tmp_path, line, said):
     assert result.code == 2 and said in result.error
 
 
+@pytest.mark.defect("19")
+@pytest.mark.parametrize(
+    ("vary", "price", "said"),
+    [
+        ("batch=1", "h100=2.5", "--price has no effect on points of kind profile, which have no cost: --of decode or"),
+        ("batch=1", "h100=0", "--price takes NAME=USD above 0, such as h100=2.5, not 'h100=0'"),
+        ("tp=1", "b200=4", "a price of b200, which is not among the GPUs: h100-sxm"),
+    ],
+)
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_price_without_effect_is_refused(run, mlp, tmp_path, vary, price, said, is_file):
+    """A price that no point uses was dropped without a word, and one in a file of a sweep had rules of its own."""
+    path, axes = tmp_path / "s.toml", [vary, "gpu=h100"]
+    path.write_text(f"targets = [{mlp!r}]\nvary = {axes}\nprice = {{ {price} }}\n", encoding="utf-8")
+    result = run("sweep", str(path)) if is_file else run("sweep", mlp, "--vary", *axes, "--price", price)
+    assert result.code == 2 and said in result.error
+
+
 def test_finished_points_are_kept_and_not_evaluated_again(run, mlp, tmp_path, monkeypatch):
     keep = tmp_path / "points"
     words = (mlp, "--vary", "batch=1,2,4", "gpu=h100,a100", "--workers", "0", "--keep", str(keep))

@@ -104,6 +104,7 @@ NO_AXES = {
     "serve": {
         **dict.fromkeys(("output", "style", "json", "quiet", "no-progress", "debug"), SHOWN),
         "price": ASKED, "slo": "conditions on points: --where 'ttft_p99<500ms'",
+        "what-if": "a table of its own next to one result",
     },
 }  # fmt: skip
 _KINDS = {"profile": ("profile", "training"), "serve": ("serve", "decode")}

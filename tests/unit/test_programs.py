@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -56,16 +58,23 @@ def test_what_backward_computes_again_is_in_hfu_and_not_in_mfu(reentrant):
 
 
 @pytest.mark.defect("13")
-@pytest.mark.parametrize("attention", ["flash", "efficient"])
+@pytest.mark.parametrize("attention", ["flash", "efficient", "cudnn"])
 def test_a_fused_backward_of_attention_computes_the_scores_again(attention):
     """The backward of a fused attention kernel was counted in HFU with four products, and it does five."""
+    asked = {"cudnn": nn.attention.SDPBackend.CUDNN_ATTENTION}.get(attention)  # which no option names
+    only = partial(nn.attention.sdpa_kernel, asked) if asked else contextlib.nullcontext
 
     class Net(nn.Module):
         def forward(self, q, k, v):
-            return nn.functional.scaled_dot_product_attention(q, k, v)
+            with only():
+                return nn.functional.scaled_dot_product_attention(q, k, v)
 
     tensors = tuple(torch.zeros(2, 4, 256, 64, dtype=torch.float16, requires_grad=True) for _ in range(3))
-    made = memwall.profile(Net(), tensors, mode="training", optimizer=None, attention=attention, gpu="h100")
+    option = "auto" if asked else attention
+    made = memwall.profile(Net(), tensors, mode="training", optimizer=None, attention=option, gpu="h100")
+    assert any(f"{attention}_attention_backward" in op.name for op in made.graph.ops)
+    said = " ".join(render(ProfileReport(made), "text").split())
+    assert "FLOPs are the model's and bytes compulsory, also of kernels that compute more (scores again)" in said
     product = 2 * 2 * 4 * 256 * 256 * 64  # a multiply-add for each query, key and column of each head
     assert made.model_flops == (2 + 4) * product
     totals = made.simulations[0].totals

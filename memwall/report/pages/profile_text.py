@@ -32,7 +32,8 @@ from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (
     "times fewer FLOP/s: than contraction, convolution and attention reach together; "
-    "FLOPs and bytes are compulsory, time is modeled"
+    "FLOPs are the model's and bytes compulsory, also of kernels that compute more (scores again) or fewer (Winograd); "
+    "time is modeled"
 )
 
 
