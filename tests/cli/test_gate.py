@@ -624,7 +624,7 @@ def teams(tmp_path_factory) -> tuple[Path, Result]:
     toml = "[gate]\ntarget = 'net.py'\ngpu = ['h100', 'a100']\nbaseline_ref = 'main'\n"
     commit(folder, **{"shared/blocks.py": BLOCKS, "teams/text/net.py": OF_A_TEAM, "teams/text/memwall.toml": toml})
     (folder / "shared/blocks.py").write_text(BLOCKS.replace("self.layer(x)", "self.layer(x).relu()"))
-    files = ("-o", "a.sarif", "-o", "a.gitlab.json", "--github")
+    files = ("-o", "a.sarif", "-o", "a.gitlab.json", "-o", "a.md", "--github")
     return folder, gate(folder / "teams/text", *files)
 
 
@@ -654,6 +654,18 @@ def test_a_cause_is_said_once_with_all_that_it_moves(teams):
     moved = re.search(r"moves ([\w, ]+) on h100-sxm and a100-80gb-sxm, eager and memwall", said)
     assert moved and {"kernels", "dram_bytes", "time_s"} <= set(moved[1].split(", "))
     assert len(table.splitlines()) < 40  # 20 checks, each a row, and the causes
+
+
+@pytest.mark.defect("29")
+def test_a_cause_is_said_once_in_markdown_and_to_github(teams):
+    """Markdown had a table of the same causes for each GPU and policy, and GitHub an annotation for each check."""
+    folder, result = teams
+    page = (folder / "teams/text/a.md").read_text(encoding="utf-8")
+    assert page.count("| op | module |") == 1
+    rows = [line for line in page.splitlines() if "<code>relu</code>" in line]
+    assert len(rows) == 1 and "on h100-sxm and a100-80gb-sxm, eager and memwall" in rows[0]
+    (annotation,) = re.findall(r"^::error .*$", result.out, re.MULTILINE)
+    assert annotation.count("relu in ") == 1 and "on h100-sxm and a100-80gb-sxm, eager and memwall" in annotation
 
 
 @pytest.mark.defect("28")

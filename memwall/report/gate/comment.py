@@ -9,10 +9,9 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Sequence
 
-from memwall.analysis.diff import Cause
 from memwall.gate.result import Check, GateResult
 from memwall.report.gate import wording as say
-from memwall.report.gate.wording import NAME, name
+from memwall.report.gate.wording import NAME, Moved, name
 from memwall.report.markdown import escape, row
 
 #: The first line of a comment, by which a bot finds it again.
@@ -26,7 +25,7 @@ _SHARES = (0.25, 0.6, 0.85, 1.0)
 _SIGN = {"pass": "✅", "fail": "❌", "inconclusive": "⚠️"}
 _HEADINGS = ("", "workload", "check", "GPU", "policy", "baseline", "value", "change", "limit")
 _ALIGNED = (":---", ":---", ":---", ":---", ":---", "---:", "---:", "---:", "---:")
-_CAUSE_HEADINGS = ("cause", "op", "module", "source", "±", "detail")
+_CAUSE_HEADINGS = ("cause", "op", "module", "source", "±", "moves", "detail")
 
 
 class _Page:
@@ -72,7 +71,7 @@ def _markdown(result: GateResult, top: int, limit: int, *first: str) -> str:
     head = (row(_HEADINGS), row(_ALIGNED))
     _list(page, problems, _SHARES[0], "more")
     _list(page, map(_check_row, bad), _SHARES[1], "more that do not pass", *head)
-    groups = [group for group in say.by_causes(bad) if group[0].causes or group[0].message]
+    groups = [group for group in say.of_workloads(bad) if group[0].causes or group[0].message]
     taken = page.take([_causes(group, top) for group in groups], _SHARES[2])
     if rest := sum(map(len, groups[taken:])):
         page.add(f"and {rest:,} more with causes, left out here", "")
@@ -103,7 +102,8 @@ def _check_row(check: Check) -> str:
 
 
 def _causes(group: Sequence[Check], top: int) -> list[str]:
-    """The sentence of a check to click on, its causes below; a check without causes is its sentence alone."""
+    """The sentence of the worst check to click on, each cause of all below; a check without causes is its sentence
+    alone."""
     first, *others = group
     if not first.causes:
         return [f"- {_code(say.group_sentence(group))}", ""]
@@ -114,14 +114,17 @@ def _causes(group: Sequence[Check], top: int) -> list[str]:
     lines += [f"- and {len(others) - top:,} more"] if len(others) > top else []
     lines += [""] if others else []
     lines += [row(_CAUSE_HEADINGS), row(":---" for _ in _CAUSE_HEADINGS)]
-    lines += [_cause_row(cause) for cause in first.causes[:top]]
-    rest = ["", escape(say.rest_line(first.causes[top:]))] if len(first.causes) > top else []
+    moved = say.moved_by(group)
+    lines += [_cause_row(each) for each in moved[:top]]
+    rest = ["", escape(say.moved_rest(moved[top:]))] if len(moved) > top else []
     return [*lines, *rest, "", "</details>", ""]
 
 
-def _cause_row(cause: Cause) -> str:
+def _cause_row(moved: Moved) -> str:
+    cause = moved.least
     names = (_code(name(text)) for text in (cause.op, cause.module or "(top)", cause.source))
-    return row((escape(say.cause_label(cause)), *names, escape(say.deltas(cause)), _code(say.prose(cause.detail))))
+    words = escape(say.deltas(cause, moved.most)), escape(say.places(moved.checks)), _code(say.prose(cause.detail))
+    return row((escape(say.cause_label(cause)), *names, *words))
 
 
 def _code(text: str) -> str:

@@ -37,21 +37,33 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 
 
 def gate_commands(result: GateResult, top: int, folder: str) -> str:
-    """GitHub's workflow commands: the worst findings, a line each, and a notice that counts all."""
+    """GitHub's workflow commands: the worst findings, a line each, those of one workload and one place in the
+    source in one; and a notice that counts all."""
     findings = say.findings_of(result)
-    lines = []
-    for verdict, level in _LEVELS.items():
-        lines += [_annotation(level, f, top, folder) for f in findings if f.verdict == verdict][:SHOWN]
-    left_out = len(findings) - len(lines)
+    groups: dict[object, list[Finding]] = {}
+    for number, found in enumerate(findings):
+        same = (found.verdict, found.workload, place_of(found, folder))
+        groups.setdefault(same if found.causes else number, []).append(found)
+    shown = [group for verdict in _LEVELS for group in
+             [each for each in groups.values() if each[0].verdict == verdict][:SHOWN]]  # fmt: skip
+    lines = [_annotation(_LEVELS[group[0].verdict], group, top, folder) for group in shown]
+    left_out = len(findings) - sum(map(len, shown))
     rest = f"; {left_out:,} more not shown here" if left_out else ""
     text = "\n".join([f"{say.counts(result)}{rest}; {say.compared_with(result)}", *say.notes(result)])
     return "\n".join([*lines, _command("notice", text, title=f"{NAME}: {result.verdict}")]) + "\n"
 
 
-def _annotation(level: str, finding: Finding, top: int, folder: str) -> str:
+def _annotation(level: str, group: Sequence[Finding], top: int, folder: str) -> str:
+    finding, *others = group
     place = place_of(finding, folder)
     at = {"file": place.path, "line": str(place.line)} if place else {}
-    text = "\n".join([finding.message, *say.cause_lines(finding.causes, top)])
+    if others:
+        checks = [each.check for each in group if each.check]
+        causes = [f"{label}: {text}".lstrip(": ") for label, text in say.moved_lines(say.moved_by(checks), top)]
+        more = f"and {len(others):,} more: {say.places(checks[1:])}"
+        text = "\n".join([finding.message, more, *causes])
+    else:
+        text = "\n".join([finding.message, *say.cause_lines(finding.causes, top)])
     return _command(level, text, **at, title=f"{NAME}: {finding.title}".rstrip(": "))
 
 

@@ -172,14 +172,19 @@ def _moved(causes: Sequence[Cause], checks: Sequence[Check]) -> Moved:
 def moved_lines(moved: Sequence[Moved], top: int) -> list[tuple[str, str]]:
     """The first ``top`` causes as label and text, with the checks that they move, and what the others add up to."""
     rows = [
-        (cause_label(row.least), f"{cause_text(row.least, row.most)}; moves {_places(row.checks)}")
+        (cause_label(row.least), f"{cause_text(row.least, row.most)}; moves {places(row.checks)}")
         for row in moved[:top]
     ]
     rest = moved[top:]
-    return [*rows, *([("", rest_line([r.least for r in rest], [r.most for r in rest]))] if rest else [])]
+    return [*rows, *([("", moved_rest(rest))] if rest else [])]
 
 
-def _places(checks: Sequence[Check]) -> str:
+def moved_rest(moved: Sequence[Moved]) -> str:
+    """What causes add up to that are not listed."""
+    return rest_line([row.least for row in moved], [row.most for row in moved])
+
+
+def places(checks: Sequence[Check]) -> str:
     """``kernels, time_s on a100 and h100, eager and memwall``: checks by the GPUs and policies that they share."""
     subjects: dict[tuple[str, str], dict[str, None]] = {}
     for check in checks:
@@ -279,6 +284,7 @@ class Finding(NamedTuple):
     causes: tuple[Cause, ...]
     #: what it is from run to run, whatever its value and its line
     identity: tuple[str, ...]
+    check: Check | None = None
 
 
 def finding_of(found: Check | Problem) -> Finding:
@@ -289,7 +295,7 @@ def finding_of(found: Check | Problem) -> Finding:
     kind = "measured" if found.measured else "modeled"
     identity = (kind, found.workload, found.gpu, found.policy, found.module, found.quantity, found.limit)
     return Finding(found.verdict, found.quantity, found.workload, title(found), explained(found), found.target,
-                   found.causes, identity)  # fmt: skip
+                   found.causes, identity, found)  # fmt: skip
 
 
 def findings_of(result: GateResult) -> list[Finding]:
@@ -319,6 +325,14 @@ def _excess(check: Check) -> float:
     if check.value is None or not check.allowed:
         return float("inf")
     return abs(check.value - check.allowed) / abs(check.allowed)
+
+
+def of_workloads(checks: Iterable[Check]) -> list[list[Check]]:
+    """Checks of one workload whose causes are known, together; others as of :func:`by_causes`."""
+    groups: dict[object, list[Check]] = {}
+    for number, group in enumerate(by_causes(checks)):
+        groups.setdefault(group[0].workload if group[0].causes else number, []).extend(group)
+    return list(groups.values())
 
 
 def by_causes(checks: Iterable[Check]) -> list[list[Check]]:
