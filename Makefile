@@ -79,19 +79,21 @@ loop: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+# But for what test-newest and test-oldest alone are for.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --ignore=tests/cli/test_versions.py
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n auto -q -m "not slow"
 
-# A selection with the versions of constraints-oldest.txt or constraints-newest.txt, in an environment of its own.
+# A selection with the versions of constraints-oldest.txt or constraints-newest.txt, in an environment of its own, which
+# pip neither compiles nor gets what the tests of other files need.
 test-oldest test-newest: test-%: build/venv-%/.installed
-	build/venv-$*/bin/python -m pytest -q -m versions
+	build/venv-$*/bin/python -m pytest -n 2 -q -m versions $$(grep -rl --include='*.py' 'mark\.versions' tests)
 
 build/venv-%/.installed: pyproject.toml constraints-%.txt
 	$(PYTHON) -m venv --clear build/venv-$*
-	build/venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-$*.txt \
+	build/venv-$*/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints-$*.txt \
 	    -e '.[dask,fit,hf,parquet,triton]' hypothesis pytest pytest-xdist pyyaml
 	@touch $@
 

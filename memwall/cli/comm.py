@@ -16,7 +16,7 @@ from memwall.hardware.cluster import load_cluster
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
-class Bytes(click.ParamType[int]):
+class Bytes(click.ParamType):
     """A size as nccl-tests take it: ``512``, ``1K``, ``8M``, in powers of 1024."""
 
     name = "bytes"

@@ -103,13 +103,17 @@ def need(module: str, extra: str) -> object:
     """Import an optional dependency, or say which extra brings it.
 
     Raises:
-        MissingError: the module is not installed; names the extra.
+        MissingError: the module is not installed, and which extra brings it; or what it imports does not load.
     """
     import importlib
 
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
-            raise
-        raise MissingError(f"this needs {module}, which is not installed: {install(extra)}") from None
+    except Exception as error:  # whatever a library of another version raises while it is imported
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
+            raise MissingError(f"this needs {module}, which is not installed: {install(extra)}") from None
+        said = " ".join(message_of(error).split())
+        raise MissingError(
+            f"this needs {module}, which is installed but does not load: {said}; install what it imports, in versions"
+            " that fit"
+        ) from error

@@ -101,6 +101,7 @@ def test_without_a_gpu_cuda_says_so(run, tmp_path):
     assert "no CUDA device" in result.err
 
 
+@pytest.mark.versions
 def test_this_machine_for_real(run, tmp_path):
     """Wide limits: any x86 or ARM core of this century, however busy."""
     pytest.importorskip("torch")

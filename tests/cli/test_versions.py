@@ -8,6 +8,8 @@ compiled ahead and one in Triton's interpreter, a sweep with Dask.
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import pytest
 
@@ -71,15 +73,49 @@ def hf(tmp_path):
     return make
 
 
-def known(name: str) -> dict[str, int]:
-    """What is counted for a family; where transformers itself changed a model, by the version since when."""
-    stated = json.loads((GOLDEN / "versions.json").read_text(encoding="utf-8"))[name]
+#: cause of a difference between versions of transformers → the modules whose ops show it; the rest of a model is equal.
+#: 4.56 makes the angles of rotary tables by a product of matrices, and Gemma 3's two tables apart;
+#: counts positions from the length of the cache, and builds masks of windows, and Gemma's scale, by other ops;
+#: copies keys and values to all heads under a mask, leaves Gemma 2's caps out, keeps DeepSeek's keys, not its latents;
+#: runs one expert after another, GPT-OSS's all of them; BERT's embeddings read their types otherwise
+PLACES = {
+    "rotary tables": r"rotary_emb",
+    "attention": r"(self_attn|\.attn|self_attn\.kv_b_proj)$",
+    "experts": r"\.(mlp|block_sparse_moe)(\.(experts|gate|router)\b.*)?$",
+    "embeddings": r"(embed_tokens|bert\.embeddings)$",
+    "positions and masks": r"^(model|transformer|bert)$",
+    "optimizer": r"^optimizer$",
+    "rest": "",
+}
+
+
+def places(profile: memwall.Profile) -> dict[str, list[int]]:
+    """Ops, FLOPs and compulsory bytes of each of PLACES that has ops."""
+    found: dict[str, list[int]] = {}
+    for op, cost in zip(profile.graph.ops, profile.costs[0], strict=True):
+        place = next(name for name, pattern in PLACES.items() if re.search(pattern, op.module))
+        before = found.get(place, [0, 0, 0])
+        found[place] = [n + more for n, more in zip(before, (1, cost.total_flops, cost.bytes), strict=True)]
+    return found
+
+
+def stated(name: str) -> dict[str, Any]:
+    """What is counted for a family, as the file states it: a value, or the values by the version since when."""
+    return json.loads((GOLDEN / "versions.json").read_text(encoding="utf-8"))[name]
+
+
+def known(name: str) -> dict[str, Any]:
+    """What is counted for a family with the installed transformers."""
     here = _version(transformers.__version__)
-    return {
-        key: max((_version(since), count) for since, count in value.items() if _version(since) <= here)[1]
-        if isinstance(value, dict) else value
-        for key, value in stated.items()
-    }  # fmt: skip
+
+    def now(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if not all(key[0].isdigit() for key in value):
+            return {key: found for key, each in value.items() if (found := now(each)) is not None}
+        return value[max((since for since in value if _version(since) <= here), key=_version)]
+
+    return now(stated(name))
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -106,18 +142,39 @@ def test_a_family_has_the_same_weights_caches_and_products(hf, name):
     + 3 * 64 * 128 + 2 * 64 are 213,632; keys and values of 48 tokens of 2 samples in 2 layers of 2 heads of 16 are
     24,576; a token's products are 2 * (2 * 36,864 + 16,384).
     """
-    found = {}
+    found: dict[str, Any] = {}
     for mode, sizes in SIZES.items():
         if name == "bert" and mode in ("prefill", "decode"):
             continue
         profile = memwall.profile(hf(name), mode=mode, gpu="h100", **sizes)
         roles = profile.graph.role_bytes
-        found |= {"weights": roles["parameter"], mode: weights_products(profile)}
+        found |= {"weights": roles["parameter"], mode: weights_products(profile), f"{mode} in": places(profile)}
         found |= {"prefill": {"filled": roles.get("kv_made")}, "decode": {"cache": roles.get("kv_cache")}}.get(mode, {})
     assert found == known(name)
     if name == "llama":
         assert found["weights"] == 213_632 and found["cache"] == found["filled"] == 24_576
         assert found["decode"] == 2 * 2 * (2 * 36_864 + 16_384)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_versions_change_has_a_cause_and_spares_weights_caches_and_products(name):
+    """Of the file: which modules of a family run other ops in another version, and that the rest is equal."""
+    said = stated(name)
+    whole = {key for key, value in said.items() if isinstance(value, dict) and not key.endswith(" in")}
+    if name == "gpt_oss":  # 4.56 ran all experts on all tokens
+        assert whole == {"inference", "prefill", "decode"}
+    elif name == "deepseek_v3":  # latents are kept since 5.23, and the gate is of float32 since 5.24
+        assert whole == {"weights", "filled", "cache", "inference", "training", "prefill", "decode"}
+    else:
+        assert whole == set()
+    parts = [part for key, value in said.items() if key.endswith(" in") for part in value.items()]
+    differing = {place for place, value in parts if isinstance(value, dict)}
+    causes = {"positions and masks", *(() if name in ("gpt2", "bert") else ("rotary tables",))}
+    causes |= {"experts"} if name in ("qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss") else set()
+    causes |= {"attention"} if name in ("mistral", "gemma2", "gemma3", "deepseek_v3", "gpt_oss") else set()
+    causes |= {"embeddings"} if name in ("gemma2", "bert") else set()
+    causes |= {"optimizer"} if name == "deepseek_v3" else set()
+    assert differing == causes and {place for place, _ in parts} > differing
 
 
 @pytest.mark.defect("1")
@@ -139,16 +196,26 @@ def test_a_family_is_served_searched_and_swept(hf, run, name, request):
 
 
 @pytest.mark.defect("2")
-def test_commands_run(run, folder):
+def test_commands_run(run, folder, monkeypatch):
     """The versions that ``pip install`` takes, and the oldest that are promised, were run by nobody."""
+    from memwall.cli import COMMANDS
+
+    monkeypatch.setenv("MEMWALL_CACHE", str(folder / "cache"))
     made = ("-o", "page.html", "-o", "page.md", "-o", "roofline.png", "-o", "step.json", "-o", "rows.csv")
-    for words in (
+    commands = (
         ("profile", "net.py", "--gpu", "a100", "h100", "--mode", "training", *made),
         ("compare", "--gpu", "v100", "h100"),
         ("report", "step.json", "-o", "again.html"), ("fuse", "net.py", "--policy", "memwall", "-o", "fused.md"),
         ("sweep", "net.py", "--vary", "batch=1,2", "gpu=a100,h100", "--no-cache", "-o", "points.parquet"),
-        ("gpus", "h100"), ("clusters", "dgx-h100"),
-    ):  # fmt: skip
+        ("gate", "net.py", "--gpu", "h100", "--limit", "kernels=9", "-o", "junit.xml"),
+        ("measure", "net.py", "--device", "cpu", "--executor", "eager", "--samples", "1", "--gpu", "h100",
+         "-o", "measured.json"),
+        ("accuracy", "measured.json"), ("comm", "--cluster", "dgx-h100", "--max", "2K"), ("ops", "contraction"),
+        ("gpus", "h100"), ("clusters", "dgx-h100"), ("cache",),
+    )  # fmt: skip
+    elsewhere = {"serve", "search", "calibrate"}  # above, and in test_calibrate.py
+    assert {words[0] for words in commands} | elsewhere == {*COMMANDS}
+    for words in commands:
         done = run(*words)
         assert done.code == 0, (words, done.err)
     assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG")

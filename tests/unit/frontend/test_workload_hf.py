@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
+import re
+import subprocess
 import sys
 
 import pytest
@@ -120,6 +123,20 @@ def test_what_a_bad_configuration_says(save, config, says):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.defect("4")
+def test_a_transformers_that_does_not_load_is_not_said_to_be_missing(save, monkeypatch):
+    """Any import error without a name was taken for a library that is not installed, as that of transformers for a
+    library of another version."""
+    import importlib
+
+    def fail(name):
+        raise ImportError("huggingface-hub>=1.0 is required, but found huggingface-hub==0.30.\nTry: pip install")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(MissingError, match=r"^this needs transformers, which is installed but does not load: hugging"):
+        resolve(save(LLAMA))
+
+
 def test_without_transformers(save, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingError, match=r"pip install 'memwall-roofline\[hf\]'"):
@@ -212,20 +229,43 @@ def test_a_library_for_another_torch_is_named_whatever_it_raises(save, monkeypat
         resolve(save({"model_type": "vit", **TINY, "architectures": ["ViTForImageClassification"]}))
 
 
-@pytest.mark.parametrize("named", [{}, {"architectures": ["ViTForImageClassification"]}])
-def test_a_library_that_does_not_load_is_named(save, monkeypatch, named):
-    """As torchvision for another torch, which fails while transformers imports it."""
-    import transformers
+BROKEN = """
+import pathlib, sys
+there = pathlib.Path(sys.argv[1])
+sys.path.insert(0, str(there))
+import memwall
+from memwall.core.errors import MissingError, UsageError
+from memwall.frontend.workload.target import resolve
+for folder in sorted(there.glob("hf_*")):
+    try:
+        resolve(f"hf:{folder}")
+    except (MissingError, UsageError) as error:
+        print(error)
+    else:
+        print("loaded")
+"""
 
-    broken = ImportError("no model")
-    broken.__cause__ = RuntimeError("operator torchvision::nms does not exist")
 
-    def fail(self, name):
-        raise broken
+@pytest.mark.defect("4")
+def test_a_broken_torchvision_is_named_by_whatever_asks_for_it_first(tmp_path):
+    """Only what transformers hands out by name was watched; its configurations import torchvision as well, and a table
+    of them raised whatever that raises.
 
-    monkeypatch.setattr(type(transformers), "__getattr__", fail)
-    monkeypatch.delitem(vars(transformers), "ViTForImageClassification", raising=False)
-    with pytest.raises(
-        MissingError, match=r"cannot load ViT.*torchvision::nms does not exist; install what it imports"
-    ):
-        resolve(save({"model_type": "vit", **TINY, **named}))
+    A library as ``pip install`` leaves it for another torch, in a process of its own: what is imported once stays.
+    """
+    library = tmp_path / "torchvision"
+    library.mkdir()
+    (library / "__init__.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")\n')
+    described = tmp_path / "torchvision-0.29.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.29.0\n")
+    named = {"architectures": ["ViTForImageClassification"]}
+    for name, config in (("hf_a", LLAMA), ("hf_b", {"model_type": "vit"}), ("hf_c", {"model_type": "vit", **named})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    done = subprocess.run([sys.executable, "-c", BROKEN, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == 3
+    for line in said:
+        assert re.fullmatch(r"transformers cannot load .*: operator torchvision::nms does not exist; install .*", line)

@@ -19,7 +19,7 @@ from memwall.frontend.workload.contract import Workload
 from memwall.frontend.workload.hf.asked import Asked
 from memwall.frontend.workload.hf.classes import build, model_class
 from memwall.frontend.workload.hf.config import guesses, read_config, static_tokens
-from memwall.frontend.workload.hf.inputs import make_inputs
+from memwall.frontend.workload.hf.inputs import make_inputs, with_mask
 from memwall.frontend.workload.hf.labels import with_labels
 from memwall.frontend.workload.hf.quantized import quantization_note, stored
 from memwall.frontend.workload.hf.serving import Served
@@ -56,7 +56,7 @@ def from_config(
             notes.append("the batch is 2, as a batch norm of one vector for each sample needs two samples in training")
 
         def inputs() -> Any:
-            made = make_inputs(asked, built.again, said.append)
+            made = with_mask(asked, make_inputs(asked, built.again, said.append))
             return with_labels(asked, made, said.append) if asked.training else made
 
         if mode in SERVING:

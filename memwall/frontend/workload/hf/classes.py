@@ -6,12 +6,13 @@ import contextlib
 import importlib
 import inspect
 import sys
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
 from memwall.core import compat
 from memwall.core.errors import UsageError, message_of
-from memwall.frontend.workload.hf.config import Read, all_parts, architectures, loaded, not_loaded
+from memwall.frontend.workload.hf.config import Read, all_parts, architectures, loaded, loading
 from memwall.frontend.workload.hf.decilm import shape_layers
 
 #: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
@@ -47,8 +48,8 @@ def model_class(transformers: Any, read: Read, source: object) -> Any:
 
 
 def _listed(transformers: Any, config: Any) -> list[Any]:
-    from transformers.models.auto import modeling_auto
-
+    with loading("its table of models"):
+        from transformers.models.auto import modeling_auto
     found = []
     for mapping in _AUTO_MAPPINGS:
         if "CTC" in mapping and getattr(config, "vocab_size", None) is None:
@@ -72,12 +73,10 @@ def _written(config: Any) -> list[Any]:
     """The model classes next to the configuration class that take exactly it and have a forward of their own, the last
     one written first: it holds the others."""
     home = type(config).__module__.replace(".configuration_", ".modeling_")
-    try:
-        classes = [c for c in vars(importlib.import_module(home)).values() if inspect.isclass(c)]
-    except ImportError:
+    if find_spec(home) is None:
         return []
-    except Exception as error:  # of a library that it imports
-        raise not_loaded(home, error) from error
+    with loading(home):
+        classes = [c for c in vars(importlib.import_module(home)).values() if inspect.isclass(c)]
     own = [c for c in classes if c.__module__ == home and getattr(c, "config_class", None) is type(config)]
     return [c for c in reversed(own) if "forward" in vars(c)]
 

@@ -6,8 +6,9 @@ remote code is never run. What the weights would be quantised to is stated by :m
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,11 +102,12 @@ def _plain(value: Any) -> Any:
 
 def _kind(transformers: Any, raw: dict[str, Any], source: Path) -> tuple[Any, tuple[str, ...]]:
     """The configuration class, by the model type, else by the architecture."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     model_type = raw.get("model_type")
+    with loading("its table of configurations"):
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     if model_type in CONFIG_MAPPING:
-        return CONFIG_MAPPING[model_type], ()
+        with loading(f"the configuration of {model_type}"):
+            return CONFIG_MAPPING[model_type], ()
     version = f"transformers {transformers.__version__}"
     for model_class in architectures(transformers, raw):
         kind = model_class.config_class
@@ -130,18 +132,21 @@ def architectures(transformers: Any, raw: dict[str, Any]) -> list[Any]:
 
 def loaded(transformers: Any, name: str) -> Any:
     """What transformers has by a name, else None; a MissingError where it cannot import it."""
-    try:
+    with loading(name):
         return getattr(transformers, name, None)
-    except Exception as error:  # whatever a library that it imports raises, which is not of this torch perhaps
-        raise not_loaded(name, error.__cause__ or error) from error
 
 
-def not_loaded(name: str, error: BaseException) -> MissingError:
-    """The error that an installed library does not let transformers import something."""
-    return MissingError(
-        f"transformers cannot load {name}: {message_of(error)}; install what it imports, in versions that fit this"
-        " torch"
-    )
+@contextlib.contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Around each import of what transformers loads on demand: whatever is raised then, as by an installed library that
+    is not of this torch, becomes a MissingError."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(message_of(error.__cause__ or error).split())
+        raise MissingError(
+            f"transformers cannot load {what}: {said}; install what it imports, in versions that fit this torch"
+        ) from error
 
 
 def _check_read(config: Any, raw: dict[str, Any], source: Path) -> None:
@@ -184,13 +189,11 @@ def _settle(config: Any, quantised: bool) -> None:
 
 def all_parts(config: Any) -> list[Any]:
     """A configuration and all configurations in it, outermost first."""
-    from transformers import PretrainedConfig
-
     found, left = [], [config]
     while left:
         part = left.pop(0)
         found.append(part)
-        left += [value for value in vars(part).values() if isinstance(value, PretrainedConfig)]
+        left += [value for value in vars(part).values() if hasattr(value, "get_text_config")]
     return found
 
 

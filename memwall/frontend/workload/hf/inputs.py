@@ -7,6 +7,7 @@ Images are put into the ids as tokens, as many as the model itself makes of them
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +50,20 @@ def make_inputs(asked: Asked, model: Callable[[], Any], note: Note) -> dict[str,
     if unknown:
         raise UsageError(_unknown_input(asked, unknown[0]))
     return _with_tokens(asked, made, model, note)
+
+
+def with_mask(asked: Asked, made: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs with a mask that says that nothing is padded, where this transformers (4.56) takes a batch that has
+    neither mask nor cache for packed sequences, and keeps them apart by masks of its own: a tokenizer gives one."""
+    import torch
+
+    find = getattr(sys.modules.get("transformers.masking_utils"), "find_packed_sequence_indices", None)
+    masks = hasattr(sys.modules[asked.model.__module__], "create_causal_mask")
+    if not masks or "input_ids" not in made or "attention_mask" in made or not asked.takes("attention_mask"):
+        return made
+    if find is None or find(torch.arange(2, device="cpu")[None]) is None:
+        return made
+    return {**made, "attention_mask": torch.ones_like(made["input_ids"])}
 
 
 def _with_positions(asked: Asked, model: Callable[[], Any]) -> Asked:

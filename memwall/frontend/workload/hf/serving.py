@@ -15,6 +15,7 @@ from memwall.core.errors import UsageError
 from memwall.core.units import counted
 from memwall.frontend.workload.hf.asked import POSITIONS, Asked, number
 from memwall.frontend.workload.hf.caches import cache_classes, cache_parameter, handed_back
+from memwall.frontend.workload.hf.config import loading
 from memwall.frontend.workload.hf.makers import MAKERS
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ class Served:
         return max(self.static or 0, self.front + self.before + self.new)
 
     def _static_cache(self) -> Any:
-        from transformers import StaticCache
-
+        with loading("StaticCache"):
+            from transformers import StaticCache
         cache = StaticCache(config=self.asked.config, max_cache_len=self._buffer)
         # a model with a class of its own, or whose layers hold states alone, has no buffer of tokens
         taken = not self._kinds or isinstance(cache, tuple(self._kinds))
