@@ -156,7 +156,8 @@ class Served:
         return cache
 
     def _empty_cache(self) -> Any:
-        from transformers import DynamicCache
+        with loading("DynamicCache"):
+            from transformers import DynamicCache
 
         if not issubclass(DynamicCache, tuple(self._kinds)):
             raise UsageError(f"{self.asked.model.__name__} hands no {self.cache} back, and takes one of a class of its"
