@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Annotated, NamedTuple
 
 from memwall.analysis.dtypes import dtype_of
@@ -16,6 +17,7 @@ from memwall.analysis.whatif import outcome, parse_change
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.graph import Pipe
 from memwall.core.structure import finite
+from memwall.core.units import listed
 from memwall.fusion import REWRITING
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import is_recurrent
@@ -98,6 +100,15 @@ def bound_by(found: Sequence[Lever], shares: Mapping[str, float], time_s: float)
     equal ones that of the wall with the larger of the ``shares``. None where none saves anything."""
     numbers = [lever for lever in found if lever.wall and lever.saved_s > 1e-6 * time_s]
     return max(numbers, key=lambda lever: (round(lever.saved_s / time_s, 6), shares.get(lever.wall, 0.0)), default=None)
+
+
+def as_would(name: str, times_s: Mapping[str, float]) -> str:
+    """``, as twice the bandwidth would``: the changes after which a step takes as long as after the one named, since
+    all of them leave what holds it then; empty where none is."""
+    alike = [
+        other for other, time_s in times_s.items() if other != name and isclose(time_s, times_s[name], rel_tol=1e-6)
+    ]
+    return f", as {listed(alike)} would" if alike else ""
 
 
 class Made(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from memwall.analysis.communication import message_rows
-from memwall.analysis.levers import HOST, NOTABLE, REPLAYED, Lever, bound_by, levers
+from memwall.analysis.levers import HOST, NOTABLE, REPLAYED, Lever, as_would, bound_by, levers
 from memwall.analysis.pipes import main_pipe, mfu_base
 from memwall.analysis.table import share, sums
 from memwall.core.units import bandwidth, counted, duration, flops, percent, size
@@ -50,7 +50,7 @@ def verdict(profile: Profile, schedule: Schedule) -> Verdict:
     found = levers(profile, schedule)
     binding = bound_by(found, wall_shares(schedule), schedule.totals.time_s)
     said = _misfit(profile, schedule), _hosted(binding, found, schedule), named(found, schedule.totals.time_s)
-    text = " ".join(filter(None, (*said, _walled(profile, schedule, binding))))
+    text = " ".join(filter(None, (*said, _walled(profile, schedule, binding, found))))
     return Verdict(binding.wall if binding else "", found, text)
 
 
@@ -79,7 +79,7 @@ def named(found: Sequence[Lever], time_s: float) -> str:
     return f"{text}; then {rest}." if rest else f"{text}."
 
 
-def _walled(profile: Profile, schedule: Schedule, binding: Lever | None) -> str:
+def _walled(profile: Profile, schedule: Schedule, binding: Lever | None, found: Sequence[Lever]) -> str:
     """The wall that binds and its kernels; where the CPU does, or no number is known to, the wall of most of the
     time."""
     shares, time_s = wall_shares(schedule), schedule.totals.time_s
@@ -89,7 +89,8 @@ def _walled(profile: Profile, schedule: Schedule, binding: Lever | None) -> str:
     else:
         wall = binding.wall
         told = f"{capital(wall)} binds" if binding.saved_s >= NOTABLE * time_s else f"Of the hardware {wall} binds"
-        told += f": {binding.name} would save {saving(binding.saved_s)}{_issuing(schedule)}"
+        alike = as_would(binding.name, {lever.name: lever.time_s for lever in found})
+        told += f": {binding.name} would save {saving(binding.saved_s)}{alike}{_issuing(schedule)}"
     kernels = [kernel for kernel in schedule.kernels if kernel.limited_by == wall]
     if not kernels:
         return f"{told}."

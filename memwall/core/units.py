@@ -67,6 +67,12 @@ def few(texts: Iterable[str], most: int = 3, between: str = ", ") -> str:
     return between.join(listed[:most]) + more
 
 
+def listed(parts: Iterable[str]) -> str:
+    """``a, b and c``, without those that are empty."""
+    given = [part for part in parts if part]
+    return " and ".join(filter(None, (", ".join(given[:-1]), *given[-1:])))
+
+
 def intensity(flop_per_byte: float) -> str:
     """Arithmetic intensity in FLOP per DRAM byte."""
     return f"{flop_per_byte:.1f}" if flop_per_byte < 1000 else f"{flop_per_byte:,.0f}"

@@ -90,6 +90,13 @@ def test_what_would_help_is_what_its_option_shows(profile):
     assert "Host-bound: twice the host's speed would save" in " ".join(profile("--parallel", layout).out.split())
 
 
+@pytest.mark.defect("10")
+def test_one_stage_has_no_schedule_to_change(profile):
+    """Schedules of a pipeline were named as what would help where there is one stage."""
+    found = json.loads(profile("--parallel", "dp=4,microbatches=8", "--cluster", "dgx-h100", "--json").out)
+    assert found["changes"] and "schedule" not in json.dumps(found["changes"])
+
+
 @pytest.mark.defect("7")
 @pytest.mark.parametrize(("shared", "sums"), [("optimizer", 1), ("grad", 8), ("full", 8)])
 def test_how_often_gradients_are_summed(profile, shared, sums):

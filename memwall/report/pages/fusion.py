@@ -11,7 +11,7 @@ from memwall.analysis.pipes import mfu_base, mfu_note
 from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, module_savings
 from memwall.analysis.table import OTHERS
 from memwall.analysis.whatif import Outcome
-from memwall.core.units import counted, duration, percent, size
+from memwall.core.units import counted, duration, listed, percent, size
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Section, Sentence, Table
 from memwall.simulate.schedule import Schedule
@@ -177,12 +177,6 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
             else f"; {module} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
         )  # fmt: skip
     return f"{text}."
-
-
-def listed(parts: Sequence[str]) -> str:
-    """``a, b and c``, without those that are empty."""
-    given = [part for part in parts if part]
-    return " and ".join(filter(None, (", ".join(given[:-1]), *given[-1:])))
 
 
 WHAT_IF_NOTE = (

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.levers import HOST
+from memwall.analysis.levers import HOST, as_would
 from memwall.core.units import counted, duration, percent, size
 from memwall.report.document import Document, Picture, Section, Sentence, Table, known_facts
 from memwall.report.events import render_stages
@@ -120,11 +120,12 @@ class TrainingReport(Report):
         told = f"{first.name[0].upper()}{first.name[1:]} would save {self._saving(first)} ({first.options})."
         if binding is None:
             return [Sentence(told, strong=True)]
-        binds = f"{binding.wall[0].upper()}{binding.wall[1:]} binds: {binding.name} would save {self._saving(binding)}."
+        alike = as_would(binding.name, {change.name: change.step.time_s for change in self.found.changes})
+        binds = f"{binding.wall[0].upper()}{binding.wall[1:]} binds: {binding.name} would save {self._saving(binding)}"
         if binding.wall == HOST:
             return [Sentence(f"Host-bound: {binding.name} would save {self._saving(binding)} of the {duration(now_s)},"
                              f" more than any change of the GPU. {told}", strong=True)]  # fmt: skip
-        return [Sentence(f"{told} {binds}", strong=True)]
+        return [Sentence(f"{told} {binds}{alike}.", strong=True)]
 
     def _saving(self, change: Change) -> str:
         now_s = self.found.step.time_s

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
+import torch
 
 import memwall
 from memwall.analysis.whatif import parse_change, what_if
@@ -130,3 +132,20 @@ def test_links_twice_as_fast_are_all_links_of_a_cluster():
     changed = parse_change("link_bytes_per_s*=2").on(gpu)
     rates = [(link.bytes_per_s, changed.cluster.link[name].bytes_per_s) for name, link in cluster.link.items()]
     assert [after / before for before, after in rates] == [2.0, 2.0]
+
+
+@pytest.mark.defect("10")
+def test_changes_that_save_the_same_are_named_together():
+    """Of several numbers that save the same, since the CPU holds what is left of the step, the sentence named one.
+
+    Products of 1,024 x 1,024 numbers with 1,024 rows take longer than the CPU takes to issue them and two ops more, and
+    half as long is less: what is left after either change is the CPU's time."""
+    layers = [(torch.nn.LayerNorm(1024), torch.nn.Linear(1024, 1024), torch.nn.GELU()) for _ in range(4)]
+    net = torch.nn.Sequential(*itertools.chain(*layers))
+    made = memwall.profile(net, (torch.randn(1024, 1024),), gpu="h100-sxm")
+    (told,) = json.loads(ProfileReport(made).record())["verdicts"]
+    saved = {row["name"]: row["saved_s"] for row in told["levers"]}
+    alike = [name for name, seconds in saved.items() if seconds == pytest.approx(saved["twice the FLOP/s"])]
+    assert len(alike) > 1
+    sentence = told["text"].partition("Compute binds: ")[2].partition(". ")[0]
+    assert all(name in sentence for name in alike) and "the CPU takes" in sentence
