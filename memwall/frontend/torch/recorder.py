@@ -335,6 +335,8 @@ class Recorder(compat.TorchDispatchMode):
         row = find_row(name)
         if row and row.tf32_switch and pairs and pairs[0][1].dtype is torch.float32:
             scalars += (("allow_tf32", tf32_allowed(row.tf32_switch)),)
+        if torch.backends.cudnn.benchmark and name.startswith("aten.convolution"):
+            scalars += (("benchmark", True),)
         if self.known is not None and (touched := self.known.slices(name, pairs)):
             scalars += (("slices", touched),)
         key = (name, scalars)

@@ -267,7 +267,7 @@ class _Step:
         said += getattr(self.known, "said", ())
         alike = not self.pipeline and not any(is_wrapper(type(parameter)) for parameter in self.parameters)
         ranks = one_rank(graph), unexchanged(graph) if self.training and alike else ""
-        also = filter(None, [*library_notes(graph), *ranks, iterations(optimizer), *said])
+        also = filter(None, [*library_notes(graph), _searched(graph), *ranks, iterations(optimizer), *said])
         capture |= self.workload.serving if self.options.mode in SERVING else {}
         capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
         found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
@@ -372,6 +372,13 @@ def _register(
         for part in plain_parts(item):
             recorder.storage(part, "kv_cache" if name in given.cached else "input", name)
     return parameters
+
+
+def _searched(graph: Graph) -> str:
+    """That convolutions are what cuDNN's search finds, where a setting asks for it."""
+    if not any(op.attributes.get("benchmark") for op in graph.ops):
+        return ""
+    return "cuDNN takes the fastest of its kernels for each convolution (torch.backends.cudnn.benchmark)"
 
 
 def _optimizer(workload: Workload, parameters: list[torch.Tensor], recorder: Recorder) -> torch.optim.Optimizer | None:
