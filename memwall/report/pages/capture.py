@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import memwall.report.columns as col
 from memwall.analysis.breaks import Loss
 from memwall.analysis.fused import Fused
 from memwall.core.units import counted, duration, percent, size
 from memwall.frontend.dynamo.capture import Break, Capture, Recompile
-from memwall.report.document import Block, Section, Sentence, known_facts
+from memwall.report.document import Block, Section, Sentence, clean, known_facts
 
 #: rows of the tables of breaks and of guards
 MAX_BREAKS, MAX_GUARDS = 20, 12
@@ -21,7 +23,7 @@ BREAK_NOTE = (
 
 def capture_section(found: Fused, capture: Capture, breaks: int = MAX_BREAKS, *, brief: bool = False) -> Section:
     """Partial graphs, so many breaks with their price, guards, and what further inputs recompile. A ``brief`` one lists
-    no guards, and the breaks with their price on the first GPU alone."""
+    no guards, and of the price on several GPUs the time alone."""
     facts = [("not captured", capture.failure)] if capture.failure is not None else _facts(found, capture, brief)
     blocks: list[Block] = [known_facts(*facts), *_break_tables(found, capture, breaks, brief)]
     if capture.guards and not brief:
@@ -58,11 +60,10 @@ def _break_tables(found: Fused, capture: Capture, most: int, brief: bool) -> lis
     rows = capture.breaks[:most]
     if not rows:
         return []
+    if brief and len(found.prices) > 1:
+        return _brief_breaks(found, rows, len(capture.breaks) - len(rows))
     blocks: list[Block] = []
-    for i, (gpu, prices) in enumerate(found.prices.items() or [("", None)]):
-        if i and brief and prices is not None:
-            blocks.append(Sentence(_together(gpu, prices.together, found), strong=True))
-            continue
+    for gpu, prices in found.prices.items() or [("", None)]:
         losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
         lost = [(None, None, None) if x is None else (x.dram_bytes, x.time_s, x.kernels) for x in losses]
         table = [(f"{b.file}:{b.line}", b.count, b.after_op, *loss, _why(found, b))
@@ -73,6 +74,17 @@ def _break_tables(found: Fused, capture: Capture, most: int, brief: bool) -> lis
         if prices is not None:
             blocks.append(Sentence(_together(gpu, prices.together, found), strong=True))
     return blocks
+
+
+def _brief_breaks(found: Fused, rows: Sequence[Break], left: int) -> list[Block]:
+    """One table of the breaks, with the time that each costs on each GPU."""
+    costs = [[None if loss is None else loss.time_s for loss in prices.each] for prices in found.prices.values()]
+    table = [(f"{b.file}:{b.line}", b.count, b.after_op, _why(found, b), *times)
+             for b, *times in zip(rows, *costs, strict=False)]  # fmt: skip
+    times = ", ".join(f"{clean(gpu)}: {4 + number} s" for number, gpu in enumerate(found.prices))
+    specs = f"at: 0, : 1 repeats, after op: 2 count, {times}, why: 3 prose"
+    said = [Sentence(_together(gpu, prices.together, found), strong=True) for gpu, prices in found.prices.items()]
+    return [col.listing("Graph breaks and the time that each costs", table, specs, BREAK_NOTE, left=left), *said]
 
 
 def _why(found: Fused, item: Break) -> str:

@@ -90,6 +90,8 @@ def test_breaks_are_listed_beside_whatever_was_asked_for(found, top):
     text = render(FusedReport(again, brief=True, top=top), "text", width=118)
     assert "tiny.py:7" in text and "tiny.py:9" in text
     assert text.count("All breaks together") == 2  # on each GPU
+    heads = text[: text.index("tiny.py:7", text.index("Graph breaks"))].splitlines()[-5:]
+    assert any("old" in head and "new" in head for head in heads)  # what each costs, too
 
 
 def test_a_capture_comes_back_from_its_record():
