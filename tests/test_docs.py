@@ -14,6 +14,7 @@ import pytest
 
 from tests.unit import gate_repo, traces_fixture
 from tests.unit.places import CHROMIUM, ROOT
+from tests.unit.processes import HANGS_S
 
 DOCS = ROOT / "docs"
 
@@ -90,7 +91,7 @@ def shell(tmp_path_factory):
 
     def run(line: str, **options: str) -> tuple[str, int]:
         done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False, timeout=300, **options)  # fmt: skip
+                              stderr=subprocess.STDOUT, text=True, check=False, timeout=HANGS_S, **options)  # fmt: skip
         return done.stdout, done.returncode
 
     (folder / "profiles").symlink_to(ROOT / "profiles")
@@ -147,7 +148,7 @@ def test_the_notebook_runs_and_shows_what_it_should(tmp_path, monkeypatch):
     book = nbformat.read(DOCS / "tutorial.ipynb", as_version=4)
     nbformat.validate(book)
     assert not any(cell.get("outputs") for cell in book.cells)  # kept without outputs
-    client = nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client = nbclient.NotebookClient(book, timeout=HANGS_S, resources={"metadata": {"path": str(tmp_path)}})
     client.kernel_name = "python3"
     client.execute()
     outputs = [cell["outputs"] for cell in book.cells if cell.cell_type == "code"]
@@ -287,6 +288,6 @@ def test_a_browser_shows_the_pages_without_a_network(site, tmp_path):
         CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
         "--proxy-server=127.0.0.1:9", f"--user-data-dir={tmp_path}/user", "--dump-dom", f"file://{site}/python.html",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert 'class="js' in done.stdout or "js " in done.stdout  # the theme's script ran
     assert "to_pandas" in done.stdout

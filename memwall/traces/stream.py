@@ -27,6 +27,9 @@ CHUNK_BYTES = 1 << 16
 #: A value longer than this is neither an event nor a property of a trace.
 MAX_VALUE_CHARACTERS = 1 << 24
 
+#: Events of a file at most: rows of the GPU alone would take 6 GB. A small packed file may hold many.
+MOST_EVENTS = 50_000_000
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLANK = re.compile(r"[ \t\r\n]*")
 #: possessive: what is no event is seen to be none without trying every split of the blanks
@@ -148,6 +151,11 @@ class _Reader:
                 self.peek(",")
                 event = self.value()
             self.events += 1
+            if self.events > MOST_EVENTS:
+                raise UsageError(
+                    f"{self.path} holds more than {MOST_EVENTS:,} events, each kernel of which takes some 125 bytes of"
+                    " memory: profile fewer steps, as with torch.profiler.schedule(wait=1, warmup=1, active=2)"
+                )
             try:
                 keep(event)
             except RecursionError:

@@ -14,6 +14,7 @@ import memwall
 from memwall.analysis.validation import measurements
 from memwall.cli import main
 from tests.unit.places import ROOT
+from tests.unit.processes import HANGS_S
 
 MODEL = """
 import torch
@@ -32,7 +33,12 @@ def ran(tmp_path_factory):
         "-o", "out.json", "-o", "out.md", "-o", "out.csv", "--json",
     ]  # fmt: skip
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
     )
     assert done.returncode == 0, done.stderr
     return folder, done

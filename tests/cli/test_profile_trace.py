@@ -198,6 +198,20 @@ def test_the_number_of_events_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "trace.json, 6 events" in shown(trace(tmp_path), capsys)
 
 
+@pytest.mark.defect("44c")
+def test_more_events_than_memory_is_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    """Memory grew with the events of a file without any limit."""
+    from memwall.traces import stream
+
+    path = trace(tmp_path)
+    monkeypatch.setattr(stream, "MOST_EVENTS", 6, raising=False)
+    assert run("profile", path).code == 0
+    monkeypatch.setattr(stream, "MOST_EVENTS", 5, raising=False)
+    result = run("profile", path)
+    assert result.code == 2
+    assert "trace.json holds more than 5 events" in result.error and "profile fewer steps" in result.error
+
+
 @pytest.mark.defect("23")
 def test_a_class_says_how_much_of_its_time_has_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A class's share of the roof was of the ops with figures, beside a measured time of all, in text as on a page."""

@@ -58,7 +58,7 @@ def run(folder, capfd) -> Run:
 
 @pytest.fixture
 def shell(folder) -> Run:
-    """``shell("gpus", timeout=30, env={...})``: the command line in a process of its own."""
+    """``shell("gpus", timeout=HANGS_S, env={...})``: the command line in a process of its own."""
 
     def go(*args: object, timeout: float = 120, env: dict[str, str] | None = None, cwd: Path = folder) -> Result:
         done = subprocess.run(

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.unit.places import ROOT
+from tests.unit.processes import HANGS_S
 
 pytest.importorskip("triton", reason="needs Triton")
 
@@ -71,7 +72,7 @@ def ran(tmp_path_factory):
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder)], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", CHILD, str(folder)], env=environment, capture_output=True, text=True, timeout=HANGS_S
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "cache": folder / "cache"}

@@ -17,6 +17,7 @@ from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.pages.profile import KERNEL_COLUMNS
 from tests.unit.places import CHROMIUM, ROOT
+from tests.unit.processes import HANGS_S
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
@@ -351,7 +352,7 @@ def test_a_browser_leaves_the_page_around_it_alone(profile, tmp_path):
         done = subprocess.run(
             [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
              f"--user-data-dir={tmp_path}/user", "--dump-dom", f"file://{tmp_path}/{name}.html"],
-            capture_output=True, text=True, timeout=120, check=True,
+            capture_output=True, text=True, timeout=HANGS_S, check=True,
         )  # fmt: skip
         titles.append(re.search(r"<title>styles:(.*) kernels:(\d+)</title>", done.stdout).groups())
     (styled, rows), (plain, none) = titles

@@ -14,6 +14,7 @@ from memwall.report import render
 from memwall.report.html import embed
 from memwall.report.pages.profile_html import MAX_ROWS
 from tests.unit.places import CHROMIUM
+from tests.unit.processes import HANGS_S
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 
@@ -129,7 +130,7 @@ def browse(page, tmp_path_factory):
             "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
             f"--user-data-dir={folder}/user", "--window-size=1300,1900", "--dump-dom", f"file://{file}{fragment}",
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=True)
         return done.stdout
 
     return dump

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.places import ROOT
+from tests.unit.processes import HANGS_S
 from tests.unit.traces_fixture import call, frame, kernel, op
 
 STATUS = Path("/proc/self/status")
@@ -32,7 +33,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def _read(path: Path) -> tuple[str, float]:
     """What a fresh process printed, and its peak memory in MiB."""
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(path)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", _CHILD, str(path)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=HANGS_S
     )
     text, peak = done.stdout.strip().rsplit("\n", 1)
     return text, int(peak) / 1024
