@@ -68,7 +68,7 @@ def _refuse(why: str, *names: str) -> None:
 @click.option("--price", "prices", cls=SeveralOption, metavar="NAME=USD...", callback=parse_prices,
               help="USD per hour of a GPU, by name.")  # fmt: skip
 @click.option("--slo", cls=SeveralOption, metavar="LIMIT...",
-              help="'ttft_p99<500ms' 'tpot<30ms': the cheapest point that keeps them.")  # fmt: skip
+              help="'ttft_p99<500ms' 'tpot<30ms': for each load the cheapest point that keeps them.")  # fmt: skip
 @click.option("--prefix-hit", type=float, default=0.0, metavar="SHARE", help="Share of a prompt in the cache already.")
 @click.option("--utilization", type=float, default=0.9, show_default=True, help="Share of a GPU's memory to take.")
 @click.option("--engine", default="vllm", show_default=True, metavar="NAME", help="vllm, sglang or trtllm.")
@@ -80,7 +80,9 @@ def _refuse(why: str, *names: str) -> None:
 @click.option("--accept", type=float, default=0.7, show_default=True, help="Chance that a guess is right.")
 @click.option("--disaggregate", metavar="P:D", callback=_pair,
               help="P engines run prompts, D decode; each has the GPUs of --tp.")  # fmt: skip
-@options.what_ifs
+@click.option("--what-if", "what_ifs", multiple=True, metavar="SPEC",
+              help="Every load again with 'dram_bytes_per_s*=2' (a number of the GPU), dispatch_s/=2 (of the engine's"
+              " CPU) or 'link_bytes_per_s*=2'. May be repeated.")  # fmt: skip
 @click.option("--closed-form", is_flag=True, help="Solve for the steady state, without simulation or percentiles.")
 @options.common("serving.ServingReport")
 def command(
