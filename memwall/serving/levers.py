@@ -253,7 +253,7 @@ def _ways(point: Point) -> Iterator[_Way]:
             yield _Way(f"the engine {engine}", f"--engine {engine}", "", other)
     if asked.guess is None and model.guesses:
         own = own_guess(model)
-        yield _Way("its own module (MTP) as a draft", f"--draft {OWN}", "", partial(replace, asked, guess=own))
+        yield _Way(f"a draft by {own}", f"--draft {OWN}", "", partial(replace, asked, guess=own))
 
 
 def _multiplies(point: Point, weights: str) -> bool:
