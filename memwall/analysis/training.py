@@ -147,7 +147,7 @@ def blocks_of(
     ranked = profile.on([gpu])
     graph = ranked.graphs[ranked.graph_for(gpu)]
     modules = {name: number for number, name in enumerate(dict.fromkeys(op.module for op in graph.ops))}
-    regions = [modules[op.module] if op.module else -1 - op.id for op in graph.ops] if within_modules else None
+    regions = [modules[op.module] if op.module else -2 - op.id for op in graph.ops] if within_modules else None
     schedule = ranked.schedule(gpu, policy, regions=regions)
     held = {"contraction": 1 / gpu.trained_products, **slower}
     sent_s = partial(_message_s, all_at_once(cluster))

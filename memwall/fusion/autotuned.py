@@ -47,7 +47,7 @@ def with_choices(graph: Graph, plan: Plan, gpu: Gpu, regions: Sequence[int] | No
             groups[number] = _with_template(groups[number], Plain())
         for number, moved in epilogues.items():
             groups[number] = _with_template(groups[number], spared_bytes=moved)
-    return Plan("max-autotune", tuple(groups), plan.refusals)
+    return replace(plan, policy="max-autotune", groups=tuple(groups))
 
 
 def _is_open(graph: Graph, group: Group) -> Iterator[bool]:

@@ -57,10 +57,11 @@ def kernels_of(graph: Graph, gpu: Gpu, regions: Sequence[int] | None = None, *, 
 
 
 def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[LoweredKernel]) -> Plan:
-    """The plan of some lowered kernels; ops that are in none of them run alone."""
+    """The plan of some lowered kernels; ops that are in none of them run alone, outside of compiled code."""
     pricer = Pricer(graph, costs, gpu)
     home = {op for kernel in kernels for op in kernel.op_ids}
     alone = [op.id for op in graph.ops if op.id not in home]
+    eager = [op for kernel in kernels if kernel.kind == "eager" for op in kernel.op_ids]
     pricer.placement = Placement(
         [*(Part(kernel.op_ids, kernel.recomputes) for kernel in kernels), *(Part((op,)) for op in alone)]
     )
@@ -68,14 +69,14 @@ def plan_of(graph: Graph, costs: Sequence[Cost], gpu: Gpu, kernels: Sequence[Low
     groups += [pricer.alone(op) for op in alone]
     with contextlib.suppress(ValueError):  # an op whose kernels are apart is one group here: keep the compiler's order
         groups = in_order(pricer.flow, groups)
-    return Plan("inductor", tuple(groups))
+    return Plan("inductor", tuple(groups), outside=frozenset((*alone, *eager)))
 
 
 def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     if not kernel.launches:
         return not_run(kernel.op_ids)
     graph = pricer.graph
-    if kernel.kind == "extern" and len(kernel.op_ids) == 1:
+    if kernel.kind in ("extern", "eager") and len(kernel.op_ids) == 1:
         # the library's kernel, with the launches of its eager call
         group = pricer.alone(kernel.op_ids[0])
         return replace(group, cost=_as_called(graph, group.cost, kernel), name=kernel.name, source=kernel.source)

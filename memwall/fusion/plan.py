@@ -62,11 +62,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a policy executes a graph: its groups in launch order, and what it refused to fuse and why."""
+    """How a policy executes a graph: its groups in launch order, and what it refused to fuse and why. ``outside``:
+    the ops that no compiled graph holds, which the host issues as without a compiler."""
 
     policy: str
     groups: tuple[Group, ...]
     refusals: tuple[Refusal, ...] = ()
+    outside: frozenset[int] = frozenset()
 
 
 class Grouped(Protocol):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from memwall.core.flow import Flow
-from memwall.core.graph import Graph
+from memwall.core.graph import EAGER, Graph
 from memwall.fusion import rules
 from memwall.fusion.plan import Group, Part, Placement, Plan, Refusal, in_order
 from memwall.fusion.pricing import Border, Pricer
@@ -62,7 +62,16 @@ def memwall_plan(
         group = _cheapest(pricer, part, known.get(part.source), spills)
         known.setdefault(part.source, group)
         groups.append(group)
-    return Plan("memwall", tuple(groups), refusals)
+    return Plan("memwall", tuple(groups), refusals, _left_alone(pricer, groups, regions))
+
+
+def _left_alone(pricer: Pricer, groups: Sequence[Group], regions: Sequence[int] | None) -> frozenset[int]:
+    """The ops that no compiled graph holds: those outside the regions, and a phase of which no op gains a kernel."""
+    ops = pricer.graph.ops
+    compiled = {ops[group.op_ids[0]].phase for group in groups if group.cost is not pricer.costs[group.op_ids[0]]}
+    return frozenset(
+        op.id for op in ops if op.phase not in compiled or (regions is not None and regions[op.id] == EAGER)
+    )
 
 
 def _parts(

@@ -128,6 +128,7 @@ class _Schedule:
     graph: int = 0
     #: older records have none: as a graph where the host takes no time, and their kernels do not state their waits
     launch: Annotated[str, one_of(("", *LAUNCHES))] = ""
+    outside: tuple[int, ...] = ()
     kernels: tuple[_Kernel, ...]
     totals: Annotated[Totals, _totals]
     memory: MemoryPeak
@@ -160,8 +161,8 @@ def schedule_to_row(schedule: Schedule) -> _Schedule:
     """A schedule as it is saved: without its plan."""
     kernels = tuple(_Kernel(*_kernel_fields(kernel)) for kernel in schedule.kernels)
     return _Schedule(
-        gpu=schedule.gpu.name, policy=schedule.policy, graph=schedule.graph, launch=schedule.launch, kernels=kernels,
-        totals=schedule.totals, memory=schedule.memory,
+        gpu=schedule.gpu.name, policy=schedule.policy, graph=schedule.graph, launch=schedule.launch,
+        outside=tuple(sorted(schedule.outside)), kernels=kernels, totals=schedule.totals, memory=schedule.memory,
     )  # fmt: skip
 
 
@@ -219,7 +220,9 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
         exist(kernel.op_ids, len(ops), f"{where}.kernels[{i}].op_ids")
         exist(kernel.recomputes, len(ops), f"{where}.kernels[{i}].recomputes")
     launch = row.launch or ("eager" if gpu.cpu or gpu.host.op_s else "graph")
-    work = work_of(graphs[row.graph][0], row.policy, [(k.op_ids, k.launches) for k in row.kernels], launch)
+    exist(row.outside, len(ops), f"{where}.outside")
+    outside, calls = frozenset(row.outside), [(kernel.op_ids, kernel.launches) for kernel in row.kernels]
+    work = work_of(graphs[row.graph][0], row.policy, calls, launch, outside)
     issues = list(map(gpu.host.issue_s, work))
     if not row.launch:
         _restore_waits(row.kernels, issues)
@@ -233,7 +236,9 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
             raise BadRecord("is not the sum over the kernels", f"{where}.totals.{name}")
     if row.policy == "eager" and sorted(k.op_ids for k in kernels) != [(i,) for i in range(len(ops))]:
         raise BadRecord(": eager launches each op alone and once, and these do not", f"{where}.kernels")
-    return Schedule(gpu, row.policy, tuple(kernels), row.totals, row.memory, row.graph, launch=launch)
+    return Schedule(
+        gpu, row.policy, tuple(kernels), row.totals, row.memory, row.graph, launch=launch, outside=outside
+    )  # fmt: skip
 
 
 def _restore_waits(kernels: Sequence[_Kernel], issues: Sequence[float]) -> None:

@@ -2,13 +2,14 @@
 
 The kinds of work are those of :class:`memwall.hardware.host.Work`. An eager op is a call of the dispatcher, from Python
 or from an autograd node. Calls that launch nothing have no place in a graph, which counts them: they are spread evenly
-over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch its kernels;
-``ideal`` is a call and its launches, the least that any kernel asks for.
+over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch its kernels,
+and what no compiled graph holds is issued as eager does; ``ideal`` is a call and its launches, the least that any
+kernel asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from memwall.core.graph import Graph, Op
 from memwall.hardware.host import Work
@@ -26,11 +27,14 @@ _ALLOCATING = ("aten.empty", "aten.new_empty")
 Issued = tuple[Sequence[int], int]
 
 
-def work_of(graph: Graph, policy: str, kernels: Sequence[Issued], launch: str = "eager") -> list[Work]:
-    """The work of each kernel of a plan, in launch order."""
+def work_of(
+    graph: Graph, policy: str, kernels: Sequence[Issued], launch: str = "eager",
+    outside: Collection[int] = frozenset(),
+) -> list[Work]:  # fmt: skip
+    """The work of each kernel of a plan, in launch order; ``outside`` as :class:`memwall.fusion.Plan` has it."""
     if launch in ("eager", "call"):
         kernels = [(op_ids, _launches(graph.ops[op_ids[0]], launches)) for op_ids, launches in kernels]
-        return _ISSUED.get(policy, _compiled)(graph, kernels)
+        return _ISSUED[policy](graph, kernels) if policy in _ISSUED else _compiled(graph, kernels, outside)
     work = [Work()] * len(kernels)
     if work and (launch == "replay" or (launch == "graph" and policy != "eager")):
         work[0] = Work(replay=1)
@@ -47,18 +51,21 @@ def _eager(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
     return [host.work(graph.ops[op_ids[0]], launches) for op_ids, launches in kernels]
 
 
-def _compiled(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
-    found, called, before = [], set(), ""
+def _compiled(graph: Graph, kernels: Iterable[Issued], outside: Collection[int]) -> list[Work]:
+    host, found, called = _Eager(graph), [], set()
     for op_ids, launches in kernels:
-        phase = graph.ops[op_ids[0]].phase
-        begins, before = phase == "backward" != before, phase
-        first = bool(launches) and phase not in called
-        called.update([phase] * first)
-        guarded = first and phase == "forward" and bool(graph.parameters)
+        op = graph.ops[op_ids[0]]
+        if op.id in outside:
+            found.append(host.work(op, launches))
+            continue
+        first = bool(launches) and op.phase not in called
+        called.update([op.phase] * first)
+        guarded = first and op.phase == "forward" and bool(graph.parameters)
         node = first and graph.takes_gradients  # autograd sees a phase of compiled code as one op
         found.append(
-            Work(node=node, backward=begins, compiled_call=first, compiled_parameters=guarded, compiled_kernel=launches)
-        )
+            Work(node=node, backward=host.begins(op), compiled_call=first, compiled_parameters=guarded,
+                 compiled_kernel=launches)
+        )  # fmt: skip
     return found
 
 
@@ -66,7 +73,7 @@ def _ideal(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
     return [Work(op=bool(launches), launch=launches) for _, launches in kernels]
 
 
-#: policy -> how its kernels are issued; all others are compiled
+#: policy -> how its kernels are issued; those of all others are compiled
 _ISSUED: Mapping[str, Callable[[Graph, Iterable[Issued]], list[Work]]] = {"eager": _eager, "ideal": _ideal}
 
 
@@ -88,12 +95,17 @@ class _Eager:
     def work(self, op: Op, launches: int) -> Work:
         """What an op asks of the host; to be called in the order of the ops."""
         product = op.op_class == "contraction"
-        begins, self.phase = op.phase == "backward" != self.phase, op.phase
         library = op.op_class == "convolution" or "batch_norm" in op.name or is_recurrent(op.name)
+        begins = self.begins(op)
         return Work(
             op=bool(launches), module=self._modules(op), view=self.views, node=self._nodes(op), backward=begins,
             launch=launches, allocation=self._made(op) + self.allocations, cudnn=library, cublas=product,
         )  # fmt: skip
+
+    def begins(self, op: Op) -> bool:
+        """Whether backward begins with an op; to be called in the order of the ops."""
+        before, self.phase = self.phase, op.phase
+        return op.phase == "backward" != before
 
     def _modules(self, op: Op) -> int:
         """Modules called since the op before it; the backward pass and the optimizer call none."""

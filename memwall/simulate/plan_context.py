@@ -122,7 +122,7 @@ class PlanContext:
         if launch not in self._issued:
             launches = [kind.group.cost.kernels for kind in self.kinds]
             calls = [(group.op_ids, launches[n]) for group, n in zip(self.plan.groups, self.order, strict=True)]
-            work = work_of(self.graph, self.plan.policy, calls, launch)
+            work = work_of(self.graph, self.plan.policy, calls, launch, self.plan.outside)
             numbers: dict[tuple[Work, int, int], int] = {}
             order = [
                 numbers.setdefault((w, n, launches[n]), len(numbers)) for w, n in zip(work, self.order, strict=True)

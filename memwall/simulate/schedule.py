@@ -94,6 +94,8 @@ class Schedule:
     plan: Plan | None = field(default=None, compare=False, repr=False)
     #: how the CPU issues the kernels, one of :data:`memwall.simulate.issue.LAUNCHES`
     launch: str = "eager"
+    #: the ops that no compiled graph holds
+    outside: frozenset[int] = frozenset()
 
     @cached_property
     def timings(self) -> Sequence[Timing]:
@@ -148,7 +150,7 @@ def simulate(
         fast_s, slow_s = (_queued(context, issued, some, needs, launch).time_s for some in scaled)
     kernels = Kernels(plan, context, known, issued.seconds(host), ran)
     totals = _totals(gpu, context, known, ran.time_s, (fast_s, slow_s), ways)
-    return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan, launch)
+    return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan, launch, plan.outside)
 
 
 def as_launched(gpu: Gpu, launch: str) -> Gpu:

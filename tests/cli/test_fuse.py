@@ -130,6 +130,41 @@ def test_a_break_with_its_place_and_price(run, broken):
     assert "graph break" in out  # among the refusals
 
 
+#: Dynamo leaves a function whose loop breaks to Python
+LOOP = """\
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def forward(self, x):
+        for _ in range(3):
+            x = x[x > 0].relu() * 2
+        return x
+
+def model():
+    return Net()
+
+def inputs():
+    return (torch.rand(512),)
+"""
+
+
+@pytest.mark.defect("19c")
+@pytest.mark.parametrize("policy", ["memwall", "inductor"])
+def test_ops_outside_all_graphs_take_as_long_as_without_a_compiler(policy, run, folder):
+    """Ops that no captured graph held were issued as kernels of compiled code, which take the CPU longer than ops, so
+    that a plan that changes nothing was slower than nothing."""
+    if policy == "inductor":
+        pytest.importorskip("triton", reason="Inductor's kernels need triton")
+    (folder / "loop.py").write_text(LOOP, encoding="utf-8")
+    record = json.loads(run("fuse", "loop.py", "--gpu", "h100", "--policy", "eager", policy, "-q", "--json").out)
+    eager, planned = record["gpus"][0]["policies"]
+    assert record["capture"]["graphs"] == []
+    assert (planned["kernels"], planned["time_s"]) == (eager["kernels"], eager["time_s"])
+    page = " ".join(run("profile", "loop.py", "--gpu", "h100", "--policy", policy, "-q").out.split())
+    assert f"graph breaks assumed absent under {policy}; memwall fuse finds them" in page
+
+
 ATTENTION = """\
 import torch
 from torch import nn

@@ -216,7 +216,7 @@ def _eager(graph: Graph, op: Op) -> Launch:
     read = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.inputs))
     written = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.outputs))
     return Launch(
-        op.name, "extern", {op.id: 1}, alone, {op.id: written}, alone,
+        op.name, "eager", {op.id: 1}, alone, {op.id: written}, alone,
         read_bytes=read, write_bytes=written,
     )  # fmt: skip
 
@@ -228,7 +228,7 @@ def _gathered(graph: Graph, result: _Result) -> Lowered:
     launched = [launch for schedule in schedules for launch in schedule if launch.kind != "none"]
     called = {launch.library_op.removesuffix(".default") for launch in launched if launch.computes}
     named = (called | set(result.opaque)) - {""}
-    by_library = [op for kernel in kernels if kernel.kind == "extern" for op in kernel.op_ids]
+    by_library = [op for kernel in kernels if kernel.kind in ("extern", "eager") for op in kernel.op_ids]
     return Lowered(
         kernels=tuple(kernels),
         why_not_fused=dict(result.refusals.most_common()),

@@ -25,7 +25,8 @@ class LoweredKernel:
     """One kernel of Inductor's schedule.
 
     ``op_ids`` are the ops that it owns, ``recomputes`` those that it also computes though another kernel owns them.
-    ``kind`` is ``triton`` (``cpp`` on a CPU), ``extern`` (a library's), ``template`` or ``none`` (nothing runs).
+    ``kind`` is ``triton`` (``cpp`` on a CPU), ``extern`` (a library's), ``template``, ``eager`` (an op
+    outside of all graphs) or ``none`` (nothing runs).
     ``read_bytes`` and ``write_bytes`` are Inductor's own count over all ``launches``. ``fx_ops`` has the calls of each
     operator that its own ops were decomposed into, views left out; ``loop_ops`` is what the bodies of its loops call.
     ``parts`` names the kernel of each launch; kernels that share a name but differ are distinguished by a number.
@@ -128,7 +129,7 @@ class Launch:
 
 
 #: Kinds of launches that are not Inductor's own code.
-_LIBRARY = frozenset(("extern", "template"))
+_LIBRARY = frozenset(("extern", "template", "eager"))
 
 
 @dataclass

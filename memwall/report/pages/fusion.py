@@ -162,11 +162,16 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
         (launches, f"{abs(launches):,} {'of' if launches >= 0 else 'to'} {counted(eager.kernels, 'launch')}"),
     )
     saved, added = ([text for amount, text in amounts if (amount >= 0) is gain] for gain in (True, False))
+    if len(schedule.outside) == len(policies.profile.graphs[schedule.graph].ops):
+        return f"{schedule.policy} leaves every op alone on {policies.gpu.name}: it compiles no part of the step."
     if saved_s <= 0:
         more = f": {duration(-saved_s)} more than eager" if saved_s else ""
         fewer = [text for amount, text in amounts if amount > 0]
         parts = listed((f"saves {listed(fewer)}" if fewer else "", f"adds {listed(added)}" if added else ""))
-        return f"{schedule.policy} saves no time on {policies.gpu.name}{more}{parts and f'; it {parts}'}."
+        issued, unfused = (sum(kernel.issue_s for kernel in each.kernels) for each in (schedule, policies.eager))
+        why = f"; the CPU takes {duration(issued)} to issue its kernels, {duration(unfused)} to issue eager's"
+        said = f"{more}{parts and f'; it {parts}'}{why if issued > unfused and more else ''}"
+        return f"{schedule.policy} saves no time on {policies.gpu.name}{said}."
     time = f"{duration(saved_s)} of {duration(eager.time_s)} ({col.times(row.speedup)}{score})"
     text = f"{schedule.policy} saves {listed((time, *saved))}" + (f", and adds {listed(added)}" if added else "")
     modules = [m for m in module_savings(policies, schedule) if m.saved_s > 0 and m.module != OTHERS]

@@ -18,6 +18,8 @@ from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, few, flop_rate, flops, intensity, percent, si, size
+from memwall.frontend.dynamo.capture import CAPTURE_KEY
+from memwall.fusion import COMPILED
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.record.format import WorkloadInfo
@@ -162,6 +164,15 @@ def host_text(schedules: Sequence[Schedule]) -> str:
     return "; ".join(texts)
 
 
+def _breaks_text(profile: Profile) -> str:
+    """What the policies that compile take for granted, and a capture would tell."""
+    named = dict.fromkeys(schedule.policy for schedule in profile.simulations)
+    whole = [policy for policy in named if policy == "memwall" or policy in COMPILED]
+    if not whole or profile.capture.get(CAPTURE_KEY):
+        return ""
+    return f"assumed absent under {' and '.join(whole)}; memwall fuse finds them"
+
+
 def full_title(profile: Profile, schedule: Schedule) -> str:
     """The GPU with its ceilings, and the policy where it is not eager."""
     return gpu_title(profile, schedule) + schedule_label(profile, schedule)[len(schedule.gpu.name) :]
@@ -203,6 +214,7 @@ def header_facts(profile: Profile) -> Facts:
         ("coverage", _coverage_fact(profile)),
         ("kernels", _graphs_fact(profile)),
         ("host", host_text(profile.simulations)),
+        ("graph breaks", _breaks_text(profile)),
         *(("note", line) for line in profile.notes),
     )
 

@@ -223,7 +223,7 @@ def test_an_op_that_torch_cannot_call_stays_by_its_name(lower):
     lowered = lower(graph)
     check_cover(graph, lowered)
     (kernel,) = [k for k in lowered.kernels if "aten._cudnn_rnn" in [graph.ops[i].name for i in k.op_ids]]
-    assert (kernel.name, kernel.kind) == ("aten._cudnn_rnn", "extern")
+    assert (kernel.name, kernel.kind) == ("aten._cudnn_rnn", "eager")
 
 
 @needs_triton
@@ -328,7 +328,7 @@ def test_nothing_is_fused_across_regions(lower):
     assert [k.op_ids for k in together.kernels] == [(0, 1, 2, 3)]
     assert [k.op_ids for k in lower(graph, regions=[0, 0, 1, 1]).kernels] == [(0, 1), (2, 3)]
     apart = lower(graph, regions=[0, 0, -1, 1])
-    assert [(k.op_ids, k.kind) for k in apart.kernels] == [((0, 1), "triton"), ((2,), "extern"), ((3,), "triton")]
+    assert [(k.op_ids, k.kind) for k in apart.kernels] == [((0, 1), "triton"), ((2,), "eager"), ((3,), "triton")]
     # each half reads and writes [64, 64] of fp32
     assert [(k.read_bytes, k.write_bytes) for k in apart.kernels] == [(16384, 16384)] * 3
 

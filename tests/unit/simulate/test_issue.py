@@ -71,6 +71,15 @@ def test_compiled_code_is_called_once_a_phase():
     assert work_of(net(), "ideal", KERNELS)[1] == Work(op=1, launch=3)
 
 
+def test_what_no_compiled_graph_holds_is_issued_as_without_a_compiler():
+    inside = work_of(net(), "inductor", KERNELS, outside={1, 2})
+    assert inside == [work_of(net(), "inductor", KERNELS)[0], Work(op=1, module=3, launch=3, allocation=2),
+                      Work(op=1, launch=1)]  # fmt: skip
+    whole = net(phases=("forward", "backward", "backward"))
+    assert [each.backward for each in work_of(whole, "memwall", KERNELS, outside={1})] == [0, 1, 0]
+    assert work_of(whole, "memwall", KERNELS, outside={0, 1, 2}) == work_of(whole, "eager", KERNELS)
+
+
 def test_a_cuda_graph_asks_for_nothing_or_for_its_replay():
     assert work_of(net(), "eager", KERNELS, "graph") == [Work()] * 3
     assert work_of(net(), "memwall", KERNELS, "graph") == [Work(replay=1), Work(), Work()]
