@@ -96,8 +96,9 @@ class _Walk:
     def _is_fixed(self, number: int, version: int) -> bool:
         value = self.graph.values[number]
         role = self.role[value.storage]
-        left = role == "activation" and self.flow.writer[version] < 0 and value.spec.dtype in INTEGERS
-        return role in _FIXED or (role == "input" and not value.spec.shape) or left
+        single, whole = not value.spec.shape, value.spec.dtype in INTEGERS
+        left = role == "activation" and self.flow.writer[version] < 0  # by the prompt's step, or by Python
+        return role in _FIXED or (role == "input" and single) or (left and (single or whole))
 
     def weight(self, op: Op) -> int | None:
         """The value of the weights that a product reads, as they are or prepared."""
@@ -172,7 +173,40 @@ class _Walk:
                 products > 1 and any("softmax" in name for name in names)
             )
             chooses = any(name.startswith("aten.topk") for name in names)
+            if attends and (spread := self._of_latents(place, inside)):
+                inside = self._closed(place, inside | spread)
             self._take("attention" if attends else "index" if chooses else "state", inside, place)
+
+    def _of_latents(self, place: str, inside: set[int]) -> set[int]:
+        """Products whose results are both values and, next to numbers that all heads share, keys of the cache of an
+        attention: a server keeps what they read, the latents."""
+        found = set()
+        for op in (self.ops[i] for i in self._inside(place)):
+            readers = set(self.after[op.id])
+            if op.op_class not in _PRODUCTS or not readers or not readers <= inside or self.weight(op) is None:
+                continue
+            made = {op.id}
+            for number in sorted(inside):
+                if not made.isdisjoint(self.before[number]):
+                    made.add(number)
+            stored = [i for i in made if any(self.role[s] in CACHES for s in self._storages(self.ops[i]))]
+            joins = (i for i in made - {op.id} if self.ops[i].name == "aten.cat")
+            if len(stored) > 1 and any(self._joins_other(i, made) for i in joins):
+                found.add(op.id)
+        return found
+
+    def _joins_other(self, number: int, made: set[int]) -> bool:
+        """Whether an op reads what is neither made by some others, nor prepared, nor of a cache."""
+        return any(
+            writer >= 0 and writer not in made and writer not in self.owner and self._role_of(value) not in CACHES
+            for value, writer in ((i, self.flow.writer[v]) for i, v in self.flow.reads[number])
+        )
+
+    def _role_of(self, value: int) -> str:
+        return self.role[self.graph.values[value].storage]
+
+    def _storages(self, op: Op) -> set[int]:
+        return {self.graph.values[i].storage for i in (*op.inputs, *op.outputs)}
 
     def _is_of_each(self, products: set[int]) -> bool:
         """Whether products have a matrix of their own for each token of a step."""

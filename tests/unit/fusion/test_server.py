@@ -111,6 +111,60 @@ def test_deepseek_holds_576_numbers_of_a_token_and_layer(traced):
     assert model.kv_bytes(1, Layout(tp=8)) == model.kv_bytes(1, Layout())  # every GPU holds the latents
 
 
+#: a decoder that caches the keys and values of 4 heads, which it makes of latents, as DeepSeek's own code does
+EXPANDED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv_a, self.norm = nn.Linear(64, 96), nn.Linear(64, 24), nn.LayerNorm(16)
+        self.kv_b, self.out = nn.Linear(16, 128, bias=False), nn.Linear(64, 64)
+
+    def forward(self, x, cache):
+        batch, new, _ = x.shape
+        query = self.q(x).view(batch, new, 4, 24).transpose(1, 2)
+        latent, shared = self.kv_a(x).split([16, 8], -1)
+        made = self.kv_b(self.norm(latent)).view(batch, new, 4, 32).transpose(1, 2)
+        own, value = made.split([16, 16], -1)
+        key = torch.cat([own, shared[:, None].expand(-1, 4, -1, -1)], -1)
+        key, value = torch.cat([cache[0], key], 2), torch.cat([cache[1], value], 2)
+        seen = torch.arange(key.shape[2]) >= 0
+        mask = torch.where(seen, torch.tensor(0.0), -1e9) if MASKED else None
+        read = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(read.transpose(1, 2).reshape(batch, new, 64)), (key, value)
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.attention, self.head = nn.Embedding(128, 64), Attention(), nn.Linear(64, 128)
+
+    def forward(self, input_ids, past_key_values):
+        made, cache = self.attention(self.table(input_ids), past_key_values)
+        return {"logits": self.head(made), "past_key_values": cache}
+
+def model():
+    return Decoder()
+
+def decode_inputs(batch=2, context=32):
+    cache = (torch.randn(batch, 4, context, 24), torch.randn(batch, 4, context, 16))
+    return {"input_ids": torch.zeros(batch, 1, dtype=torch.int64), "past_key_values": cache}
+"""
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_keys_and_values_that_are_made_of_latents_are_held_as_latents(tmp_path, masked):
+    """A mask of Python's own numbers is prepared, whatever their dtype."""
+    path = tmp_path / "net.py"
+    path.write_text(EXPANDED.replace("MASKED", str(masked)), encoding="utf-8")
+    model = served(memwall.profile(str(path), mode="decode", gpu="h100", batch=2, context=32).graph)
+    ((latent, count),) = of(model, Latent)
+    assert (latent.heads, latent.nope, latent.rope, latent.rank, latent.value, count) == (4, 16, 8, 16, 16, 1)
+    assert latent.kv_bytes(1, Layout()) == (16 + 8) * 4
+
+
 def test_all_weights_are_counted_once_and_shared_as_megatron_does(traced):
     profile = traced(LLAMA, batch=2, context=100)
     model = served(profile.graph)
