@@ -550,3 +550,21 @@ def test_the_hook_holds_a_push_back(runner, remote, tmp_path):
     assert "kernels" in done.stdout and "net.py:12" in done.stdout
     prose = hook("readme")
     assert prose.returncode == 0 and "Skipped" in prose.stdout
+
+
+def test_each_command_of_our_workflows_is_a_target_of_the_makefile():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {name for line in re.findall(r"^([\w -]+):(?!=)", makefile, re.MULTILINE) for name in line.split()}
+    called = re.findall(r"^make (\S+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert called == ["check", "gate", "test", "test-newest", "test-oldest"]
+    jobs = yaml.safe_load((WORKFLOWS / "ci.yml").read_text(encoding="utf-8"))["jobs"].values()
+    for job in jobs:
+        for command in (step["run"] for step in job["steps"] if "run" in step):
+            tool, target = command.split()[:2]
+            if tool == "make" and target == "${{":
+                called += job["strategy"]["matrix"]["tests"]
+            elif tool == "make":
+                called.append(target)
+            else:
+                assert command.startswith("python -m pip install ")
+    assert {*called} <= targets and {"docs", "demo", "test-fast", "release-check"} <= {*called}
