@@ -1,4 +1,4 @@
-"""How the CPU seconds of a command grow with its input: four times as many ops, layers, GPUs, stages, events, points.
+"""How the CPU seconds of a command grow with its input: four times as many ops, layers, GPUs, stages, events, records.
 
 python benchmarks/growth.py [AXIS...]; with --profile AXIS it prints where the larger one spends its time
 
@@ -108,6 +108,39 @@ def _events(folder: Path, size: int) -> list[str]:
     return ["profile", str(folder / "trace.json"), "--gpu", "h100"]
 
 
+def _replicas(folder: Path, size: int) -> list[str]:
+    """Replicas on as many GPUs of nodes of eight."""
+    (folder / "model.py").write_text(_LAYERS.format(size=64), encoding="utf-8")
+    layout = f"dp={size},fsdp=full,microbatches=2"
+    return ["profile", str(folder / "model.py"), "--cluster", "dgx-h100", "--mode", "training", "--parallel", layout]
+
+
+def _record(folder: Path, layers: int, batch: int = 2) -> str:
+    (folder / "model.py").write_text(_LAYERS.format(size=layers), encoding="utf-8")
+    path = str(folder / f"step{batch}.json")
+    with contextlib.redirect_stdout(io.StringIO()):
+        memwall(["profile", str(folder / "model.py"), "--gpu", "h100", "--batch", str(batch), "-q", "-o", path])
+    return path
+
+
+def _compared(folder: Path, size: int) -> list[str]:
+    return ["compare", _record(folder, 64), "--gpu", *gpu_names()[:size]]
+
+
+def _records(folder: Path, size: int) -> list[str]:
+    """Records of as many batches."""
+    return [_record(folder, 8, 1 + number) for number in range(size)]
+
+
+def _beside(folder: Path, size: int) -> list[str]:
+    return ["compare", *_records(folder, size)]
+
+
+def _gated(folder: Path, size: int) -> list[str]:
+    (folder / "memwall.toml").write_text("[tool.memwall.gate]\n", encoding="utf-8")
+    return ["gate", "--config", str(folder / "memwall.toml"), "--limit", "time_s=1 s", *_records(folder, size)]
+
+
 def _saved(folder: Path, size: int) -> list[str]:
     with contextlib.redirect_stdout(io.StringIO()):
         memwall(_model(_LOOP)(folder, size))
@@ -127,11 +160,15 @@ AXES: dict[str, tuple[Callable[[Path, int], list[str]], int]] = {
         _model(_LAYERS, "--mode", "training", "--policy", "eager", "memwall", "ideal"), 100
     ),
     "GPUs": (_gpus, len(gpu_names()) // TIMES),
+    "GPUs of a comparison": (_compared, len(gpu_names()) // TIMES),
+    "GPUs of a cluster": (_replicas, 256),
     "stages of a pipeline": (_layout, 4),
     "ranks of a collective": (_comm, 1_024),
     "points of a sweep": (_points, 256),
     "events of a trace": (_events, 10_000),
     "ops of a saved record": (_saved, 5_000),
+    "saved records of a comparison": (_beside, 16),
+    "saved records of a gate": (_gated, 16),
     "characters of a model's exception": (_model(_RAISES), 50_000),
 }  # fmt: skip
 

@@ -63,8 +63,9 @@ class TrainingSample:
 
     @property
     def in_fit_half(self) -> bool:
-        """Whether the constants may see its model and layout: the parity of a SHA-256."""
-        return in_fit_half(self.shape)
+        """Whether the constants may see its model and layout: the parity of a SHA-256. They were fitted when a shared
+        optimizer, of which the tables say nothing, was written as shared gradients: a row stays in its half."""
+        return in_fit_half(self.shape.replace("fsdp=optimizer", "fsdp=grad"))
 
     def left_out(self) -> TrainingSample:
         """The sample as if no kernel had been measured on its GPU."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -53,6 +54,16 @@ def test_megatron(steps):
         "tp=8,pp=2,dp=32,microbatches=48,recompute=full", "tp=4,sp,dp=48,fsdp=optimizer,microbatches=4,async",
     ]  # fmt: skip
     assert (rows[0].sizes.heads, rows[0].sizes.fused, rows[1].sizes.fused) == (64, False, True)
+
+
+def test_another_word_for_a_layout_does_not_move_a_row_to_the_other_half(steps):
+    """Constants were fitted to a half of the rows when ``fsdp=optimizer`` was written ``fsdp=grad``."""
+    text = "H100 2024 weak scaling (MCore r0.8),16B,H100-80GB-SXM (Eos),48,6144,32,4,1,{},{},4096,131072,model,849.8\n"
+    rows = steps(MEGATRON + "".join(text.format(4 * replicas, 16 * replicas) for replicas in range(1, 13)))
+    before = [row.shape.replace("fsdp=optimizer", "fsdp=grad") for row in rows]
+    digests = [hashlib.sha256(shape.encode()).digest() for shape in before]
+    assert [row.in_fit_half for row in rows] == [digest[-1] % 2 == 0 for digest in digests]
+    assert all("fsdp=optimizer" in row.shape for row in rows)
 
 
 def test_llm_foundry(steps):
