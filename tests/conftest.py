@@ -22,6 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
+    parser.addoption("--whole", action="store_true", help="every case of an enumeration, where a sample is tested else")
 
 
 def pytest_configure(config):
