@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
 from memwall.fusion.server.step import Layout, Step
 from memwall.ops import Cost, table_calls
@@ -155,7 +156,10 @@ class Experts(Kernel):
 
     def _scheme(self, layout: Layout) -> str:
         scheme = layout.experts or layout.weights if self.own is None else self.own
-        return OF_EXPERTS.get(scheme, scheme) or self.dtype
+        found = OF_EXPERTS.get(scheme, scheme) or self.dtype
+        if found not in EXPERTS:
+            raise UsageError(f"no server has kernels of experts in {found}: cast the model first (--dtype bfloat16)")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,9 @@ class TracedStep:
         self.graph, self.flow, self.stored, self.context = graph, Flow.of(graph), stored, context
         self.regions = regions(graph, self.flow)
         if not any(region.kind in ("attention", "state") for region in self.regions):
+            if any(storage.role == "kv_cache" for storage in graph.storages):
+                raise UsageError("no attention and no state that a server has kernels for is found in the step; memwall"
+                                 " profile --mode decode models it as the model runs it")  # fmt: skip
             raise UsageError("the server policy is of steps with a cache; profile with --mode prefill or --mode decode")
         self.encodes = False
         #: regions of whose results each GPU has a share, and a summand

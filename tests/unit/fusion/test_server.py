@@ -286,6 +286,14 @@ def test_other_models_have_no_server(tmp_path):
         memwall.profile(tmp_path / "net.py", gpu="h100", policy="server")
 
 
+@pytest.mark.defect("39b")
+def test_experts_that_no_server_runs_are_refused_in_words():
+    """A mixture in float32, as a configuration without a dtype is, was an internal error of memwall serve."""
+    experts = Experts(hidden=64, inter=128, count=4, top_k=2, gated=True, dtype="float32")
+    with pytest.raises(UsageError, match=r"experts in float32: cast the model first \(--dtype bfloat16\)"):
+        experts.weights_bytes(Layout())
+
+
 def steps_of(model, layout):
     gpu = memwall.load_gpu("h100-sxm")
     return GpuSteps(model, gpu, layout, cluster_of(gpu) if layout.gpus > 1 else None)
