@@ -102,12 +102,23 @@ def at_commit(commit: str, rows: Sequence[Defect]) -> dict[tuple[str, str], str]
             subprocess.run(["git", "worktree", "remove", "--force", root], cwd=ROOT, check=True)
 
 
+def _sections(path: Path | None) -> dict[str, list[str]]:
+    """The lines of each section of a list that was written before, by its title."""
+    found: dict[str, list[str]] = {}
+    title = ""
+    for line in path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []:
+        title = line if line.startswith("## ") else title
+        if line != title:
+            found.setdefault(title, []).append(line)
+    return {title: lines[: len(lines) - (not lines[-1])] for title, lines in found.items()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--at", action="store_true", help="run the tests where they were found too; each must fail there"
     )
-    parser.add_argument("--only", choices=FOUND_AT, help="this list alone")
+    parser.add_argument("--only", choices=FOUND_AT, help="this list alone; --output keeps the others")
     parser.add_argument("-o", "--output", type=Path, help="write the list here instead of to standard output")
     options = parser.parse_args()
     rows = [row for row in defects() if options.only in (None, row.found_in)]
@@ -116,17 +127,17 @@ def main() -> int:
     if options.at:
         there = {name: at_commit(commit, [row for row in rows if row.found_in == name])
                  for name, commit in FOUND_AT.items() if options.only in (None, name)}  # fmt: skip
-    only = f" --only '{options.only}'" if options.only else ""
     lines = ["# Defects and the tests that hold them off", "",
-             f"`python tools/defects.py{' --at' * options.at}{only} -o reports/defects.md` runs the tests and writes"
-             " this list."]  # fmt: skip
-    wrong = []
+             f"`python tools/defects.py{' --at' * options.at} -o reports/defects.md` runs the tests and writes this"
+             " list; with `--only third` one part of it."]  # fmt: skip
+    wrong, before = [], _sections(options.output)
     for name, commit in FOUND_AT.items():
+        title = f"## The {name} list{'s' if ' ' in name else ''}"
         if options.only not in (None, name):
+            lines += ["", title, *before.get(title, [])]
             continue
         heads = ["number", "cause", "test", "now", *([f"at {commit}"] if options.at else [])]
-        lines += ["", f"## The {name} list{'s' if ' ' in name else ''}", "", f"| {' | '.join(heads)} |",
-                  "|---" * len(heads) + "|"]  # fmt: skip
+        lines += ["", title, "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for row in (row for row in rows if row.found_in == name):
             key = (row.file, row.test)
             ends = [here.get(key, "missing"), *([there[name].get(key, "missing")] if options.at else [])]
