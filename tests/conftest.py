@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    for name in (
+        "SIGHUP",
+        "SIGINT",
+    ):  # a command inherits that the tests run in the background, and would ignore them too
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
     # said here and not in pyproject.toml: the tests also run with the package of an older commit
     config.addinivalue_line("markers", "defect(number): holds off this number of the third list, see tools/defects.py")
     config.addinivalue_line("markers", "versions: also runs with the newest and the oldest supported libraries")

@@ -21,12 +21,6 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are n
 ENDLESS = "import os, pathlib, time\npathlib.Path(os.environ['MARK']).touch()\nwhile True:\n    time.sleep(0.05)\n"
 
 
-def _listen():
-    """Let signals have their default, also where whoever runs the tests ignores them (``nohup``)."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-
-
 @pytest.fixture
 def start(tmp_path):
     """Starts a command in a folder whose temporary files are its own; it is ended in any case."""
@@ -38,8 +32,7 @@ def start(tmp_path):
                "MARK": str(tmp_path / "mark"), **(environment or {})}  # fmt: skip
         command = [sys.executable, "-m", "memwall", *map(str, words)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        options = {"cwd": tmp_path, "text": True, "env": own, "start_new_session": True, "preexec_fn": _listen, **pipes}
-        started.append(subprocess.Popen(command, **options))
+        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, env=own, start_new_session=True, **pipes))
         return started[-1]
 
     yield begin
