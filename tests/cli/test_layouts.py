@@ -93,7 +93,7 @@ def exhaustive(target, cluster, gpus, global_batch, layers):
 
 
 @pytest.mark.parametrize(("layers", "width", "cluster", "gpus", "global_batch"), [
-    (4, 1024, "dgx-h100", 4, 8), (3, 4096, "l40s-8-pcie", 4, 12), (5, 256, "dgx-1-v100", 4, 4),
+    (4, 1024, "dgx-h100", 4, 4), (3, 4096, "l40s-8-pcie", 2, 6), (5, 256, "dgx-1-v100", 2, 2),
 ])  # fmt: skip
 def test_the_fastest_are_those_of_an_exhaustive_search(model, monkeypatch, layers, width, cluster, gpus, global_batch):
     """Models of equal and of unequal layers on three clusters, each with memory for all layouts, for three in ten, and
