@@ -216,7 +216,7 @@ class Training:
         """The step with one number of the GPU, its host or its links changed.
 
         Raises:
-            UsageError: the what-if is none on such a number.
+            UsageError: the what-if changes something other than the GPU, its host or its links.
         """
         change = parse_change(number.change)
         if not isinstance(change, GpuChange):

@@ -153,7 +153,7 @@ def _stored(scheme: str, held: str) -> str:
 
 
 def _choices(found: SavedServing) -> list[str]:
-    """The cheapest engine for each load, what stops the next cheaper one, or why there is none."""
+    """The cheapest engine for each load and why the next cheaper one fails, or why no engine keeps the objectives."""
     wanted, told = ", ".join(each.text for each in found.objectives), dict.fromkeys(found.choices)
     return [
         f"The cheapest that keeps {wanted}: {each.best}."

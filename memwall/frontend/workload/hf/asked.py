@@ -84,7 +84,7 @@ def _timm_image(config: Any) -> tuple[int, int] | None:
         return None
     try:
         timm: Any = importlib.import_module("timm")
-    except Exception:  # it is not there, or for another torch: then nothing is known of it here
+    except Exception:  # timm is not installed, or is built for another torch: its sizes are not known
         return None
     known = timm.get_pretrained_cfg(config.architecture, allow_unregistered=True)
     return pair(getattr(known, "input_size", None))
@@ -96,7 +96,7 @@ def _extractor_default(config: Any, *names: str) -> int | None:
     package = type(config).__module__.rpartition(".")[0]
     try:
         module = importlib.import_module(f"{package}.feature_extraction_{package.rpartition('.')[2]}")
-    except Exception:  # there is none, or it needs a library that does not load
+    except Exception:  # no such module, or one that imports a library that does not load
         return None
     for kind in vars(module).values():
         if inspect.isclass(kind) and kind.__module__ == module.__name__:
