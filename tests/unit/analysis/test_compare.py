@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -162,16 +161,6 @@ def test_each_gpu_has_its_levers_unless_they_are_many(profile):
     assert {entry.levers for entry in many.entries} == {()}
     said = " ".join(render(many, "text").split())
     assert "told of up to 5, and not of these 6: memwall compare of fewer has it" in said
-
-
-@pytest.mark.slow
-def test_ten_gpus_on_ten_thousand_kernels():
-    profile = make_profile(blocks=2500)
-    assert len(profile.graph.ops) > 10_000
-    gpus = [make_gpu(f"gpu{i}", 1.0 + i) for i in range(10)]
-    start = time.process_time()
-    compare_profile(profile, gpus)
-    assert time.process_time() - start < 5.0  # CPU seconds, about 1: nothing grows with the square of the kernels
 
 
 def test_most_of_many_gpus_are_the_others():

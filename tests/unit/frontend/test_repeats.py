@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -616,23 +615,6 @@ def test_groups_that_wait_for_each_other_are_refused():
     circle = [((3 * n, 3 * n + 1), ()) for n in range(4)] + [((3 * n + 2,), ()) for n in range(4)]
     circle[1] = ((3, 4, 5), ())
     assert short.expand(circle) is None
-
-
-# -- speed -----------------------------------------------------------------------------------------------------------
-
-
-def test_eighty_layers_take_under_half_a_second():
-    whole = graph_of("llama3_8b", "training", 80)
-    assert len(whole.ops) > 8000
-    best = min(timed(whole) for _ in range(3))
-    assert best < 0.5
-
-
-def timed(whole: Graph) -> float:
-    start = time.process_time()
-    short = shorten(whole)
-    assert short.expand(alone(short.graph)) is not None
-    return time.process_time() - start
 
 
 def test_equal_calls_are_alike_and_those_that_overlap_otherwise_are_not():
