@@ -80,7 +80,8 @@ def report() -> str:
     lines = [
         "# Which wall limits a step: before and after latency was one", "",
         "Shares of the modeled time of an eager step in bf16, by the wall that limits each kernel. Before (commit",
-        "1f20135), instructions, dependent steps and clocks of row kernels counted as memory or overhead.",
+        "1f20135), instructions, dependent steps and clocks of row kernels counted as memory or overhead. Times also hold",
+        "what else has changed: an eager op took the CPU 5 us then, and takes it what the host `bare-metal` states now.",
         "`python reports/walls.py` writes this; its first lines say how the older figures, `reports/walls_before.csv`, were made.",
         "",
         "| workload | step | GPU | time, ms | compute, % | bandwidth, % | latency, % | overhead, % |",
