@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +80,7 @@ def command(
         source = Profile.load(target)
     paths = [output.path for output in out.files if output.kind == "json" and not strict_device]  # refused: no file
     try:
-        with running(target, messages), terminated_as_interrupted():
+        with running(target, messages):
             profile = measure(
                 source, progress=messages.progress, updated=_writer(paths), check=not no_check, steps=not no_step,
                 **given, **keywords,
@@ -96,19 +93,6 @@ def command(
     if source is target:
         remember(profile, messages)
     return code
-
-
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """``timeout 60 memwall measure`` ends as Ctrl-C does: with what was measured."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _writer(paths: Sequence[Path]) -> Callable[[Profile], None]:

@@ -2,9 +2,9 @@
 
 It calls one target (``module:name``; one instance if a class) with each request, and sends back the result or the
 :class:`MemwallError` that it raises. Any other exception ends it. Where each request is to find the process as it was
-at first, whatever the last one did to it, each is answered in a fork (``apart``): what is imported is shared, and only
-the answer comes back. It ends with its parent in any case, even in the middle of a call: the parent holds its standard
-input open.
+at first, whatever the last one did to it, each is answered in a fork (``apart``), several at once if several are sent:
+what is imported is shared, and only the answer comes back. It ends with its parent in any case, even in the middle of a
+call: the parent holds its standard input open.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ HOME = str(Path(__file__).resolve().parents[2])
 #: whether a process that has imported torch can be forked; macOS ends such a fork at its first call of a system library
 FORKS = sys.platform == "linux"
 _START = "from memwall.core.process import serve; serve()"
+#: how long a process looks for a request before it looks for forks that have ended
+_POLL_S = 0.02
 #: the process that has an answer to give; None where memwall is only a part of a program
 _answering: int | None = None
 
@@ -77,6 +79,9 @@ class Child:
         shown: what it prints goes to standard error; else it is kept for the last line.
         apart: each request is answered in a fork of the process; see :data:`FORKS`.
 
+    Attributes:
+        answered: the number of the request that the last answer, or error, belongs to; None where the process was lost.
+
     Raises:
         MissingError: the system is Windows.
         OSError: it cannot be started in that folder.
@@ -88,6 +93,8 @@ class Child:
     ) -> None:  # fmt: skip
         if not hasattr(os, "killpg"):  # nor can a pipe be handed on
             raise MissingError("this runs the model in a process of its own, which needs Linux or macOS; use WSL here")
+        self.answered: int | None = None
+        self._sent = 0
         mine, theirs = multiprocessing.Pipe()
         self._apart = apart and FORKS
         self._pipe: Connection[Any, Any] = mine
@@ -120,24 +127,29 @@ class Child:
         """What becomes readable when there is an answer, for :func:`multiprocessing.connection.wait`."""
         return self._pipe.fileno()
 
-    def send(self, *question: Any) -> None:
-        """Send a request; :meth:`receive` notices a dead process."""
+    def send(self, *question: Any) -> int:
+        """Send a request, and give its number; :meth:`receive` notices a dead process."""
+        self._sent += 1
         with contextlib.suppress(OSError):
             self._pipe.send(question)
+        return self._sent
 
     def receive(self, limit_s: float | None) -> Any:
-        """The answer; None waits without a limit.
+        """The next answer, whichever request it belongs to; None waits without a limit.
 
         Raises:
             MemwallError: what the target has raised.
             Lost: the process ended, or took longer than the limit.
         """
+        self.answered = None
         try:
             if not self._pipe.poll(limit_s):
                 raise Lost("timeout", f"took longer than its limit of {limit_s:.0f} s")
+            number = self._pipe.recv()
             raised, answer = self._pipe.recv()
         except (EOFError, OSError):
             raise self._lost() from None
+        self.answered = number
         if raised is None:  # the fork ended without an answer
             raise _lost(answer, "")
         if raised:
@@ -163,7 +175,7 @@ class Child:
 
     def stop(self) -> None:
         """Kill the process and its children."""
-        if self._apart:  # first the fork, whose parent then waits for it: no zombie is left
+        if self._apart:  # first the forks, whose parent then waits for them: no zombie is left
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
             self._pipe.close()
@@ -214,7 +226,7 @@ def serve() -> None:
     lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # what is called may read its standard input, and must not read the lifeline
     if apart:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends the fork; then the pipe closes
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends the forks; then the pipe closes
     else:
         _end_with(lifeline)
     module, _, name = target.partition(":")
@@ -222,15 +234,34 @@ def serve() -> None:
     if isinstance(answer, type):
         answer = answer()
     pipe: Connection[Any, Any] = Connection(descriptor)
+    number = 0
+    forks: dict[int, tuple[int, IO[bytes]]] = {}  # process → the number of its request, and where its answer will be
     while True:
-        try:
-            question = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        # what the target raises ends this process, or the fork
-        made = _forked(answer, question, lifeline) if apart else pickle.dumps(_answered(answer, question))
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            pipe.send_bytes(made)
+        if pipe.poll(_POLL_S if forks else None):
+            try:
+                question = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                break
+            number += 1
+            # what the target raises ends this process, or the fork
+            if apart:
+                process, place = _forked(answer, question, lifeline, pipe)
+                forks[process] = number, place
+            else:
+                _reply(pipe, number, pickle.dumps(_answered(answer, question)))
+        for process in list(forks):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                asked, place = forks.pop(process)
+                _reply(pipe, asked, _made(place, os.waitstatus_to_exitcode(status)))
+    for process in forks:
+        os.waitpid(process, 0)
+
+
+def _reply(pipe: Connection[Any, Any], number: int, made: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        pipe.send(number)
+        pipe.send_bytes(made)
 
 
 def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bool, Any]:
@@ -243,27 +274,34 @@ def _answered(answer: Callable[..., Any], question: tuple[Any, ...]) -> tuple[bo
         return True, kind(str(error))  # plain: one that says more need not survive a pipe
 
 
-def _forked(answer: Callable[..., Any], question: tuple[Any, ...], lifeline: int) -> bytes:
-    """The pickled answer that a fork of this process gives; ``(None, exit code)`` where it ends without one."""
-    with tempfile.TemporaryFile() as place:
-        process = os.fork()
-        if not process:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            answering()
-            _end_with(lifeline)
-            code = 1
-            try:
-                place.write(pickle.dumps(_answered(answer, question)))
-                place.flush()
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:  # no handler at exit of what was called, and no thread of it, delays or changes the answer
-                with contextlib.suppress(Exception):
-                    sys.stdout.flush()
-                os._exit(code)
-        _, status = os.waitpid(process, 0)
-        code = os.waitstatus_to_exitcode(status)
+def _forked(
+    answer: Callable[..., Any], question: tuple[Any, ...], lifeline: int, pipe: Connection[Any, Any]
+) -> tuple[int, IO[bytes]]:
+    """A fork of this process that answers, and the file that its pickled answer will be in."""
+    place = tempfile.TemporaryFile()  # noqa: SIM115  closed when it is read
+    process = os.fork()
+    if not process:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        pipe.close()  # its end says that the process is lost
+        answering()
+        _end_with(lifeline)
+        code = 1
+        try:
+            place.write(pickle.dumps(_answered(answer, question)))
+            place.flush()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:  # no handler at exit of what was called, and no thread of it, delays or changes the answer
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+            os._exit(code)
+    return process, place
+
+
+def _made(place: IO[bytes], code: int) -> bytes:
+    """The pickled answer of a fork; ``(None, exit code)`` where it ended without one."""
+    with place:
         place.seek(0)
         made = place.read()
     return made if made and not code else pickle.dumps((None, code))

@@ -1,9 +1,9 @@
 """Base and head, each profiled in its own folder, every workload in a process of its own, both with this memwall.
 
-A server imports torch and memwall and nothing of the user's, and answers each job in a fork of itself: a job finds the
-process as it was at first, whatever another has set, patched, imported or seeded. A job always finds this memwall, and
-its folder's own packages before installed ones, so that the base does not run the head's code; if it did anyway, the
-result says so. The user's code prints to standard error.
+A server imports torch and memwall and nothing of the user's, and answers each job in a fork of itself, as many at once
+as there are cores: a job finds the process as it was at first, whatever another has set, patched, imported or seeded. A
+job always finds this memwall, and its folder's own packages before installed ones, so that the base does not run the
+head's code; if it did anyway, the result says so. The user's code prints to standard error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from memwall.programs import profile_ranks
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 
-#: the most servers; how many does not change what they answer
+#: the most jobs at a time; how many does not change what they answer
 _MOST = 8
 #: folders of what is installed or compiled
 _INSTALLED = frozenset(("site-packages", "dist-packages", "__pycache__"))
@@ -173,59 +173,62 @@ def _named(op: Op) -> str:
 
 
 class Tracers:
-    """The servers, started as they are needed and stopped at the end of the ``with`` block; ``captures``: jobs will
-    look for graph breaks."""
+    """The server, started when it is needed and stopped at the end of the ``with`` block, or one for each job where a
+    process cannot fork; ``captures``: jobs will look for graph breaks."""
 
     def __init__(self, captures: bool = True) -> None:
         self._target = CapturingTracer if captures else Tracer
-        self._idle: list[Child] = []
+        self._children: list[Child] = []
 
     def __enter__(self) -> Tracers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        while self._idle:
-            self._idle.pop().stop()
+        while self._children:
+            self._children.pop().stop()
 
     def traced(self, jobs: Sequence[tuple[Tree, Job]]) -> list[Traced]:
         """What became of each job; as many run at a time as there are cores."""
         waiting = deque(enumerate(jobs))
-        busy: dict[Any, tuple[int, Job]] = {}
+        busy: dict[tuple[Any, int], tuple[int, Job]] = {}
         found: dict[int, Traced] = {}
         most = min(os.cpu_count() or 1, _MOST)
         try:
             while waiting or busy:
                 while waiting and len(busy) < most:
                     place, (tree, job) = waiting.popleft()
-                    child = self._idle.pop() if self._idle else self._server()
-                    busy[child] = place, job
-                    child.send(job, tree)
-                done = wait([*busy])
-                for child in [child for child in busy if child in done]:
-                    place, job = busy.pop(child)
-                    found[place] = self._answer(child, job)
+                    child = self._server()
+                    busy[child, child.send(job, tree)] = place, job
+                ready: list[Any] = wait(dict.fromkeys(child for child, _ in busy))
+                for child in ready:
+                    answer = self._answer(child)
+                    for key in [key for key in busy if key[0] is child and child.answered in (None, key[1])]:
+                        place, job = busy.pop(key)
+                        found[place] = answer if isinstance(answer, Traced) else Traced(job.name, None, answer)
+                    if not (FORKS and child.alive):
+                        self._children.remove(child)
+                        child.stop()
         finally:  # interrupted: what still runs is stopped
-            for child in busy:
+            for child in {child for child, _ in busy}:
+                self._children.remove(child)
                 child.stop()
         return [found[place] for place in range(len(jobs))]
 
     def _server(self) -> Child:
-        # the order of a set in a model is no difference between base and head
-        variables = {**environment(), "PYTHONHASHSEED": "0"}
-        target = f"{__name__}:{self._target.__name__}"
-        return Child(target, variables, folder=Path("/"), own_path=True, shown=True, apart=True)
+        if not (FORKS and self._children):
+            # the order of a set in a model is no difference between base and head
+            variables = {**environment(), "PYTHONHASHSEED": "0"}
+            target = f"{__name__}:{self._target.__name__}"
+            self._children.append(Child(target, variables, folder=Path("/"), own_path=True, shown=True, apart=True))
+        return self._children[-1]
 
-    def _answer(self, child: Child, job: Job) -> Traced:
-        """The answer of a server, which then waits for the next job; one that cannot fork has no further one."""
+    def _answer(self, child: Child) -> Traced | str:
+        """The next answer of a server, or why there is none."""
         try:
             row: Traced = child.receive(None)
         except Lost as lost:
             ended = lost.code is not None and lost.code >= 0
-            row = Traced(job.name, None, f"{lost}: the model ended it, as os._exit does" if ended else str(lost))
-        if FORKS and child.alive:
-            self._idle.append(child)
-        else:
-            child.stop()
+            return f"{lost}: the model ended it, as os._exit does" if ended else str(lost)
         return row
 
 

@@ -7,10 +7,12 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.defects.conftest import ROOT
+from tests.unit.processes import wait_for
 
 #: What a model written for a GPU asks of torch.cuda; {} is a line of forward.
 CUDA = """\
@@ -332,7 +334,8 @@ def test_c31_a_measurement_that_is_terminated_shows_what_it_has(folder):
     command = [sys.executable, "-m", "memwall", "measure", "net.py", "--device", "cpu", "--gpu", "h100", "--no-step",
                "--executor", "eager", "--samples", "1000000"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as ran:
-        assert any("modeled as h100-sxm" in line for line in ran.stderr)  # said where measuring begins
+        assert any("modeled as h100-sxm" in line for line in ran.stderr)  # said before measuring begins
+        wait_for(Path(f"/proc/{ran.pid}/task/{ran.pid}/children").read_text)  # the process that measures
         ran.terminate()
         out, err = ran.communicate()
     assert ran.returncode == 130, err

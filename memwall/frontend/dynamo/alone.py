@@ -11,6 +11,9 @@ import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
+
+import torch
 
 from memwall.core import compat
 from memwall.frontend.dynamo.text import limit_reached
@@ -23,7 +26,7 @@ def alone(notes: list[str]) -> Iterator[None]:
     """Dynamo as in a fresh process, silent, and restored afterwards; ``notes`` gets the limits that it hit."""
     dynamo, counters = compat.dynamo, compat.dynamo_counters
     counted = copy.deepcopy(dict(counters))
-    dynamo.reset()
+    _reset()
     with (
         dynamo.config.patch(suppress_errors=False, disable=False, error_on_recompile=False),
         warnings.catch_warnings(),
@@ -35,9 +38,16 @@ def alone(notes: list[str]) -> Iterator[None]:
             with _own_code_skipped():
                 yield
         finally:
-            dynamo.reset()
+            _reset()
             counters.clear()
             counters.update(counted)
+
+
+def _reset() -> None:
+    """Dynamo's own reset imports Inductor, all of it, where a GPU is said to be there, to forget its CUDA graphs."""
+    there = torch.cuda.is_available if "torch._inductor.cudagraph_trees" in sys.modules else bool
+    with patch.object(torch.cuda, "is_available", there):
+        compat.dynamo.reset()
 
 
 @contextlib.contextmanager

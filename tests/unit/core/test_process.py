@@ -120,6 +120,22 @@ def test_a_request_apart_that_ends_its_fork_ends_nothing_else(start, question, c
 
 
 @pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
+def test_requests_apart_run_at_once_and_an_answer_says_whose_it_is(start):
+    child = start(apart=True)
+    slow, quick, lost = child.send("sleep", 3.0), child.send("quick"), child.send("exit", 5)
+    found = {}
+    for _ in range(3):
+        try:
+            given = child.receive(60.0)
+        except Lost as error:
+            given = error.code
+        found[child.answered] = given
+    assert list(found)[-1] == slow and found == {
+        slow: ("sleep", (3.0,)), quick: ("quick", ()), lost: 5,
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
 def test_what_a_request_apart_prints_is_shown(start, monkeypatch, capfd):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     start(apart=True, shown=True).ask(60.0, "print", "from the model")
