@@ -17,7 +17,7 @@ FAMILY_SECONDS ?= 600
 EXECUTORS := $(shell command -v g++ >/dev/null 2>&1 && echo eager,inductor || echo eager)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo loop docs test test-fast test-oldest test-newest newest gate gpu check lint types lines setup release-check clean
+.PHONY: help demo loop docs test test-whole test-fast test-oldest test-newest newest gate gpu check lint types lines setup release-check clean
 
 help:
 	@echo "make demo    BERT-large training on a V100 and an H100, and what fusion would win; writes build/demo/"
@@ -82,6 +82,10 @@ docs: $(STAMP)
 # But for what test-newest and test-oldest alone are for.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --ignore=tests/cli/test_versions.py
+
+# Every case, also of the tests of which `make test` runs a sample; about an hour and a half on two cores.
+test-whole: $(STAMP)
+	$(BIN)/python -m pytest -n auto --whole --ignore=tests/cli/test_versions.py
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -n auto -q -m "not slow"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def pytest_configure(config):
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
     # said here and not in pyproject.toml: the tests also run with the package of an older commit
     config.addinivalue_line("markers", "defect(number): holds off this number of the third list, see tools/defects.py")
+    config.addinivalue_line("markers", "sampled(n): every n-th of its cases is tested, all of them with --whole")
     config.addinivalue_line("markers", "versions: also runs with the newest and the oldest supported libraries")
 
 
@@ -52,10 +54,20 @@ SLOW = frozenset((
 ))  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    cases, left = Counter(), []
     for item in items:
         if SLOW & {item.path.stem, item.path.parent.name}:
             item.add_marker(pytest.mark.slow)
+        mark = item.get_closest_marker("sampled")
+        if mark and not config.getoption("--whole"):
+            test = item.path, item.originalname
+            if cases[test] % mark.args[0]:
+                left.append(item)
+            cases[test] += 1
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
 
 
 @pytest.fixture

@@ -12,18 +12,22 @@ import argparse
 import ast
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 #: the commit at which each list was written
 FOUND_AT = {"first and second": "1f20135", "third": "5603edfa"}
+#: address space of the tests of a commit
+MOST_BYTES = 16 << 30
 _NAME = re.compile(r"test_([a-f])(\d\d)_\w+")
 _MARK = "pytest.mark.defect"
 
@@ -76,9 +80,12 @@ def outcomes(root: Path, rows: Sequence[Defect]) -> dict[tuple[str, str], str]:
     tests = sorted({f"{row.file}::{row.test}" for row in rows})
     command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", "2", "--continue-on-collection-errors",
                f"--junitxml={report}", *tests]  # fmt: skip
-    # the plugin of the installed memwall is that of this checkout
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    subprocess.run(command, cwd=root, check=False, env=environment)
+    # no plugin but that of memwall in this checkout, and the measured tables that lie next to it
+    environment = {"MEMWALL_SHARED": str(ROOT.parent / "shared"), **os.environ, "PYTHONPATH": str(root),
+                   "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "memwall.gate.pytest_plugin"}  # fmt: skip
+    # what took all memory before is a failure of the test alone
+    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    subprocess.run(command, cwd=root, check=False, env=environment, preexec_fn=limit)
     ends: dict[tuple[str, str], str] = {}
     for case in ET.parse(report).iter("testcase"):
         key = (case.attrib["classname"].replace(".", "/") + ".py", case.attrib["name"].partition("[")[0])

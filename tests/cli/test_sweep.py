@@ -263,6 +263,7 @@ def inputs(batch=4):
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ["local", "dask"])
 def test_a_worker_that_is_killed_loses_nothing(tmp_path, engine):
     if engine == "dask":

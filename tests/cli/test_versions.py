@@ -177,7 +177,6 @@ def test_what_versions_change_has_a_cause_and_spares_weights_caches_and_products
     assert differing == causes and {place for place, _ in parts} > differing
 
 
-@pytest.mark.defect("1")
 @pytest.mark.parametrize("name", SERVED)
 def test_a_family_is_served_searched_and_swept(hf, run, name):
     """The cache of every model was said not to be there under transformers 5.24, by each command that serves one."""
@@ -195,7 +194,6 @@ def test_a_family_is_served_searched_and_swept(hf, run, name):
         assert token == 2 * (16 + 8) * 2
 
 
-@pytest.mark.defect("2")
 def test_commands_run(run, folder, monkeypatch):
     """The versions that ``pip install`` takes, and the oldest that are promised, were run by nobody."""
     from memwall.cli import COMMANDS

@@ -58,6 +58,7 @@ ASKED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("line", ASKED.values(), ids=ASKED.keys())
 def test_f51_what_follows_from_inputs_and_constants_is_known(run, folder, line, mode):

@@ -56,6 +56,7 @@ def seconds(text: str) -> tuple[float, float]:
     return float(number) * scale, 0.5000001 * 10**-digits * scale
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a01_the_verdict_saves_what_the_what_if_saves(run, models, name, mode):
@@ -71,6 +72,7 @@ def test_a01_the_verdict_saves_what_the_what_if_saves(run, models, name, mode):
             assert saved[f"--what-if '{change}'"] == what_if["before"]["time_s"] - what_if["after"]["time_s"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a02_the_label_is_the_largest_term(run, models, name, mode):
@@ -114,6 +116,7 @@ TERMS_SAID = re.compile(
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a02_explain_names_the_wall_of_every_kernel(run, models, name, mode):

@@ -1,7 +1,7 @@
 """Runs generated kernels in Triton's interpreter and holds them against float64; one line of JSON for each kernel.
 
-``python -m tests.unit.generated_child FOLDER workload NAME MODE``, ``... cases NAME...`` or ``... planted NAME...``. It
-is a process of its own because the interpreter has to be asked for before Triton is imported.
+``python -m tests.unit.generated_child FOLDER workload NAME MODE EVERY``, ``... cases NAME...`` or ``... planted
+NAME...``. It is a process of its own because the interpreter has to be asked for before Triton is imported.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def not_generated(graph: Graph, group: Group, reason: str) -> dict[str, Any]:
     return {"ops": ops, "schedule": "", "status": "not generated", "message": reason, "error": 0.0, "seconds": 0.0}
 
 
-def workload(name: str, mode: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Every distinct kernel of a reference workload, by the path that it takes at full size."""
+def workload(name: str, mode: str, folder: Path, every: int) -> Iterator[dict[str, Any]]:
+    """Every n-th distinct kernel of a reference workload, by the path that it takes at full size."""
     made = small_workloads.small(name, mode)
     operators, flow = Operators(), Flow.of(made.full)
 
@@ -175,7 +175,7 @@ def workload(name: str, mode: str, folder: Path) -> Iterator[dict[str, Any]]:
         except NotGenerated as error:
             return f"not generated: {error}"
 
-    for group, wanted in small_workloads.distinct(made, path):
+    for group, wanted in itertools.islice(small_workloads.distinct(made, path), 0, None, every):
         oracle = Oracle(made.graph, made.flow, group, operators)
         try:
             kernel = by_path(made.graph, made.flow, group, made.gpu, wanted)
@@ -234,11 +234,11 @@ def planted(names: tuple[str, ...], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def main(folder: str, what: str, *names: str) -> None:
-    """Print the results of ``workload NAME MODE``, ``cases NAME...`` or ``planted NAME...``."""
+    """Print the results of ``workload NAME MODE EVERY``, ``cases NAME...`` or ``planted NAME...``."""
     torch.set_num_threads(1)
     round_to_nearest()
     if what == "workload":
-        results = workload(names[0], names[1], Path(folder))
+        results = workload(names[0], names[1], Path(folder), int(names[2]))
     else:
         results = {"cases": cases, "planted": planted}[what](names, Path(folder))
     for result in results:

@@ -451,6 +451,7 @@ def test_eager_keeps_the_tolerance_on_every_kind_of_group(name):
     assert checked >= 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", small_workloads.MODES)
 @pytest.mark.parametrize("name", small_workloads.WORKLOADS)
 def test_the_tiny_workload_does_what_the_large_one_does(name, mode):

@@ -111,6 +111,7 @@ class Drops(Remembers):
         return x
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kind",
     [Counts, Remembers, Tabled, Branches, Differentiates, Chooses, Norms, Shaped, Hooked, Drops],

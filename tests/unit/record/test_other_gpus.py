@@ -22,6 +22,7 @@ GPUS = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x")
 HEAVY = {"llama3_405b", "llama3_70b"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("name", [name for name in REFERENCE if name not in HEAVY])
