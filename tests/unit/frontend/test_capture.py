@@ -6,6 +6,8 @@ import inspect
 import json
 import logging
 import re
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -19,6 +21,7 @@ from memwall.frontend.dynamo.capture import carry
 from memwall.frontend.dynamo.run import capture
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
+from tests.unit.places import ROOT
 
 TRAINING = TraceOptions(mode="training")
 
@@ -455,3 +458,20 @@ def test_empty_streams_are_aligned(streams):
     seen, ops = ([op(i, name, region="0") for i, name in enumerate(stream)] for stream in streams)
     regions, places, unmatched = carry([int(op.module) for op in seen], seen, ops)
     assert regions == (EAGER,) * len(ops) and places == (None,) * len(seen) and unmatched == len(ops)
+
+
+ALONE = """
+import sys, torch
+from memwall.frontend.dynamo.run import capture
+from memwall.frontend.torch import TraceOptions, trace
+from memwall.frontend.workload import Workload
+workload, options = Workload(torch.nn.Linear(2, 2), (torch.zeros(1, 2),)), TraceOptions()
+assert capture(workload, options, trace(workload, options).graph, ()).failure is None
+print([name for name in ("torch._dynamo.convert_frame", "torch._inductor.compile_fx") if name in sys.modules])
+"""
+
+
+def test_a_capture_imports_no_compiler():
+    """Dynamo's reset imports Inductor, for seconds, where a GPU is said to be there."""
+    done = subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "['torch._dynamo.convert_frame']\n"
