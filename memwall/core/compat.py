@@ -183,6 +183,7 @@ PLACES: Mapping[str, str] = {
     "sympy_functions": "torch.utils._sympy.functions",
     # torch._inductor
     "functorch": "torch._functorch",
+    "cudagraph_trees": "torch._inductor.cudagraph_trees",
     "inductor": "torch._inductor",
     "min_cut_partition": "torch._functorch.partitioners:min_cut_rematerialization_partition",
     "use_lazy_graph_module": "torch.fx._lazy_graph_module:_use_lazy_graph_module",

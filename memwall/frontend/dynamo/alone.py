@@ -45,7 +45,7 @@ def alone(notes: list[str]) -> Iterator[None]:
 
 def _reset() -> None:
     """Dynamo's own reset imports Inductor, all of it, where a GPU is said to be there, to forget its CUDA graphs."""
-    there = torch.cuda.is_available if "torch._inductor.cudagraph_trees" in sys.modules else bool
+    there = torch.cuda.is_available if compat.name_of("cudagraph_trees") in sys.modules else bool
     with patch.object(torch.cuda, "is_available", there):
         compat.dynamo.reset()
 
