@@ -79,16 +79,16 @@ loop: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# But for what test-newest and test-oldest alone are for.
+# But for what test-newest and test-oldest alone are for. Tests of a module stay together, as they share what is made once.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --ignore=tests/cli/test_versions.py
+	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/cli/test_versions.py
 
 # Every case, also of the tests of which `make test` runs a sample; about an hour and a half on two cores.
 test-whole: $(STAMP)
-	$(BIN)/python -m pytest -n auto --whole --ignore=tests/cli/test_versions.py
+	$(BIN)/python -m pytest -n auto --dist worksteal --whole --ignore=tests/cli/test_versions.py
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -n auto -q -m "not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not slow"
 
 # A selection with the versions of constraints-oldest.txt or constraints-newest.txt, in an environment of its own, which
 # pip neither compiles nor gets what the tests of other files need.

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: the commit at which each list was written
 FOUND_AT = {"first and second": "1f20135", "third": "5603edfa"}
 #: address space of the tests of a commit
-MOST_BYTES = 16 << 30
+MOST_BYTES = 10 << 30
 _NAME = re.compile(r"test_([a-f])(\d\d)_\w+")
 _MARK = "pytest.mark.defect"
 
