@@ -83,7 +83,7 @@ docs: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/cli/test_versions.py
 
-# Every case, also of the tests of which `make test` runs a sample; about an hour and a half on two cores.
+# Every case, also of the tests of which `make test` runs a sample.
 test-whole: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal --whole --ignore=tests/cli/test_versions.py
 
