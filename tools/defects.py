@@ -126,9 +126,12 @@ def main() -> int:
         "--at", action="store_true", help="run the tests where they were found too; each must fail there"
     )
     parser.add_argument("--only", choices=FOUND_AT, help="this list alone; --output keeps the others")
+    parser.add_argument("--number", help="of that list this number alone; --output keeps the others")
     parser.add_argument("-o", "--output", type=Path, help="write the list here instead of to standard output")
     options = parser.parse_args()
-    rows = [row for row in defects() if options.only in (None, row.found_in)]
+    if options.number and not (options.only and options.output):
+        parser.error("--number goes with --only and --output")
+    rows = [row for row in defects() if options.only in (None, row.found_in) and options.number in (None, row.number)]
     here = outcomes(ROOT, rows)
     there = {}
     if options.at:
@@ -136,7 +139,7 @@ def main() -> int:
                  for name, commit in FOUND_AT.items() if options.only in (None, name)}  # fmt: skip
     lines = ["# Defects and the tests that hold them off", "",
              f"`python tools/defects.py{' --at' * options.at} -o reports/defects.md` runs the tests and writes this"
-             " list; with `--only third` one part of it."]  # fmt: skip
+             " list; with `--only third` one part of it, with `--number 19` of that one number."]  # fmt: skip
     wrong, before = [], _sections(options.output)
     for name, commit in FOUND_AT.items():
         title = f"## The {name} list{'s' if ' ' in name else ''}"
@@ -144,7 +147,11 @@ def main() -> int:
             lines += ["", title, *before.get(title, [])]
             continue
         heads = ["number", "cause", "test", "now", *([f"at {commit}"] if options.at else [])]
-        lines += ["", title, "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        lines += ["", title]
+        kept = before.get(title, []) if options.number else ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+        after = [line for line in kept if line.startswith(f"| {options.number} |")]
+        place = kept.index(after[0]) if after else len(kept)
+        lines += kept[:place]
         for row in (row for row in rows if row.found_in == name):
             key = (row.file, row.test)
             ends = [here.get(key, "missing"), *([there[name].get(key, "missing")] if options.at else [])]
@@ -152,6 +159,7 @@ def main() -> int:
             lines.append(f"| {' | '.join([row.number, cause, f'`{row.file}::{row.test}`', *ends])} |")
             if ends[0] in ("failed", "missing") or ends[1:] not in ([], ["failed"]):
                 wrong.append(row)
+        lines += [line for line in kept[place:] if line not in after]
     text = "\n".join(lines) + "\n"
     if options.output:
         options.output.write_text(text, encoding="utf-8")
