@@ -86,11 +86,10 @@ def test_it_may_take_so_long_and_is_stopped_whatever_it_does(start):
     child = start()
     child.ask(60.0, "up")
     with pytest.raises(Lost, match=r"took longer than its limit of 0 s") as lost:
-        child.ask(0.1, "sleep", 60.0)
+        child.ask(0.1, "sleep", 1e6)
     assert lost.value.status == "timeout"
-    began = time.monotonic()
     child.stop()
-    assert time.monotonic() - began < 10.0
+    assert not child.alive
 
 
 def test_what_it_calls_cannot_read_what_keeps_it_alive(start):
