@@ -28,10 +28,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    for name in (
-        "SIGHUP",
-        "SIGINT",
-    ):  # a command inherits that the tests run in the background, and would ignore them too
+    for name in ("SIGHUP", "SIGINT"):  # a command inherits that tests run in the background, and would ignore both too
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
@@ -55,7 +52,7 @@ SLOW = frozenset((
 
 
 def pytest_collection_modifyitems(config, items):
-    cases, left = Counter(), []
+    cases, left = Counter(), set()
     for item in items:
         if SLOW & {item.path.stem, item.path.parent.name}:
             item.add_marker(pytest.mark.slow)
@@ -63,11 +60,11 @@ def pytest_collection_modifyitems(config, items):
         if mark and not config.getoption("--whole"):
             test = item.path, item.originalname
             if cases[test] % mark.args[0]:
-                left.append(item)
+                left.add(item)
             cases[test] += 1
     if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ class Tracers:
         return self._children[-1]
 
     def _answer(self, child: Child) -> Traced | str:
-        """The next answer of a server, or why there is none."""
+        """What became of the next job that a server has finished, or the reason why it gave no answer."""
         try:
             row: Traced = child.receive(None)
         except Lost as lost:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from memwall.core.errors import MissingError, NeedsData, UsageError
 from memwall.core.process import FORKS, Child, Lost, environment
+from tests.unit.processes import wait_for
 
 
 def answer(word, *arguments):
@@ -22,6 +24,8 @@ def answer(word, *arguments):
         os.kill(os.getpid(), arguments[0])
     if word == "sleep":
         time.sleep(arguments[0])
+    if word == "await":
+        wait_for(Path(arguments[0]).exists)
     if word == "print":
         print(*arguments)
     if word == "stdin":
@@ -119,19 +123,20 @@ def test_a_request_apart_that_ends_its_fork_ends_nothing_else(start, question, c
 
 
 @pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
-def test_requests_apart_run_at_once_and_an_answer_says_whose_it_is(start):
-    child = start(apart=True)
-    slow, quick, lost = child.send("sleep", 3.0), child.send("quick"), child.send("exit", 5)
+def test_requests_apart_run_at_once_and_an_answer_says_whose_it_is(start, tmp_path):
+    """The first waits for a file, which is there when the others are answered."""
+    child, place = start(apart=True), tmp_path / "go on"
+    first, second, lost = child.send("await", str(place)), child.send("second"), child.send("exit", 5)
     found = {}
-    for _ in range(3):
+    for last in (False, False, True):
+        if last:
+            place.touch()
         try:
-            given = child.receive(60.0)
+            given = child.receive(None)
         except Lost as error:
             given = error.code
         found[child.answered] = given
-    assert list(found)[-1] == slow and found == {
-        slow: ("sleep", (3.0,)), quick: ("quick", ()), lost: 5,
-    }  # fmt: skip
+    assert found == {second: ("second", ()), lost: 5, first: ("await", (str(place),))}
 
 
 @pytest.mark.skipif(not FORKS, reason="this system cannot fork a process that has imported torch")
