@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "memwall needs Python 3.11 or newer; none of $(CANDIDATES) is. Set PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "memwall needs Python 3.11 or newer; $(PYTHON) is older" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e lab
 	@touch $(STAMP)
 
 # Ends with the answer: what stands above the tables of the single GPUs.
@@ -112,11 +112,11 @@ gate: $(STAMP)
 HAS_CUDA  := import sys, torch; sys.exit(torch.version.cuda is None)
 HAS_TORCH := import torch
 
-MEASURE = $(1) reports/measured_report.py --seconds $(SECONDS) && exec $(1) benchmarks/families.py --seconds $(FAMILY_SECONDS); exit $$?
+MEASURE = $(1) lab/reports/measured_report.py --seconds $(SECONDS) && exec $(1) lab/benchmarks/families.py --seconds $(FAMILY_SECONDS); exit $$?
 
 gpu:
 	@for needs in '$(HAS_CUDA)' '$(HAS_TORCH)'; do for p in $(BIN)/python python python3 python3.12 python3.11; do \
-	    if $$p -c "$$needs" 2>/dev/null; then export PYTHONPATH=.; $(call MEASURE,$$p); fi; \
+	    if $$p -c "$$needs" 2>/dev/null; then export PYTHONPATH=.:lab; $(call MEASURE,$$p); fi; \
 	done; done; \
 	for board in /dev/nvidia[0-9]* /dev/dxg; do if test -e $$board; then \
 	    $(MAKE) --no-print-directory setup && { $(call MEASURE,$(BIN)/python); }; exit 1; fi; \

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.places import ROOT
 
-SPEC = importlib.util.spec_from_file_location("reports_render", ROOT / "reports" / "render.py")
+SPEC = importlib.util.spec_from_file_location("reports_render", ROOT / "lab" / "reports" / "render.py")
 render = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(render)
 
@@ -17,7 +17,7 @@ def test_report_is_current(name, monkeypatch):
     text = render.TEXTS[name]()
     if text is None:
         pytest.skip("what it needs (measured rows, transformers) is not at hand")
-    assert text == (ROOT / "reports" / name).read_text(encoding="utf-8"), "run: python reports/render.py"
+    assert text == (ROOT / "reports" / name).read_text(encoding="utf-8"), "run: python lab/reports/render.py"
 
 
 def test_no_report_says_no():

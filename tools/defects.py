@@ -104,6 +104,7 @@ def at_commit(commit: str, rows: Sequence[Defect]) -> dict[tuple[str, str], str]
         try:
             shutil.rmtree(root / "tests")
             shutil.copytree(ROOT / "tests", root / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copy(ROOT / "conftest.py", root)
             return outcomes(root, rows)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", root], cwd=ROOT, check=True)

@@ -14,6 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memwall.analysis.accuracy.samples import Sample
 from memwall.cli.options import parse_prices
 from memwall.cli.trace_input import analyse_file, is_trace
 from memwall.core.errors import MemwallError
@@ -395,7 +396,7 @@ def hardware_seeds() -> list[bytes]:
 
 def accuracy_seeds() -> list[bytes]:
     """A table of each kind: its columns, and rows of plausible cells."""
-    from memwall.analysis.accuracy.tables import TABLES
+    from memwall_lab.tables import TABLES
 
     seeds = []
     for table in TABLES:
@@ -439,7 +440,7 @@ def read_accuracy(path: Path) -> None:
     from memwall.analysis.accuracy.reading import read_measured
     from memwall.analysis.accuracy.samples import model_rows
 
-    model_rows(read_measured(path).samples[:4])
+    model_rows(read_measured(path).of(Sample)[:4])
 
 
 def read_gate(path: Path) -> None:

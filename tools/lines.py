@@ -22,14 +22,17 @@ CEILINGS = Path(__file__).with_suffix(".toml")
 
 def line_counts() -> dict[str, int]:
     """Lines of every module, by its path in the repository."""
-    files = sorted([*(ROOT / "memwall").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
+    files = sorted(path for folder in ("memwall", "lab", "tests") for path in (ROOT / folder).rglob("*.py"))
     return {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
 
 
 def folder_of(path: str) -> str:
-    """Where the lines of a module count: a folder of the package, ``memwall`` for what lies at its top, ``tests``."""
+    """Where the lines of a module count: a folder of the package, ``memwall`` for what lies at its top, ``lab``, or
+    ``tests``, also for the tests of the lab."""
     parts = path.split("/")
-    return "tests" if parts[0] == "tests" else parts[1] if len(parts) > 2 else "memwall"
+    if "tests" in parts[:2]:
+        return "tests"
+    return parts[1] if parts[0] == "memwall" and len(parts) > 2 else parts[0]
 
 
 def function_lengths(path: str) -> list[int]:

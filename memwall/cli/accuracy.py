@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -23,8 +22,9 @@ from memwall.core.errors import UsageError
 def command(files: tuple[str, ...], split: bool, rows: str | None, deployments: int, out: Out) -> None:
     """Score the model against measured kernels.
 
-    FILE is a saved profile that memwall measure wrote (.json), a table of its rows (.csv), or a table of measured times
-    of NeuSight, aiconfigurator, Vidur, DeepBench or Liger, or of deployments of language models, known by its columns.
+    FILE is a saved profile that memwall measure wrote (.json), or a table of its rows (.csv); where the repository's lab
+    is installed (pip install -e lab) also a table of measured times of NeuSight, aiconfigurator, Vidur, DeepBench or
+    Liger, or of deployments of language models, known by its columns.
     For each data set, GPU, op class and dtype: mean, median and 90th percentile of the error, its bias (above 0:
     modeled too slow), rank correlation, how many are within 20 %, and how many beat the roofline bound, which is a
     model error; next to them what two rooflines score. Each distinct kernel counts once. -o writes .md, .csv, .json,
@@ -45,15 +45,7 @@ def command(files: tuple[str, ...], split: bool, rows: str | None, deployments: 
     from memwall.analysis.accuracy import score_files
 
     out.plan(AccuracyReport)
-    found = score_files(dict.fromkeys(files), split=split, deployments=deployments, read_model=_read_model)
-    out.show(AccuracyReport(found))
-
-
-def _read_model(target: str) -> Any:
-    """The model of a deployment; what it needs is imported where a table has one."""
-    from memwall.serving import read_model
-
-    return read_model(target)
+    out.show(AccuracyReport(score_files(dict.fromkeys(files), split=split, simulated=deployments)))
 
 
 def _target(path: Path) -> Path:

@@ -28,7 +28,7 @@ class Constants:
     #: tables that a file may state; a missing one is replaced by the first that is there
     VARIANTS: ClassVar[tuple[str, ...]] = ()
     #: measured over modeled time, 10th and 90th percentile, with another GPU's constants, and with the defaults or
-    #: the former where that is wider (``tools/foreign_intervals.py``); here the widest of all families
+    #: the former where that is wider (``lab/fits/foreign_intervals.py``); here the widest of all families
     FOREIGN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     #: both, of variants whose kernels differ more between GPUs
@@ -245,7 +245,7 @@ class StreamConstants(Constants):
     #: ``looped``: threads that load one element after another (reductions, pooling, moments, scans)
     VARIANTS: ClassVar[tuple[str, ...]] = ("elementwise", "looped")
     #: residuals of modules of such kernels, KernelBench's on A100, A10G, L40S and T4 and ours on an H200, the half that
-    #: may be fitted (``tools/foreign_intervals.py``)
+    #: may be fitted (``lab/fits/foreign_intervals.py``)
     FOREIGN_OF: ClassVar[Mapping[str, tuple[float, float]]] = {"looped": (0.84, 1.56)}
     UNMEASURED: ClassVar[str] = NO_ROWS
     FOREIGN: ClassVar[tuple[float, float]] = (0.89, 1.2)

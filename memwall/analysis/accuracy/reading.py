@@ -6,35 +6,40 @@ Lines that begin with ``#`` before the header are comments. A row that cannot be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from memwall.analysis.accuracy.collectives import CollectiveSample
-from memwall.analysis.accuracy.deployments import Deployment, Engines, Traced, deployment_rows
-from memwall.analysis.accuracy.modules import ModuleSample
-from memwall.analysis.accuracy.samples import Sample, halves, left_out, model_rows
-from memwall.analysis.accuracy.tables import TABLES, Kind, Skip
-from memwall.analysis.accuracy.training import TrainingSample
+from memwall.analysis.accuracy.kinds import LAB, OWN, Kind, Skip, Timed, kinds
+from memwall.analysis.accuracy.samples import halves
 from memwall.analysis.validation import Row, devices
 from memwall.core.errors import UsageError
 from memwall.core.files import read_csv
 from memwall.record.profile import Profile
 
+T = TypeVar("T")
+S = TypeVar("S", bound=Timed)
+
 
 @dataclass
 class Measured:
-    """What a file holds: samples to be modeled, rows that are already modeled, and what was left out."""
+    """What a file holds: samples by their class, rows that are already modeled, and what was left out."""
 
-    samples: list[Sample] = field(default_factory=list)
-    modules: list[ModuleSample] = field(default_factory=list)
-    collectives: list[CollectiveSample] = field(default_factory=list)
-    steps: list[TrainingSample] = field(default_factory=list)
-    deployments: list[Deployment] = field(default_factory=list)
+    samples: dict[type[Timed], list[Any]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     #: reason -> rows
     skipped: Counter[str] = field(default_factory=Counter)
+
+    def of(self, kind: type[S]) -> list[S]:
+        """The samples of a class."""
+        return self.samples.get(kind, [])
+
+    def add(self, item: Timed | Row) -> None:
+        if isinstance(item, Row):
+            self.rows.append(item)
+        else:
+            self.samples.setdefault(type(item), []).append(item)
 
 
 def read_measured(path: str | Path) -> Measured:
@@ -47,7 +52,7 @@ def read_measured(path: str | Path) -> Measured:
         _read_table(source, found)
     else:
         raise UsageError(f"cannot score {source}: want a saved profile (.json) or a table (.csv)")
-    if not (found.samples or found.modules or found.collectives or found.steps or found.deployments or found.rows):
+    if not (found.samples or found.rows):
         reason = f": {found.skipped.most_common(1)[0][0]}" if found.skipped else ""
         raise UsageError(f"{source} holds no measured kernel that was timed{reason}")
     return found
@@ -64,15 +69,11 @@ def _read_profile(source: Path, found: Measured) -> None:
 
 def _read_table(source: Path, found: Measured) -> None:
     kind = None
-    into: dict[type, list[Any]] = {
-        Sample: found.samples, ModuleSample: found.modules, CollectiveSample: found.collectives,
-        TrainingSample: found.steps, Deployment: found.deployments, Row: found.rows,
-    }  # fmt: skip
     for line, record in read_csv(source):
         kind = kind or _recognise(source, record)
         try:
             for item in kind.read(record, source):
-                into[type(item)].append(item)
+                found.add(item)
         except Skip as reason:
             found.skipped[str(reason)] += 1
         except ValueError as error:
@@ -80,13 +81,17 @@ def _read_table(source: Path, found: Measured) -> None:
 
 
 def _recognise(source: Path, record: Mapping[str, str]) -> Kind:
-    for kind in TABLES:
+    known = kinds()
+    for kind in known:
         if kind.columns <= record.keys():
             return kind
-    nearest = min(TABLES, key=lambda kind: len(kind.columns - record.keys()) / len(kind.columns))
+    nearest = min(known, key=lambda kind: len(kind.columns - record.keys()) / len(kind.columns))
     missing = sorted(nearest.columns - record.keys())
     named = f"the column{'s' * (len(missing) > 1)} {', '.join(missing)}"
-    raise UsageError(f"{source} is not a table of measured times: it lacks {named} of the nearest kind, {nearest.name}")
+    others = f"; tables of other projects need {LAB} (pip install -e lab in a checkout)" if known == (OWN,) else ""
+    raise UsageError(
+        f"{source} is not a table of measured times: it lacks {named} of the nearest kind, {nearest.name}{others}"
+    )
 
 
 @dataclass(frozen=True)
@@ -108,47 +113,32 @@ class Scored:
     split: Split | None = None
 
 
-def score_files(
-    paths: Iterable[str | Path], *, split: bool = False, deployments: int = 0,
-    read_model: Callable[[str], Traced] | None = None,
-) -> Scored:  # fmt: skip
-    """All rows of some files, but of deployments, which are simulated, evenly spaced ones, about so many of each file
-    (0: all); ``read_model`` reads their models. Raises as :func:`read_measured`."""
+def score_files(paths: Iterable[str | Path], *, split: bool = False, simulated: int = 0) -> Scored:
+    """All rows of some files, but of samples that are simulated evenly spaced ones, about ``simulated`` of each file
+    (0: all). Raises as :func:`read_measured`."""
     found = [read_measured(path) for path in paths]
-    engines = read_model and Engines(read_model)
-    samples = [sample for measured in found for sample in measured.samples]
-    modules = [module for measured in found for module in measured.modules]
-    collectives = [each for measured in found for each in measured.collectives]
-    steps = [step for measured in found for step in measured.steps]
-    asked = [each for measured in found for each in thinned(measured.deployments, deployments)]
     skipped: Counter[str] = sum((measured.skipped for measured in found), Counter())
-    if left := sum(len(measured.deployments) for measured in found) - len(asked):
-        skipped["deployments that --rows leaves out"] = left
-    rows = [row for measured in found for row in measured.rows] + _modeled(samples, modules, collectives, steps)
-    rows += deployment_rows(asked, engines, skipped)
+    samples: dict[type[Timed], list[Any]] = {}
+    for measured in found:
+        for kind, all_of_kind in measured.samples.items():
+            taken = thinned(all_of_kind, simulated) if kind.IS_SIMULATED else all_of_kind
+            samples.setdefault(kind, []).extend(taken)
+            if left := len(all_of_kind) - len(taken):
+                skipped[f"{kind.__name__.lower()}s that --rows leaves out"] += left
+    rows = [row for measured in found for row in measured.rows] + _modeled(samples, skipped)
     if not split:
         return Scored(rows, skipped)
-    parts = zip(
-        (*halves(samples), left_out(samples)),
-        (*halves(modules), left_out(modules)),
-        (*halves(collectives), [each.left_out() for each in collectives]),
-        (*halves(steps), [step.left_out() for step in steps]),
-        (*halves(asked), [each.left_out() for each in asked]),
-        strict=True,
-    )
-    return Scored(rows, skipped, Split(*(_modeled(*part[:4]) + deployment_rows(part[4], engines) for part in parts)))
+    parts: tuple[dict[type[Timed], list[Any]], ...] = ({}, {}, {})
+    for kind, own in samples.items():
+        for part, some in zip(parts, (*halves(own), [sample.left_out() for sample in own]), strict=True):
+            part[kind] = some
+    return Scored(rows, skipped, Split(*(_modeled(part, Counter()) for part in parts)))
 
 
-def thinned(samples: Sequence[Deployment], most: int) -> Sequence[Deployment]:
+def thinned(samples: Sequence[T], most: int) -> Sequence[T]:
     """Evenly spaced ones, about so many; all if 0."""
     return samples[:: max(len(samples) // most, 1)] if most else samples
 
 
-def _modeled(
-    samples: Iterable[Sample],
-    modules: Iterable[ModuleSample],
-    collectives: Iterable[CollectiveSample],
-    steps: Iterable[TrainingSample],
-) -> list[Row]:
-    others: list[ModuleSample | CollectiveSample | TrainingSample] = [*modules, *collectives, *steps]
-    return model_rows(samples) + [sample.row() for sample in others]
+def _modeled(samples: Mapping[type[Timed], list[Any]], skipped: Counter[str]) -> list[Row]:
+    return [row for kind, own in samples.items() for row in kind.model(own, skipped)]

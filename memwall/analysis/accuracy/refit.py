@@ -61,9 +61,9 @@ def refit(path: str | Path) -> Refit:
 
 
 def table_samples(path: Path) -> list[Sample]:
-    """The rows of a table that say what ran; of modules, those that ran as CUDA graphs of eager kernels."""
+    """The rows of a table that say what ran: kernels, and what else knows itself as launches of kernels."""
     found = read_measured(path)
-    return [*found.samples, *(kernels for module in found.modules if (kernels := module.kernels()))]
+    return [kernels for own in found.samples.values() for sample in own if (kernels := sample.kernels())]
 
 
 def profile_samples(profile: Profile) -> list[Sample]:

@@ -6,12 +6,14 @@ the datasheet; R1 reaches 75 % of the peak and 85 % of the bandwidth, and adds 3
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 from memwall.analysis.accuracy.halves import in_fit_half
+from memwall.analysis.accuracy.kinds import Timed
 from memwall.analysis.explanation import calibration_of
 from memwall.analysis.validation import Row
 from memwall.hardware.constants import LaunchConstants
@@ -28,7 +30,7 @@ _R1_PEAK, _R1_DRAM, _R1_S = 0.75, 0.85, 3e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Timed):
     """A measured launch, or the launches of one op. ``launch`` names the way of timing
     (:class:`memwall.hardware.constants.LaunchConstants`): ``graph``, ``kernel`` or ``call``. ``resident_bytes`` of what
     it reads were in L2 before it began. ``shape`` identifies its shape, for the split into rows to fit and rows to
@@ -57,6 +59,18 @@ class Sample:
         """Whether the constants may see its shape: the parity of a SHA-256, the same on every GPU."""
         return in_fit_half(self.split or self.shape)
 
+    def left_out(self) -> Self:
+        """The sample on its GPU as if no data of it existed."""
+        return replace(self, gpu=held_out_gpu(self.gpu))
+
+    def kernels(self) -> Self:
+        return self
+
+    @classmethod
+    def model(cls, samples: Sequence[Sample], skipped: Counter[str]) -> list[Row]:
+        """One row for each sample; equal shapes are modeled once."""
+        return model_rows(samples)
+
 
 def halves(samples: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """The samples to fit, and those to score; equal shapes, or modules, are in one half."""
@@ -74,11 +88,6 @@ def held_out_gpu(gpu: Gpu) -> Gpu:
     others = [other for other in stated() if other.name != gpu.name]
     unknown = replace(gpu, utilization=host, fitted_on={}, trained_products=UNKNOWN_TRAINED)
     return with_nearest_constants(unknown, others)
-
-
-def left_out(samples: Iterable[Any]) -> list[Any]:
-    """The samples on GPUs as if no data of them existed."""
-    return [replace(sample, gpu=held_out_gpu(sample.gpu)) for sample in samples]
 
 
 def model_rows(samples: Iterable[Sample]) -> list[Row]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.accuracy import TABLES, Row, Scored, Table, reading, score, score_all, score_files
+from memwall.analysis.accuracy import Kind, Row, Scored, kinds, reading, score, score_all, score_files
+from memwall.analysis.accuracy.kinds import OWN
 from memwall.analysis.accuracy.scores import floors_s, kappa, percentile, regime, spearman
 from memwall.core.errors import UsageError
 from memwall.report import render
@@ -140,14 +141,21 @@ def test_a_saved_profile_and_its_table_say_the_same(record, tmp_path):
 
 
 def test_other_tables_may_be_added(tmp_path, monkeypatch):
-    def read(record):
-        return row(float(record["guess"]), float(record["clock"]), dataset="theirs")
+    class Theirs(Kind):
+        def read(self, record, source):
+            yield row(float(record["guess"]), float(record["clock"]), dataset="theirs")
 
-    kind = Table("their table", "guess clock", read)
-    monkeypatch.setattr(reading, "TABLES", (*TABLES, kind))
+    monkeypatch.setattr(reading, "kinds", lambda: (*kinds(), Theirs("their table", "guess clock")))
     path = tmp_path / "t.csv"
     path.write_text("clock,guess,else\n2,1,x\n", encoding="utf-8")
     assert score_files([path]).rows == [row(1.0, 2.0, dataset="theirs")]
+
+
+def test_a_table_of_another_project_needs_the_lab(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "kinds", lambda: (OWN,))
+    (tmp_path / "t.csv").write_text("gpu,m,n,k,latency_ms\nh100,1,1,1,1\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"tables of other projects need memwall_lab \(pip install -e lab"):
+        score_files([tmp_path / "t.csv"])
 
 
 def test_what_is_no_file_of_ours(tmp_path):

@@ -166,7 +166,7 @@ def test_the_script_prints_and_changes_nothing(tmp_path):
     table(tmp_path / "rows.csv", "Tesla P4", range(64, 64 * 40, 64))
     before = spec_path("p4").read_bytes()
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "fit_utilization.py"), "--files", str(tmp_path / "rows.csv"),
+        [sys.executable, str(ROOT / "lab" / "fits" / "fit_utilization.py"), "--files", str(tmp_path / "rows.csv"),
          "--family", "stream", "--intervals"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip

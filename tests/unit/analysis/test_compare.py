@@ -11,7 +11,7 @@ import torch
 
 import memwall
 from memwall.analysis.accuracy.reading import read_measured
-from memwall.analysis.accuracy.samples import halves, model_rows
+from memwall.analysis.accuracy.samples import Sample, halves, model_rows
 from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles, ratio_interval
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
@@ -206,7 +206,7 @@ def test_the_interval_of_a_ratio_holds_measured_ones():
     """Equal shapes measured on two GPUs, in the half of the shapes that the constants were not fitted to."""
     path = truth("vidur_mlp_ops.csv")
     assert path is not None
-    _, held_out = halves(read_measured(path).samples)
+    _, held_out = halves(read_measured(path).of(Sample))
     rows = list(zip(held_out, model_rows(held_out), strict=True))
     totals = {
         (row.op_class, sample.dtype, sample.shape, sample.gpu.name): (

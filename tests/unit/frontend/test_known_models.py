@@ -1,6 +1,6 @@
 """A dozen real models traced on ``meta`` and with data: the same ops, FLOPs, bytes, and numbers that Python reads.
 
-``benchmarks/known_values.py`` compares more of them.
+``lab/benchmarks/known_values.py`` compares more of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memwall.frontend.workload import Workload
 from tests.unit.places import ROOT
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT / "lab" / "benchmarks"))
 known_values = pytest.importorskip("known_values")
 
 NAMES = (

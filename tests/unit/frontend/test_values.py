@@ -23,7 +23,7 @@ from memwall.frontend.torch.run import trace
 from memwall.frontend.torch.values import MOST_INTEGERS, KnownValues
 from tests.unit.places import ROOT
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT / "lab" / "benchmarks"))
 from known_values import described
 
 #: a step of a program: integers of some shape, a source of choices → integers; each answers on any device

@@ -1,6 +1,6 @@
 """Sixty transformers types of all families from their default configuration, layers cut: a sample of the zoo.
 
-``benchmarks/zoo.py`` runs them all. FLOPs are compared with those that torch's FlopCounterMode counts over the same
+``lab/benchmarks/zoo.py`` runs them all. FLOPs are compared with those that torch's FlopCounterMode counts over the same
 step.
 """
 
@@ -17,7 +17,7 @@ import memwall
 from tests.unit.places import ROOT
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT / "lab" / "benchmarks"))
 zoo = pytest.importorskip("zoo")
 suites = pytest.importorskip("zoo_models.suites")
 

@@ -12,6 +12,7 @@ from memwall.analysis.explanation import choices_text, explanations
 from memwall.core.units import duration
 from memwall.ops.product_launches import Convolution, Gemm
 from memwall.report import render
+from memwall_lab.modules import ModuleSample
 from tests.unit.places import truth
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -96,7 +97,9 @@ def test_windows_that_the_library_has_no_tensor_cores_for_are_in_the_range():
     if path is None:
         pytest.skip("kernelbench_v0_times.csv is not here")
     times_s = {"54": 2.71e-3, "60": 7.42e-3, "66": 32.7e-3}
-    samples = [s for s in read_measured(path).modules if s.gpu.name == "l40s" and s.op_class == "level 1 eager"]
+    samples = [
+        s for s in read_measured(path).of(ModuleSample) if s.gpu.name == "l40s" and s.op_class == "level 1 eager"
+    ]
     for sample in samples:
         if measured_s := times_s.get(sample.module.split("_")[1]):
             profile = sample.profile.on([sample.gpu])

@@ -15,6 +15,7 @@ import memwall
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.ops.launches import Stream
 from memwall.ops.product_launches import Convolution
+from memwall_lab.modules import ModuleSample
 from tests.unit.places import truth
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -78,7 +79,9 @@ def test_lone_convolutions_that_compiling_slows_down_are_named():
         rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     took_s = {row["module"]: float(row["mean_ms"]) / 1e3 for row in rows
               if "L40S" in row["gpu"] and row["way"] == "compile_inductor_default"}  # fmt: skip
-    samples = [s for s in read_measured(path).modules if s.gpu.name == "l40s" and s.op_class == "level 1 eager"]
+    samples = [
+        s for s in read_measured(path).of(ModuleSample) if s.gpu.name == "l40s" and s.op_class == "level 1 eager"
+    ]
     chosen = [s for s in samples if s.module.split("_")[1] in ("56", "62", "63", "80", "87")]
     assert len(chosen) == 5
     for sample in chosen:

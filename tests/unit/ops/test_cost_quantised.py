@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from memwall.analysis.accuracy import Sample, read_measured
-from memwall.analysis.accuracy.samples import halves, left_out, model_rows
+from memwall.analysis.accuracy.samples import halves, model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import load_gpu
@@ -127,7 +127,7 @@ MEASURED = truth("aiconfigurator_quant_gemm.csv")
 def samples() -> list[Sample]:
     if MEASURED is None:
         pytest.skip("the measured tables are not here")
-    return read_measured(MEASURED).samples
+    return read_measured(MEASURED).of(Sample)
 
 
 #: scheme -> most that the median error is to be, in percent, on shapes that were not fitted to
@@ -148,7 +148,7 @@ def test_no_measured_product_is_faster_than_the_bound(samples: list[Sample]) -> 
 
 
 def test_the_interval_of_a_gpu_left_out_holds_most_rows(samples: list[Sample]) -> None:
-    rows = model_rows(left_out(halves(samples)[1]))
+    rows = model_rows([sample.left_out() for sample in halves(samples)[1]])
     inside = sum(row.low_s <= row.measured_s <= row.high_s for row in rows)
     assert inside > 0.75 * len(rows)
 
@@ -157,5 +157,5 @@ def test_every_row_is_read_or_left_out_for_a_stated_reason() -> None:
     if MEASURED is None:
         pytest.skip("the measured tables are not here")
     found = read_measured(MEASURED)
-    assert len(found.samples) + sum(found.skipped.values()) == 11_597
+    assert len(found.of(Sample)) + sum(found.skipped.values()) == 11_597
     assert sorted(found.skipped.values()) == [162, 1207]  # SGLang's int8, vLLM's eager calls

@@ -9,12 +9,12 @@ from statistics import fmean
 
 import pytest
 
-from memwall.analysis.accuracy.collectives import CollectiveSample
 from memwall.analysis.accuracy.reading import read_measured
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster, Link, Protocol
 from memwall.perfmodel.collectives import OPS, collective_s, taken_shares
+from memwall_lab.collectives import CollectiveSample
 from tests.unit.places import ROOT, truth
 
 MB = 1e6
@@ -180,7 +180,7 @@ def held_out():
     path = truth("nccl_collectives.csv")
     if path is None:
         pytest.skip("shared/truth/nccl_collectives.csv is not here")
-    return [sample for sample in read_measured(path).collectives if not sample.in_fit_half]
+    return [sample for sample in read_measured(path).of(CollectiveSample) if not sample.in_fit_half]
 
 
 def error(samples):
@@ -222,7 +222,7 @@ def test_messages_hold_a_multiprocessor_for_each_channel():
 def test_constants_of_a_protocol_are_found_again():
     """Times that were made with another start and rate of DGX H100's Simple, messages from 16 MiB on in a ring."""
     pytest.importorskip("scipy")
-    spec = importlib.util.spec_from_file_location("fit_collectives", ROOT / "tools" / "fit_collectives.py")
+    spec = importlib.util.spec_from_file_location("fit_collectives", ROOT / "lab" / "fits" / "fit_collectives.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     cluster = load_cluster("dgx-h100")

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from memwall.analysis.accuracy.reading import read_measured
-from memwall.analysis.accuracy.samples import model_rows
+from memwall.analysis.accuracy.samples import Sample, model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.launches import Stream
 from memwall.ops.product_launches import Convolution
 from memwall.perfmodel.families import explain, predict
+from memwall_lab.modules import ModuleSample
 from tests.unit.cost_calls import cost, spec
 from tests.unit.places import truth
 
@@ -282,7 +283,7 @@ def _errors(name, wanted):
     path = truth(name)
     if path is None:
         pytest.skip(f"{name} is not here")
-    samples = [s for s in read_measured(path).samples if wanted(s) and not s.in_fit_half]
+    samples = [s for s in read_measured(path).of(Sample) if wanted(s) and not s.in_fit_half]
     by_cell = {}
     for sample, row in zip(samples, model_rows(samples), strict=True):
         cell = by_cell.setdefault((sample.gpu.name, sample.dtype), [])
@@ -307,7 +308,7 @@ def test_lone_convolutions_of_kernelbench_on_a_bare_machine():
         pytest.skip("kernelbench_v0_times.csv is not here")
     # longer than five times an op of the host, so that the kernel decides
     samples = [
-        s for s in read_measured(path).modules
+        s for s in read_measured(path).of(ModuleSample)
         if "_conv_" in s.module and s.op_class == "level 1 eager" and s.gpu.name == "l40s" and s.measured_s > 6e-5
         and not s.in_fit_half
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from memwall.hardware.lookup import load_gpu
 from memwall.ops.product_launches import Recurrent
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.recurrent import persistent
+from memwall_lab.modules import ModuleSample
 from tests.unit.places import truth
 
 LSTM = Recurrent(
@@ -151,7 +152,7 @@ def test_small_layers_wait_for_the_host_on_a_bare_machine():
     if path is None:
         pytest.skip("kernelbench_v0_times.csv is not here")
     samples = [
-        s for s in read_measured(path).modules
+        s for s in read_measured(path).of(ModuleSample)
         if ("_LTSM" in s.module or "_GRU" in s.module) and s.gpu.name == "l40s" and s.policy == "eager"
         and not s.in_fit_half
     ]  # fmt: skip

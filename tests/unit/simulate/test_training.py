@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from memwall.analysis.accuracy.language_model import LanguageModel, next_token_loss
-from memwall.analysis.accuracy.sizes import Sizes
 from memwall.analysis.training import blocks_of, trace_rank
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
@@ -18,6 +16,8 @@ from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.perfmodel.collectives import collective_s
 from memwall.simulate.blocks import Block, Blocks, Work
 from memwall.simulate.training import training_step
+from memwall_lab.language_model import LanguageModel, next_token_loss
+from memwall_lab.sizes import Sizes
 
 CLUSTER = load_cluster("dgx-a100-80gb")
 TP, SEQ = 8, 2048

@@ -1,0 +1,89 @@
+"""Options and fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from tests.unit.configs import target_of
+
+# a busy machine is no failure
+hypothesis.settings.register_profile("memwall", deadline=None)
+hypothesis.settings.load_profile("memwall")
+
+os.environ.pop("COLUMNS", None)  # xdist sets it; output that is not for a terminal would obey it
+
+GOLDEN = Path(__file__).parent / "tests" / "golden"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the code prints now")
+    parser.addoption("--whole", action="store_true", help="every case of an enumeration, where a sample is tested else")
+
+
+def pytest_configure(config):
+    for name in ("SIGHUP", "SIGINT"):  # a command inherits that tests run in the background, and would ignore both too
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+    # said here and not in pyproject.toml: the tests also run with the package of an older commit
+    config.addinivalue_line("markers", "defect(number): holds off this number of the third list, see tools/defects.py")
+    config.addinivalue_line("markers", "sampled(n): every n-th of its cases is tested, all of them with --whole")
+    config.addinivalue_line("markers", "versions: also runs with the newest and the oldest supported libraries")
+
+
+#: files of tests that compile, start processes of their own or take large models: ``make test-fast`` leaves them out
+SLOW = frozenset((
+    "cli", "test_ab", "test_accuracy_tables", "test_calibrate", "test_capture", "test_clock",
+    "test_codegen_compile", "test_codegen_gemm", "test_codegen_index", "test_codegen_multi",
+    "test_codegen_random", "test_diff", "test_docs", "test_emit", "test_fusion_invariants", "test_generated",
+    "test_generated_kernels", "test_generated_mutations", "test_history", "test_inductor",
+    "test_inductor_replay", "test_integrations", "test_library", "test_liger_pairs", "test_measure_cpu",
+    "test_measure_cuda", "test_measured_report", "test_op_counts", "test_oracle", "test_package",
+    "test_plan_diff", "test_process", "test_reference_models", "test_reports", "test_trace_memory",
+    "test_trace_reading", "test_trace_replay", "test_trace_viewers", "test_tracing",
+))  # fmt: skip
+
+
+def pytest_collection_modifyitems(config, items):
+    cases, left = Counter(), set()
+    for item in items:
+        if SLOW & {item.path.stem, item.path.parent.name}:
+            item.add_marker(pytest.mark.slow)
+        mark = item.get_closest_marker("sampled")
+        if mark and not config.getoption("--whole"):
+            test = item.path, item.originalname
+            if cases[test] % mark.args[0]:
+                left.add(item)
+            cases[test] += 1
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture
+def golden(request):
+    """``golden(name, text)``: the text is what tests/golden/name says; a missing file fails."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is missing; run pytest --update-golden and read it"
+        assert text == path.read_text(encoding="utf-8"), f"differs from {path}; pytest --update-golden rewrites it"
+
+    return check
+
+
+@pytest.fixture
+def save(tmp_path):
+    """``save({...})``: the target of a folder with that configuration of a transformers model in it."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    return partial(target_of, tmp_path)

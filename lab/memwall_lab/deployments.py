@@ -1,0 +1,219 @@
+"""A deployment of a language model that others timed: its engines, its load, and what a simulation of them gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from memwall.analysis.accuracy.halves import in_fit_half
+from memwall.analysis.accuracy.kinds import Timed
+from memwall.analysis.accuracy.samples import held_out_gpu, r1_s
+from memwall.analysis.validation import Row
+from memwall.core.errors import UsageError
+from memwall.fusion.server import Layout, Step
+from memwall.fusion.server.kernels import Collective
+from memwall.hardware.cluster import cluster_of
+from memwall.hardware.engine import engine_host
+from memwall.hardware.lookup import Gpu
+from memwall.perfmodel.roofline import peak_compute_s
+from memwall.serving import Model, read_model
+from memwall.simulate.serving.engine import CAPTURED, Policy, Speculation
+from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
+from memwall.simulate.serving.timing import GpuSteps
+from memwall.simulate.serving.workload import Workload
+from memwall_lab.collectives import without_own
+
+#: share of a GPU's memory that the servers of these tables take, and that of those whose weights need more: they ran
+UTILIZATION, MOST_UTILIZATION = 0.92, 0.98
+#: tokens of a step, and sequences, of each group of GPUs; the most sequences where as many run as the cache holds
+_TOKENS, _SEQUENCES, _MOST_SEQUENCES = 8192, 256, 2048
+#: between engines of prompts and of decodes: an adapter of 400 Gbit/s for each GPU
+_LINK_BYTES_PER_S = 50e9
+#: requests of a client that the tables' benchmarks send (InferenceX: ``--num-prompts $((CONC * 10))``); the first ones
+#: come all at once
+_WAVES = 10
+#: requests to simulate, where two for each client are not more
+_MOST_REQUESTS = 2000
+#: share of the drafts of DeepSeek's own module that the model takes: with it 7 drafts make 3.20 tokens a step, as
+#: measured on MT-bench, HumanEval and GSM8K (huggingface.co/nebius/MTP-DeepSeek-V3-0324, "Original MTP")
+_ACCEPTED = 0.707
+#: clients of whom a prompt waits for few others
+_FEW = 8
+
+
+class Engines:
+    """The engines of a data set, each of whose models is read once."""
+
+    def __init__(self) -> None:
+        self._models: dict[Path, Model] = {}
+        self._steps: dict[tuple[Path, str, Layout, bool, int], GpuSteps] = {}
+
+    def steps(
+        self, config: Path, gpu: Gpu, layout: Layout, is_left_out: bool, captured: int = CAPTURED[-1]
+    ) -> GpuSteps:  # fmt: skip
+        """An engine; tables call weights fp8 that are stored in blocks. ``captured``: its largest CUDA graph."""
+        key = config, gpu.name, layout, is_left_out, captured
+        if key not in self._steps:
+            if config not in self._models:
+                self._models[config] = read_model(f"hf:{config}")
+            model, cluster = self._models[config], cluster_of(gpu) if layout.gpus > 1 else None
+            if model.scheme == "fp8_block" and layout.weights.startswith("fp8"):
+                layout = replace(layout, weights="fp8_block", experts="")
+            if is_left_out:
+                gpu, cluster = held_out_gpu(gpu), cluster and without_own(cluster)
+            found = GpuSteps(
+                model.served, gpu, layout, cluster, UTILIZATION, engine_host(layout.engine), model.max_context, captured
+            )
+            if found.weights_bytes + found.reserved_bytes >= found.capacity_bytes:
+                found = replace(found, utilization=MOST_UTILIZATION)
+            self._steps[key] = found
+        return self._steps[key]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Engines that are alike."""
+
+    layout: Layout
+    engines: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment(Timed):
+    """A measured deployment. ``measured`` are seconds by figure: ``TPOT``, ``TTFT``, or ``GPU seconds per token`` with
+    as many clients as the cache holds. ``prompts`` are engines of their own, if there are such. ``label`` is the data
+    set's name for the GPU, ``name`` that for the model, ``config`` the folder of its configuration, ``split`` the key
+    of the half that it belongs to: the model and its engines, whatever the load."""
+
+    IS_SIMULATED: ClassVar[bool] = True
+
+    dataset: str
+    label: str
+    name: str
+    config: Path
+    gpu: Gpu
+    decodes: Pool
+    prompts: Pool | None = None
+    workload: Workload
+    measured: Mapping[str, float]
+    shape: str
+    split: str
+    #: tokens that a module of the model's own guesses for each that is verified; 0: none
+    draft_tokens: int = 0
+    #: what tells its engines
+    told_by: str = "the row"
+    #: batches of a group's decodes that it captures as CUDA graphs, with the largest batch; empty: as vLLM
+    graphs: tuple[int, ...] = ()
+    is_left_out: bool = field(default=False)
+
+    @property
+    def in_fit_half(self) -> bool:
+        """Whether constants may see it: the parity of a SHA-256."""
+        return in_fit_half(self.split)
+
+    def left_out(self) -> Deployment:
+        """The deployment as if nothing had been measured on GPUs of its kind."""
+        return replace(self, is_left_out=True)
+
+    @classmethod
+    def model(cls, samples: Sequence[Deployment], skipped: Counter[str]) -> list[Row]:
+        return deployment_rows(samples, Engines(), skipped)
+
+    def rows(self, engines: Engines) -> Iterator[Row]:
+        """Each figure, modeled and measured. R1 is a roofline with a batch that is always full, and a prompt that waits
+        for nobody. Raises UsageError: the model does not fit, or the deployment speculates."""
+        steps = engines.steps(
+            self.config, self.gpu, self.decodes.layout, self.is_left_out, max(self.graphs or CAPTURED)
+        )
+        load = self._load(steps)
+        run, clients = self._run(engines, steps, load), -(-(load.concurrency or 1) // self.decodes.engines)
+        decode = Step(clients, clients * (load.prompt.nominal + load.generate.nominal // 2))
+        self._check_bound(steps, round(max(run.batch, 1)), load)
+        others = roofline_s(steps, decode), roofline_s(steps, Step(0, 0, ((load.prompt.nominal, 0),)))
+        per_token_s = others[0] / clients + others[1] / load.generate.nominal
+        modeled = {
+            "TPOT": (waves(run, load, "tpot_s"), others[0]), "TTFT": (waves(run, load, "ttft_s"), others[1]),
+            "GPU seconds per token": tuple(steps.layout.gpus * s for s in (1 / run.tokens_per_s, per_token_s)),
+        }  # fmt: skip
+        kind = "disaggregated" if self.prompts else "one engine"
+        for figure, measured_s in self.measured.items():
+            few = f", {_FEW} clients or fewer" if figure == "TTFT" and (load.concurrency or 0) <= _FEW else ""
+            time_s, other_s = modeled[figure]
+            yield Row(self.dataset, self.label, f"{figure}, {kind}{few}", self.name, time_s, measured_s,
+                      shape=self.shape, r1_s=other_s)  # fmt: skip
+
+    def _load(self, steps: GpuSteps) -> Workload:
+        """The load, with as many clients as the cache holds where it states none."""
+        load = self.workload
+        if "GPU seconds per token" not in self.measured:
+            return load
+        free = steps.capacity_bytes - steps.weights_bytes - steps.reserved_bytes
+        held = free // max(steps.kv_bytes(load.prompt.most + load.generate.most), 1)
+        clients = max(min(held, _MOST_SEQUENCES * steps.layout.dp), 1)
+        return replace(load, concurrency=clients, requests=min(3 * clients, max(_MOST_REQUESTS, 2 * clients)))
+
+    def _run(self, engines: Engines, steps: GpuSteps, load: Workload) -> Requests:
+        clients = -(-(load.concurrency or 1) // self.decodes.engines)
+        groups = max(pool.layout.dp for pool in (self.decodes, self.prompts or self.decodes))
+        policy = Policy(
+            max_batch=max(clients, _SEQUENCES), token_budget=max(_TOKENS * groups, clients),
+            request_s=steps.host.request_s, captured=self._captured(clients), speculation=self._speculation(steps),
+        )  # fmt: skip
+        if self.prompts is None:
+            return simulate_requests(steps, load, policy)
+        prompt = engines.steps(self.config, self.gpu, self.prompts.layout, self.is_left_out)
+        apart = Disaggregated(
+            prompt=prompt, decode=steps, prompt_engines=self.prompts.engines, decode_engines=self.decodes.engines,
+            link_bytes_per_s=_LINK_BYTES_PER_S * prompt.layout.gpus,
+        )  # fmt: skip
+        return simulate_requests(apart, load, policy)
+
+    def _speculation(self, steps: GpuSteps) -> Speculation | None:
+        if not self.draft_tokens:
+            return None
+        return Speculation(draft_tokens=self.draft_tokens, accept=_ACCEPTED, draft=steps.guessing())
+
+    def _captured(self, clients: int) -> tuple[int, ...]:
+        """Batches of all groups that run as a graph, the next larger one of those that are not."""
+        sizes = (batch * self.decodes.layout.dp for batch in self.graphs)
+        return (*(size for size in sizes if size < clients), clients) if self.graphs else CAPTURED
+
+    def _check_bound(self, steps: GpuSteps, batch: int, load: Workload) -> None:
+        """Raises UsageError: tokens come faster than weights and caches can be read once for each."""
+        step = Step(batch, batch * load.prompt.least)
+        kernels = ((kernel, n, own) for kernel, n, own in steps.each(step) if not isinstance(kernel, Collective))
+        bound_s = sum(n * steps.prediction(kernel, own).bound_s for kernel, n, own in kernels)
+        if (1 + self.draft_tokens) * self.measured.get("TPOT", bound_s) < bound_s:
+            raise UsageError("tokens come faster than weights and caches can be read for each: it speculates")
+
+
+def waves(run: Requests, load: Workload, figure: str) -> float:
+    """The mean of a figure over :data:`_WAVES` requests of each client, of which fewer were simulated."""
+    clients = load.concurrency or 1
+    known = [value for value in (getattr(row, figure) for row in run.served) if value is not None]
+    first, later = known[:clients], known[clients:] or known
+    return sum(first) / len(first) / _WAVES + sum(later) / len(later) * (1 - 1 / _WAVES)
+
+
+def roofline_s(steps: GpuSteps, step: Step) -> float:
+    """R1 of a step: that of each of its kernels, without messages."""
+    total_s = 0.0
+    for kernel, n, own in steps.each(step):
+        cost = kernel.cost(own, steps.layout)
+        if cost.launches:
+            total_s += n * r1_s(peak_compute_s(cost, steps.gpu), cost.bytes / steps.gpu.dram_bytes_per_s)
+    return total_s
+
+
+def deployment_rows(samples: Iterable[Deployment], engines: Engines, refused: Counter[str]) -> list[Row]:
+    """The rows of all samples; why others have none is counted in ``refused``."""
+    found: list[Row] = []
+    for sample in samples:
+        try:
+            found += sample.rows(engines)
+        except UsageError as error:
+            refused[str(error)] += 1
+    return found

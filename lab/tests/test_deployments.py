@@ -1,0 +1,210 @@
+"""Tables of deployments: what their rows say of engines, by hand; and what is simulated."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from memwall.analysis.accuracy import read_measured
+from memwall.core.errors import UsageError
+from memwall.fusion.server import Layout
+from memwall.simulate.serving.requests import Requests, Served
+from memwall.simulate.serving.workload import Lengths, Workload
+from memwall_lab.deployments import Deployment, Engines, deployment_rows, waves
+from tests.unit.places import truth
+
+HEAD = (
+    "id,backend,model_path,system,precision,mode,isl,osl,gemm_quant_mode,moe_quant_mode,batch_size,tp_size,pp_size,"
+    "attention_dp_size,moe_tp_size,moe_ep_size,prefill_num_workers,prefill_tp_size,prefill_attention_dp_size,"
+    "prefill_moe_tp_size,prefill_moe_ep_size,decode_batch_size,decode_num_workers,decode_tp_size,"
+    "decode_attention_dp_size,decode_moe_tp_size,decode_moe_ep_size,ttft_ms,tpot_ms,concurrency,origin"
+)
+SEEN = "InferenceX db-dump"
+MODEL = "deepseek-ai/DeepSeek-R1"
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Rows of a table, given as the cells that differ from an engine of 8 GPUs on H200."""
+    folder = tmp_path / "configs" / MODEL.replace("/", "--")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({}), encoding="utf-8")
+
+    def table(*rows):
+        plain = {
+            "id": "x", "backend": "trtllm", "model_path": MODEL, "system": "h200_sxm", "precision": "fp8",
+            "mode": "agg", "isl": 1024, "osl": 1024, "gemm_quant_mode": "fp8", "moe_quant_mode": "fp8", "tp_size": 8,
+            "attention_dp_size": 1, "moe_tp_size": 8, "moe_ep_size": 1, "ttft_ms": 100, "tpot_ms": 10,
+            "concurrency": 64, "origin": "csv",
+        }  # fmt: skip
+        lines = [",".join(str({**plain, **row}.get(name, "")) for name in HEAD.split(",")) for row in rows]
+        path = tmp_path / "rows.csv"
+        path.write_text("\n".join([HEAD, *lines]) + "\n", encoding="utf-8")
+        return read_measured(path)
+
+    return table
+
+
+def engines(sample: Deployment) -> list[tuple[int, int, int, int]]:
+    """(engines, tp, dp, ep) of those that decode, and of those of prompts."""
+    pools = [sample.decodes, *([sample.prompts] if sample.prompts else [])]
+    return [(pool.engines, pool.layout.tp, pool.layout.dp, pool.layout.ep) for pool in pools]
+
+
+APART = {"mode": "disagg", "tp_size": "", "attention_dp_size": "", "moe_tp_size": "", "moe_ep_size": ""}
+STATED = {
+    **APART, "origin": SEEN, "decode_batch_size": 16, "decode_num_workers": 4, "decode_tp_size": 8,
+    "decode_attention_dp_size": 1, "decode_moe_tp_size": 1, "decode_moe_ep_size": 8, "prefill_num_workers": 1,
+    "prefill_tp_size": 1, "prefill_attention_dp_size": 4, "prefill_moe_tp_size": 1, "prefill_moe_ep_size": 4,
+}  # fmt: skip
+UNSTATED = {
+    **APART, "decode_tp_size": 8, "decode_attention_dp_size": 1, "decode_moe_tp_size": 4, "decode_moe_ep_size": 2,
+    "prefill_tp_size": 4, "prefill_attention_dp_size": 1, "prefill_moe_tp_size": 1, "prefill_moe_ep_size": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({}, [(1, 8, 1, 1)]),
+        ({"tp_size": 4, "attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16}, [(1, 1, 4, 1)]),
+        ({"tp_size": 1, "attention_dp_size": 8, "moe_tp_size": 1, "moe_ep_size": 8}, [(1, 1, 8, 8)]),
+        ({"tp_size": 64, "moe_tp_size": 8, "moe_ep_size": 8}, [(1, 8, 1, 8)]),
+        (STATED, [(4, 8, 1, 8), (1, 1, 4, 4)]),
+        (UNSTATED, [(4, 8, 1, 8), (1, 4, 1, 4)]),
+        ({**UNSTATED, "decode_tp_size": 32, "concurrency": 2048}, [(1, 1, 32, 32), (1, 4, 1, 4)]),
+        # 24 GPUs do not divide 256 experts: 8 times 3 do
+        (
+            {**UNSTATED, "decode_tp_size": 24, "decode_moe_tp_size": 3, "decode_moe_ep_size": 8, "concurrency": 2048},
+            [(1, 1, 24, 8), (1, 4, 1, 4)],
+        ),
+    ],
+)
+def test_the_engines_that_a_row_states(read, row, expected):
+    (sample,) = read({"concurrency": 63, **row}).of(Deployment)  # of which no list has any
+    assert engines(sample) == expected
+
+
+def test_a_row_takes_the_engines_of_the_one_that_states_them(read):
+    other, own = read(STATED, {**UNSTATED, "tpot_ms": 9}).of(Deployment)
+    assert engines(own) == engines(other)
+    assert own.measured == pytest.approx({"TPOT": 0.009, "TTFT": 0.1})
+    whole = {"tp_size": 36, "moe_tp_size": 36}  # 4 engines of 8 GPUs, and one of 4 that runs prompts
+    assert engines(read(STATED, whole).of(Deployment)[1]) == engines(other)
+    both = {**APART, "decode_tp_size": 36, "prefill_tp_size": 36}
+    for row in (whole, both, {**both, "decode_tp_size": 12, "prefill_tp_size": 12}):
+        found = read({}, {**row, "concurrency": 65})
+        assert len(found.of(Deployment)) == 1
+        assert "prompts and decodes together" in next(iter(found.skipped))
+
+
+#: one GPU, which holds no DeepSeek, and a second deployment of the same load
+LONE = {**UNSTATED, "decode_tp_size": 1, "prefill_tp_size": 1, "decode_moe_tp_size": 1, "decode_moe_ep_size": 1,
+        "prefill_moe_ep_size": 1}  # fmt: skip
+SECOND = {**STATED, "decode_num_workers": 2, "tpot_ms": 12, "ttft_ms": 90}
+
+
+@pytest.mark.parametrize(
+    ("others", "times", "expected"),
+    [
+        ((STATED, SECOND), {"tpot_ms": 12.000001, "ttft_ms": 90}, [(2, 8, 1, 8), (1, 1, 4, 4)]),  # the second's
+        ((STATED,), {"tpot_ms": 11}, [(4, 8, 1, 8), (1, 1, 4, 4)]),  # there is no other
+        ((STATED, SECOND), {"tpot_ms": 11}, [(4, 1, 1, 1), (1, 1, 1, 1)]),  # it may be of either
+    ],
+)
+def test_a_row_with_the_times_of_another_is_that_row(read, others, times, expected):
+    *_, own = read(*others, {**LONE, **times}).of(Deployment)
+    assert engines(own) == expected
+
+
+def test_a_row_that_is_faster_than_its_deployment_speculates(read):
+    found = read(STATED, {**UNSTATED, "tpot_ms": 7})
+    assert len(found.of(Deployment)) == 1
+    ((why, count),) = found.skipped.items()
+    assert "speculates" in why and count == 1
+
+
+def test_fewer_clients_are_taken_where_a_row_is_one_of_several_engines(read):
+    (sample,) = read({"batch_size": 16, "concurrency": 64}).of(Deployment)
+    assert sample.workload.concurrency == 16
+
+
+def test_without_a_configuration_rows_say_so(read, tmp_path):
+    with pytest.raises(UsageError, match="no configuration of nobody/knows"):
+        read({"model_path": "nobody/knows"})
+
+
+def test_the_first_of_ten_requests_waits_for_all_others():
+    """Two clients; the first requests have their first token after 3 s, the later ones after 1 s: 0.1 x 3 + 0.9 x 1."""
+    rows = [Served(0, 0, 3, 9, 10, 4)] * 2 + [Served(9, 9, 10, 16, 10, 4)] * 2
+    run = Requests(served=tuple(rows), tallies=(), span_s=16)
+    load = Workload(prompt=Lengths(10), generate=Lengths(4), concurrency=2, requests=4)
+    assert waves(run, load, "ttft_s") == pytest.approx(1.2)
+    assert waves(run, load, "tpot_s") == pytest.approx(2.0)
+
+
+@pytest.mark.slow
+def test_a_few_real_deployments_are_modeled_better_than_by_the_roofline():
+    table = truth("serving_e2e.csv")
+    if table is None:
+        pytest.skip("serving_e2e.csv is not here")
+    samples = [s for s in read_measured(table).of(Deployment) if s.name == "Qwen/Qwen3-32B" and not s.in_fit_half]
+    rows = deployment_rows(samples[::8], Engines(), Counter())
+    assert rows
+    for figure in ("TPOT", "TTFT"):
+        own = [row for row in rows if row.op_class.startswith(figure)]
+        others = [abs(row.r1_s / row.measured_s - 1) for row in own]
+        assert sum(abs(row.error) for row in own) < sum(others)
+
+
+@pytest.mark.parametrize(
+    ("row", "cache"),
+    [
+        ({"model_path": "nvidia/DeepSeek-V3.1-NVFP4", "backend": "vllm", "gemm_quant_mode": "nvfp4"}, "float8_e4m3fn"),
+        ({"backend": "vllm"}, ""),
+        ({"gemm_quant_mode": "fp8_block"}, ""),
+    ],
+)
+def test_checkpoints_of_modelopt_keep_their_cache_in_fp8(read, tmp_path, row, cache):
+    """hf_quant_config.json of nvidia's checkpoints says kv_cache_quant_algo FP8, which TensorRT-LLM and vLLM take."""
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4").mkdir()
+    (tmp_path / "configs/nvidia--DeepSeek-V3.1-NVFP4/config.json").write_text("{}", encoding="utf-8")
+    (sample,) = read(row).of(Deployment)
+    assert sample.decodes.layout.kv == cache
+
+
+def test_layouts_say_how_many_gpus():
+    assert Layout(tp=2, dp=4, pp=3).gpus == 24 and Layout(tp=2, dp=4, pp=3).stage_gpus == 8
+
+
+def test_a_listed_row_has_its_engines_drafts_and_graphs(read):
+    """InferenceX lists 144 clients of TensorRT-LLM on H200 with 3 drafts and without, on 9 engines of 8 GPUs each."""
+    rows = ({**UNSTATED, "concurrency": 144, "tpot_ms": ms} for ms in (12.9, 20.2))
+    faster, slower = read(*rows).of(Deployment)
+    assert engines(faster) == engines(slower) == [(9, 8, 1, 8), (1, 8, 1, 8)]
+    assert (faster.draft_tokens, slower.draft_tokens) == (3, 0)
+    assert max(slower.graphs) == 8192
+
+
+def test_a_row_that_speculates_with_unknown_drafts_says_so(read):
+    sglang = {**UNSTATED, "backend": "sglang", "concurrency": 2, "isl": 8192, "decode_tp_size": 8}
+    found = read({}, sglang)
+    assert len(found.of(Deployment)) == 1
+    assert "not with how many tokens" in next(iter(found.skipped))
+
+
+@pytest.mark.parametrize(
+    ("row", "clients", "expected"),
+    [
+        # InferenceX lists TensorRT-LLM on H200 with whole experts on each GPU, whatever the row says
+        ({"concurrency": 32, "batch_size": 32}, 32, [(1, 8, 1, 8)]),
+        # 64 groups are 8 GPUs named twice: their batches of 2 are 128 clients
+        ({"tp_size": 1, "attention_dp_size": 64, "moe_tp_size": 8, "moe_ep_size": 8, "batch_size": 2,
+          "concurrency": 128}, 128, [(1, 1, 8, 8)]),
+    ],
+)  # fmt: skip
+def test_one_engine_as_it_is_listed(read, row, clients, expected):
+    (sample,) = read(row).of(Deployment)
+    assert engines(sample) == expected and sample.workload.concurrency == clients
