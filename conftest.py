@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,9 @@ hypothesis.settings.load_profile("memwall")
 os.environ.pop("COLUMNS", None)  # xdist sets it; output that is not for a terminal would obey it
 
 GOLDEN = Path(__file__).parent / "tests" / "golden"
+PACKAGES = [Path(__file__).parent / name for name in ("memwall", "lab")]
+#: where no bytecode is kept, each worker would rewrite the assertions of all tests
+KEEPS_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 
 def pytest_addoption(parser):
@@ -32,9 +37,13 @@ def pytest_configure(config):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+    if not hasattr(config, "workerinput"):  # once: each of some hundred processes would compile the packages
+        for folder in PACKAGES:
+            compileall.compile_dir(folder, quiet=2)
     # said here and not in pyproject.toml: the tests also run with the package of an older commit
     config.addinivalue_line("markers", "defect(number): holds off this number of the third list, see tools/defects.py")
     config.addinivalue_line("markers", "sampled(n): every n-th of its cases is tested, all of them with --whole")
+    config.addinivalue_line("markers", "whole: tested with --whole alone; others of its kind always")
     config.addinivalue_line("markers", "versions: also runs with the newest and the oldest supported libraries")
 
 
@@ -52,12 +61,15 @@ SLOW = frozenset((
 
 
 def pytest_collection_modifyitems(config, items):
+    sys.dont_write_bytecode = KEEPS_NO_BYTECODE
     cases, left = Counter(), set()
     for item in items:
         if SLOW & {item.path.stem, item.path.parent.name}:
             item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("sampled")
-        if mark and not config.getoption("--whole"):
+        if item.get_closest_marker("whole") and not config.getoption("--whole"):
+            left.add(item)
+        elif mark and not config.getoption("--whole"):
             test = item.path, item.originalname
             if cases[test] % mark.args[0]:
                 left.add(item)

@@ -1,6 +1,6 @@
 """Runs the emitted files of a small model one after another, in Triton's interpreter, against the eager model.
 
-    TRITON_INTERPRET=1 python -m tests.unit.emitted_child NAME
+    TRITON_INTERPRET=1 python -m tests.unit.emitted_child NAME...
 
 A process of its own: the interpreter is chosen when Triton is imported.
 """
@@ -193,5 +193,6 @@ def check(name: str) -> None:
 
 
 if __name__ == "__main__":
-    check(sys.argv[1])
-    print("equal")
+    for each in sys.argv[1:]:
+        check(each)
+        print(f"{each}: equal")

@@ -1,7 +1,7 @@
 """Runs generated kernels in Triton's interpreter and holds them against float64; one line of JSON for each kernel.
 
-``python -m tests.unit.generated_child FOLDER workload NAME MODE EVERY``, ``... cases NAME...`` or ``... planted
-NAME...``. It is a process of its own because the interpreter has to be asked for before Triton is imported.
+``python -m tests.unit.generated_child FOLDER workloads MODE EVERY``, ``... cases NAME...`` or ``... planted NAME...``.
+It is a process of its own because the interpreter has to be asked for before Triton is imported.
 """
 
 from __future__ import annotations
@@ -164,25 +164,33 @@ def not_generated(graph: Graph, group: Group, reason: str) -> dict[str, Any]:
     return {"ops": ops, "schedule": "", "status": "not generated", "message": reason, "error": 0.0, "seconds": 0.0}
 
 
-def workload(name: str, mode: str, folder: Path, every: int) -> Iterator[dict[str, Any]]:
-    """Every n-th distinct kernel of a reference workload, by the path that it takes at full size."""
-    made = small_workloads.small(name, mode)
-    operators, flow = Operators(), Flow.of(made.full)
+def workloads(mode: str, folder: Path, every: int) -> Iterator[dict[str, Any]]:
+    """Every n-th kind of kernel of the reference workloads, by the path that it takes at full size."""
+    operators, seen = Operators(), set()
+    for name in small_workloads.WORKLOADS:
+        made = small_workloads.small(name, mode)
+        flow = Flow.of(made.full)
 
-    def path(group: Group) -> str:
-        try:
-            return generate(made.full, flow, group, made.gpu).schedule
-        except NotGenerated as error:
-            return f"not generated: {error}"
+        def path(group: Group, made: small_workloads.Small = made, flow: Flow = flow) -> str:
+            try:
+                return generate(made.full, flow, group, made.gpu).schedule
+            except NotGenerated as error:
+                return f"not generated: {error}"
 
-    for group, wanted in itertools.islice(small_workloads.distinct(made, path), 0, None, every):
-        oracle = Oracle(made.graph, made.flow, group, operators)
-        try:
-            kernel = by_path(made.graph, made.flow, group, made.gpu, wanted)
-        except NotGenerated as error:
-            yield {**not_generated(made.graph, group, str(error)), "full": wanted}
-            continue
-        yield {**prove(oracle, kernel, folder), "full": wanted}
+        for group, wanted in small_workloads.distinct(made, path):
+            kind = small_workloads.kind_of(made.graph, group, sizes=False), wanted
+            if kind in seen:
+                continue
+            seen.add(kind)
+            if len(seen) % every:
+                continue
+            oracle = Oracle(made.graph, made.flow, group, operators)
+            try:
+                kernel = by_path(made.graph, made.flow, group, made.gpu, wanted)
+            except NotGenerated as error:
+                yield {"workload": name, **not_generated(made.graph, group, str(error)), "full": wanted}
+                continue
+            yield {"workload": name, **prove(oracle, kernel, folder), "full": wanted}
 
 
 def by_path(graph: Graph, flow: Flow, group: Group, gpu: Gpu, wanted: str) -> Kernel:
@@ -234,11 +242,11 @@ def planted(names: tuple[str, ...], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def main(folder: str, what: str, *names: str) -> None:
-    """Print the results of ``workload NAME MODE EVERY``, ``cases NAME...`` or ``planted NAME...``."""
+    """Print the results of ``workloads MODE EVERY``, ``cases NAME...`` or ``planted NAME...``."""
     torch.set_num_threads(1)
     round_to_nearest()
-    if what == "workload":
-        results = workload(names[0], names[1], Path(folder), int(names[2]))
+    if what == "workloads":
+        results = workloads(names[0], Path(folder), int(names[1]))
     else:
         results = {"cases": cases, "planted": planted}[what](names, Path(folder))
     for result in results:

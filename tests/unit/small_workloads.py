@@ -120,7 +120,7 @@ def small(name: str, mode: str) -> Small:
     """Plan a reference workload at full size; its groups on the tiny graph.
 
     Raises:
-        ValueError: the two graphs differ in their ops.
+        ValueError: the two graphs differ in their ops, or two groups in how many tensors they read.
     """
     tiny = WORKLOADS[name]
     full = _trace(name, mode, Tiny(tiny.full))
@@ -132,6 +132,8 @@ def small(name: str, mode: str) -> Small:
     pricer = Pricer(graph, _costs(graph), gpu)
     pricer.placement = Placement(plan.groups)
     groups = tuple(pricer.group(group.op_ids, group.recomputes) for group in plan.groups)
+    if [len(group.reads) for group in groups] != [len(group.reads) for group in plan.groups]:
+        raise ValueError(f"{name} reads other tensors when it is tiny")
     return Small(graph, pricer.flow, gpu, groups, full, plan)
 
 

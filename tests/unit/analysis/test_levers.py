@@ -61,8 +61,11 @@ def enumerated(record, gpu: str, graph: bool) -> dict[str, float]:
 
 @pytest.mark.defect("10")
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    ("mode", "graph"),
+    [("inference", False), ("training", True)]
+    + [pytest.param(*other, marks=pytest.mark.whole) for other in (("inference", True), ("training", False))],
+)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_first_lever_is_the_largest(saved, name, mode, graph, request):
     """The verdict named the wall under which most of the kernels stand and three numbers of the GPU. Fusion, CUDA

@@ -81,8 +81,17 @@ def test_ops_of_two_phases_are_no_pair():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("workload", ["bert_large", "gpt2_xl", "llama3_8b", "vit_l16"])
+@pytest.mark.parametrize(
+    ("workload", "mode"),
+    [("bert_large", "inference"), ("llama3_8b", "training")]
+    + [
+        pytest.param(workload, mode, marks=pytest.mark.whole)
+        for workload, mode in (
+            ("bert_large", "training"), ("gpt2_xl", "inference"), ("gpt2_xl", "training"), ("llama3_8b", "inference"),
+            ("vit_l16", "inference"), ("vit_l16", "training"),
+        )
+    ],
+)  # fmt: skip
 def test_our_planner_beside_inductors(workload, mode):
     """At most 1.15x of its launches and 1.10x of its bytes; nine of ten pairs of ops together or apart as there."""
     pytest.importorskip("triton")

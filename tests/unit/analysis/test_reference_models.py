@@ -79,8 +79,15 @@ def test_llama_bytes_and_roofline():
     assert dense_s == pytest.approx(0.264, rel=0.005)
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("name", ["bert_large", "resnet50", "unet", "mixtral_8x7b", "dlrm"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("bert_large", "inference"), ("resnet50", "training"), ("dlrm", "training"), ("mixtral_8x7b", "inference")]
+    + [
+        pytest.param(*other, marks=pytest.mark.whole)
+        for other in (("bert_large", "training"), ("resnet50", "inference"), ("unet", "inference"),
+                      ("unet", "training"), ("mixtral_8x7b", "training"), ("dlrm", "inference"))
+    ],
+)  # fmt: skip
 def test_no_kernel_is_faster_than_light(name, mode):
     record = profile(name, mode=mode, gpu=["p100", "v100", "t4", "a100", "h100", "l4", "mi300x", "b200"])
     for schedule in record.simulations:

@@ -18,7 +18,6 @@ from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import Kernel
 from memwall.codegen.reference import reference
 from memwall.core.errors import Unsupported
-from memwall.fusion import Group
 from memwall.fusion.pricing import Pricer
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.evaluate import Operators
@@ -449,15 +448,3 @@ def test_eager_keeps_the_tolerance_on_every_kind_of_group(name):
         assert found.passed, (small_workloads.names_of(small.graph, group), found)
         checked += 1
     assert checked >= 5
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("mode", small_workloads.MODES)
-@pytest.mark.parametrize("name", small_workloads.WORKLOADS)
-def test_the_tiny_workload_does_what_the_large_one_does(name, mode):
-    small = small_workloads.small(name, mode)
-    for group, full in zip(small.groups, small.plan.groups, strict=True):
-        assert isinstance(group, Group)
-        assert small_workloads.names_of(small.graph, group) == small_workloads.names_of(small.full, full)
-        assert len(group.reads) == len(full.reads)
-    assert sum(s.nbytes for s in small.graph.storages) * 100 < sum(s.nbytes for s in small.full.storages)

@@ -104,7 +104,17 @@ def longest(table: dict, name: str):
     return max((start for start in table if name.startswith(start)), key=len, default=None)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def _first_of_each_size(names: list[str]) -> list:
+    """Other precisions and dates of a model with --whole."""
+    seen, cases = set(), []
+    for name in names:
+        start = longest({**SIZES, **REFUSED}, name)
+        cases.append(pytest.param(name, marks=pytest.mark.whole) if start in seen else name)
+        seen.add(start)
+    return cases
+
+
+@pytest.mark.parametrize("name", _first_of_each_size(NAMES))
 def test_parameters_and_dtype_are_those_of_the_published_model(name):
     target = f"hf:{CONFIGS / name}"
     if (start := longest(REFUSED, name)) is not None:

@@ -181,10 +181,10 @@ def test_blocks_that_know_their_number(name, reads, count):
     assert [getattr(block, name) for block in blocks] == [0, 1, 2, 3]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize(
-    "folder", ["bert_large", "resnet50", "gpt2_xl", "llama3_8b", "mixtral_8x7b", "vit_l16", "unet"]
+    "folder", ["resnet50", "bert_large", "gpt2_xl", "llama3_8b", "vit_l16", "mixtral_8x7b", "unet"]
 )
 def test_reference_workloads(folder, mode):
     full, replayed, _ = both(resolve(f"profiles/{folder}/model.py"), mode)

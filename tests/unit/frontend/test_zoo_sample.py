@@ -1,6 +1,7 @@
 """Sixty transformers types of all families from their default configuration, layers cut: a sample of the zoo.
 
-``lab/benchmarks/zoo.py`` runs them all. FLOPs are compared with those that torch's FlopCounterMode counts over the same
+The first of each family is always tested, all of them with ``--whole``; ``lab/benchmarks/zoo.py`` runs the whole zoo.
+FLOPs are compared with those of torch's FlopCounterMode over the same
 step.
 """
 
@@ -26,23 +27,26 @@ FAMILIES = {
     "encoder": ("bert", "deberta-v2", "modernbert", "big_bird", "fnet", "canine"),
     "encoder and decoder": ("t5", "bart", "m2m_100", "longt5"),
     "mixture of experts": ("mixtral", "deepseek_v3", "gpt_oss", "qwen3_moe", "llama4_text", "granitemoe"),
-    "state space, hybrid": ("mamba", "mamba2", "jamba", "bamba", "qwen3_next", "rwkv"),
-    "vision": ("vit", "swin", "convnext", "dinov2", "efficientnet", "hiera", "dinov3_vit"),
+    "state space, hybrid": ("qwen3_next", "mamba", "mamba2", "jamba", "bamba", "rwkv"),
+    "vision": ("swin", "vit", "convnext", "dinov2", "efficientnet", "hiera", "dinov3_vit"),
     "detection, segmentation, depth": ("yolos", "rt_detr", "mask2former", "dpt", "segformer"),
     "video": ("vjepa2", "timesformer"),
-    "audio, speech": ("whisper", "wav2vec2", "encodec", "audio-spectrogram-transformer", "speecht5"),
+    "audio, speech": ("wav2vec2", "whisper", "encodec", "audio-spectrogram-transformer", "speecht5"),
     "images and text": ("clip", "llava", "qwen2_5_vl", "idefics3", "internvl", "florence2", "kimi_k25"),
     "time series": ("patchtst", "patchtsmixer"),
     "document, protein, other": ("layoutlmv3", "esm", "decision_transformer"),
 }
 NAMES = [name for names in FAMILIES.values() for name in names]
+FIRST = [names[0] for names in FAMILIES.values()]
 
 
 def test_the_sample_has_sixty_types():
     assert len(NAMES) == len(set(NAMES)) == 60
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.whole) for name in NAMES]
+)
 def test_a_type_from_its_default_configuration(name, tmp_path):
     target = suites.Transformers().workload(name, "inference", tmp_path)
     profile = memwall.profile(target, gpu="h100")

@@ -461,20 +461,24 @@ REAL = ("boolean_mask", "item_branch")
 LEFT_OUT = ("runaway_loop", "llama3_405b")
 TRACED = {**REFERENCE, **{path.stem: path for path in sorted(ROOT.glob("tests/models/*.py"))}}
 TRACED = {name: path for name, path in TRACED.items() if name not in LEFT_OUT}
+#: with --whole: what they are made of is in smaller ones, and a plan of unet's is run kernel by kernel
+LARGE = ("bert_large", "gpt2_xl", "llama3_8b", "llama3_70b", "unet", "vit_l16")
 
 
-@pytest.fixture(scope="module", params=TRACED)
-def workload(request):
-    pytest.importorskip("torch")
-    return request.param
-
-
-@pytest.fixture(scope="module", params=["inference", "training"])
-def traced(workload, request):
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((name, mode), id=f"{mode}-{name}", marks=pytest.mark.whole if name in LARGE else ())
+        for name in TRACED for mode in ("inference", "training")
+    ],
+)  # fmt: skip
+def traced(request):
     """Graph and costs of a workload."""
+    pytest.importorskip("torch")
     import memwall
 
-    record = memwall.profile(str(TRACED[workload]), mode=request.param, gpu="h100", real=workload in REAL)
+    name, mode = request.param
+    record = memwall.profile(str(TRACED[name]), mode=mode, gpu="h100", real=name in REAL)
     return record.graphs[0], record.costs[0]
 
 

@@ -108,17 +108,26 @@ def groups(nodes) -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     ("make", "shape"),
     [(Mlp, (8, 16, 64)), (Block, (8, 16, 64)), (Convolutions, (4, 3, 16, 16))],
     ids=["mlp", "block", "convolutions"],
 )
-def test_groups_equal_those_of_a_real_compilation_on_the_cpu(make, shape, training, lower):
+def test_groups_equal_those_of_a_real_compilation_on_the_cpu(make, shape, training, lower, monkeypatch):
+    """Of a compilation up to its C++, which is neither compiled nor run: its tensors are zeros."""
     import torch._inductor.config as config
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.async_compile import AsyncCompile
 
+    written: list[str] = []
+
+    def compiled(self, argtypes, source):
+        written.append(source)
+        return lambda *given: [each.detach().zero_() for each in given if isinstance(each, torch.Tensor)]
+
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", compiled)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)  # which compiles, too
     module = make().train(training)
     x = torch.randn(shape)
     seen: list[tuple[str, ...]] = []
@@ -136,7 +145,7 @@ def test_groups_equal_those_of_a_real_compilation_on_the_cpu(make, shape, traini
         real = Counter(seen)
         seen.clear()
         lower(traced(module, (x,), training=training, attention="math"), device="cpu")
-    assert sum(real.values()) >= 5
+    assert sum(real.values()) >= 5 and len(written) >= 2
     assert Counter(seen) == real
 
 

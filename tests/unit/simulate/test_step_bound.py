@@ -99,8 +99,15 @@ def test_a_gpu_of_unknown_l2_has_the_bound_of_its_dram():
     assert step_s == pytest.approx((2 * WEIGHT + 4 * 8 * 4096 * 2) / DRAM, rel=1e-9)
 
 
-@pytest.mark.parametrize("workload", ["bert_layer", "resnet50", "dlrm", "vit_l16"])
-@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    ("workload", "mode"),
+    [("bert_layer", "training"), ("resnet50", "inference"), ("dlrm", "training"), ("vit_l16", "inference")]
+    + [
+        pytest.param(*other, marks=pytest.mark.whole)
+        for other in (("bert_layer", "inference"), ("resnet50", "training"), ("dlrm", "inference"),
+                      ("vit_l16", "training"))
+    ],
+)  # fmt: skip
 def test_no_prediction_is_below_the_bound_of_its_step(workload, mode):
     gpus, policies = ["p100", "v100", "t4", "a100", "h100", "b200"], ["eager", "memwall", "ideal"]
     record = memwall.profile(ROOT / "profiles" / workload / "model.py", gpu=gpus, mode=mode, policy=policies)

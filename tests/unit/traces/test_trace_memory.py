@@ -63,20 +63,20 @@ def _write(path: Path, blocks: int, junk: int) -> float:
 def test_frames_that_nobody_needs_cost_no_memory(tmp_path: Path) -> None:
     small, large = tmp_path / "small.json", tmp_path / "large.json"
     assert _write(small, 500, junk=4) < 1.5
-    assert _write(large, 500, junk=400) > 35
+    assert _write(large, 500, junk=200) > 17
     (said, base), (again, peak) = _read(small), _read(large)
     assert said == again == "500 500 0"
-    assert peak - base < 8  # two windows of text, not 35 MB
+    assert peak - base < 8  # two windows of text, not 17 MB
 
 
 def test_a_kept_kernel_costs_some_hundred_bytes(tmp_path: Path) -> None:
     """Op, call, kernel and gap in columns: measured 0.37 KB a kernel; twice that is an object for each of them."""
     few, many = tmp_path / "few.json", tmp_path / "many.json"
     _write(few, 500, junk=0)
-    _write(many, 25_500, junk=0)
+    _write(many, 13_000, junk=0)
     (_, base), (said, peak) = _read(few), _read(many)
-    assert said == "25500 25500 0"
-    assert (peak - base) * 1024 / 25_000 < 0.75
+    assert said == "13000 13000 0"
+    assert (peak - base) * 1024 / 12_500 < 0.75
 
 
 @pytest.mark.defect("44c")
@@ -86,12 +86,12 @@ def test_kernels_without_a_launch_are_not_sorted_as_objects(tmp_path: Path) -> N
 
     Columns of 49 bytes for a row, 60 for a kernel and its gap; a list of numbers would add 36 or more."""
     few, many = tmp_path / "few.json", tmp_path / "many.json"
-    for path, count in ((few, 40_000), (many, 160_000)):
+    for path, count in ((few, 20_000), (many, 80_000)):
         rows = (json.dumps(kernel("k", 2 * i, 1, 0)) for i in range(count))
         path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{", ".join(rows)}]}}', encoding="utf-8")
     (_, base), (said, peak) = _read(few), _read(many)
-    assert said == "160000 0 160000"
-    assert (peak - base) * 2**20 / 120_000 < 150
+    assert said == "80000 0 80000"
+    assert (peak - base) * 2**20 / 60_000 < 150
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_kernels_without_a_launch_are_not_sorted_as_objects(tmp_path: Path) -> N
     [('{"traceEvents": [', "["), ('{"traceEvents": [{"args": ', '{"a":'), ('{"metadata": ', "["), ("", "[")],
 )
 def test_a_nesting_bomb_is_refused_at_once(tmp_path: Path, begin: str, repeated: str) -> None:
-    """Half a gigabyte of brackets in half a megabyte of gzip: refused at the first thousand of them."""
+    """An eighth of a gigabyte of brackets in little gzip: refused at the first thousand of them."""
     path = tmp_path / "bomb.json.gz"
     with gzip.open(path, "wb", compresslevel=1) as handle:
         handle.write(begin.encode())
-        for _ in range(512):
+        for _ in range(128):
             handle.write(repeated.encode() * ((1 << 20) // len(repeated)))
     said, peak = _read(path)
     assert "nested too deep to be a profiler trace" in said
