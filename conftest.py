@@ -22,7 +22,7 @@ hypothesis.settings.load_profile("memwall")
 os.environ.pop("COLUMNS", None)  # xdist sets it; output that is not for a terminal would obey it
 
 GOLDEN = Path(__file__).parent / "tests" / "golden"
-PACKAGES = [Path(__file__).parent / name for name in ("memwall", "lab")]
+PACKAGES = [Path(__file__).parent / name for name in ("memwall", "lab/memwall_lab")]
 #: where no bytecode is kept, each worker would rewrite the assertions of all tests
 KEEPS_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
