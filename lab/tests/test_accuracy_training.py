@@ -184,14 +184,19 @@ def test_latent_attention_shared_experts_and_a_second_token():
 
 
 @pytest.mark.skipif(truth("megatron_training.csv") is None, reason="the measured tables are not here")
-def test_steps_of_nvidia():
+def test_steps_of_nvidia(tmp_path, request):
     """6 FLOPs per parameter and token at 40 % of the peak are off by 15 %; with MXFP8 and NVFP4 the goal of 7 % is
-    missed."""
-    rows = score_files([truth("megatron_training.csv")]).rows
-    dense = [abs(row.error) for row in rows if row.op_class == "dense"]
-    assert len(dense) == 71 and sum(dense) / len(dense) < 0.08
-    experts = [abs(row.error) for row in rows if row.op_class == "experts"]
-    assert len(experts) == 55 and sum(experts) / len(experts) < 0.2
+    missed. All 126 steps with --whole, else each sixth, of so few of which the mean says less."""
+    whole = request.config.getoption("--whole")
+    lines = truth("megatron_training.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if not line.startswith("#")) + 1
+    path = tmp_path / "megatron_training.csv"
+    path.write_text("".join(lines[:first] + lines[first :: 1 if whole else 6]), encoding="utf-8")
+    rows = score_files([path]).rows
+    dense, experts = ([abs(row.error) for row in rows if row.op_class == kind] for kind in ("dense", "experts"))
+    assert (len(dense), len(experts)) == ((71, 55) if whole else (11, 9))
+    assert sum(dense) / len(dense) < (0.08 if whole else 0.12)
+    assert sum(experts) / len(experts) < (0.2 if whole else 0.3)
 
 
 @pytest.mark.parametrize("loops", [False, True])

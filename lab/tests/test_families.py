@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from typing import ClassVar
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 import memwall
 from benchmarks import families
 from benchmarks.families import COLUMNS, Campaign, Timer, _Worker, main, pack, report
-from benchmarks.family_modules import FAMILIES, MOST_ELEMENTS, cases
+from benchmarks.family_modules import FAMILIES, MOST_ELEMENTS, Case, cases
 from memwall import load_gpu
 from memwall.analysis.accuracy import score_files
 from memwall.analysis.accuracy.halves import module_in_fit_half
@@ -24,7 +25,11 @@ from memwall.analysis.accuracy.refit import refit
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import calibrated, interval
 
-FIRST = {case.family: case for case in reversed(cases())}
+
+@cache
+def first_of(family: str) -> Case:
+    """The first case of a family: the list takes seconds."""
+    return next(case for case in cases() if case.family == family)
 
 
 def test_there_are_five_hundred_modules_of_all_families():
@@ -43,14 +48,14 @@ def test_there_are_five_hundred_modules_of_all_families():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_module_of_each_family_is_traced(family):
-    case = FIRST[family]
+    case = first_of(family)
     profile = memwall.profile(case.workload(), gpu="h100-sxm", mode=case.mode)
     assert profile.workload.name == case.name
     assert not profile.coverage.unmodeled
 
 
 def test_each_is_a_target_of_the_command_line():
-    name = FIRST["pool"].name
+    name = first_of("pool").name
     profile = memwall.profile(f"{families.ROOT}/lab/benchmarks/family_modules.py:{name}", mode="training")
     assert profile.workload.name == name
 
@@ -91,7 +96,7 @@ def rows_of(campaign):
 
 
 def test_rows_are_read_back_and_a_second_run_times_what_is_missing(scripted, tmp_path, monkeypatch):
-    wanted = [FIRST["pool"], FIRST["loss"]]
+    wanted = [first_of("pool"), first_of("loss")]
     monkeypatch.setattr(scripted, "fails", wanted[1].name)
     campaign = Campaign("cuda", "h100-sxm", tmp_path, wanted)
     campaign.run(60.0)
@@ -109,20 +114,20 @@ def test_rows_are_read_back_and_a_second_run_times_what_is_missing(scripted, tmp
         with path.open("a") as lines:
             lines.write("h100-sxm,eager,half of a r")  # it was cut within a row
     scripted.asked.clear()
-    Campaign("cuda", "h100-sxm", tmp_path, [*wanted, FIRST["scan"]]).run(60.0)
-    assert {name for name, _ in scripted.asked} == {FIRST["scan"].name}
+    Campaign("cuda", "h100-sxm", tmp_path, [*wanted, first_of("scan")]).run(60.0)
+    assert {name for name, _ in scripted.asked} == {first_of("scan").name}
     assert len(rows_of(campaign)) == 2 * len(families.WAYS)
 
 
 def test_a_module_that_cannot_be_compiled_is_not_tried_again(scripted, tmp_path, monkeypatch):
-    wanted = [FIRST["pool"]]
+    wanted = [first_of("pool")]
     monkeypatch.setattr(scripted, "fails", wanted[0].name)
     Campaign("cuda", "h100-sxm", tmp_path, wanted).run(60.0)
     assert [way for _, way in scripted.asked] == ["eager", "eager_queue", "eager_graph", "compile"]
 
 
 def test_what_the_deadline_cuts_is_timed_by_the_next_run(scripted, tmp_path, monkeypatch):
-    wanted = [FIRST["pool"]]
+    wanted = [first_of("pool")]
     monkeypatch.setattr(scripted, "most", 3)
     first = Campaign("cuda", "h100-sxm", tmp_path, wanted)
     first.run(60.0)  # all but the compiled way
@@ -134,7 +139,7 @@ def test_what_the_deadline_cuts_is_timed_by_the_next_run(scripted, tmp_path, mon
 
 
 def test_the_report_is_made_of_what_was_timed_elsewhere(scripted, tmp_path, capsys):
-    wanted = [FIRST["pool"], FIRST["loss"]]
+    wanted = [first_of("pool"), first_of("loss")]
     Campaign("cuda", "h100-sxm", tmp_path, wanted).run(60.0)
     assert main(["--part", "report", "--gpu", "h100-sxm", "--folder", str(tmp_path)]) == 0
     assert "8 rows in" in capsys.readouterr().out
@@ -164,7 +169,7 @@ def test_an_interrupt_waits_for_no_compiler(tmp_path, monkeypatch):
         def ask(self, name, way, deadline):
             if way != "compile":
                 return [0.001]
-            if name == FIRST["pool"].name:
+            if name == first_of("pool").name:
                 raise KeyboardInterrupt
             assert self.ended.wait(30)
             return "the process was killed by signal 9"
@@ -174,7 +179,7 @@ def test_an_interrupt_waits_for_no_compiler(tmp_path, monkeypatch):
 
     monkeypatch.setattr(families, "_Worker", Stuck)
     monkeypatch.setattr(families.os, "cpu_count", lambda: 4)  # two compilers
-    campaign = Campaign("cuda", "h100-sxm", tmp_path, [FIRST["pool"], FIRST["loss"]])
+    campaign = Campaign("cuda", "h100-sxm", tmp_path, [first_of("pool"), first_of("loss")])
     with pytest.raises(KeyboardInterrupt):
         campaign.run(600.0)
     assert not campaign.failed.exists()  # what was cut has not failed
@@ -182,7 +187,7 @@ def test_an_interrupt_waits_for_no_compiler(tmp_path, monkeypatch):
 
 def test_a_worker_gives_up_at_the_deadline_and_says_why_a_module_failed():
     with closing(_Worker("cpu")) as worker:
-        assert worker.ask(FIRST["pool"].name, "eager", time.monotonic()) is None
+        assert worker.ask(first_of("pool").name, "eager", time.monotonic()) is None
         assert "KeyError" in worker.ask("no_such", "eager", time.monotonic() + 60)
 
 
@@ -254,8 +259,8 @@ def test_the_interval_of_kernels_without_rows_is_narrow_on_a_gpu_that_has_some()
 
 
 def test_the_archive_holds_a_profile_of_each(tmp_path):
-    pack(tmp_path / "some_records.tar.xz", [FIRST["pool"]], "h100-sxm")
-    name = FIRST["pool"].name
+    pack(tmp_path / "some_records.tar.xz", [first_of("pool")], "h100-sxm")
+    name = first_of("pool").name
     (tmp_path / "some_times.csv").write_text(f"{','.join(COLUMNS)}\nh100-sxm,eager,{name},1,0,1,1,3\n")
     (scored,) = score_files([tmp_path / "some_times.csv"]).rows
     assert scored.measured_s == 0.001

@@ -236,7 +236,7 @@ PROFILES = st.builds(random_profile, st.lists(st.sampled_from(sorted(STEPS)), mi
                      st.sampled_from((ROWS, 4096)))  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(PROFILES, PROFILES)
 def test_the_causes_of_any_two_profiles_add_up(before, after):
     assert_adds_up(before, after)

@@ -1,5 +1,7 @@
 """The reference workloads against hand counts and published figures."""
 
+from functools import cache
+
 import pytest
 
 import memwall
@@ -16,6 +18,7 @@ TABLE = {
 }
 
 
+@cache
 def profile(name, **options):
     return memwall.profile(f"profiles/{name}/model.py", **options)
 
@@ -89,7 +92,7 @@ def test_llama_bytes_and_roofline():
     ],
 )  # fmt: skip
 def test_no_kernel_is_faster_than_light(name, mode):
-    record = profile(name, mode=mode, gpu=["p100", "v100", "t4", "a100", "h100", "l4", "mi300x", "b200"])
+    record = profile(name, mode=mode, gpu=("p100", "v100", "t4", "a100", "h100", "l4", "mi300x", "b200"))
     for schedule in record.simulations:
         for kernel in schedule.kernels:
             assert kernel.bound_s <= kernel.time_s, (schedule.gpu.name, kernel)

@@ -319,7 +319,6 @@ def test_without_time_nothing_is_decided(tmp_path):
 
 @pytest.mark.parametrize(("failing", "line", "message"), [
     ("base", "raise ValueError('no such width')", r"^the base: .*no such width.*net\.py:1"),
-    ("head", "import os; os._exit(7)", "^the head does not run: .*exit code 7"),
     ("head", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "^the head does not run: .*SIGSEGV"),
 ])  # fmt: skip
 def test_a_side_that_fails_is_named(tmp_path, failing, line, message):

@@ -114,8 +114,15 @@ def chain():
 
 
 @pytest.fixture(scope="module")
-def trained(chain):
-    return measure(chain, device="cpu", executors=["eager"], gpu=SPEC, samples=6)
+def pool():
+    """The process of all measurements of sound kernels."""
+    with WorkerPool() as workers:
+        yield workers
+
+
+@pytest.fixture(scope="module")
+def trained(chain, pool):
+    return measure(chain, device="cpu", executors=["eager"], gpu=SPEC, samples=6, pool=pool)
 
 
 def test_a_saved_training_step_is_measured_without_its_model(trained):
@@ -134,27 +141,27 @@ def test_the_whole_step_takes_about_what_its_ops_take_together(trained):
     assert 0.1 * alone_s < found.step.median_s < 5 * alone_s
 
 
-def test_measuring_again_replaces_what_was_measured_before(trained):
-    again = measure(trained, device="cpu", executors=["eager"], gpu=SPEC, samples=1, top=1, check=False, steps=False)
+def test_measuring_again_replaces_what_was_measured_before(trained, pool):
+    again = measure(trained, device="cpu", executors=["eager"], gpu=SPEC, samples=1, top=1, check=False, steps=False,
+                    pool=pool)  # fmt: skip
     assert len(again.measurements) == 1
     assert [k.timing.samples for k in measurements(again)[0].kernels] == [1]
     assert {(s.gpu.name, s.policy) for s in again.simulations} == {(SPEC, "eager")}
 
 
-def test_a_spent_time_limit_skips_what_is_left(chain):
-    found = measurements(measure(chain, device="cpu", executors=["eager"], gpu=SPEC, time_limit_s=1e-6))[0]
+def test_a_spent_time_limit_skips_what_is_left(chain, pool):
+    found = measurements(measure(chain, device="cpu", executors=["eager"], gpu=SPEC, time_limit_s=1e-6, pool=pool))[0]
     assert not found.complete
     assert {k.status for k in found.kernels} == {"skipped"}
     assert found.step is None
 
 
-def test_progress_is_told_and_results_are_handed_on_while_it_runs(chain):
+def test_progress_is_told_and_results_are_handed_on_while_it_runs(chain, pool):
     said, seen = [], []
     work = plan_work(chain, chain.simulations[0].gpu, ["eager"], top=2)
-    with WorkerPool() as pool:
-        benchmark = BenchmarkRun(work, ["eager"], "cpu", "", Limits(3, check=False, steps=False), pool)
-        benchmark.start()
-        benchmark.run(said.append, lambda: seen.append([len(r.samples_s) for r in benchmark.results.values()]))
+    benchmark = BenchmarkRun(work, ["eager"], "cpu", "", Limits(3, check=False, steps=False), pool)
+    benchmark.start()
+    benchmark.run(said.append, lambda: seen.append([len(r.samples_s) for r in benchmark.results.values()]))
     assert len(said) == 6 and all(line.startswith("measuring ") for line in said)
     # round by round, not kernel by kernel: each has its first sample before any has its second
     assert seen == [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3]]
@@ -223,10 +230,10 @@ class Attention(torch.nn.Module):
         return torch.nn.functional.dropout(torch.tanh(mixed), 0.5, self.training)
 
 
-def test_what_a_cpu_has_no_kernel_for_is_skipped_with_the_reason():
+def test_what_a_cpu_has_no_kernel_for_is_skipped_with_the_reason(pool):
     inputs = (torch.zeros(2, 32, 16, requires_grad=True),)
     profile = memwall.profile(Attention(), inputs, gpu=SPEC, mode="training", optimizer="none", attention="flash")
-    found = measurements(measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3))[0]
+    found = measurements(measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3, pool=pool))[0]
     skipped = {kernel.name: kernel for kernel in found.kernels if "attention" in kernel.name}
     assert len(skipped) == 2
     for name, kernel in skipped.items():
@@ -236,16 +243,17 @@ def test_what_a_cpu_has_no_kernel_for_is_skipped_with_the_reason():
     assert found.step is None and found.step_reason.startswith("the CPU has no such kernel; aten._scaled_dot")
 
 
-def test_a_cpu_kernel_of_another_precision_is_timed_unchecked():
+def test_a_cpu_kernel_of_another_precision_is_timed_unchecked(pool):
     module = torch.nn.LayerNorm(64)
     profile = memwall.profile(module, (torch.zeros(8, 64),), gpu=SPEC, dtype="bf16")
-    found = measurements(measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3, steps=False))[0]
+    made = measure(profile, device="cpu", executors=["eager"], gpu=SPEC, samples=3, steps=False, pool=pool)
+    found = measurements(made)[0]
     (kernel,) = found.kernels
     assert (kernel.status, kernel.error) == ("ok", None)
     assert kernel.reason == "not checked: gives bfloat16 where a GPU gives float32"
 
 
-def test_a_device_in_doubt_is_refused_before_the_first_kernel(chain, monkeypatch):
+def test_a_device_in_doubt_is_refused_before_the_first_kernel(chain, pool, monkeypatch):
     monkeypatch.setattr(BenchmarkRun, "run", lambda *args: pytest.fail("a kernel was run"))
     flags = ("shared: others", "unknown clocks: no NVML")
     start = BenchmarkRun.start
@@ -256,7 +264,7 @@ def test_a_device_in_doubt_is_refused_before_the_first_kernel(chain, monkeypatch
 
     monkeypatch.setattr(BenchmarkRun, "start", shared)
     with pytest.raises(MissingError, match=r"--strict-device: shared: others$"):
-        measure(chain, device="cpu", executors=["eager"], gpu=SPEC, strict_device=True)
+        measure(chain, device="cpu", executors=["eager"], gpu=SPEC, strict_device=True, pool=pool)
 
 
 def test_a_spec_of_another_kind_of_device_is_told(chain, monkeypatch):
