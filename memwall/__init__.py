@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwall.pipeline import compare, profile, trace
     from memwall.record.profile import Profile
     from memwall.serving import serve
-    from memwall.sweeping.run import sweep
+    from memwall.sweep.run import sweep
 
 __all__ = [
     "Call",
@@ -57,11 +57,11 @@ _HOMES = {
     "compare": "memwall.pipeline",
     "load_gpu": "memwall.hardware.lookup",
     "on_host": "memwall.frontend.workload.inputs",
-    "parallel": "memwall.training",
+    "parallel": "memwall.training.run",
     "profile": "memwall.pipeline",
     "register_cost": "memwall.ops",
     "serve": "memwall.serving",
-    "sweep": "memwall.sweeping.run",
+    "sweep": "memwall.sweep.run",
     "trace": "memwall.pipeline",
 }
 

@@ -25,6 +25,7 @@ from memwall.ops.sdpa import RUNS
 from memwall.record.format import WorkloadInfo
 from memwall.record.job import job_of
 from memwall.record.profile import Profile
+from memwall.wings import part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -274,14 +275,13 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
         options: those it was traced with, as for :func:`profile`; others are ignored.
         others: inputs of further calls, as a workload holds them.
     """
-    from memwall.frontend.dynamo.capture import CAPTURE_KEY
-    from memwall.frontend.dynamo.run import capture
     from memwall.frontend.torch import TraceOptions
+    from memwall.record.capture import CAPTURE_KEY
 
     keys = ("mode", "dtype", "autocast", "real", "max_ops", "assume")
     given = {key: options[key] for key in keys if options.get(key) is not None}
     traced = TraceOptions(attention=made.graph.attention, gpu=made.gpus[0] if made.gpus else None, **given)
-    found = capture(workload, traced, made.graph, others)
+    found = part("inductor.capture")(workload, traced, made.graph, others)
     return replace(made, capture={**made.capture, CAPTURE_KEY: found.to_dict()})
 
 

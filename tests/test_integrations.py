@@ -159,7 +159,7 @@ def test_the_example_asks_for_no_more_than_it_needs():
     "path", [ROOT / "action.yml", ROOT / ".pre-commit-hooks.yaml", *sorted(EXAMPLES.iterdir())], ids=lambda p: p.name
 )
 def test_every_option_of_memwall_gate_there_is_one(path):
-    from memwall.cli.gate import command
+    from memwall.gate.command import command
 
     known = {flag for parameter in command.params for flag in parameter.opts}
     text = path.read_text(encoding="utf-8")
@@ -170,7 +170,7 @@ def test_every_option_of_memwall_gate_there_is_one(path):
 
 
 def test_the_comment_is_found_by_the_line_that_the_report_begins_with():
-    from memwall.report.gate.comment import MARKER
+    from memwall.gate.comment import MARKER
 
     assert f"mark='{MARKER}'" in SCRIPTS["comment"]
 

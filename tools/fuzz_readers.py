@@ -14,10 +14,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memwall.analysis.accuracy.samples import Sample
+from memwall.bench.accuracy.samples import Sample
 from memwall.cli.options import parse_prices
-from memwall.cli.trace_input import analyse_file, is_trace
 from memwall.core.errors import MemwallError
+from memwall.traces.command import analyse_file, is_trace
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -259,7 +259,7 @@ def trace_seeds() -> list[Any]:
 
 def read_trace_file(path: Path) -> None:
     from memwall.report import render
-    from memwall.report.pages.trace import TraceReport
+    from memwall.traces.page import TraceReport
 
     is_trace(str(path))
     report = TraceReport(analyse_file(str(path), ["h100"]))
@@ -437,8 +437,8 @@ def cell(column: str, size: str) -> str:
 
 
 def read_accuracy(path: Path) -> None:
-    from memwall.analysis.accuracy.reading import read_measured
-    from memwall.analysis.accuracy.samples import model_rows
+    from memwall.bench.accuracy.reading import read_measured
+    from memwall.bench.accuracy.samples import model_rows
 
     model_rows(read_measured(path).of(Sample)[:4])
 
@@ -451,9 +451,9 @@ def read_gate(path: Path) -> None:
 
 
 def read_history(path: Path) -> None:
-    from memwall.analysis.history import read
+    from memwall.gate.history import read
+    from memwall.gate.history_page import HistoryReport
     from memwall.report import render
-    from memwall.report.pages.history import HistoryReport
 
     render(HistoryReport(read(path), ()), "text")
 

@@ -9,13 +9,14 @@ import json
 import sys
 from pathlib import Path
 
-from memwall.analysis import compare, fused, history
+from memwall.analysis import compare, fused
+from memwall.bench.accuracy import page as accuracy
 from memwall.codegen import emit
 from memwall.core.schema import json_schema
+from memwall.gate import history
 from memwall.record import profile
 from memwall.record.format import SavedProfile
 from memwall.record.measurement import Measurement
-from memwall.report.pages import accuracy
 from memwall.report.pages.fusion_record import SavedFusion
 from memwall.serving import saved
 from memwall.traces import analysis, comparison

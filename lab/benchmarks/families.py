@@ -48,9 +48,10 @@ import torch  # noqa: E402
 
 from benchmarks.family_modules import Case, cases  # noqa: E402
 from memwall import profile  # noqa: E402
-from memwall.analysis.accuracy import Row, Scored, read_measured, score_files  # noqa: E402
-from memwall.analysis.accuracy.refit import refit  # noqa: E402
-from memwall.analysis.accuracy.samples import halves  # noqa: E402
+from memwall.bench.accuracy import Row, Scored, read_measured, score_files  # noqa: E402
+from memwall.bench.accuracy.page import AccuracyReport, FitsReport  # noqa: E402
+from memwall.bench.accuracy.refit import refit  # noqa: E402
+from memwall.bench.accuracy.samples import halves  # noqa: E402
 from memwall.bench.clock import open_device, timing_environment  # noqa: E402
 from memwall.bench.device import Device  # noqa: E402
 from memwall.bench.kernels.run import device_spec  # noqa: E402
@@ -62,7 +63,6 @@ from memwall.hardware.host import Host, load_host  # noqa: E402
 from memwall.hardware.lookup import load_gpu  # noqa: E402
 from memwall.report.document import Column, Document, Section, Sentence, Table  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
-from memwall.report.pages.accuracy import AccuracyReport, FitsReport  # noqa: E402
 from memwall_lab.modules import ModuleSample  # noqa: E402
 
 COLUMNS = ("gpu", "way", "module", "mean_ms", "std_ms", "min_ms", "max_ms", "trials")

@@ -21,10 +21,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from memwall.gate.page import GateReport
 from memwall.gate.reading import read_config
 from memwall.gate.run import run_gate
 from memwall.report import render
-from memwall.report.pages.gate import GateReport
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = 10

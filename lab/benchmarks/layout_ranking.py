@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from memwall.analysis.accuracy import read_measured
+from memwall.bench.accuracy import read_measured
 from memwall_lab.training import TrainingSample
 
 

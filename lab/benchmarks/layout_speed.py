@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memwall.training import parallel
+from memwall.training.run import parallel
 
 MODEL = Path(__file__).parents[2] / "profiles" / "llama3_405b" / "model.py"
 LAYOUTS = (

@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from dataclasses import replace
 
-from memwall.analysis.accuracy import read_measured
+from memwall.bench.accuracy import read_measured
 from memwall.hardware.lookup import load_gpu
 from memwall_lab.training import TrainingSample
 

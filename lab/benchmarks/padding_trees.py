@@ -23,8 +23,8 @@ from torch._inductor.autoheuristic.autoheuristic_utils import pad_mm_operations 
 from torch._inductor.fx_passes import pad_mm  # noqa: E402
 
 from memwall.core.graph import TensorSpec  # noqa: E402
-from memwall.fusion.inductor.padding import seconds  # noqa: E402
 from memwall.hardware.lookup import load_gpu  # noqa: E402
+from memwall.inductor.padding import seconds  # noqa: E402
 
 TREES = {"a100-80gb-sxm": PadMMA100(), "h200": PadMMH200()}
 LEAST, COUNT = 768, 1500

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.sweeping.layouts import search_layouts  # noqa: E402
+from memwall.training.search import search_layouts  # noqa: E402
 
 #: Brown et al., 2020, table 2.1
 CONFIG = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 12288, "n_head": 96, "n_layer": 96,

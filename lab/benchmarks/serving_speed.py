@@ -19,11 +19,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.fusion.server import Layout  # noqa: E402
 from memwall.hardware.cluster import cluster_of  # noqa: E402
 from memwall.hardware.lookup import load_gpu  # noqa: E402
 from memwall.serving import read_model, serve  # noqa: E402
-from memwall.simulate.serving.timing import GpuSteps  # noqa: E402
+from memwall.serving.simulation.timing import GpuSteps  # noqa: E402
+from memwall.serving.steps import Layout  # noqa: E402
 
 LLAMA_70B = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,

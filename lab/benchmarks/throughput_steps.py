@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from memwall.analysis.accuracy import read_measured
+from memwall.bench.accuracy import read_measured
 from memwall.core.errors import UsageError
 from memwall_lab.deployments import Deployment, Engines
 

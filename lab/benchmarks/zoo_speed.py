@@ -57,7 +57,7 @@ def unet() -> tuple[str, float, float]:
     from diffusers import UNet2DConditionModel
 
     import memwall
-    from memwall.fusion.compiled import kernels_of
+    from memwall.inductor.compiled import kernels_of
 
     with torch.device("meta"):
         module = UNet2DConditionModel(sample_size=64, cross_attention_dim=768)

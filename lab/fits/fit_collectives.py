@@ -22,7 +22,7 @@ from scipy.optimize import minimize
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.analysis.accuracy import read_measured  # noqa: E402
+from memwall.bench.accuracy import read_measured  # noqa: E402
 from memwall.hardware.cluster import load_cluster  # noqa: E402
 from memwall.hardware.links import Cluster, Protocol  # noqa: E402
 from memwall_lab.collectives import CollectiveSample  # noqa: E402

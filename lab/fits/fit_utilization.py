@@ -21,14 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.analysis.accuracy import Sample, read_measured  # noqa: E402
-from memwall.analysis.accuracy.fit import INTERVAL, Fit, Target  # noqa: E402
-from memwall.analysis.accuracy.refit import Constant, fit_gpu, tables_of, with_tables  # noqa: E402
+from memwall.bench.accuracy import Sample, read_measured  # noqa: E402
+from memwall.bench.accuracy.fit import INTERVAL, Fit, Target  # noqa: E402
+from memwall.bench.accuracy.page import fits_table, value_table  # noqa: E402
+from memwall.bench.accuracy.refit import Constant, fit_gpu, tables_of, with_tables  # noqa: E402
 from memwall.core.errors import MemwallError, UsageError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.hardware.lookup import read_spec, spec_path  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
-from memwall.report.pages.accuracy import fits_table, value_table  # noqa: E402
 from memwall.report.text import to_text  # noqa: E402
 
 

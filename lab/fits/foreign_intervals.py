@@ -24,10 +24,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.analysis.accuracy import Sample, read_measured  # noqa: E402
-from memwall.analysis.accuracy.fit import LEAST, by_target, parts_of, residuals  # noqa: E402
-from memwall.analysis.accuracy.samples import halves, held_out_gpu  # noqa: E402
-from memwall.analysis.accuracy.scores import percentile  # noqa: E402
+from memwall.bench.accuracy import Sample, read_measured  # noqa: E402
+from memwall.bench.accuracy.fit import LEAST, by_target, parts_of, residuals  # noqa: E402
+from memwall.bench.accuracy.samples import halves, held_out_gpu  # noqa: E402
+from memwall.bench.accuracy.scores import percentile  # noqa: E402
 from memwall.hardware.constants import CONSTANTS  # noqa: E402
 from memwall.hardware.lookup import Gpu  # noqa: E402
 from memwall.perfmodel.families import as_run, constants  # noqa: E402

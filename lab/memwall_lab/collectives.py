@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from memwall.analysis.accuracy.halves import in_fit_half
-from memwall.analysis.accuracy.kinds import Timed
 from memwall.analysis.validation import Row
+from memwall.bench.accuracy.halves import in_fit_half
+from memwall.bench.accuracy.kinds import Timed
 from memwall.hardware.cluster import stated_clusters, with_nearest_protocols
 from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import CollectiveTime, collective_s

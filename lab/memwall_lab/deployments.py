@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from memwall.analysis.accuracy.halves import in_fit_half
-from memwall.analysis.accuracy.kinds import Timed
-from memwall.analysis.accuracy.samples import held_out_gpu, r1_s
 from memwall.analysis.validation import Row
+from memwall.bench.accuracy.halves import in_fit_half
+from memwall.bench.accuracy.kinds import Timed
+from memwall.bench.accuracy.samples import held_out_gpu, r1_s
 from memwall.core.errors import UsageError
-from memwall.fusion.server import Layout, Step
-from memwall.fusion.server.kernels import Collective
 from memwall.hardware.cluster import cluster_of
 from memwall.hardware.engine import engine_host
 from memwall.hardware.lookup import Gpu
 from memwall.perfmodel.roofline import peak_compute_s
 from memwall.serving import Model, read_model
-from memwall.simulate.serving.engine import CAPTURED, Policy, Speculation
-from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
-from memwall.simulate.serving.timing import GpuSteps
-from memwall.simulate.serving.workload import Workload
+from memwall.serving.simulation.engine import CAPTURED, Policy, Speculation
+from memwall.serving.simulation.requests import Disaggregated, Requests, simulate_requests
+from memwall.serving.simulation.timing import GpuSteps
+from memwall.serving.simulation.workload import Workload
+from memwall.serving.steps import Layout, Step
+from memwall.serving.steps.kernels import Collective
 from memwall_lab.collectives import without_own
 
 #: share of a GPU's memory that the servers of these tables take, and that of those whose weights need more: they ran

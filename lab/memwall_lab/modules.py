@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memwall.analysis.accuracy.halves import module_in_fit_half
-from memwall.analysis.accuracy.kinds import Timed
-from memwall.analysis.accuracy.samples import Sample, held_out_gpu, r1_s
 from memwall.analysis.validation import Row
+from memwall.bench.accuracy.halves import module_in_fit_half
+from memwall.bench.accuracy.kinds import Timed
+from memwall.bench.accuracy.samples import Sample, held_out_gpu, r1_s
 from memwall.core.graph import Graph, Op
 from memwall.fusion import Plan
 from memwall.hardware.lookup import Gpu

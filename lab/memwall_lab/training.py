@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from memwall.analysis.accuracy.halves import in_fit_half
-from memwall.analysis.accuracy.kinds import Timed
-from memwall.analysis.accuracy.samples import held_out_gpu
-from memwall.analysis.training import blocks_of, trace_rank
 from memwall.analysis.validation import Row
+from memwall.bench.accuracy.halves import in_fit_half
+from memwall.bench.accuracy.kinds import Timed
+from memwall.bench.accuracy.samples import held_out_gpu
 from memwall.core.files import uncollected
 from memwall.core.graph import Pipe
 from memwall.core.parallelism import Parallelism
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
-from memwall.simulate.blocks import Blocks
 from memwall.simulate.memory import reserved_bytes
-from memwall.simulate.training import TrainingStep, training_step
+from memwall.training.blocks import Blocks
+from memwall.training.rank import blocks_of, trace_rank
+from memwall.training.step import TrainingStep, training_step
 from memwall_lab.sizes import Sizes
 
 #: layers that are traced: the first, one between, and the last
@@ -31,7 +31,7 @@ _R1_PEAK = 0.4
 @dataclass(frozen=True, slots=True)
 class TrainingSample(Timed):
     """One measured step. ``microbatch`` are sequences; ``state`` and ``overlap`` are those of
-    :func:`memwall.simulate.training.training_step`; ``label`` is the data set's name for the GPUs."""
+    :func:`memwall.training.step.training_step`; ``label`` is the data set's name for the GPUs."""
 
     dataset: str
     label: str

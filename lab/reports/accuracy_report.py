@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 import memwall  # noqa: E402
-from memwall.analysis.accuracy import Row, Scored, score, score_files  # noqa: E402
-from memwall.analysis.accuracy.scores import cell, floors_s, kappa, percentile, regime  # noqa: E402
+from memwall.bench.accuracy import Row, Scored, score, score_files  # noqa: E402
+from memwall.bench.accuracy.page import AccuracyReport, beside_table, split_table  # noqa: E402
+from memwall.bench.accuracy.scores import cell, floors_s, kappa, percentile, regime  # noqa: E402
 from memwall.report import render  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.markdown import to_markdown  # noqa: E402
-from memwall.report.pages.accuracy import AccuracyReport, beside_table, split_table  # noqa: E402
 from reports.render import PAPER, layer_class  # noqa: E402
 from tests.unit.places import truth  # noqa: E402
 

@@ -27,14 +27,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 import torch  # noqa: E402
 
-from memwall.analysis.accuracy import Row, read_measured  # noqa: E402
+from memwall.bench.accuracy import Row, read_measured  # noqa: E402
 from memwall.core.files import read_json, write_whole  # noqa: E402
 from memwall.core.graph import Op  # noqa: E402
 from memwall.core.structure import read, write  # noqa: E402
-from memwall.fusion.autotuned import with_choices  # noqa: E402
-from memwall.fusion.compiled import kernels_of, plan_of  # noqa: E402
-from memwall.fusion.inductor import LoweredKernel  # noqa: E402
 from memwall.hardware.lookup import load_gpu  # noqa: E402
+from memwall.inductor import LoweredKernel  # noqa: E402
+from memwall.inductor.autotuned import with_choices  # noqa: E402
+from memwall.inductor.compiled import kernels_of, plan_of  # noqa: E402
 from memwall.perfmodel.roofline import TEMPLATE_REACHED  # noqa: E402
 from memwall_lab.modules import ModuleSample  # noqa: E402
 from reports.accuracy_report import MODULES, markdown  # noqa: E402

@@ -23,11 +23,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 import memwall  # noqa: E402
 from memwall.core.errors import UsageError  # noqa: E402
 from memwall.core.graph import Graph  # noqa: E402
-from memwall.fusion import compiled  # noqa: E402
-from memwall.fusion.inductor import lower  # noqa: E402
 from memwall.fusion.plan import Group  # noqa: E402
 from memwall.fusion.pricing import DRAW_INSTRUCTIONS  # noqa: E402
 from memwall.hardware.lookup import Gpu, load_gpu  # noqa: E402
+from memwall.inductor import compiled, lower  # noqa: E402
 from memwall.ops import Cost  # noqa: E402
 from memwall.ops.launches import Stream  # noqa: E402
 from memwall.perfmodel.roofline import predict_cost  # noqa: E402

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.analysis.accuracy import read_measured  # noqa: E402
-from memwall.analysis.accuracy.samples import Sample, model_rows  # noqa: E402
+from memwall.bench.accuracy import read_measured  # noqa: E402
+from memwall.bench.accuracy.samples import Sample, model_rows  # noqa: E402
 from memwall.core.errors import need  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from reports.accuracy_report import markdown  # noqa: E402

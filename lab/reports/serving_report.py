@@ -23,10 +23,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.analysis.accuracy import Row, read_measured  # noqa: E402
-from memwall.analysis.accuracy.reading import thinned  # noqa: E402
-from memwall.analysis.accuracy.scores import spearman  # noqa: E402
-from memwall.fusion.server import Step  # noqa: E402
+from memwall.bench.accuracy import Row, read_measured  # noqa: E402
+from memwall.bench.accuracy.reading import thinned  # noqa: E402
+from memwall.bench.accuracy.scores import spearman  # noqa: E402
+from memwall.serving.steps import Step  # noqa: E402
 from memwall_lab.deployments import Deployment, Engines, deployment_rows  # noqa: E402
 from tests.unit.places import truth  # noqa: E402
 

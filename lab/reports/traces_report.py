@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 HERE = ROOT / "reports"
 sys.path[:0] = [str(ROOT)]
 
-from memwall.cli.trace_input import analyse_file  # noqa: E402
 from memwall.core.errors import UsageError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.units import duration, percent  # noqa: E402
 from memwall.traces.analysis import TraceAnalysis  # noqa: E402
+from memwall.traces.command import analyse_file  # noqa: E402
 
 HEAD = """# Real profiler traces
 

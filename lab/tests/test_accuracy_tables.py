@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import memwall
-from memwall.analysis.accuracy import read_measured, score, score_files
-from memwall.analysis.accuracy.samples import Sample
+from memwall.bench.accuracy import read_measured, score, score_files
+from memwall.bench.accuracy.samples import Sample
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.hardware.host import load_host

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.accuracy import read_measured, score_files
+from memwall.bench.accuracy import read_measured, score_files
 from memwall.core.parallelism import Parallelism
 from memwall_lab.sizes import Latents, Sizes
 from memwall_lab.training import TrainingSample, _profile

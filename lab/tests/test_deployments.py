@@ -7,11 +7,11 @@ from collections import Counter
 
 import pytest
 
-from memwall.analysis.accuracy import read_measured
+from memwall.bench.accuracy import read_measured
 from memwall.core.errors import UsageError
-from memwall.fusion.server import Layout
-from memwall.simulate.serving.requests import Requests, Served
-from memwall.simulate.serving.workload import Lengths, Workload
+from memwall.serving.simulation.requests import Requests, Served
+from memwall.serving.simulation.workload import Lengths, Workload
+from memwall.serving.steps import Layout
 from memwall_lab.deployments import Deployment, Engines, deployment_rows, waves
 from tests.unit.places import truth
 

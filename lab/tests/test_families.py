@@ -19,9 +19,9 @@ from benchmarks import families
 from benchmarks.families import COLUMNS, Campaign, Timer, _Worker, main, pack, report
 from benchmarks.family_modules import FAMILIES, MOST_ELEMENTS, Case, cases
 from memwall import load_gpu
-from memwall.analysis.accuracy import score_files
-from memwall.analysis.accuracy.halves import module_in_fit_half
-from memwall.analysis.accuracy.refit import refit
+from memwall.bench.accuracy import score_files
+from memwall.bench.accuracy.halves import module_in_fit_half
+from memwall.bench.accuracy.refit import refit
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import calibrated, interval
 

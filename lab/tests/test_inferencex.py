@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.fusion.server import Layout
+from memwall.serving.steps import Layout
 from memwall_lab.tables.inferencex import Deployed, Listed, in_order, listed
 
 B300 = ("b300_sxm", "trtllm", "nvfp4", "1024", "1024")

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from memwall.analysis.accuracy import score_files
 from memwall.analysis.validation import COLUMNS
+from memwall.bench.accuracy import score_files
 from memwall.bench.kernels import Interrupted
 from memwall.core.errors import MissingError
 from memwall.hardware.lookup import load_gpu

@@ -17,9 +17,9 @@ from memwall.analysis.matching import clusters, match_ops
 from memwall.analysis.quantities import LIMITS
 from memwall.analysis.table import group_by, merged, sums
 from memwall.core.graph import Graph, Op
-from memwall.frontend.dynamo.capture import Break, Capture
 from memwall.fusion import Refusal
 from memwall.perfmodel.roofline import Estimate
+from memwall.record.capture import Break, Capture
 from memwall.record.kernels import collapse, common_module, shapes_text, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule

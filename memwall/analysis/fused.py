@@ -24,18 +24,17 @@ from memwall.core.graph import Graph
 from memwall.core.structure import finite
 from memwall.core.units import few
 from memwall.core.version import __version__
-from memwall.frontend.dynamo.capture import Break, Capture, carry, place_before
 from memwall.fusion import COMPILED, Plan, why_not
 from memwall.fusion.repeats import shorten
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import is_users_own
+from memwall.record.capture import Break, Capture, carry, place_before
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
+from memwall.wings import part
 
 if TYPE_CHECKING:
     from memwall.analysis.op_counts import OpCounts
-    from memwall.codegen.planned import CompiledPlan
-    from memwall.fusion.inductor import Lowered
 
 SCHEMA = "memwall.fusion/1"
 
@@ -69,9 +68,9 @@ class Fused:
     profile: Profile
     capture: Capture | None = None
     prices: Mapping[str, BreakPrices] = field(default_factory=dict)
-    lowered: Mapping[str, Lowered] = field(default_factory=dict)
+    lowered: Mapping[str, Any] = field(default_factory=dict)
     plan_diffs: Mapping[str, PlanDiff] = field(default_factory=dict)
-    compiled: Mapping[str, CompiledPlan] = field(default_factory=dict)
+    compiled: Mapping[str, Any] = field(default_factory=dict)
     alternatives: tuple[Family, ...] = ()
     op_counts: OpCounts | None = None
     what_ifs: tuple[Outcome, ...] = ()
@@ -181,9 +180,9 @@ class _Maker:
     ) -> None:  # fmt: skip
         self.profile, self.capture, self.source, self.say = profile, capture, source, say
         self.architectures = architectures
-        self.compiled: dict[str, CompiledPlan] = {}
+        self.compiled: dict[str, Any] = {}
         self.schedules: list[Schedule] = []
-        self.lowered: dict[str, Lowered] = {}
+        self.lowered: dict[str, Any] = {}
         #: a policy, and why it is not there -> the GPUs that it is missing on
         self.missing: dict[tuple[str, str], list[str]] = {}
 
@@ -223,19 +222,19 @@ class _Maker:
         """The plan where more is to be known of it than that; None: as for any schedule."""
         graph, costs = self.profile.graphs[number], self.profile.costs[number]
         if policy == "inductor":
-            from memwall.fusion.compiled import kernels_of, plan_of
-
             regions = self._captured[number][0] if number in self._captured else None
-            lowered = kernels_of(graph, gpu, regions, source=self.source)
+            lowered = part("inductor.kernels_of")(graph, gpu, regions, source=self.source)
             self.lowered[gpu.name] = lowered
-            return plan_of(graph, costs, gpu, lowered.kernels)
+            plan: Plan = part("inductor.plan_of")(graph, costs, gpu, lowered.kernels)
+            return plan
         if policy == "memwall" and gpu.name in self.architectures:
-            from memwall.codegen.planned import compiled_plan
-
             names = self.architectures[gpu.name]
-            made = compiled_plan(graph, costs, gpu, names, regions=self.planned.get(number), say=self.say)
+            made = part("codegen.compiled_plan")(
+                graph, costs, gpu, names, regions=self.planned.get(number), say=self.say
+            )
             self.compiled[gpu.name] = made
-            return made.plan
+            compiled: Plan = made.plan
+            return compiled
         return None
 
     def plan_diffs(self) -> dict[str, PlanDiff]:

@@ -21,7 +21,6 @@ import torch
 
 from memwall.core import compat
 from memwall.core.graph import Graph, Op
-from memwall.fusion.inductor import Lowered
 from memwall.ops.evaluate import Call, Operators, empty, evaluate
 from memwall.ops.signatures import signature_of
 
@@ -86,7 +85,7 @@ class OpCounts:
         }  # fmt: skip
 
 
-def op_counts(graph: Graph, lowered: Lowered | None = None) -> OpCounts:
+def op_counts(graph: Graph, lowered: Any = None) -> OpCounts:
     """The op counts of a traced graph, and of what Inductor lowered it to: its graph after its own decompositions, the
     bodies of its loops, the launches of each distinct kernel."""
     for module in _REFERENCES:

@@ -54,7 +54,7 @@ class Bytes(click.ParamType):
     metavar="NAME",
     help="graph: back to back or in a CUDA graph; eager: calls from Python, no faster than the host.",
 )
-@options.common("clusters.CommReport")
+@options.common("report.pages.clusters.CommReport")
 def command(
     out: Out, cluster: str, ops: tuple[str, ...], gpus: int | None, per_node: int | None, least: int, most: int,
     library: str, launch: str,

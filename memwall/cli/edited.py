@@ -7,18 +7,18 @@ from typing import Any
 
 from memwall.core.errors import UsageError
 from memwall.core.structure import one_line
+from memwall.wings import part
 
 
 def refuse_misfit(parameters: Mapping[str, Any]) -> None:
     """Raise ``UsageError`` if one of a command's parameters is a saved record that was edited: torch refuses an op of
     it with its attributes."""
-    from memwall.cli.trace_input import is_trace
     from memwall.frontend.workload.target import is_saved
     from memwall.record.profile import Profile
 
     for given in parameters.values():
         for target in (given,) if isinstance(given, str) else given if isinstance(given, tuple) else ():
-            if not isinstance(target, str) or not is_saved(target) or is_trace(target):
+            if not isinstance(target, str) or not is_saved(target) or part("traces.is_trace")(target):
                 continue
             from memwall.ops.evaluate import misfit
 

@@ -16,12 +16,13 @@ from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.cli.target import Model, assumption, chosen_gpus, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
+from memwall.wings import part
 
 if TYPE_CHECKING:
     from memwall.analysis.fused import Fused
     from memwall.analysis.whatif import Change
-    from memwall.frontend.dynamo.capture import Capture
     from memwall.hardware.lookup import Gpu
+    from memwall.record.capture import Capture
     from memwall.record.profile import Profile
 
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     "--second-batch", type=click.IntRange(1), metavar="N", help="Capture again with this --batch: what recompiles."
 )
 @click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
-@options.common("fused.FusedReport")
+@options.common("report.pages.fused.FusedReport")
 def command(
     target: str, gpus: tuple[str, ...], policies: tuple[str, ...], folder: Path | None, targets: tuple[str, ...],
     what_ifs: tuple[str, ...], top: int | None, by: str | None, whole: bool, alternatives: bool, no_capture: bool,
@@ -116,7 +117,7 @@ def _read(
     target: str, names: Sequence[str], given: dict[str, Any], sizes: dict[str, int], captured: bool, messages: Messages
 ) -> Made:
     """A saved profile, which has no model to capture."""
-    from memwall.frontend.dynamo.capture import capture_of
+    from memwall.record.capture import capture_of
 
     options.refuse({f"second_{key}": value for key, value in sizes.items()}, f"{target} is already traced")
     profile = make_profile(target, names, given, messages)
@@ -128,7 +129,7 @@ def _read(
 def _traced(model: Model, sizes: dict[str, int], captured: bool) -> Made:
     """A model, traced and captured."""
     from memwall.analysis.fused import MOST_UNASKED, distinct_ops
-    from memwall.frontend.dynamo.capture import capture_of
+    from memwall.record.capture import capture_of
 
     with running(model.target, model.messages):
         workload = model.workload()
@@ -171,13 +172,10 @@ def _compile_targets(
     ``MissingError``: there is no Triton."""
     if not targets:
         return gpus, []
-    from memwall.codegen.compiling import triton_version
-    from memwall.codegen.occupancy import find_target
-
     if policies and "memwall" not in policies:
         raise UsageError("--compile compiles the kernels of memwall; name it with --policy")
-    triton_version()
-    wanted = {name: find_target(name) for name in targets if name}
+    part("codegen.triton_version")()
+    wanted = {name: part("codegen.find_target")(name) for name in targets if name}
     return (*gpus, *(name for name, (_, gpu) in wanted.items() if gpu is not None)), list(wanted.values())
 
 
@@ -188,8 +186,7 @@ def _architectures(
     that are named without a GPU."""
     if not targets:
         return {}
-    from memwall.codegen.occupancy import architecture_of
-
+    architecture_of = part("codegen.architecture_of")
     own = {gpu.name for _, gpu in wanted if gpu is not None}
     others = [name for name, gpu in wanted if gpu is None]
     found = {gpu.name: [architecture_of(gpu)] * (gpu.name in own or not wanted) + others for gpu in gpus}
@@ -200,20 +197,17 @@ def _check_emit(folder: Path | None, policies: Sequence[str]) -> None:
     """Refuse before any work what ``--emit`` could not write."""
     if folder is None:
         return
-    from memwall.codegen.emit import EMITTED, check_folder
-
-    if policies and not set(policies).intersection(EMITTED):
-        raise UsageError(f"--emit writes kernels of {' or '.join(EMITTED)}; name one with --policy")
-    check_folder(folder)
+    emitted = part("codegen.EMITTED")
+    if policies and not set(policies).intersection(emitted):
+        raise UsageError(f"--emit writes kernels of {' or '.join(emitted)}; name one with --policy")
+    part("codegen.check_folder")(folder)
 
 
 def _emit(folder: Path | None, found: Fused, messages: Messages) -> None:
     """Write the kernels where a folder for them is named."""
     if folder is None:
         return
-    from memwall.codegen.emit import EMITTED, INDEX, kernel_files, write_folder
-
-    files = kernel_files(found.profile, found.simulated(EMITTED))
-    write_folder(folder, files)
-    count = sum(name.endswith(".py") for name in files)
-    messages.say(f"wrote {count:,} kernels to {folder}, listed in {folder / INDEX}")
+    files = part("codegen.kernel_files")(found.profile, found.simulated(part("codegen.EMITTED")))
+    part("codegen.write_folder")(folder, files)
+    count, index = sum(name.endswith(".py") for name in files), part("codegen.INDEX")
+    messages.say(f"wrote {count:,} kernels to {folder}, listed in {folder / index}")

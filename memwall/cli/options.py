@@ -206,16 +206,16 @@ class FilesOption(click.Option):
         self.page, self.suffixes = page, suffixes
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        module, _, name = self.page.partition(".")
-        kinds = getattr(import_module(f"memwall.report.pages.{module}"), name).kinds
+        module, _, name = self.page.rpartition(".")
+        kinds = getattr(import_module(f"memwall.{module}"), name).kinds
         known = " ".join(suffix for suffix, kind in self.suffixes.items() if kind in kinds)
         self.help = f"Write a file too; its suffix says what: {known}. May be repeated."
         return super().get_help_record(ctx)
 
 
 def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F]:
-    """``-o`` with the kinds of a page, such as ``profile.ProfileReport``, ``--json`` and what silences messages: the
-    command gets them as ``out``."""
+    """``-o`` with the kinds of a page, such as ``report.pages.profile.ProfileReport``, ``--json`` and what silences
+    messages: the command gets them as ``out``."""
     no_progress = click.option("--no-progress", is_flag=True, help="Show no progress while working.")
     files = click.option(
         "-o", "--output", "outputs", cls=FilesOption, page=page, suffixes=suffixes, multiple=True, metavar="FILE",
@@ -290,3 +290,8 @@ def parse_prices(texts: Sequence[str]) -> dict[str, float]:
             raise UsageError(f"--price takes NAME=USD above 0, such as h100=2.5, not {text[:40]!r}")
         prices[name] = price
     return prices
+
+
+def priced(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, float]:
+    """The callback of ``--price``: USD per hour by the name of a GPU."""
+    return parse_prices(words)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from memwall.core.errors import UsageError, unknown
+from memwall.wings import command_module
 
 #: the variable by which a shell asks for completions: ``bash_complete``
 COMPLETION = "_MEMWALL_COMPLETE"
@@ -38,7 +39,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._help:
             return None
-        command = import_module(f"memwall.cli.{cmd_name}").command
+        command = import_module(command_module(cmd_name)).command
         assert isinstance(command, click.Command)
         return command
 

@@ -11,9 +11,9 @@ import click
 from memwall.cli import options
 from memwall.cli.defaults import CommandWithDefaults, said
 from memwall.cli.output import Out
-from memwall.cli.parallel import profile_parallel
 from memwall.cli.target import assumption, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
+from memwall.wings import part
 
 if TYPE_CHECKING:
     from memwall.analysis.whatif import Outcome
@@ -50,7 +50,7 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
 @options.policies
 @options.what_ifs
 @options.shape
-@options.common("profile.ProfileReport")
+@options.common("report.pages.profile.ProfileReport")
 @click.option(
     "--explain", multiple=True, metavar="KERNEL",
     help="Say in a sentence why a kernel takes its time: its number, its name or a part of it, a pattern of modules"
@@ -93,20 +93,19 @@ def command(
     """
     from memwall.analysis.explanation import kernels_named
     from memwall.analysis.whatif import parse_change, what_if
-    from memwall.cli.trace_input import is_trace, profile_trace
 
     shape = options.shape_options(top=top, sort=sort, by=by, depth=depth, picture=picture)
-    if is_trace(target):
+    if part("traces.is_trace")(target):
         cluster = workload.pop("cluster")
         unused = options.profile_options(workload) | options.given(
             what_if=what_ifs, explain=explain, depth=depth, figure=picture
         )
         options.refuse(unused, f"{target} is a profiler's trace of one that ran")
-        profile_trace(target, gpus, ncu, out, shape, cluster, others)
+        part("traces.profile_trace")(target, gpus, ncu, out, shape, cluster, others)
         return
     if layout is not None:
         unused = options.given(gpu=gpus, explain=explain, figure=picture, ncu=ncu, **shape)
-        profile_parallel(target, layout, scale, workload, what_ifs, unused, out)
+        part("training.profile_parallel")(target, layout, scale, workload, what_ifs, unused, out)
         return
     if scale is not None:
         raise UsageError("--scale goes with --parallel")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,16 @@ from memwall.cli import options
 from memwall.cli.output import Out, print_text
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
+from memwall.report.kinds import report_of
+from memwall.wings import part
 
 #: records with a schema
 SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "history",
            "emit", "serving")  # fmt: skip
-#: other records than profiles -> module and name of their report, and what options it has
-_OTHERS: Mapping[str, tuple[str, str, set[str]]] = {
-    "memwall.fusion": ("fusion_record", "FusionRecordReport", {"top"}),
-    "memwall.serving": ("serving", "ServingReport", set()),
+#: other records than profiles -> the class of what they hold, and options of its page
+_OTHERS: Mapping[str, tuple[str, set[str]]] = {
+    "memwall.fusion": ("SavedFusion", {"top"}),
+    "memwall.serving": ("SavedServing", set()),
 }
 
 
@@ -47,7 +48,7 @@ def _print_schema(context: click.Context, _: click.Parameter, name: str | None) 
     help="Print the JSON schema of a record instead.",
 )  # fmt: skip
 @options.shape
-@options.common("profile.ProfileReport")
+@options.common("report.pages.profile.ProfileReport")
 def command(record: str | None, history: str | None, quantities: tuple[str, ...], out: Out, **shape: Any) -> None:
     """Print a saved PROFILE (.json); with -o, write it as another kind. What memwall fuse and memwall serve wrote with
     -o FILE.json is printed too.
@@ -60,24 +61,21 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
         unused = {"PROFILE": record, "--json": out.as_json, **{f"--{name}": given[name] for name in given}}
         if named := [name for name, value in unused.items() if value]:
             raise UsageError(f"{named[0]} has no use for a history; leave it out (a history is JSON lines itself)")
-        from memwall.analysis.history import read
-        from memwall.report.pages.history import HistoryReport
-
-        out.plan(HistoryReport)
-        out.show(HistoryReport(read(Path(history)), quantities))
+        page = part("gate.HistoryReport")
+        out.plan(page)
+        out.show(page(part("gate.read")(Path(history)), quantities))
         return
     if record is None:
         raise UsageError("nothing to show: name a saved profile, or a history with --history")
     if quantities:
         raise UsageError("--quantity is of a --history; a profile has --sort")
-    from memwall.cli.trace_input import refuse_trace
     from memwall.record.profile import Profile
     from memwall.report.pages.profile import ProfileReport
 
-    refuse_trace(record)
+    part("traces.refuse_trace")(record)
     if (family := _schema(record).partition("/")[0]) in _OTHERS:
-        module, name, taken = _OTHERS[family]
-        report = getattr(import_module(f"memwall.report.pages.{module}"), name)
+        result, taken = _OTHERS[family]
+        report: Any = report_of(result)
         if others := given.keys() - taken:
             raise UsageError(f"--{min(others)} has no use for {report.noun}; leave it out")
         out.plan(report)

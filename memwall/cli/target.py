@@ -14,6 +14,7 @@ from memwall.cli.output import Messages
 from memwall.core.errors import UsageError
 from memwall.frontend.workload.sizes import split_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus, match_device
+from memwall.wings import part
 
 if TYPE_CHECKING:
     from memwall.frontend.workload import Workload
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
 def is_record(target: str) -> bool:
     """Whether a target is a saved record: a file that ends in .json or .json.gz. Raises ``UsageError``: it is a
     profiler's trace."""
-    from memwall.cli.trace_input import refuse_trace
     from memwall.frontend.workload.target import is_saved
 
-    refuse_trace(target)
+    part("traces.refuse_trace")(target)
     return is_saved(target)
 
 

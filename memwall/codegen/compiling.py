@@ -27,11 +27,12 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from memwall.codegen.kernel import Kernel, Launch, load_source, source_hash
+from memwall.codegen.kernel import Kernel, Launch
 from memwall.codegen.occupancy import occupancy
 from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import MissingError, install
 from memwall.core.process import Child, Lost, environment
+from memwall.core.sources import load_source, source_hash
 from memwall.hardware.chips import CHIPS
 
 #: seconds that the compiler may take for one launch; a kernel with many spills takes minutes

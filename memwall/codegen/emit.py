@@ -2,7 +2,7 @@
 
 A file holds the Triton source of the kernel: under ``inductor`` the compiler's, under ``memwall`` the generated one
 (:mod:`memwall.codegen`). Library kernels, and groups without a generated kernel, are written as single ops in a
-function that can be run (:mod:`memwall.codegen.reference`). ``index.json`` says which file each launch of a step
+function that can be run (:mod:`memwall.fusion.reference`). ``index.json`` says which file each launch of a step
 runs and on which values of the graph; ``README.md`` lists the files.
 """
 
@@ -157,7 +157,7 @@ def _distinct(graph: Graph, plan: Plan, schedule: Schedule) -> list[_Launches]:
 
 
 def _written(graph: Graph, flow: Flow, group: Group, gpu: Gpu | None, operators: Operators) -> _Written:
-    from memwall.codegen.reference import reference
+    from memwall.fusion.reference import reference
 
     if group.source:
         return _Written(f"{group.source.rstrip()}\n", "Inductor's Triton kernel", group.reads, group.writes)

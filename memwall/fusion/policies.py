@@ -11,6 +11,7 @@ from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
+from memwall.wings import planner
 
 Planner = Callable[[Graph, Sequence[Cost], Gpu, Sequence[int] | None], Plan]
 
@@ -32,13 +33,23 @@ def _planner(module: str, name: str) -> Planner:
     return plan
 
 
+def _wing_planner(policy: str) -> Planner:
+    """The planner of a policy that a wing brings (:mod:`memwall.wings`)."""
+
+    def plan(graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None) -> Plan:
+        made: Plan = planner(policy)(graph, costs, gpu, regions)
+        return made
+
+    return plan
+
+
 #: policy name -> planner, in the order in which reports list them
 POLICIES: Mapping[str, Planner] = {
     "eager": eager_plan,
-    "inductor": _planner("memwall.fusion.compiled", "inductor_plan"),
-    "max-autotune": _planner("memwall.fusion.autotuned", "autotuned_plan"),
+    "inductor": _wing_planner("inductor"),
+    "max-autotune": _wing_planner("max-autotune"),
     "memwall": _planner("memwall.fusion.planner", "memwall_plan"),
-    "server": _planner("memwall.fusion.server.plan", "server_plan"),
+    "server": _wing_planner("server"),
     "ideal": _planner("memwall.fusion.ideal", "ideal_plan"),
 }
 

@@ -10,26 +10,25 @@ from itertools import accumulate
 from typing import Any
 
 from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
-from memwall.analysis.layouts import given_up, layouts
 from memwall.analysis.limits import Limit
 from memwall.analysis.matching import match_ops
+from memwall.analysis.memory_formats import given_up, layouts
 from memwall.analysis.quantities import LIMITS, Quantity
-from memwall.analysis.serving import Candidate
 from memwall.analysis.whole_profile import unmodeled
 from memwall.core.errors import UsageError
 from memwall.core.units import size
-from memwall.frontend.dynamo.capture import capture_of
 from memwall.gate.config import Limits
 from memwall.gate.result import Check, Problem
 from memwall.hardware.lookup import load_gpu
 from memwall.perfmodel.roofline import Estimate
+from memwall.record.capture import capture_of
 from memwall.record.job import figures_of
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
-from memwall.serving import Model, read_model, serve
 from memwall.simulate.memory import KINDS
 from memwall.simulate.schedule import Schedule
+from memwall.wings import part
 
 #: causes that a check keeps
 MOST_CAUSES = 8
@@ -58,10 +57,10 @@ class _Server:
     """What a server does under the load of a workload, each side on each GPU once."""
 
     load: Mapping[str, Any] | None
-    _models: dict[int, Model] = field(default_factory=dict)
-    _found: dict[tuple[int, str], Candidate | str] = field(default_factory=dict)
+    _models: dict[int, Any] = field(default_factory=dict)
+    _found: dict[tuple[int, str], Any] = field(default_factory=dict)
 
-    def under(self, side: Side) -> Candidate | str:
+    def under(self, side: Side) -> Any:
         """The server, or why the model cannot be served."""
         if self.load is None:
             return 'it is not served; mode = "serve" says so'
@@ -73,14 +72,16 @@ class _Server:
                 self._found[key] = str(error)
         return self._found[key]
 
-    def _run(self, side: Side, load: Mapping[str, Any]) -> Candidate | str:
+    def _run(self, side: Side, load: Mapping[str, Any]) -> Any:
         gpu, settings = side.schedule.gpu, {**load}
         prices = {load_gpu(name).name: usd for name, usd in settings.pop("price", {}).items()}
         if gpu.name in prices:
             settings["price"] = {gpu.name: prices[gpu.name]}
         if id(side.profile) not in self._models:
-            self._models[id(side.profile)] = read_model(side.profile, weights=settings.get("weights", "model"))
-        (point,) = serve(self._models[id(side.profile)], gpu=gpu, **settings).points
+            self._models[id(side.profile)] = part("serving.read_model")(
+                side.profile, weights=settings.get("weights", "model")
+            )
+        (point,) = part("serving.serve")(self._models[id(side.profile)], gpu=gpu, **settings).points
         return point.candidate or point.refused
 
 

@@ -17,12 +17,12 @@ from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, unknown
 from memwall.core.units import percent, size
-from memwall.frontend.dynamo.capture import capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.sizes import SIZES
 from memwall.gate.evaluate import kernels_in
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile
+from memwall.record.capture import capture_of
 from memwall.record.kernels import WALLS, collapse, kernel_module, peak_place, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule

@@ -13,12 +13,9 @@ from memwall.analysis.communication import sent_bytes
 from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.quantities import SERVED
 from memwall.analysis.whole_profile import nchw_bytes
-from memwall.bench.ab import Side, run_ab
-from memwall.bench.device import RUN_OPTIONS
 from memwall.core.errors import UsageError
 from memwall.core.units import few
 from memwall.core.version import __version__
-from memwall.frontend.dynamo.capture import capture_of
 from memwall.frontend.workload.target import is_saved
 from memwall.gate.baseline import (
     Bases,
@@ -37,7 +34,9 @@ from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.first import others_below
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import Job, Traced, Tracers, Tree, differ, profile_both, repeated
+from memwall.record.capture import capture_of
 from memwall.record.profile import Profile
+from memwall.wings import part
 
 NO_WORKLOAD = ("no workload to gate: name a TARGET, or list workloads in [tool.memwall.gate] of pyproject.toml"
                " or in memwall.toml, which memwall gate --init writes")  # fmt: skip
@@ -235,12 +234,12 @@ def _measured(
     problems: list[Problem] = []
     contests: dict[str, Mapping[str, Any]] = {}
     for workload in workloads:
-        options = {key: value for key, value in workload.tracing.items() if key in RUN_OPTIONS}
-        base, head = (Side(folder, workload.target, options) for folder in (checkout.folder, config.root))
+        options = {key: value for key, value in workload.tracing.items() if key in part("bench.RUN_OPTIONS")}
+        base, head = (part("bench.Side")(folder, workload.target, options) for folder in (checkout.folder, config.root))
         limit = limits[workload.name]
         say(f"measuring {workload.name}, base and head in turns")
         try:
-            found = run_ab(base, head, allowed=limit.amount, device=device, progress=say)
+            found = part("bench.run_ab")(base, head, allowed=limit.amount, device=device, progress=say)
         except UsageError as error:
             problems.append(Problem(workload.name, workload.target, "fail", f"cannot be measured: {error}"))
             continue

@@ -27,7 +27,6 @@ from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.graph import Graph, Op
 from memwall.core.process import FORKS, HOME, Child, Lost, environment
 from memwall.core.units import counted
-from memwall.frontend.dynamo.capture import REAL_BYTES, capture_of
 from memwall.frontend.workload import Workload, resolve
 from memwall.frontend.workload.blame import blame
 from memwall.frontend.workload.seeds import seeded
@@ -36,6 +35,7 @@ from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
 from memwall.pipeline import profile, with_capture
 from memwall.programs import profile_ranks
+from memwall.record.capture import REAL_BYTES, capture_of
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 

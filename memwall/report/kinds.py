@@ -18,6 +18,7 @@ from memwall.report.figures.scene import STYLES, Chart
 from memwall.report.html import to_html
 from memwall.report.markdown import to_markdown
 from memwall.report.text import to_text
+from memwall.wings import page_of
 
 
 class Report:
@@ -97,11 +98,20 @@ _WRITERS: Mapping[str, Callable[[Report], str | bytes | Iterable[str]]] = {
 }
 #: kinds that have escapes of their own for what does not print
 _ESCAPED = ("json", "trace.json")
-#: results that :func:`render` takes as they are -> module and name of their report
-_REPORTS = {
+#: results of the analyzer -> module and name of the page that shows them
+_PAGES = {
     "Profile": ("profile", "ProfileReport"), "Comparison": ("comparison", "ComparisonReport"),
-    "SavedServing": ("serving", "ServingReport"),
+    "SavedFusion": ("fusion_record", "FusionRecordReport"),
 }  # fmt: skip
+
+
+def report_of(result: str) -> type[Report]:
+    """The page of a class of results. Raises KeyError: it has none."""
+    found: Any = page_of(result)
+    if found is None:
+        module, name = _PAGES[result]
+        found = getattr(import_module(f"memwall.report.pages.{module}"), name)
+    return found
 
 
 def render(
@@ -129,8 +139,8 @@ def render_pieces(
     """As :func:`render`, but a record that is too large to be in memory comes in pieces of text."""
     report: Report = result
     if not isinstance(result, Report):
-        module, name = _REPORTS[type(result).__name__]
-        report = getattr(import_module(f"memwall.report.pages.{module}"), name)(result, **options)
+        page: Any = report_of(type(result).__name__)
+        report = page(result, **options)
     if kind not in report.kinds:
         raise UsageError(f"{report.noun} has no {kind!r} form; there is {', '.join(report.kinds)}")
     if kind == "text":

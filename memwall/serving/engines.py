@@ -11,19 +11,19 @@ from memwall.analysis.whatif import GpuChange
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import counted
-from memwall.fusion.server import Layout, Served
-from memwall.fusion.server.attention import Attention, Compressed, Latent
-from memwall.fusion.server.kernels import Experts, Product, State
 from memwall.hardware.cluster import cluster_of, load_cluster
 from memwall.hardware.engine import engine_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.serving.model import Model
-from memwall.simulate.serving.engine import Policy, Speculation
-from memwall.simulate.serving.requests import Disaggregated, Requests, simulate_requests
-from memwall.simulate.serving.steady import Steady, steady_state
-from memwall.simulate.serving.timing import GpuSteps
-from memwall.simulate.serving.workload import Workload
+from memwall.serving.simulation.engine import Policy, Speculation
+from memwall.serving.simulation.requests import Disaggregated, Requests, simulate_requests
+from memwall.serving.simulation.steady import Steady, steady_state
+from memwall.serving.simulation.timing import GpuSteps
+from memwall.serving.simulation.workload import Workload
+from memwall.serving.steps import Layout, Served
+from memwall.serving.steps.attention import Attention, Compressed, Latent
+from memwall.serving.steps.kernels import Experts, Product, State
 
 #: the most GPUs that are tried where weights do not fit
 _MOST_TP = 128

@@ -20,8 +20,6 @@ from memwall.analysis.whatif import Change, GpuChange, parse_change
 from memwall.core.errors import UsageError
 from memwall.core.structure import above_0
 from memwall.core.units import counted, duration, percent
-from memwall.fusion.server import Step
-from memwall.fusion.server.kernels import Experts
 from memwall.hardware.engine import ENGINES
 from memwall.ops.quantised import pipe_of
 from memwall.perfmodel.roofline import LINK
@@ -29,6 +27,8 @@ from memwall.serving.engines import Asked
 from memwall.serving.model import CACHES, WEIGHTS
 from memwall.serving.points import Point, Serving
 from memwall.serving.run import OWN, own_guess, points_of
+from memwall.serving.steps import Step
+from memwall.serving.steps.kernels import Experts
 
 #: engines and requests up to which levers are simulated: beyond, the page says that they are left out
 MOST_ENGINES, MOST_REQUESTS = 5, 10_000

@@ -13,9 +13,9 @@ from memwall.core.errors import TooManyOps, UsageError, unknown
 from memwall.frontend.workload import resolve
 from memwall.frontend.workload.hf.quantized import Stored
 from memwall.frontend.workload.target import is_saved
-from memwall.fusion.server import Served, served
 from memwall.pipeline import profile
 from memwall.record.profile import Profile
+from memwall.serving.steps import Served, served
 
 #: ``--weights`` -> scheme of :mod:`memwall.ops.quantised`
 WEIGHTS = {

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from memwall.analysis.limits import Limit
-from memwall.analysis.serving import Best, Candidate, Choice
 from memwall.core.units import counted, duration
-from memwall.fusion.server import Layout, Step
 from memwall.hardware.lookup import Gpu
 from memwall.ops.quantised import pipe_of
+from memwall.serving.candidates import Best, Candidate, Choice
 from memwall.serving.engines import Asked
 from memwall.serving.model import Model
-from memwall.simulate.serving.engine import Steps
-from memwall.simulate.serving.steady import Steady
-from memwall.simulate.serving.timing import GpuSteps
-from memwall.simulate.serving.workload import Workload
+from memwall.serving.simulation.engine import Steps
+from memwall.serving.simulation.steady import Steady
+from memwall.serving.simulation.timing import GpuSteps
+from memwall.serving.simulation.workload import Workload
+from memwall.serving.steps import Layout, Step
 
 #: times of later requests from which those with the first ones are said
 _NOTABLE = 1.05

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memwall.analysis.serving import Candidate, choices, objective
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.frontend.workload.hf.config import GUESSING
-from memwall.fusion.server import Layout, Step
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
+from memwall.hardware.prices import check_priced, prices_of
 from memwall.pipeline import Names
+from memwall.serving.candidates import Candidate, choices, objective
 from memwall.serving.engines import Asked, Guess, Server, fitting, lacks, steps_in, stored_in
 from memwall.serving.model import CACHES, Model, read_model
 from memwall.serving.points import Point, Serving, notes_of
-from memwall.simulate.serving.engine import DEFAULT, Policy
-from memwall.simulate.serving.steady import largest_batch
-from memwall.simulate.serving.timing import UTILIZATION, GpuSteps
-from memwall.simulate.serving.workload import Lengths, Workload, read_trace
+from memwall.serving.simulation.engine import DEFAULT, Policy
+from memwall.serving.simulation.steady import largest_batch
+from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
+from memwall.serving.simulation.workload import Lengths, Workload, read_trace
+from memwall.serving.steps import Layout, Step
 
 #: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
 PROMPT, DECODER_PROMPT = 1024, 4
@@ -169,21 +169,6 @@ def _loads(
     if not numbers:
         raise UsageError("no load given: name concurrency, or a rate")
     return [Workload(**common, concurrency=number) for number in numbers]
-
-
-def prices_of(price: Mapping[str, float]) -> dict[str, float]:
-    """USD per hour by the names under which memwall knows the GPUs. Raises ``UsageError``: a price is not above 0."""
-    named = {load_gpus([name])[0].name: each for name, each in price.items()}
-    for name, each in named.items():
-        if isinstance(each, bool) or not isinstance(each, (int, float)) or not 0 < each < math.inf:
-            raise UsageError(f"a GPU costs more than nothing, in USD an hour: the price of {name} is {each!r}")
-    return named
-
-
-def check_priced(prices: Mapping[str, float], gpus: Iterable[str]) -> None:
-    """Raises ``UsageError``: some of the GPUs have a price, and others none."""
-    if prices and (unpriced := [name for name in gpus if name not in prices]):
-        raise UsageError(f"no price of {', '.join(unpriced)}: costs compare where all GPUs have one, or none")
 
 
 def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from memwall.analysis.quantities import SERVED
-from memwall.analysis.serving import Choice, objective_text, stop
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, above_0, at_least_1, check_schema, number, one_of, read, write
 from memwall.core.version import __version__
-from memwall.fusion.server import Step
+from memwall.serving.candidates import Choice, objective_text, stop
 from memwall.serving.levers import ServedOutcome, ServedVerdict, served_verdicts, served_what_ifs, server_changes
 from memwall.serving.points import Point, Serving
+from memwall.serving.steps import Step
 
 SCHEMA = "memwall.serving/1"
 _FAMILY, _, _VERSION = SCHEMA.partition("/")

@@ -264,7 +264,7 @@ def no_inductor(monkeypatch):
     def fail(*args, **options):
         raise MissingError("this needs triton, which is not installed")
 
-    monkeypatch.setattr("memwall.fusion.compiled.lower", fail)
+    monkeypatch.setattr("memwall.inductor.compiled.lower", fail)
 
 
 def test_without_inductor_the_rest_is_shown(run, no_inductor):
@@ -412,7 +412,7 @@ def test_a_folder_that_cannot_be_written(run):
 def test_a_gpu_that_is_too_old_for_the_compiler_leaves_the_others_their_answers(run, monkeypatch, policies):
     """What-ifs, even none, planned every policy again on every GPU, so that one that torch.compile does not know ended
     the command after all its work."""
-    monkeypatch.setattr("memwall.fusion.compiled.lower", _fuses_nothing)
+    monkeypatch.setattr("memwall.inductor.compiled.lower", _fuses_nothing)
     result = run("fuse", "net.py", "--gpu", "p100", "h100", "--no-capture", "-q", *policies)
     assert (result.code, result.err) == (0, "")
     text = " ".join(result.out.split())
@@ -433,8 +433,8 @@ def test_a_policy_that_no_gpu_has_is_refused_before_any_work(run, folder, comman
 
 def _fuses_nothing(graph, gpu, **options):
     """In the place of Inductor."""
-    from memwall.fusion.inductor import Lowered
-    from memwall.fusion.inductor.fake_gpu import capability_of
+    from memwall.inductor import Lowered
+    from memwall.inductor.fake_gpu import capability_of
 
     capability_of(gpu)
     return Lowered((), {}, ())

@@ -10,15 +10,15 @@ from dataclasses import replace
 import pytest
 
 import memwall
-from memwall.analysis.sweep.layouts import layouts
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import hardware_of, load_cluster
-from memwall.report.pages.layouts import _gathered
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import ORDERS, Stage, in_flight, least_ends_s, run_pipeline
-from memwall.simulate.training import least_step_s, step_memory, training_step
-from memwall.sweeping import layouts as searching
-from memwall.sweeping.layouts import search_layouts
+from memwall.training import search as searching
+from memwall.training.candidates import layouts
+from memwall.training.search import search_layouts
+from memwall.training.search_page import _gathered
+from memwall.training.step import least_step_s, step_memory, training_step
 
 MODEL = """
 import torch

@@ -62,7 +62,7 @@ def test_the_record(profile):
         "--json",
     )
     found = json.loads(profile(*words).out)
-    assert (found["schema"], found["world"], found["samples"]) == ("memwall.training/1", 8, 3 * 8 * 4)
+    assert (found["schema"], found["world"], found["samples"]) == ("memwall.training.run/1", 8, 3 * 8 * 4)
     # six FLOPs a parameter and token for each product
     assert found["model_flops"] == 6 * (3 * 16 * 8 * 4) * (64 * 64 + 4 * 2 * 64 * 256) - 2 * (3 * 16 * 8 * 4) * 64 * 64
     assert sum(found["parts_s"].values()) == pytest.approx(found["time_s"])

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from memwall.cli.output import Out
-from memwall.cli.trace_input import analyse_file, is_trace, profile_trace, refuse_trace
 from memwall.core.errors import UsageError
-from memwall.report.pages.trace_names import short_name
+from memwall.traces.command import analyse_file, is_trace, profile_trace, refuse_trace
+from memwall.traces.page_names import short_name
 from tests.unit.traces_fixture import Event, call, kernel, op, real_traces, write
 
 H100 = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}

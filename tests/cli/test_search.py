@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from memwall.analysis.serving import objective, stop
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.serving import read_model, serve, steps_of
-from memwall.sweeping.search import _least_step_s, search
+from memwall.serving.candidates import objective, stop
+from memwall.serving.search import _least_step_s, search
 from tests.unit.configs import SHORT_LLAMA, target_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 import memwall
-from memwall.fusion.server import Step
 from memwall.serving import read_model, serve
-from memwall.sweeping.kinds import kind_of
+from memwall.serving.steps import Step
+from memwall.sweep.kinds import kind_of
 from tests.cli.conftest import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 
@@ -220,7 +220,7 @@ def test_finished_points_are_kept_and_not_evaluated_again(run, mlp, tmp_path, mo
     assert "has the points of a sweep; add --resume" in run("sweep", *words).error
     lost = sorted(parts)[1]
     (keep / lost).unlink()
-    monkeypatch.setattr("memwall.sweeping.kinds.profile", None)
+    monkeypatch.setattr("memwall.sweep.kinds.profile", None)
     again = record(run, *words, "--resume")
     assert again["points"] == first["points"]
     assert {path.name: path.read_bytes() for path in keep.iterdir()} == parts
@@ -229,7 +229,7 @@ def test_finished_points_are_kept_and_not_evaluated_again(run, mlp, tmp_path, mo
 def test_the_cache_is_used_where_the_model_is_as_it_was_and_can_be_cleared(run, mlp, tmp_path, monkeypatch):
     calls = []
     traced = memwall.profile
-    monkeypatch.setattr("memwall.sweeping.traces.profile", lambda *a, **k: calls.append(k) or traced(*a, **k))
+    monkeypatch.setattr("memwall.trace_cache.profile", lambda *a, **k: calls.append(k) or traced(*a, **k))
     (tmp_path / "width.py").write_text("WIDTH = 64\n", encoding="utf-8")
     (tmp_path / "mlp.py").write_text(MODEL.replace("import torch", "import torch\nfrom width import WIDTH").replace(
         "Linear(64, 8)", "Linear(64, WIDTH)"), encoding="utf-8")  # fmt: skip

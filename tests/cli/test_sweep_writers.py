@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from memwall.sweeping import traces
+from memwall import trace_cache as traces
 from tests.cli.conftest import MODEL
 from tests.unit.processes import HANGS_S
 

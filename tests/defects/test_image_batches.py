@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import memwall
-from memwall.fusion.server.attention import Attention
 from memwall.serving import read_model
+from memwall.serving.steps.attention import Attention
 
 TEXT = {
     "model_type": "qwen2_5_vl_text", "vocab_size": 1000, "hidden_size": 128, "intermediate_size": 256,

@@ -25,7 +25,7 @@ pytestmark = [
 def test_groups_equal_those_of_a_run_on_the_device(make, shape, training, faked, monkeypatch):
     import torch._inductor.config as config
 
-    from memwall.fusion.inductor import lower
+    from memwall.inductor import lower
 
     gpu = match_device(torch.cuda.get_device_name())
     if gpu is None:
@@ -52,7 +52,7 @@ def test_groups_equal_those_of_a_run_on_the_device(make, shape, training, faked,
             loss=squared if training else None,
         ).graph  # fmt: skip
         if faked:
-            monkeypatch.setattr("memwall.fusion.inductor.fake_gpu.match_device", lambda name: None)
+            monkeypatch.setattr("memwall.inductor.fake_gpu.match_device", lambda name: None)
         lower(graph, gpu)
     assert sum(real.values()) >= 5
     assert Counter(seen) == real

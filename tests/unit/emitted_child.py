@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import memwall
 from memwall.codegen.emit import kernel_files
-from memwall.codegen.kernel import load_source
+from memwall.core.sources import load_source
 from memwall.fusion import plan_graph
 from memwall.hardware.lookup import load_gpu
 from memwall.simulate.schedule import simulate

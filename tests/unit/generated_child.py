@@ -29,10 +29,10 @@ from memwall.bench.kernels.numerics import Check
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import Kernel, NotGenerated, generate
 from memwall.codegen.generate import generate_nests
-from memwall.codegen.kernel import load_source
 from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
+from memwall.core.sources import load_source
 from memwall.fusion import Group
 from memwall.hardware.lookup import Gpu
 from memwall.ops.evaluate import Operators

@@ -53,7 +53,7 @@ def _run(folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], int]:
 _RUN = """
 import sys, torch
 from pathlib import Path
-from memwall.codegen.kernel import load_source
+from memwall.core.sources import load_source
 folder = Path(sys.argv[1])
 cases = torch.load(folder / "cases.pt")
 for case in cases.values():

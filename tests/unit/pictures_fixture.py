@@ -9,29 +9,29 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from memwall.analysis.accuracy import Row as Timed
 from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
-from memwall.analysis.history import Row
 from memwall.analysis.savings import policy_sets
-from memwall.fusion.server import Served
-from memwall.fusion.server.attention import Attention
-from memwall.fusion.server.kernels import Between, Collective, Product, Sampling
+from memwall.bench.accuracy import Row as Timed
+from memwall.bench.accuracy.figure import scatter_chart
+from memwall.gate.figure import trend_chart
+from memwall.gate.history import Row
 from memwall.hardware.lookup import load_gpu
 from memwall.report.figures.colors import CLASS_COLORS
 from memwall.report.figures.comparison import comparison_chart
-from memwall.report.figures.engine import memory_chart, phases_charts
 from memwall.report.figures.profile import profile_chart, shares_chart, walls_chart, waterfall_chart
-from memwall.report.figures.scatter import scatter_chart
 from memwall.report.figures.scene import Area, Chart, Dot, Dust, Rect, Scene, Stroke, Text
-from memwall.report.figures.serving import serving_chart
-from memwall.report.figures.trace import trace_chart
-from memwall.report.figures.trend import trend_chart
-from memwall.report.pages.trace_comparison import TraceComparisonReport
 from memwall.serving import Model, Serving, serve
+from memwall.serving.engine_figure import memory_chart, phases_charts
+from memwall.serving.figure import serving_chart
 from memwall.serving.saved import saved
+from memwall.serving.steps import Served
+from memwall.serving.steps.attention import Attention
+from memwall.serving.steps.kernels import Between, Collective, Product, Sampling
 from memwall.traces import read_trace
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.comparison import compare_traces
+from memwall.traces.comparison_page import TraceComparisonReport
+from memwall.traces.figure import trace_chart
 from tests.unit.fused_fixture import make_fused
 from tests.unit.measured_fixture import make_measured
 from tests.unit.report_fixture import NEW, OLD, make_profile

@@ -20,9 +20,9 @@ def joint_of(graph: Graph, device: str = "cpu"):
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from memwall.fusion.inductor.lowering import EAGER, _regions
-    from memwall.fusion.inductor.replay import Opaque, replay
-    from memwall.fusion.inductor.scope import scope_of
+    from memwall.inductor.lowering import EAGER, _regions
+    from memwall.inductor.replay import Opaque, replay
+    from memwall.inductor.scope import scope_of
     from memwall.ops.evaluate import Operators
 
     operators = Operators()

@@ -1,32 +1,35 @@
-"""Imports point one way: a folder imports only from those above it in this list; and nothing imports in a circle."""
+"""Imports point one way: the analyzer's folders import only from those above them in a list, and a wing imports the
+analyzer and no other wing; and nothing imports in a circle."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+from memwall.wings import WINGS, command_module, kinds_of_points, page_of, part, planner
 from tests.unit.places import ROOT
 
-#: The order in which the data flows. ``pipeline.py`` stands behind ``analysis``; nothing imports the package itself.
-ORDER = (
-    "core", "hardware", "ops", "perfmodel", "frontend", "fusion", "simulate", "record", "codegen", "analysis",
-    "pipeline", "programs", "serving", "training", "sweeping", "traces", "bench", "gate", "report", "cli", "__init__",
-    "__main__",
+#: the analyzer, in the order in which the data flows; nothing imports the package itself
+ANALYZER = (
+    "wings", "core", "hardware", "ops", "perfmodel", "frontend", "fusion", "simulate", "record", "analysis", "pipeline",
+    "programs", "trace_cache", "points", "report", "cli",
 )  # fmt: skip
+#: what the package is from outside: it may name anything
+OUTSIDE = ("__init__", "__main__")
 
 #: Modules that stay importable without torch: the front door of every folder, and every command.
-LIGHT = ("memwall", "memwall.pipeline", "memwall.serving",
-         *(f"memwall.{name}" for name in ORDER[:-2] if name not in ("pipeline", "serving")),
-         *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "compare", "report", "fuse", "accuracy",
-                                               "calibrate", "measure", "gate", "trace_input", "serve", "sweep",
-                                               "search", "cache")),
-         "memwall.analysis.fused", "memwall.analysis.accuracy", "memwall.analysis.history", "memwall.gate.run",
-         "memwall.gate.pytest_plugin", "memwall.frontend.workload", "memwall.frontend.dynamo.capture",
-         "memwall.record.profile", "memwall.bench.kernels", "memwall.bench.ab", "memwall.bench.calibrate",
-         "memwall.traces.analysis", "memwall.codegen.emit")  # fmt: skip
+LIGHT = ("memwall", "memwall.serving.command", "memwall.sweep.command", "memwall.sweep.search_command",
+         "memwall.sweep.compare_command", "memwall.gate.command", "memwall.gate.pytest_plugin",
+         "memwall.bench.accuracy_command", "memwall.bench.calibrate_command", "memwall.bench.measure_command",
+         *(f"memwall.{name}" for name in (*ANALYZER, *WINGS)),
+         *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "report", "fuse", "cache")),
+         "memwall.analysis.fused", "memwall.bench.accuracy", "memwall.gate.history", "memwall.gate.run",
+         "memwall.frontend.workload", "memwall.record.capture", "memwall.record.profile", "memwall.bench.kernels",
+         "memwall.bench.ab", "memwall.bench.calibrate", "memwall.traces.analysis", "memwall.codegen.emit")  # fmt: skip
 
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")
 
@@ -56,7 +59,7 @@ def part_of(path: Path) -> str:
 
 
 def test_the_folders_are_the_list():
-    assert {part_of(path) for path in FILES} == set(ORDER)
+    assert {part_of(path) for path in FILES} == {*ANALYZER, *WINGS, *OUTSIDE}
 
 
 def test_a_file_imports_only_from_above():
@@ -65,11 +68,26 @@ def test_a_file_imports_only_from_above():
         own = part_of(path)
         for name in imports_of(path):
             target = name.removeprefix("memwall").lstrip(".").partition(".")[0]
-            if not target and own not in ("__init__", "__main__"):
+            if not target and own not in OUTSIDE:
                 wrong.append(f"{path}: 'from memwall import ...' inside the package")
-            if target and target != own and ORDER.index(target) > ORDER.index(own):
+            elif target in ("", own) or own in OUTSIDE:
+                continue
+            elif target in WINGS:
+                wrong.append(f"{path} imports {name} of a wing, which is asked through memwall.wings")
+            elif own in ANALYZER and ANALYZER.index(target) > ANALYZER.index(own):
                 wrong.append(f"{path} imports {name}, which stands below it")
     assert wrong == []
+
+
+def test_what_wings_offer_is_there():
+    for wing, row in WINGS.items():
+        for name in row.parts:
+            part(f"{wing}.{name}")
+        for command in row.commands:
+            assert importlib.import_module(command_module(command)).command.name == command
+        assert all(planner(policy) for policy in row.policies)
+        assert all(page_of(result) for result in row.pages)
+        assert set(row.points) <= {kind.name for kind in kinds_of_points()}
 
 
 def test_nothing_imports_in_a_circle():

@@ -27,7 +27,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - Triton layers: Liger-Kernel's columns (:mod:`memwall_lab.tables.liger`)
 """
 
-from memwall.analysis.accuracy.kinds import Kind
+from memwall.bench.accuracy.kinds import Kind
 from memwall_lab.tables import (
     aiconfigurator,
     collectives,

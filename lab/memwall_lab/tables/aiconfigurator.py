@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from memwall.analysis.accuracy.kinds import Record, Skip
+from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost

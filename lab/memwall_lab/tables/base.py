@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from memwall.analysis.accuracy.kinds import LEAST, Kind, Record, Skip, number, seconds
-from memwall.analysis.accuracy.samples import Sample
 from memwall.analysis.validation import Row
+from memwall.bench.accuracy.kinds import LEAST, Kind, Record, Skip, number, seconds
+from memwall.bench.accuracy.samples import Sample
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.ops import Cost

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from memwall.analysis.accuracy.kinds import Kind, Record, Skip, seconds
+from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.links import Cluster

@@ -27,10 +27,10 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from memwall.analysis.accuracy.kinds import Kind, Record, Skip, seconds
+from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
 from memwall.core.files import read_csv
-from memwall.fusion.server import Layout
-from memwall.simulate.serving.workload import Lengths, Workload
+from memwall.serving.simulation.workload import Lengths, Workload
+from memwall.serving.steps import Layout
 from memwall_lab.deployments import Deployment, Pool
 from memwall_lab.tables.base import gpu_named, known, positive, size
 from memwall_lab.tables.inferencex import SPECULATES, Deployed, in_order, listed, load_of

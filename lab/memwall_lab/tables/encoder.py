@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memwall.analysis.accuracy.kinds import Record, Skip
+from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls

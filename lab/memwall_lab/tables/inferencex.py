@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.core.files import read_csv
-from memwall.fusion.server import Layout
+from memwall.serving.steps import Layout
 
 #: times of runs of the same deployment
 _REPEATED = 1.05

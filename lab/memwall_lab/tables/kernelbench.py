@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from memwall.analysis.accuracy.kinds import Kind, Record, Skip, seconds
+from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
 from memwall.core.errors import UsageError
 from memwall.hardware.host import load_host
 from memwall.record.profile import Profile

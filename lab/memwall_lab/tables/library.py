@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memwall.analysis.accuracy.kinds import Record, Skip
+from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.ops import table_calls as calls
 from memwall_lab.tables.base import Call, Table, count, gpu_named, known, positive, size
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memwall.analysis.accuracy.kinds import Record, Skip
+from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memwall.analysis.accuracy.kinds import Record
+from memwall.bench.accuracy.kinds import Record
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memwall.analysis.accuracy.kinds import Record, Skip
+from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.ops import table_calls as calls
 from memwall.ops.experts import SCHEMES, Loads, cost_of_experts, loads_of
 from memwall_lab.tables.base import Call, Table, count, gpu_named, known, size

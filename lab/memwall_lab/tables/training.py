@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memwall.analysis.accuracy.kinds import Kind, Record, Skip, seconds
+from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
 from memwall.core.errors import UsageError
 from memwall.core.parallelism import Parallelism
 from memwall.core.units import counted

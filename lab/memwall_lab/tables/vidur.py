@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from memwall.analysis.accuracy.kinds import Record
+from memwall.bench.accuracy.kinds import Record
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.indexing import select_steps

@@ -2,7 +2,7 @@
 
 In: a profile with measurements. Out: devices with their runs, executors compared on the same groups, and the same as
 rows for files and other tools (``devices``); in a run the pairs of modeled and measured kernels with their errors and
-sums (``pairs``). Tables of others are read into the same rows by :mod:`memwall.analysis.accuracy`.
+sums (``pairs``). Tables of others are read into the same rows by :mod:`memwall.bench.accuracy`.
 """
 
 from memwall.analysis.validation.devices import (

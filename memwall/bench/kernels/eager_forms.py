@@ -23,7 +23,7 @@ _GRADIENT = "eager_batch_norm_backward"
 
 
 def as_eager(source: str) -> str:
-    """A reference's text (:mod:`memwall.codegen.reference`) with these forms where it has one. What a gradient keeps of
+    """A reference's text (:mod:`memwall.fusion.reference`) with these forms where it has one. What a gradient keeps of
     its forward pass lives as long as the module that is made of the text."""
     made = _CALL.sub(lambda call: f"{FORMS[call[1]]}(" if call[1] in FORMS else call[0], source)
     if made == source:

@@ -19,15 +19,17 @@ import torch
 from memwall.bench.cuda import put_off
 from memwall.bench.device import Device, Ready
 from memwall.bench.kernels.eager_forms import as_eager
-from memwall.codegen.kernel import load_source, source_hash
-from memwall.codegen.reference import Reference, reference
 from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
+from memwall.core.sources import load_source, source_hash
 from memwall.fusion import Group
+from memwall.fusion.reference import Reference, reference
 from memwall.fusion.rules import is_library_call
 from memwall.hardware.lookup import Gpu
 from memwall.ops.evaluate import Operators
+from memwall.ops.expressions import NotGenerated
+from memwall.wings import part
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,10 @@ class Builder:
     def generated(self, group: Group) -> Built:
         """The generated kernel. Raises ``NotGenerated``: no kernel can be generated for the group, or its library keeps
         it."""
-        from memwall.codegen import NotGenerated, generate
 
         if is_library_call(self.graph, group.op_ids):
             raise NotGenerated("the library keeps it: a product, convolution or attention alone")
-        kernel = generate(self.graph, self.flow, group, self.gpu)
+        kernel = part("codegen.generate")(self.graph, self.flow, group, self.gpu)
         module = load_source(kernel.source, self.folder)
 
         def configure(config: Mapping[str, int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, WideMemory,
 from memwall.bench.kernels.evaluate import left_undefined, run_group
 from memwall.bench.kernels.executors import Built
 from memwall.bench.kernels.numerics import PASSED, SPREADS, Check, compare, distance, same, uniform, wrong
-from memwall.codegen.kernel import Kernel
 from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion import Group
 from memwall.ops.evaluate import Operators
+from memwall.wings import part
 
 #: runs with noise; more if an output has few elements, so that none is too small by chance
 RUNS, RUNS_OF_FEW, FEW = 4, 12, 256
@@ -165,7 +165,7 @@ class Oracle:
         return PASSED
 
     def verify(
-        self, kernel: Kernel, run: Callable[..., Sequence[Tensor]], *, seed: int = 0, device: str = "cpu",
+        self, kernel: Runnable, run: Callable[..., Sequence[Tensor]], *, seed: int = 0, device: str = "cpu",
         special: bool = False, guard_bytes: int = GUARD_BYTES, repeatable: bool = True, with_eager: bool = False,
         around: Callable[[Arena, Callable[[], Any]], Any] | None = None,
     ) -> Check:  # fmt: skip
@@ -243,6 +243,17 @@ def _bytes_of(arena: Arena, value_id: int) -> Tensor:
 FOREIGN_TOLERANCES = 8.0
 
 
+class Runnable(Protocol):
+    """What is verified of a kernel (:class:`memwall.codegen.Kernel`): the values that it reads and makes."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """``error`` is the worst deviation from float64 in units of the tolerance, None where it was not checked;
@@ -267,7 +278,9 @@ def check_numerics(oracle: Oracle, built: Built, seed: int, device: Device, *, w
 
 
 def _checked(oracle: Oracle, built: Built, seed: int, device: Device, with_eager: bool) -> Verdict:
-    kernel = Kernel("", built.source, built.inputs, built.outputs, oracle.group.op_ids, (), built.schedule)
+    kernel = part("codegen.Kernel")(
+        "", built.source, built.inputs, built.outputs, oracle.group.op_ids, (), built.schedule
+    )
     specs = [oracle.graph.values[i].spec for i in built.outputs]
     #: ops whose CPU kernel has another precision than the GPU's
     other: dict[str, None] = {}

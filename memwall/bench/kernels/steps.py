@@ -17,7 +17,6 @@ from torch import nn
 
 from memwall.bench.kernels.executors import BUILDERS, Builder, Built
 from memwall.bench.kernels.oracle import Oracle
-from memwall.codegen import NotGenerated
 from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import SERVING, Graph, TensorSpec, Value
@@ -29,6 +28,7 @@ from memwall.frontend.workload.inputs import stays_on_host
 from memwall.frontend.workload.sizes import SIZES
 from memwall.fusion import Group, Plan
 from memwall.ops.evaluate import dtype_of
+from memwall.ops.expressions import NotGenerated
 from memwall.simulate.memory import memory_peak
 
 #: standard deviation of parameters and inputs that are made up

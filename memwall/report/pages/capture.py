@@ -8,7 +8,7 @@ import memwall.report.columns as col
 from memwall.analysis.breaks import Loss
 from memwall.analysis.fused import Fused
 from memwall.core.units import counted, duration, percent, size
-from memwall.frontend.dynamo.capture import Break, Capture, Recompile
+from memwall.record.capture import Break, Capture, Recompile
 from memwall.report.document import Block, Section, Sentence, clean, known_facts
 
 #: rows of the tables of breaks and of guards

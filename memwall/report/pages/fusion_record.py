@@ -14,7 +14,7 @@ from memwall.analysis.savings import Missed, PolicyRow, Saving
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read
-from memwall.frontend.dynamo.capture import Capture
+from memwall.record.capture import Capture
 from memwall.report.document import Block, Document, Section, Table, known_facts
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion

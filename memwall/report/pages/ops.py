@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import memwall.report.columns as col
-from memwall.codegen import covers
 from memwall.core.errors import UsageError
 from memwall.ops.loops import is_fused
 from memwall.ops.registry import OP_CLASSES, Row, rows
 from memwall.report.document import Column, Document, Facts, Section, Sentence
 from memwall.report.html import resource
 from memwall.report.kinds import Report
-from memwall.traces.schemas import schemas_of
+from memwall.wings import part
 
 STAGES = ("cost", "fusion", "codegen", "traces")
 
@@ -42,8 +41,9 @@ def coverage(families: Sequence[str] = ()) -> list[Coverage]:
     if unknown:
         raise UsageError(f"no family of ops named {unknown[0]!r}; one of {', '.join(OP_CLASSES)}")
     known = dict(rows())
+    covered = part("codegen.covers")
     found = [
-        Coverage(name.removeprefix("aten."), row.op_class, row.cost is not None, is_fused(row), covers(name),
+        Coverage(name.removeprefix("aten."), row.op_class, row.cost is not None, is_fused(row), covered(name),
                  _is_read(name, row))
         for name, row in known.items()
         if row.cost is not None and not (name.endswith("_") and name[:-1] in known)
@@ -56,7 +56,9 @@ def _is_read(name: str, row: Row) -> bool:
     """Whether the results of a recorded call are known: by a rule, or as what it writes."""
     library, _, packet = name.partition(".")
     writes = packet.endswith("_") or packet.startswith("_foreach_")
-    return (writes or row.results is not None) and bool(schemas_of(f"{library}::{packet.partition('.')[0]}"))
+    return (writes or row.results is not None) and bool(
+        part("traces.schemas_of")(f"{library}::{packet.partition('.')[0]}")
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.accuracy import Kind, Row, Scored, kinds, reading, score, score_all, score_files
-from memwall.analysis.accuracy.kinds import OWN
-from memwall.analysis.accuracy.scores import floors_s, kappa, percentile, regime, spearman
+from memwall.bench.accuracy import Kind, Row, Scored, kinds, reading, score, score_all, score_files
+from memwall.bench.accuracy.kinds import OWN
+from memwall.bench.accuracy.page import AccuracyReport
+from memwall.bench.accuracy.scores import floors_s, kappa, percentile, regime, spearman
 from memwall.core.errors import UsageError
 from memwall.report import render
-from memwall.report.pages.accuracy import AccuracyReport
 from tests.unit.measured_fixture import make_measured
 from tests.unit.report_fixture import make_profile
 

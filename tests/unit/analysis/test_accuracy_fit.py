@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.accuracy import Sample
-from memwall.analysis.accuracy.fit import Target, by_target, fit, with_interval
-from memwall.analysis.accuracy.refit import Constant, fit_gpu, number, refit, renamed, with_tables
-from memwall.analysis.accuracy.samples import halves, held_out_gpu, predicted
+from memwall.bench.accuracy import Sample
+from memwall.bench.accuracy.fit import Target, by_target, fit, with_interval
+from memwall.bench.accuracy.refit import Constant, fit_gpu, number, refit, renamed, with_tables
+from memwall.bench.accuracy.samples import halves, held_out_gpu, predicted
 from memwall.core.errors import UsageError
 from memwall.hardware.constants import StreamConstants
 from memwall.hardware.lookup import load_gpu, read_spec, spec_path

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import memwall
-from memwall.analysis.accuracy.reading import read_measured
-from memwall.analysis.accuracy.samples import Sample, halves, model_rows
 from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles, ratio_interval
+from memwall.bench.accuracy.reading import read_measured
+from memwall.bench.accuracy.samples import Sample, halves, model_rows
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render

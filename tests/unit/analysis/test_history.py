@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from memwall.analysis.history import SCHEMA, Row, append, commits, committed, entry_of, read, steps, trends
 from memwall.analysis.quantities import LIMITS
 from memwall.cli import main
 from memwall.core.errors import UsageError
+from memwall.gate.figure import trend_chart
+from memwall.gate.history import SCHEMA, Row, append, commits, committed, entry_of, read, steps, trends
+from memwall.gate.history_page import CSV_COLUMNS, HistoryReport
 from memwall.report import render
 from memwall.report.figures.scene import Dot, Stroke, Text, drawn
-from memwall.report.figures.trend import trend_chart
-from memwall.report.pages.history import CSV_COLUMNS, HistoryReport
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)

@@ -19,7 +19,7 @@ from memwall.analysis.op_counts import Level, OpCounts, op_counts
 from memwall.core.errors import UsageError
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
-from memwall.fusion.inductor import Lowered, LoweredKernel
+from memwall.inductor import Lowered, LoweredKernel
 from reports.funnel_figure import funnel_figure
 from reports.funnel_report import operator_sets
 from tests.unit.one_call import Call, meta

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from memwall.analysis.quantities import SERVED
-from memwall.analysis.serving import Candidate, best, objective, stop, value_of
 from memwall.core.errors import UsageError
-from memwall.simulate.serving.engine import Policy
-from memwall.simulate.serving.requests import simulate_requests
-from memwall.simulate.serving.steady import steady_state
-from memwall.simulate.serving.workload import Lengths, Workload
+from memwall.serving.candidates import Candidate, best, objective, stop, value_of
+from memwall.serving.simulation.engine import Policy
+from memwall.serving.simulation.requests import simulate_requests
+from memwall.serving.simulation.steady import steady_state
+from memwall.serving.simulation.workload import Lengths, Workload
 from tests.unit.simulate.engines import Affine
 
 PLAIN = Policy(captured=())
@@ -62,7 +62,7 @@ def test_the_cheapest_that_holds_and_what_stops_the_next_cheaper():
 def test_a_load_is_compared_with_no_other():
     """The cheapest server was picked among all loads, so that one with 1 client was the next cheaper of one with 64.
     USD an hour by tokens a second: small 2 / 5.5 and 2 / 1, large 8 / 7.33 and 8 / 3.67."""
-    from memwall.analysis.serving import choices
+    from memwall.serving.candidates import choices
 
     def served(load, name, price, decode_s):
         return one_request(name, load=load, decode_s=decode_s, usd_per_gpu_hour=price)

@@ -7,11 +7,11 @@ import itertools
 import pandas as pd
 import pytest
 
-from memwall.analysis.sweep.axes import Axis, Space, axes_of, expand, split_axis
-from memwall.analysis.sweep.choice import kept, pareto, ranked
-from memwall.analysis.sweep.conditions import parse_condition
-from memwall.analysis.sweep.growth import growth
 from memwall.core.errors import UsageError
+from memwall.sweep.axes import Axis, Space, axes_of, expand, split_axis
+from memwall.sweep.choice import kept, pareto, ranked
+from memwall.sweep.conditions import parse_condition
+from memwall.sweep.growth import growth
 
 
 @pytest.mark.parametrize(("text", "values"), [

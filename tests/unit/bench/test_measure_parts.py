@@ -17,9 +17,9 @@ from memwall.bench.kernels.executors import Builder, Built, Choices, choose
 from memwall.bench.kernels.session import Questions, _set_tf32, failure
 from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed, WorkerPool
 from memwall.codegen import NotGenerated
-from memwall.codegen.kernel import source_hash
 from memwall.core.cache import keep, kept
 from memwall.core.errors import MissingError
+from memwall.core.sources import source_hash
 from memwall.hardware.constants import StreamConstants
 from memwall.perfmodel.families import constants
 from memwall.record.measurement import Sensors

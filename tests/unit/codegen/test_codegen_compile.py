@@ -13,6 +13,7 @@ from memwall.codegen import generate as ours
 from memwall.codegen.compiling import Resources, compile_all, default_cache, read_amdgcn, read_ptxas
 from memwall.codegen.kernel import Kernel, Launch, NotGenerated
 from memwall.codegen.occupancy import architecture_of, find_target, occupancy
+from memwall.codegen.page import compiled_section
 from memwall.codegen.planned import compiled_plan, with_config
 from memwall.core.cache import kept
 from memwall.core.errors import MissingError, UsageError
@@ -23,7 +24,6 @@ from memwall.hardware.chips import CHIPS
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import graph_costs
 from memwall.report.document import Document
-from memwall.report.pages.fused import compiled_section
 from memwall.report.text import to_text
 from tests.unit.fusion_graphs import Builder, groups_of, round_gpu
 

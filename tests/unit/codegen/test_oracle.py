@@ -16,9 +16,9 @@ from memwall.bench.kernels.evaluate import CpuForms
 from memwall.bench.kernels.numerics import philox, uniform
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import Kernel
-from memwall.codegen.reference import reference
 from memwall.core.errors import Unsupported
 from memwall.fusion.pricing import Pricer
+from memwall.fusion.reference import reference
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.evaluate import Operators
 from tests.unit import interpreted, small_workloads

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from memwall.core.graph import EAGER, Op
-from memwall.frontend.dynamo.capture import carry
-from memwall.frontend.dynamo.run import capture
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload, resolve
+from memwall.inductor.dynamo.run import capture
+from memwall.record.capture import carry
 from tests.unit.places import ROOT
 
 TRAINING = TraceOptions(mode="training")
@@ -397,7 +397,7 @@ def test_a_failure_of_dynamos_own_is_reported(monkeypatch):
     def fail(*_):
         raise ValueError("no backend today")
 
-    monkeypatch.setattr("memwall.frontend.dynamo.record.DynamoRun._backend", fail)
+    monkeypatch.setattr("memwall.inductor.dynamo.record.DynamoRun._backend", fail)
     graph, found = captured(Clean)
     assert found.failure is not None and "no backend today" in found.failure
     assert found.regions == (EAGER,) * len(graph.ops)
@@ -462,7 +462,7 @@ def test_empty_streams_are_aligned(streams):
 
 ALONE = """
 import sys, torch
-from memwall.frontend.dynamo.run import capture
+from memwall.inductor.dynamo.run import capture
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.workload import Workload
 workload, options = Workload(torch.nn.Linear(2, 2), (torch.zeros(1, 2),)), TraceOptions()

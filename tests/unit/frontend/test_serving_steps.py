@@ -242,7 +242,7 @@ def test_a_static_cache_is_read_whole(save, tmp_path, place):
     # what a server would run is the same model
     dynamic = memwall.profile(save(SMALL), mode="decode", batch=3, context=16, gpu="h100")
     (tmp_path / "generation_config.json").write_text("{}", "utf-8")
-    from memwall.fusion.server import Layout, served
+    from memwall.serving.steps import Layout, served
 
     assert served(decode.graph).kv_bytes(40, Layout()) == served(dynamic.graph).kv_bytes(40, Layout()) == 40 * token
 

@@ -17,7 +17,7 @@ from memwall.frontend.torch import TraceOptions, trace
 from memwall.frontend.torch.distributed import end_group
 from memwall.frontend.workload import Workload
 from memwall.ops import graph_costs
-from memwall.training import parallel
+from memwall.training.run import parallel
 from tests.unit.small_modules import Experts, Routed
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCAB, TP = 2, 16, 32, 4, 3, 64, 4

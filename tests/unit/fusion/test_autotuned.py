@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.explanation import choices_text, explanations
+from memwall.bench.accuracy.reading import read_measured
 from memwall.core.units import duration
 from memwall.ops.product_launches import Convolution, Gemm
 from memwall.report import render

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 import memwall
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.graph import Graph, Op, Storage, Value, contiguous
-from memwall.fusion.compiled import kernels_of
-from memwall.fusion.inductor import Lowered
-from memwall.fusion.inductor.owners import Launch, own
+from memwall.inductor import Lowered
+from memwall.inductor.compiled import kernels_of
+from memwall.inductor.owners import Launch, own
 from tests.unit.one_call import Call
 from tests.unit.places import ROOT
 
@@ -83,7 +83,7 @@ def traced(module, args, *, training=True, **options) -> Graph:
 
 @pytest.fixture
 def lower():
-    from memwall.fusion.inductor import lower
+    from memwall.inductor import lower
 
     return lambda graph, gpu="a100", **options: lower(graph, memwall.load_gpu(gpu), **options)
 
@@ -482,7 +482,7 @@ def test_nothing_of_the_fake_gpu_stays(lower):
     import torch._dynamo.device_interface as interfaces
     import triton
 
-    from memwall.fusion.inductor.fake_gpu import fake_gpu
+    from memwall.inductor.fake_gpu import fake_gpu
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -525,7 +525,7 @@ def test_internals_that_moved_are_an_error_of_the_installation(lower, monkeypatc
 
     monkeypatch.setitem(compat.PLACES, "WhyNoFuse", "torch._inductor.scheduler:Renamed")
     monkeypatch.delitem(vars(compat), "WhyNoFuse", raising=False)
-    for name in [n for n in sys.modules if n.startswith("memwall.fusion.inductor.compiling")]:
+    for name in [n for n in sys.modules if n.startswith("memwall.inductor.compiling")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingError, match="Renamed"):
         lower(traced(Mlp(), (torch.randn(2, 4, 64),), training=False))
@@ -561,7 +561,7 @@ def test_bfloat16_on_an_old_gpu(gpu, lower):
 def test_nothing_reaches_the_terminal():
     code = """
 import torch, memwall
-from memwall.fusion.inductor import lower
+from memwall.inductor import lower
 module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Softmax(-1), torch.nn.Linear(64, 64))
 gpu = memwall.load_gpu("a100")  # has TF32, of which Inductor reminds its users
 record = memwall.profile(module, (torch.randn(128, 64),), mode="training", gpu=gpu, loss=lambda y: y.sum())
@@ -574,7 +574,7 @@ assert lower(record.graph, gpu, source=True).kernels
 
 
 def test_importing_the_policy_loads_no_torch():
-    code = "import sys, memwall.fusion.inductor; print([m for m in ('torch', 'triton') if m in sys.modules])"
+    code = "import sys, memwall.inductor; print([m for m in ('torch', 'triton') if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ}
     )

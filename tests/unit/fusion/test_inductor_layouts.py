@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.analysis.accuracy.reading import read_measured
+from memwall.bench.accuracy.reading import read_measured
 from memwall.ops.launches import Stream
 from memwall.ops.product_launches import Convolution
 from memwall_lab.modules import ModuleSample
@@ -55,8 +55,8 @@ def test_three_dimensions_keep_their_layout():
 
 
 def test_the_layout_of_a_convolution_follows_cudnn_while_the_gpu_is_fake():
-    from memwall.fusion.inductor.fake_gpu import fake_gpu
     from memwall.hardware.lookup import load_gpu
+    from memwall.inductor.fake_gpu import fake_gpu
 
     one = torch.empty(2, 8, 4, 4, device="meta")
     weight = torch.empty(8, 8, 3, 3, device="meta")

@@ -146,7 +146,7 @@ def test_the_model_agrees_with_trees_that_timings_taught(gpu, tree, dtype, least
     from torch._inductor.fx_passes import pad_mm
 
     from memwall.core.graph import contiguous
-    from memwall.fusion.inductor.padding import seconds
+    from memwall.inductor.padding import seconds
 
     module, _, name = tree.partition(".")
     if importlib.util.find_spec("torch._inductor.autoheuristic.artifacts._PadMMH200") is None:
@@ -176,7 +176,7 @@ def test_rows_that_inductor_lays_with_gaps_count_as_aligned():
     module = nn.Sequential(nn.Linear(1024, 1025, bias=False), nn.ReLU(), nn.Linear(1025, 512, bias=False))
     *_, (product,) = planned(module, (1000, 1024))[2]
     assert (product.padded_from, sizes(product)) == (None, (1000, 512, 1025))
-    from memwall.fusion.compiled import kernels_of
+    from memwall.inductor.compiled import kernels_of
 
     profile = memwall.profile(
         module, (torch.empty(1000, 1024, device="meta", dtype=torch.float16),), gpu="a100-80gb-sxm"
@@ -188,7 +188,7 @@ def test_rows_that_inductor_lays_with_gaps_count_as_aligned():
 def test_padding_is_what_the_model_says_is_quicker():
     """By the published rates an H100 multiplies such rows at 0.71 x 0.629 of its rate; an A100 at 0.71."""
     from memwall.core.graph import contiguous
-    from memwall.fusion.inductor.padding import seconds
+    from memwall.inductor.padding import seconds
 
     given = [contiguous((4096, 4095), "float16"), contiguous((4095, 4095), "float16")]
     for name in ("a100-80gb-sxm", "h100-sxm"):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.frontend.workload import resolve
 from memwall.frontend.workload.loading import load_file
-from memwall.fusion.inductor.views import Step, row_major_order, view_steps
+from memwall.fusion.view_steps import Step, row_major_order, view_steps
 from tests.unit.places import ROOT
 from tests.unit.replay_real import compare
 

@@ -3,11 +3,11 @@
 import pytest
 
 import memwall
-from memwall.fusion.server import Layout, served
-from memwall.fusion.server.kernels import Between, Experts
 from memwall.hardware.lookup import load_gpu
 from memwall.serving.saved import saved
-from memwall.simulate.serving.timing import GpuSteps
+from memwall.serving.simulation.timing import GpuSteps
+from memwall.serving.steps import Layout, served
+from memwall.serving.steps.kernels import Between, Experts
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -7,13 +7,13 @@ import pytest
 
 import memwall
 from memwall.core.errors import UsageError
-from memwall.fusion.server import Layout, Step, served
-from memwall.fusion.server.attention import Attention, Compressed, Index, Latent
-from memwall.fusion.server.kernels import Between, Collective, Experts, Product
 from memwall.hardware.cluster import cluster_of
 from memwall.hardware.engine import ENGINES, EngineHost, engine_host
 from memwall.serving import serve
-from memwall.simulate.serving.timing import GpuSteps
+from memwall.serving.simulation.timing import GpuSteps
+from memwall.serving.steps import Layout, Step, served
+from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
+from memwall.serving.steps.kernels import Between, Collective, Experts, Product
 from tests.unit.configs import LLAMA, target_of
 from tests.unit.places import shared
 

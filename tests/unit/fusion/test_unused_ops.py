@@ -179,7 +179,7 @@ def test_without_a_recurrent_layer_no_policy_saves_more_than_ideal():
 def test_backward_belongs_to_the_region_of_its_forward():
     """The GRU behind the LSTM has no gradient where only the LSTM's result is used: regions are told by what a gradient
     reads, not by counting."""
-    from memwall.fusion.inductor.lowering import _between_recurrent_layers
+    from memwall.inductor.lowering import _between_recurrent_layers
 
     for tail, regions in ((two_layers, [0, 1, 2, 1, 0]), (unused_gru, [0, 1, 2, 0])):
         graph = memwall.profile(

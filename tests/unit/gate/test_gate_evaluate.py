@@ -12,12 +12,12 @@ from torch import nn
 import memwall
 from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.quantities import LIMITS
-from memwall.frontend.dynamo.capture import CAPTURE_KEY
 from memwall.gate.config import GateConfig, GatedWorkload, Scope, parse_scope
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.run import run_gate
 from memwall.gate.tracing import Job, Traced, Tree, repeated
 from memwall.hardware.host import load_host
+from memwall.record.capture import CAPTURE_KEY
 from memwall.record.profile import Profile
 from tests.unit.one_call import Call
 
@@ -246,7 +246,7 @@ def test_where_the_memory_went_is_said(two):
 
 def captured(head: Profile, breaks: int | None, failure: str | None = None) -> Profile:
     """A profile with so many graph breaks."""
-    from memwall.frontend.dynamo.capture import Break, Capture
+    from memwall.record.capture import Break, Capture
 
     rows = tuple(
         Break(**{

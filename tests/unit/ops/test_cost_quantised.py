@@ -6,8 +6,8 @@ from statistics import median
 
 import pytest
 
-from memwall.analysis.accuracy import Sample, read_measured
-from memwall.analysis.accuracy.samples import halves, model_rows
+from memwall.bench.accuracy import Sample, read_measured
+from memwall.bench.accuracy.samples import halves, model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import load_gpu

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from memwall.analysis.accuracy.reading import read_measured
+from memwall.bench.accuracy.reading import read_measured
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster, Link, Protocol

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from memwall.analysis.accuracy import score_files
+from memwall.bench.accuracy import score_files
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import AttentionConstants
 from memwall.hardware.lookup import load_gpu

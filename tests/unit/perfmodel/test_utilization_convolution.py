@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.accuracy.reading import read_measured
-from memwall.analysis.accuracy.samples import Sample, model_rows
+from memwall.bench.accuracy.reading import read_measured
+from memwall.bench.accuracy.samples import Sample, model_rows
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.launches import Stream

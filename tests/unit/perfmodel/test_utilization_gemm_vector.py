@@ -11,7 +11,7 @@ from statistics import fmean
 
 import pytest
 
-from memwall.analysis.accuracy.samples import call_s, held_out_gpu
+from memwall.bench.accuracy.samples import call_s, held_out_gpu
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import VectorGemmConstants
 from memwall.hardware.lookup import Gpu, load_gpu

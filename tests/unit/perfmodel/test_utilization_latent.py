@@ -2,7 +2,7 @@
 
 import pytest
 
-from memwall.analysis.accuracy import score_files
+from memwall.bench.accuracy import score_files
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import table_calls

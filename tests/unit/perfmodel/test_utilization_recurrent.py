@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.analysis.accuracy.reading import read_measured
 from memwall.analysis.explanation import explanations
 from memwall.analysis.verdict import verdict
+from memwall.bench.accuracy.reading import read_measured
 from memwall.core.graph import Pipe
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.accuracy.samples import call_s, way_of
+from memwall.bench.accuracy.samples import call_s, way_of
 from memwall.core.graph import contiguous
 from memwall.hardware.constants import LaunchConstants, RowsConstants, StreamConstants
 from memwall.hardware.lookup import load_gpu

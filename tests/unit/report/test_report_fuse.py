@@ -10,8 +10,8 @@ import pytest
 from memwall.analysis.fused import fuse, refused_by_rule
 from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
-from memwall.frontend.dynamo.capture import CAPTURE_KEY, Break, Capture, Guard, PartialGraph, Recompile, capture_of
 from memwall.fusion import Plan, Refusal
+from memwall.record.capture import CAPTURE_KEY, Break, Capture, Guard, PartialGraph, Recompile, capture_of
 from memwall.report import render
 from memwall.report.pages.fused import FusedReport
 from tests.unit.report_fixture import NEW, OLD, make_profile

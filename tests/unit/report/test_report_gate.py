@@ -22,11 +22,11 @@ from memwall.analysis.diff import Cause
 from memwall.analysis.numbers import apart, change_text
 from memwall.cli.output import GATE_SUFFIXES
 from memwall.core.errors import UsageError
+from memwall.gate.forges import fingerprints, place_of, source_place, target_place
+from memwall.gate.page import GateReport
 from memwall.gate.result import GateResult, Problem
+from memwall.gate.wording import counts, finding_of, name, sentence, subject
 from memwall.report import render
-from memwall.report.gate.forges import fingerprints, place_of, source_place, target_place
-from memwall.report.gate.wording import counts, finding_of, name, sentence, subject
-from memwall.report.pages.gate import GateReport
 from tests.unit import gate_fixture as fixture
 
 ROOT = Path(__file__).parents[3]

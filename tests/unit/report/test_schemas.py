@@ -8,22 +8,22 @@ import sys
 
 import pytest
 
-from memwall.analysis.accuracy import score_files
 from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.analysis.fused import fuse
-from memwall.analysis.history import entry_of
+from memwall.bench.accuracy import score_files
+from memwall.bench.accuracy.page import AccuracyReport
 from memwall.cli.report import SCHEMAS
+from memwall.gate.history import entry_of
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
-from memwall.report.pages.accuracy import AccuracyReport
 from memwall.report.pages.fused import FusedReport
-from memwall.report.pages.trace import TraceReport
-from memwall.report.pages.trace_comparison import TraceComparisonReport
 from memwall.serving.saved import saved
 from memwall.traces import read_trace
 from memwall.traces.analysis import analyse
 from memwall.traces.comparison import compare_traces, compare_with_model
+from memwall.traces.comparison_page import TraceComparisonReport
+from memwall.traces.page import TraceReport
 from tests.unit.measured_fixture import make_measured
 from tests.unit.pictures_fixture import served
 from tests.unit.places import ROOT

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.analysis.sweep.axes import Space, axes_of
-from memwall.analysis.sweep.growth import GROWS_ON, Growth, Series
 from memwall.report.figures.colors import WALL_COLORS
 from memwall.report.figures.scene import Dot, Scene
-from memwall.report.figures.sweep import _cell_texts, growth_chart, line_colors
 from memwall.report.kinds import render
-from memwall.report.pages.sweep import SweepReport
-from memwall.sweeping.kinds import KINDS
-from memwall.sweeping.run import Question, run
+from memwall.sweep.axes import Space, axes_of
+from memwall.sweep.figure import _cell_texts, growth_chart, line_colors
+from memwall.sweep.growth import GROWS_ON, Growth, Series
+from memwall.sweep.kinds import KINDS
+from memwall.sweep.page import SweepReport
+from memwall.sweep.run import Question, run
 from tests.unit.configs import SHORT_LLAMA, target_of
 from tests.unit.devtools import CHROMIUM, Page
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.simulate.serving.engine import Policy, Speculation
-from memwall.simulate.serving.requests import Disaggregated, Spread, simulate_requests
-from memwall.simulate.serving.workload import Asked, Lengths, Workload
+from memwall.serving.simulation.engine import Policy, Speculation
+from memwall.serving.simulation.requests import Disaggregated, Spread, simulate_requests
+from memwall.serving.simulation.workload import Asked, Lengths, Workload
 from tests.unit.simulate.engines import Affine, Saturating, Windowed
 from tests.unit.simulate.naive_server import serve
 

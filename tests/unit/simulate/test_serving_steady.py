@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.simulate.serving import steady
-from memwall.simulate.serving.engine import Policy, Speculation
-from memwall.simulate.serving.requests import simulate_requests
-from memwall.simulate.serving.steady import largest_batch, steady_state
-from memwall.simulate.serving.workload import Asked, Lengths, Workload
+from memwall.serving.simulation import steady
+from memwall.serving.simulation.engine import Policy, Speculation
+from memwall.serving.simulation.requests import simulate_requests
+from memwall.serving.simulation.steady import largest_batch, steady_state
+from memwall.serving.simulation.workload import Asked, Lengths, Workload
 from tests.unit.simulate.engines import Affine, Saturating
 
 #: engines x prompt, generate x policy x clients, or the share of the largest rate; none of the lengths that the limits

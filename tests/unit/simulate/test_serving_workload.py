@@ -8,8 +8,8 @@ import statistics
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.simulate.serving.engine import Engine, Policy, Speculation
-from memwall.simulate.serving.workload import Asked, Lengths, Workload, read_trace
+from memwall.serving.simulation.engine import Engine, Policy, Speculation
+from memwall.serving.simulation.workload import Asked, Lengths, Workload, read_trace
 from tests.unit.simulate.engines import Affine
 
 

@@ -10,10 +10,10 @@ from memwall.core.errors import UsageError
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
-from memwall.report.pages.trace import TraceReport
 from memwall.traces import Trace, read_trace
 from memwall.traces.analysis import analyse
 from memwall.traces.collectives import collectives, rank_waits
+from memwall.traces.page import TraceReport
 from tests.unit.places import shared
 from tests.unit.traces_fixture import Event, call, kernel, op, write
 

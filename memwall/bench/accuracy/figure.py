@@ -1,0 +1,100 @@
+"""Modeled vs. measured time, a panel for each GPU: the diagonal, the band of 20 %, a colour for each op class; classes
+of tables of others have the colour of the op class that they belong to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from memwall.bench.accuracy import CLOSE, Row
+from memwall.core.errors import UsageError
+from memwall.core.units import percent
+from memwall.report.columns import SECONDS
+from memwall.report.document import clean
+from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
+from memwall.report.figures.colors import CLASS_COLORS
+from memwall.report.figures.labels import Box
+from memwall.report.figures.scene import Chart, Scene, fit, side_by_side, stacked
+
+#: pixels of a panel at least, and points that one draws at most
+_LEAST, _POINTS = 240.0, 4000
+#: rows that are too few for a panel of their own
+_FEW = 50
+
+
+def scatter_chart(rows: Sequence[Row]) -> Chart:
+    """The picture.
+
+    Raises:
+        UsageError: there is nothing to draw.
+    """
+    if not rows:
+        raise UsageError("there is no row to draw")
+    gpus = _panels(rows)
+    found = {_family(row.op_class) for row in rows}
+    panels = side_by_side([_panel_chart(gpu, shown) for gpu, shown in gpus.items()], _LEAST)
+    legend = [(name, color, "circle") for name, color in CLASS_COLORS.items() if name in found]
+    return stacked([panels, lambda scene: scene.legend(0, legend)], gap=10)
+
+
+#: what a class of a table begins with -> op class
+_FAMILIES = {
+    "gemm": "contraction", "linear": "contraction", "bmm": "contraction", "moe": "contraction", "mlp": "contraction",
+    "conv": "convolution", "prefill": "attention", "decode": "attention", "mla": "attention",
+    "softmax": "normalization", "layer": "normalization", "norm": "normalization", "rms": "normalization",
+    "fused_add_rms": "normalization",
+    "cross": "reduction", "stream": "elementwise", "add": "elementwise", "activation": "elementwise",
+    "relu": "elementwise", "gelu": "elementwise", "silu": "elementwise", "swiglu": "elementwise", "rope": "elementwise",
+    "embedding": "movement", "all": "communication", "reduce": "communication",
+}  # fmt: skip
+
+
+def _family(name: str) -> str:
+    """The op class of a class of a table: by its longest known beginning."""
+    known = {**_FAMILIES, **{name: name for name in CLASS_COLORS}}
+    return known[max((start for start in known if name.startswith(start)), key=len, default="other")]
+
+
+def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each GPU; where some have many, those with few share the last panel."""
+    found: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row.gpu.lower()):
+        found.setdefault(row.gpu, []).append(row)
+    few = [gpu for gpu, own in found.items() if len(own) < _FEW]
+    if len(few) in (0, 1, len(found)):
+        return found
+    others = [row for gpu in few for row in found.pop(gpu)]
+    return {**found, f"{len(few)} others": others}
+
+
+def _tick(value: float) -> str:
+    scale, unit = next((unit for unit in SECONDS if value >= unit[0] * 0.999), (1e-9, "ns"))
+    return f"{value / scale:.0f} {unit}"
+
+
+def _panel_chart(gpu: str, rows: Sequence[Row]) -> Chart:
+    return lambda scene: _panel(scene, gpu, rows)
+
+
+def _panel(scene: Scene, gpu: str, rows: Sequence[Row]) -> float:
+    times = [time for row in rows for time in (row.measured_s, row.modeled_s) if time > 0]
+    low = 10.0 ** math.floor(math.log10(min(times)))
+    high = 10.0 ** math.ceil(math.log10(max(times) * 1.01))
+    scene.text(0, 12, fit(clean(gpu), scene.width, 11), bold=True)
+    close = sum(abs(row.error) <= CLOSE for row in rows) / len(rows)
+    scene.text(0, 26, f"{len(rows):,} rows, {percent(close, 0)} within {percent(CLOSE, 0)}", 10, color="dim")
+    frame = Box(52.0, 52.0, scene.width - 6, 52.0 + scene.width - 58)
+    x, y = Axis(low, high, frame.left, frame.right, log=True), Axis(low, high, frame.lower, frame.upper, log=True)
+    band = [(x(low), y(low)), (x(low), y(low * (1 + CLOSE))), (x(high / (1 + CLOSE)), y(high)), (x(high), y(high)),
+            (x(high), y(high * (1 - CLOSE))), (x(low / (1 - CLOSE)), y(low))]  # fmt: skip
+    scene.area(band, "line")
+    draw_x(scene, frame, x, _tick, "measured", x.ticks(4))
+    draw_y(scene, frame, y, _tick, "modeled", y.ticks(4))
+    draw_frame(scene, frame)
+    drawn = [row for row in rows[:: -(-len(rows) // _POINTS)] if row.measured_s > 0 and row.modeled_s > 0]
+    for name, color in CLASS_COLORS.items():
+        places = [(x(row.measured_s), y(row.modeled_s)) for row in drawn if _family(row.op_class) == name]
+        if places:
+            scene.dust(places, color)
+    scene.line((x(low), y(low)), (x(high), y(high)), width=0.8)
+    return frame.lower + 38

@@ -1,0 +1,178 @@
+"""``memwall gate``: budgets and regressions, for CI."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memwall.cli import options
+from memwall.cli.output import GATE_SUFFIXES, Messages, Out
+from memwall.cli.parsing import Command, SeveralOption
+from memwall.cli.target import this_machine
+from memwall.core.errors import UsageError
+from memwall.core.units import counted
+
+if TYPE_CHECKING:
+    from memwall.gate.config import GateConfig, GatedWorkload
+    from memwall.gate.page import GateReport
+    from memwall.gate.run import GateRun
+
+
+@click.command("gate", cls=Command)
+@click.argument("targets", nargs=-1, metavar="[TARGET...]", shell_complete=options.completing("files"))
+@click.option(
+    "--config", metavar="FILE", help="The TOML file with the limits. [default: memwall.toml or pyproject.toml]"
+)
+@click.option(
+    "--limit", "limits", cls=SeveralOption, metavar="NAME=LIMIT...",
+    help="A limit on everything, such as 'time_s=3.2 ms', 'peak_memory=70 GB', 'dram_bytes=+2%', 'kernels=+0'.",
+)  # fmt: skip
+@click.option("--baseline", metavar="PATH", help="A saved profile, or a folder with one per workload.")
+@click.option("--baseline-ref", metavar="REF", help="A commit, branch or tag: the base is where it and HEAD parted.")
+@click.option("--init", is_flag=True, help="Write a small memwall.toml for the TARGETs, or the model files found here.")
+@click.option("--update", is_flag=True, help="Write the baseline anew, and print what changed.")
+@click.option("--allow-new", is_flag=True, help="Let a workload pass that the baseline does not have.")
+@click.option("--measured", is_flag=True, help="Also time base and head against each other here; needs --baseline-ref.")
+@click.option(
+    "--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True, help="For --measured."
+)
+@click.option("--history", metavar="FILE", help="Add this commit's figures to a history file.")
+@click.option("--github", is_flag=True, help="Print GitHub's annotations; add to the step's summary.")
+@options.gpus_of("those of the configuration, else h100-sxm; a saved profile's own")
+@options.policies_of(
+    "eager, inductor, max-autotune, memwall, server or ideal. [default: eager and memwall; a saved profile's own]"
+)
+@options.workload
+@options.common("gate.page.GateReport", GATE_SUFFIXES)
+def command(
+    targets: tuple[str, ...], config: str | None, limits: tuple[str, ...], baseline: str | None,
+    baseline_ref: str | None, init: bool, update: bool, allow_new: bool, measured: bool, device: str,
+    history: str | None, github: bool, gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **workload: Any,
+) -> int:  # fmt: skip
+    """Compare workloads with budgets and a baseline; say what moved and why.
+
+    TARGET is as for memwall profile, a saved profile, or the name of a workload in [tool.memwall.gate] of
+    pyproject.toml or memwall.toml; without one, all workloads there. Every figure is modeled: no GPU is needed, and
+    unchanged code gives equal figures. Both eager and memwall are gated, so that a lost fusion shows.
+
+    Limits without a sign are budgets; '+2%' is against the baseline. With a baseline and no limits, no kernel and no
+    graph break may be added, and bytes (those of convolutions in NCHW too), FLOPs, time and peak memory may grow by
+    0.5 %.
+
+    Exit code: 0 pass, 1 fail, 2 misuse, 3 a device or a dependency is missing, 4 inconclusive.
+    """
+    from memwall.gate.checkout import place_in_repository
+    from memwall.gate.page import GateReport
+    from memwall.gate.reading import base_of, configuration, on_gpus_of, selected
+    from memwall.gate.run import run_gate
+    from memwall.hardware.lookup import load_gpus
+
+    if init:
+        return _init(targets, gpus, policies, out)
+    out.plan(GateReport, GATE_SUFFIXES)
+    messages = out.messages
+    if device == "auto":
+        device = "cuda" if measured and this_machine() is not None else "cpu"
+    given = options.given(**workload)
+    whole = configuration(config, limits)
+    chosen = _with_options(given, selected(whole, targets, load_gpus(gpus), policies))
+    place, ref = base_of(whole, baseline, baseline_ref, update)
+    if targets and place is not None and place.is_file() and not (update or gpus or whole.gpus):
+        chosen = on_gpus_of(place, chosen)
+    kept = history if history is not None else whole.history and str(whole.root / whole.history)
+    if kept:
+        from memwall.gate.history import append, committed, entry_of
+
+        committed(whole.root, kept)  # refuses what no commit has, before the work
+    run = run_gate(
+        whole, chosen, baseline=place, baseline_ref=ref, allow_new=allow_new or update, first=update,
+        measured_on=device if measured else None, say=messages.progress,
+    )  # fmt: skip
+    messages.clear()
+    if update:
+        assert place is not None
+        run = _update(whole, chosen, run, place, messages)
+    if kept:
+        append(Path(kept), entry_of(run.heads, *committed(whole.root, kept), run.result.served))
+        messages.say(f"added to {kept}")
+    report = GateReport(run.result, folder=place_in_repository(whole.root), config=whole.source)
+    annotate = partial(_annotate, report, err=out.as_json) if github else lambda: None
+    # what was compared with what it has just been written as says nothing, unless a budget does not hold
+    out.show(report, before_print=annotate, text=not update or run.result.verdict != "pass")
+    return run.result.exit_code
+
+
+def _init(targets: Sequence[str], gpus: Sequence[str], policies: Sequence[str], out: Out) -> int:
+    """Write the first configuration."""
+    from memwall.core.files import write_whole
+    from memwall.gate.first import first_config, model_files
+    from memwall.gate.reading import OWN_FILE
+
+    path = Path(OWN_FILE)
+    if path.exists():
+        raise UsageError(f"{path} is there already: edit it, or remove it first")
+    found = list(targets) or model_files(Path.cwd())
+    write_whole(path, first_config(found, gpus, policies))
+    out.messages.say(
+        f"wrote {path} with {counted(len(found), 'workload')}: {', '.join(found)}; memwall gate --update writes the"
+        " baseline, memwall gate compares with it"
+    )
+    return 0
+
+
+def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> list[GatedWorkload]:
+    """The workloads with what the command line says of how to trace them."""
+    from memwall.frontend.workload.target import is_saved
+    from memwall.hardware.host import host_names, load_host
+
+    named = options.profile_options(given)
+    if "host" in named:  # refused here, and found from another tree
+        load_host(named["host"])
+        named["host"] = named["host"] if named["host"] in host_names() else str(Path(named["host"]).resolve())
+    if "input_specs" in named:
+        named["input_specs"] = tuple(named["input_specs"])
+    for workload in workloads:
+        if is_saved(workload.target):
+            tracing = {name: value for name, value in given.items() if name != "host"}
+            options.refuse(tracing, f"{workload.target} is already traced")
+    return [replace(workload, options={**workload.options, **named}) for workload in workloads]
+
+
+def _update(
+    config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path, messages: Messages
+) -> GateRun:
+    """Write the heads as the baseline, print what changed, and judge again by it; nothing where a head failed."""
+    from memwall.gate.baseline import baseline_path, write_baselines
+    from memwall.gate.page import GateReport
+    from memwall.gate.run import judge_again
+    from memwall.report import render
+
+    if run.failed or not run.heads:
+        messages.warn("the baseline is not updated: " + (", ".join(sorted(run.failed)) or "there is no workload"))
+        return run
+    files = {baseline_path(place, name, several=len(workloads) > 1): profile for name, profile in run.heads.items()}
+    write_baselines(files)
+    if not messages.quiet:
+        click.echo("Against the baseline before:\n" + str(render(GateReport(run.result), "text")), err=True)
+    messages.say(f"wrote {counted(len(files), 'baseline')} to {place}")
+    return judge_again(config, workloads, run, place)
+
+
+def _annotate(report: GateReport, *, err: bool) -> None:
+    """Add to the summary of GitHub's step, then print its annotations."""
+    from memwall.report import render
+
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        try:
+            with Path(summary).open("a", encoding="utf-8") as handle:
+                handle.write(str(render(report, "summary")))
+        except OSError as error:
+            raise UsageError(f"cannot write the step's summary {summary}: {error.strerror or error}") from None
+    click.echo(render(report, "github"), err=err)

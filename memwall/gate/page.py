@@ -1,0 +1,100 @@
+"""The gate's result for a terminal: the verdict, then workload by workload what fails and why, what passes last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import memwall.report.columns as col
+from memwall.gate import wording as say
+from memwall.gate.comment import gate_comment, gate_summary
+from memwall.gate.forges import CONFIG, gate_code_quality, gate_commands, gate_junit, gate_sarif
+from memwall.gate.result import Check, GateResult
+from memwall.gate.wording import NAME, TOP, name
+from memwall.report.document import Block, Document, Facts, Section, Sentence, Table
+from memwall.report.kinds import Report
+
+#: A workload with at most so many checks that pass shows them, one a line; with more they are counted.
+SHOWN = 12
+
+_WORD = {"pass": "pass", "fail": "FAIL", "inconclusive": "inconclusive"}
+#: What a runner of GitHub takes for a command: ``::`` at the start of a line, ``##[`` anywhere.
+_COMMAND = re.compile(r"(?m)(^(?:\s|\x1b\[[\d;]*m)*:)(?=:)|(##)(?=\[)")
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport(Report):
+    """A gate's result for people, for forges and for test dashboards; the same result always gives the same text.
+
+    ``top`` causes are shown under each check. ``folder`` is where the gate ran, as seen from the root of the repository
+    (empty: at its root), and ``config`` the file with the limits, seen from that folder: the place of a finding that
+    has no other.
+    """
+
+    noun = "a gate"
+    kinds = ("text", "md", "summary", "github", "junit", "gitlab", "sarif", "json")
+    own = MappingProxyType({
+        "md": lambda r: gate_comment(r.result, r.top),
+        "summary": lambda r: gate_summary(r.result, r.top),
+        "github": lambda r: gate_commands(r.result, r.top, r.folder),
+        "junit": lambda r: gate_junit(r.result, r.top),
+        "gitlab": lambda r: gate_code_quality(r.result, r.folder, r.config),
+        "sarif": lambda r: gate_sarif(r.result, r.top, r.folder, r.config)})  # fmt: skip
+
+    result: GateResult
+    top: int = TOP
+    folder: str = ""
+    config: str = CONFIG
+
+    def document(self, kind: str) -> Document:
+        """The verdict, then workload by workload what fails and why, what passes last."""
+        result = self.result
+        lines = [f"{say.counts(result)}; {say.compared_with(result)}", *say.notes(result)]
+        sections = [Section("", [Sentence(line) for line in lines])]
+        if result.problems:
+            rows = [
+                Sentence(f"{_WORD[row.verdict]}  {say.problem_sentence(row)}", strong=row.verdict == "fail")
+                for row in result.problems
+            ]
+            sections.append(Section("problems", rows))
+        for workload, checks in say.by_workload(result).items():
+            sections.append(_workload_section(name(workload) or "(unnamed)", checks, self.top))
+        return Document(f"{NAME}: {result.verdict.upper()}", sections)
+
+    def text(self, *, width: int | None, color: bool) -> str:
+        """No name in it can act as a command of a CI's log."""
+        return _COMMAND.sub(lambda m: f"{m[0]} ", Report.text(self, width=width, color=color))
+
+    def record(self) -> str:
+        """``memwall.gate/1``."""
+        return self.result.to_json()
+
+
+def _workload_section(heading: str, checks: Sequence[Check], top: int) -> Section:
+    bad = say.raised(checks)
+    good = [check for check in checks if check.verdict == "pass"]
+    shown = [*bad, *(good if len(good) <= SHOWN else [])]
+    blocks: list[Block] = [_checks_table(shown)] if shown else []
+    if len(good) > SHOWN:
+        blocks.append(Sentence(f"{len(good):,} checks pass"))
+    for group in say.by_causes(bad):
+        if not group[0].causes and group[0].message:
+            blocks.append(Sentence(say.group_sentence(group), strong=True))
+        elif group[0].causes:
+            blocks += [Sentence(say.explained(check), strong=True) for check in group if check.message]
+    if moved := say.moved_by(bad):
+        blocks.append(Facts(say.moved_lines(moved, top)))
+    return Section(heading, blocks)
+
+
+def _checks_table(checks: Sequence[Check]) -> Table:
+    table = [
+        (_WORD[check.verdict], say.subject(check), name(check.gpu), name(check.policy), shown.baseline, shown.value,
+         shown.change, name(check.limit, 24)) for check in checks for shown in [say.figures(check)]]  # fmt: skip
+    specs = (
+        ": 0, check: 1 name, GPU: 2 name, policy: 3 name, baseline: 4 right, value: 5 right, change: 6 right,"
+        "limit: 7 right"
+    )
+    return col.table("", [column for column in col.of(table, specs) if any(column[1])])

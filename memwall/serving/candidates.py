@@ -1,0 +1,262 @@
+"""Servers and objectives: the cheapest candidate that keeps its service-level objectives, and what stops a cheaper one.
+
+A candidate is a simulated server, or its steady state, with GPUs, price and power. An objective is a quantity with a
+bound, as in ``ttft_p99<500ms``; :data:`memwall.analysis.quantities.SERVED` has all quantities.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memwall.analysis.limits import Limit, parse_limit
+from memwall.analysis.numbers import apart
+from memwall.analysis.quantities import SERVED, SERVED_ALIASES
+from memwall.core.errors import UsageError, suggest
+from memwall.core.units import few
+from memwall.serving.simulation.requests import Requests
+from memwall.serving.simulation.steady import Steady
+
+_OBJECTIVE = re.compile(r"\s*(\w+)\s*(<=?|>=?)\s*([^<>=+\-\s][^<>=]*)")
+
+#: wall -> what stops a server
+WALLS = {
+    "overloaded": "requests come faster than they are served", "cache": "requests wait for the KV cache",
+    "batch": "requests wait for a place in the largest batch", "prompts": "steps with prompts",
+    "decode": "steps of decodes",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A server under a workload, of which ``load`` says what comes (``64 clients``). ``gpus`` are all that it needs,
+    with what each costs and draws; ``wall`` is what limits a decode step of its engine, if known (``bandwidth``);
+    ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU."""
+
+    name: str
+    run: Requests | Steady
+    load: str = ""
+    gpus: int = 1
+    usd_per_gpu_hour: float | None = None
+    watts_per_gpu: float | None = None
+    wall: str = ""
+    kv_bytes_per_token: int | None = None
+
+    @property
+    def cost(self) -> float:
+        """USD of a token times 3,600, or GPU seconds without a price."""
+        price = 1.0 if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour
+        return self.gpus * price / self.run.tokens_per_s
+
+    def usd_per_million(self, tokens_per_s: float) -> float | None:
+        """USD of a million tokens if they pay for everything; None without a price."""
+        if self.usd_per_gpu_hour is None:
+            return None
+        return self.gpus * self.usd_per_gpu_hour / 3600 / tokens_per_s * 1e6
+
+    @property
+    def energy_per_token_j(self) -> float | None:
+        """Joules of the GPUs per generated token; None without their power."""
+        return None if self.watts_per_gpu is None else self.gpus * self.watts_per_gpu / self.run.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """One decode step of an engine of ``gpus`` GPUs, with ``batch`` sequences of so long a cache that one takes
+    ``kv_bytes``: seconds, and bytes on each GPU, of which a server takes up to ``capacity_bytes``. ``held_bytes`` are
+    weights and buffers; prices and powers as those of :class:`Candidate`."""
+
+    batch: int
+    gpus: int
+    time_s: float
+    limited_by: str
+    weights_bytes: int
+    held_bytes: int
+    kv_bytes: int
+    capacity_bytes: int
+    usd_per_gpu_hour: float | None = None
+    watts_per_gpu: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all sequences."""
+        return self.batch / self.time_s
+
+    @property
+    def memory_bytes(self) -> int:
+        """All that the step needs on each GPU."""
+        return self.held_bytes + self.batch * self.kv_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the server's share of a GPU's memory holds it."""
+        return self.memory_bytes <= self.capacity_bytes
+
+    @property
+    def largest_batch(self) -> int:
+        """Sequences that the memory holds; 0 where not even the weights fit."""
+        return max(self.capacity_bytes - self.held_bytes, 0) // self.kv_bytes
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """USD of a million tokens; None without a price."""
+        price = self.usd_per_gpu_hour
+        return None if price is None else self.gpus * price / 3600 / self.tokens_per_s * 1e6
+
+    @property
+    def energy_per_token_j(self) -> float | None:
+        """Joules of the GPUs per token; None without their power."""
+        return None if self.watts_per_gpu is None else self.gpus * self.watts_per_gpu / self.tokens_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A candidate and the first objective that it misses: its value, and the wall in words."""
+
+    candidate: Candidate
+    objective: Limit
+    value: float | None
+    wall: str
+
+    def __str__(self) -> str:
+        value = _value(self.objective, self.value)
+        return f"{self.candidate.name}, misses {objective_text(self.objective)} with {value}: {self.wall}"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The cheapest candidate that keeps all objectives, and the cheaper one nearest in price with what stops it."""
+
+    candidate: Candidate
+    cheaper: Stop | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Of the servers under one load the best; None where none keeps all objectives, and why."""
+
+    load: str
+    best: Best | None
+    unmet: str = ""
+
+
+def objective(text: str) -> Limit:
+    """An objective such as ``ttft_p99<500ms`` or ``tokens_per_s_per_user>20``.
+
+    Raises:
+        UsageError: no such quantity or unit (names the nearest), or a bound on the wrong side.
+    """
+    found = _OBJECTIVE.fullmatch(text)
+    if found is None:
+        raise UsageError(f"cannot read the objective {text[:60]!r}; want one such as 'ttft_p99<500ms'")
+    name, side, bound = found.groups()
+    quantity = SERVED.get(SERVED_ALIASES.get(name, name))
+    if quantity is None:
+        raise UsageError(f"no quantity of a server {name!r}; {suggest(name, [*SERVED, *SERVED_ALIASES])}")
+    right = "<" if quantity.lower else ">"
+    if side[0] != right:
+        better = "lower" if quantity.lower else "higher"
+        raise UsageError(f"{text.strip()}: {quantity.title} is better when {better}; want {name}{right}{bound.strip()}")
+    return parse_limit(quantity, bound.strip())
+
+
+def value_of(candidate: Candidate, limit: Limit) -> float | None:
+    """What a candidate has of the quantity of an objective; None where it is unknown."""
+    found: float | None = limit.quantity.read("serve", candidate)
+    return found
+
+
+def best(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> Best:
+    """The cheapest candidate that keeps all objectives: by USD per million generated tokens, or by GPU seconds where no
+    price is known.
+
+    Raises:
+        UsageError: there is no candidate, some have no price, an objective is wrong or of an unknown value, or no
+            candidate keeps all; the message has the best value that is reached.
+    """
+    if not candidates:
+        raise UsageError("no candidate to choose from; give one or more")
+    unpriced = [each.name for each in candidates if each.usd_per_gpu_hour is None]
+    if 0 < len(unpriced) < len(candidates):
+        raise UsageError(f"no price of {few(unpriced)}: costs compare where all candidates have one, or none")
+    limits = [objective(each) if isinstance(each, str) else each for each in objectives]
+    _check_known(candidates, limits)
+    ranked = sorted(candidates, key=lambda candidate: candidate.cost)
+    for index, candidate in enumerate(ranked):
+        if not _missed(candidate, limits):
+            return Best(candidate, stop(ranked[index - 1], limits) if index else None)
+    raise UsageError(_unreachable(candidates, limits))
+
+
+def choices(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> tuple[Choice, ...]:
+    """The best for each load, in their order: how many come is not the server's to choose.
+
+    Raises:
+        UsageError: as :func:`best`, where no candidate under any load keeps all.
+    """
+    overall = best(candidates, objectives)
+    found = []
+    for load in dict.fromkeys(each.load for each in candidates):
+        under = [each for each in candidates if each.load == load]
+        try:
+            found.append(Choice(load, overall if len(under) == len(candidates) else best(under, objectives)))
+        except UsageError as error:
+            found.append(Choice(load, None, str(error)))
+    return tuple(found)
+
+
+def _check_known(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> None:
+    for name in (limit.quantity.name for limit in limits if all(value_of(each, limit) is None for each in candidates)):
+        alike = [row for row in SERVED.values() if row.name.partition("_")[0] == name.partition("_")[0]]
+        known = [row.name for row in alike if any(row.read("serve", each) is not None for each in candidates)]
+        hint = f"{', '.join(known)} is known" if known else "give the price and the power of a GPU"
+        raise UsageError(f"{name} is unknown of all candidates; {hint}")
+
+
+def stop(candidate: Candidate, limits: Sequence[Limit]) -> Stop | None:
+    """The first objective that a candidate misses, and its wall; None where it keeps all."""
+    missed = _missed(candidate, limits)
+    return Stop(candidate, missed[0], value_of(candidate, missed[0]), _wall(candidate, missed[0])) if missed else None
+
+
+def _missed(candidate: Candidate, limits: Sequence[Limit]) -> list[Limit]:
+    values = [(limit, value_of(candidate, limit)) for limit in limits]
+    return [limit for limit, value in values if value is None or math.isinf(value) or not limit.holds(value)]
+
+
+def _wall(candidate: Candidate, limit: Limit) -> str:
+    """What stands behind a value, in words: waits for all but the time of later tokens, and then the kind of step."""
+    run, name = candidate.run, limit.quantity.name
+    if getattr(run, "overloaded", ""):
+        return WALLS["overloaded"]
+    if run.wall and not name.startswith(("tpot", "tokens_per_s_per_user")):
+        return WALLS[run.wall]
+    if name.startswith("ttft") or run.prompt_share > 0.5:
+        return WALLS["prompts"]
+    return WALLS["decode"] + f", limited by {candidate.wall}" * bool(candidate.wall)
+
+
+def _unreachable(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> str:
+    """Why no candidate keeps all objectives."""
+    for limit in limits:
+        known = [each for each in candidates if value_of(each, limit) is not None]
+        if all(limit in _missed(each, limits) for each in candidates):
+            nearest = (min if limit.quantity.lower else max)(known, key=lambda each: value_of(each, limit) or 0.0)
+            value = _value(limit, value_of(nearest, limit))
+            return f"no candidate keeps {objective_text(limit)}: {value} is the best, of {nearest.name}"
+    nearest = min(candidates, key=lambda each: len(_missed(each, limits)))
+    return f"no candidate keeps all objectives; the nearest, {stop(nearest, limits)}"
+
+
+def objective_text(limit: Limit) -> str:
+    """``ttft_p99_s < 500.00 ms``."""
+    return f"{limit.quantity.name} {'<' if limit.quantity.lower else '>'} {_value(limit, limit.amount)}"
+
+
+def _value(limit: Limit, value: float | None) -> str:
+    """A value next to the bound of an objective, with digits that tell them apart."""
+    if value is None:
+        return "unknown"
+    return apart([value, limit.amount], limit.quantity.unit)[0] if math.isfinite(value) else "endless"

@@ -1,0 +1,198 @@
+"""Servers as points of a sweep: ``decode``, one decode step, as the engine steps of ``memwall serve`` have it;
+``serve``, a server under a load, as ``memwall serve`` of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from memwall.core.errors import MemwallError, UsageError, unknown
+from memwall.core.units import counted
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
+from memwall.points import Kind, Row, Task, engine_of, line, options_of
+from memwall.serving.candidates import Decoding
+from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
+from memwall.serving.run import ENGINES, OWN, serve, steps_of
+from memwall.serving.simulation.engine import BLOCK_TOKENS
+from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
+from memwall.trace_cache import Traces
+
+#: what a decode step and a server's load are where no axis says
+_DECODED, _SERVED = {"batch": 1, "context": 1024}, {"concurrency": 64, "generate": 256}
+_LISTED: Mapping[str, tuple[str, Iterable[str]]] = {
+    "weights": ("scheme of weights", WEIGHTS), "kv": ("dtype of the cache", CACHES), "engine": ("engine", ENGINES),
+}  # fmt: skip
+
+
+def shared_model(
+    traces: Traces, target: str, weights: str = "model", dtype: str | None = None, tokens: int | None = None
+) -> Model:
+    """A model as servers run it; arguments and errors as of :func:`memwall.serving.read_model`. One that its
+    configuration does not quantise is read once for all formats of weights."""
+    if weights not in WEIGHTS:
+        raise unknown("scheme of weights", weights, WEIGHTS)
+    made = _model(traces, target, dtype=dtype)
+    if made.max_context is None and tokens is not None:
+        made = _model(traces, target, dtype=dtype, tokens=tokens)
+    if weights == "model":
+        return made
+    if made.scheme:
+        return _model(traces, target, dtype=dtype, weights=weights)
+    return replace(made, scheme=WEIGHTS[weights])
+
+
+def _model(traces: Traces, target: str, **options: Any) -> Model:
+    made: Model = traces.shared("model", target, options, lambda: read_model(target, **options))
+    return made
+
+
+# -- decode steps ------------------------------------------------------------------------------------------------------
+
+
+def decode(
+    target: str, *, gpu: str = DEFAULT_GPU, tp: int = 1, ep: int = 1, dp: int = 1, pp: int = 1,
+    cluster: str | None = None, batch: int = 1, context: int = 1024, weights: str = "model", kv: str = "model",
+    dtype: str | None = None, engine: str = "vllm", utilization: float = UTILIZATION, traces: Traces | None = None,
+    usd_per_gpu_hour: float | None = None,
+) -> Decoding:  # fmt: skip
+    """One decode step of a server: ``batch`` sequences with ``context`` tokens in the cache of each make one more; the
+    other arguments are those of :func:`memwall.serve`.
+
+    Raises:
+        UsageError: as :func:`memwall.serve`, or the model has fewer positions.
+    """
+    model = shared_model(Traces() if traces is None else traces, target, weights, dtype, context + 1)
+    layout = {"tp": tp, "ep": ep, "dp": dp, "pp": pp}
+    steps = steps_of(model, load_gpu(gpu), **layout, cluster=cluster, kv=kv, engine=engine, utilization=utilization)
+    if (beyond := _beyond(model, context)) is not None:
+        raise UsageError(beyond)
+    (time_s,), (wall,) = steps.decodes([batch], [context])
+    return _decoding(steps, batch, time_s, wall, _kv_bytes(steps, context), usd_per_gpu_hour)
+
+
+def _kv_bytes(steps: GpuSteps, context: int) -> int:
+    """Bytes on a GPU of the cache of a sequence and its next token, in whole blocks."""
+    return steps.kv_bytes(-(-(context + 1) // BLOCK_TOKENS) * BLOCK_TOKENS)
+
+
+def _beyond(model: Model, context: int) -> str | None:
+    """Why a model cannot have so many tokens in the cache, if it cannot."""
+    if model.max_context is None or context < model.max_context:
+        return None
+    return (f"{counted(context, 'token')} in the cache and one more are beyond the {model.max_context:,} positions of"
+            f" the model; {model.max_context - 1:,} is the most")  # fmt: skip
+
+
+def _decoding(steps: GpuSteps, batch: Any, time_s: Any, wall: Any, kv_bytes: Any, price: float | None) -> Decoding:
+    """One step, or many where these are arrays."""
+    return Decoding(
+        batch=batch, gpus=steps.layout.gpus, time_s=time_s, limited_by=wall, weights_bytes=steps.weights_bytes,
+        held_bytes=steps.weights_bytes + steps.reserved_bytes, kv_bytes=kv_bytes, capacity_bytes=steps.capacity_bytes,
+        usd_per_gpu_hour=price, watts_per_gpu=steps.gpu.tdp_w,
+    )  # fmt: skip
+
+
+def _decodes(task: Task, traces: Traces) -> list[Row]:
+    """The steps of each engine in bulk."""
+    rows: list[Row] = []
+    gpus: dict[str, Gpu] = {}
+    for key, points in groupby(task.points, key=engine_of(task, DECODE.inner)):
+        engine = dict(key)
+        weights, name = engine.pop("weights", "model"), engine.pop("gpu", DEFAULT_GPU)
+        dtype, own = engine.pop("dtype", None), list(points)
+        batches, contexts = ([{**_DECODED, **p}[name] for p in own] for name in ("batch", "context"))
+        try:
+            if name not in gpus:
+                gpus[name] = load_gpu(name)
+            model = shared_model(traces, task.target, weights, dtype, max(contexts) + 1)
+            steps = steps_of(model, gpus[name], **engine)
+        except MemwallError as error:
+            rows += [line(str(error))] * len(own)
+        else:
+            rows += _of_engine(model, steps, batches, contexts, task.prices.get(gpus[name].name))
+    return rows
+
+
+def _of_engine(
+    model: Model, steps: GpuSteps, batches: Sequence[int], contexts: Sequence[int], price: float | None
+) -> list[Row]:
+    """The rows of the steps of one engine; numbers are Python's, which do not overflow."""
+    refused = {context: _beyond(model, context) for context in set(contexts)}
+    rows: list[Row] = [refused[context] or "" for context in contexts]
+    able = [i for i, row in enumerate(rows) if not row]
+    batch, context = [batches[i] for i in able], [contexts[i] for i in able]
+    try:
+        times, walls = steps.decodes(batch, context)
+    except MemwallError as error:
+        if len(able) == 1:
+            rows[able[0]] = line(str(error))
+            return rows
+        return [_of_engine(model, steps, [b], [c], price)[0] for b, c in zip(batches, contexts, strict=True)]
+    caches = {each: _kv_bytes(steps, each) for each in set(context)}
+    asked = (batch, times, walls, [caches[each] for each in context])
+    numbers, seconds, limits, held = (np.array(each, dtype=object) for each in asked)
+    made = _decoding(steps, numbers, seconds, limits, held, price)
+    readers = [quantity.readers["decode"] for quantity in DECODE.quantities]
+    columns = [np.broadcast_to(np.array(read(made), dtype=object), len(able)).tolist() for read in readers]
+    for i, row in zip(able, zip(*columns, strict=True), strict=True):
+        rows[i] = row
+    return rows
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+def _servers(task: Task, traces: Traces) -> list[Row]:
+    """Each engine under its loads; loads of one engine that follow one another share its steps."""
+    rows: list[Row] = []
+    for key, points in groupby(task.points, key=engine_of(task, SERVE.inner)):
+        asked, clients = dict(key), [{**_SERVED, **point}["concurrency"] for point in points]
+        try:
+            rows += _served(task, asked, clients, traces)
+        except MemwallError as error:
+            rows += [line(str(error))] * len(clients)
+    return rows
+
+
+def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: Traces) -> list[Row]:
+    name = asked.get("gpu", DEFAULT_GPU)
+    weights, dtype = asked.pop("weights", "model"), asked.pop("dtype", None)
+    tokens = asked.get("prompt", 1024) + {**_SERVED, **asked}["generate"]
+    model = shared_model(traces, task.target, weights, dtype, tokens)
+    if isinstance(asked.get("draft"), str) and asked["draft"] != OWN:
+        asked["draft"] = shared_model(traces, asked["draft"], dtype=dtype, tokens=tokens)
+    loads = {} if asked.keys() & {"rate", "trace"} else {"concurrency": clients}
+    gpu = load_gpu(name)
+    price = {gpu.name: task.prices[gpu.name]} if gpu.name in task.prices else None
+    found = serve(model, **{**asked, **loads, "gpu": gpu, "price": price})
+    readers = [quantity.readers["serve"] for quantity in SERVE.quantities]
+    rows: list[Row] = [
+        line(point.refused) if point.candidate is None else tuple(read(point.candidate) for read in readers)
+        for point in found.points
+    ]
+    return rows if loads else rows * len(clients)
+
+
+# -- the kinds ---------------------------------------------------------------------------------------------------------
+
+DECODE = Kind(
+    name="decode", title="one decode step of a server", rows=_decodes,
+    options=options_of(decode, "traces", "usd_per_gpu_hour"),
+    numbers=options_of(decode, "dtype"), inner=("batch", "context"), most=2000,
+    best=("tokens_per_s_per_gpu",),
+    front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("batch", "context"), usual=_DECODED,
+    commands=("serve", "profile"), listed=_LISTED,
+)  # fmt: skip
+
+SERVE = Kind(
+    name="serve", title="a server under a load, as memwall serve has it", rows=_servers,
+    options=options_of(serve, "price", "slo", "policy"), numbers=options_of(serve, "draft", "dtype"),
+    inner=("concurrency",), most=64, best=("tokens_per_s_per_gpu",),
+    front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("concurrency", "rate", "prompt"),
+    usual=_SERVED,
+    commands=("serve", "profile"), listed=_LISTED,
+)  # fmt: skip

@@ -1,0 +1,215 @@
+"""Serving → Document: what a server does under each load, its memory, and where a step's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import memwall.report.columns as col
+from memwall.analysis.levers import NOTABLE
+from memwall.analysis.verdict import MOST_NAMED
+from memwall.core.errors import UsageError
+from memwall.core.structure import write
+from memwall.core.units import size
+from memwall.report.document import Block, Document, Picture, Section, Sentence, Table, known_facts
+from memwall.report.figures.scene import Chart, stacked
+from memwall.report.kinds import Report
+from memwall.serving.engine_figure import KERNELS, memory_chart, phases_charts
+from memwall.serving.figure import serving_chart
+from memwall.serving.levers import ServedOutcome, ServedVerdict
+from memwall.serving.saved import SavedEngine, SavedServing
+
+#: what a picture shows -> it
+PICTURES: Mapping[str, Callable[[SavedServing], Chart]] = {
+    "throughput of a GPU against speed for a user; latency against load": serving_chart,
+    "memory of a GPU by the sequences that it holds": lambda found: memory_chart(found.engines),
+    "roofline of decodes and of a prompt": lambda found: phases_charts(found.engines),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServingReport(Report):
+    """A table for each GPU and number of GPUs, the memory, and the kernels of a decode step."""
+
+    noun = "what a server does"
+    kinds = ("text", "md", "html", "csv", "json", "svg", "png", "pdf")
+    found: SavedServing
+
+    @classmethod
+    def load(cls, path: str) -> Self:
+        """Read a record. Raises ``UsageError``: as :meth:`SavedServing.load`."""
+        return cls(SavedServing.load(path))
+
+    def document(self, kind: str) -> Document:
+        found = self.found
+        weights, kv = (_stored("" if scheme == "model" else scheme, size(held)) for scheme, held in
+                       ((found.weights, found.weights_bytes), (found.kv, found.kv_bytes_per_token)))  # fmt: skip
+        facts = known_facts(
+            ("model", found.model), ("weights", weights),
+            ("cache", f"{kv} per token on {found.points[0].name}, past the first 1,024 tokens"),
+            ("engine", found.engine), ("draft", found.draft or ""), ("requests", found.requests),
+        )  # fmt: skip
+        blocks: list[Block] = [facts, self._loads()]
+        blocks += [Sentence(line) for line in self._refused()]
+        blocks += [Sentence(line) for line in _choices(found)]
+        blocks += _verdicts(found.verdicts)
+        ran = [engine for engine in found.engines if engine.decode]
+        if kind == "html" and ran:
+            blocks += [Picture(draw(found), label) for label, draw in PICTURES.items()]
+        sections = [Section("", tuple(blocks))]
+        sections.append(Section("Memory of a GPU", (self._memory(),)))
+        if ran:
+            sections.append(Section("Where a decode step's time goes", (_step(ran),)))
+        if found.what_ifs:
+            sections.append(Section("What if", (_outcomes(found.what_ifs),)))
+        if found.notes:
+            sections.append(Section("Notes", tuple(Sentence(note) for note in found.notes)))
+        return Document(f"{found.model}: serving", tuple(sections))
+
+    def figure(self) -> Chart:
+        if not any(engine.decode for engine in self.found.engines):
+            raise UsageError(f"nothing to draw: {self.found.points[0].refused or 'no engine has kernels'}")
+        return stacked([draw(self.found) for draw in PICTURES.values()])
+
+    def _refused(self) -> list[str]:
+        """Each reason once, with the engines that it holds back."""
+        why: dict[str, list[str]] = {}
+        for point in self.found.points:
+            if point.refused and point.name not in why.setdefault(point.refused, []):
+                why[point.refused].append(point.name)
+        return [f"{', '.join(names)}: {reason}." for reason, names in why.items()]
+
+    def _loads(self) -> Table:
+        ran = self.found.ran
+        of = lambda name: [point.figure(name) for point in ran]  # noqa: E731
+        columns = [
+            col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran]),
+            col.seconds("TTFT", of("ttft_s")), col.seconds("p99", of("ttft_p99_s"), like=of("ttft_s")),
+            col.seconds("TPOT", of("tpot_s")), col.seconds("p99", of("tpot_p99_s"), like=of("tpot_s")),
+            col.fixed("per user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
+            col.fixed("per GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
+            col.fixed("batch", "", of("batch"), 1.0, 1), col.plain("largest", [point.largest_batch for point in ran]),
+        ]  # fmt: skip
+        priced = any(of("usd_per_million_tokens"))
+        if priced:
+            columns.append(col.fixed("1 M out", "USD", of("usd_per_million_tokens"), 1.0, 2))
+            columns.append(col.fixed("1 M in", "USD", of("usd_per_million_prompt_tokens"), 1.0, 3))
+        columns.append(col.fixed("energy", "J/token", of("energy_per_token_j"), 1.0, 2))
+        columns.append(col.text("wall", [point.wall for point in ran]))
+        return col.table("", columns, _NOTE.format(_PRICED_NOTE if priced else ""))
+
+    def _memory(self) -> Table:
+        engines = self.found.engines
+        columns = [
+            col.text("GPUs", [engine.name for engine in engines]),
+            col.fixed("weights", "GB", [engine.weights_bytes for engine in engines], 1e9, 2),
+            col.fixed("buffers", "GB", [engine.reserved_bytes for engine in engines], 1e9, 2),
+            col.fixed("cache", "GB", [engine.free_bytes for engine in engines], 1e9, 2),
+            col.fixed("a sequence", "GB", [engine.kv_bytes_per_sequence for engine in engines], 1e9, 3),
+            col.fixed("of", "GB", [engine.dram_bytes for engine in engines], 1e9, 2),
+        ]  # fmt: skip
+        return col.table("", columns, _MEMORY_NOTE)
+
+    def record(self) -> str:
+        return self.found.to_json()
+
+    def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
+        rows = [write(point) for point in self.found.points]
+        return tuple(rows[0]), (tuple(row.values()) for row in rows)
+
+
+_MEMORY_NOTE = (
+    "buffers: activations, CUDA graphs and communication; cache: what is left of the share that the server takes, "
+    "below 0 where the weights do not fit; a sequence: the cache of one at its longest, with --dp on average over the "
+    "groups, one of which holds it"
+)
+_STEP_NOTE = (
+    "one token of each sequence; step: of the kernels, without the engine's CPU; products: with weights; attention: "
+    "with the reads and writes of the cache; index: of sparse attention; states: of recurrences; messages: between the "
+    "GPUs"
+)
+_NOTE = (
+    "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
+    "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: the most that the "
+    "scheduler takes and the cache holds while they grow, half generated in the mean; {}energy: at the GPU's power "
+    "limit; wall: what most of a decode step waits for; all modeled"
+)
+_LEVER_NOTE = (
+    "the same load with one change, which the option shows, added to the command or in place of its own; of: what is "
+    "saved of, TPOT or TTFT; the largest of each, without what saves less than 1 %"
+)
+_OUTCOME_NOTE = (
+    "decode: a step of as many sequences as decode before; prompt: the longest, computed alone; both with the engine's "
+    "CPU"
+)
+#: what users see of a step -> its name
+_FIGURES = {"tpot_s": "TPOT", "ttft_s": "TTFT"}
+_PRICED_NOTE = "1 M: all of the cost over a million tokens that come out, or go in; "
+
+
+def _stored(scheme: str, held: str) -> str:
+    return f"{held} as {scheme}" if scheme else f"{held} in the model's dtype"
+
+
+def _choices(found: SavedServing) -> list[str]:
+    """The cheapest engine for each load and why the next cheaper one fails, or why no engine keeps the objectives."""
+    wanted, told = ", ".join(each.text for each in found.objectives), dict.fromkeys(found.choices)
+    return [
+        f"The cheapest that keeps {wanted}: {each.best}."
+        + (f" The next cheaper one, {each.cheaper}." if each.cheaper else "")
+        if each.best else f"With {each.load} {each.unmet}."
+        for each in told
+    ]  # fmt: skip
+
+
+def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:
+    """What binds each engine, in words, and its largest levers."""
+    told: list[Block] = [
+        Sentence(f"{each.engine}, {each.load}: {phase.text}" if len(verdicts) > 1 else phase.text, strong=True)
+        for each in verdicts for phase in each.phases
+    ]  # fmt: skip
+    found = [(each, phase, lever) for each in verdicts for phase in each.phases
+             for lever in phase.levers[:MOST_NAMED] if lever.share >= NOTABLE]  # fmt: skip
+    if not found:
+        return told
+    columns = [
+        *col.of([each for each, *_ in found], "GPUs: engine, load"),
+        col.text("of", [_FIGURES[phase.figure] for _, phase, _ in found]),
+        *col.of([lever for *_, lever in found],
+                "lever: name name, saved: saved_s s, share: share %, with: time_s s like saved_s?,"
+                " option: options prose"),
+    ]  # fmt: skip
+    return [*told, col.table("What would make it faster", columns, _LEVER_NOTE)]
+
+
+def _outcomes(outcomes: Sequence[ServedOutcome]) -> Table:
+    """The figures before and after each what-if, point by point."""
+    labels = [" and ".join(each.what_if) for each in outcomes]
+    once = [label if i == 0 or labels[i - 1] != label else "" for i, label in enumerate(labels)]
+    specs = ", ".join(
+        f"{title}: before.{name}>after.{name} s"
+        for title, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("decode", "decode_step_s"),
+                            ("prompt", "prompt_step_s"))
+    )  # fmt: skip
+    columns = [col.text("what if", once, wraps=True), *col.of(outcomes, f"GPUs: engine, load, {specs}")]
+    for title, side in (("per GPU", "before"), (col.AFTER, "after")):
+        rates = [getattr(each, side).tokens_per_s_per_gpu for each in outcomes]
+        columns.append(col.fixed(title, "tokens/s", rates, 1.0, 1))
+    return col.table("", columns, _OUTCOME_NOTE)
+
+
+def _step(engines: Sequence[SavedEngine]) -> Table:
+    """Seconds of a decode step at each engine's last load, by kind of kernel."""
+    steps = [engine.decode for engine in engines]
+    columns = [
+        col.text("GPUs", [engine.name for engine in engines]),
+        col.plain("batch", [engine.batch for engine in engines]),
+    ]
+    totals = [sum(each.time_s for each in step.values()) for step in steps]
+    columns.append(col.seconds("step", totals))
+    for kind in dict.fromkeys((*KERNELS, *(kind for step in steps for kind in step))):
+        if any(kind in step for step in steps):
+            own = [step[kind].time_s if kind in step else 0.0 for step in steps]
+            columns.append(col.seconds(KERNELS.get(kind, kind), own, like=totals))
+    return col.table("", columns, _STEP_NOTE)

@@ -1,0 +1,250 @@
+"""The cheapest engines for a load that keep the objectives, exact: what is not simulated is ruled out by a bound.
+
+No step is faster than the speed of light of its kernels (:func:`memwall.perfmodel.roofline.bound_s`), of which those
+that read the cache and all messages are left out. So a token takes no less than a step of one sequence, a prompt no
+less than its FLOPs at the peaks, and an engine makes no more tokens per second than the best batch of such steps, which
+bounds its cost from below. Candidates are simulated in the order of that bound until it exceeds the best cost found.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memwall.analysis.limits import Limit
+from memwall.core.errors import UsageError
+from memwall.core.files import uncollected
+from memwall.hardware.lookup import load_gpus
+from memwall.hardware.prices import check_priced, prices_of
+from memwall.perfmodel.roofline import bound_s, peak_compute_s
+from memwall.serving import Model, serve, steps_of
+from memwall.serving.candidates import Candidate, objective, objective_text, stop
+from memwall.serving.kinds import shared_model
+from memwall.serving.simulation.engine import DEFAULT
+from memwall.serving.simulation.steady import largest_batch
+from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
+from memwall.serving.simulation.workload import Lengths, Workload
+from memwall.serving.steps import Step
+from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
+from memwall.serving.steps.kernels import Collective, Experts
+from memwall.trace_cache import Traces, trace_folder
+
+#: kernels whose bound is not counted
+_UNBOUNDED = (Attention, Compressed, Latent, Index, Collective)
+#: between nodes a step's time is linear, so it is at least that of so much smaller a step
+_NODE = 31 / 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Engines that are alike: the options of one, how many there are, and their figures under the load."""
+
+    options: Mapping[str, Any]
+    engines: int
+    gpus: int
+    candidate: Candidate
+
+    @property
+    def usd_per_million(self) -> float:
+        """Cost of a million generated tokens; GPU seconds of one token where no price is known."""
+        return _cost(self.candidate.gpus, self.candidate.usd_per_gpu_hour, self.candidate.run.tokens_per_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The outcome: the ``best``, all that were ``simulated`` in order of cost, of how many, and why others were not."""
+
+    best: Choice
+    simulated: tuple[Choice, ...]
+    count: int
+    pruned: Mapping[str, int]
+    objectives: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Open:
+    """A candidate that no bound rules out yet, and the least that it can cost."""
+
+    options: Mapping[str, Any]
+    engines: int
+    load: Mapping[str, Any]
+    least_cost: float
+
+
+@uncollected()
+def search(
+    target: str, *, gpu: str | Sequence[str] = "h100-sxm", gpus: int = 8, concurrency: int | None = None,
+    rate: float | None = None, prompt: int = 1024, generate: int = 256, slo: Sequence[str] = (),
+    weights: Sequence[str] = ("model",), kv: Sequence[str] = ("model",), price: Mapping[str, float] | None = None,
+    utilization: float = UTILIZATION, engine: str = "vllm", cache: bool = True,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Found:  # fmt: skip
+    """The cheapest way to serve a load on up to so many GPUs: which GPU, how many engines, tp, ep, dp and pp of each,
+    and the formats of weights and cache.
+
+    Args:
+        target: as :func:`memwall.serve` takes it; so are the options that are not named here.
+        gpu: one or a list, each searched alone.
+        gpus: the most GPUs of all engines together.
+        concurrency, rate: the whole load, which engines share evenly; one of them.
+        weights, kv: those to try.
+
+    Raises:
+        UsageError: as :func:`memwall.serve`; or no candidate keeps the objectives.
+    """
+    if (concurrency is None) == (rate is None):
+        raise UsageError("say how requests come: concurrency, or a rate")
+    limits, prices = tuple(objective(text) for text in slo), prices_of(price or {})
+    hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
+    check_priced(prices, hardware)
+    traces, pruned = Traces(trace_folder() if cache else None), Counter[str]()
+    common = {"prompt": prompt, "generate": generate, "utilization": utilization, "engine": engine}
+    open_ones: list[_Open] = []
+    for name, scheme, dtype in itertools.product(hardware, weights, kv):
+        model = shared_model(traces, target, scheme, tokens=prompt + generate)
+        for layout in _layouts(gpus, model):
+            options = {"gpu": name, "weights": scheme, "kv": dtype, **layout}
+            own = {"utilization": utilization, "engine": engine}
+            found = _bounded(model, options, own, _loads(gpus, layout, concurrency, rate), limits, prices, common)
+            for each in found:
+                if isinstance(each, str):
+                    pruned[each] += 1
+                else:
+                    open_ones.append(each)
+    count = len(open_ones) + sum(pruned.values())
+    simulated = _simulated(open_ones, target, traces, limits, prices, common, pruned, progress)
+    keeping = [each for each in simulated if stop(each.candidate, limits) is None]
+    if not keeping:
+        raise UsageError(_unreachable(simulated, limits, pruned, count))
+    keeping.sort(key=lambda each: (each.usd_per_million, each.gpus))
+    return Found(best=keeping[0], simulated=tuple(keeping), count=count, pruned=dict(pruned), objectives=limits)
+
+
+def _layouts(gpus: int, model: Model) -> Iterator[dict[str, int]]:
+    """How the GPUs of one engine may share the model; experts columnwise, or whole ones on each GPU."""
+    has_experts = any(isinstance(kernel, Experts) for kernel, _ in model.served.kernels)
+    numbers = range(1, gpus + 1)
+    for tp, dp, pp in itertools.product(numbers, repeat=3):
+        if tp * dp * pp <= gpus:
+            for ep in sorted({1, tp * dp} if has_experts else {1}):
+                yield {"tp": tp, "ep": ep, "dp": dp, "pp": pp}
+
+
+def _loads(
+    gpus: int, layout: Mapping[str, int], concurrency: int | None, rate: float | None
+) -> list[tuple[int, dict[str, Any]]]:
+    """Numbers of engines, and the load of each; engines that no client would ask are left out."""
+    most = gpus // (layout["tp"] * layout["dp"] * layout["pp"])
+    if concurrency is None:
+        assert rate is not None
+        return [(n, {"rate": rate / n}) for n in range(1, most + 1)]
+    return [(n, {"concurrency": -(-concurrency // n)}) for n in range(1, min(most, concurrency) + 1)]
+
+
+def _bounded(
+    model: Model, options: Mapping[str, Any], own: Mapping[str, Any], loads: Sequence[tuple[int, dict[str, Any]]],
+    limits: Sequence[Limit], prices: Mapping[str, float], common: Mapping[str, Any],
+) -> list[_Open | str]:  # fmt: skip
+    """Each load of an engine: open, or why it is out."""
+    layout = {name: options[name] for name in ("tp", "ep", "dp", "pp")}
+    (gpu,) = load_gpus([options["gpu"]])
+    try:
+        steps = steps_of(model, gpu, **layout, kv=options["kv"], **own)
+    except UsageError:
+        return ["the model does not divide so, or no cluster joins so many GPUs"] * len(loads)
+    asked = Workload(prompt=Lengths(common["prompt"]), generate=Lengths(common["generate"]), concurrency=1)
+    try:
+        largest_batch(steps, asked)
+    except UsageError:
+        return ["weights and the cache of one request do not fit"] * len(loads)
+    least = _least(steps, common["prompt"], common["generate"])
+    for limit in limits:
+        value = least.get(_stem(limit.quantity.name))
+        if value is not None and not limit.holds(value):
+            return [f"no run keeps {objective_text(limit)} by its bound"] * len(loads)
+    found: list[_Open | str] = []
+    for engines, load in loads:
+        most = DEFAULT.max_batch * layout["dp"]
+        most = min(load.get("concurrency", most), most)
+        cost = _cost(steps.layout.gpus, prices.get(options["gpu"]), _most_tokens_per_s(steps, most))
+        found.append(_Open(options=options, engines=engines, load=load, least_cost=cost))
+    return found
+
+
+def _stem(name: str) -> str:
+    """The quantity of a percentile: none is below the least of all requests."""
+    return next((stem for stem in ("ttft", "tpot", "e2e") if name.startswith(stem)), name)
+
+
+def _least(steps: GpuSteps, prompt: int, generate: int) -> dict[str, float]:
+    """By quantity what no request beats."""
+    step_s, each = _least_step_s(steps, 1), steps.each(Step(0, 0, ((prompt, 0),)))
+    flops_s = sum(n * peak_compute_s(kernel.cost(own, steps.layout), steps.gpu)
+                  for kernel, n, own in each if not isinstance(kernel, _UNBOUNDED))  # fmt: skip
+    return {"tpot": step_s, "tokens_per_s_per_user": 1 / step_s, "ttft": flops_s,
+            "e2e": flops_s + (generate - 1) * step_s}  # fmt: skip
+
+
+def _least_step_s(steps: GpuSteps, sequences: int) -> float:
+    """Seconds that no step with a token of each of so many sequences beats."""
+    step = Step(max(int(_NODE * sequences), 1), 0)
+    return sum(n * bound_s(kernel.cost(own, steps.layout), steps.gpu)
+               for kernel, n, own in steps.each(step) if not isinstance(kernel, _UNBOUNDED))  # fmt: skip
+
+
+def _most_tokens_per_s(steps: GpuSteps, most: int) -> float:
+    """Tokens per second that no steps of up to ``most`` sequences beat: a larger step takes no less time, so between
+    two batches the larger one's tokens in the smaller one's time are a bound."""
+    found, low = 0.0, 0
+    while low < most:
+        high = min(max(low + 1, math.floor(low * 1.125)), most)
+        found = max(found, high / _least_step_s(steps, low + 1))
+        low = high
+    return found
+
+
+def _cost(gpus: int, price: float | None, tokens_per_s: float) -> float:
+    return gpus / tokens_per_s * (1.0 if price is None else price / 3600 * 1e6)
+
+
+def _simulated(
+    candidates: list[_Open], target: str, traces: Traces, limits: Sequence[Limit], prices: Mapping[str, float],
+    common: Mapping[str, Any], pruned: Counter[str], progress: Callable[[str], None],
+) -> list[Choice]:  # fmt: skip
+    """Simulate in the order of the least cost, until no further one can be cheaper than the best that keeps all."""
+    found: list[Choice] = []
+    best = math.inf
+    ordered = sorted(candidates, key=lambda each: each.least_cost)
+    for number, each in enumerate(ordered):
+        if each.least_cost > best:
+            pruned["costs more than the best even at its bound"] += len(ordered) - number
+            break
+        progress(f"sweeping {number + 1:,} of {len(ordered):,} candidates")
+        options = dict(each.options)
+        model = shared_model(traces, target, options.pop("weights"), tokens=common["prompt"] + common["generate"])
+        price = {name: usd for name, usd in prices.items() if name == options["gpu"]}
+        try:
+            (point,) = serve(model, **options, **each.load, **common, price=price or None).points
+        except UsageError:
+            pruned["refused by its simulation"] += 1
+            continue
+        assert point.candidate is not None
+        made = Choice(options=each.options, engines=each.engines, gpus=each.engines * point.gpus,
+                      candidate=point.candidate)  # fmt: skip
+        found.append(made)
+        if stop(made.candidate, limits) is None:
+            best = min(best, made.usd_per_million)
+    return found
+
+
+def _unreachable(simulated: Sequence[Choice], limits: Sequence[Limit], pruned: Mapping[str, int], count: int) -> str:
+    """Why nothing is left."""
+    reasons = [f"{n:,}: {why}" for why, n in pruned.items()]
+    missed = [stop(each.candidate, limits) for each in simulated]
+    named = Counter(objective_text(each.objective) for each in missed if each is not None)
+    reasons += [f"{n:,} miss {text} when simulated" for text, n in named.items()]
+    return f"none of {count:,} candidates keeps all objectives; {'; '.join(reasons)}"

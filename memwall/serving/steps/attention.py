@@ -1,0 +1,170 @@
+"""Attention of a server and its caches as functions of the step: plain, latent, sparse and compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memwall.core.graph import ITEMSIZE
+from memwall.ops import Cost, table_calls
+from memwall.serving.steps.kernels import NO_COST, Kernel, share_of
+from memwall.serving.steps.step import Layout, Step
+
+#: engine of whose latent attention all rows are of eager calls -> the one that runs the same kernels (FlashMLA,
+#: CUTLASS, FlashInfer) in a CUDA graph
+_IN_GRAPHS = {"vllm": "sglang"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Kernel):
+    """Attention with a paged cache, which rotates queries and keys and stores keys and values; ``window`` is the most
+    keys that a query attends to, 0 for all. ``source``: all queries attend to so many keys of an encoder's results,
+    which no step but the first writes. An encoder's own attention is not ``causal``, and keeps nothing."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    value_size: int
+    dtype: str
+    window: int = 0
+    source: int = 0
+    causal: bool = True
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        heads, kv_heads = share_of(self.heads, layout.tp), share_of(self.kv_heads, layout.tp)
+        found = NO_COST
+        for batch, folded, queries, keys in _calls(step):
+            seen = self.source or (min(keys, self.window + folded * queries - 1) if self.window else keys)
+            found += table_calls.served_attention(
+                batch, folded * heads, kv_heads, queries, seen, self.head_size, self.dtype, kv=layout.kv,
+                causal=self.causal,
+            )  # fmt: skip
+        return found
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        held = self.source or (min(tokens, self.window) if self.window else tokens)
+        width = share_of(self.kv_heads, layout.tp) * (self.head_size + self.value_size)
+        return held * width * ITEMSIZE[layout.kv or self.dtype]
+
+
+def _calls(step: Step) -> Iterator[tuple[int, int, int, int]]:
+    """(sequences, tokens that share the reads of the cache as heads do, new tokens of each, keys of the last one) of
+    the attention calls of a step: kernels of decodes fold the tokens that are verified into the heads."""
+    if step.decodes:
+        yield step.decodes, step.verified, 1, round(step.context_tokens / step.decodes) + step.verified
+    for new, before in step.prefills:
+        yield 1, 1, new, new + before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent(Kernel):
+    """Multi-head latent attention: decodes attend to the latents themselves (absorbed), prompts to the keys and values
+    that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU. ``top_k``: a query attends to
+    the latents of no more tokens, which an index chooses; 0: to all."""
+
+    heads: int
+    nope: int
+    rope: int
+    rank: int
+    value: int
+    dtype: str
+    top_k: int = 0
+
+    @property
+    def _widths(self) -> tuple[int, int, int, int]:
+        return self.nope, self.rope, self.rank, self.value
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        heads, kv, found = share_of(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
+        how: Any = {"engine": _IN_GRAPHS.get(layout.engine, layout.engine), "widths": self._widths}
+        for batch, folded, queries, keys in _calls(step):
+            chosen = min(keys, self.top_k or keys)
+            if queries == 1 or chosen < keys:
+                for kind in ("mla_gen_pre", "mla_gen_post"):
+                    found += table_calls.latent_product(batch * folded * queries, heads, kind, self.dtype, self._widths)
+            else:
+                found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
+            if queries == 1:
+                found += table_calls.latent_decode(batch, folded * heads, chosen, kv, self.dtype, **how)
+            else:
+                found += table_calls.latent_prefill(
+                    batch, heads, queries, keys, kv, absorbed=chosen < keys, top_k=self.top_k, **how
+                )
+        return found
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return share_of(self.heads, layout.tp) * (self.nope + self.value) * self.rank * ITEMSIZE[self.dtype]
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        return tokens * (self.rank + self.rope) * ITEMSIZE[layout.kv or self.dtype]
+
+
+def _kv_name(layout: Layout, dtype: str) -> str:
+    return "fp8" if layout.kv else dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index(Kernel):
+    """The index of sparse attention (DeepSeek-V3.2): ``heads`` queries of ``size`` fp8 numbers score the key of every
+    token before, and the ``top_k`` of the largest weighted sums are attended to. The keys, in fp8 with a float32 scale
+    each, are a cache of their own, which is, like the index, whole on every GPU."""
+
+    heads: int
+    size: int
+    top_k: int
+    #: tokens of a key
+    ratio: int = 1
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        found = NO_COST
+        for batch, folded, new, keys in _calls(step):
+            queries, held = folded * new, keys // self.ratio
+            found += table_calls.index_scores(batch, self.heads, queries, keys, self.size, self.ratio)
+            scored = 4 * batch * queries * held
+            found += table_calls.stream(scored, 4 * batch * queries * min(self.top_k, held), max(scored // 4, 1))
+        return found
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        return tokens // self.ratio * (self.size + 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed(Kernel):
+    """Attention of DeepSeek-V4: each query attends to the last ``window`` tokens, and of those before to entries that
+    stand for ``ratio`` tokens each (0: it has none): to all, or to the ``top_k`` that an index chooses. One vector of
+    ``size`` numbers is key and value of all heads. The cache is on every GPU: the window, the entries, and ``opened``
+    numbers of each token since the last entry, of which the next one is made."""
+
+    heads: int
+    size: int
+    window: int
+    ratio: int
+    opened: int
+    dtype: str
+    top_k: int = 0
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        heads, kv, found = share_of(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
+        how: Any = {
+            "engine": _IN_GRAPHS.get(layout.engine, layout.engine),
+            "widths": (self.size, 0, self.size, self.size),
+        }
+        for batch, folded, queries, keys in _calls(step):
+            entries = min(self._entries(keys), self.top_k or keys)
+            if queries == 1:
+                seen = min(keys, self.window) + entries
+                found += table_calls.latent_decode(batch, folded * heads, seen, kv, self.dtype, **how)
+            else:
+                seen, far = min(keys, queries + self.window) + self._entries(keys), self.ratio * self.top_k or keys
+                window, before = (table_calls.pairs_of(queries, keys, min(most, keys)) for most in (self.window, far))
+                pairs = window + self._entries(before)
+                found += table_calls.latent_prefill(batch, heads, queries, seen, kv, absorbed=True, pairs=pairs, **how)
+        return found
+
+    def _entries(self, tokens: int) -> int:
+        return tokens // self.ratio if self.ratio else 0
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        kept = (min(tokens, self.window) + self._entries(tokens)) * self.size
+        return (kept + max(self.ratio - 1, 0) * self.opened) * ITEMSIZE[layout.kv or self.dtype]

@@ -1,0 +1,108 @@
+"""Regions that have a cache → attention, indices and states with their sizes."""
+
+from __future__ import annotations
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import distinct_bytes
+from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
+from memwall.serving.steps.kernels import Between, Collective, Kernel, State
+from memwall.serving.steps.regions import Region
+from memwall.serving.steps.traced import TracedStep
+
+
+class CacheReader(TracedStep):
+    """Reads the kernels that have a cache."""
+
+    def attention(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        self._sharded.add(number)
+        query, result, itemsize = self._core(region)
+        heads = query.spec.numel // (self.tokens * query.spec.shape[-1])
+        size, value_size = query.spec.shape[-1], result.spec.shape[-1]
+        for op in (self.graph.ops[i] for i in region.ops):
+            weight = next((s for s in self.graph.specs(op.inputs)[1:] if len(s.shape) == 2), None)
+            if op.op_class == "contraction" and weight is not None and "bmm" not in op.name:
+                nope = weight.shape[-1] // heads - value_size
+                rank, rope = weight.shape[-2], size - nope
+                self._check(region, {heads * size + rank + rope, heads * (size + rope) + rank + rope})
+                return Latent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
+                              dtype=query.spec.dtype, top_k=self._indexed(region)), ()  # fmt: skip
+        kv_heads, cached = self._cached(region)
+        if self._is_cross(region):
+            return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, source=cached,
+                             dtype=query.spec.dtype, causal=False), ()  # fmt: skip
+        if not kv_heads:
+            read = self._split(self.outside(region)[0])[2]
+            width = distinct_bytes(read) // (self.tokens * itemsize)
+            kv_heads = max((width - heads * size) // (size + value_size), 1)
+        each = heads * size + kv_heads * size
+        self._check(region, {each, each + kv_heads * value_size})
+        before = self.step.context_tokens // self.step.decodes if self.step.decodes else 0
+        window = cached + 1 if cached and cached < before else 0
+        ratio = self._ratio(region.place) if window and self._entries(region) else 0
+        if ratio or (window and self._has_one_vector(region)):
+            return Compressed(heads=heads, size=size, window=window, ratio=ratio, top_k=self._indexed(region),
+                              opened=self._opened(region.place), dtype=query.spec.dtype), ()  # fmt: skip
+        return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, window=window,
+                         dtype=query.spec.dtype, causal=not self.encodes), ()  # fmt: skip
+
+    def _check(self, region: Region, widths: set[int]) -> None:
+        """Raises UsageError: attention reads other numbers of each new token than queries, keys and values."""
+        width = self._new_numbers(region)
+        if width not in widths:
+            raise UsageError(
+                f"the attention of {region.place} is of no kind that the server policy models: it reads {width:,}"
+                f" numbers of each new token where queries, keys and values have {max(widths):,}"
+            )
+
+    def _has_one_vector(self, region: Region) -> bool:
+        """Whether the same numbers of a new token are its key and its value: both caches get them."""
+        roles, values, added = self.graph.storages, self.graph.values, list[set[int]]()
+        for op in region.ops:
+            read = self.flow.reads[op]
+            old = {v for i, v in read if roles[values[i].storage].role == "kv_cache" and len(values[i].spec.shape) == 4}
+            if old and self.graph.ops[op].op_class == "movement":
+                added.append({v for _, v in read} - old)
+        return len(added) > 1 and all(added[0] == each for each in added) and bool(added[0])
+
+    def _opened(self, place: str) -> int:
+        """Numbers of a token that are kept until an entry is made of them."""
+        pairs = (region.ops for region in self._pairs(place) if region.place != place)
+        return sum(self.graph.specs(self.graph.ops[i].outputs)[0].shape[-1] for ops in pairs for i in ops)
+
+    def _compresses(self, region: Region) -> bool:
+        """Whether a state is inside attention: it makes entries of the attention's cache."""
+        inside = (region.place.startswith(f"{other.place}.") for other in self._of("attention"))
+        return region.kind == "state" and any(inside)
+
+    def _indexed(self, region: Region) -> int:
+        """Tokens that an index chooses for each query of attention; 0 where none does."""
+        found = (self.regions[i] for i in region.reads if self.regions[i].kind == "index")
+        return max((self._choice(index) for index in found), default=0)
+
+    def index(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        ops = (self.graph.ops[i] for i in region.ops)
+        query = next(self.graph.specs(op.inputs)[0] for op in ops if op.op_class == "contraction")
+        size, ratio = query.shape[-1], self._ratio(region.place) or 1
+        return Index(heads=query.numel // (self.tokens * size), size=size, top_k=self._choice(region), ratio=ratio), ()
+
+    def state(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+        if region.reads & self._sharded:
+            self._sharded.add(number)
+        read, written = self.outside(region)
+        fixed, cached, data = self._split(read)
+        _, stored, made = self._split(written)
+        batch, _ = self._shape
+        if self._compresses(region):
+            width = self._opened(region.place.rpartition(".")[0]) * max(value.spec.itemsize for value in stored)
+            return Between(read_bytes=width, write_bytes=width, weight_bytes=distinct_bytes(fixed), columns=0,
+                           itemsize=1, shared=False), ()  # fmt: skip
+        if distinct_bytes(stored) != distinct_bytes(cached) and self.step.decodes:
+            raise UsageError(
+                f"{region.place} keeps a cache that grows and is not that of attention, which the server"
+                " policy does not model"
+            )
+        return State(
+            state_bytes=max(distinct_bytes(cached), distinct_bytes(stored)) // batch,
+            read_bytes=distinct_bytes(data) // self.tokens, write_bytes=distinct_bytes(made) // self.tokens,
+            weight_bytes=distinct_bytes(fixed),
+        ), ()  # fmt: skip

@@ -1,0 +1,214 @@
+"""The kernels of a server as functions of the step: what each must do for any batch, context and share of the GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memwall.core.errors import UsageError
+from memwall.core.graph import ITEMSIZE
+from memwall.ops import Cost, table_calls
+from memwall.ops.experts import SCHEMES as EXPERTS
+from memwall.ops.quantised import SCHEMES
+from memwall.serving.steps.step import Layout, Step
+
+#: scheme of products -> that of experts, where it is another
+OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4"}
+
+NO_COST = Cost(launches=())
+
+#: rows from this length on take a kernel with a block for each
+_NORM_COLUMNS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel of a step, or a few that follow one another. ``place`` is not part of it: layers are alike.
+    ``beside``: it needs nothing of the experts, nor they of it, so that a second stream runs it next to them."""
+
+    beside: bool = False
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        """What it must do on one GPU."""
+        raise NotImplementedError
+
+    def weights_bytes(self, layout: Layout) -> int:
+        """Bytes of its weights on one GPU."""
+        return 0
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        """Bytes that one sequence of so many tokens holds in its cache, on one GPU."""
+        return 0
+
+
+def share_of(count: int, parts: int) -> int:
+    """The largest share of a count that is divided."""
+    return -(-count // parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product(Kernel):
+    """``[rows, k] x [k, n]`` with weights. ``split``: the GPUs share its columns (``column``), its rows (``row``) or
+    nothing (``whole``). ``of_sequences``: it has a row for each sequence, not for each token."""
+
+    n: int
+    k: int
+    dtype: str
+    split: str = "whole"
+    of_sequences: bool = False
+    #: the scheme of its weights, empty for none; None: as the layout says
+    own: str | None = None
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        rows, n, k = step.outputs if self.of_sequences else step.tokens, *self._sizes(layout)
+        if scheme := self._scheme(layout):
+            return table_calls.quantised_product(rows, n, k, scheme, self.dtype, engine=layout.engine)
+        return table_calls.product(rows, n, k, self.dtype)
+
+    def weights_bytes(self, layout: Layout) -> int:
+        n, k = self._sizes(layout)
+        if scheme := self._scheme(layout):
+            return SCHEMES[scheme].weights.nbytes(n, k)
+        return n * k * ITEMSIZE[self.dtype]
+
+    def _scheme(self, layout: Layout) -> str:
+        return layout.weights if self.own is None else self.own
+
+    def _sizes(self, layout: Layout) -> tuple[int, int]:
+        n = share_of(self.n, layout.tp) if self.split == "column" else self.n
+        return n, share_of(self.k, layout.tp) if self.split == "row" else self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded(Kernel):
+    """A kernel of an encoder, or of the keys of its results: it runs once for each sequence, with its first tokens, on
+    ``tokens`` rows."""
+
+    kernel: Kernel
+    tokens: int
+
+    @property
+    def step(self) -> Step:
+        """What it does for one sequence."""
+        return Step(0, 0, ((self.tokens, 0),))
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        return sum((self.kernel.cost(self.step, layout) for _ in range(begun(step))), NO_COST)
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return self.kernel.weights_bytes(layout)
+
+
+def begun(step: Step) -> int:
+    """Sequences that a step begins."""
+    return sum(not before for _, before in step.prefills)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State(Kernel):
+    """The update of a state of constant size: the state is read and written once for each sequence, the rest for each
+    token."""
+
+    state_bytes: int
+    read_bytes: int
+    write_bytes: int
+    weight_bytes: int
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        state = step.sequences * self.state_bytes
+        read = (state + step.tokens * self.read_bytes + self.weight_bytes) // layout.tp
+        write = (state + step.tokens * self.write_bytes) // layout.tp
+        return table_calls.stream(read, write, max(write // 4, 1))
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return self.weight_bytes // layout.tp
+
+    def kv_bytes(self, tokens: int, layout: Layout) -> int:
+        return self.state_bytes // layout.tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts(Kernel):
+    """The fused layer of a mixture: permute, grouped products, activation, combine. The tokens of a step are those of
+    all groups."""
+
+    hidden: int
+    inter: int
+    count: int
+    top_k: int
+    gated: bool
+    dtype: str
+    #: the scheme of its weights, empty for none; None: as the layout says
+    own: str | None = None
+    #: whether all tokens choose the same, as the trace assumes
+    alike: bool = False
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        return table_calls.experts(
+            step.tokens, self.hidden, self.inter, self.top_k, self.count,
+            tp=max(layout.stage_gpus // layout.ep, 1), ep=layout.ep, dtype=self._scheme(layout), gated=self.gated,
+            engine=layout.engine, alike=self.alike,
+        )  # fmt: skip
+
+    def weights_bytes(self, layout: Layout) -> int:
+        stored, inter = EXPERTS[self._scheme(layout)].weights, (1 + self.gated) * self.inter
+        one = stored.nbytes(inter, self.hidden) + stored.nbytes(self.hidden, self.inter)
+        return share_of(self.count, layout.ep) * one * layout.ep // layout.stage_gpus
+
+    def _scheme(self, layout: Layout) -> str:
+        scheme = layout.experts or layout.weights if self.own is None else self.own
+        found = OF_EXPERTS.get(scheme, scheme) or self.dtype
+        if found not in EXPERTS:
+            raise UsageError(f"no server has kernels of experts in {found}: cast the model first (--dtype bfloat16)")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between(Kernel):
+    """Element-wise ops and norms between two anchors: bytes of each token, and those read once. ``columns``: the row
+    that it reduces over; 0 for none. ``shared``: of tensors that the GPUs share."""
+
+    read_bytes: int
+    write_bytes: int
+    weight_bytes: int
+    columns: int
+    itemsize: int
+    shared: bool
+    of_sequences: bool = False
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        rows, parts = step.outputs if self.of_sequences else step.tokens, layout.tp if self.shared else 1
+        read = (rows * self.read_bytes + self.weight_bytes) // parts
+        write = rows * self.write_bytes // parts
+        if self.columns >= _NORM_COLUMNS:
+            return table_calls.row_kernel("block_norm", rows, self.columns, self.itemsize, read, write)
+        return table_calls.stream(read, write, max(write // self.itemsize, 1))
+
+    def weights_bytes(self, layout: Layout) -> int:
+        return self.weight_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective(Kernel):
+    """A message between the GPUs of an engine: ``width`` bytes for each token, or for each sequence."""
+
+    op: str
+    width: int
+    of_sequences: bool = False
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        return NO_COST
+
+    def message_bytes(self, step: Step) -> int:
+        """Bytes of the message, as nccl-tests define its size."""
+        return self.width * (step.outputs if self.of_sequences else step.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling(Kernel):
+    """The next token from the logits: their float32 form, its largest, and a sum over it."""
+
+    vocabulary: int
+
+    def cost(self, step: Step, layout: Layout) -> Cost:
+        count = step.outputs * self.vocabulary
+        return table_calls.stream(6 * count, 4 * count, count)

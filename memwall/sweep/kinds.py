@@ -1,0 +1,110 @@
+"""The kinds of points: ``profile``, one step of a model as ``memwall profile`` has it, and what wings bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from memwall.analysis.quantities import ALIASES, SERVED_ALIASES
+from memwall.core.errors import MemwallError, UsageError, message_of, suggest, unknown
+from memwall.core.files import uncollected
+from memwall.frontend.workload.sizes import MODES
+from memwall.fusion import POLICIES
+from memwall.hardware.cluster import gpu_of, joined, load_cluster
+from memwall.hardware.host import load_host
+from memwall.hardware.lookup import load_gpu
+from memwall.pipeline import ATTENTION, profile, resimulate
+from memwall.points import Kind, Options, Row, Task, line, options_of, tried
+from memwall.sweep.axes import Axis
+from memwall.trace_cache import Traces
+from memwall.wings import kinds_of_points
+
+#: options of :func:`memwall.profile` that change no op: points that differ in them alone share a trace
+_NUMBERS = ("gpu", "policy", "host", "cuda_graph")
+
+
+@uncollected()
+def evaluate(task: Task, traces: Traces) -> list[Row]:
+    """The rows of a task, in the order of its points. Whatever goes wrong with a point is its row."""
+    try:
+        return KINDS[task.kind].rows(task, traces)
+    except MemwallError as error:
+        return [line(str(error))] * len(task.points)
+    except Exception as error:  # of the user's model, or a bug of memwall
+        return [line(f"{type(error).__name__}: {message_of(error)}")] * len(task.points)
+
+
+def _profiles(task: Task, traces: Traces) -> list[Row]:
+    """The quantities of each schedule; one graph serves all GPUs and policies."""
+    rows: list[Row] = []
+    for point in task.points:
+        options = {name: value for name, value in point.items() if name not in _NUMBERS}
+        rows.append(tried(lambda: _profiled(task.target, point, options, traces)))  # noqa: B023  called here
+    return rows
+
+
+def _profiled(target: str, point: Options, options: Options, traces: Traces) -> Row:
+    cluster = point.get("cluster")
+    gpu = point.get("gpu") or gpu_of(cluster)
+    made = traces.profile(target, gpu, options)
+    said = {name: point[name] for name in ("policy", "cuda_graph", "host") if point.get(name) is not None}
+    found = resimulate(made, joined([load_gpu(gpu)], cluster, point.get("world")), **said)
+    schedule = found.simulations[0]
+    return tuple(quantity.read("profile", found, schedule) for quantity in PROFILE.quantities)
+
+
+PROFILE = Kind(
+    name="profile", title="one step of the model, as memwall profile has it", rows=_profiles,
+    options=options_of(profile, "progress", "strict", "loss"), numbers=_NUMBERS, inner=_NUMBERS, most=64,
+    needs={"context": "mode", "prompt": "mode"},
+    best=("samples_per_s", "time_s"),
+    front=("time_s", "samples_per_s"), across=("batch", "seq", "context", "prompt"),
+    listed={"policy": ("policy named", POLICIES), "mode": ("mode", MODES), "attention": ("attention", ATTENTION)},
+)  # fmt: skip
+
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (PROFILE, *kinds_of_points())}
+
+
+#: what may vary, where a name is like none of it
+_AXES = "an axis for every option of memwall profile and of memwall serve, and for keys of a layout, as in parallel.tp"
+
+
+def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[str] = ()) -> Kind:
+    """The kind that is asked for, else the first that has all of some options, and all quantities and options that are
+    ``mentioned`` if any has. Raises ``UsageError``: none has the options; names the first wrong one, and the
+    nearest."""
+    if asked is not None and asked not in KINDS:
+        raise unknown("kind of sweep", asked, KINDS)
+    kinds = [KINDS[asked]] if asked is not None else [*KINDS.values()]
+    able = [kind for kind in kinds if set(names) <= set(kind.options)]
+    whole = [kind for kind in able if all(kind.needs.get(name, name) in names for name in names)]
+    able = whole or able
+    words = set(mentioned)
+    for kind in able:
+        if words <= {*kind.options, *ALIASES, *SERVED_ALIASES, *(row.name for row in kind.quantities)}:
+            return kind
+    if able:
+        return able[0]
+    every = list(dict.fromkeys(name for kind in kinds for name in kind.options))
+    for name in names:
+        if name not in every:
+            raise UsageError(f"no option {name!r}; {suggest(name, every, listed=[_AXES])}")
+    lacking = (f"{kind.name} has no {next(name for name in names if name not in kind.options)}" for kind in kinds)
+    raise UsageError(f"no kind of sweep has all of {', '.join(names)}: {', '.join(lacking)}")
+
+
+#: option → what refuses a name that there is not
+_NAMED: Mapping[str, Callable[[Any], object]] = {"gpu": load_gpu, "cluster": load_cluster, "host": load_host}
+
+
+def check_names(axes: Iterable[Axis]) -> None:
+    """Refuse values that name nothing, before any work. Raises ``UsageError``: names the nearest."""
+    listed = {name: row for kind in KINDS.values() for name, row in kind.listed.items()}
+    for axis in axes:
+        for name, values in zip(axis.names, zip(*axis.values, strict=True), strict=True):
+            for value in dict.fromkeys(value for value in values if value is not None):
+                if name in listed and value not in listed[name][1]:
+                    kind, known = listed[name]
+                    raise unknown(kind, value, known)
+                if name in _NAMED:
+                    _NAMED[name](value)

@@ -1,0 +1,270 @@
+"""Sweep → Document: the best points, what each condition took away, the front, and where to stop adding batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import memwall.report.columns as col
+from memwall.analysis.quantities import QUANTITIES, Quantity
+from memwall.core.errors import UsageError
+from memwall.core.units import counted, duration, few, percent, si, size
+from memwall.report.document import (
+    Block,
+    Choice,
+    Document,
+    Markup,
+    Picture,
+    Section,
+    Sentence,
+    Table,
+    known_facts,
+)  # fmt: skip
+from memwall.report.figures.scene import Chart, stacked
+from memwall.report.html import embed, resource
+from memwall.report.kinds import Report
+from memwall.sweep.figure import OptionPair, front_chart, growth_chart, heat_chart, pairs_of
+from memwall.sweep.growth import GROWS_ON, Growth, growth
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from memwall.sweep.run import Swept
+
+SCHEMA = "memwall.sweep/1"
+#: points of the front that the page lists, and reasons why points have no result
+_FRONT, _REASONS = 20, 5
+#: lines of the parallel coordinates at most
+_LINES = 3000
+#: pixels of an axis of them at least; a narrow page scrolls
+_AXIS = 84
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport(Report):
+    """A sweep: the ``top`` points, the front, and what became of the others."""
+
+    noun = "a sweep"
+    kinds = ("text", "md", "html", "csv", "parquet", "json", "png", "svg", "pdf")
+    found: Swept
+    top: int = 20
+
+    def document(self, kind: str) -> Document:
+        blocks: list[Block] = [self._facts(), *map(Sentence, self._pruned()), *map(Sentence, self._failed())]
+        sections = [Section("", tuple(blocks))]
+        if len(self.found.left):
+            best = QUANTITIES[self.found.best]
+            heading = f"The best by {best.title} ({best.name})"
+            shown = self.found.left.head(self.top)
+            sections.append(Section(heading, (*self._best(), self._table(shown, len(self.found.left) - len(shown)))))
+        if (grown := self.growth()) is not None:
+            shown = _growth(grown)
+            if kind == "html":
+                shown = (Picture(growth_chart(grown), f"{_title(grown.quantity)} over {grown.across}"), *shown)
+            sections.append(Section(f"Where to stop: {_title(grown.quantity)} over {grown.across}", shown))
+        if len(self.found.front) > 1 or (self.found.question.pareto and len(self.found.front)):
+            names = " and ".join(_title(name) for name in self.found.axes)
+            front = self.found.front.head(_FRONT)
+            picture = (Picture(self._front(), f"the front of {names}"),) if kind == "html" else ()
+            table = self._table(front, len(self.found.front) - len(front))
+            lone = (Sentence("One point is the best in all of them."),) if len(self.found.front) == 1 else ()
+            sections.append(Section(f"Pareto front of {names}", (*lone, *picture, table)))
+        if kind == "html":
+            sections += self._maps()
+        return Document(f"{self._title()}: sweep", tuple(sections))
+
+    def figure(self) -> Chart:
+        charts = [] if (grown := self.growth()) is None else [growth_chart(grown)]
+        charts += [heat_chart(pair, self.found.best) for pair in self._pairs()[:1]]
+        if len(self.found.front) > 1:
+            charts.append(self._front())
+        if not charts:
+            raise UsageError("there is nothing to draw: no option takes two values")
+        return stacked(charts)
+
+    def _front(self) -> Chart:
+        found = self.found
+        names = [name for name in found.varied if found.front[name].nunique() > 1] or found.varied
+        name_of = lambda row: " ".join(map(_labelled, names, (row[name] for name in names)))  # noqa: E731
+        return front_chart(found.left.dropna(subset=list(found.axes)), found.front, found.axes, name_of)
+
+    def _pairs(self) -> list[OptionPair]:
+        return pairs_of(self.found.left, self.found.varied, self.found.best)
+
+    def _maps(self) -> list[Section]:
+        """Heat maps of pairs of options, and parallel coordinates of all."""
+        found, pairs, sections = self.found, self._pairs(), []
+        if pairs:
+            pictures = [(f"{pair.down} and {pair.across}", Picture(heat_chart(pair, found.best), "a heat map"))
+                        for pair in pairs]  # fmt: skip
+            sections.append(Section("Two options at a time", (Choice(pictures),)))
+        if len(found.left) > 1 and found.varied:
+            note = "drag along an axis to keep the points within; click it to take all; the dark line is the best left"
+            sections.append(Section("All options at once", (Markup(self._parallel()), Sentence(note))))
+        return sections
+
+    def _parallel(self) -> str:
+        """A canvas with its points, those that are best, as JSON for its script."""
+        found, kind = self.found, self.found.question.kind
+        shown = found.left.head(_LINES)
+        names = [row.name for row in kind.quantities if row.swept(kind.name).endswith("+") and row.unit != "word"]
+        names = [name for name in dict.fromkeys((*names, *found.axes, found.best)) if shown[name].nunique() > 1]
+        axes, columns = [], []
+        for name in (*found.varied, *names):
+            values = [_plain(value) for value in shown[name].tolist()]
+            is_number = all(value is None or type(value) in (int, float) for value in values)
+            words = None if is_number else sorted({str(value) for value in values})
+            axes.append({"name": name, "words": words})
+            columns.append(values if words is None else [words.index(str(value)) for value in values])
+        data = embed({"axes": axes, "points": list(zip(*columns, strict=True))})
+        return (
+            f'<div id="parallel"><div style="overflow-x:auto"><canvas style="width:max(100%, {_AXIS * len(axes)}px);'
+            f'height:380px;touch-action:pan-x"></canvas></div><p></p>'
+            f'<script type="application/json">{data}</script></div><script>{resource("parallel.js")}</script>'
+        )
+
+    def growth(self) -> Growth | None:
+        """What the best quantity does along the option that grows."""
+        found = self.found
+        return growth(found.frame, found.left, found.varied, found.question.kind.across, found.best)
+
+    def _title(self) -> str:
+        return few(dict.fromkeys(space.target for space in self.found.spaces))
+
+    def _facts(self) -> Block:
+        found = self.found
+        failed = int((found.frame["error"] != "").sum())
+        fixed = {name: found.frame[name].iloc[0] for name in found.options if name not in found.varied}
+        comes = {"rate", "trace"}.isdisjoint(found.options)  # requests, from clients
+        usual = {name: value for name, value in found.question.kind.usual.items() if comes or name != "concurrency"}
+        fixed |= {name: value for name, value in usual.items() if name not in found.options}
+        return known_facts(
+            ("a point", found.question.kind.title),
+            ("points", f"{len(found.frame):,}" + (f", {failed:,} without a result" if failed else "")),
+            ("axes", ", ".join(f"{name} ({found.frame[name].nunique(dropna=False)})" for name in found.varied)),
+            ("fixed", ", ".join(f"{name} {value}" for name, value in fixed.items())),
+            ("evaluated in", duration(found.seconds)),
+        )  # fmt: skip
+
+    def _pruned(self) -> list[str]:
+        """What each condition took away, in the order given."""
+        lines = []
+        for number, each in enumerate(self.found.pruned):
+            further = " more" if number else ""
+            alone = f" ({each.alone:,} alone)" if each.alone != each.further else ""
+            lines.append(f"{each.condition.text} takes away {counted(each.further, 'point')}{further}{alone}.")
+        return [*lines, f"Left: {counted(len(self.found.left), 'point')}."] if lines else []
+
+    def _failed(self) -> list[str]:
+        """Each reason once, with how many points have it."""
+        errors = self.found.frame["error"]
+        counts = Counter(errors[errors != ""]).most_common()
+        lines = [f"No result of {counted(count, 'point')}: {reason}." for reason, count in counts[:_REASONS]]
+        rest = counts[_REASONS:]
+        if rest:
+            lines.append(f"No result of {counted(sum(n for _, n in rest), 'point')} for {len(rest)} other reasons.")
+        return lines
+
+    def _best(self) -> list[Sentence]:
+        row, quantity = self.found.left.iloc[0], QUANTITIES[self.found.best]
+        where = ", ".join(f"{name} {row[name]}" for name in self.found.varied) or "the only point"
+        lines = [Sentence(f"{where}: {value_text(quantity, row[quantity.name])}.", strong=True)]
+        if "fits" in row and not row["fits"]:
+            lines.append(Sentence("Its memory does not hold it: --where fits leaves such points out."))
+        return lines
+
+    def _table(self, rows: DataFrame, left: int = 0) -> Table:
+        found = self.found
+        columns = [_option(name, rows[name].tolist()) for name in found.varied]
+        wanted = {found.best, *found.axes, *(each.condition.column for each in found.pruned)}
+        for quantity in found.question.kind.quantities:
+            if quantity.swept(found.question.kind.name).endswith("+") or quantity.name in wanted:
+                columns.append(_column(quantity, rows[quantity.name].tolist()))
+        return col.table("", col.known(columns), left=left)
+
+    def record(self) -> Iterable[str]:
+        from memwall.core.files import json_pieces
+
+        found = self.found
+        columns, rows = self.rows()
+        return json_pieces({
+            "schema": SCHEMA, "of": found.question.kind.name, "targets": [*dict.fromkeys(found.frame["target"])],
+            "options": found.options, "best": found.best,
+            "conditions": [{"text": p.condition.text, "pruned": p.further, "alone": p.alone} for p in found.pruned],
+            "front": {"quantities": found.axes, "ids": found.front["id"].tolist()},
+            "left": found.left["id"].tolist(), "points": (dict(zip(columns, row, strict=True)) for row in rows),
+        })  # fmt: skip
+
+    def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
+        frame = self.found.frame
+        cells = ([_plain(value) for value in frame[name].tolist()] for name in frame.columns)
+        return tuple(frame.columns), zip(*cells, strict=True)
+
+
+def _plain(value: Any) -> Any:
+    """None for what is not known."""
+    return None if isinstance(value, float) and value != value else value
+
+
+def _labelled(name: str, value: Any) -> str:
+    """``tp 4``, or ``h100``."""
+    return f"{name} {value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _title(name: str) -> str:
+    return QUANTITIES[name].title
+
+
+def _option(name: str, values: Sequence[Any]) -> col.CellColumn:
+    if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+        return col.plain(name, values)
+    return col.names(name, ["-" if value is None or value != value else value for value in values])
+
+
+def _column(quantity: Quantity, values: Sequence[Any]) -> col.CellColumn:
+    """A column in the unit of its quantity."""
+    known = [_plain(value) for value in values]
+    heading = quantity.heading or quantity.name
+    if quantity.unit == "flag":
+        return col.text(heading, ["yes" if value else "NO" for value in known])
+    if quantity.unit == "word":
+        return col.text(heading, known)
+    if quantity.unit in ("per s", "USD", "J"):
+        units = {"per s": "samples/s" if quantity.name == "samples_per_s" else "tokens/s"}
+        digits = 1 if quantity.unit == "per s" else 3
+        return col.fixed("" if quantity.name == "samples_per_s" else heading, units.get(quantity.unit, quantity.unit),
+                         known, 1.0, digits)  # fmt: skip
+    makers: dict[str, Callable[..., col.CellColumn]] = {
+        "s": col.seconds, "fraction": col.percent, "count": col.plain
+    }  # fmt: skip
+    return makers[quantity.unit](heading, known) if quantity.unit in makers else col.si(heading, quantity.unit, known)
+
+
+def value_text(quantity: Quantity, value: float) -> str:
+    """A figure with its unit."""
+    texts = {"s": duration, "B": size, "fraction": percent}
+    if quantity.unit in texts:
+        return texts[quantity.unit](value)
+    if quantity.unit == "per s":
+        return f"{value:,.1f} {quantity.title} per second"
+    return si(value, quantity.unit) if quantity.unit not in ("count", "flag") else f"{value:,.0f}"
+
+
+def _growth(grown: Growth) -> tuple[Block, ...]:
+    """A row for each series."""
+    series = grown.series
+    stops = [each.stop for each in series]
+    changes = ["; ".join(f"{wall} from {x:,.0f}" for x, wall in each.wall_changes) or "none" for each in series]
+    table = col.table("", [
+        col.names("series", [each.name or "all" for each in series]),
+        col.plain("stop at", [None if why == GROWS_ON else x for x, why in stops]),
+        col.text("because", [why for _, why in stops]),
+        col.text("first wall", [each.walls[0] for each in series]), col.text("changes", changes),
+    ])  # fmt: skip
+    fixed = ", ".join(f"{name} {value}" for name, value in grown.fixed)
+    lines = [Sentence(f"With {fixed}, as at the best point.")] if fixed else []
+    if grown.others:
+        lines.append(Sentence(f"The {len(series)} best series of {len(series) + grown.others}."))
+    return (*lines, table)

@@ -1,0 +1,67 @@
+"""``--vary``: text → axes, whose values the options of ``memwall profile`` and ``memwall serve`` convert and check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from memwall.cli import options
+from memwall.core.errors import UsageError
+from memwall.points import Kind
+from memwall.sweep.axes import Axis, check_apart, split_axis
+from memwall.sweep.kinds import kind_of
+from memwall.wings import command_module
+
+#: option of the command line → keyword of the function, where they differ
+_KEYWORDS = {"input": "input_specs", "no_replay": "replay"}
+#: keywords that take several values at once
+_LISTS = ("input_specs", "assume")
+
+
+def kind_of_axes(texts: Sequence[str], asked: str | None, mentioned: Sequence[str]) -> Kind:
+    """The kind of a sweep that has all options named, and what is mentioned besides if any has. Raises ``UsageError``:
+    none has the options; names the nearest."""
+    return kind_of([_KEYWORDS.get(name, name) for text in texts for name in split_axis(text)], asked, mentioned)
+
+
+def parse_axes(texts: Sequence[str], kind: Kind, before: Sequence[Axis] = ()) -> tuple[Axis, ...]:
+    """Axes from text, after those ``before``. Raises ``UsageError``: an option stands twice, or refuses a value."""
+    axes = [*before, *(_axis(split_axis(text), kind) for text in texts)]
+    check_apart(axes)
+    return tuple(axes)
+
+
+def _axis(named: Mapping[str, Sequence[str]], kind: Kind) -> Axis:
+    columns = [[_value(name, text, kind) for text in texts] for name, texts in named.items()]
+    keywords = tuple(_KEYWORDS.get(name, name) for name in named)
+    return Axis(keywords, tuple(dict.fromkeys(zip(*columns, strict=True))))
+
+
+def _value(name: str, text: str, kind: Kind) -> Any:
+    """A value as the command of the kind converts it."""
+    if name in kind.readers:
+        return kind.readers[name](text)
+    option, context = _option(name, kind)
+    try:
+        if option.is_flag:
+            value = click.BOOL.convert(text, option, context)
+            return not value if name == "no_replay" else value
+        value = option.process_value(context, (text,) if option.multiple else text)
+    except click.UsageError as error:
+        raise UsageError(f"--vary {name}: {error.message}") from None
+    if option.name == "optimizer":
+        return options.profile_options({"optimizer": value})["optimizer"]
+    return value[0] if option.multiple and _KEYWORDS.get(name, name) not in _LISTS else value
+
+
+def _option(name: str, kind: Kind) -> tuple[click.Option, click.Context]:
+    """The option of a command of the kind that has this name."""
+    flag = f"--{name.replace('_', '-')}"
+    for command in (import_module(command_module(each)).command for each in kind.commands):
+        for param in command.params:
+            if isinstance(param, click.Option) and flag in param.opts:
+                return param, click.Context(command)
+    raise UsageError(f"the command line has no option {flag}")

@@ -1,0 +1,205 @@
+"""Training steps under a layout as points of a sweep; layouts whose ranks compute the same share a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from memwall.core.errors import UsageError
+from memwall.core.parallelism import FLAGS, SETTINGS, Parallelism
+from memwall.hardware.cluster import cluster_of, hardware_of, load_cluster
+from memwall.hardware.links import Cluster
+from memwall.hardware.lookup import load_gpu
+from memwall.points import Kind, Row, Task, tried
+from memwall.record.kernels import wall_shares
+from memwall.record.profile import Profile
+from memwall.trace_cache import Traces
+from memwall.training.blocks import Blocks
+from memwall.training.memory import STATES
+from memwall.training.rank import blocks_of
+from memwall.training.run import DEFAULT_CLUSTER, Training, rank_of, trained
+
+#: option of a sweep → the key of a layout
+LAYOUT: Mapping[str, str] = {f"parallel.{key}": key for key in SETTINGS}
+#: options of :func:`memwall.training.run.rank_of`, and of :func:`memwall.training.run.trained`
+_TRACED = ("dtype", "autocast", "batch", "seq")
+ANSWERS = {"yes": True, "no": False, "true": True, "false": False}
+STEPPED = ("state", "overlap")
+#: those that change no op of a rank
+NUMBERS = ("gpu", "cluster", "world", "policy", *STEPPED,
+           *(name for name, key in LAYOUT.items() if key not in ("tp", "sp", "cp", "ep")))  # fmt: skip
+OPTIONS = (*_TRACED, *NUMBERS, *(name for name in LAYOUT if name not in NUMBERS))
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank computes on a cluster: its blocks, and the share of each wall in the time of its kernels."""
+
+    cluster: Cluster
+    profile: Profile
+    blocks: Blocks
+    walls: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A step under a layout. ``walls`` are those of the kernels of a rank."""
+
+    found: Training
+    walls: Mapping[str, float]
+    usd_per_gpu_hour: float | None = None
+
+    @property
+    def time_s(self) -> float:
+        return self.found.step.time_s
+
+    @property
+    def gpus(self) -> int:
+        return self.found.layout.world
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float | None:
+        return self.found.tokens_per_s_per_gpu
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return None if self.found.tokens is None else self.found.tokens / self.time_s
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return None if self.found.samples is None else self.found.samples / self.time_s
+
+    @property
+    def mfu(self) -> float:
+        return self.found.mfu
+
+    @property
+    def hfu(self) -> float:
+        return self.found.hfu
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fullest GPU."""
+        return max(memory.total for memory in self.found.step.memory)
+
+    @property
+    def fits(self) -> bool:
+        return self.found.fits()
+
+    @property
+    def bubble_s(self) -> float:
+        return self.found.step.bubble_s
+
+    @property
+    def link_s(self) -> float:
+        """Seconds of communication that nothing hides, within layers and between replicas."""
+        return self.found.step.tensor_s + self.found.step.exposed_s
+
+    @property
+    def wall(self) -> str:
+        """What takes the most seconds of the slowest rank: kernels under a wall, the optimizer counted as bandwidth;
+        ``link``, or the ``bubble`` of the pipeline."""
+        step = self.found.step
+        kernels_s = step.time_s - self.link_s - step.bubble_s - step.optimizer_s
+        seconds = {name: share * kernels_s for name, share in self.walls.items()}
+        seconds["bandwidth"] = seconds.get("bandwidth", 0.0) + step.optimizer_s
+        seconds |= {"link": seconds.get("link", 0.0) + self.link_s, "bubble": step.bubble_s}
+        return max(seconds, key=seconds.__getitem__)
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """USD of all GPUs for a million tokens."""
+        if self.usd_per_gpu_hour is None or self.tokens_per_s_per_gpu is None:
+            return None
+        return self.usd_per_gpu_hour / 3600 / self.tokens_per_s_per_gpu * 1e6
+
+
+def trained_at(
+    target: str, point: Mapping[str, Any], traces: Traces, known: dict[Any, Rank], prices: Mapping[str, float]
+) -> Trained:
+    """The step of a point; ``known`` has the ranks of points before it. Errors as of :func:`memwall.parallel`."""
+    layout = layout_of(point)
+    options = {name: point[name] for name in _TRACED if point.get(name) is not None}
+    policy = point.get("policy") or "eager"
+    key = (layout.traced, *options.items(), point.get("gpu"), str(point.get("cluster")), policy)
+    if key not in known:
+        known[key] = _rank(target, point, layout, traces, options, policy)
+    rank, gpu = known[key], hardware_of(known[key].cluster)
+    stepped = {name: point[name] for name in STEPPED if point.get(name) is not None}
+    found = trained(rank.profile, rank.blocks, layout, rank.cluster, policy, **stepped)
+    return Trained(found, rank.walls, prices.get(gpu.name))
+
+
+def _rank(
+    target: str, point: Mapping[str, Any], layout: Parallelism, traces: Traces, options: Mapping[str, Any], policy: str
+) -> Rank:
+    cluster = joined_at(point)
+    made = lambda: rank_of(target, None, layout, load_gpu(cluster.gpu), **options)  # noqa: E731
+    said = {**options, "layout": str(layout.traced)}
+    profile = traces.of_any_gpu("rank", target, cluster.gpu, said, made)
+    gpu = hardware_of(cluster)
+    walls = wall_shares(profile.on([gpu]).schedule(gpu, policy))
+    return Rank(cluster, profile, blocks_of(profile, cluster, policy), walls)
+
+
+def joined_at(point: Mapping[str, Any]) -> Cluster:
+    """The cluster of a point: the one that is named, with the GPU that is; else that of :func:`memwall.parallel`, or of
+    another GPU the one that is known with it."""
+    named, gpu = point.get("cluster"), point.get("gpu")
+    found = load_cluster(named or DEFAULT_CLUSTER)
+    if gpu is None or load_gpu(gpu) == hardware_of(found):
+        return found
+    found = found if named else cluster_of(load_gpu(gpu))
+    return found if load_gpu(gpu) == hardware_of(found) else replace(found, gpu=str(gpu))
+
+
+def layout_of(point: Mapping[str, Any]) -> Parallelism:
+    """The layout of a point; as many replicas as fill its ``world`` where it does not say. Raises ``UsageError``: no
+    job can have it."""
+    said = {key: point[name] for name, key in LAYOUT.items() if point.get(name) not in (None, False)}
+    world = point.get("world")
+    if world is not None and "dp" not in said:
+        replica = Parallelism.parse(",".join(f"{key}={said[key]}" for key in ("tp", "cp", "pp") if key in said)).world
+        said["dp"] = max(world // replica, 1)
+    asked = Parallelism.parse(",".join(key if value is True else f"{key}={value}" for key, value in said.items()))
+    asked.check(world=world)
+    return asked
+
+
+def _rows(task: Task, traces: Traces) -> list[Row]:
+    """A step at each point; points on the same GPUs share the blocks of their rank."""
+    readers = [quantity.readers["training"] for quantity in TRAINING.quantities]
+    known: dict[Any, Rank] = {}
+
+    def made(point: Mapping[str, Any]) -> Row:
+        found = trained_at(task.target, point, traces, known, task.prices)
+        return tuple(read(found) for read in readers)
+
+    return [tried(lambda: made(point)) for point in task.points]  # noqa: B023  called here
+
+
+def _setting(key: str, text: str) -> Any:
+    """The value of a key of a layout, checked: a number, whether it is on, or a text as the layout has it."""
+    if key in FLAGS:
+        return _answer(f"parallel.{key}", text)
+    read = SETTINGS[key](key, text)[key]
+    return read if isinstance(read, int) else text
+
+
+def _answer(name: str, text: str) -> bool:
+    if text.lower() not in ANSWERS:
+        raise UsageError(f"--vary {name}: {text[:40]!r} is neither yes nor no")
+    return ANSWERS[text.lower()]
+
+
+TRAINING = Kind(
+    name="training", title="a training step on many GPUs, as memwall profile --parallel has it",
+    rows=_rows, options=OPTIONS, numbers=NUMBERS, inner=NUMBERS, most=64,
+    best=("tokens_per_s_per_gpu", "mfu"), front=("tokens_per_s", "tokens_per_s_per_gpu"),
+    across=("batch", "seq", "parallel.microbatches", "parallel.dp", "world"),
+    readers={**{name: partial(_setting, key) for name, key in LAYOUT.items()}, "overlap": partial(_answer, "overlap"),
+             "state": str},
+    listed={"state": ("state of parameters", STATES)},
+)  # fmt: skip

@@ -1,0 +1,391 @@
+"""The fastest layouts of a training step on so many GPUs, exact: what is not simulated is ruled out by a bound.
+
+Each layout has a chain of bounds, each closer and dearer than the one before, the last of which is its simulated step
+(:func:`memwall.training.step.training_step`). The one with the smallest bound is always the next to be looked at,
+so that when one comes up simulated, no other can be faster. A rank is traced when its turn comes, and deep models as
+three of their layers where a whole trace shows that those between are all alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memwall.core.errors import MemwallError, UsageError
+from memwall.core.files import uncollected
+from memwall.core.parallelism import Parallelism
+from memwall.core.units import counted
+from memwall.frontend.workload.seeds import seeded
+from memwall.hardware.cluster import hardware_of, load_cluster
+from memwall.hardware.links import Cluster
+from memwall.perfmodel.roofline import least_compute_s
+from memwall.pipeline import workload_of
+from memwall.record.profile import Profile
+from memwall.simulate.memory import reserved_bytes
+from memwall.simulate.pipeline import in_flight
+from memwall.training.blocks import Block, Blocks, Work
+from memwall.training.candidates import Candidate, check_among, layouts, no_layout, wanted
+from memwall.training.memory import STATES
+from memwall.training.rank import blocks_of, light_blocks_of, shortened, split_of, trace_rank
+from memwall.training.run import DEFAULT_CLUSTER
+from memwall.training.step import TrainingStep, least_step_s, step_memory, training_step
+
+#: models with more layers are traced as three of them
+_FEW = 8
+_FULL = "the activations do not fit with the rest"
+#: a bound is lowered by so much: sums are rounded, and a scalar does not grow with the samples
+_ROUNDED = 1 - 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A layout that fits, and its step; ``peak_bytes`` of its fullest GPU, with what is assumed for context and
+    allocator."""
+
+    layout: Parallelism
+    batch: int
+    step: TrainingStep
+    peak_bytes: int
+    tokens_per_s_per_gpu: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts:
+    """The outcome: the fastest layouts in ``order``, of how many, and why others were not simulated; ``ranks``: how
+    many ranks were traced."""
+
+    name: str
+    cluster: Cluster
+    gpus: int
+    global_batch: int
+    order: tuple[Choice, ...]
+    count: int
+    simulated: int
+    ranks: int
+    pruned: Mapping[str, int]
+
+
+@seeded()
+def search_layouts(
+    target: str, *, gpus: int, global_batch: int, cluster: str | Path | Cluster = DEFAULT_CLUSTER,
+    seq: int | None = None, dtype: str | None = None, autocast: str | None = None, policy: str = "eager",
+    state: str | None = None, overlap: bool = True, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Layouts:  # fmt: skip
+    """The fastest ways to train a model on so many GPUs: tp, sp, pp, dp, fsdp, the microbatch, schedule and recompute;
+    cp and ep where ``among`` names them.
+
+    Args:
+        target: as :func:`memwall.profile` takes it, with a batch: a file, or ``hf:``.
+        gpus: all of them are used.
+        global_batch: samples of a step.
+        among: key of a layout, or ``batch``, the samples of a microbatch → the values to try, as a layout has them;
+            ``sp`` has yes and no. All that divide where it does not say.
+        top: how many layouts are wanted.
+        others: as :func:`memwall.parallel`.
+
+    Raises:
+        UsageError: as :func:`memwall.parallel`; or no layout is possible, or fits.
+    """
+    check_among(among or {})
+    joined = load_cluster(cluster)
+    joined.groups(gpus)
+    options = {"state": state, "overlap": overlap}
+    ranks = _Ranks(target, joined, {"seq": seq}, {"dtype": dtype, "autocast": autocast}, policy, progress)
+    search = _Search(ranks, joined, options, Counter())
+    shared = [sorted({1, *map(int, (among or {}).get(key, ()))}) for key in ("cp", "ep")]
+    every = layouts(gpus, global_batch, len(ranks.whole.layers), *shared)
+    found = [each for each in every if wanted(each, among or {})]
+    if not found:
+        raise UsageError(no_layout(gpus, global_batch, among or {}))
+    chosen, simulated = search.first(found, top)
+    if not chosen:
+        reasons = "; ".join(f"{count:,}: {why}" for why, count in search.pruned.most_common())
+        raise UsageError(f"none of {counted(len(found), 'layout')} can run: {reasons}")
+    return Layouts(
+        name=ranks.profile.workload.name, cluster=joined, gpus=gpus, global_batch=global_batch, order=tuple(chosen),
+        count=len(found), simulated=simulated, ranks=ranks.traced, pruned=dict(search.pruned.most_common()),
+    )  # fmt: skip
+
+
+# -- what a rank does --------------------------------------------------------------------------------------------------
+
+
+class _Rank(NamedTuple):
+    """The blocks of a rank, and these at the speed of light (:func:`memwall.training.block_reader.light_blocks`)."""
+
+    blocks: Blocks
+    light: Blocks
+
+
+class _Ranks:
+    """The ranks of layouts, traced when they are asked for."""
+
+    def __init__(
+        self, target: str, cluster: Cluster, sizes: Mapping[str, Any], cast: Mapping[str, Any], policy: str,
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.target, self.cluster, self.sizes, self.cast = target, cluster, sizes, cast
+        self.policy, self.say = policy, say
+        self._short: Any = None
+        self._split: Any = None
+        #: what a trace depends on but for the microbatch → samples of this → the rank, or why it cannot run
+        self._known: dict[Parallelism, dict[int, _Rank | str]] = {}
+        self.profile = self._trace(Parallelism(), 1)
+        self.whole = blocks_of(self.profile, cluster, policy)
+        if len(self.whole.layers) > _FEW:
+            self._shorten()
+
+    @property
+    def traced(self) -> int:
+        """How many ranks were traced, with the whole model."""
+        return 1 + sum(isinstance(each, _Rank) for known in self._known.values() for each in known.values())
+
+    def known(self, each: Candidate) -> dict[int, _Rank | str]:
+        """What is traced of the rank of a layout, by the samples of a microbatch."""
+        return self._known.setdefault(each.layout.traced, {})
+
+    def of(self, each: Candidate) -> _Rank | str:
+        """The rank of a layout; a text says why it cannot run. One that fails at the first microbatch that is traced is
+        not tried with others."""
+        known = self.known(each)
+        if each.batch not in known:
+            failed = next(iter(known.values()), None)
+            known[each.batch] = failed if isinstance(failed, str) else self._made(each)
+        return known[each.batch]
+
+    def _made(self, each: Candidate) -> _Rank | str:
+        self.say(f"tracing rank {self.traced} of {self.target}: tp={each.layout.tp}, {counted(each.batch, 'sample')}")
+        try:
+            made = self._read(self._trace(each.layout, each.batch))
+        except MemwallError as error:
+            return str(error).partition(": running")[0]
+        return made
+
+    def _trace(self, layout: Parallelism, batch: int) -> Profile:
+        from memwall.frontend.torch import TraceOptions
+
+        gpu = hardware_of(self.cluster)
+        workload = workload_of(self.target, None, None, "adamw", {"batch": batch, **self.sizes}, (), "training", gpu)
+        if self._short is not None:
+            workload = replace(workload, model=self._short)
+        options = TraceOptions("training", **self.cast, gpu=gpu)
+        with uncollected():
+            if layout.tp > 1 and self._split is None:
+                self._split = split_of(workload, options)
+            return trace_rank(workload, layout, options, self._split if layout.tp > 1 else None, self.say)
+
+    def _read(self, profile: Profile) -> _Rank:
+        """Of the whole model."""
+        made = (read(profile, self.cluster, self.policy) for read in (blocks_of, light_blocks_of))
+        return _Rank(*(each if self._short is None else each.stretched(len(self.whole.layers)) for each in made))
+
+    def _shorten(self) -> None:
+        """Trace three layers from now on, where they say what all do, but for what the host does between layers."""
+        try:
+            workload = workload_of(
+                self.target, None, None, "adamw", self.sizes, (), "training", hardware_of(self.cluster)
+            )
+            self._short = shortened(workload)
+            stretched = self._read(self._trace(Parallelism(), 1)).blocks
+        except (MemwallError, ValueError):
+            self._short = None
+            return
+        pairs = zip(stretched.every, self.whole.every, strict=True)
+        if stretched.tied != self.whole.tied or not all(_is_alike(*pair) for pair in pairs):
+            self._short = None
+
+
+def _is_alike(one: Block, other: Block) -> bool:
+    """Whether two blocks are equal on the GPU, and the CPU issues them in nearly the same time."""
+    works = ("forward", "backward", "weight", "core")
+    pairs = [(getattr(one, name), getattr(other, name)) for name in works]
+    issued = all(math.isclose(a.issue_s, b.issue_s, rel_tol=0.02) for a, b in pairs)
+    blind = [replace(each, **{name: replace(getattr(each, name), issue_s=0.0) for name in works})
+             for each in (one, other)]  # fmt: skip
+    return issued and blind[0] == blind[1]
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Search:
+    """Candidates with their bounds; ``pruned``: why → how many."""
+
+    ranks: _Ranks
+    cluster: Cluster
+    options: dict[str, Any]
+    pruned: Counter[str]
+
+    def __post_init__(self) -> None:
+        info = self.ranks.profile.workload
+        self.options["state"] = self.options["state"] or ("float32" if info.dtype == "float32" else "mixed")
+        self.gpu = hardware_of(self.cluster)
+        self._steps: dict[Candidate, TrainingStep] = {}
+        self._totals: dict[tuple[int, str], tuple[Work, Work]] = {}
+
+    def first(self, candidates: Sequence[Candidate], top: int) -> tuple[list[Choice], int]:
+        """The fastest, and how many were simulated. Among equal ones those that come first."""
+        open_ones = [(0.0, number, 0) for number in range(len(candidates))]
+        chosen: list[Choice] = []
+        while open_ones and len(chosen) < top:
+            bound_s, number, at = heapq.heappop(open_ones)
+            each = candidates[number]
+            if at == len(_BOUNDS):
+                chosen.append(self._chosen(each))
+                continue
+            value = _BOUNDS[at][1](self, each)
+            if isinstance(value, str):
+                self.pruned[value] += 1
+            else:
+                heapq.heappush(open_ones, (max(bound_s, value), number, at + 1))
+        simulated = len(chosen) + sum(at == len(_BOUNDS) for _, _, at in open_ones)
+        slower = Counter(_BOUNDS[at - 1][0] for _, _, at in open_ones if at < len(_BOUNDS))
+        self.pruned += Counter({f"slower than those found, {why}": count for why, count in slower.items()})
+        return chosen, simulated
+
+    def _chosen(self, each: Candidate) -> Choice:
+        step, info = self._steps[each], self.ranks.profile.workload
+        tokens = None if info.tokens is None else info.tokens * each.batch * each.layout.microbatches * each.layout.dp
+        rate = None if tokens is None else tokens / step.time_s / each.layout.world
+        return Choice(
+            layout=each.layout, batch=each.batch, step=step, tokens_per_s_per_gpu=rate,
+            peak_bytes=self._held(max(memory.total for memory in step.memory)),
+        )  # fmt: skip
+
+    def _held(self, nbytes: int) -> int:
+        """With what is reserved."""
+        return nbytes + reserved_bytes(self.gpu, nbytes)
+
+    # The bounds of a candidate, each a number of seconds that its step does not stay below, or why it is out.
+
+    def light_s(self, each: Candidate) -> float | str:
+        """Without a trace of its rank: all products at the peaks of all GPUs, in the pipeline; and weights that fit."""
+        if self._least_bytes(each) > self.gpu.dram_bytes:
+            return "weights, gradients and the optimizer's state alone do not fit"
+        whole, weight = self._total(self.ranks.whole, each.layout.recompute)
+        unit_s = each.batch / (self._rate * each.layout.tp * each.layout.cp)
+        return _divided_s(whole.flops * unit_s, weight.flops * unit_s, each.layout)
+
+    @cached_property
+    def _rate(self) -> float:
+        """FLOP/s of the fastest op at the speed of light."""
+        costs = [cost for cost in self.ranks.profile.costs[0] if cost.flops]
+        return max(cost.total_flops / least_compute_s(cost, self.gpu) for cost in costs)
+
+    def _total(self, blocks: Blocks, recompute: str) -> tuple[Work, Work]:
+        """What a microbatch does in all blocks, and what of it makes gradients of weights."""
+        key = id(blocks), recompute
+        if key not in self._totals:
+            again = {"none": Work(), "selective": _sum(blocks.layers, "core"), "full": _sum(blocks.layers, "forward")}
+            every = blocks.every
+            whole = _sum(every, "forward") + _sum(every, "backward") + again[recompute]
+            self._totals[key] = whole, _sum(every, "weight")
+        return self._totals[key]
+
+    def rank_s(self, each: Candidate) -> float | str:
+        """As :meth:`light_s` with all that its rank does, by a trace of it with a smaller microbatch: with more samples
+        that grows at least in proportion, and no less is held."""
+        known = self.ranks.known(each)
+        for batch in sorted(n for n in known if n <= each.batch) or [each.batch]:
+            rank = self.ranks.of(each._replace(batch=batch))
+            if isinstance(rank, str):
+                return rank
+            if self._least_bytes(each, rank.blocks) > self.gpu.dram_bytes:
+                return _FULL
+            samples = each.batch / batch
+        assert isinstance(rank, _Rank)
+        return self._blocks_s(rank.light, each.layout, samples)
+
+    def _blocks_s(self, blocks: Blocks, layout: Parallelism, samples: float = 1.0) -> float:
+        """Blocks one after another, as evenly divided among the stages as can be, times so many samples."""
+        whole, weight = self._total(blocks, layout.recompute)
+        hidden = 1 - 1 / layout.tp if layout.async_tp else 0.0
+        total_s = max(whole.busy_s - hidden * whole.tensor_s, whole.issue_s)
+        return _divided_s(total_s * samples, weight.busy_s * samples, layout)
+
+    def _least_bytes(self, each: Candidate, blocks: Blocks | None = None) -> int:
+        """What the first rank holds at least; with blocks of its microbatch, or of a smaller one, their activations."""
+        layout, whole, state = each.layout, self.ranks.whole, STATES[self.options["state"]]
+        layers = len(whole.layers) // (layout.pp * layout.chunks)
+        own, trained = (
+            every[0].parameters + layers * layout.chunks * min(block.parameters for block in every[1:-1])
+            for every in (whole.every, [block.trained for block in whole.every])
+        )
+        gradients, optimizer, weights = (
+            layout.replicas if layout.fsdp in kinds else 1
+            for kinds in (("grad", "full"), ("optimizer", "grad", "full"), ("full",))
+        )
+        nbytes = trained * (state.gradient / gradients + state.optimizer / optimizer) + own * state.weight / weights
+        held = nbytes / (layout.tp * layout.ep)
+        if blocks is not None:
+            count = in_flight(layout.pp, layout.chunks, layout.microbatches, layout.schedule)[0]
+            held += count * layers * min(block.kept_bytes(layout.recompute) for block in blocks.layers)
+        return self._held(math.floor(held))
+
+    def blocks_s(self, each: Candidate) -> float | str:
+        """Its blocks one after another, as evenly divided among the stages as can be; and activations that fit."""
+        rank = self.ranks.of(each)
+        if isinstance(rank, str):
+            return rank
+        if self._least_bytes(each, rank.blocks) > self.gpu.dram_bytes:
+            return _FULL
+        return self._blocks_s(rank.blocks, each.layout)
+
+    def _blocks(self, each: Candidate) -> Blocks:
+        rank = self.ranks.of(each)
+        assert isinstance(rank, _Rank)  # what cannot run is out already
+        return rank.blocks
+
+    def stages_s(self, each: Candidate) -> float | str:
+        """The slowest rank of its pipeline, with what comes before and after it; and memory that fits."""
+        blocks = self._blocks(each)
+        try:
+            memory = step_memory(blocks, each.layout, self.cluster, **self.options)
+            if self._held(max(rank.total for rank in memory)) > self.gpu.dram_bytes:
+                return _FULL
+            return least_step_s(blocks, each.layout, self.cluster, **self.options) * _ROUNDED
+        except UsageError as error:
+            return str(error)
+
+    def step_s(self, each: Candidate) -> float | str:
+        """Its step."""
+        self.ranks.say(f"simulating {each.layout}")
+        self._steps[each] = step = training_step(self._blocks(each), each.layout, self.cluster, **self.options)
+        return step.time_s
+
+
+def _sum(blocks: Sequence[Block], direction: str) -> Work:
+    return sum((getattr(block, direction) for block in blocks), Work())
+
+
+def _divided_s(whole_s: float, weight_s: float, layout: Parallelism) -> float:
+    """The least time of a step whose microbatch takes ``whole_s`` in all stages together, ``weight_s`` of them for
+    gradients of weights, however these divide it.
+
+    The slowest rank takes no less than the mean, and a microbatch passes one stage after another; ``zb`` puts the
+    gradients of weights off. Where a rank has one stage and puts nothing off, rank r is done after ``c_1 + ... +
+    c_(r-1) + m c_r`` at the earliest, and the division that makes these equal is the best.
+    """
+    microbatches, ranks = layout.microbatches, layout.pp
+    if layout.schedule == "zb" or layout.chunks > 1:
+        passed_s = whole_s - weight_s if layout.schedule == "zb" else whole_s
+        return max(whole_s * microbatches / ranks, passed_s) * _ROUNDED
+    return whole_s / (1 - (1 - 1 / microbatches) ** ranks) * _ROUNDED
+
+
+#: what is said of the candidates that a bound rules out, and the bound; the last is the step itself
+_BOUNDS: tuple[tuple[str, Callable[[_Search, Candidate], float | str]], ...] = (
+    ("by the speed of light of the model's products", _Search.light_s),
+    ("by the speed of light of what a rank computes and sends", _Search.rank_s),
+    ("by their blocks, divided as evenly as can be", _Search.blocks_s),
+    ("by the slowest rank of their pipeline", _Search.stages_s),
+    ("simulated", _Search.step_s),
+)

@@ -1,0 +1,121 @@
+"""The wings: whole stories above the analyzer, each a folder that imports the analyzer and no other wing.
+
+A wing has its question, model, page, figures and command. What the analyzer, a command line or another wing asks of a
+wing is a row here, by name, and is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wing:
+    """What a wing brings; modules are those of its folder, ``""`` is its front door."""
+
+    about: str
+    #: command → its module, whose ``command`` it is
+    commands: Mapping[str, str] = field(default_factory=dict)
+    #: policy → module and name of its planner
+    policies: Mapping[str, str] = field(default_factory=dict)
+    #: kind of points of a sweep → module and name
+    points: Mapping[str, str] = field(default_factory=dict)
+    #: class of a result → module and name of the page that shows it
+    pages: Mapping[str, str] = field(default_factory=dict)
+    #: what others ask of it → module
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+
+def _each(module: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), module)
+
+
+WINGS: Mapping[str, Wing] = {
+    "codegen": Wing(
+        about="groups of ops as Triton kernels",
+        parts={
+            **_each("", "covers generate"), **_each("kernel", "Kernel"), **_each("planned", "compiled_plan"),
+            **_each("page", "compiled_section"), **_each("compiling", "triton_version"),
+            **_each("occupancy", "find_target architecture_of"),
+            **_each("emit", "EMITTED INDEX check_folder kernel_files write_folder"),
+        },
+    ),
+    "inductor": Wing(
+        about="what TorchDynamo captures and Inductor would compile it to",
+        policies={"inductor": "compiled.inductor_plan", "max-autotune": "autotuned.autotuned_plan"},
+        parts={**_each("compiled", "kernels_of plan_of"), **_each("dynamo.run", "capture")},
+    ),
+    "traces": Wing(
+        about="what PyTorch's profiler recorded, next to the model",
+        parts={
+            **_each("command", "analyse_file is_trace profile_trace refuse_trace"), **_each("schemas", "schemas_of"),
+            **_each("comparison", "compare_traces compare_with_model"),
+            **_each("comparison_page", "TraceComparisonReport"),
+        },
+    ),
+    "bench": Wing(
+        about="kernels, models and this machine timed, and the model scored against it",
+        commands={"measure": "measure_command", "calibrate": "calibrate_command", "accuracy": "accuracy_command"},
+        parts={**_each("ab", "Side run_ab"), **_each("device", "RUN_OPTIONS")},
+    ),
+    "gate": Wing(
+        about="limits on figures of workloads, for CI",
+        commands={"gate": "command"},
+        parts={**_each("history", "read"), **_each("history_page", "HistoryReport")},
+    ),
+    "serving": Wing(
+        about="a server of a language model under load",
+        commands={"serve": "command"},
+        policies={"server": "steps.plan.server_plan"},
+        points={"decode": "kinds.DECODE", "serve": "kinds.SERVE"},
+        pages={"SavedServing": "page.ServingReport"},
+        parts={**_each("", "read_model serve"), **_each("search", "search"),
+               **_each("search_page", "SearchReport")},
+    ),
+    "training": Wing(
+        about="a training step under a layout of many GPUs",
+        points={"training": "points.TRAINING"},
+        parts={**_each("command", "profile_parallel"), **_each("search", "search_layouts"),
+               **_each("search_page", "LayoutsReport"), **_each("", "DEFAULT_CLUSTER")},
+    ),
+    "sweep": Wing(
+        about="one question at thousands of points",
+        commands={"sweep": "command", "search": "search_command", "compare": "compare_command"},
+    ),
+}  # fmt: skip
+
+
+def part(name: str) -> Any:
+    """What a wing offers, such as ``serving.serve``; imported on first use. Raises KeyError: no wing offers it."""
+    wing, _, asked = name.partition(".")
+    return _of(wing, f"{WINGS[wing].parts[asked]}.{asked}")
+
+
+def _of(wing: str, place: str) -> Any:
+    module, _, name = place.rpartition(".")
+    return getattr(import_module(f"memwall.{wing}.{module}".rstrip(".")), name)
+
+
+def command_module(name: str) -> str:
+    """The module of a command: in its wing, else among those of the analyzer."""
+    return next((f"memwall.{wing}.{row.commands[name]}" for wing, row in WINGS.items() if name in row.commands),
+                f"memwall.cli.{name}")  # fmt: skip
+
+
+def planner(policy: str) -> Any:
+    """The planner of a policy that a wing brings."""
+    return next(_of(wing, row.policies[policy]) for wing, row in WINGS.items() if policy in row.policies)
+
+
+def page_of(result: str) -> Any:
+    """The page of a class of results; None where no wing has one."""
+    found = (_of(wing, row.pages[result]) for wing, row in WINGS.items() if result in row.pages)
+    return next(found, None)
+
+
+def kinds_of_points() -> list[Any]:
+    """The kinds of points that wings bring to sweeps, in order."""
+    return [_of(wing, place) for wing, row in WINGS.items() for place in row.points.values()]
