@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwall.pipeline import compare, profile, trace
     from memwall.record.profile import Profile
     from memwall.serving import serve
-    from memwall.sweep.run import sweep
+    from memwall.sweeping.run import sweep
 
 __all__ = [
     "Call",
@@ -61,7 +61,7 @@ _HOMES = {
     "profile": "memwall.pipeline",
     "register_cost": "memwall.ops",
     "serve": "memwall.serving",
-    "sweep": "memwall.sweep.run",
+    "sweep": "memwall.sweeping.run",
     "trace": "memwall.pipeline",
 }
 

@@ -81,7 +81,7 @@ WINGS: Mapping[str, Wing] = {
         parts={**_each("command", "profile_parallel"), **_each("search", "search_layouts"),
                **_each("search_page", "LayoutsReport"), **_each("", "DEFAULT_CLUSTER")},
     ),
-    "sweep": Wing(
+    "sweeping": Wing(  # "sweep" is the public function memwall.sweep
         about="one question at thousands of points",
         commands={"sweep": "command", "search": "search_command", "compare": "compare_command"},
     ),

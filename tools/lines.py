@@ -3,7 +3,8 @@
     python tools/lines.py            print the counts and what exceeds its ceiling; exit code 1 where something does
     python tools/lines.py --lower    lower each ceiling to what is there now
 
-A row of ``[folders]`` is the most lines of Python that a folder may have; ``[shape]`` limits modules and functions.
+Rows of ``[analyzer]``, ``[wings]`` and ``[apart]`` are the most lines of Python that a folder may have; ``[shape]`` limits
+sums, modules and functions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from memwall.wings import WINGS  # noqa: E402
+
 CEILINGS = Path(__file__).with_suffix(".toml")
 
 
@@ -43,7 +48,7 @@ def function_lengths(path: str) -> list[int]:
 
 
 def measured() -> dict[str, dict[str, int]]:
-    """The current numbers, in the form of the file of ceilings."""
+    """The current numbers, in the form of the file of ceilings: folders of the analyzer, wings, and what is apart."""
     counts = line_counts()
     folders: Counter[str] = Counter()
     for path, lines in counts.items():
@@ -51,9 +56,14 @@ def measured() -> dict[str, dict[str, int]]:
     package = {path: lines for path, lines in counts.items() if path.startswith("memwall/")}
     functions = sorted(length for path in package for length in function_lengths(path))
     bodies = [lines for path, lines in package.items() if not path.endswith("__init__.py")]
+    apart, wings = ("lab", "tests"), [name for name in folders if name in WINGS]
+    analyzer = {name: folders[name] for name in sorted(folders) if name not in (*apart, *wings)}
     return {
-        "folders": dict(sorted(folders.items())),
+        "analyzer": analyzer,
+        "wings": {name: folders[name] for name in sorted(wings)},
+        "apart": {name: folders[name] for name in apart},
         "shape": {
+            "all_of_analyzer": sum(analyzer.values()),
             "package": sum(package.values()),
             "longest_module": max(package.values()),
             "longest_function": functions[-1],
@@ -66,7 +76,7 @@ def measured() -> dict[str, dict[str, int]]:
 def lower(now: dict[str, dict[str, int]]) -> None:
     """Write today's numbers where they are better than the ceilings; comments and order stay."""
     text = CEILINGS.read_text(encoding="utf-8")
-    for table, better in (("folders", min), ("shape", min), ("at_least", max)):
+    for table, better in (*((table, min) for table in now if table != "at_least"), ("at_least", max)):
         for name, count in now[table].items():
             pattern = re.compile(rf"^({name} = )(\d+)", re.MULTILINE)
             if pattern.search(text):

@@ -25,10 +25,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 from benchmarks.sweep_speed import MODELS, VARY  # noqa: E402
 from memwall.points import Task  # noqa: E402
-from memwall.sweep.axes import Space, axes_of  # noqa: E402
-from memwall.sweep.engines import Done, on_dask, pool  # noqa: E402
-from memwall.sweep.kinds import KINDS, evaluate  # noqa: E402
-from memwall.sweep.run import Question, _frame, _ids, _tasks  # noqa: E402
+from memwall.sweeping.axes import Space, axes_of  # noqa: E402
+from memwall.sweeping.engines import Done, on_dask, pool  # noqa: E402
+from memwall.sweeping.kinds import KINDS, evaluate  # noqa: E402
+from memwall.sweeping.run import Question, _frame, _ids, _tasks  # noqa: E402
 from memwall.trace_cache import Traces, trace_folder  # noqa: E402
 
 EMPTY = 2000
@@ -72,7 +72,7 @@ def started(tasks: Sequence[Task], workers: int) -> Done:
         LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        client.run(importlib.import_module, "memwall.sweep.engines")
+        client.run(importlib.import_module, "memwall.sweeping.engines")
         yield from on_dask(tasks, trace_folder(), None, cluster.scheduler_address)
 
 

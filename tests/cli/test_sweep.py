@@ -13,7 +13,7 @@ import pytest
 import memwall
 from memwall.serving import read_model, serve
 from memwall.serving.steps import Step
-from memwall.sweep.kinds import kind_of
+from memwall.sweeping.kinds import kind_of
 from tests.cli.conftest import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 
@@ -220,7 +220,7 @@ def test_finished_points_are_kept_and_not_evaluated_again(run, mlp, tmp_path, mo
     assert "has the points of a sweep; add --resume" in run("sweep", *words).error
     lost = sorted(parts)[1]
     (keep / lost).unlink()
-    monkeypatch.setattr("memwall.sweep.kinds.profile", None)
+    monkeypatch.setattr("memwall.sweeping.kinds.profile", None)
     again = record(run, *words, "--resume")
     assert again["points"] == first["points"]
     assert {path.name: path.read_bytes() for path in keep.iterdir()} == parts

@@ -13,7 +13,7 @@ import pytest
 
 import memwall
 from memwall.core.errors import UsageError
-from memwall.sweep import dataset
+from memwall.sweeping import dataset
 from tests.cli.conftest import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 
@@ -131,7 +131,7 @@ def test_a_lost_scheduler_is_one_line(mlp, start):
 
 @needs_dask
 def test_no_scheduler_answers(mlp, monkeypatch):
-    monkeypatch.setattr("memwall.sweep.engines._ANSWERS_S", 1)
+    monkeypatch.setattr("memwall.sweeping.engines._ANSWERS_S", 1)
     with pytest.raises(UsageError, match=r"no Dask scheduler answers at tcp://127.0.0.1:9: "):
         memwall.sweep(mlp, VARY, engine="dask", scheduler="tcp://127.0.0.1:9")
 

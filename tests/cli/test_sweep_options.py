@@ -10,8 +10,8 @@ import pytest
 
 from memwall.cli.profile import command as profile
 from memwall.serving.command import command as serve
-from memwall.sweep.kinds import KINDS
-from memwall.sweep.vary import _KEYWORDS, parse_axes
+from memwall.sweeping.kinds import KINDS
+from memwall.sweeping.vary import _KEYWORDS, parse_axes
 from tests.cli.conftest import MODEL
 from tests.cli.test_sweep_training import RANKED
 
@@ -137,8 +137,8 @@ def test_every_option_is_in_a_table_of_axes_or_has_a_reason():
 @pytest.mark.parametrize(("kind", "option"), [(kind, option) for kind, own in AXES.items() for option in own])
 def test_an_option_is_an_axis(kind, option, folder, monkeypatch):
     """Both values are points with results; two numbers or names make different ones, but where they need not."""
-    from memwall.sweep.axes import Space
-    from memwall.sweep.run import Question, run
+    from memwall.sweeping.axes import Space
+    from memwall.sweeping.run import Question, run
 
     monkeypatch.chdir(folder)
     monkeypatch.setenv("MEMWALL_CACHE", str(folder / "cache"))

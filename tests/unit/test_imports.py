@@ -22,8 +22,8 @@ ANALYZER = (
 OUTSIDE = ("__init__", "__main__")
 
 #: Modules that stay importable without torch: the front door of every folder, and every command.
-LIGHT = ("memwall", "memwall.serving.command", "memwall.sweep.command", "memwall.sweep.search_command",
-         "memwall.sweep.compare_command", "memwall.gate.command", "memwall.gate.pytest_plugin",
+LIGHT = ("memwall", "memwall.serving.command", "memwall.sweeping.command", "memwall.sweeping.search_command",
+         "memwall.sweeping.compare_command", "memwall.gate.command", "memwall.gate.pytest_plugin",
          "memwall.bench.accuracy_command", "memwall.bench.calibrate_command", "memwall.bench.measure_command",
          *(f"memwall.{name}" for name in (*ANALYZER, *WINGS)),
          *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "report", "fuse", "cache")),

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.sweep.axes import Axis, Space, axes_of, expand, split_axis
-from memwall.sweep.choice import kept, pareto, ranked
-from memwall.sweep.conditions import parse_condition
-from memwall.sweep.growth import growth
+from memwall.sweeping.axes import Axis, Space, axes_of, expand, split_axis
+from memwall.sweeping.choice import kept, pareto, ranked
+from memwall.sweeping.conditions import parse_condition
+from memwall.sweeping.growth import growth
 
 
 @pytest.mark.parametrize(("text", "values"), [

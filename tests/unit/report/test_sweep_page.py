@@ -7,12 +7,12 @@ import pytest
 from memwall.report.figures.colors import WALL_COLORS
 from memwall.report.figures.scene import Dot, Scene
 from memwall.report.kinds import render
-from memwall.sweep.axes import Space, axes_of
-from memwall.sweep.figure import _cell_texts, growth_chart, line_colors
-from memwall.sweep.growth import GROWS_ON, Growth, Series
-from memwall.sweep.kinds import KINDS
-from memwall.sweep.page import SweepReport
-from memwall.sweep.run import Question, run
+from memwall.sweeping.axes import Space, axes_of
+from memwall.sweeping.figure import _cell_texts, growth_chart, line_colors
+from memwall.sweeping.growth import GROWS_ON, Growth, Series
+from memwall.sweeping.kinds import KINDS
+from memwall.sweeping.page import SweepReport
+from memwall.sweeping.run import Question, run
 from tests.unit.configs import SHORT_LLAMA, target_of
 from tests.unit.devtools import CHROMIUM, Page
 

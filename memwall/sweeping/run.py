@@ -21,12 +21,12 @@ from memwall.core.version import __version__
 from memwall.hardware.lookup import load_gpu
 from memwall.hardware.prices import prices_of
 from memwall.points import Kind, Options, Row, Task
-from memwall.sweep.axes import Space, axes_of
-from memwall.sweep.choice import Pruned, kept, pareto, ranked
-from memwall.sweep.conditions import Condition, column_of, mentioned, parse_condition
-from memwall.sweep.dataset import Dataset
-from memwall.sweep.engines import Done, local, on_dask
-from memwall.sweep.kinds import KINDS, check_names, evaluate, kind_of
+from memwall.sweeping.axes import Space, axes_of
+from memwall.sweeping.choice import Pruned, kept, pareto, ranked
+from memwall.sweeping.conditions import Condition, column_of, mentioned, parse_condition
+from memwall.sweeping.dataset import Dataset
+from memwall.sweeping.engines import Done, local, on_dask
+from memwall.sweeping.kinds import KINDS, check_names, evaluate, kind_of
 from memwall.trace_cache import Traces, contents_of, file_digest, trace_folder
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from memwall.analysis.quantities import QUANTITIES
 from memwall.core.errors import UsageError
 from memwall.core.units import counted
-from memwall.sweep.conditions import Condition
+from memwall.sweeping.conditions import Condition
 
 if TYPE_CHECKING:
     from pandas import DataFrame

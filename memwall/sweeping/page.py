@@ -25,13 +25,13 @@ from memwall.report.document import (
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.html import embed, resource
 from memwall.report.kinds import Report
-from memwall.sweep.figure import OptionPair, front_chart, growth_chart, heat_chart, pairs_of
-from memwall.sweep.growth import GROWS_ON, Growth, growth
+from memwall.sweeping.figure import OptionPair, front_chart, growth_chart, heat_chart, pairs_of
+from memwall.sweeping.growth import GROWS_ON, Growth, growth
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from memwall.sweep.run import Swept
+    from memwall.sweeping.run import Swept
 
 SCHEMA = "memwall.sweep/1"
 #: points of the front that the page lists, and reasons why points have no result

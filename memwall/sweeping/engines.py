@@ -21,7 +21,7 @@ from memwall.core.errors import UsageError, message_of, need
 from memwall.core.process import Child, Lost, environment
 from memwall.core.scratch import scratch
 from memwall.points import Row, Task
-from memwall.sweep.kinds import KINDS, evaluate
+from memwall.sweeping.kinds import KINDS, evaluate
 from memwall.trace_cache import Traces
 
 #: number of a task, its rows
@@ -184,7 +184,7 @@ def _client(distributed: Any, workers: int, scheduler: str | None, stack: ExitSt
         dask: Any = need("dask", "dask")
         stack.enter_context(dask.config.set(_SETTINGS))
         need("cryptography", "dask")
-        from memwall.sweep.dask_cluster import cluster as cluster_of
+        from memwall.sweeping.dask_cluster import cluster as cluster_of
 
         cluster = stack.enter_context(cluster_of(workers, str(stack.enter_context(scratch("dask")))))
         client = stack.enter_context(distributed.Client(cluster, set_as_default=False))

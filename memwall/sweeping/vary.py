@@ -11,8 +11,8 @@ import click
 from memwall.cli import options
 from memwall.core.errors import UsageError
 from memwall.points import Kind
-from memwall.sweep.axes import Axis, check_apart, split_axis
-from memwall.sweep.kinds import kind_of
+from memwall.sweeping.axes import Axis, check_apart, split_axis
+from memwall.sweeping.kinds import kind_of
 from memwall.wings import command_module
 
 #: option of the command line → keyword of the function, where they differ

@@ -16,7 +16,7 @@ from memwall.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from memwall.points import Kind
-    from memwall.sweep.axes import Space
+    from memwall.sweeping.axes import Space
 
 #: keys of a file of a sweep, and of a workload in it
 _KEYS = ("targets", "vary", "where", "best", "top", "pareto", "of", "price", "workloads")
@@ -97,7 +97,7 @@ class _Asked:
 @click.option("--resume", is_flag=True, help="Evaluate only the points that the folder of --keep lacks.")
 @click.option("--no-cache", is_flag=True, help="Use no trace of the cache folder, and leave none there.")
 @click.option("--yes", "large", is_flag=True, help="Go on with more than 200,000 points.")
-@options.common("sweep.page.SweepReport")
+@options.common("sweeping.page.SweepReport")
 def command(
     out: Out, targets: tuple[str, ...], vary: tuple[str, ...], where: tuple[str, ...], best: str | None,
     top: int | None, pareto: tuple[str, ...], of: str | None, prices: dict[str, float], keep: str | None,
@@ -113,8 +113,8 @@ def command(
 
     In a list, a..b goes on as it began: 1,2,4..256 doubles, 8,16,24..64 goes by eights, 1..4 counts.
     """
-    from memwall.sweep.page import SweepReport
-    from memwall.sweep.run import Question, run
+    from memwall.sweeping.page import SweepReport
+    from memwall.sweeping.run import Question, run
 
     out.plan(SweepReport)
     if resume and not keep:
@@ -148,9 +148,9 @@ def _named(prices: Mapping[str, float]) -> dict[str, float]:
 def _spaces(asked: _Asked, messages: Messages) -> tuple[list[Space], Kind]:
     """The spaces of all workloads, and the kind that has all their options."""
     from memwall.cli.target import chosen_gpus
-    from memwall.sweep.axes import Axis, Space, split_axis
-    from memwall.sweep.conditions import mentioned
-    from memwall.sweep.vary import kind_of_axes, parse_axes
+    from memwall.sweeping.axes import Axis, Space, split_axis
+    from memwall.sweeping.conditions import mentioned
+    from memwall.sweeping.vary import kind_of_axes, parse_axes
 
     if not asked.workloads:
         raise UsageError("no target given; name a model, or a file sweep.toml")

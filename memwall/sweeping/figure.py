@@ -12,7 +12,7 @@ from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engine
 from memwall.report.figures.colors import SERIES_COLORS, WALL_COLORS, series_color
 from memwall.report.figures.labels import Box, Line, Placer
 from memwall.report.figures.scene import Chart, Scene, fit, text_width
-from memwall.sweep.growth import GROWS_ON, Growth, Series, is_number
+from memwall.sweeping.growth import GROWS_ON, Growth, Series, is_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -15,7 +15,7 @@ from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
 from memwall.pipeline import ATTENTION, profile, resimulate
 from memwall.points import Kind, Options, Row, Task, line, options_of, tried
-from memwall.sweep.axes import Axis
+from memwall.sweeping.axes import Axis
 from memwall.trace_cache import Traces
 from memwall.wings import kinds_of_points
 

@@ -76,7 +76,7 @@ def _search_layouts(
     out: Out, target: str, gpus: int, top: int, cluster: str | None, global_batch: int | None,
     among: tuple[str, ...], **more: Any,
 ) -> None:  # fmt: skip
-    from memwall.sweep.axes import split_axis
+    from memwall.sweeping.axes import split_axis
 
     page = part("training.LayoutsReport")
     out.plan(page)
