@@ -16,6 +16,7 @@ from memwall.core.errors import MemwallError, UsageError, message_of
 from memwall.core.process import end_if_forked
 
 _PACKAGE = __name__.partition(".")[0]
+_INSIDE = f"{_PACKAGE}."
 _MESSAGE_CHARS = 300
 _LINE_CHARS = 100
 _PACKAGES = frozenset(("site-packages", "dist-packages"))
@@ -42,7 +43,7 @@ _FIXES = {
 def users_code() -> Iterator[None]:
     """Around what runs the user's code: a process that it forks ends here, and memwall's own modules are there behind
     it as before. Raises ``UsageError``: it took some of them away."""
-    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE}
+    ours = {name: module for name, module in sys.modules.items() if name.startswith(_INSIDE) or name == _PACKAGE}
     try:
         yield
     finally:
