@@ -14,6 +14,8 @@ import hypothesis
 import pytest
 
 from tests.unit.configs import target_of
+from tests.unit.forking import Forks
+from tests.unit.gating import Gates
 
 # a busy machine is no failure
 hypothesis.settings.register_profile("memwall", deadline=None)
@@ -92,6 +94,22 @@ def golden(request):
         assert text == path.read_text(encoding="utf-8"), f"differs from {path}; pytest --update-golden rewrites it"
 
     return check
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """``forks.start("gpus", folder=place)``: see :mod:`tests.unit.forking`."""
+    made = Forks()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def gates():
+    """``gates(folder, "net.py", "--baseline-ref", "main")``: see :mod:`tests.unit.gating`."""
+    made = Gates()
+    yield made
+    made.stop()
 
 
 @pytest.fixture

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 from importlib.util import find_spec
+from pathlib import Path
 
+import click
 import pytest
 
 from tests.unit import gate_repo, traces_fixture
+from tests.unit.gating import run_here
 from tests.unit.places import CHROMIUM, ROOT
 from tests.unit.processes import HANGS_S
 
@@ -77,28 +83,37 @@ def test_no_paragraph_of_the_docs_is_a_table_in_disguise():
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    """``shell(line)``: what a command prints in a folder with the tutorial's files, and its exit code."""
+def tutorial(tmp_path_factory):
+    """A folder with the tutorial's files."""
     folder = tmp_path_factory.mktemp("tutorial")
-    command = folder / "bin" / "memwall"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m memwall "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
-    environment = {
-        **os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "COLUMNS": "118",
-        "MPLCONFIGDIR": str(folder / "matplotlib"),
-    }  # fmt: skip
-
-    def run(line: str, **options: str) -> tuple[str, int]:
-        done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False, timeout=HANGS_S, **options)  # fmt: skip
-        return done.stdout, done.returncode
-
     (folder / "profiles").symlink_to(ROOT / "profiles")
     for _, rest, text in blocks("tutorial.md"):
         if title := re.search(r'title="([^"]+)"', rest):
             (folder / title[1]).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def shell(forks, tutorial):
+    """``shell(line)``: what a command prints in the tutorial's folder, and its exit code."""
+
+    def run(line: str) -> tuple[str, int]:
+        words = shlex.split(line.removesuffix(ECHO))
+        environment = {**os.environ, "COLUMNS": "118", "MPLCONFIGDIR": str(tutorial / "matplotlib")}
+        if words[0] == "memwall":
+            ran = forks.start(*words[1:], folder=tutorial, environment=environment)
+            out, err = ran.communicate()
+            printed, code = err + out, ran.returncode  # what it does, then what came of it
+        else:
+            done = subprocess.run(words, cwd=tutorial, capture_output=True, text=True, check=False)
+            printed, code = done.stdout + done.stderr, done.returncode
+        return (f"{printed}{code}\n", 0) if line.endswith(ECHO) else (printed, code)
+
     return run
+
+
+#: what prints the exit code of the command before
+ECHO = "; echo $?"
 
 
 def commands(page: str) -> list[tuple[str, str]]:
@@ -113,15 +128,71 @@ def commands(page: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "least"), [("tutorial.md", 9), ("profile.md", 2), ("fuse.md", 1)])
 def test_every_command_of_a_page_prints_what_it_shows(shell, page, least):
-    """In the order of the page, in one folder: later ones read what earlier ones wrote."""
+    """In the order of the page, in one folder: later ones read what earlier ones wrote. Where nothing is shown or
+    written, it is enough that the command is one."""
     assert len(commands(page)) >= least
     for command, shown in commands(page):
-        printed, code = shell(command)
-        assert code == 0, f"{command}: exit code {code}\n{printed}"
-        assert_shown(shown, printed)
+        if shown.strip() != "..." or " -o " in command:
+            printed, code = shell(command)
+            assert code == 0, f"{command}: exit code {code}\n{printed}"
+            assert_shown(shown, printed)
 
 
-def test_the_tutorials_python_prints_what_it_shows(shell):
+def documented() -> list[tuple[str, str]]:
+    """Each page, and each command that is written there without a gap: within a sentence, or as a line of a block."""
+    found = []
+    for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))):
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        fenced = "".join(re.findall(r"^```.*?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+        lines = re.findall(r"`(memwall [^`\n]+)`", text)
+        lines += re.findall(r"^(?:\$ )?(memwall [\w-]+(?: .*)?)$", fenced, re.MULTILINE)
+        found += [(path.name, line) for line in dict.fromkeys(lines) if "..." not in line]
+    return found
+
+
+def parsed(line: str) -> None:
+    """A command line as click reads it, a word in capitals as any; nothing runs. What a sentence leaves out may lack.
+
+    Raises:
+        click.ClickException: there is no such command, option or value.
+    """
+    from memwall.cli import group
+
+    for part in line.split(" && "):
+        words = shlex.split(part.removesuffix(ECHO), comments=True)[1:]
+        left_out = contextlib.suppress(click.exceptions.Exit, click.MissingParameter)
+        try:
+            with left_out, group.make_context("memwall", words) as context:
+                if not words[0].startswith("-"):
+                    name, command, rest = group.resolve_command(context, words)
+                    command.make_context(name, rest, parent=context)
+        except click.BadOptionUsage as error:
+            if words[-1] != error.option_name:
+                raise
+        except click.BadParameter:
+            if not any(word.isupper() for word in words):
+                raise
+
+
+def test_every_documented_command_is_one():
+    """Its options are there, and take these values."""
+    assert len(documented()) > 100
+    wrong = []
+    for page, line in documented():
+        try:
+            parsed(line)
+        except Exception as error:
+            wrong.append(f"{page}: {line}: {error!r}")
+    assert wrong == []
+
+
+def test_a_command_that_is_none_is_found():
+    for line in ("memwall profle net.py", "memwall profile net.py --gpus h100", "memwall profile net.py --mode train"):
+        with pytest.raises(click.ClickException):
+            parsed(line)
+
+
+def test_the_tutorials_python_prints_what_it_shows(tutorial):
     """All blocks in one interpreter, a mark printed behind each."""
     found = blocks("tutorial.md")
     pieces, expected = [], []
@@ -132,9 +203,16 @@ def test_the_tutorials_python_prints_what_it_shows(shell):
             expected.append(follows[2] if follows[0] == "text" else "")
     assert len(pieces) >= 6
     code = "\nprint('=' * 40)\n".join(pieces)
-    printed, status = shell(f"'{sys.executable}' -", input=code)
-    assert status == 0, printed
-    for shown, part in zip(expected, printed.split("=" * 40 + "\n"), strict=True):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "118",
+        "MPLCONFIGDIR": str(tutorial / "matplotlib"),
+    }
+    done = subprocess.run([sys.executable, "-"], input=code, cwd=tutorial, env=environment, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for shown, part in zip(expected, done.stdout.split("=" * 40 + "\n"), strict=True):
         assert_shown(shown, part) if shown else None
 
 
@@ -160,6 +238,11 @@ def test_the_notebook_runs_and_shows_what_it_should(tmp_path, monkeypatch):
     assert "contraction" in frame["text/html"]
     assert "a100-80gb-sxm" in comparison["text/html"]
     assert "Sequential, training, float32, AdamW" in traced["text/html"]
+
+
+@cache
+def links(page: Path) -> Links:
+    return Links(page.read_text(encoding="utf-8"))
 
 
 class Links(HTMLParser):
@@ -191,7 +274,11 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
     assert [path for path in linked if not (ROOT / path).exists()] == []
 
 
-def test_every_task_of_the_readme_works(tmp_path):
+#: a search of many layouts, and one of some
+MANY, FEW = "--gpus 64 --global-batch 512", "--gpus 4 --global-batch 8"
+
+
+def test_every_task_of_the_readme_works(gates, tmp_path):
     """In a repository with a branch. What is measured takes minutes and is left to other tests."""
     (model,) = re.findall(r"```python\n# net\.py\n(.*?)```", README, re.DOTALL)
     (tmp_path / "net.py").write_text(model, encoding="utf-8")
@@ -207,7 +294,7 @@ def test_every_task_of_the_readme_works(tmp_path):
     header = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
     traces_fixture.write(tmp_path, events, **header).rename(tmp_path / "trace.json.gz")  # known by its content
     tasks = re.findall(r"\| `(memwall .*?)` \|", README)
-    assert len(tasks) == 18
+    assert len(tasks) == 18 and sum(MANY in task for task in tasks) == 1
     (tmp_path / "DIR").mkdir()
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = {"model_type": "llama", "vocab_size": 99, "max_position_embeddings": 8192, **sizes}
@@ -218,10 +305,9 @@ def test_every_task_of_the_readme_works(tmp_path):
     gate_repo.git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
     for task in tasks:
         if "measure" not in task and all(find_spec(library) for word, library in needs.items() if word in task):
-            line = task.replace("memwall", f"'{sys.executable}' -m memwall", 1)
-            done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False,
-                                  env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
-            assert (done.returncode, bool(done.stdout)) == (0, True), f"{task}: {done.stderr}"
+            with gates.shared():
+                code, out, err = run_here(tmp_path, *shlex.split(task.replace(MANY, FEW))[1:])
+            assert (code, bool(out)) == (0, True), f"{task}: {err}"
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +331,7 @@ def test_the_site_has_its_pages_and_they_load_nothing_from_elsewhere(site):
     assert {path.stem for path in site.glob("*.html")} == {*PAGES, "404"}
     assert not list(site.rglob("*.py"))
     for name in PAGES:
-        found = Links((site / f"{name}.html").read_text(encoding="utf-8"))
+        found = links(site / f"{name}.html")
         assert found.loads
         assert not [load for load in found.loads if load.startswith(("http", "//"))]
         for link in found.links:
@@ -254,7 +340,7 @@ def test_the_site_has_its_pages_and_they_load_nothing_from_elsewhere(site):
                 target = site / (path or f"{name}.html")
                 assert target.exists(), f"{name}.html points at {link}"
                 if fragment and target.suffix == ".html":
-                    assert fragment in Links(target.read_text(encoding="utf-8")).ids, link
+                    assert fragment in links(target).ids, link
     for style in site.rglob("*.css"):
         assert "fonts.googleapis" not in style.read_text(encoding="utf-8")
 
@@ -267,7 +353,7 @@ def test_the_reference_has_every_command_and_every_public_name(site):
     for name in COMMAND_LINE:
         assert f"memwall {name} [OPTIONS]" in commands, name
     assert "--explain" in commands
-    ids = Links((site / "python.html").read_text(encoding="utf-8")).ids
+    ids = links(site / "python.html").ids
     last = {name.rpartition(".")[2] for name in ids if name and name.startswith("memwall.")}
     assert last >= set(memwall.__all__) - {"__version__"}
     assert last >= {"to_pandas", "roofline", "save", "load"}

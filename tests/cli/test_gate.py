@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,8 +35,18 @@ def inputs():
 SLOWER = NET.replace("torch.nn.ReLU()", "torch.nn.ReLU(), torch.nn.ReLU()")
 
 
-def gate(folder: Path, *args: str, home: Path = ROOT, **env: str) -> Result:
-    """``memwall gate`` in a process of its own."""
+@pytest.fixture(scope="module")
+def gate(gates) -> Callable[..., Result]:
+    """``gate(folder, "net.py")``: ``memwall gate`` in this process, with the servers that all tests share."""
+
+    def go(folder: Path, *words: str, **variables: str) -> Result:
+        return Result(*gates(folder, "-q", *words, **{"COLUMNS": "200", **variables}))
+
+    return go
+
+
+def alone(folder: Path, *args: str, home: Path = ROOT, **env: str) -> Result:
+    """``memwall gate`` in a process of its own, with its own servers."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     environment |= {"PYTHONPATH": str(home), "COLUMNS": "200", **env}
     done = subprocess.run([sys.executable, "-m", "memwall", "gate", "-q", *args], cwd=folder, capture_output=True,
@@ -77,7 +87,7 @@ def verdicts(result: Result) -> dict[tuple[str, str], str]:
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory) -> tuple[Path, Result]:
+def broken(gate, tmp_path_factory) -> tuple[Path, Result]:
     """A repository in which every regression is in the working tree, and what the gate says of it."""
     folder = tmp_path_factory.mktemp("gate") / "work tree é"
     gate_repo.make_repository(folder)
@@ -118,17 +128,17 @@ def test_a_model_that_begins_to_read_its_data_is_compared_with_a_base_that_is_tr
     assert check["value"] - check["baseline"] == 2
 
 
-def test_a_commit_of_the_docs_has_no_alert_and_one_text(broken, tmp_path):
+def test_a_commit_of_the_docs_has_no_alert_and_one_text(gate, broken, tmp_path):
     """Byte-identical on two hash seeds of the parent, from another folder, in every format."""
     folder = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(broken[0]), str(folder))
     (folder / "README.md").write_text("Other words.\n")
     git(folder, "commit", "-qam", "docs")
     outputs = []
-    for seed, where in (("0", folder), ("4321", folder / "models")):
-        files = [tmp_path / f"{seed}.{suffix}" for suffix in ("xml", "json", "sarif")]
+    for go, where, seed in ((gate, folder, {}), (alone, folder / "models", {"PYTHONHASHSEED": "4321"})):
+        files = [tmp_path / f"{len(seed)}.{suffix}" for suffix in ("xml", "json", "sarif")]
         options = [word for file in files for word in ("-o", str(file))]
-        result = gate(where, "lost_fusion", "--baseline-ref", "HEAD~1", *options, PYTHONHASHSEED=seed)
+        result = go(where, "lost_fusion", "--baseline-ref", "HEAD~1", *options, **seed)
         assert result.code == 0, result
         outputs.append([result.out, *[file.read_text() for file in files]])
     assert outputs[0] == outputs[1]
@@ -140,7 +150,7 @@ def test_a_commit_of_the_docs_has_no_alert_and_one_text(broken, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wheel_says_what_the_checkout_says(tmp_path):
+def test_a_wheel_says_what_the_checkout_says(gate, tmp_path):
     import zipfile
 
     pytest.importorskip("setuptools", minversion="77", reason="setuptools 77 is not installed")
@@ -157,7 +167,8 @@ def test_a_wheel_says_what_the_checkout_says(tmp_path):
     repo = tmp_path / "repo"
     commit(repo, net=NET)
     (repo / "net.py").write_text(SLOWER)
-    runs = [gate(repo, "net.py", "--baseline-ref", "HEAD", "--json", home=home) for home in (ROOT, tmp_path / "site")]
+    words = ("net.py", "--baseline-ref", "HEAD", "--json")
+    runs = [gate(repo, *words), alone(repo, *words, home=tmp_path / "site")]
     assert runs[0] == runs[1]
     assert runs[0].code == 1
 
@@ -165,7 +176,7 @@ def test_a_wheel_says_what_the_checkout_says(tmp_path):
 # -- which code runs ---------------------------------------------------------------------------------------------------
 
 
-def test_what_others_did_on_main_is_not_flagged(tmp_path):
+def test_what_others_did_on_main_is_not_flagged(gate, tmp_path):
     base = commit(tmp_path, net=SLOWER)
     git(tmp_path, "checkout", "-q", "-b", "feature")
     commit(tmp_path, README="mine")
@@ -207,7 +218,7 @@ def test_the_base_runs_the_code_of_the_base(tmp_path):
         path = tmp_path / place / "layer.py"
         path.write_text(LAYER.replace("torch.relu(x)", "torch.relu(x) + 1"))
     head = os.pathsep.join([str(ROOT), str(tmp_path / "src"), str(tmp_path / "python")])  # as an editable install has
-    result = gate(tmp_path, "--baseline-ref", "HEAD", "--json", PYTHONPATH=head)
+    result = alone(tmp_path, "--baseline-ref", "HEAD", "--json", PYTHONPATH=head)
     found = verdicts(result)
     assert (found["a", "kernels"], found["ours.net.workload", "kernels"]) == ("fail", "fail")
     assert found["c", "kernels"] == "inconclusive"  # never the head compared with itself
@@ -251,7 +262,7 @@ def test_a_model_that_breaks_never_passes_and_spoils_no_other(tmp_path):
     for name in ("was_broken", "new"):
         (tmp_path / f"{name}.py").write_text(NET)
     (tmp_path / "old_name.py").rename(tmp_path / "moved.py")
-    result = gate(tmp_path, "--baseline-ref", "main", "--json")
+    result = alone(tmp_path, "--baseline-ref", "main", "--json")
     assert result.code == 1
     problems = {p["workload"]: p["message"] for p in json.loads(result.out)["problems"]}
     assert set(problems) == {"raises", "exits", "leaves", "asks", "syntax", "killed"}
@@ -279,7 +290,7 @@ def test_a_model_that_breaks_never_passes_and_spoils_no_other(tmp_path):
     assert only_tree(tmp_path)
 
 
-def test_a_new_workload_passes_where_that_is_allowed(tmp_path):
+def test_a_new_workload_passes_where_that_is_allowed(gate, tmp_path):
     commit(tmp_path, other="")
     (tmp_path / "new.py").write_text(NET)
     (tmp_path / "other.py").write_text(NET.replace("def model", "def late"))
@@ -298,9 +309,9 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": str(marks), "TMPDIR": str(marks)}
-    process = subprocess.Popen([sys.executable, "-m", "memwall", "gate", "net.py", "--baseline-ref", "main"],
-                               cwd=tmp_path, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               start_new_session=True)  # fmt: skip
+    words = ("gate", "net.py", "--baseline-ref", "main", "--limit", "kernels=+0")
+    process = subprocess.Popen([sys.executable, "-m", "memwall", *words], cwd=tmp_path, text=True, env=environment,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
     try:
         wait_for(lambda: any(p.name.isdigit() for p in marks.iterdir()))  # the model is at work
         os.kill(process.pid, signal.SIGINT)
@@ -337,9 +348,10 @@ def saved(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def run(saved, capfd) -> Callable[..., Result]:
+def run(saved, capfd, gates) -> Iterator[Callable[..., Result]]:
     """``memwall gate`` in this process, in the repository."""
-    return in_process(capfd, "gate")
+    with gates.shared():
+        yield in_process(capfd, "gate")
 
 
 def test_a_saved_profile_is_gated_without_torch(saved):
@@ -367,7 +379,7 @@ def test_the_ref_is_found_from_a_folder_inside(saved, run):
     )
 
 
-def test_a_hook_of_git_changes_nothing(saved, monkeypatch, tmp_path):
+def test_a_hook_of_git_changes_nothing(gate, saved, tmp_path):
     """Git sets the repository and the index for its hooks; here they are another's."""
     other = tmp_path / "other"
     other.mkdir()
@@ -618,7 +630,7 @@ def inputs():
 
 
 @pytest.fixture(scope="module")
-def teams(tmp_path_factory) -> tuple[Path, Result]:
+def teams(gate, tmp_path_factory) -> tuple[Path, Result]:
     """A repository in which a line of shared/blocks.py has changed, and what the gate of teams/text says of it."""
     folder = tmp_path_factory.mktemp("teams")
     toml = "[gate]\ntarget = 'net.py'\ngpu = ['h100', 'a100']\nbaseline_ref = 'main'\n"
@@ -669,7 +681,7 @@ def test_a_cause_is_said_once_in_markdown_and_to_github(teams):
 
 
 @pytest.mark.defect("28")
-def test_a_folder_without_a_gate_names_those_below(tmp_path):
+def test_a_folder_without_a_gate_names_those_below(gate, tmp_path):
     """Nobody looked below the current folder for files that say what to gate."""
     for team in ("text", "vision"):
         (tmp_path / "teams" / team).mkdir(parents=True)
@@ -683,7 +695,7 @@ def test_a_folder_without_a_gate_names_those_below(tmp_path):
 
 
 @pytest.mark.defect("28")
-def test_init_writes_a_small_gate_for_the_models_that_are_there(tmp_path):
+def test_init_writes_a_small_gate_for_the_models_that_are_there(gate, tmp_path):
     """There was no way to a first configuration but to write it by hand."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/net.py").write_text(NET)
@@ -746,14 +758,11 @@ def test_a_configuration_elsewhere_counts_from_its_own_folder(saved, run, monkey
     )
 
 
-def test_a_profile_of_memwall_profile_is_a_baseline(tmp_path):
+def test_a_profile_of_memwall_profile_is_a_baseline(gate, forks, tmp_path):
     """Its GPU is taken where none is named, and a policy that it was not simulated under is from its graph."""
     (tmp_path / "net.py").write_text(NET)
-    made = subprocess.run(
-        [sys.executable, "-m", "memwall", "profile", "net.py", "--gpu", "a100-80gb-sxm", "-q", "-o", "base.json"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert made.stderr == ""
+    made = forks.start("profile", "net.py", "--gpu", "a100-80gb-sxm", "-q", "-o", "base.json", folder=tmp_path)
+    assert made.communicate()[1] == ""
     same = gate(tmp_path, "net.py", "--baseline", "base.json", "--json", "--limit", "kernels=+0")
     assert same.code == 0, same
     checks = [c for c in json.loads(same.out)["checks"] if c["quantity"] == "kernels"]
@@ -769,7 +778,7 @@ def test_a_profile_of_memwall_profile_is_a_baseline(tmp_path):
 # -- the docs ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_docs_show_is_what_comes_out(tmp_path):
+def test_what_the_docs_show_is_what_comes_out(gate, tmp_path):
     """Its example is the copy in the attention of the model of these tests."""
     regression = REGRESSIONS["contiguous"]
     commit(tmp_path, model=gate_repo.MODEL)

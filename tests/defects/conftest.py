@@ -3,9 +3,6 @@ run at the commit that had the defects (``tools/defects.py``)."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,15 +54,13 @@ def run(folder, capfd) -> Run:
 
 
 @pytest.fixture
-def shell(folder) -> Run:
-    """``shell("gpus", timeout=HANGS_S, env={...})``: the command line in a process of its own."""
+def shell(folder, forks) -> Run:
+    """``shell("gpus", timeout=HANGS_S)``: the command line in a process of its own."""
 
-    def go(*args: object, timeout: float = 120, env: dict[str, str] | None = None, cwd: Path = folder) -> Result:
-        done = subprocess.run(
-            [sys.executable, "-m", "memwall", *map(str, args)], cwd=cwd, timeout=timeout, text=True,
-            capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
-        )  # fmt: skip
-        return Result(done.returncode, done.stdout, done.stderr)
+    def go(*args: object, timeout: float = 120, cwd: Path = folder) -> Result:
+        ran = forks.start(*args, folder=cwd)
+        out, err = ran.communicate(timeout)
+        return Result(ran.returncode, out, err)
 
     return go
 
