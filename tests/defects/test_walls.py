@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-GPUS = ("p100-sxm2-16gb", "v100-sxm2-32gb", "t4", "a100-80gb-sxm", "h100-sxm")
+from tests.unit.gating import run_here
+
+GPUS = ("p100-sxm2-16gb", "v100-sxm2-32gb", "t4", "a100-80gb-sxm", "h100-sxm", "mi300x", "b200")
 MODELS = Path(__file__).resolve().parents[1] / "models"
-#: ten workloads; of the first six a training step fits in some seconds too
-WORKLOADS = (
-    "bert_layer", "bert_large", "resnet50", "vit_l16", "gpt2_xl", "dlrm",
-    "transformer_encoder.py", "conv3d.py", "norms.py", "losses.py",
-)  # fmt: skip
+PROFILES = Path(__file__).resolve().parents[2] / "profiles"
+_NAMES = ("bert_layer", "bert_large", "resnet50", "gpt2_xl", "dlrm", "vit_l16", "conv3d.py", "norms.py", "losses.py",
+          "transformer_encoder.py")  # fmt: skip
+_MODES = ("training", "inference") * 5
+#: ten workloads, each in one mode and then in the other
+WORKLOADS = (*zip(_NAMES, _MODES, strict=True), *zip(_NAMES, reversed(_MODES), strict=True))
+#: its tests share one run of each workload: they are sampled alike
+EACH = pytest.mark.parametrize("workload", WORKLOADS, ids="-".join)
 CHANGES = ("dram_bytes_per_s*=2", "peak_flop_per_s*=2")
 #: one of these limits a kernel -> its seconds in the record
 TERMS = {"bandwidth": "memory_s", "compute": "compute_s", "latency": "latency_s", "overhead": "overhead_s"}
@@ -42,8 +49,32 @@ def inputs():
 """
 
 
-def target(models: Path, name: str) -> Path:
-    return MODELS / name if name.endswith(".py") else models / name / "model.py"
+class Run(NamedTuple):
+    """What is said of a workload: the record, its page, and the sentences on all kernels."""
+
+    record: dict
+    page: str
+    told: str
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """``profiled((name, mode))``: traced once, and priced on all GPUs."""
+
+    @cache
+    def go(workload: tuple[str, str]) -> Run:
+        name, mode = workload
+        target = MODELS / name if name.endswith(".py") else PROFILES / name / "model.py"
+        folder = tmp_path_factory.mktemp("walls")
+        changes = [word for change in CHANGES for word in ("--what-if", change)]
+        asked = ("--gpu", *GPUS, "-q")
+        code, out, err = run_here(folder, "profile", str(target), "--mode", mode, *asked, *changes, "--json",
+                                  "-o", "page.md", "-o", "page.json")  # fmt: skip
+        assert code == 0, err
+        told = run_here(folder, "profile", "page.json", *asked, "--explain", "*")[1]
+        return Run(json.loads(out), (folder / "page.md").read_text(encoding="utf-8"), told)
+
+    return go
 
 
 def seconds(text: str) -> tuple[float, float]:
@@ -57,14 +88,11 @@ def seconds(text: str) -> tuple[float, float]:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a01_the_verdict_saves_what_the_what_if_saves(run, models, name, mode):
+@EACH
+def test_a01_the_verdict_saves_what_the_what_if_saves(profiled, workload):
     """The verdict halved all memory and compute seconds of the kernels, also those that bandwidth and FLOP/s cannot
     move."""
-    changes = [word for change in CHANGES for word in ("--what-if", change)]
-    asked = ("profile", target(models, name), "--mode", mode, "--gpu", *GPUS, "-q")
-    record = json.loads(run(*asked, *changes, "--json").out)
+    record = profiled(workload).record
     for gpu, told in zip(GPUS, record["verdicts"], strict=True):
         saved = {lever["options"]: lever["saved_s"] for lever in told["levers"]}
         for change in CHANGES:
@@ -73,13 +101,11 @@ def test_a01_the_verdict_saves_what_the_what_if_saves(run, models, name, mode):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a02_the_label_is_the_largest_term(run, models, name, mode):
+@EACH
+def test_a02_the_label_is_the_largest_term(profiled, workload):
     """Instructions, dependent steps and clocks of row kernels were charged to memory, so that kernels were called
     limited by bandwidth which no bandwidth would have helped."""
-    asked = ("profile", target(models, name), "--mode", mode, "--gpu", *GPUS, "-q", "--json")
-    record = json.loads(run(*asked).out)
+    record = profiled(workload).record
     assert any("latency_s" in kernel for simulation in record["simulations"] for kernel in simulation["kernels"])
     for simulation in record["simulations"]:
         for kernel in simulation["kernels"]:
@@ -117,16 +143,13 @@ TERMS_SAID = re.compile(
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a02_explain_names_the_wall_of_every_kernel(run, models, name, mode):
+@EACH
+def test_a02_explain_names_the_wall_of_every_kernel(profiled, workload):
     """The sentence about a kernel took its wall from other seconds than the label did."""
-    gpus = (*GPUS, "mi300x", "b200")
-    asked = ("profile", target(models, name), "--mode", mode, "--gpu", *gpus, "-q")
-    record = json.loads(run(*asked, "--json").out)
+    record = profiled(workload).record
     kernels = {simulation["gpu"]: simulation["kernels"] for simulation in record["simulations"]}
-    told = dict.fromkeys(gpus, 0)
-    for block in re.split(r"(?=── \S+: kernel \d)", run(*asked, "--explain", "*").out)[1:]:
+    told = dict.fromkeys(GPUS, 0)
+    for block in re.split(r"(?=── \S+: kernel \d)", profiled(workload).told)[1:]:
         title, _, page = block.partition("\n")
         gpu, number, count = re.match(r"── (\S+): kernel (\d+), \S.*?(?: x([\d,]+))?(?: in .*)?$", title).groups()
         told[gpu] += int((count or "1").replace(",", ""))
@@ -166,21 +189,19 @@ def printed_walls(page: str) -> list[list[str]]:
     return [[row[i] for i in places] for row in body]
 
 
-def test_a02_shares_of_the_walls_add_up(run):
+@pytest.mark.sampled(4)
+@EACH
+def test_a02_shares_of_the_walls_add_up(profiled, workload):
     """Each share was rounded to a whole percent alone: a row of the table added up to 99 or 101 %. Rounding a share so
     that its row adds up to 100 makes it another one than the same share elsewhere; one digit more does not."""
-    gpus = ("p100-sxm2-16gb", "v100-sxm2-32gb", "t4", "a10", "l4", "a100-80gb-sxm", "h100-sxm", "b200", "mi300x")
-    for name in ("transformer_encoder.py", "norms.py", "conv3d.py", "losses.py"):
-        run("profile", MODELS / name, "--gpu", *gpus, "--mode", "training", "-q", "-o", "page.md", "-o", "page.json")
-        rows = printed_walls(Path("page.md").read_text(encoding="utf-8"))
-        simulations = json.loads(Path("page.json").read_text(encoding="utf-8"))["simulations"]
-        for row, simulation in zip(rows, simulations, strict=True):
-            under_s = dict.fromkeys(("compute", "bandwidth", "latency", "overhead"), 0.0)
-            for kernel in simulation["kernels"]:
-                under_s[kernel["limited_by"]] += kernel["time_s"]
-            shares = [100 * seconds / sum(under_s.values()) for seconds in under_s.values()]
-            assert row == ["&lt;0.1" if 0 < share < 0.05 else f"{share:.1f}" for share in shares]
-            assert sum(float(cell) for cell in row if "lt" not in cell) == pytest.approx(100, abs=0.25)
+    made = profiled(workload)
+    for row, simulation in zip(printed_walls(made.page), made.record["simulations"], strict=True):
+        under_s = dict.fromkeys(("compute", "bandwidth", "latency", "overhead"), 0.0)
+        for kernel in simulation["kernels"]:
+            under_s[kernel["limited_by"]] += kernel["time_s"]
+        shares = [100 * seconds / sum(under_s.values()) for seconds in under_s.values()]
+        assert row == ["&lt;0.1" if 0 < share < 0.05 else f"{share:.1f}" for share in shares]
+        assert sum(float(cell) for cell in row if "lt" not in cell) == pytest.approx(100, abs=0.25)
 
 
 def test_a01_the_power_limit_is_named(run):
@@ -242,7 +263,7 @@ def test_a06_the_interval_knows_the_host(run, folder):
 
 def test_a06_a_full_queue_hides_the_host(run, models):
     """The host was in no interval; where the queue is never empty it adds nothing to one either."""
-    asked = ("profile", models / "gpt2_xl" / "model.py", "--gpu", "p100-sxm2-16gb", "-q", "--mode", "training")
+    asked = ("profile", models / "bert_layer" / "model.py", "--gpu", "p100-sxm2-16gb", "-q", "--mode", "training")
     record = json.loads(run(*asked, "--json", "--what-if", "dispatch_s=0").out)
     (what_if,) = record["what_if"]
     for end in ("low_s", "high_s"):  # times in a CUDA graph know no host
