@@ -75,10 +75,15 @@ def run(folder, capfd) -> Run:
 
 
 @pytest.fixture
-def shell(folder) -> Run:
-    """``shell("gpus")`` in a process of its own, from the checkout."""
+def shell(folder, forks) -> Run:
+    """``shell("gpus")`` in a process of its own, from the checkout: a fork, unless the start of Python (``fresh``) or
+    what it starts with (further options of :func:`subprocess.run`) is the subject."""
 
-    def go(*args: str, **options) -> Result:
+    def go(*args: str, fresh: bool = False, **options) -> Result:
+        if not (fresh or options):
+            ran = forks.start(*args, folder=folder)
+            out, err = ran.communicate()
+            return Result(ran.returncode, out, err)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
         done = subprocess.run(
             [sys.executable, "-m", "memwall", *map(str, args)],

@@ -297,14 +297,14 @@ class TestDefaultGpu:
         assert this_machine() is None
 
 
-@pytest.mark.parametrize("name", ["math", "json", "random", "click"])
-def test_a_module_of_the_folder_does_not_hide_an_installed_one(shell, folder, name):
+def test_a_module_of_the_folder_does_not_hide_an_installed_one(shell, folder):
     """``python -m`` puts the current folder first: memwall imported its math.py. A model still imports its own."""
-    (folder / f"{name}.py").write_text("raise RuntimeError('the module of the folder')\n", encoding="utf-8")
+    for name in ("math", "json", "random", "click"):
+        (folder / f"{name}.py").write_text("raise RuntimeError('the module of the folder')\n", encoding="utf-8")
     (folder / "sizes.py").write_text("WIDTH = 24\n", encoding="utf-8")
     model = "import torch, sizes\n\ndef model():\n    return torch.nn.Linear(sizes.WIDTH, 8)\n\n"
     (folder / "net.py").write_text(model + "def inputs():\n    return (torch.randn(4, 24),)\n", encoding="utf-8")
-    done = shell("profile", "net.py", "--gpu", "h100", "-q")
+    done = shell("profile", "net.py", "--gpu", "h100", "-q", fresh=True)
     assert done.code == 0, done.err
     assert "float32[4,24]" in done.out
 

@@ -22,23 +22,19 @@ ENDLESS = "import os, pathlib, time\npathlib.Path(os.environ['MARK']).touch()\nw
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, forks):
     """Starts a command in a folder whose temporary files are its own; it is ended in any case."""
     started = []
     (tmp_path / "temporary").mkdir()
 
-    def begin(*words, environment=None, **options):
-        own = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary"),
-               "MARK": str(tmp_path / "mark"), **(environment or {})}  # fmt: skip
-        command = [sys.executable, "-m", "memwall", *map(str, words)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        started.append(subprocess.Popen(command, cwd=tmp_path, text=True, env=own, start_new_session=True, **pipes))
+    def begin(*words):
+        own = {**os.environ, "TMPDIR": str(tmp_path / "temporary"), "MARK": str(tmp_path / "mark")}
+        started.append(forks.start(*words, folder=tmp_path, environment=own))
         return started[-1]
 
     yield begin
     for process in started:
         process.kill()
-        process.wait()
 
 
 def at_work(process, mark):
@@ -108,7 +104,7 @@ def test_a_model_that_closes_descriptors_is_told_of_no_exit(start, tmp_path):
     assert (process.returncode, out, err) == (2, "", "memwall: cannot write the result: Bad file descriptor\n")
 
 
-@pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
 def test_closed_streams_are_as_if_nobody_listened(closed, tmp_path):
     shut = "".join(f" {fd}{'<' if fd == 0 else '>'}&-" for fd in closed)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -153,7 +149,7 @@ def test_a_gate_that_was_ended_leaves_nothing_for_long(number, start, tmp_path):
     closed terminal ended, left folder and registration for good."""
     commit(tmp_path, net=ENDLESS)
     (tmp_path / "mark").unlink(missing_ok=True)
-    process = start("gate", "net.py", "--baseline-ref", "main")
+    process = start("gate", "net.py", "--baseline-ref", "main", "--limit", "kernels=+0")
     at_work(process, tmp_path / "mark")
     process.send_signal(number)
     process.communicate()
@@ -161,7 +157,7 @@ def test_a_gate_that_was_ended_leaves_nothing_for_long(number, start, tmp_path):
     if number == signal.SIGKILL:
         assert len(left(tmp_path)) == 1  # what the next gate finds
         (tmp_path / "mark").unlink()
-        process = start("gate", "net.py", "--baseline-ref", "main")
+        process = start("gate", "net.py", "--baseline-ref", "main", "--limit", "kernels=+0")
         at_work(process, tmp_path / "mark")
         process.send_signal(signal.SIGINT)
         process.communicate()

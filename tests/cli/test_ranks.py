@@ -72,7 +72,7 @@ def test_a_model_that_knows_nothing_of_others_says_so(run, folder):
     assert alone.code == 2 and alone.err.strip().endswith("--rank is one of --world N, or of --nodes N; name that too")
 
 
-def test_a_gate_limits_the_rank_with_the_most(run, folder):
+def test_a_gate_limits_the_rank_with_the_most(run, gates, folder):
     """Rank 2 of four has four layers where others have one: the peak that counts is its own."""
     layers = "torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4 if dist.get_rank() == 2 else 1)])"
     wide = PROGRAM.replace("torch.nn.Linear(64, 64)", layers) + RUN.replace("SAMPLES", "4")
@@ -87,8 +87,8 @@ policy = "eager"
 peak_memory = "100 kB"
 communication_bytes = "+0%"
 """)
-    said = run("gate", "--update", "--baseline", "base.json", "-q")
-    page = " ".join(run("gate", "--baseline", "base.json", "-q").out.split())
+    said = gates(folder, "--update", "--baseline", "base.json", "-q")
+    page = " ".join(gates(folder, "--baseline", "base.json", "-q")[1].split())
     options = "--mode", "forward", "--cluster", "dgx-h100", "--world", "4", "--json", "-q"
     ranks = json.loads(run("profile", "wide.py", *options).out)
     peaks = {row["rank"]: row["peak_bytes"] for row in ranks["ranks"]}
@@ -164,7 +164,7 @@ def inputs():
 def test_messages_sent_together_in_a_process_of_its_own(shell, folder):
     """The first import of the fake backend states devices of its own, without the one that has no data."""
     (folder / "ring.py").write_text(RING)
-    done = shell("profile", "ring.py", "--cluster", "dgx-h100", "--world", "8", "-q")
+    done = shell("profile", "ring.py", "--cluster", "dgx-h100", "--world", "8", "-q", fresh=True)
     assert (done.code, done.err) == (0, "")
     assert "c10d.send" in done.out and "c10d.recv_" in done.out
 

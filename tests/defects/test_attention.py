@@ -35,26 +35,27 @@ def write(path, choice=PLAIN, head=""):
     path.write_text(NET.format(head=head, choice=choice), encoding="utf-8")
 
 
-def simulation(path):
-    return json.loads(path.read_text(encoding="utf-8"))["simulations"][0]
+def simulations(path):
+    return json.loads(path.read_text(encoding="utf-8"))["simulations"]
 
 
-@pytest.mark.parametrize("gpu", ["v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x", "mi100"])
 @pytest.mark.parametrize("mode", ["inference", "training"])
-def test_a03_a_record_of_another_gpu_runs_the_kernels_of_this_one(run, folder, gpu, mode):
+def test_a03_a_record_of_another_gpu_runs_the_kernels_of_this_one(run, folder, mode):
     """The trace chose the attention kernel of the GPU that it was made for, and a saved profile kept it on every other
     GPU."""
     write(folder / "net.py")
     how = ("--mode", mode, "--dtype", "bf16")
+    gpus = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x", "mi100")
     assert run("profile", "net.py", *how, "--gpu", "h100", "-o", "h100.json").code == 0
-    assert run("profile", "h100.json", "--gpu", gpu, "-o", "again.json").code == 0
-    assert run("profile", "net.py", *how, "--gpu", gpu, "-o", "direct.json").code == 0
-    again, direct = simulation(folder / "again.json"), simulation(folder / "direct.json")
-    assert again["totals"] == direct["totals"]
-    assert [kernel["name"] for kernel in again["kernels"]] == [kernel["name"] for kernel in direct["kernels"]]
-    # bf16 runs in flash attention from Ampere on and on CDNA 3; before, its products and softmax are kernels apart
-    names = {kernel["name"] for kernel in again["kernels"]}
-    assert ("aten.bmm" in names) == (gpu != "mi300x")
+    assert run("profile", "h100.json", "--gpu", *gpus, "-o", "again.json").code == 0
+    for gpu, again in zip(gpus, simulations(folder / "again.json"), strict=True):
+        assert run("profile", "net.py", *how, "--gpu", gpu, "-o", "direct.json").code == 0
+        (direct,) = simulations(folder / "direct.json")
+        assert again["totals"] == direct["totals"], gpu
+        assert [kernel["name"] for kernel in again["kernels"]] == [kernel["name"] for kernel in direct["kernels"]]
+        # bf16 runs in flash attention from Ampere on and on CDNA 3; before, its products and softmax are kernels apart
+        names = {kernel["name"] for kernel in again["kernels"]}
+        assert ("aten.bmm" in names) == (gpu != "mi300x"), gpu
 
 
 def test_a03_compare_takes_the_kernels_of_each_gpu(run, folder):
@@ -88,7 +89,7 @@ def test_a09_the_models_own_choice_of_a_backend_holds(shell, folder, choice, hea
     """The trace chose the attention kernel by shapes and GPU alone, whatever the model had allowed."""
     write(folder / "net.py", choice, head)
     assert shell("profile", "net.py", "--dtype", "bf16", "--gpu", "h100", "-o", "chosen.json").code == 0
-    names = [kernel["name"] for kernel in simulation(folder / "chosen.json")["kernels"]]
+    names = [kernel["name"] for kernel in simulations(folder / "chosen.json")[0]["kernels"]]
     assert names.count("aten.bmm") == 2
     assert not any("flash" in name for name in names)
 
@@ -97,7 +98,7 @@ def test_a09_the_second_choice_runs_where_the_first_is_switched_off(shell, folde
     """Switching flash attention off left it in the profile, where torch takes the memory-efficient kernel."""
     write(folder / "net.py", head="torch.backends.cuda.enable_flash_sdp(False)")
     assert shell("profile", "net.py", "--dtype", "bf16", "--gpu", "h100", "-o", "chosen.json").code == 0
-    names = [kernel["name"] for kernel in simulation(folder / "chosen.json")["kernels"]]
+    names = [kernel["name"] for kernel in simulations(folder / "chosen.json")[0]["kernels"]]
     assert "aten._scaled_dot_product_efficient_attention" in names
 
 

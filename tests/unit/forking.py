@@ -122,6 +122,7 @@ def _run(words: list[str], folder: str, environment: dict[str, str], said: list[
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        tempfile.tempdir = None  # where they lie is a variable
         for descriptor, path in enumerate((os.devnull, *said)):
             opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             os.dup2(opened, descriptor)
