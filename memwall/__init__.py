@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from memwall.analysis.compare import Comparison
     from memwall.core.errors import MemwallError
     from memwall.core.graph import Pipe
-    from memwall.frontend.workload import Workload
-    from memwall.frontend.workload.inputs import on_host
+    from memwall.frontend.targets import Workload
+    from memwall.frontend.targets.inputs import on_host
     from memwall.hardware.lookup import Gpu, load_gpu
     from memwall.ops import Call, Cost, register_cost
     from memwall.pipeline import compare, profile, trace
@@ -53,10 +53,10 @@ _HOMES = {
     "MemwallError": "memwall.core.errors",
     "Pipe": "memwall.core.graph",
     "Profile": "memwall.record.profile",
-    "Workload": "memwall.frontend.workload",
+    "Workload": "memwall.frontend.targets",
     "compare": "memwall.pipeline",
     "load_gpu": "memwall.hardware.lookup",
-    "on_host": "memwall.frontend.workload.inputs",
+    "on_host": "memwall.frontend.targets.inputs",
     "parallel": "memwall.training.run",
     "profile": "memwall.pipeline",
     "register_cost": "memwall.ops",

@@ -12,8 +12,8 @@ from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, 
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.structure import BadRecord, read
-from memwall.frontend.workload.seeds import seeded
-from memwall.frontend.workload.sizes import MODES
+from memwall.frontend.targets.seeds import seeded
+from memwall.frontend.targets.sizes import MODES
 from memwall.fusion import check_policies
 from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
@@ -30,8 +30,8 @@ from memwall.wings import part
 if TYPE_CHECKING:
     from torch import nn
 
+    from memwall.frontend.targets import Workload
     from memwall.frontend.torch import Traced
-    from memwall.frontend.workload import Workload
 
 ATTENTION = ("auto", "flash", "efficient", "math")
 
@@ -390,7 +390,7 @@ def started(world: int | None, rank: int, gpu: Gpu) -> contextlib.AbstractContex
         return contextlib.nullcontext()
     if not 0 <= rank < world:
         raise UsageError(f"a world of {world} has ranks 0 to {world - 1}, not {rank}")
-    from memwall.frontend.torch.distributed import as_rank
+    from memwall.frontend.torch.ranks.distributed import as_rank
 
     return as_rank(rank, world, gpu.cluster.gpus_per_node if gpu.cluster else world)
 
@@ -408,8 +408,8 @@ def workload_of(
     target: Any, inputs: Any, loss: Any, optimizer: Any, sizes: Mapping[str, Any], input_specs: Sequence[str],
     mode: str, gpu: Gpu,
 ) -> Workload:  # fmt: skip
-    from memwall.frontend.workload import Workload, resolve
-    from memwall.frontend.workload.target import is_saved
+    from memwall.frontend.targets import Workload, resolve
+    from memwall.frontend.targets.target import is_saved
 
     given = [name for name, size in {**sizes, "input_specs": input_specs}.items() if size not in (None, ())]
     if given and not isinstance(target, (str, Path)):

@@ -1,8 +1,8 @@
 """A program of many GPUs: the ranks whose steps differ, each traced.
 
 The ranks of a pipeline differ in their stages. Each one's modules are built, which takes a moment, and those that are
-like another's (:mod:`memwall.frontend.torch.outlines`) are not traced. All ranks of a program without a pipeline are
-taken to do what the traced one does.
+like another's (:mod:`memwall.frontend.torch.ranks.outlines`) are not traced. All ranks of a program without a pipeline
+are taken to do what the traced one does.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memwall.frontend.workload.seeds import seeded
-from memwall.frontend.workload.sizes import split_sizes
+from memwall.frontend.targets.seeds import seeded
+from memwall.frontend.targets.sizes import split_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.pipeline import started, workload_of
 from memwall.record.job import job_of, pipeline_of
@@ -43,7 +43,7 @@ def profile_ranks(made: Profile, target: Any, options: Mapping[str, Any], trace:
 def ranks_alike(made: Profile, target: Any, options: Mapping[str, Any]) -> dict[int, int]:
     """Each rank of the pipeline of a profiled one, with the first that builds modules like its own; arguments and
     errors as of :func:`profile_ranks`."""
-    from memwall.frontend.torch.outlines import alike, outline_of
+    from memwall.frontend.torch.ranks.outlines import alike, outline_of
 
     pipeline, job = pipeline_of(made), job_of(made)
     if pipeline is None or job is None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.packed import pack, unpack
-from memwall.frontend.workload.target import split_target
+from memwall.frontend.targets.target import split_target
 from memwall.hardware.lookup import load_gpu
 from memwall.pipeline import of_another_gpu, profile
 from memwall.record.profile import Profile

@@ -468,7 +468,7 @@ def read_gpu(path: Path) -> None:
 
 def read_target(text: str) -> None:
     from memwall.cli.target import is_record
-    from memwall.frontend.workload.target import split_target
+    from memwall.frontend.targets.target import split_target
 
     if "\x00" not in text:
         is_trace(text)
@@ -477,7 +477,7 @@ def read_target(text: str) -> None:
 
 
 def read_input(text: str) -> None:
-    from memwall.frontend.workload.inputs import parse_input
+    from memwall.frontend.targets.inputs import parse_input
 
     parse_input(text)
 

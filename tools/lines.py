@@ -3,8 +3,8 @@
     python tools/lines.py            print the counts and what exceeds its ceiling; exit code 1 where something does
     python tools/lines.py --lower    lower each ceiling to what is there now
 
-Rows of ``[analyzer]``, ``[wings]`` and ``[apart]`` are the most lines of Python that a folder may have; ``[shape]`` limits
-sums, modules and functions.
+Rows of ``[analyzer]``, ``[wings]`` and ``[apart]`` are the most lines of Python that a folder may have; ``[shape]``
+limits sums, modules and functions.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ import json
 import sys
 from pathlib import Path
 
+from json_schema import json_schema
+
 from memwall.analysis import compare, fused
 from memwall.bench.accuracy import page as accuracy
 from memwall.codegen import emit
-from memwall.core.schema import json_schema
 from memwall.gate import history
 from memwall.record import profile
 from memwall.record.format import SavedProfile

@@ -30,11 +30,11 @@ from torch.overrides import TorchFunctionMode
 
 from memwall.core.errors import MemwallError
 from memwall.core.graph import Graph, TensorSpec
+from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions
-from memwall.frontend.torch.device import TracedDevice
 from memwall.frontend.torch.options import NOTES_KEY, Traced
+from memwall.frontend.torch.process.device import TracedDevice
 from memwall.frontend.torch.run import trace
-from memwall.frontend.workload import Workload, resolve
 from memwall.ops import graph_costs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import memwall
-from memwall.frontend.workload import resolve
+from memwall.frontend.targets import resolve
 
 TARGET = Path(__file__).parents[2] / "profiles" / "resnet50" / "model.py"
 

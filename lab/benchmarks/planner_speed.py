@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import memwall
-from memwall.frontend.workload import resolve
+from memwall.frontend.targets import resolve
 from memwall.fusion import plan_graph
 from memwall.simulate.schedule import simulate
 

@@ -29,7 +29,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import memwall
-from memwall.frontend.workload import resolve
+from memwall.frontend.targets import resolve
 
 ROOT = Path(__file__).parents[2]
 #: workload folder → the target ratio

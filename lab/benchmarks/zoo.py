@@ -78,8 +78,8 @@ class Worker:
         import_compiled()
         import transformers
 
+        import memwall.frontend.hf
         import memwall.frontend.torch
-        import memwall.frontend.workload.hf
         import memwall.pipeline  # noqa: F401
 
         transformers.logging.set_verbosity_error()
@@ -135,9 +135,9 @@ def _real_failure(target: Any, mode: str, refused: BaseException) -> str:
 
     import torch
 
-    from memwall.frontend.torch.device import TracedDevice
-    from memwall.frontend.workload import Workload, resolve
-    from memwall.frontend.workload.blame import library_frame
+    from memwall.frontend.targets import Workload, resolve
+    from memwall.frontend.targets.blame import library_frame
+    from memwall.frontend.torch.process.device import TracedDevice
 
     workload = target if isinstance(target, Workload) else resolve(target, mode=mode)
     resource.setrlimit(resource.RLIMIT_DATA, (REAL_MEMORY_BYTES, REAL_MEMORY_BYTES))
@@ -162,7 +162,7 @@ def _unfilled() -> Any:
     from torch import nn
     from torch.overrides import TorchFunctionMode
 
-    from memwall.frontend.torch.device import FILLERS
+    from memwall.frontend.torch.process.device import FILLERS
 
     class Unfilled(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -211,9 +211,9 @@ def _counts(target: Any, mode: str, assume: tuple[str, ...] = ()) -> tuple[int, 
     import torch
     from torch.utils.flop_counter import FlopCounterMode, flop_registry, shape_wrapper
 
+    from memwall.frontend.targets import Workload, resolve
     from memwall.frontend.torch import TraceOptions
     from memwall.frontend.torch.run import trace
-    from memwall.frontend.workload import Workload, resolve
     from memwall.ops import graph_costs
 
     workload = target if isinstance(target, Workload) else resolve(target, mode=mode)

@@ -12,12 +12,12 @@ from memwall.bench.accuracy.kinds import Timed
 from memwall.bench.accuracy.samples import held_out_gpu
 from memwall.core.files import uncollected
 from memwall.core.graph import Pipe
-from memwall.core.parallelism import Parallelism
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reserved_bytes
 from memwall.training.blocks import Blocks
+from memwall.training.layout import Parallelism
 from memwall.training.rank import blocks_of, trace_rank
 from memwall.training.step import TrainingStep, training_step
 from memwall_lab.sizes import Sizes
@@ -116,9 +116,9 @@ def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, fused_lo
     products are computed."""
     import torch
 
-    from memwall.frontend.sharding import find_split
+    from memwall.frontend.targets import Workload
     from memwall.frontend.torch import TraceOptions, trace
-    from memwall.frontend.workload import Workload
+    from memwall.training.sharding import find_split
     from memwall_lab.language_model import LanguageModel, next_token_loss, vocab_parallel_loss
 
     def workload(sizes: Sizes, loss: Any) -> Workload:

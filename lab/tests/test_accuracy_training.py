@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from memwall.bench.accuracy import read_measured, score_files
-from memwall.core.parallelism import Parallelism
+from memwall.training.layout import Parallelism
 from memwall_lab.sizes import Latents, Sizes
 from memwall_lab.training import TrainingSample, _profile
 from tests.unit.places import truth

@@ -14,7 +14,7 @@ from memwall.analysis.pipes import NAMED, is_emulated, main_pipe, product_flops
 from memwall.core.errors import MissingError, UsageError
 from memwall.core.graph import Graph, Op, Pipe, Storage, TensorSpec
 from memwall.core.units import duration, flop_rate
-from memwall.frontend.workload.inputs import SHORT_DTYPES
+from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import graph_costs
@@ -108,7 +108,7 @@ def _all_with_tf32(attention: Attention) -> Attention:
 def _attending(traced: Graph, known: Attention, label: str) -> tuple[Graph, Attention | None]:
     """A traced graph with the kernels that its attention takes in its dtype now."""
     try:
-        from memwall.frontend.torch.attention_kinds import lowered
+        from memwall.frontend.torch.dispatch.attention_kinds import lowered
     except ImportError:
         raise MissingError("torch says which attention kernels run in another dtype: pip install torch") from None
     graph, attention = lowered(traced, known.preferred or label)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from memwall.core.errors import MissingError, install
-from memwall.frontend.workload.sizes import SIZES
+from memwall.frontend.targets.sizes import SIZES
 from memwall.record.measurement import Sensors
 
 Call = Callable[[], Any]

@@ -201,7 +201,7 @@ def _buffer(name: str) -> None:
 
 
 def _fail_of_model(error: BaseException) -> int:
-    from memwall.frontend.workload.blame import blame
+    from memwall.frontend.targets.blame import blame
 
     return _fail(str(blame(error, "running the model")), UsageError.exit_code)
 

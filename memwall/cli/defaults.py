@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from memwall.cli.parsing import Command
 from memwall.core.errors import UsageError, unknown
-from memwall.frontend.workload.sizes import SIZES
+from memwall.frontend.targets.sizes import SIZES
 
 #: options that may have a default; the gate has a table of its own
 KEYS = ("gpu", "host", "mode", "policy", "dtype", "autocast", *SIZES, "optimizer", "attention", "cuda_graph", "real",
@@ -23,7 +23,7 @@ class CommandWithDefaults(Command):
     saved record or a trace, which are made already, take none."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from memwall.frontend.workload.target import is_saved
+        from memwall.frontend.targets.target import is_saved
 
         rest = super().parse_args(ctx, args)
         targets = ctx.params.get("targets") or (ctx.params.get("target"),)

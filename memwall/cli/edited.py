@@ -13,7 +13,7 @@ from memwall.wings import part
 def refuse_misfit(parameters: Mapping[str, Any]) -> None:
     """Raise ``UsageError`` if one of a command's parameters is a saved record that was edited: torch refuses an op of
     it with its attributes."""
-    from memwall.frontend.workload.target import is_saved
+    from memwall.frontend.targets.target import is_saved
     from memwall.record.profile import Profile
 
     for given in parameters.values():

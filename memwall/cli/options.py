@@ -14,7 +14,7 @@ from memwall.analysis.quantities import SORT_KEYS
 from memwall.cli.output import SUFFIXES, Out
 from memwall.cli.parsing import SeveralOption
 from memwall.core.errors import UsageError, unknown
-from memwall.frontend.workload.sizes import MODES
+from memwall.frontend.targets.sizes import MODES
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -86,7 +86,7 @@ class Command(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from memwall.frontend.workload.target import is_target
+        from memwall.frontend.targets.target import is_target
 
         options = [p for p in self.params if isinstance(p, SeveralOption)]
         alone = {flag for p in options if not p.needs_value for flag in p.opts}
@@ -122,7 +122,7 @@ class Command(click.Command):
 
 def spread(args: Sequence[str], several: set[str]) -> list[str]:
     """Repeat a flag of ``several`` before each of the values that follow it."""
-    from memwall.frontend.workload.target import is_target
+    from memwall.frontend.targets.target import is_target
 
     result: list[str] = []
     flag, first = "", False

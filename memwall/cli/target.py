@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from memwall.cli import options
 from memwall.cli.output import Messages
 from memwall.core.errors import UsageError
-from memwall.frontend.workload.sizes import split_sizes
+from memwall.frontend.targets.sizes import split_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus, match_device
 from memwall.wings import part
 
 if TYPE_CHECKING:
-    from memwall.frontend.workload import Workload
+    from memwall.frontend.targets import Workload
     from memwall.record.profile import Profile
 
 
 def is_record(target: str) -> bool:
     """Whether a target is a saved record: a file that ends in .json or .json.gz. Raises ``UsageError``: it is a
     profiler's trace."""
-    from memwall.frontend.workload.target import is_saved
+    from memwall.frontend.targets.target import is_saved
 
     part("traces.refuse_trace")(target)
     return is_saved(target)
@@ -87,7 +87,7 @@ class Model:
 
     def workload(self, **changes: Any) -> Workload:
         """The workload that the target names, with other sizes where ``changes`` has them."""
-        from memwall.frontend.workload import resolve
+        from memwall.frontend.targets import resolve
 
         sizes, others = split_sizes({**self.given, **changes})
         mode = others["mode"] or "inference"
@@ -175,7 +175,7 @@ def running(target: str, messages: Messages) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr), _descriptor_to_stderr():
             yield
     except (SystemExit, GeneratorExit) as error:
-        from memwall.frontend.workload.blame import blame
+        from memwall.frontend.targets.blame import blame
 
         raise blame(error, f"running {target}") from error
     finally:

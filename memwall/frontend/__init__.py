@@ -3,7 +3,7 @@
 In: what the user named on the command line or passed in Python. Out: a graph (:mod:`memwall.core.graph`): every op
 that a CUDA device would run, in call order, with the tensors that it reads and writes.
 
-``workload/`` finds the model, its inputs, loss and optimizer: start there. ``torch/`` runs one step of it on tensors
-without data and records the calls; ``blocks/`` traces blocks that repeat once. ``live`` records code as it runs,
-``dynamo/`` finds what torch.compile would capture. This door and ``workload/`` import no torch.
+``targets/`` finds the model, its inputs, loss and optimizer: start there; ``hf/`` builds models of transformers from
+their configurations. ``torch/`` runs one step on tensors without data and records the calls; ``blocks/`` traces blocks
+that repeat once. ``live`` records code as it runs. This door and ``targets/`` import no torch.
 """

@@ -25,17 +25,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
-from memwall.frontend.torch.attention_kinds import lowered
 from memwall.frontend.torch.build import fused_everywhere
-from memwall.frontend.torch.cuda_forms import CudaForms, RealForms
-from memwall.frontend.torch.library_answers import library_answers
+from memwall.frontend.torch.dispatch.attention_kinds import lowered
+from memwall.frontend.torch.dispatch.cuda_forms import CudaForms, RealForms
+from memwall.frontend.torch.dispatch.library_answers import library_answers
+from memwall.frontend.torch.dispatch.origin import ModuleTimeline, module_calls, module_names
+from memwall.frontend.torch.dispatch.recorder import Recorder
+from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
+from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.options import Traced, noted
-from memwall.frontend.torch.origin import ModuleTimeline, module_calls, module_names
-from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.process.settings import inference_mode_as_no_grad
 from memwall.frontend.torch.run import exclusive
-from memwall.frontend.torch.settings import inference_mode_as_no_grad
-from memwall.frontend.torch.tensors import flat_tensors, is_wrapper, plain_parts
-from memwall.frontend.torch.triton_calls import triton_calls
 from memwall.ops.sdpa import GENERATIONS
 
 #: devices whose tensors represent the GPU's: the first of these on which anything ran; the others are its host

@@ -11,7 +11,7 @@ from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.core.units import few
 from memwall.core.version import __version__
-from memwall.frontend.workload.target import is_saved, split_target
+from memwall.frontend.targets.target import is_saved, split_target
 from memwall.gate.checkout import Checkout
 from memwall.gate.config import GateConfig, GatedWorkload
 from memwall.gate.reading import read_config

@@ -128,7 +128,7 @@ def _init(targets: Sequence[str], gpus: Sequence[str], policies: Sequence[str], 
 
 def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> list[GatedWorkload]:
     """The workloads with what the command line says of how to trace them."""
-    from memwall.frontend.workload.target import is_saved
+    from memwall.frontend.targets.target import is_saved
     from memwall.hardware.host import host_names, load_host
 
     named = options.profile_options(given)

@@ -13,7 +13,7 @@ from typing import Any
 from memwall.analysis.limits import Limit, find_quantity, parse_limit
 from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
-from memwall.frontend.workload.target import is_saved
+from memwall.frontend.targets.target import is_saved
 from memwall.hardware.lookup import Gpu, load_gpu
 
 #: the limits if none are written and there is a baseline: what a code change may not do by accident

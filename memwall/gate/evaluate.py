@@ -9,15 +9,15 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from memwall.analysis.diff import Cause, Side, explain, largest, new_breaks, top
 from memwall.analysis.limits import Limit
 from memwall.analysis.matching import match_ops
-from memwall.analysis.memory_formats import given_up, layouts
 from memwall.analysis.quantities import LIMITS, Quantity
 from memwall.analysis.whole_profile import unmodeled
 from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.gate.config import Limits
+from memwall.gate.diff import Cause, Side, explain, largest, new_breaks, top
+from memwall.gate.memory_formats import given_up, layouts
 from memwall.gate.result import Check, Problem
 from memwall.hardware.lookup import load_gpu
 from memwall.perfmodel.roofline import Estimate

@@ -17,8 +17,8 @@ from memwall.analysis.quantities import ALIASES, LIMITS, Quantity
 from memwall.analysis.table import group_by
 from memwall.core.errors import UsageError, unknown
 from memwall.core.units import percent, size
-from memwall.frontend.workload import Workload, resolve
-from memwall.frontend.workload.sizes import SIZES
+from memwall.frontend.targets import Workload, resolve
+from memwall.frontend.targets.sizes import SIZES
 from memwall.gate.evaluate import kernels_in
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile

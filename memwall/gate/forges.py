@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from memwall.analysis.diff import Cause
 from memwall.analysis.quantities import LIMITS
 from memwall.gate import wording as say
+from memwall.gate.diff import Cause
 from memwall.gate.result import Check, GateResult
 from memwall.gate.wording import NAME, Finding, name
 from memwall.report.document import clean, plain

@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep PyTorch's settings for the tests that profile."""
     if any(map(_profiles, session.items)):
-        from memwall.frontend.torch.settings import settings
+        from memwall.frontend.torch.process.settings import settings
 
         session.config.stash[_SETTINGS] = settings()
 
@@ -73,8 +73,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Set PyTorch as it was and the seeds of a gate, before any fixture of the test; read the markers: what is wrong in
     them is an error of the test."""
     if _profiles(item) and _SETTINGS in item.config.stash:
-        from memwall.frontend.torch.settings import restore
-        from memwall.frontend.workload.seeds import seed_all
+        from memwall.frontend.targets.seeds import seed_all
+        from memwall.frontend.torch.process.settings import restore
 
         restore(item.config.stash[_SETTINGS])
         seed_all()

@@ -16,8 +16,8 @@ from typing import Any
 from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError, suggest, unknown
 from memwall.core.files import read_toml
-from memwall.frontend.workload.sizes import MODES
-from memwall.frontend.workload.target import is_target, split_target
+from memwall.frontend.targets.sizes import MODES
+from memwall.frontend.targets.target import is_target, split_target
 from memwall.fusion import POLICIES
 from memwall.gate.config import OF_ONE_GPU, SERVER, GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
 from memwall.hardware.lookup import Gpu, load_gpus

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from memwall.analysis.diff import Cause
 from memwall.analysis.quantities import LIMITS
 from memwall.core.structure import write
 from memwall.core.version import __version__
+from memwall.gate.diff import Cause
 
 SCHEMA = "memwall.gate/1"
 

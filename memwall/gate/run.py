@@ -16,7 +16,7 @@ from memwall.analysis.whole_profile import nchw_bytes
 from memwall.core.errors import UsageError
 from memwall.core.units import few
 from memwall.core.version import __version__
-from memwall.frontend.workload.target import is_saved
+from memwall.frontend.targets.target import is_saved
 from memwall.gate.baseline import (
     Bases,
     from_commit,

@@ -27,10 +27,10 @@ from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.graph import Graph, Op
 from memwall.core.process import FORKS, HOME, Child, Lost, environment
 from memwall.core.units import counted
-from memwall.frontend.workload import Workload, resolve
-from memwall.frontend.workload.blame import blame
-from memwall.frontend.workload.seeds import seeded
-from memwall.frontend.workload.sizes import split_sizes
+from memwall.frontend.targets import Workload, resolve
+from memwall.frontend.targets.blame import blame
+from memwall.frontend.targets.seeds import seeded
+from memwall.frontend.targets.sizes import split_sizes
 from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
 from memwall.pipeline import profile, with_capture

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from memwall.analysis.diff import Cause
 from memwall.analysis.numbers import NO_CHANGE, apart, change_text, signed, unit_of
 from memwall.core.units import few
+from memwall.gate.diff import Cause
 from memwall.gate.result import Check, GateResult, Problem
 from memwall.report.document import clean
 

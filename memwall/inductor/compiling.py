@@ -38,7 +38,7 @@ from memwall.core.compat import inductor_compile_fx as compile_fx
 from memwall.core.compat import inductor_config as config
 from memwall.core.compat import inductor_joint_graph as joint_graph
 from memwall.core.compat import inductor_post_grad as post_grad
-from memwall.frontend.torch.attention import attend, call_of, choose
+from memwall.frontend.torch.dispatch.attention import attend, call_of, choose
 from memwall.inductor.replay import Joint
 
 Read = TypeVar("Read")

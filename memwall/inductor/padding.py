@@ -21,7 +21,7 @@ from memwall.core.compat import AutoHeuristic, pad_mm_operations, pad_mm_precond
 from memwall.core.compat import inductor_config as config
 from memwall.core.compat import inductor_pad_mm as pad_mm
 from memwall.core.graph import Graph, TensorSpec, contiguous
-from memwall.frontend.torch.tensors import dtype_name
+from memwall.frontend.torch.dispatch.tensors import dtype_name
 from memwall.hardware.lookup import Gpu
 from memwall.inductor.origins import op_of
 from memwall.ops.base import Cost

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from memwall.core.errors import TooManyOps, UsageError, unknown
-from memwall.frontend.workload import resolve
-from memwall.frontend.workload.hf.quantized import Stored
-from memwall.frontend.workload.target import is_saved
+from memwall.frontend.hf.quantized import Stored
+from memwall.frontend.targets import resolve
+from memwall.frontend.targets.target import is_saved
 from memwall.pipeline import profile
 from memwall.record.profile import Profile
 from memwall.serving.steps import Served, served

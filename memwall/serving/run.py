@@ -10,7 +10,7 @@ from typing import Any
 
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
-from memwall.frontend.workload.hf.config import GUESSING
+from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus

@@ -8,7 +8,7 @@ from typing import Any
 from memwall.analysis.quantities import ALIASES, SERVED_ALIASES
 from memwall.core.errors import MemwallError, UsageError, message_of, suggest, unknown
 from memwall.core.files import uncollected
-from memwall.frontend.workload.sizes import MODES
+from memwall.frontend.targets.sizes import MODES
 from memwall.fusion import POLICIES
 from memwall.hardware.cluster import gpu_of, joined, load_cluster
 from memwall.hardware.host import load_host

@@ -28,7 +28,7 @@ def is_trace(path: str) -> bool:
     packed file that is not a record of memwall. An unreadable file is not a trace: whoever opens it says why. Raises
     ``UsageError``: it is another profiler's file, or a pipe or a device, which cannot be looked into before it is
     read."""
-    from memwall.frontend.workload.target import is_saved
+    from memwall.frontend.targets.target import is_saved
 
     if not is_saved(path) and not path.lower().endswith(tuple(_ENDINGS)):
         return False

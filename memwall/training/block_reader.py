@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from memwall.core.graph import Graph, Op
-from memwall.perfmodel.dispatch import Routing
 from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.memory import temporaries
-from memwall.simulate.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
 from memwall.simulate.plan_context import MODEL_CLASSES
 from memwall.simulate.schedule import Alone, Kernels, Schedule
 from memwall.training.blocks import WORKS, Block, Blocks, Work
+from memwall.training.dispatch import Routing
+from memwall.training.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
 
 #: of these, those of the ranks that share products
 _OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")

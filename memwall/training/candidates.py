@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from memwall.core.errors import UsageError, unknown
-from memwall.core.parallelism import RECOMPUTES, SCHEDULES, SHARDS, Parallelism
 from memwall.core.units import counted
+from memwall.training.layout import RECOMPUTES, SCHEDULES, SHARDS, Parallelism
 
 
 class Candidate(NamedTuple):

@@ -19,8 +19,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from memwall.core.parallelism import Parallelism
 from memwall.training.blocks import Block, Blocks, merged
+from memwall.training.layout import Parallelism
 
 
 class State(NamedTuple):

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from memwall.core.graph import Graph
-from memwall.core.parallelism import Parallelism
 from memwall.core.ranks import read_ranks
-from memwall.perfmodel.dispatch import Leg, hybrid_legs
 from memwall.training.block_reader import traced_messages
 from memwall.training.blocks import Block, Blocks, merged
+from memwall.training.dispatch import Leg, hybrid_legs
+from memwall.training.layout import Parallelism
 from memwall.training.memory import Ranks, State
 
 #: collective, bytes of its message as nccl-tests define them, GPUs that take part

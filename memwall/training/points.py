@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from memwall.core.errors import UsageError
-from memwall.core.parallelism import FLAGS, SETTINGS, Parallelism
 from memwall.hardware.cluster import cluster_of, hardware_of, load_cluster
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import load_gpu
@@ -17,6 +16,7 @@ from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
 from memwall.trace_cache import Traces
 from memwall.training.blocks import Blocks
+from memwall.training.layout import FLAGS, SETTINGS, Parallelism
 from memwall.training.memory import STATES
 from memwall.training.rank import blocks_of
 from memwall.training.run import DEFAULT_CLUSTER, Training, rank_of, trained

@@ -9,23 +9,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
-from memwall.core.parallelism import Parallelism
 from memwall.hardware.cluster import all_at_once, hardware_of
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
 from memwall.ops import graph_costs
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import CollectiveTime, message_time
-from memwall.perfmodel.dispatch import Routing, hybrid_time
 from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
 from memwall.training.block_reader import light_blocks, read_blocks
 from memwall.training.blocks import Blocks
+from memwall.training.dispatch import Routing, hybrid_time
+from memwall.training.layout import Parallelism
 
 if TYPE_CHECKING:
-    from memwall.frontend.sharding import Split
+    from memwall.frontend.targets import Workload
     from memwall.frontend.torch import TraceOptions
-    from memwall.frontend.workload import Workload
+    from memwall.training.sharding import Split
 
 #: what a rank's trace says of its parameters: names of those that it has a share of
 _SHARES = "shares"
@@ -97,8 +97,8 @@ def shortened(workload: Workload) -> Any:
 
 def split_of(workload: Workload, options: TraceOptions) -> Split:
     """What tensor parallelism splits in a model, found in a trace of its forward pass."""
-    from memwall.frontend.sharding import find_split
     from memwall.frontend.torch import trace
+    from memwall.training.sharding import find_split
 
     alone = replace(workload, loss=None, optimizer=None)
     return find_split(trace(alone, replace(options, mode="inference")).graph)
@@ -110,8 +110,8 @@ def _of_rank(
 ) -> Workload:  # fmt: skip
     """The workload whose model is that of one rank; ``shares`` gets the names of its shares of parameters, ``heads``
     what the whole model says of its heads."""
-    from memwall.frontend.sharding import Split, heads_of, shares_of, split_module
     from memwall.frontend.torch.build import build_module
+    from memwall.training.sharding import Split, heads_of, shares_of, split_module
 
     if split is None:
         split = split_of(workload, options) if layout.tp > 1 else Split(())

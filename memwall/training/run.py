@@ -1,6 +1,6 @@
 """A training step on many GPUs: any module, a layout and a cluster → time, memory of each rank, and what would help.
 
-One microbatch is traced on one of the ranks that share products (:mod:`memwall.frontend.sharding`), cut into its blocks
+One microbatch is traced on one of the ranks that share products (:mod:`memwall.training.sharding`), cut into its blocks
 (:mod:`memwall.training.block_reader`) and put on all GPUs (:mod:`memwall.training.step`). Ranks that are alike are
 traced once: 4,096 GPUs take no longer than 8.
 """
@@ -22,8 +22,7 @@ from memwall.analysis.pipes import peaks_of, peaks_text, product_flops
 from memwall.analysis.whatif import GpuChange, parse_change
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
-from memwall.core.parallelism import Parallelism
-from memwall.frontend.workload.seeds import seeded
+from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
@@ -33,6 +32,7 @@ from memwall.record.profile import Profile
 from memwall.simulate.memory import reserved_bytes
 from memwall.training.block_reader import peak_op
 from memwall.training.blocks import Blocks
+from memwall.training.layout import Parallelism
 from memwall.training.memory import STATES
 from memwall.training.messages import rank_messages
 from memwall.training.rank import blocks_of, trace_rank

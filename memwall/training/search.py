@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.files import uncollected
-from memwall.core.parallelism import Parallelism
 from memwall.core.units import counted
-from memwall.frontend.workload.seeds import seeded
+from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster
 from memwall.perfmodel.roofline import least_compute_s
@@ -31,6 +30,7 @@ from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import in_flight
 from memwall.training.blocks import Block, Blocks, Work
 from memwall.training.candidates import Candidate, check_among, layouts, no_layout, wanted
+from memwall.training.layout import Parallelism
 from memwall.training.memory import STATES
 from memwall.training.rank import blocks_of, light_blocks_of, shortened, split_of, trace_rank
 from memwall.training.run import DEFAULT_CLUSTER

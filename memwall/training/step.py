@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memwall.core.errors import unknown
-from memwall.core.parallelism import Parallelism
 from memwall.hardware.cluster import all_at_once, hardware_of
 from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
 from memwall.simulate.streams import Sent, Sides, beside_s, one_ahead
 from memwall.training.blocks import Block, Blocks, Work, merged
+from memwall.training.layout import Parallelism
 from memwall.training.memory import STATES, Between, Memory, Ranks
 from memwall.training.messages import passed_bytes
 

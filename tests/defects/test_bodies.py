@@ -121,7 +121,7 @@ def test_a_triton_op_is_recorded_as_its_kernels_and_calls():
 
 
 def test_pointers_behind_descriptors_keywords_and_helpers_are_found():
-    from memwall.frontend.torch.triton_calls import pointer_use
+    from memwall.frontend.torch.dispatch.triton_calls import pointer_use
 
     source = """
     def kernel(a_ptr, b_desc, c_ptr, d_ptr, out_ptr, n, block: tl.constexpr):

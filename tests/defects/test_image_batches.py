@@ -64,7 +64,7 @@ def test_a_static_cache_has_room_for_images(tmp_path):
 def test_an_expanded_tensor_of_the_host_keeps_its_values():
     import torch
 
-    from memwall.frontend.torch.values import KnownValues
+    from memwall.frontend.torch.values.known import KnownValues
 
     rows = torch.tensor([[1, 16, 16]]).expand(3, -1)
     known = KnownValues()

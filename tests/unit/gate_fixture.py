@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from memwall.analysis.diff import Cause
+from memwall.gate.diff import Cause
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 
 REF = Baseline("ref", "origin/main", "1a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d", "0.6.0")

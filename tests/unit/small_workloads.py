@@ -16,7 +16,7 @@ from typing import Any
 import memwall
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, TensorSpec
-from memwall.frontend.workload.loading import load_file
+from memwall.frontend.targets.loading import load_file
 from memwall.fusion import Group, Plan, plan_graph
 from memwall.fusion.plan import Placement
 from memwall.fusion.pricing import Pricer

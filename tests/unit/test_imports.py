@@ -28,7 +28,7 @@ LIGHT = ("memwall", "memwall.serving.command", "memwall.sweeping.command", "memw
          *(f"memwall.{name}" for name in (*ANALYZER, *WINGS)),
          *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "report", "fuse", "cache")),
          "memwall.analysis.fused", "memwall.bench.accuracy", "memwall.gate.history", "memwall.gate.run",
-         "memwall.frontend.workload", "memwall.record.capture", "memwall.record.profile", "memwall.bench.kernels",
+         "memwall.frontend.targets", "memwall.record.capture", "memwall.record.profile", "memwall.bench.kernels",
          "memwall.bench.ab", "memwall.bench.calibrate", "memwall.traces.analysis", "memwall.codegen.emit")  # fmt: skip
 
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import memwall
 from memwall.analysis.communication import traced_ranks
 from memwall.analysis.pipelines import pipeline_step, rank_rows
-from memwall.frontend.torch.outlines import Outline, alike
+from memwall.frontend.torch.ranks.outlines import Outline, alike
 from memwall.programs import profile_ranks, ranks_alike
 from memwall.record.job import replicas
 from memwall.record.kernels import rates

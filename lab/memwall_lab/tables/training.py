@@ -28,11 +28,11 @@ from pathlib import Path
 
 from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
 from memwall.core.errors import UsageError
-from memwall.core.parallelism import Parallelism
 from memwall.core.units import counted
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.host import load_host
 from memwall.hardware.links import Cluster
+from memwall.training.layout import Parallelism
 from memwall_lab.sizes import Latents, Sizes
 from memwall_lab.tables.base import known, size
 from memwall_lab.training import TrainingSample

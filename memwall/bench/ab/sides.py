@@ -141,7 +141,7 @@ class Worker:
         try:
             return getattr(self, question)(*arguments)
         except (Exception, SystemExit) as error:  # whatever the user's code does, it is this side's
-            from memwall.frontend.workload.blame import blame
+            from memwall.frontend.targets.blame import blame
 
             raise blame(error, "running the model") from error  # with the user's own line
 

@@ -280,8 +280,8 @@ def _set_tf32(graph: Graph) -> None:
 
 def _register(target: str) -> None:
     """Import what the workload was made from, as that registers custom ops; records and configurations hold no code."""
-    from memwall.frontend.workload.loading import load_file, load_module
-    from memwall.frontend.workload.target import split_target
+    from memwall.frontend.targets.loading import load_file, load_module
+    from memwall.frontend.targets.target import split_target
 
     kind, place, _ = split_target(target)
     if kind == "file" and Path(place).is_file():

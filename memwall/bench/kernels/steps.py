@@ -20,12 +20,12 @@ from memwall.bench.kernels.oracle import Oracle
 from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import SERVING, Graph, TensorSpec, Value
+from memwall.frontend.targets import Workload, resolve
+from memwall.frontend.targets.inputs import stays_on_host
+from memwall.frontend.targets.sizes import SIZES
 from memwall.frontend.torch.build import make_optimizer
 from memwall.frontend.torch.losses import backward, forward_step, scalar_loss
 from memwall.frontend.torch.options import parse_dtype
-from memwall.frontend.workload import Workload, resolve
-from memwall.frontend.workload.inputs import stays_on_host
-from memwall.frontend.workload.sizes import SIZES
 from memwall.fusion import Group, Plan
 from memwall.ops.evaluate import dtype_of
 from memwall.ops.expressions import NotGenerated

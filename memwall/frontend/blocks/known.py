@@ -10,8 +10,8 @@ import numpy
 import torch
 from torch import nn
 
-from memwall.frontend.torch.assumptions import Basis
-from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.dispatch.recorder import Recorder
+from memwall.frontend.torch.values.assumptions import Basis
 
 #: A tensor's value and what it rests on.
 Known = tuple[torch.Tensor, tuple[Basis, ...]]

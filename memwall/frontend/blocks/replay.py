@@ -33,9 +33,9 @@ from memwall.frontend.blocks.template import (
     StandIns,
     Template,
 )
-from memwall.frontend.torch.attention import allowed_order
-from memwall.frontend.torch.autocast import CudaAutocast
-from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.dispatch.attention import allowed_order
+from memwall.frontend.torch.dispatch.autocast import CudaAutocast
+from memwall.frontend.torch.dispatch.recorder import Recorder
 
 #: Where the recorder stood when a segment began: its ops, storages and free calls.
 Watch = tuple[int, int, Counter[str]]
@@ -44,7 +44,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Replayer:
-    """Replaces module calls (:mod:`memwall.frontend.torch.origin`) and replays those that repeat."""
+    """Replaces module calls (:mod:`memwall.frontend.torch.dispatch.origin`) and replays those that repeat."""
 
     def __init__(self, root: nn.Module, recorder: Recorder, autocast: CudaAutocast) -> None:
         self.recorder = recorder

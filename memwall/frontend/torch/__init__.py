@@ -1,8 +1,8 @@
 """Workload → Graph: run one step on tensors without data and record what a CUDA device would run.
 
-``run`` is the wiring: start there. ``build`` makes the module, its inputs and its optimizer on the traced device
-(``device``), ``recorder`` records the calls with their module and line (``origin``). ``cuda_forms``, ``autocast`` and
-``triton_calls`` give what CUDA would run where ``meta`` or the CPU would not.
+``run`` is the wiring: start there. ``build`` makes the module, its inputs and its optimizer. Four rooms: ``dispatch``
+records the calls with their module and line, in the form that CUDA would run; ``values`` has what is known and assumed
+of numbers; ``process`` what a process says of devices and settings; ``ranks`` programs of several GPUs from one rank.
 """
 
 from memwall.frontend.torch.options import Traced, TraceOptions

@@ -22,20 +22,20 @@ from torch import nn
 from memwall.core import compat
 from memwall.core.errors import MemwallError, UsageError, message_of
 from memwall.core.units import size
-from memwall.frontend.torch.carrying import Carrying
-from memwall.frontend.torch.copies import Copies
-from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.distributed import end_group
-from memwall.frontend.torch.failures import wanted_in_words
-from memwall.frontend.torch.kv_caches import cached_tensors
+from memwall.frontend.targets.blame import blame, user_frame
+from memwall.frontend.targets.inputs import stays_on_host
+from memwall.frontend.targets.seeds import seed_all
+from memwall.frontend.torch.dispatch.recorder import Recorder
+from memwall.frontend.torch.dispatch.shapes import ExactShapes
+from memwall.frontend.torch.dispatch.tensors import flat_tensors, plain_parts, sparse_of, sparse_parts
 from memwall.frontend.torch.losses import flattened
-from memwall.frontend.torch.recorder import Recorder
-from memwall.frontend.torch.shapes import ExactShapes
-from memwall.frontend.torch.tensors import flat_tensors, plain_parts, sparse_of, sparse_parts
-from memwall.frontend.torch.values import KnownValues
-from memwall.frontend.workload.blame import blame, user_frame
-from memwall.frontend.workload.inputs import stays_on_host
-from memwall.frontend.workload.seeds import seed_all
+from memwall.frontend.torch.process.copies import Copies
+from memwall.frontend.torch.process.device import TracedDevice
+from memwall.frontend.torch.process.failures import wanted_in_words
+from memwall.frontend.torch.ranks.distributed import end_group
+from memwall.frontend.torch.values.carrying import Carrying
+from memwall.frontend.torch.values.known import KnownValues
+from memwall.frontend.torch.values.kv_caches import cached_tensors
 
 
 class Built(NamedTuple):

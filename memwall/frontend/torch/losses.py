@@ -10,7 +10,7 @@ import torch
 
 from memwall.core import compat
 from memwall.core.errors import UsageError
-from memwall.frontend.workload import Workload
+from memwall.frontend.targets import Workload
 
 
 def forward_step(module: Callable[..., Any], loss: Callable[[Any], Any] | None) -> Callable[..., Any]:

@@ -11,8 +11,8 @@ import torch
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
-from memwall.frontend.torch.tensors import dtype_name
-from memwall.frontend.workload.inputs import SHORT_DTYPES
+from memwall.frontend.targets.inputs import SHORT_DTYPES
+from memwall.frontend.torch.dispatch.tensors import dtype_name
 from memwall.hardware.lookup import Gpu
 from memwall.ops.sdpa import Attention
 
@@ -29,7 +29,7 @@ class TraceOptions:
     prefers, for the graph of the trace; graphs for other backends are derived from it. ``torch.cuda`` answers as
     ``gpu`` does, or as the default GPU if ``gpu`` is None. Inference runs under ``torch.no_grad()`` unless
     ``gradients`` is set, as after a plain ``eval()``. ``assume`` says what holds where activations decide
-    (:mod:`memwall.frontend.torch.assumptions`)."""
+    (:mod:`memwall.frontend.torch.values.assumptions`)."""
 
     mode: str = "inference"
     dtype: str | None = None

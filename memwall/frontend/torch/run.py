@@ -15,9 +15,9 @@ from memwall.core.errors import NeedsData, UsageError
 from memwall.core.graph import SERVING, Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
-from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
-from memwall.frontend.torch.attention_kinds import lowered
-from memwall.frontend.torch.autocast import CudaAutocast
+from memwall.frontend.targets import Workload
+from memwall.frontend.targets.contract import parameters_of
+from memwall.frontend.targets.seeds import seed_all, undrawn
 from memwall.frontend.torch.build import (
     Inputs,
     build_inputs,
@@ -28,39 +28,39 @@ from memwall.frontend.torch.build import (
     settle,
     take_step,
 )
-from memwall.frontend.torch.caches import empty_caches
-from memwall.frontend.torch.carrying import Carrying
-from memwall.frontend.torch.copies import is_lazy, shaping
-from memwall.frontend.torch.cuda_answers import ASKED_KEY, cuda_answers
-from memwall.frontend.torch.cuda_forms import CudaForms
-from memwall.frontend.torch.data_parallel import buckets_of, settle_shards, sharding, waits_for_ranks
-from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.distributed import fake_groups, one_rank, own_group, this_rank, unexchanged
-from memwall.frontend.torch.draws import Draws
-from memwall.frontend.torch.dtensors import alike_once, deriving_shapes
-from memwall.frontend.torch.failures import NeedsGradients, blaming
-from memwall.frontend.torch.flat_shards import whole_elements
-from memwall.frontend.torch.held import settle_state, storages_held
-from memwall.frontend.torch.higher_order import plain_forms
-from memwall.frontend.torch.kv_caches import cached_tensors
-from memwall.frontend.torch.library_answers import library_answers
-from memwall.frontend.torch.light_imports import light_imports
+from memwall.frontend.torch.dispatch.attention_kinds import lowered
+from memwall.frontend.torch.dispatch.autocast import CudaAutocast
+from memwall.frontend.torch.dispatch.cuda_forms import CudaForms
+from memwall.frontend.torch.dispatch.higher_order import plain_forms
+from memwall.frontend.torch.dispatch.library_answers import library_answers
+from memwall.frontend.torch.dispatch.offload import offloading
+from memwall.frontend.torch.dispatch.origin import module_calls, module_names
+from memwall.frontend.torch.dispatch.real_kernels import real_kernels
+from memwall.frontend.torch.dispatch.recorder import Recorder, UnexpectedCall
+from memwall.frontend.torch.dispatch.scans import few_steps
+from memwall.frontend.torch.dispatch.shapes import SparseCopies
+from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
+from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, tensors_in
-from memwall.frontend.torch.offload import offloading
 from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dtype
-from memwall.frontend.torch.origin import module_calls, module_names
-from memwall.frontend.torch.pipelines import pipelined
-from memwall.frontend.torch.real_kernels import real_kernels
-from memwall.frontend.torch.recorder import Recorder, UnexpectedCall
-from memwall.frontend.torch.scans import few_steps
-from memwall.frontend.torch.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd, threads
-from memwall.frontend.torch.shapes import SparseCopies
-from memwall.frontend.torch.tensors import flat_tensors, is_wrapper, plain_parts
-from memwall.frontend.torch.triton_calls import triton_calls
-from memwall.frontend.torch.values import KnownValues
-from memwall.frontend.workload import Workload
-from memwall.frontend.workload.contract import parameters_of
-from memwall.frontend.workload.seeds import seed_all, undrawn
+from memwall.frontend.torch.process.caches import empty_caches
+from memwall.frontend.torch.process.copies import is_lazy, shaping
+from memwall.frontend.torch.process.cuda_answers import ASKED_KEY, cuda_answers
+from memwall.frontend.torch.process.device import TracedDevice
+from memwall.frontend.torch.process.failures import NeedsGradients, blaming
+from memwall.frontend.torch.process.light_imports import light_imports
+from memwall.frontend.torch.process.settings import deep_calls, inference_mode_as_no_grad, saved_by_autograd, threads
+from memwall.frontend.torch.ranks.data_parallel import buckets_of, settle_shards, sharding, waits_for_ranks
+from memwall.frontend.torch.ranks.distributed import fake_groups, one_rank, own_group, this_rank, unexchanged
+from memwall.frontend.torch.ranks.dtensors import alike_once, deriving_shapes
+from memwall.frontend.torch.ranks.flat_shards import whole_elements
+from memwall.frontend.torch.ranks.pipelines import pipelined
+from memwall.frontend.torch.values.assumptions import Assumptions, read_assumptions
+from memwall.frontend.torch.values.carrying import Carrying
+from memwall.frontend.torch.values.draws import Draws
+from memwall.frontend.torch.values.held import settle_state, storages_held
+from memwall.frontend.torch.values.known import KnownValues
+from memwall.frontend.torch.values.kv_caches import cached_tensors
 from memwall.hardware.lookup import DEFAULT_GPU, load_gpu
 from memwall.ops.libraries import library_notes
 

@@ -16,8 +16,8 @@ from unittest.mock import patch
 import torch
 
 from memwall.core import compat
-from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.recorder import Recorder
+from memwall.frontend.torch.dispatch.recorder import Recorder
+from memwall.frontend.torch.process.device import TracedDevice
 from memwall.inductor.dynamo.text import limit_reached
 
 
@@ -83,7 +83,7 @@ def _own_code_skipped() -> Iterator[None]:
     frames, skip = compat.dynamo_frames, compat.FrameAction.SKIP
     deep = compat.FrameExecStrategy(skip, skip)
     shallow = compat.FrameExecStrategy(skip, compat.FrameAction.DEFAULT)
-    around = {TracedDevice.__torch_function__.__code__, *_code_of("memwall.frontend.workload")}
+    around = {TracedDevice.__torch_function__.__code__, *_code_of("memwall.frontend.targets")}
     strategies = {**dict.fromkeys(_code_of("memwall.frontend"), deep), **dict.fromkeys(around, shallow)}
     for code, strategy in strategies.items():
         frames.set_code_exec_strategy(code, strategy)

@@ -16,11 +16,11 @@ from unittest.mock import patch
 import torch
 
 from memwall.core import compat
+from memwall.frontend.targets.blame import first_line, portable
 from memwall.frontend.torch.build import build_inputs
-from memwall.frontend.torch.device import TracedDevice
-from memwall.frontend.torch.recorder import Recorder
-from memwall.frontend.torch.tensors import dtype_name
-from memwall.frontend.workload.blame import first_line, portable
+from memwall.frontend.torch.dispatch.recorder import Recorder
+from memwall.frontend.torch.dispatch.tensors import dtype_name
+from memwall.frontend.torch.process.device import TracedDevice
 from memwall.inductor.dynamo import text
 from memwall.inductor.dynamo.alone import alone, no_function_modes, pause_while_compiling
 from memwall.record.capture import Guard, Recompile

@@ -10,9 +10,9 @@ from typing import Any
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import EAGER, Graph, Op
+from memwall.frontend.targets import Workload
 from memwall.frontend.torch.options import TraceOptions, parse_dtype
 from memwall.frontend.torch.run import trace
-from memwall.frontend.workload import Workload
 from memwall.inductor.dynamo.record import DynamoRun, RegionRecorder
 from memwall.record.capture import REAL_BYTES, Break, Capture, Guard, PartialGraph, carry, place_before
 

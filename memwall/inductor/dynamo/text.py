@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from traceback import FrameSummary
 
-from memwall.frontend.workload.blame import is_user_file, portable
+from memwall.frontend.targets.blame import is_user_file, portable
 
 _CHARS = 240
 _EXPLAINS = ("Explanation:", "Hint:")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import memwall
-from memwall.analysis.diff import Cause, Side, _difference, explain, largest, top
 from memwall.analysis.matching import in_order, match_ops
+from memwall.gate.diff import Cause, Side, _difference, explain, largest, top
 from memwall.hardware.host import Host
 from memwall.record.profile import Profile
 from tests.unit.one_call import Call

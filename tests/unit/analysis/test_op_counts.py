@@ -17,8 +17,8 @@ import memwall.analysis.op_counts
 from memwall.analysis.fused import fuse
 from memwall.analysis.op_counts import Level, OpCounts, op_counts
 from memwall.core.errors import UsageError
+from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
-from memwall.frontend.workload import Workload, resolve
 from memwall.inductor import Lowered, LoweredKernel
 from reports.funnel_figure import funnel_figure
 from reports.funnel_report import operator_sets

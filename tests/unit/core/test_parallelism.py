@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.core.parallelism import Parallelism
+from memwall.training.layout import Parallelism
 
 WHOLE = "tp=8,sp,pp=4,dp=16,fsdp=grad,cp=2,ep=8,microbatches=32,schedule=interleaved:2,recompute=selective,async"
 

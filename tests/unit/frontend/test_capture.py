@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from memwall.core.graph import EAGER, Op
+from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
-from memwall.frontend.workload import Workload, resolve
 from memwall.inductor.dynamo.run import capture
 from memwall.record.capture import carry
 from tests.unit.places import ROOT
@@ -464,7 +464,7 @@ ALONE = """
 import sys, torch
 from memwall.inductor.dynamo.run import capture
 from memwall.frontend.torch import TraceOptions, trace
-from memwall.frontend.workload import Workload
+from memwall.frontend.targets import Workload
 workload, options = Workload(torch.nn.Linear(2, 2), (torch.zeros(1, 2),)), TraceOptions()
 assert capture(workload, options, trace(workload, options).graph, ()).failure is None
 print([name for name in ("torch._dynamo.convert_frame", "torch._inductor.compile_fx") if name in sys.modules])

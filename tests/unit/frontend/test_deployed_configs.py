@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 import torch
 
 from memwall.core.errors import UsageError
+from memwall.frontend.targets import resolve
 from memwall.frontend.torch.options import TraceOptions
 from memwall.frontend.torch.run import trace
-from memwall.frontend.workload import resolve
 from tests.unit.places import shared
 
 CONFIGS = shared("configs")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import memwall
-from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch.process.device import TracedDevice
 
 X = torch.zeros(4, 8)
 #: integers that the model found

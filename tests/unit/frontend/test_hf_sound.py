@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from memwall.frontend.targets import resolve
 from memwall.frontend.torch.options import TraceOptions
 from memwall.frontend.torch.run import trace
-from memwall.frontend.workload import resolve
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from memwall.core.errors import MissingError, UsageError
+from memwall.frontend.hf.classes import model_class
+from memwall.frontend.hf.config import Read
+from memwall.frontend.targets import resolve
 from memwall.frontend.torch.options import TraceOptions
 from memwall.frontend.torch.run import trace
-from memwall.frontend.workload import resolve
-from memwall.frontend.workload.hf.classes import model_class
-from memwall.frontend.workload.hf.config import Read
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 

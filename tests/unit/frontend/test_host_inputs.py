@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import memwall
 from memwall.core.errors import UsageError
-from memwall.frontend.workload.inputs import parse_input
+from memwall.frontend.targets.inputs import parse_input
 
 FEATURES, HIDDEN = 32, 64
 

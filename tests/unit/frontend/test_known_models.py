@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from memwall.frontend.workload import Workload
+from memwall.frontend.targets import Workload
 from tests.unit.places import ROOT
 
 pytest.importorskip("transformers", reason="transformers is not installed")

@@ -91,7 +91,7 @@ def test_the_compiler_works_after_a_trace():
 
 def test_a_symbolic_question_goes_to_the_real_function():
     code = """
-        from memwall.frontend.torch.light_imports import light_imports
+        from memwall.frontend.torch.process.light_imports import light_imports
         import torch
         with light_imports():
             from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_and, sym_eq
@@ -110,7 +110,7 @@ def test_a_symbolic_question_goes_to_the_real_function():
 def test_looking_through_the_modules_loads_none():
     code = """
         import inspect, sys, torch
-        from memwall.frontend.torch.light_imports import light_imports
+        from memwall.frontend.torch.process.light_imports import light_imports
         with light_imports():
             frame = inspect.getframeinfo(sys._getframe(0))
             names = [module.__name__ for module in list(sys.modules.values()) if hasattr(module, "__file__")]

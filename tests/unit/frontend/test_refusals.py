@@ -8,8 +8,8 @@ from torch import nn
 
 import memwall
 from memwall.core.errors import UsageError
+from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
-from memwall.frontend.workload import Workload, resolve
 from tests.unit.one_call import Call
 
 

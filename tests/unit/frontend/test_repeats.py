@@ -16,7 +16,7 @@ from torch import nn
 
 import memwall
 from memwall.core.graph import Graph, Op, Storage, Value, contiguous
-from memwall.frontend.workload.loading import load_file
+from memwall.frontend.targets.loading import load_file
 from memwall.fusion.repeats import shorten
 from memwall.ops import graph_costs
 from tests.unit.places import ROOT

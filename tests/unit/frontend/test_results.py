@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memwall.frontend.torch.results import Results
+from memwall.frontend.torch.dispatch.results import Results
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ import torch
 
 import memwall
 from memwall.core.errors import UsageError
-from memwall.frontend.torch.kv_caches import is_of_cache
+from memwall.frontend.torch.values.kv_caches import is_of_cache
 from tests.unit.configs import LLAMA
 
 pytest.importorskip("transformers", reason="transformers is not installed")

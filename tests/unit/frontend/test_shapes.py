@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 import memwall
 from memwall.core.errors import NeedsData, UsageError
-from memwall.frontend.torch.shapes import ShapeFunctions, SparseCopies
-from memwall.frontend.torch.tensors import check_stored, sparse_of, sparse_parts
+from memwall.frontend.torch.dispatch.shapes import ShapeFunctions, SparseCopies
+from memwall.frontend.torch.dispatch.tensors import check_stored, sparse_of, sparse_parts
 from memwall.ops import graph_costs
 from tests.unit.one_call import Call
 

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from memwall.core.errors import UsageError
-from memwall.core.parallelism import Parallelism
-from memwall.frontend.sharding import Split, find_split, split_module
+from memwall.frontend.targets import Workload
 from memwall.frontend.torch import TraceOptions, trace
-from memwall.frontend.torch.distributed import end_group
-from memwall.frontend.workload import Workload
+from memwall.frontend.torch.ranks.distributed import end_group
 from memwall.ops import graph_costs
+from memwall.training.layout import Parallelism
 from memwall.training.run import parallel
+from memwall.training.sharding import Split, find_split, split_module
 from tests.unit.small_modules import Experts, Routed
 
 BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCAB, TP = 2, 16, 32, 4, 3, 64, 4

@@ -653,7 +653,7 @@ def test_a_custom_op_is_unmodeled_until_it_has_a_cost():
 
 
 def test_pointer_use_of_a_triton_kernel_is_read_off_its_source():
-    from memwall.frontend.torch.triton_calls import pointer_use
+    from memwall.frontend.torch.dispatch.triton_calls import pointer_use
 
     source = """
     def gather(x_ptr, index_ptr, out_ptr, count_ptr, n, BLOCK: tl.constexpr):

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import memwall
+from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
-from memwall.frontend.workload import Workload, resolve
 
 
 def both(workload, mode="training", **options):

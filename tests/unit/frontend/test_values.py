@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memwall
-from memwall.frontend.torch import TraceOptions, draws
-from memwall.frontend.torch.assumptions import Assumptions, read_assumptions
-from memwall.frontend.torch.carrying import Carrying
-from memwall.frontend.torch.device import TracedDevice
+from memwall.frontend.torch import TraceOptions
+from memwall.frontend.torch.process.device import TracedDevice
 from memwall.frontend.torch.run import trace
-from memwall.frontend.torch.values import MOST_INTEGERS, KnownValues
+from memwall.frontend.torch.values import draws
+from memwall.frontend.torch.values.assumptions import Assumptions, read_assumptions
+from memwall.frontend.torch.values.carrying import Carrying
+from memwall.frontend.torch.values.known import MOST_INTEGERS, KnownValues
 from tests.unit.places import ROOT
 
 sys.path.insert(0, str(ROOT / "lab" / "benchmarks"))

@@ -11,8 +11,8 @@ import torch
 
 import memwall
 from memwall.core.errors import UsageError
-from memwall.frontend.workload import Workload, is_target, resolve
-from memwall.frontend.workload.target import Parts, split_target
+from memwall.frontend.targets import Workload, is_target, resolve
+from memwall.frontend.targets.target import Parts, split_target
 from memwall.report import render
 from tests.unit.places import REFERENCE, ROOT
 
@@ -50,7 +50,7 @@ FUNCTIONS = """
 
 
 def test_importing_workload_imports_no_torch():
-    code = "import sys, memwall.frontend.workload; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, memwall.frontend.targets; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -338,7 +338,7 @@ def test_the_reference_workloads_resolve(path):
 
 
 def test_a_message_whose_first_line_promises_a_second():
-    from memwall.frontend.workload.blame import first_line
+    from memwall.frontend.targets.blame import first_line
 
     assert first_line(ValueError("\nnot valid for 'x':\n  ValueError: 255 is odd\nmore")) == (
         "not valid for 'x': ValueError: 255 is odd"

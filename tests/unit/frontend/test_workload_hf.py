@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from memwall.core.errors import MissingError, UsageError
-from memwall.frontend.torch.library_answers import library_answers
+from memwall.frontend.targets import resolve
+from memwall.frontend.torch.dispatch.library_answers import library_answers
 from memwall.frontend.torch.options import TraceOptions
 from memwall.frontend.torch.run import trace
-from memwall.frontend.workload import resolve
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -235,7 +235,7 @@ there = pathlib.Path(sys.argv[1])
 sys.path.insert(0, str(there))
 import memwall
 from memwall.core.errors import MissingError, UsageError
-from memwall.frontend.workload.target import resolve
+from memwall.frontend.targets.target import resolve
 for folder in sorted(there.glob("hf_*")):
     try:
         resolve(f"hf:{folder}")

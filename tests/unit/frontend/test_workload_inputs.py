@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memwall.core.errors import UsageError
-from memwall.frontend.workload.inputs import InputSpec, input_builder, make_tensor, parse_input
+from memwall.frontend.targets.inputs import InputSpec, input_builder, make_tensor, parse_input
 
 
 @pytest.mark.parametrize(("text", "spec"), [

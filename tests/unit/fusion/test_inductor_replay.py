@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from memwall.core.graph import TensorSpec, contiguous
-from memwall.frontend.workload import resolve
-from memwall.frontend.workload.loading import load_file
+from memwall.frontend.targets import resolve
+from memwall.frontend.targets.loading import load_file
 from memwall.fusion.view_steps import Step, row_major_order, view_steps
 from tests.unit.places import ROOT
 from tests.unit.replay_real import compare

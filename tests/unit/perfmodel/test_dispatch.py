@@ -12,7 +12,7 @@ from memwall.hardware.cluster import load_cluster
 from memwall.ops.experts import expected_groups
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import collective_s
-from memwall.perfmodel.dispatch import Routing, hybrid_legs, hybrid_time
+from memwall.training.dispatch import Routing, hybrid_legs, hybrid_time
 from tests.unit.small_modules import Experts, Routed
 
 TOKENS, WIDTH, EXPERTS, TOP_K = 64, 32, 16, 2

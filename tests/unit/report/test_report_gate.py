@@ -18,10 +18,10 @@ import pytest
 import xmlschema
 from markdown_it import MarkdownIt
 
-from memwall.analysis.diff import Cause
 from memwall.analysis.numbers import apart, change_text
 from memwall.cli.output import GATE_SUFFIXES
 from memwall.core.errors import UsageError
+from memwall.gate.diff import Cause
 from memwall.gate.forges import fingerprints, place_of, source_place, target_place
 from memwall.gate.page import GateReport
 from memwall.gate.result import GateResult, Problem

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from memwall.core.errors import UsageError
-from memwall.core.parallelism import Parallelism
+from memwall.frontend.targets import Workload
 from memwall.frontend.torch import TraceOptions
-from memwall.frontend.workload import Workload
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.perfmodel.collectives import collective_s
 from memwall.training.blocks import Block, Blocks, Work
+from memwall.training.layout import Parallelism
 from memwall.training.rank import blocks_of, trace_rank
 from memwall.training.step import training_step
 from memwall_lab.language_model import LanguageModel, next_token_loss

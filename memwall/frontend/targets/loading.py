@@ -1,0 +1,120 @@
+"""Importing the user's code: by path as a fresh module, with its folder importable, leaving no ``.pyc`` behind."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.machinery
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+from memwall.core.errors import UsageError
+from memwall.frontend.targets.blame import blame, users_code
+from memwall.frontend.targets.seeds import seed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_numbers = itertools.count(1)
+#: Names in ``sys.modules`` that came from the folders of loaded files; dropped before the next file is loaded, so that
+#: two files may each have their own ``layers.py``.
+_siblings: set[str] = set()
+
+
+def load_file(path: Path) -> ModuleType:
+    """Run a Python file as a new module; a UsageError that names the user's line where it cannot be read or raises."""
+    import torch  # noqa: F401  before the user's file, so that the import is not run without .pyc
+
+    seed()
+    for name in _siblings:
+        sys.modules.pop(name, None)
+    _siblings.clear()
+    name = f"memwall_target_{next(_numbers)}_{path.stem}"
+    loader = importlib.machinery.SourceFileLoader(name, str(path.absolute()))
+    spec = importlib.util.spec_from_file_location(name, loader.path, loader=loader)
+    if spec is None:
+        raise UsageError(f"cannot load {path}: it is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules)
+    sys.modules[name] = module
+    try:
+        with importable(path.resolve().parent), users_code():
+            loader.exec_module(module)
+    except BaseException as error:
+        _forget(before)
+        if isinstance(error, OSError) and error.filename == loader.path:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        if isinstance(error, (Exception, SystemExit)):
+            raise blame(error, f"loading {path}") from error
+        raise
+    return module
+
+
+def load_module(name: str) -> ModuleType:
+    """Import an installed package's module, or one of the current folder. Raises ``UsageError``: no such module,
+    or importing it fails."""
+    import torch  # noqa: F401
+
+    seed()
+    try:
+        with importable(Path.cwd()), users_code():
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(f"there is no module {error.name!r}, neither in this folder nor installed") from None
+        raise blame(error, f"importing {name}") from error
+    except (Exception, SystemExit) as error:
+        raise blame(error, f"importing {name}") from error
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Put a folder first on ``sys.path`` and write no bytecode; remembers which modules came from the folder."""
+    entry, wrote = str(folder), sys.dont_write_bytecode
+    before = set(sys.modules)
+    sys.path.insert(0, entry)
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = wrote
+        if entry in sys.path:
+            sys.path.remove(entry)
+        _siblings.update(name for name in set(sys.modules) - before if _lies_in(name, folder))
+
+
+def at_home(function: Callable[P, T], folder: Path) -> Callable[P, T]:
+    """A function of the user's that still finds its neighbours when it imports them late."""
+
+    @functools.wraps(function, updated=())
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with importable(folder):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _lies_in(name: str, folder: Path) -> bool:
+    top = name.partition(".")[0]
+    if top == "memwall":
+        return False
+    module: Any = sys.modules.get(top)
+    file = getattr(module, "__file__", None)
+    if file:
+        path = Path(file)
+        return (path.parent.parent if path.name == "__init__.py" else path.parent) == folder
+    return any(Path(entry).parent == folder for entry in getattr(module, "__path__", ()))
+
+
+def _forget(before: set[str]) -> None:
+    """Drop the half-loaded module and its imports from its folder; installed packages stay loaded."""
+    for name in set(sys.modules) - before:
+        if name.startswith("memwall_target_") or name in _siblings:
+            del sys.modules[name]
+    _siblings.intersection_update(before)

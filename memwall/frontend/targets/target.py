@@ -1,0 +1,170 @@
+"""TARGET, as a user writes it: ``model.py``, ``model.py:name``, ``package.module:name`` or ``hf:FOLDER``."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memwall.core.errors import UsageError, nearest
+from memwall.frontend.targets.contract import Source, Workload, by_contract, by_name
+from memwall.frontend.targets.loading import importable, load_file, load_module
+from memwall.frontend.targets.sizes import check_mode, read_sizes
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
+
+KINDS = "model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON or a saved profile (.json)"
+
+
+class Parts(NamedTuple):
+    """A target taken apart: ``kind`` is ``file``, ``module`` or ``hf``; ``name`` is empty for the whole contract."""
+
+    kind: str
+    place: str
+    name: str
+
+
+def is_target(text: str) -> bool:
+    """Whether a word on the command line reads as a target and not as the name of a GPU."""
+    return (
+        ":" in text
+        or text.endswith((".py", ".json", ".json.gz"))
+        or (("/" in text or "\\" in text) and not text.endswith(".toml"))
+    )
+
+
+def is_saved(target: str) -> bool:
+    """Whether a target is a saved record."""
+    return target.lower().endswith((".json", ".json.gz")) and not target.startswith("hf:")
+
+
+def split_target(target: str) -> Parts:
+    """Take a target apart without touching the disk."""
+    if target.startswith("hf:"):
+        return Parts("hf", target.removeprefix("hf:"), "")
+    if target.endswith(".py"):
+        return Parts("file", target, "")
+    place, colon, name = target.rpartition(":")
+    if colon and place.endswith(".py"):
+        return Parts("file", place, name)
+    return Parts("module", place, name) if colon else Parts("module", target, "")
+
+
+def resolve(
+    target: str,
+    *,
+    input_specs: Sequence[str] = (),
+    mode: str = "inference",
+    gpu: Gpu | str | None = DEFAULT_GPU,
+    **given: Any,
+) -> Workload:
+    """The workload that a target names. Runs the user's file, but calls none of its functions except ``workload()``.
+
+    ``given`` are some of :data:`memwall.frontend.targets.sizes.SIZES`, such as ``batch`` and ``seq``; they are passed
+    to the file's functions that take them; ``input_specs`` are strings such as
+    ``f32[8,3,224,224]`` and replace the file's inputs. In training ``hf:`` passes labels; in prefill and decode the
+    inputs are those of a step with a cache. While the file is loaded, ``torch.cuda`` answers as with ``gpu``, and what
+    is put on CUDA stays on the host; None: as this machine does.
+
+    Raises:
+        UsageError: there is no such target, it breaks the contract, or running it raised.
+        MissingError: ``hf:`` without transformers.
+    """
+    kind, place, name = split_target(target)
+    if not place:
+        raise UsageError(f"{target!r} names nothing; want {KINDS}")
+    sizes = read_sizes(given)
+    check_mode(mode, sizes)
+    if mode == "decode" and input_specs:
+        raise UsageError("--input makes no cache, which --mode decode reads; give a model file with decode_inputs()")
+    if kind == "hf":
+        from memwall.frontend.hf import from_config
+
+        _refuse_hub_id(place)
+        return from_config(Path(place), target, mode=mode, sizes=sizes, input_specs=input_specs)
+    if kind == "file":
+        _existing(Path(place))
+    else:
+        _check_module(place, name)
+    import torch  # noqa: F401  before the user's file, so that the import is not run without .pyc
+
+    from memwall.frontend.torch.process.cuda_answers import cuda_answers
+    from memwall.frontend.torch.process.device import TracedDevice
+
+    if gpu is None:
+        return _loaded(kind, place, name, target, sizes, input_specs, mode)
+    with cuda_answers(load_gpu(gpu)) as asked, TracedDevice("cpu", building=True):
+        made = _loaded(kind, place, name, target, sizes, input_specs, mode)
+    return replace(made, asked=tuple(asked))
+
+
+def _loaded(
+    kind: str, place: str, name: str, target: str, sizes: Mapping[str, Any], input_specs: Sequence[str], mode: str
+) -> Workload:
+    if kind == "file":
+        path = Path(place)
+        module = load_file(path)
+        # profiles/bert_large/model.py is bert_large; any other file has its own name
+        title = path.parent.name if path.stem == "model" and path.parent.name else path.stem
+    else:
+        module, title = load_module(place), place.rpartition(".")[2]
+    source = Source(module, place, target, title, sizes, input_specs, mode)
+    return by_name(source, name) if name else by_contract(source)
+
+
+def _refuse_hub_id(place: str) -> None:
+    """Say how to get the configuration of a model on huggingface.co: memwall downloads nothing."""
+    if _HUB_ID.fullmatch(place) and not Path(place).exists():
+        name = place.rpartition("/")[2]
+        raise UsageError(
+            f"no such folder: {place}; memwall downloads nothing, and needs the config.json of {place} alone: run"
+            f" 'hf download {place} config.json --local-dir {name}' on a machine with a network, then name hf:{name}"
+        )
+
+
+#: owner/name on huggingface.co
+_HUB_ID = re.compile(r"(?!.*\.json$)[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def _existing(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; want {KINDS}")
+    if path.is_symlink() or path.exists():
+        what = "is not a regular file" if path.exists() else "is a link that leads nowhere"
+        raise UsageError(f"{path} {what}; want {KINDS}")
+    raise UsageError(f"no such file: {path}{_near(path)}")
+
+
+def _near(path: Path) -> str:
+    try:
+        names = sorted(item.name for item in path.parent.glob("*.py"))
+    except OSError:
+        return ""
+    near = nearest(path.name, names)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def _check_module(place: str, name: str) -> None:
+    """Report early, and better than an import could, what is wrong with a target that is not a file."""
+    path = Path(place)
+    if not name and path.is_dir():
+        inside = path / "model.py"
+        hint = f"; did you mean {inside}?" if inside.is_file() else f"; want {KINDS}"
+        raise UsageError(f"{place} is a folder{hint}")
+    if not name and path.is_file():
+        raise UsageError(f"{place} is not a Python file (.py); want {KINDS}")
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UsageError(f"no such file: {place}; want {KINDS}")
+    if name:
+        return
+    with importable(Path.cwd()):
+        try:
+            found = importlib.util.find_spec(place.partition(".")[0]) is not None
+        except (ImportError, ValueError):
+            found = False
+    if not found:
+        raise UsageError(f"no such file or module: {place}; want {KINDS}")

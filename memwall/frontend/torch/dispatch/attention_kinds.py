@@ -1,0 +1,80 @@
+"""The kinds of attention calls of a traced graph: what each backend launches, traced on tensors like the call's."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from memwall.core.graph import Graph, Op, TensorSpec
+from memwall.frontend.torch.dispatch.attention import attend
+from memwall.frontend.torch.dispatch.cuda_forms import CudaForms
+from memwall.frontend.torch.dispatch.recorder import Recorder
+from memwall.ops.sdpa import GENERATIONS, Attention, Call, Kind, kinds_of
+
+
+def lowered(graph: Graph, label: str, *, forms_open: bool = False) -> tuple[Graph, Attention | None]:
+    """A traced graph as a GPU of a generation runs it, and what other GPUs need; None where it has no attention.
+    ``forms_open``: calls on ``meta`` take their CUDA form already."""
+    first = kinds_of(graph)
+    if not first:
+        return graph, None
+    forms = contextlib.nullcontext() if forms_open else CudaForms(Recorder(device="meta", max_ops=0), "math")
+    with forms:
+        attention = Attention(graph, tuple(_kind(graph, *ops, label) for ops in first))
+    return attention.lower(attention.backends(GENERATIONS[label]), label), attention
+
+
+def _kind(graph: Graph, forward: int, backward: int | None, label: str) -> Kind:
+    """What each backend launches that some chip takes by itself, or if ``label`` is preferred."""
+    call = Call.of(graph, graph.ops[forward])
+    last = None if backward is None else graph.ops[backward]
+    names = dict.fromkeys((*call.backends, *call.backends_preferring(label)))
+    return Kind(forward, backward, {name: _form(graph, call, graph.ops[forward], last, name) for name in names})
+
+
+def _form(graph: Graph, call: Call, forward: Op, backward: Op | None, backend: str) -> Graph:
+    """What a backend launches; results in another layout than the traced ones end in a copy, as reshaping them would
+    (the traced ones have the layout in which the model wants them, more often than not)."""
+    recorder, known = Recorder(device="meta", max_ops=1000), call.attributes
+    wanted = known.get("gradients", ())
+    with recorder, torch.set_grad_enabled(bool(wanted)):
+        with recorder.unrecorded():
+            tensors = {name: _like(spec).requires_grad_(name in wanted) for name, spec in call.tensors.items()}
+        inputs = [recorder.value(tensor) for tensor in tensors.values()]
+        result = attend(
+            backend, tensors["query"], tensors["key"], tensors["value"], tensors.get("attn_bias"), known["dropout_p"],
+            known["is_causal"], known.get("scale"), bool(known.get("enable_gqa")),
+        )  # fmt: skip
+        outputs = [_laid_out(recorder, result, graph.values[forward.outputs[0]].spec)]
+        if backward is not None:
+            recorder.phase = "backward"
+            with recorder.unrecorded():
+                gradient = _like(graph.values[backward.inputs[backward.arguments.index("grad_out")]].spec)
+            inputs.append(recorder.value(gradient))
+            found = torch.autograd.grad(result, [tensors[name] for name in wanted], gradient)
+            specs = graph.specs(backward.outputs)
+            outputs += [_laid_out(recorder, tensor, spec) for tensor, spec in zip(found, specs, strict=True)]
+    return recorder.graph(inputs, (), outputs, "")
+
+
+def _like(spec: TensorSpec) -> torch.Tensor:
+    dtype: Any = getattr(torch, spec.dtype)
+    return torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="meta")
+
+
+def _laid_out(recorder: Recorder, tensor: torch.Tensor, spec: TensorSpec) -> int:
+    """The value of a result, copied where it lies otherwise than ``spec`` at the start of its storage."""
+    with recorder.unrecorded():
+        tensor = tensor.detach()
+    strides = zip(tensor.shape, tensor.stride(), spec.strides, strict=True)
+    lies_so = all(size == 1 or one == other for size, one, other in strides)
+    if lies_so and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == spec.nbytes:
+        return recorder.value(tensor)
+    with recorder.unrecorded():
+        copy = _like(spec)
+        axes = sorted(range(copy.dim()), key=copy.stride, reverse=True)
+        source, target = tensor.permute(axes), copy.permute(axes)
+    recorder.emit("aten.clone", ["self"], [source], [target])
+    return recorder.value(copy)
