@@ -50,7 +50,8 @@ def inputs():
     return (torch.zeros(8, 64),)
 """
 WORSE = NET.replace("torch.relu(self.fc(x))", "torch.relu(self.fc(x)) + 1")
-CONFIG = '[gate]\ngpu = "h100"\n\n[gate.workloads.net]\ntarget = "net.py"\n'
+LIMITS = 'kernels = "+0"\ndram_bytes = "+0.5%"\n'  # not all that there are: graph breaks take seconds to look for
+CONFIG = f'[gate]\ngpu = "h100"\n{LIMITS}\n[gate.workloads.net]\ntarget = "net.py"\n'
 
 
 def tool(name: str) -> str:

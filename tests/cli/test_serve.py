@@ -7,6 +7,7 @@ import pytest
 
 from memwall.hardware.engine import engine_host
 from tests.unit.configs import SHORT_LLAMA, target_of
+from tests.unit.gating import run_here
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -14,6 +15,14 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 @pytest.fixture
 def model(tmp_path):
     return target_of(tmp_path / "llama", SHORT_LLAMA)
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory):
+    """What a server of one client does, as JSON."""
+    folder = tmp_path_factory.mktemp("answer")
+    target = target_of(folder / "llama", SHORT_LLAMA)
+    return run_here(folder, "serve", target, "--concurrency", "1", "--json")[1]
 
 
 def points(run, *words):
@@ -81,8 +90,8 @@ def test_what_it_saves_is_shown_again(run, model, tmp_path, words):
         (lambda record: record.update(schema="memwall.serving/2"), "newer memwall (schema memwall.serving/2)"),
     ],
 )
-def test_damaged_answers_get_one_line(run, model, tmp_path, change, said):
-    record = points(run, model, "--concurrency", "1")
+def test_damaged_answers_get_one_line(run, answer, tmp_path, change, said):
+    record = json.loads(answer)
     change(record)
     (tmp_path / "bad.json").write_text(json.dumps(record), encoding="utf-8")
     result = run("report", str(tmp_path / "bad.json"))

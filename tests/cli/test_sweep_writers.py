@@ -111,7 +111,7 @@ HELD = MODEL.replace(
 
 
 @pytest.fixture
-def sweeping(tmp_path, monkeypatch):
+def sweeping(tmp_path, forks):
     """Starts ``memwall sweep`` of three models, of 1, 2 and 32 points, that keeps them in a folder; the words that it
     was given are a list, and what it says comes back by ``communicate``."""
     (tmp_path / "mlp.py").write_text(HELD, encoding="utf-8")
@@ -131,11 +131,12 @@ vary = ["batch=3", "gpu=h100,a100,l40s,t4,v100,a10g,b200,l4", "policy=eager,memw
     )
 
     def start(keep, *words, **options):
-        return subprocess.Popen(
-            [sys.executable, "-m", "memwall", "sweep", "s.toml", "--keep", str(tmp_path / keep), "-q", *words],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
-            env={**os.environ, "MEMWALL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        command = ("sweep", "s.toml", "--keep", str(tmp_path / keep), "-q", *words)
+        environment = {**os.environ, "MEMWALL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        if not options:
+            return forks.start(*command, folder=tmp_path, environment=environment)
+        return subprocess.Popen([sys.executable, "-m", "memwall", *command], cwd=tmp_path, env=environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # fmt: skip
 
     return start
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import memwall
-from tests.conftest import GOLDEN
 from tests.unit.configs import target_of
+from tests.unit.places import ROOT
 
 pytestmark = pytest.mark.versions
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -101,7 +101,7 @@ def places(profile: memwall.Profile) -> dict[str, list[int]]:
 
 def stated(name: str) -> dict[str, Any]:
     """What is counted for a family, as the file states it: a value, or the values by the version since when."""
-    return json.loads((GOLDEN / "versions.json").read_text(encoding="utf-8"))[name]
+    return json.loads((ROOT / "tests/golden/versions.json").read_text(encoding="utf-8"))[name]
 
 
 def known(name: str) -> dict[str, Any]:
@@ -183,18 +183,20 @@ def test_a_family_is_served_searched_and_swept(hf, run, name):
     served = run("serve", hf(name), *LOAD, "--json")
     assert served.code == 0, served.err
     token = json.loads(served.out)["kv_bytes_per_token"]
+    if name == "llama":
+        assert token == 2 * 2 * 2 * 16 * 2
+    if name == "deepseek_v3":  # of 2 layers: 16 numbers of the latent and 8 that rotate
+        assert token == 2 * (16 + 8) * 2
+    if name not in ("llama", "deepseek_v3"):  # what the others ask is what a server does
+        return
     searched = run("search", hf(name), *LOAD, "--gpus", "1", "--concurrency", "2", "--json")
     assert searched.code == 0, searched.err
     assert {row["kv_bytes_per_token"] for row in json.loads(searched.out)["simulated"]} == {token}
     swept = memwall.sweep(hf(name), {"batch": [1, 2], "context": [48], "gpu": ["h100"]}, of="decode", workers=0)
     assert len(swept) == 2 and swept["time_s"].gt(0).all()
-    if name == "llama":
-        assert token == 2 * 2 * 2 * 16 * 2
-    if name == "deepseek_v3":  # of 2 layers: 16 numbers of the latent and 8 that rotate
-        assert token == 2 * (16 + 8) * 2
 
 
-def test_commands_run(run, folder, monkeypatch):
+def test_commands_run(run, gates, folder, monkeypatch):
     """The versions that ``pip install`` takes, and the oldest that are promised, were run by nobody."""
     from memwall.cli import COMMANDS
 
@@ -214,7 +216,8 @@ def test_commands_run(run, folder, monkeypatch):
     elsewhere = {"serve", "search", "calibrate"}  # above, and in test_calibrate.py
     assert {words[0] for words in commands} | elsewhere == {*COMMANDS}
     for words in commands:
-        done = run(*words)
+        with gates.shared():
+            done = run(*words)
         assert done.code == 0, (words, done.err)
     assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "points.parquet").read_bytes().startswith(b"PAR1")
