@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import memwall
+from tests.unit.places import ROOT
 
 PACKAGE = Path(memwall.__file__).parent
 #: of Python's own, which has documented them
@@ -22,8 +23,9 @@ LIBRARIES = r"(?:torch|triton|transformers|distributed|dask|click|pandas|matplot
 
 @cache
 def sources() -> dict[str, list[ast.AST]]:
-    """All that the modules of the package say, but the table itself."""
+    """All that the modules of the package and of the lab say, but the table itself."""
     paths = {str(path.relative_to(PACKAGE)): path for path in PACKAGE.rglob("*.py")}
+    paths |= {str(path.relative_to(ROOT)): path for path in (ROOT / "lab/memwall_lab").rglob("*.py")}
     paths.pop("core/compat.py", None)
     return {name: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for name, path in paths.items()}
 
