@@ -19,8 +19,8 @@ from tests.unit.forking import Forks
 from tests.unit.gating import Gates
 
 # a busy machine is no failure
-hypothesis.settings.register_profile("memwall", deadline=None)
-hypothesis.settings.load_profile("memwall")
+hypothesis.settings.register_profile("memwall", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("whole", deadline=None, max_examples=200)
 
 os.environ.pop("COLUMNS", None)  # xdist sets it; output that is not for a terminal would obey it
 
@@ -36,6 +36,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    hypothesis.settings.load_profile("whole" if config.getoption("--whole") else "memwall")
     for name in ("SIGHUP", "SIGINT"):  # a command inherits that tests run in the background, and would ignore both too
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
@@ -50,16 +51,22 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "versions: also runs with the newest and the oldest supported libraries")
 
 
-#: files of tests that compile, start processes of their own or take large models: ``make test-fast`` leaves them out
+#: files of tests that compile, start processes, take large models or many: ``make test-fast`` leaves them out
 SLOW = frozenset((
-    "cli", "test_ab", "test_accuracy_tables", "test_calibrate", "test_capture", "test_clock",
-    "test_codegen_compile", "test_codegen_gemm", "test_codegen_index", "test_codegen_multi",
-    "test_codegen_random", "test_diff", "test_docs", "test_emit", "test_fusion_invariants", "test_generated",
-    "test_generated_kernels", "test_generated_mutations", "test_history", "test_inductor",
-    "test_inductor_replay", "test_integrations", "test_library", "test_liger_pairs", "test_measure_cpu",
-    "test_measure_cuda", "test_measured_report", "test_op_counts", "test_oracle", "test_package",
-    "test_plan_diff", "test_process", "test_reference_models", "test_reports", "test_trace_memory",
-    "test_trace_reading", "test_trace_replay", "test_trace_viewers", "test_tracing",
+    "cli", "test_ab", "test_accuracy_tables", "test_accuracy_training", "test_below_the_peak", "test_calibrate",
+    "test_capture", "test_clock", "test_codegen_compile", "test_codegen_gemm", "test_codegen_index",
+    "test_codegen_multi", "test_codegen_random", "test_compat", "test_deployed_configs", "test_deployments",
+    "test_diff", "test_docs", "test_emit", "test_families", "test_fusion_invariants", "test_gate_evaluate",
+    "test_generated", "test_generated_kernels", "test_generated_mutations", "test_hf_sound", "test_hf_vision",
+    "test_history", "test_inductor", "test_inductor_padding", "test_inductor_replay", "test_integrations",
+    "test_known_models", "test_levers", "test_library", "test_liger_pairs", "test_light_imports", "test_measure_cpu",
+    "test_measure_cuda", "test_measured_report", "test_op_counts", "test_oracle", "test_other_gpus", "test_package",
+    "test_pictures_layout", "test_pipelines", "test_plan_diff", "test_process", "test_programs", "test_pytest_plugin",
+    "test_ranks", "test_reference_models", "test_repeats", "test_report_html", "test_reports",
+    "test_served_architectures", "test_server", "test_serving_steady", "test_serving_steps", "test_sharding",
+    "test_step_bound", "test_trace_bytes", "test_trace_costs", "test_trace_memory", "test_trace_reading",
+    "test_trace_replay", "test_trace_viewers", "test_tracing", "test_training", "test_utilization_experts",
+    "test_values", "test_workload_hf", "test_world", "test_wrapped", "test_zoo_sample",
 ))  # fmt: skip
 
 

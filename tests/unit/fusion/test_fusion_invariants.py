@@ -228,7 +228,7 @@ def broken(draw, graph: Graph) -> list[int] | None:
     return None if cuts is None else [sum(op >= cut for cut in cuts) for op in range(count)]
 
 
-fuzz = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+fuzz = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 class Case:
