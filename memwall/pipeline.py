@@ -6,14 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
+from memwall.core.question import filled, signature_of
 from memwall.core.structure import BadRecord, read
 from memwall.frontend.targets.seeds import seeded
-from memwall.frontend.targets.sizes import MODES
+from memwall.frontend.targets.sizes import MODES, SIZES
 from memwall.fusion import check_policies
 from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
@@ -25,6 +26,7 @@ from memwall.ops.sdpa import RUNS
 from memwall.record.format import WorkloadInfo
 from memwall.record.job import job_of
 from memwall.record.profile import Profile
+from memwall.step import ATTENTION, Step
 from memwall.wings import part
 
 if TYPE_CHECKING:
@@ -33,22 +35,14 @@ if TYPE_CHECKING:
     from memwall.frontend.targets import Workload
     from memwall.frontend.torch import Traced
 
-ATTENTION = ("auto", "flash", "efficient", "math")
-
 Names = str | Gpu | Iterable[str | Gpu]
 
 
+@signature_of(Step)
 def profile(
     module_or_target: nn.Module | Workload | str | Path, inputs: Any = None, *, gpu: Names | None = None,
-    mode: str = "inference", policy: str | Iterable[str] = "eager", optimizer: Any = "adamw",
-    loss: Callable[[Any], Any] | None = None, dtype: str | None = None, autocast: str | None = None,
-    batch: int | None = None, seq: int | None = None, image: str | tuple[int, int] | None = None,
-    images: int | None = None, video: int | None = None, seconds: float | None = None, prompt: int | None = None,
-    context: int | None = None, input_specs: Sequence[str] = (), assume: str | Sequence[str] = (),
-    attention: str = "auto", cuda_graph: bool = False, real: bool = False, strict: bool = False,
-    max_ops: int = 200_000, replay: bool = True, no_grad: bool = False, host: str | Path | Host | None = None,
-    cluster: str | Path | Cluster | None = None, world: int | None = None, rank: int = 0,
-    progress: Callable[[str], None] | None = None,
+    policy: str | Iterable[str] = "eager", loss: Callable[[Any], Any] | None = None,
+    progress: Callable[[str], None] | None = None, **step: Unpack[Step],
 ) -> Profile:  # fmt: skip
     """Trace a model without a GPU and without weights, and model its time on one or more GPUs.
 
@@ -96,34 +90,37 @@ def profile(
         UsageError: the model, its inputs or an option is wrong.
         MissingError: an optional dependency is missing.
     """
-    say = progress or (lambda message: None)
-    gpus = joined(_gpus(gpu or gpu_of(cluster), host), cluster, world)
-    _check("mode", mode, MODES)
-    if no_grad and mode != "forward":
+    asked, say = filled(Step, step), progress or (lambda message: None)
+    gpus = joined(_gpus(gpu or gpu_of(asked.cluster), asked.host), asked.cluster, asked.world)
+    _check("mode", asked.mode, MODES)
+    if asked.no_grad and asked.mode != "forward":
         raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
-    _check("attention", attention, ATTENTION)
+    _check("attention", asked.attention, ATTENTION)
     for each in gpus:
-        _check_attention(attention, each)
+        _check_attention(asked.attention, each)
     check_policies(_names(policy), gpus)
-    with uncollected(), seeded(), started(world, rank, gpus[0]):
+    with uncollected(), seeded(), started(asked.world, asked.rank, gpus[0]):
         from memwall.frontend.torch import TraceOptions, trace
 
-        sizes = {"batch": batch, "seq": seq, "image": image, "images": images, "video": video, "seconds": seconds}
-        sizes |= {"prompt": prompt, "context": context}
-        workload = workload_of(module_or_target, inputs, loss, optimizer, sizes, input_specs, mode, gpus[0])
+        sizes = {name: getattr(asked, name) for name in SIZES}
+        workload = workload_of(
+            module_or_target, inputs, loss, asked.optimizer, sizes, asked.input_specs, asked.mode, gpus[0]
+        )
         say(f"tracing {workload.name}")
+        assume = (asked.assume,) if isinstance(asked.assume, str) else tuple(asked.assume)
         options = TraceOptions(
-            mode, dtype, autocast, _preferred(attention, gpus[0]), real, max_ops, replay, gpus[0],
-            mode == "forward" and not no_grad, (assume,) if isinstance(assume, str) else tuple(assume),
+            asked.mode, asked.dtype, asked.autocast, _preferred(asked.attention, gpus[0]), asked.real, asked.max_ops,
+            asked.replay, gpus[0], asked.mode == "forward" and not asked.no_grad, assume,
         )  # fmt: skip
-        result = _unsimulated(trace(workload, options, say), workload.name, workload.target, mode, autocast, attention)
-        result = _with_other_kernels(_alone(result, world).on(gpus), attention)
+        traced = trace(workload, options, say)
+        result = _unsimulated(traced, workload.name, workload.target, asked.mode, asked.autocast, asked.attention)
+        result = _with_other_kernels(_alone(result, asked.world).on(gpus), asked.attention)
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
-        if strict and result.coverage.unmodeled:
+        if asked.strict and result.coverage.unmodeled:
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
         say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
-        return _simulated(result, gpus, _names(policy), cuda_graph)
+        return _simulated(result, gpus, _names(policy), asked.cuda_graph)
 
 
 def _alone(made: Profile, world: int | None) -> Profile:

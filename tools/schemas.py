@@ -8,21 +8,29 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 from json_schema import json_schema
 
 from memwall.analysis import compare, fused
 from memwall.bench.accuracy import page as accuracy
 from memwall.codegen import emit
+from memwall.core.question import Option, options_of
 from memwall.gate import history
 from memwall.record import profile
 from memwall.record.format import SavedProfile
 from memwall.record.measurement import Measurement
 from memwall.report.pages.fusion_record import SavedFusion
 from memwall.serving import saved
+from memwall.step import Step
 from memwall.traces import analysis, comparison
 from memwall.traces.saved import SavedTrace
 
+#: type of an option -> its name in a schema; whole numbers are numbers
+TYPES = {str: "string", bool: "boolean", float: "number", int: "integer"}
+SETTINGS = "settings/1: how a step is traced and run, as keywords of memwall.profile and settings of a workload"
 FOLDER = Path(__file__).resolve().parents[1] / "memwall" / "report" / "schemas"
 
 #: dataclass (or a list of one), what it is, the schema's name
@@ -42,9 +50,29 @@ RECORDS = (
 )  # fmt: skip
 
 
+def settings_schema(question: Any) -> dict[str, Any]:
+    """The schema of the settings of a workload in TOML, by the options of a question."""
+    known = {said.flag or name: said for name, said in options_of(question).items()}
+    properties = {name: _property(said) for name, said in known.items()}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SETTINGS, "type": "object"}
+    return {**head, "properties": properties}
+
+
+def _property(said: Option) -> dict[str, Any]:
+    kinds = [{"type": name} for kind, name in TYPES.items()
+             if kind in said.types and not (kind is int and float in said.types)]  # fmt: skip
+    if said.several:
+        kinds = [{"type": "array", "items": {"type": "string"}}]
+    if said.choices:
+        kinds = [{"enum": [*said.choices]}]
+    if said.default is None:
+        kinds.append({"type": "null"})
+    return {**(kinds[0] if len(kinds) == 1 else {"anyOf": kinds}), "description": said.help}
+
+
 def texts() -> dict[str, str]:
     """File name -> text of each generated schema."""
-    found = {}
+    found = {"settings-1.schema.json": json.dumps(settings_schema(Step), indent=1) + "\n"}
     for cls, title, name in RECORDS:
         kind, version = name.removeprefix("memwall.").split("/")
         found[f"{kind}-{version}.schema.json"] = json.dumps(json_schema(cls, title, name), indent=1) + "\n"

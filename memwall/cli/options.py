@@ -14,7 +14,8 @@ from memwall.analysis.quantities import SORT_KEYS
 from memwall.cli.output import SUFFIXES, Out
 from memwall.cli.parsing import SeveralOption
 from memwall.core.errors import UsageError, unknown
-from memwall.frontend.targets.sizes import MODES
+from memwall.core.question import options_of
+from memwall.step import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +39,26 @@ def _decorator(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+def asked(question: Any, name: str) -> Callable[[F], F]:
+    """The option of the command line that a field of a question says; not given, it is None, or False of a flag."""
+    said = options_of(question)[name]
+    more: dict[str, Any] = {"metavar": said.metavar, "help": said.help}
+    if said.completes:
+        more["shell_complete"] = completing(said.completes)
+    if said.choices:
+        more["type"] = click.Choice(said.choices)
+    elif bool in said.types:
+        more["is_flag"] = True
+    elif str not in said.types and int in said.types:
+        more["type"] = float if float in said.types else click.IntRange(said.least)
+    if said.several == "words":
+        more["cls"] = SeveralOption
+    elif said.several:
+        more["multiple"] = True
+    keyword = f"no_{name}" if said.default is True else name
+    return click.option(f"--{said.spelled}", keyword, **more)
+
+
 def gpus_of(default: str) -> Callable[[F], F]:
     """``--gpu``, and ``--host``, what issues their kernels."""
     return _decorator(
@@ -45,10 +66,7 @@ def gpus_of(default: str) -> Callable[[F], F]:
             "--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=completing("gpus"),
             help=f"One GPU or several, by name (see memwall gpus) or by the path of a TOML file. [default: {default}]",
         ),
-        click.option(
-            "--host", metavar="NAME", shell_complete=completing("hosts"),
-            help="The CPU that issues kernels: bare-metal, cloud-vm, or the path of a TOML file. [default: bare-metal]",
-        ),
+        asked(Step, "host"),
     )  # fmt: skip
 
 
@@ -81,13 +99,11 @@ policies = policies_of(
 )
 
 _ranks = _decorator(
-    click.option("--cluster", metavar="NAME", shell_complete=completing("clusters"),
-                 help="How the GPUs of a program are joined: see memwall clusters, or the path of a TOML file."),
-    click.option("--world", type=click.IntRange(1), metavar="N", help="The program is one of N that torchrun starts."),
+    asked(Step, "cluster"),
+    asked(Step, "world"),
     click.option("--nodes", type=click.IntRange(1), metavar="N",
                  help="Instead of --world: as many as N nodes of --cluster have GPUs."),
-    click.option("--rank", type=click.IntRange(0), metavar="R",
-                 help="The one that is traced. [default: 0; of a pipeline all that differ]"),
+    asked(Step, "rank"),
 )  # fmt: skip
 
 
@@ -149,53 +165,9 @@ shape = _decorator(
     ),
 )  # fmt: skip
 
-workload = _decorator(
-    click.option(
-        "--mode", type=click.Choice(MODES),
-        help="[default: inference] forward: the module as it stands, no eval(); prefill, decode: a step with a cache.",
-    ),
-    click.option("--no-grad", is_flag=True, help="With --mode forward: no gradients will be taken."),
-    click.option("--batch", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(batch=...)."),
-    click.option("--seq", type=click.IntRange(1), metavar="N", help="Handed to the file's inputs(seq=...)."),
-    click.option(
-        "--prompt", type=click.IntRange(1), metavar="N", help="Tokens of a prompt: prefill_inputs(prompt=...)."
-    ),
-    click.option(
-        "--context", type=click.IntRange(1), metavar="N",
-        help="Tokens in the cache before the step: decode_inputs(context=...).",
-    ),
-    click.option("--image", metavar="HxW", help="Pixels of an image, such as 1024x1024: inputs(image=(1024, 1024))."),
-    click.option("--images", type=click.IntRange(1), metavar="N", help="Images of a sample: inputs(images=...)."),
-    click.option("--video", type=click.IntRange(1), metavar="N", help="Frames of a video: inputs(video=...)."),
-    click.option("--seconds", type=float, metavar="S", help="Length of a sound: inputs(seconds=...)."),
-    click.option(
-        "--dtype", metavar="DTYPE", shell_complete=completing("dtypes"),
-        help="Cast the model and its floating inputs: bf16, fp16, fp32.",
-    ),
-    click.option(
-        "--autocast", metavar="DTYPE", shell_complete=completing("dtypes"),
-        help="Run forward under CUDA's autocast: bf16 or fp16.",
-    ),
-    click.option(
-        "--input", "input_specs", multiple=True, metavar="SPEC",
-        help="An input, such as 'f32[8,3,224,224]' or 'ids=i64[8,512]', in place of the file's. May be repeated.",
-    ),
-    click.option(
-        "--optimizer", metavar="NAME",
-        help="adamw, adam, sgd or none, with :fused, :foreach or :loop, in place of the file's.",
-    ),
-    click.option("--attention", type=click.Choice(("auto", "flash", "efficient", "math")), help="[default: auto]"),
-    click.option("--cuda-graph", is_flag=True, help="Replay the step as a CUDA graph: no kernel waits for the CPU."),
-    click.option(
-        "--assume", cls=SeveralOption, metavar="[MODULES:]WHAT=VALUE...",
-        help="What holds where activations decide: nonzero=0.5 experts=balanced rounded=4 number=1 boxes=0.5"
-        " condition=true.",
-    ),
-    click.option("--real", is_flag=True, help="Trace on real CPU tensors, for models that read their own data."),
-    click.option("--max-ops", type=click.IntRange(1), metavar="N", help="Stop a runaway trace. [default: 200000]"),
-    click.option("--no-replay", is_flag=True, help="Trace every block, also those that repeat."),
-    click.option("--strict", is_flag=True, help="Fail if any op has no formula."),
-)  # fmt: skip
+#: options of a step that stand in decorators of their own
+_APART = ("host", "cluster", "world", "rank")
+workload = _decorator(*(asked(Step, name) for name in options_of(Step) if name not in _APART))
 
 
 class FilesOption(click.Option):

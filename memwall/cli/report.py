@@ -18,7 +18,7 @@ from memwall.wings import part
 
 #: records with a schema
 SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "history",
-           "emit", "serving")  # fmt: skip
+           "emit", "serving", "settings")  # fmt: skip
 #: other records than profiles -> the class of what they hold, and options of its page
 _OTHERS: Mapping[str, tuple[str, set[str]]] = {
     "memwall.fusion": ("SavedFusion", {"top"}),

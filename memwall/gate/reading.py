@@ -16,28 +16,37 @@ from typing import Any
 from memwall.analysis.quantities import ALIASES, LIMITS
 from memwall.core.errors import UsageError, suggest, unknown
 from memwall.core.files import read_toml
+from memwall.core.question import options_of
 from memwall.frontend.targets.sizes import MODES
 from memwall.frontend.targets.target import is_target, split_target
 from memwall.fusion import POLICIES
 from memwall.gate.config import OF_ONE_GPU, SERVER, GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.record.profile import Profile
+from memwall.step import ATTENTION, Step
 
 #: the file that holds nothing but a gate
 OWN_FILE = "memwall.toml"
 
 Types = Mapping[str, tuple[type, ...]]
-#: settings of a workload -> the types they may have; the keywords of ``memwall.profile`` aside from gpu and policy, and
-#: those of ``memwall.serve`` that :data:`SERVER` names
+#: type of an option -> type of its setting in TOML
+_TOML: Mapping[type, type] = {str: str, int: int, float: float, bool: bool, Sequence: list}
+
+
+def settings_of(question: Any) -> Types:
+    """The settings that the options of a question are, with the types they may have in TOML."""
+    return {
+        said.flag or name: (list,) if said.several else tuple(_TOML[t] for t in said.types if t in _TOML)
+        for name, said in options_of(question).items() if not said.internal
+    }  # fmt: skip
+
+
+#: settings of a workload -> the types they may have: the options of a step, and of a server
 OPTIONS: Types = {
-    "mode": (str,), "batch": (int,), "seq": (int,), "image": (str, int), "images": (int,),
-    "video": (int,), "seconds": (int, float), "prompt": (int,), "context": (int,), "dtype": (str,), "autocast": (str,),
-    "optimizer": (str,),
-    "attention": (str,), "cuda_graph": (bool,), "real": (bool,), "input": (list,), "assume": (list,), "max_ops": (int,),
-    "no_grad": (bool,), "host": (str,),
+    **settings_of(Step),
     "tp": (int,), "generate": (int,), "concurrency": (int,), "rate": (int, float), "lengths": (str,), "weights": (str,),
     "kv": (str,), "price": (dict,), "engine": (str,), "utilization": (int, float), "prefix_hit": (int, float),
-    "cluster": (str,), "closed_form": (bool,), "world": (int,), "rank": (int,),
+    "closed_form": (bool,),
 }  # fmt: skip
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
 _OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}
@@ -46,7 +55,7 @@ _OF_GATE: Types = {
     "target": (str,),
 }  # fmt: skip
 _SCOPES = ("gpus", "policies", "modules")
-_CHOICES = {"mode": (*MODES, "serve"), "attention": ("auto", "flash", "efficient", "math")}
+_CHOICES = {"mode": (*MODES, "serve"), "attention": ATTENTION}
 _TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
 
 

@@ -13,8 +13,9 @@ from memwall.fusion import POLICIES
 from memwall.hardware.cluster import gpu_of, joined, load_cluster
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
-from memwall.pipeline import ATTENTION, profile, resimulate
+from memwall.pipeline import profile, resimulate
 from memwall.points import Kind, Options, Row, Task, line, options_of, tried
+from memwall.step import ATTENTION
 from memwall.sweeping.axes import Axis
 from memwall.trace_cache import Traces
 from memwall.wings import kinds_of_points

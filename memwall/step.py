@@ -1,0 +1,105 @@
+"""The question of ``memwall profile``: one step of a model, how it is traced and how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from memwall.core.question import Option
+from memwall.frontend.targets.sizes import MODES
+from memwall.hardware.host import Host
+from memwall.hardware.links import Cluster
+
+#: backends of scaled dot-product attention; ``auto`` takes what each GPU's generation would
+ATTENTION = ("auto", "flash", "efficient", "math")
+
+
+class Step(TypedDict, total=False):
+    """One step of a model, as keywords of :func:`memwall.profile`; what is not given has the default of its option."""
+
+    mode: Annotated[
+        str,
+        Option(
+            "inference",
+            "[default: inference] forward: the module as it stands, no eval(); prefill, decode: a step with a cache.",
+            choices=MODES,
+        ),
+    ]
+    no_grad: Annotated[bool, Option(False, "With --mode forward: no gradients will be taken.")]
+    batch: Annotated[int | None, Option(None, "Handed to the file's inputs(batch=...).", least=1, metavar="N")]
+    seq: Annotated[int | None, Option(None, "Handed to the file's inputs(seq=...).", least=1, metavar="N")]
+    prompt: Annotated[int | None, Option(None, "Tokens of a prompt: prefill_inputs(prompt=...).", least=1, metavar="N")]
+    context: Annotated[
+        int | None,
+        Option(None, "Tokens in the cache before the step: decode_inputs(context=...).", least=1, metavar="N"),
+    ]
+    image: Annotated[
+        str | int | tuple[int, int] | None,
+        Option(None, "Pixels of an image, such as 1024x1024: inputs(image=(1024, 1024)).", metavar="HxW"),
+    ]
+    images: Annotated[int | None, Option(None, "Images of a sample: inputs(images=...).", least=1, metavar="N")]
+    video: Annotated[int | None, Option(None, "Frames of a video: inputs(video=...).", least=1, metavar="N")]
+    seconds: Annotated[float | None, Option(None, "Length of a sound: inputs(seconds=...).", metavar="S")]
+    dtype: Annotated[
+        str | None,
+        Option(None, "Cast the model and its floating inputs: bf16, fp16, fp32.", metavar="DTYPE", completes="dtypes"),
+    ]
+    autocast: Annotated[
+        str | None,
+        Option(None, "Run forward under CUDA's autocast: bf16 or fp16.", metavar="DTYPE", completes="dtypes"),
+    ]
+    input_specs: Annotated[
+        Sequence[str],
+        Option(
+            (),
+            "An input, such as 'f32[8,3,224,224]' or 'ids=i64[8,512]', in place of the file's. May be repeated.",
+            flag="input",
+            metavar="SPEC",
+            several="again",
+        ),
+    ]
+    optimizer: Annotated[
+        str | Callable[..., Any] | None,
+        Option(
+            "adamw", "adamw, adam, sgd or none, with :fused, :foreach or :loop, in place of the file's.", metavar="NAME"
+        ),
+    ]
+    attention: Annotated[str, Option("auto", "[default: auto]", choices=ATTENTION)]
+    cuda_graph: Annotated[bool, Option(False, "Replay the step as a CUDA graph: no kernel waits for the CPU.")]
+    assume: Annotated[
+        str | Sequence[str],
+        Option(
+            (),
+            "What holds where activations decide: nonzero=0.5 experts=balanced rounded=4 number=1 boxes=0.5"
+            " condition=true.",
+            metavar="[MODULES:]WHAT=VALUE...",
+            several="words",
+        ),
+    ]
+    real: Annotated[bool, Option(False, "Trace on real CPU tensors, for models that read their own data.")]
+    max_ops: Annotated[int, Option(200_000, "Stop a runaway trace. [default: 200000]", least=1, metavar="N")]
+    replay: Annotated[bool, Option(True, "Trace every block, also those that repeat.")]
+    strict: Annotated[bool, Option(False, "Fail if any op has no formula.", internal=True)]
+    host: Annotated[
+        str | Path | Host | None,
+        Option(
+            None,
+            "The CPU that issues kernels: bare-metal, cloud-vm, or the path of a TOML file. [default: bare-metal]",
+            metavar="NAME",
+            completes="hosts",
+        ),
+    ]
+    cluster: Annotated[
+        str | Path | Cluster | None,
+        Option(
+            None,
+            "How the GPUs of a program are joined: see memwall clusters, or the path of a TOML file.",
+            metavar="NAME",
+            completes="clusters",
+        ),
+    ]
+    world: Annotated[int | None, Option(None, "The program is one of N that torchrun starts.", least=1, metavar="N")]
+    rank: Annotated[
+        int, Option(0, "The one that is traced. [default: 0; of a pipeline all that differ]", least=0, metavar="R")
+    ]
