@@ -66,15 +66,39 @@ class SeveralOption(click.Option):
 
 #: title in a command's help -> its options, in this order
 OPTION_GROUPS: Mapping[str, str] = {
-    "Model and inputs": "mode batch seq dtype input autocast optimizer prompt context image images video seconds"
-    " no-grad assume real max-ops no-replay strict",
-    "Hardware": "gpu host cluster price",
-    "How it runs": "policy cuda-graph attention what-if",
-    "Many GPUs": "parallel world nodes rank tp",
+    "Model and inputs": "mode batch seq dtype input autocast optimizer prompt generate concurrency rate context lengths"
+    " prefix-hit trace global-batch image images video seconds no-grad assume real max-ops no-replay strict",
+    "Hardware": "gpu gpus host cluster price device",
+    "How it runs": "policy cuda-graph attention what-if executor weights kv slo engine utilization draft draft-tokens"
+    " accept closed-form",
+    "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale among",
     "Output": "output json explain by sort top depth figure style quiet no-progress",
 }
 #: the title of all others
 OTHER_OPTIONS = "More"
+#: command -> the options that people use first; the others are behind ``--help-all``
+FIRST_OPTIONS: Mapping[str, str] = {
+    "profile": "mode batch seq dtype gpu policy what-if parallel output json explain by",
+    "compare": "mode batch seq dtype gpu price policy machines output json",
+    "serve": "prompt generate concurrency rate gpu weights tp slo price output json",
+    "sweep": "vary where best pareto top price output",
+    "search": "mode concurrency rate prompt generate gpu gpus slo price global-batch output",
+    "fuse": "mode batch seq dtype gpu policy compile emit alternatives output",
+    "measure": "mode batch seq dtype gpu device executor output json",
+    "gate": "config limit baseline baseline-ref init update history github output",
+    "report": "by sort top history output json",
+}
+
+
+_ALL = "memwall.help_all"
+
+
+def _show_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    """``--help-all``."""
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 class Command(click.Command):
@@ -96,14 +120,29 @@ class Command(click.Command):
         ]  # a flag that stands alone gets an empty value
         return super().parse_args(ctx, spread(filled, {flag for p in options for flag in p.opts}))
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        found = super().get_params(ctx)
+        if self.name in FIRST_OPTIONS:
+            every = click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
+                help="Show every option and exit.",
+            )  # fmt: skip
+            found.insert(len(found) - 1, every)
+        return found
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options in titled groups."""
+        """The options in titled groups: those that people use first, or all."""
+        first = {f"--{name}" for name in (*FIRST_OPTIONS.get(self.name or "", "").split(), "help", "help-all")}
+        if len(first) == 2 or ctx.meta.get(_ALL):
+            first = set()
         titles = {f"--{name}": title for title, names in OPTION_GROUPS.items() for name in names.split()}
         order = {flag: place for place, flag in enumerate(titles)}
         found: dict[str, list[tuple[int, tuple[str, str]]]] = {title: [] for title in (*OPTION_GROUPS, OTHER_OPTIONS)}
         for param in self.get_params(ctx):
             if (row := param.get_help_record(ctx)) is not None:
                 flag = next((flag for flag in param.opts if flag in titles), "")
+                if isinstance(param, click.Argument) or (first and not first & {*param.opts}):
+                    continue
                 found[titles.get(flag, OTHER_OPTIONS)].append((order.get(flag, 0), row))
         for title, rows in found.items():
             if rows:

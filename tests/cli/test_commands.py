@@ -10,6 +10,7 @@ import pytest
 
 from memwall import __version__
 from memwall.cli import COMMANDS
+from memwall.cli.parsing import FIRST_OPTIONS
 from memwall.cli.target import DEFAULT_GPU
 from memwall.hardware.cluster import cluster_names
 from memwall.hardware.host import Work
@@ -309,11 +310,21 @@ def test_a_module_of_the_folder_does_not_hide_an_installed_one(shell, folder):
     assert "float32[4,24]" in done.out
 
 
+@pytest.mark.parametrize("command", sorted(FIRST_OPTIONS))
+def test_the_help_begins_with_what_people_use_first(run, command):
+    def flags(asked: str) -> list[str]:
+        _, _, options = run(command, asked).out.partition(":\n  -")  # a line of the text may begin with a flag
+        return re.findall(r"^  (?:-\w, )?--([\w-]+)", f"  -{options}", re.MULTILINE)
+
+    assert sorted(flags("--help")) == sorted([*FIRST_OPTIONS[command].split(), "help-all", "help"])
+    assert set(flags("--help")) < set(flags("--help-all"))
+
+
 @pytest.mark.defect("35")
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_option_stands_in_a_titled_group_of_the_help(run, command):
     """Options were listed in the order in which code adds them, 47 of profile in one list."""
-    lines = run(command, "--help").out.splitlines()
+    lines = run(command, "--help-all" if command in FIRST_OPTIONS else "--help").out.splitlines()
     assert "Options:" not in lines
     title, under = "", {}
     for line in lines:
