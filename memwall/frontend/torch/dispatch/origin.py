@@ -22,7 +22,7 @@ from memwall.core import compat
 from memwall.frontend.targets.blame import is_machinery, portable
 
 #: where the walk up the stack ends: what called the tracer is not the model
-_ENTRANCE = str(Path(__file__).with_name("run.py"))
+_ENTRANCE = str(Path(__file__).parents[1] / "run.py")
 
 #: (call the module for real, module, args, kwargs) -> its output
 Caller = Callable[[Callable[..., Any], nn.Module, tuple, dict], Any]
