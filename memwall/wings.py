@@ -72,7 +72,7 @@ WINGS: Mapping[str, Wing] = {
         policies={"server": "steps.plan.server_plan"},
         points={"decode": "kinds.DECODE", "serve": "kinds.SERVE"},
         pages={"SavedServing": "page.ServingReport"},
-        parts={**_each("", "read_model serve"), **_each("search", "search"),
+        parts={**_each("", "read_model serve"), **_each("question", "ServeOptions"), **_each("search", "search"),
                **_each("search_page", "SearchReport")},
     ),
     "training": Wing(

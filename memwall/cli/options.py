@@ -51,12 +51,24 @@ def asked(question: Any, name: str) -> Callable[[F], F]:
         more["is_flag"] = True
     elif str not in said.types and int in said.types:
         more["type"] = float if float in said.types else click.IntRange(said.least)
-    if said.several == "words":
+    if said.shown:
+        more |= {"default": said.default, "show_default": True}
+    if said.several == "words" and int in said.types:
+        more |= {"cls": SeveralOption, "callback": numbers, "type": str}
+    elif said.several == "words":
         more["cls"] = SeveralOption
     elif said.several:
         more["multiple"] = True
     keyword = f"no_{name}" if said.default is True else name
     return click.option(f"--{said.spelled}", keyword, **more)
+
+
+def numbers(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[int, ...]:
+    """Whole numbers above 0, each once. Raises ``UsageError``: a word is none."""
+    for word in words:
+        if not word.isdecimal() or not 0 < int(word) < 1 << 20:
+            raise UsageError(f"{parameter.opts[0]} takes whole numbers above 0, not {word[:40]!r}")
+    return tuple(dict.fromkeys(map(int, words)))
 
 
 def gpus_of(default: str) -> Callable[[F], F]:
@@ -165,9 +177,13 @@ shape = _decorator(
     ),
 )  # fmt: skip
 
-#: options of a step that stand in decorators of their own
-_APART = ("host", "cluster", "world", "rank")
-workload = _decorator(*(asked(Step, name) for name in options_of(Step) if name not in _APART))
+
+def question(asked_of: Any, *, but: Sequence[str] = ()) -> Callable[[F], F]:
+    """All options of a question, but for some that a command says otherwise."""
+    return _decorator(*(asked(asked_of, name) for name in options_of(asked_of) if name not in but))
+
+
+workload = question(Step, but=("host", "cluster", "world", "rank"))
 
 
 class FilesOption(click.Option):

@@ -24,7 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Option:
     """What is said of an option. ``name`` is the keyword, ``hint`` its type; ``flag`` is its name on the command line
     where it differs, ``completes`` what completes a value, ``several`` how more than one value is given: ``words``
-    after one flag, or the flag ``again``. An ``internal`` one is of Python and the command line alone."""
+    after one flag, or the flag ``again``; ``shown`` whether the help states the default. An ``internal`` one is of
+    Python and the command line alone."""
 
     default: Any
     help: str
@@ -34,6 +35,7 @@ class Option:
     flag: str = ""
     completes: str = ""
     several: str = ""
+    shown: bool = False
     internal: bool = False
     name: str = ""
     hint: Any = Any

@@ -13,8 +13,11 @@ from typing import Any
 from memwall.analysis.limits import Limit, find_quantity, parse_limit
 from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
+from memwall.core.question import options_of
 from memwall.frontend.targets.target import is_saved
 from memwall.hardware.lookup import Gpu, load_gpu
+from memwall.step import Step
+from memwall.wings import part
 
 #: the limits if none are written and there is a baseline: what a code change may not do by accident
 DEFAULTS = {"kernels": "+0", "dram_bytes": "+0.5%", "flops": "+0.5%", "time_s": "+0.5%", "peak_memory": "+0.5%",
@@ -26,9 +29,11 @@ DEFAULT_POLICIES = ("eager", "memwall")
 #: what a workload that is served runs, and its tokens and clients where it does not say
 SERVED_POLICIES = ("server",)
 SERVED_DEFAULTS = {"prompt": 1024, "generate": 256, "concurrency": 16}
-#: settings of a workload with ``mode = "serve"``, aside from ``prompt``: keywords of :func:`memwall.serve`
-SERVER = ("tp", "generate", "concurrency", "rate", "lengths", "weights", "kv", "price", "engine", "utilization",
-          "prefix_hit", "cluster", "closed_form")  # fmt: skip
+#: settings of a workload with ``mode = "serve"``, aside from ``prompt``: options of a server and its load
+SERVER = ("price", "cluster", *(
+    name for name, said in options_of(part("serving.ServeOptions")).items()
+    if not said.internal and name not in options_of(Step)
+))  # fmt: skip
 #: samples of the step that is traced, and the most tokens in its cache
 _TRACED_BATCH, _MOST_CONTEXT = 2, 16_383
 #: limits of every workload unless it says otherwise

@@ -24,6 +24,7 @@ from memwall.gate.config import OF_ONE_GPU, SERVER, GateConfig, GatedWorkload, L
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.record.profile import Profile
 from memwall.step import ATTENTION, Step
+from memwall.wings import part
 
 #: the file that holds nothing but a gate
 OWN_FILE = "memwall.toml"
@@ -35,18 +36,17 @@ _TOML: Mapping[type, type] = {str: str, int: int, float: float, bool: bool, Sequ
 
 def settings_of(question: Any) -> Types:
     """The settings that the options of a question are, with the types they may have in TOML."""
-    return {
-        said.flag or name: (list,) if said.several else tuple(_TOML[t] for t in said.types if t in _TOML)
-        for name, said in options_of(question).items() if not said.internal
-    }  # fmt: skip
+    found = {}
+    for name, said in options_of(question).items():
+        if not said.internal:
+            is_list = said.several and int not in said.types
+            found[said.flag or name] = (list,) if is_list else tuple(_TOML[t] for t in said.types if t in _TOML)
+    return found
 
 
 #: settings of a workload -> the types they may have: the options of a step, and of a server
 OPTIONS: Types = {
-    **settings_of(Step),
-    "tp": (int,), "generate": (int,), "concurrency": (int,), "rate": (int, float), "lengths": (str,), "weights": (str,),
-    "kv": (str,), "price": (dict,), "engine": (str,), "utilization": (int, float), "prefix_hit": (int, float),
-    "closed_form": (bool,),
+    **settings_of(Step), **settings_of(part("serving.ServeOptions")), "price": (dict,),
 }  # fmt: skip
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
 _OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
+from memwall.core.question import filled, signature_of
 from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.links import Cluster
@@ -20,6 +21,7 @@ from memwall.serving.candidates import Candidate, choices, objective
 from memwall.serving.engines import Asked, Guess, Server, fitting, lacks, steps_in, stored_in
 from memwall.serving.model import CACHES, Model, read_model
 from memwall.serving.points import Point, Serving, notes_of
+from memwall.serving.question import ACCEPT, ServeOptions
 from memwall.serving.simulation.engine import DEFAULT, Policy
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
@@ -30,20 +32,13 @@ from memwall.serving.steps import Layout, Step
 PROMPT, DECODER_PROMPT = 1024, 4
 #: what names the model's own module as a draft, and tokens that another model guesses where no number is given
 OWN, DRAFT_TOKENS = "mtp", 4
-#: the chance that a guess is right where none is given
-ACCEPT = 0.7
 
 
+@signature_of(ServeOptions)
 @uncollected()
 def serve(
-    target: str | Path | Model, *, gpu: Names = "h100-sxm", tp: int | Iterable[int] = 1, ep: int = 1, dp: int = 1,
-    pp: int = 1, cluster: str | Path | Cluster | None = None, prompt: int | None = None, generate: int = 256,
-    lengths: str = "1", concurrency: int | Iterable[int] | None = (1, 4, 16, 64, 256), rate: float | None = None,
-    weights: str = "model", kv: str = "model", price: Mapping[str, float] | None = None, slo: Sequence[str] = (),
-    prefix_hit: float = 0.0, utilization: float = UTILIZATION, engine: str = "vllm", policy: Policy = DEFAULT,
-    closed_form: bool = False, trace: str | Path | None = None, draft: str | Path | Model | None = None,
-    draft_tokens: int | None = None, accept: float = ACCEPT, disaggregate: tuple[int, int] | None = None,
-    dtype: str | None = None,
+    target: str | Path | Model, *, gpu: Names = "h100-sxm", price: Mapping[str, float] | None = None,
+    slo: Sequence[str] = (), policy: Policy = DEFAULT, **server: Unpack[ServeOptions],
 ) -> Serving:  # fmt: skip
     """What a server of a model does under load.
 
@@ -79,38 +74,40 @@ def serve(
     Raises:
         UsageError: as :func:`read_model`; a name, number or objective is wrong, or no point keeps the objectives.
     """
-    _check_engine(kv, engine, utilization)
+    said = filled(ServeOptions, server)
+    _check_engine(said.kv, said.engine, said.utilization)
     gpus = load_gpus([gpu] if isinstance(gpu, (str, Gpu)) else gpu)
     limits = tuple(objective(text) for text in slo)
-    answer = Lengths.parse(generate, lengths)
-    load_of = partial(_loads, concurrency, rate, generate=answer, hit=prefix_hit, trace=trace)
-    loads = load_of(prompt=Lengths.parse(prompt or PROMPT, lengths))
+    answer = Lengths.parse(said.generate, said.lengths)
+    load_of = partial(_loads, said.concurrency, said.rate, generate=answer, hit=said.prefix_hit, trace=said.trace)
+    loads = load_of(prompt=Lengths.parse(said.prompt or PROMPT, said.lengths))
     prices = _prices(price or {}, gpus)
     if limits:
         check_priced(prices, [each.name for each in gpus])
     longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
-    read = partial(read_model, dtype=dtype, tokens=longest, prompt=prompt)
-    model = target if isinstance(target, Model) else read(target, weights=weights)
+    read = partial(read_model, dtype=said.dtype, tokens=longest, prompt=said.prompt)
+    model = target if isinstance(target, Model) else read(target, weights=said.weights)
     if model.encoder is not None:
-        if trace is not None:
+        if said.trace is not None:
             raise UsageError(
                 f"the encoder of {model.name} is traced with one prompt: give clients or --rate, no --trace"
             )
-        loads = load_of(prompt=Lengths.parse(1 if model.encoder else prompt or DECODER_PROMPT, "1"))
-    guess = None if draft is None else _guess(model, draft, read, draft_tokens, accept)
-    asked = [
+        loads = load_of(prompt=Lengths.parse(1 if model.encoder else said.prompt or DECODER_PROMPT, "1"))
+    guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
+    servers = [
         Asked(
-            model=model, gpu=each, layout=Layout(tp=count, ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine),
-            weights=weights, utilization=utilization, cluster=cluster, policy=policy, closed_form=closed_form,
-            guess=guess, disaggregate=disaggregate, usd_per_gpu_hour=prices.get(each.name),
+            model=model, gpu=each, weights=said.weights, utilization=said.utilization, cluster=said.cluster,
+            layout=Layout(tp=count, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=said.engine),
+            policy=policy, closed_form=said.closed_form, guess=guess, disaggregate=said.disaggregate,
+            usd_per_gpu_hour=prices.get(each.name),
         )
-        for each in gpus for count in ([tp] if isinstance(tp, int) else tp)
+        for each in gpus for count in ([said.tp] if isinstance(said.tp, int) else said.tp)
     ]  # fmt: skip
-    points = [point for each in asked for point in points_of(each, loads)]
+    points = [point for each in servers for point in points_of(each, loads)]
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
     found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
-    notes = notes_of(points, model, gpus, cluster is None)
+    notes = notes_of(points, model, gpus, said.cluster is None)
     return Serving(
         model=model, points=tuple(points), objectives=limits, choices=found, draft=str(guess or ""), notes=notes
     )
