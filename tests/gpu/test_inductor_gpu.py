@@ -9,7 +9,7 @@ import torch
 
 import memwall
 from memwall.hardware.lookup import match_device
-from tests.unit.fusion.test_inductor import Convolutions, Mlp, groups, squared
+from tests.unit.inductor.test_inductor import Convolutions, Mlp, groups, squared
 
 pytestmark = [
     pytest.mark.gpu,

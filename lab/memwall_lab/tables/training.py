@@ -5,7 +5,7 @@
 - Megatron-LM's published runs: full recomputation until 2021; in 2024 none, with sequence parallelism, gradients summed
   in 16 bits next to backward.
 - Korthikanti et al., 2022 (calculon-ai/calculon): with and without selective recomputation. Rows of memory are not
-  steps: ``tests/unit/simulate/test_training.py`` has the formulas.
+  steps: ``tests/unit/training/test_training.py`` has the formulas.
 - NVIDIA's recipes (NeMo, Megatron-Bridge): kernels of TransformerEngine and cuDNN, products of layers in fp8 (the
   scales of MXFP8, a byte for 32 numbers, are left out), gradients summed in 16 bits next to backward, sequence
   parallelism and overlapped exchanges with ``tp``; the loss is one kernel since 2025. Layers of dense models are

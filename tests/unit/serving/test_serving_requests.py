@@ -10,8 +10,8 @@ from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import Policy, Speculation
 from memwall.serving.simulation.requests import Disaggregated, Spread, simulate_requests
 from memwall.serving.simulation.workload import Asked, Lengths, Workload
-from tests.unit.simulate.engines import Affine, Saturating, Windowed
-from tests.unit.simulate.naive_server import serve
+from tests.unit.serving.engines import Affine, Saturating, Windowed
+from tests.unit.serving.naive_server import serve
 
 RANGE = Workload(prompt=Lengths(1024, 0.5, 1.0), generate=Lengths(128, 0.5, 1.0), concurrency=24, requests=120)
 PLAIN = Policy(captured=())

@@ -536,7 +536,7 @@ def test_the_same_on_every_hash_seed():
     code = (
         "import sys, hashlib\n"
         "from tests.unit import gate_fixture as f\n"
-        "from tests.unit.report.test_report_gate import GATE_KINDS, render_gate\n"
+        "from tests.unit.gate.test_report_gate import GATE_KINDS, render_gate\n"
         "texts = [render_gate(r, k) for r in (f.FAIL, f.hostile(), f.many(30, 30)) for k in GATE_KINDS]\n"
         "print(hashlib.sha256('\\0'.join(texts).encode()).hexdigest())\n"
         "print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])\n"

@@ -14,7 +14,7 @@ from memwall.serving.simulation.engine import Policy, Speculation
 from memwall.serving.simulation.requests import simulate_requests
 from memwall.serving.simulation.steady import largest_batch, steady_state
 from memwall.serving.simulation.workload import Asked, Lengths, Workload
-from tests.unit.simulate.engines import Affine, Saturating
+from tests.unit.serving.engines import Affine, Saturating
 
 #: engines x prompt, generate x policy x clients, or the share of the largest rate; none of the lengths that the limits
 #: of doubt were chosen with (128, 1024, 4096 and 32768 prompt tokens)

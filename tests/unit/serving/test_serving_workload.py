@@ -10,7 +10,7 @@ import pytest
 from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import Engine, Policy, Speculation
 from memwall.serving.simulation.workload import Asked, Lengths, Workload, read_trace
-from tests.unit.simulate.engines import Affine
+from tests.unit.serving.engines import Affine
 
 
 def test_a_range_of_nominal_is_drawn_evenly():

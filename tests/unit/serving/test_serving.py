@@ -13,7 +13,7 @@ from memwall.serving.simulation.engine import Policy
 from memwall.serving.simulation.requests import simulate_requests
 from memwall.serving.simulation.steady import steady_state
 from memwall.serving.simulation.workload import Lengths, Workload
-from tests.unit.simulate.engines import Affine
+from tests.unit.serving.engines import Affine
 
 PLAIN = Policy(captured=())
 
