@@ -135,7 +135,7 @@ def _alone(made: Profile, world: int | None) -> Profile:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _GpuAsked:
     """What a record says of the GPU that answered for torch.cuda, and of which names in it were asked for."""
 
     gpu: str
@@ -147,7 +147,7 @@ def of_another_gpu(made: Profile, gpus: Sequence[Gpu]) -> str:
     ``UsageError``: the record is damaged there."""
     saved = made.capture.get("asked_gpu")
     try:
-        known = None if saved is None else read(_Asked, saved, "asked_gpu")
+        known = None if saved is None else read(_GpuAsked, saved, "asked_gpu")
     except BadRecord as error:
         raise UsageError(f"the profile's capture is damaged: {error}") from None
     if known is None or all(gpu.name == known.gpu for gpu in gpus):

@@ -28,7 +28,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class PointKind:
     """A kind of points: the ``options`` that a point may have, those among them that do not change the trace
     (``numbers``), that only go with another (``needs``) and in which points of one engine differ (``inner``); the
     ``rows`` of a task of at most ``most`` points, and what pages show unless asked otherwise: ``best`` is the first of

@@ -44,7 +44,7 @@ RECORDS = (
     (comparison.SavedComparison, "traces compared with each other, or with the model", comparison.SCHEMA),
     (tuple[accuracy.SavedCell, ...],
      "how far the model is from measured kernels: what memwall accuracy --json prints", "accuracy/1"),
-    (history.Row, "one workload's figures at one commit: a line of a history", history.SCHEMA),
+    (history.HistoryRow, "one workload's figures at one commit: a line of a history", history.SCHEMA),
     (saved.SavedServing, "what servers of a model do under load, their memory and their kernels", saved.SCHEMA),
     (emit.EmitIndex, "generated kernels in a folder: index.json of memwall fuse --emit", emit.SCHEMA),
 )  # fmt: skip

@@ -48,7 +48,7 @@ import torch  # noqa: E402
 
 from benchmarks.family_modules import Case, cases  # noqa: E402
 from memwall import profile  # noqa: E402
-from memwall.bench.accuracy import Row, Scored, read_measured, score_files  # noqa: E402
+from memwall.bench.accuracy import Scored, TimedRow, read_measured, score_files  # noqa: E402
 from memwall.bench.accuracy.page import AccuracyReport, FitsReport  # noqa: E402
 from memwall.bench.accuracy.refit import refit  # noqa: E402
 from memwall.bench.accuracy.samples import halves  # noqa: E402
@@ -360,7 +360,7 @@ def family_of(sample: ModuleSample) -> str:
     return next(name for name, kinds in FAMILIES.items() if sample.op_class.startswith(kinds))
 
 
-def _family_line(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
+def _family_line(name: str, rows: Sequence[TimedRow]) -> tuple[str, ...]:
     if not rows:
         return ()
     errors = [100 * row.error for row in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from memwall.analysis.validation import Row
+from memwall.analysis.validation import TimedRow
 from memwall.bench.accuracy.halves import in_fit_half
 from memwall.bench.accuracy.kinds import Timed
 from memwall.hardware.cluster import stated_clusters, with_nearest_protocols
@@ -51,11 +51,11 @@ class CollectiveSample(Timed):
         return collective_s(self.op, self.nbytes, self.workers, self.cluster, per_node=self.per_node,
                             library=self.library, launch=self.launch)  # fmt: skip
 
-    def row(self) -> Row:
+    def row(self) -> TimedRow:
         """The collective, modeled and measured; R0 is a ring's bytes at the nominal rate of the link."""
         found = self.modeled()
         op_class = self.op if self.library == "nccl" else f"{self.op} {self.library}"
-        return Row(
+        return TimedRow(
             self.dataset, self.label, op_class, self.dtype, found.time_s, self.measured_s, found.bound_s,
             shape=self.shape, r0_s=found.wire_s, r1_s=found.wire_s / _R1_LINK + _R1_S, resolution_s=self.resolution_s,
         )  # fmt: skip

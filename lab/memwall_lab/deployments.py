@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from memwall.analysis.validation import Row
+from memwall.analysis.validation import TimedRow
 from memwall.bench.accuracy.halves import in_fit_half
 from memwall.bench.accuracy.kinds import Timed
 from memwall.bench.accuracy.samples import held_out_gpu, r1_s
@@ -21,8 +21,8 @@ from memwall.serving import Model, read_model
 from memwall.serving.simulation.engine import CAPTURED, Policy, Speculation
 from memwall.serving.simulation.requests import Disaggregated, Requests, simulate_requests
 from memwall.serving.simulation.timing import GpuSteps
-from memwall.serving.simulation.workload import Workload
-from memwall.serving.steps import Layout, Step
+from memwall.serving.simulation.workload import RequestLoad
+from memwall.serving.steps import EngineStep, Layout
 from memwall.serving.steps.kernels import Collective
 from memwall_lab.collectives import without_own
 
@@ -97,7 +97,7 @@ class Deployment(Timed):
     gpu: Gpu
     decodes: Pool
     prompts: Pool | None = None
-    workload: Workload
+    workload: RequestLoad
     measured: Mapping[str, float]
     shape: str
     split: str
@@ -119,10 +119,10 @@ class Deployment(Timed):
         return replace(self, is_left_out=True)
 
     @classmethod
-    def model(cls, samples: Sequence[Deployment], skipped: Counter[str]) -> list[Row]:
+    def model(cls, samples: Sequence[Deployment], skipped: Counter[str]) -> list[TimedRow]:
         return deployment_rows(samples, Engines(), skipped)
 
-    def rows(self, engines: Engines) -> Iterator[Row]:
+    def rows(self, engines: Engines) -> Iterator[TimedRow]:
         """Each figure, modeled and measured. R1 is a roofline with a batch that is always full, and a prompt that waits
         for nobody. Raises UsageError: the model does not fit, or the deployment speculates."""
         steps = engines.steps(
@@ -130,9 +130,9 @@ class Deployment(Timed):
         )
         load = self._load(steps)
         run, clients = self._run(engines, steps, load), -(-(load.concurrency or 1) // self.decodes.engines)
-        decode = Step(clients, clients * (load.prompt.nominal + load.generate.nominal // 2))
+        decode = EngineStep(clients, clients * (load.prompt.nominal + load.generate.nominal // 2))
         self._check_bound(steps, round(max(run.batch, 1)), load)
-        others = roofline_s(steps, decode), roofline_s(steps, Step(0, 0, ((load.prompt.nominal, 0),)))
+        others = roofline_s(steps, decode), roofline_s(steps, EngineStep(0, 0, ((load.prompt.nominal, 0),)))
         per_token_s = others[0] / clients + others[1] / load.generate.nominal
         modeled = {
             "TPOT": (waves(run, load, "tpot_s"), others[0]), "TTFT": (waves(run, load, "ttft_s"), others[1]),
@@ -142,10 +142,10 @@ class Deployment(Timed):
         for figure, measured_s in self.measured.items():
             few = f", {_FEW} clients or fewer" if figure == "TTFT" and (load.concurrency or 0) <= _FEW else ""
             time_s, other_s = modeled[figure]
-            yield Row(self.dataset, self.label, f"{figure}, {kind}{few}", self.name, time_s, measured_s,
+            yield TimedRow(self.dataset, self.label, f"{figure}, {kind}{few}", self.name, time_s, measured_s,
                       shape=self.shape, r1_s=other_s)  # fmt: skip
 
-    def _load(self, steps: GpuSteps) -> Workload:
+    def _load(self, steps: GpuSteps) -> RequestLoad:
         """The load, with as many clients as the cache holds where it states none."""
         load = self.workload
         if "GPU seconds per token" not in self.measured:
@@ -155,7 +155,7 @@ class Deployment(Timed):
         clients = max(min(held, _MOST_SEQUENCES * steps.layout.dp), 1)
         return replace(load, concurrency=clients, requests=min(3 * clients, max(_MOST_REQUESTS, 2 * clients)))
 
-    def _run(self, engines: Engines, steps: GpuSteps, load: Workload) -> Requests:
+    def _run(self, engines: Engines, steps: GpuSteps, load: RequestLoad) -> Requests:
         clients = -(-(load.concurrency or 1) // self.decodes.engines)
         groups = max(pool.layout.dp for pool in (self.decodes, self.prompts or self.decodes))
         policy = Policy(
@@ -181,16 +181,16 @@ class Deployment(Timed):
         sizes = (batch * self.decodes.layout.dp for batch in self.graphs)
         return (*(size for size in sizes if size < clients), clients) if self.graphs else CAPTURED
 
-    def _check_bound(self, steps: GpuSteps, batch: int, load: Workload) -> None:
+    def _check_bound(self, steps: GpuSteps, batch: int, load: RequestLoad) -> None:
         """Raises UsageError: tokens come faster than weights and caches can be read once for each."""
-        step = Step(batch, batch * load.prompt.least)
+        step = EngineStep(batch, batch * load.prompt.least)
         kernels = ((kernel, n, own) for kernel, n, own in steps.each(step) if not isinstance(kernel, Collective))
         bound_s = sum(n * steps.prediction(kernel, own).bound_s for kernel, n, own in kernels)
         if (1 + self.draft_tokens) * self.measured.get("TPOT", bound_s) < bound_s:
             raise UsageError("tokens come faster than weights and caches can be read for each: it speculates")
 
 
-def waves(run: Requests, load: Workload, figure: str) -> float:
+def waves(run: Requests, load: RequestLoad, figure: str) -> float:
     """The mean of a figure over :data:`_WAVES` requests of each client, of which fewer were simulated."""
     clients = load.concurrency or 1
     known = [value for value in (getattr(row, figure) for row in run.served) if value is not None]
@@ -198,7 +198,7 @@ def waves(run: Requests, load: Workload, figure: str) -> float:
     return sum(first) / len(first) / _WAVES + sum(later) / len(later) * (1 - 1 / _WAVES)
 
 
-def roofline_s(steps: GpuSteps, step: Step) -> float:
+def roofline_s(steps: GpuSteps, step: EngineStep) -> float:
     """R1 of a step: that of each of its kernels, without messages."""
     total_s = 0.0
     for kernel, n, own in steps.each(step):
@@ -208,9 +208,9 @@ def roofline_s(steps: GpuSteps, step: Step) -> float:
     return total_s
 
 
-def deployment_rows(samples: Iterable[Deployment], engines: Engines, refused: Counter[str]) -> list[Row]:
+def deployment_rows(samples: Iterable[Deployment], engines: Engines, refused: Counter[str]) -> list[TimedRow]:
     """The rows of all samples; why others have none is counted in ``refused``."""
-    found: list[Row] = []
+    found: list[TimedRow] = []
     for sample in samples:
         try:
             found += sample.rows(engines)

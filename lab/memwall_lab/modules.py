@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memwall.analysis.validation import Row
+from memwall.analysis.validation import TimedRow
 from memwall.bench.accuracy.halves import module_in_fit_half
 from memwall.bench.accuracy.kinds import Timed
 from memwall.bench.accuracy.samples import Sample, held_out_gpu, r1_s
@@ -76,7 +76,7 @@ class ModuleSample(Timed):
     def _scheduled(self, ran: Profile) -> Schedule:
         return ran.schedule(self.gpu, self.policy, launch=self.launch, plan=self.plan)
 
-    def row(self) -> Row:
+    def row(self) -> TimedRow:
         """The run, modeled and measured."""
         profile = self.ran()
         schedule = self._scheduled(profile)
@@ -84,7 +84,7 @@ class ModuleSample(Timed):
         costs = [group.cost for group in schedule.plan.groups]
         terms = [(peak_compute_s(cost, self.gpu), cost.bytes / self.gpu.dram_bytes_per_s) for cost in costs]
         totals = schedule.totals
-        return Row(
+        return TimedRow(
             self.dataset, self.label, self.op_class, profile.workload.dtype, totals.time_s, self.measured_s,
             profile.step_bound_s(schedule) if totals.dram_bytes > 2 * self.gpu.l2_bytes else None, shape=self.module,
             low_s=totals.low_s, high_s=totals.high_s, r0_s=sum(max(pair) for pair in terms),

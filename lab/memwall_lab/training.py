@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from memwall.analysis.validation import Row
+from memwall.analysis.validation import TimedRow
 from memwall.bench.accuracy.halves import in_fit_half
 from memwall.bench.accuracy.kinds import Timed
 from memwall.bench.accuracy.samples import held_out_gpu
@@ -85,13 +85,22 @@ class TrainingSample(Timed):
         stretched = replace(stretched, stages=self.stages)
         return training_step(stretched, layout, self.cluster, state=self.state, overlap=self.overlap)
 
-    def row(self) -> Row:
+    def row(self) -> TimedRow:
         """The step, modeled and measured."""
         step = self.step()
         peak = self.gpu.peak(Pipe("tensor", self.sizes.products or self.dtype)) * self.layout.world
         r0_s = step.hardware_flops / peak
-        return Row(self.dataset, self.label, self.op_class, self.dtype, step.time_s, self.measured_s, shape=self.shape,
-                   r0_s=r0_s, r1_s=r0_s / _R1_PEAK)  # fmt: skip
+        return TimedRow(
+            self.dataset,
+            self.label,
+            self.op_class,
+            self.dtype,
+            step.time_s,
+            self.measured_s,
+            shape=self.shape,
+            r0_s=r0_s,
+            r1_s=r0_s / _R1_PEAK,
+        )
 
 
 _KNOWN: dict[tuple[object, ...], Blocks] = {}

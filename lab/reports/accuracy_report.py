@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 import memwall  # noqa: E402
-from memwall.bench.accuracy import Row, Scored, score, score_files  # noqa: E402
+from memwall.bench.accuracy import Scored, TimedRow, score, score_files  # noqa: E402
 from memwall.bench.accuracy.page import AccuracyReport, beside_table, split_table  # noqa: E402
 from memwall.bench.accuracy.scores import cell, floors_s, kappa, percentile, regime  # noqa: E402
 from memwall.report import render  # noqa: E402
@@ -47,9 +47,9 @@ class Goal(NamedTuple):
     """Some rows and what their MAPE is to be, for each of their cells by ``key``."""
 
     name: str
-    limit: Callable[[Row], float]
-    rows: Callable[[Row], bool]
-    key: Callable[[Row], str]
+    limit: Callable[[TimedRow], float]
+    rows: Callable[[TimedRow], bool]
+    key: Callable[[TimedRow], str]
     #: cells of fewer rows, over all shapes, have no goal
     least: int = 1
 
@@ -118,9 +118,9 @@ GOALS = (
 LEFT_OUT = GOALS[2]._replace(name="fp32 ops of PyTorch, this GPU's data left out", limit=lambda r: 0.15)
 
 
-def goal_rows(goal: Goal, rows: Sequence[Row], counted: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def goal_rows(goal: Goal, rows: Sequence[TimedRow], counted: Sequence[TimedRow]) -> Iterator[tuple[str, ...]]:
     """One line for each cell of a goal; ``counted`` are all rows, by which small cells are told."""
-    cells: dict[str, list[Row]] = {}
+    cells: dict[str, list[TimedRow]] = {}
     for row in filter(goal.rows, rows):
         cells.setdefault(goal.key(row), []).append(row)
     sizes = [goal.key(row) for row in counted if goal.rows(row)]
@@ -140,7 +140,7 @@ def goal_rows(goal: Goal, rows: Sequence[Row], counted: Sequence[Row]) -> Iterat
 SMALL = frozenset(("decode", "elementwise", "softmax", "layernorm", "norm", "add", "rope", "embedding", "activation"))
 
 
-def small_ops(rows: Sequence[Row]) -> float:
+def small_ops(rows: Sequence[TimedRow]) -> float:
     """Cohen's kappa over decode attention and small ops together."""
     floors = floors_s(rows)
     found = [(row.limited_by, regime(row, floors)) for row in rows if row.op_class in SMALL and row.limited_by]
@@ -153,7 +153,7 @@ def markdown(head: str, rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def lone_tiles(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def lone_tiles(rows: Sequence[TimedRow]) -> Iterator[tuple[str, ...]]:
     """How far bmm of at most one tile of 128 x 128 for each SM and more than 100 steps of k is from the model, by
     GPU: tiles that nothing else delays, so that their time is their SM's clock."""
     found: dict[str, list[float]] = {}
@@ -169,7 +169,7 @@ def lone_tiles(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
         yield gpu, str(len(ratios)), *(f"{value:.2f}" for value in spread), f"{spread[2] / spread[0]:.1f}"
 
 
-def waits(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def waits(rows: Sequence[TimedRow]) -> Iterator[tuple[str, ...]]:
     """What NeuSight's convolutions of less than 1 ms in the model take beyond it: how far that agrees with the same
     shape on other GPUs, and with the most similar other shapes on the same GPU."""
     found: dict[str, dict[tuple[int, ...], float]] = {}
@@ -197,16 +197,16 @@ def alike(sizes: tuple[int, ...], among: Iterable[tuple[int, ...]], count: int =
     return [other for _, other in sorted(apart)[:count]]
 
 
-def without_regime(rows: Sequence[Row]) -> float:
+def without_regime(rows: Sequence[TimedRow]) -> float:
     """Percent of the rows with a datasheet's term that the model says latency limits."""
     known = [row for row in rows if row.datasheet_limit]
     return 100 * sum(not row.limited_by for row in known) / len(known)
 
 
-def labels(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+def labels(rows: Sequence[TimedRow]) -> list[tuple[str, ...]]:
     """Agreement of regimes by data set and class: all of a GPU's ops together would hide the small ones."""
     floors = floors_s(rows)
-    found: dict[tuple[str, str], list[Row]] = {}
+    found: dict[tuple[str, str], list[TimedRow]] = {}
     for row in rows:
         if row.limited_by:
             found.setdefault((row.dataset, row.op_class), []).append(row)
@@ -230,7 +230,7 @@ def layer() -> tuple[float, dict[str, float]]:
     return profile.simulations[0].totals.time_s, times
 
 
-def module_rows(rows: Sequence[Row], counted: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def module_rows(rows: Sequence[TimedRow], counted: Sequence[TimedRow]) -> Iterator[tuple[str, ...]]:
     """One line for each GPU, way and level: ``rows`` are of modules not fitted to, ``counted`` of all."""
     for gpu, op_class in sorted({(row.gpu, row.op_class) for row in rows}):
         own, all_own = ([r for r in some if (r.gpu, r.op_class) == (gpu, op_class)] for some in (rows, counted))
@@ -277,7 +277,7 @@ of 70 W that ends lower in this machine would look so. No constant was moved for
 rows."""
 
 
-def first_ops(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def first_ops(rows: Sequence[TimedRow]) -> Iterator[tuple[str, ...]]:
     """The median bias of chains by GPU and by the op that they begin with, as their names say."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
@@ -301,7 +301,9 @@ def family(module: str) -> str:
     return next(name for name, pattern in SINGLE_OPS.items() if re.search(pattern, module))
 
 
-def coverage(rows: Sequence[Row], place: Callable[[Row], tuple[str, ...]], least: int = 50) -> list[tuple[str, ...]]:
+def coverage(
+    rows: Sequence[TimedRow], place: Callable[[TimedRow], tuple[str, ...]], least: int = 50
+) -> list[tuple[str, ...]]:
     """Percent of the rows inside their interval by place, and of each GPU, the fewest first."""
     found: dict[tuple[str, ...], dict[str, list[bool]]] = {}
     for row in rows:

@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 import torch  # noqa: E402
 
-from memwall.bench.accuracy import Row, read_measured  # noqa: E402
+from memwall.bench.accuracy import TimedRow, read_measured  # noqa: E402
 from memwall.core.files import read_json, write_whole  # noqa: E402
 from memwall.core.graph import Op  # noqa: E402
 from memwall.core.structure import read, write  # noqa: E402
@@ -57,8 +57,8 @@ LISTED = 15
 class Pair(NamedTuple):
     """A module on one GPU, compiled and eager; of :data:`KINDS` the one that it is."""
 
-    compiled: Row
-    eager: Row
+    compiled: TimedRow
+    eager: TimedRow
     kind: str = ""
 
     @property
@@ -79,8 +79,8 @@ class Pair(NamedTuple):
 class Range(NamedTuple):
     """A module under max-autotune: with the kernels of the default mode, and with those that timing may choose."""
 
-    default: Row
-    chosen: Row
+    default: TimedRow
+    chosen: TimedRow
     #: kernels whose choice is open
     choices: int
 
@@ -210,7 +210,7 @@ def scores(pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
             yield line(label, level, [p for p in own if p.compiled.op_class.startswith(level)], "")
 
 
-def way_of(row: Row) -> str:
+def way_of(row: TimedRow) -> str:
     return row.op_class.rsplit(" ", 1)[1]
 
 
@@ -261,7 +261,7 @@ def range_lines(ranges: Sequence[Range]) -> Iterator[tuple[str, ...]]:
             yield (label, name, str(len(some)), *(text for figure in figures for text in figure))
 
 
-def _spread(rows: Sequence[Row]) -> tuple[str, str, str]:
+def _spread(rows: Sequence[TimedRow]) -> tuple[str, str, str]:
     """Percent inside the interval, median of its high over its low end, median APE."""
     ends = [(row.low_s or 0.0, row.high_s or 0.0) for row in rows]
     inside = sum(low <= row.measured_s <= high for row, (low, high) in zip(rows, ends, strict=True))
@@ -333,7 +333,7 @@ def kinds(pairs: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
             yield kind, gpu, str(len(own)), *map(_ends, (*times, *ratios))
 
 
-def _both(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+def _both(rows: Sequence[TimedRow]) -> tuple[list[float], list[float]]:
     """Measured and modeled seconds."""
     return [row.measured_s for row in rows], [row.modeled_s for row in rows]
 
@@ -350,7 +350,7 @@ def _is_alike(one: Pair, other: Pair) -> bool:
     return one.compiled.op_class == other.compiled.op_class and all(abs(a / b - 1) < ALIKE for a, b in times)
 
 
-def is_held_out(row: Row) -> bool:
+def is_held_out(row: TimedRow) -> bool:
     return bool(zlib.crc32(row.shape.encode()) % 2)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from memwall.analysis.op_counts import OpCounts
 from memwall.core.errors import UsageError
 from memwall.report.document import clean
-from memwall.report.figures.axes import Axis, draw_frame, draw_y, plain
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_y, plain
 from memwall.report.figures.colors import series_color
 from memwall.report.figures.labels import Box
 from memwall.report.figures.picture import picture
@@ -49,9 +49,9 @@ def _panel(title: str, names: list[str], series: Mapping[str, Mapping[str, int]]
         upper = scene.title(title) + 4
         counted = [n for counts in (*series.values(), marks) for n in counts.values() if n]
         frame = Box(52.0, upper, scene.width - 8, upper + 330)
-        x = Axis(-0.4, len(names) - 0.6, frame.left, frame.right)
+        x = PlotAxis(-0.4, len(names) - 0.6, frame.left, frame.right)
         low, high = (10.0 ** f(math.log10(v)) for f, v in ((math.floor, min(counted)), (math.ceil, 1.2 * max(counted))))
-        y = Axis(low, high, frame.lower, frame.upper, log=True)
+        y = PlotAxis(low, high, frame.lower, frame.upper, log=True)
         draw_y(scene, frame, y, plain)
         draw_frame(scene, frame)
         for at, name in enumerate(names):

@@ -42,7 +42,7 @@ from memwall.analysis.validation import COLUMNS, devices, rows, summary  # noqa:
 from memwall.bench.kernels import Interrupted, WorkerPool, measure  # noqa: E402
 from memwall.bench.kernels.benchmark_run import plan_work  # noqa: E402
 from memwall.bench.kernels.run import DEFAULT_EXECUTORS, device_spec  # noqa: E402
-from memwall.bench.kernels.workers import Run, Setup  # noqa: E402
+from memwall.bench.kernels.workers import KernelRun, Setup  # noqa: E402
 from memwall.core.errors import MemwallError, MissingError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
 from memwall.core.version import __version__  # noqa: E402
@@ -276,7 +276,7 @@ def measure_all(
     report.write()
 
 
-def _compilations(gpu: Gpu, traced: Iterable[Future[Profile]]) -> list[tuple[Setup, Run]]:
+def _compilations(gpu: Gpu, traced: Iterable[Future[Profile]]) -> list[tuple[Setup, KernelRun]]:
     """The kernels of all workloads that are to be compiled."""
     kernels = []
     for future in traced:
@@ -291,7 +291,7 @@ def _top(workload: str) -> int:
     return TOP_OF_STEPS if workload in STEPS else TOP
 
 
-def _warm_up(workers: WorkerPool, kernels: Sequence[tuple[Setup, Run]]) -> None:
+def _warm_up(workers: WorkerPool, kernels: Sequence[tuple[Setup, KernelRun]]) -> None:
     """Start the workers and have each run a kernel: no workload's time goes into imports and loading of libraries."""
     if not kernels:
         return
@@ -305,7 +305,7 @@ def _warm_up(workers: WorkerPool, kernels: Sequence[tuple[Setup, Run]]) -> None:
             pool.submit(begun[name].ask, BUILD_S, "run", wanted.get(name, wanted["eager"]))
 
 
-def _compile(kernels: Sequence[tuple[Setup, Run]], deadline: float) -> None:
+def _compile(kernels: Sequence[tuple[Setup, KernelRun]], deadline: float) -> None:
     """Fill the compilers' caches, on nearly all cores, before anything is timed."""
     now = time.monotonic()
     until = now + (deadline - now) * COMPILE_SHARE

@@ -23,10 +23,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.bench.accuracy import Row, read_measured  # noqa: E402
+from memwall.bench.accuracy import TimedRow, read_measured  # noqa: E402
 from memwall.bench.accuracy.reading import thinned  # noqa: E402
 from memwall.bench.accuracy.scores import spearman  # noqa: E402
-from memwall.serving.steps import Step  # noqa: E402
+from memwall.serving.steps import EngineStep  # noqa: E402
 from memwall_lab.deployments import Deployment, Engines, deployment_rows  # noqa: E402
 from tests.unit.places import truth  # noqa: E402
 
@@ -82,7 +82,7 @@ class Scored(NamedTuple):
     """A row with its deployment."""
 
     sample: Deployment
-    row: Row
+    row: TimedRow
 
 
 def scored(samples: Iterable[Deployment], engines: Engines, refused: Counter[str]) -> list[Scored]:
@@ -181,7 +181,7 @@ def demands(samples: Sequence[Deployment], engines: Engines) -> str:
         if sample.prompts is None and sample.measured.keys() >= {"TPOT", "TTFT"}:
             steps, load = engines.steps(sample.config, sample.gpu, sample.decodes.layout, False), sample.workload
             flops = sum(n * kernel.cost(own, steps.layout).total_flops
-                        for kernel, n, own in steps.each(Step(0, 0, ((load.prompt.nominal, 0),))))  # fmt: skip
+                        for kernel, n, own in steps.each(EngineStep(0, 0, ((load.prompt.nominal, 0),))))  # fmt: skip
             round_s = sample.measured["TTFT"] + load.generate.nominal * sample.measured["TPOT"]
             found[sample.name, sample.label].append((load.concurrency or 1) / round_s * flops / 1e12)
     lines = ["\nPrompts alone, TFLOP/s of a GPU at the measured rate, one engine\n", "| model | GPU | n | median | most |",
@@ -196,7 +196,7 @@ def demands(samples: Sequence[Deployment], engines: Engines) -> str:
 def ranking(found: Sequence[Scored]) -> str:
     """How often the GPU that makes more tokens per second and GPU is the right one: of each model and lengths the best
     configuration of each GPU."""
-    best: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    best: dict[tuple[str, str], dict[str, list[TimedRow]]] = defaultdict(lambda: defaultdict(list))
     for each in found:
         best[each.row.dtype, each.row.shape.split()[1]][each.row.gpu].append(each.row)
     pairs, right, firsts, groups = 0, 0, 0, 0

@@ -9,8 +9,8 @@ import pytest
 
 from memwall.bench.accuracy import read_measured
 from memwall.core.errors import UsageError
-from memwall.serving.simulation.requests import Requests, Served
-from memwall.serving.simulation.workload import Lengths, Workload
+from memwall.serving.simulation.requests import Requests, ServedRequest
+from memwall.serving.simulation.workload import Lengths, RequestLoad
 from memwall.serving.steps import Layout
 from memwall_lab.deployments import Deployment, Engines, deployment_rows, waves
 from tests.unit.places import truth
@@ -138,9 +138,9 @@ def test_without_a_configuration_rows_say_so(read, tmp_path):
 
 def test_the_first_of_ten_requests_waits_for_all_others():
     """Two clients; the first requests have their first token after 3 s, the later ones after 1 s: 0.1 x 3 + 0.9 x 1."""
-    rows = [Served(0, 0, 3, 9, 10, 4)] * 2 + [Served(9, 9, 10, 16, 10, 4)] * 2
+    rows = [ServedRequest(0, 0, 3, 9, 10, 4)] * 2 + [ServedRequest(9, 9, 10, 16, 10, 4)] * 2
     run = Requests(served=tuple(rows), tallies=(), span_s=16)
-    load = Workload(prompt=Lengths(10), generate=Lengths(4), concurrency=2, requests=4)
+    load = RequestLoad(prompt=Lengths(10), generate=Lengths(4), concurrency=2, requests=4)
     assert waves(run, load, "ttft_s") == pytest.approx(1.2)
     assert waves(run, load, "tpot_s") == pytest.approx(2.0)
 

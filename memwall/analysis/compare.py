@@ -121,7 +121,7 @@ class Flip:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ProfileChange:
     """What one profile does more or less of than the baseline: a class or a kernel."""
 
     label: str
@@ -166,7 +166,7 @@ class Comparison:
     subject: str = ""
     entries: tuple[Entry, ...] = ()
     flips: tuple[Flip, ...] = ()
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ProfileChange, ...] = ()
     machines: tuple[Machine, ...] = ()
     memwall_version: str = __version__
 
@@ -357,7 +357,7 @@ def _counterpart(profile: Profile, schedule: Schedule) -> Schedule:
     return min(profile.simulations, key=distance)
 
 
-def _changes(base: Profile, other: Profile, name: str) -> list[Change]:
+def _changes(base: Profile, other: Profile, name: str) -> list[ProfileChange]:
     """Classes and kernels that changed, on the first GPU that both have, most time first."""
     after = min(other.simulations, key=lambda s: _counterpart(base, s).gpu.name != s.gpu.name)
     before = _counterpart(base, after)
@@ -370,7 +370,7 @@ def _changes(base: Profile, other: Profile, name: str) -> list[Change]:
         for key, *both in join(old, new):
             a, b = ((row.time_s, row.flops, row.bytes) if row else (0.0, 0, 0) for row in both)
             if a != b:
-                found.append(Change(name, kind, key, a[0], b[0], a[1], b[1], a[2], b[2]))
+                found.append(ProfileChange(name, kind, key, a[0], b[0], a[1], b[1], a[2], b[2]))
         found.sort(key=lambda row: (-abs(row.delta_s), row.name))
         rows += found[:MAX_ROWS]
     return rows

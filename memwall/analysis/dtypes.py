@@ -18,7 +18,7 @@ from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import graph_costs
-from memwall.ops.sdpa import RUNS, Attention
+from memwall.ops.sdpa import RUNS, AttentionGraph
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule
@@ -99,13 +99,13 @@ def _with_tf32(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(map(allowed, graph.ops)))
 
 
-def _all_with_tf32(attention: Attention) -> Attention:
+def _all_with_tf32(attention: AttentionGraph) -> AttentionGraph:
     kinds = [replace(kind, forms={name: _with_tf32(form) for name, form in kind.forms.items()})
              for kind in attention.kinds]  # fmt: skip
     return replace(attention, traced=_with_tf32(attention.traced), kinds=tuple(kinds))
 
 
-def _attending(traced: Graph, known: Attention, label: str) -> tuple[Graph, Attention | None]:
+def _attending(traced: Graph, known: AttentionGraph, label: str) -> tuple[Graph, AttentionGraph | None]:
     """A traced graph with the kernels that its attention takes in its dtype now."""
     try:
         from memwall.frontend.torch.dispatch.attention_kinds import lowered

@@ -60,7 +60,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedProfile:
     """A profile simulated under every policy on every GPU, with its fusion analysis. ``prices`` of the breaks,
     ``lowered``, ``plan_diffs`` (memwall's plan with Inductor's) and ``compiled`` (generated kernels) are by GPU.
     ``notes`` say what is missing and why."""
@@ -122,7 +122,7 @@ def fuse(
     op_counts: bool = True,
     architectures: Mapping[str, Sequence[str]] = MappingProxyType({}),
     say: Say = lambda message: None,
-) -> Fused:
+) -> FusedProfile:
     """Plan and simulate every policy on every GPU.
 
     Args:
@@ -148,7 +148,7 @@ def fuse(
     made = profile.with_simulations(tuple(maker.schedules))
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
     outcomes = what_if(made, changes, gpus, named, maker.planned)
-    found = Fused(
+    found = FusedProfile(
         made, capture, maker.prices(gpus), maker.lowered, maker.plan_diffs(), maker.compiled,
         what_ifs=tuple(outcomes), notes=maker.notes(),
     )  # fmt: skip
@@ -293,7 +293,7 @@ def _moved(first: int | None, places: Sequence[int | None]) -> int | None:
     return 0 if before is None else before + 1
 
 
-def _with_op_counts(found: Fused, say: Say) -> Fused:
+def _with_op_counts(found: FusedProfile, say: Say) -> FusedProfile:
     """The op counts of the first graph, with Inductor's levels where it was lowered."""
     try:
         from memwall.analysis.op_counts import op_counts
@@ -305,7 +305,7 @@ def _with_op_counts(found: Fused, say: Say) -> Fused:
         return replace(found, notes=(*found.notes, f"no op counts by IR level: {error}"))
 
 
-def _gpu_dict(found: Fused, policies: PolicySet) -> dict[str, Any]:
+def _gpu_dict(found: FusedProfile, policies: PolicySet) -> dict[str, Any]:
     prices = found.prices.get(policies.gpu.name)
     return {
         "gpu": policies.gpu.name,

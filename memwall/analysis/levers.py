@@ -88,7 +88,7 @@ def levers(profile: Profile, schedule: Schedule) -> tuple[Lever, ...]:
     return ranked((*_ways(profile, schedule), *_numbers(profile, schedule)), schedule.totals.time_s)
 
 
-def ranked(made: Iterable[Made], now_s: float) -> tuple[Lever, ...]:
+def ranked(made: Iterable[MadeLever], now_s: float) -> tuple[Lever, ...]:
     """The levers of what takes ``now_s``, the largest first."""
     found = [Lever(name, options, wall, time_s, now_s - time_s) for name, options, wall, time_s in made]
     # what a full queue hides is equal but for the last bits of its sums
@@ -111,7 +111,7 @@ def as_would(name: str, times_s: Mapping[str, float]) -> str:
     return f", as {listed(alike)} would" if alike else ""
 
 
-class Made(NamedTuple):
+class MadeLever(NamedTuple):
     """A lever's name, options, wall and seconds."""
 
     name: str
@@ -120,7 +120,7 @@ class Made(NamedTuple):
     time_s: float
 
 
-def _ways(profile: Profile, schedule: Schedule) -> Iterator[Made]:
+def _ways(profile: Profile, schedule: Schedule) -> Iterator[MadeLever]:
     """Other ways to run the step: fused by each policy that the profile has, by memwall's planner and by ``ideal``,
     which no compiler reaches where recurrent layers are left to a library; and as a CUDA graph."""
     gpu, graph, launch = schedule.gpu, schedule.graph, schedule.launch
@@ -133,13 +133,13 @@ def _ways(profile: Profile, schedule: Schedule) -> Iterator[Made]:
             fused = profile.schedule(gpu, policy, graph=graph, launch=launch)
             what = "fusion" if len(fused.kernels) < len(schedule.kernels) else "generated kernels"
             name = f"perfect {what}" if policy == "ideal" else f"{what} by {policy}"
-            yield Made(name, f"--policy {policy}", "", fused.totals.time_s)
+            yield MadeLever(name, f"--policy {policy}", "", fused.totals.time_s)
     if launch == "eager" and gpu.cpu is None:
         replayed = profile.schedule(gpu, graph=graph, launch="graph", plan=schedule.plan)
-        yield Made("a CUDA graph", REPLAYED, "", replayed.totals.time_s)
+        yield MadeLever("a CUDA graph", REPLAYED, "", replayed.totals.time_s)
 
 
-def _numbers(profile: Profile, schedule: Schedule) -> Iterator[Made]:
+def _numbers(profile: Profile, schedule: Schedule) -> Iterator[MadeLever]:
     """One number of the GPU or the host, or the dtype of the products, changed as ``--what-if`` does."""
     gpu = schedule.gpu
     is_hosted = schedule.launch == "eager" and gpu.cpu is None
@@ -150,7 +150,7 @@ def _numbers(profile: Profile, schedule: Schedule) -> Iterator[Made]:
             told = outcome(profile, schedule, [parse_change(number.change)])
         except (MissingError, UsageError):  # no torch, or no attention that the model allows in that dtype
             continue
-        yield Made(number.name, number.options, number.wall, told.after.time_s)
+        yield MadeLever(number.name, number.options, number.wall, told.after.time_s)
 
 
 def numbers_of(gpu: Gpu, is_hosted: bool, is_linked: bool) -> list[Number]:

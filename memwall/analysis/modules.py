@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from memwall.analysis.table import Row, Sums, share
+from memwall.analysis.table import Sums, TableRow, share
 from memwall.core.layers import collapse
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module
@@ -23,7 +23,7 @@ WHOLE, ITSELF = "(whole step)", "(itself)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleRow(Row):
+class ModuleRow(TableRow):
     """A node; its key is its path from its parent. ``memory_bytes`` is None where the plan is not known."""
 
     #: modules that it represents

@@ -21,7 +21,7 @@ import torch
 
 from memwall.core import compat
 from memwall.core.graph import Graph, Op
-from memwall.ops.evaluate import Call, Operators, empty, evaluate
+from memwall.ops.evaluate import EvaluatedCall, Operators, empty, evaluate
 from memwall.ops.signatures import signature_of
 
 PHASES = ("forward", "backward")
@@ -42,7 +42,7 @@ Rules = Mapping[Any, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Level:
+class IrLevel:
     """One level: ``ops`` has the calls of each operator that does work, ``free_calls`` counts views and allocations."""
 
     name: str
@@ -64,12 +64,12 @@ class OpCounts:
     their calls; ``fallbacks`` those for which Inductor calls a library. ``failed`` says, by operator, why a
     decomposition did not run without data; the operator then counts as itself."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[IrLevel, ...]
     no_decomposition: Mapping[str, int]
     fallbacks: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
 
-    def level(self, name: str) -> Level | None:
+    def level(self, name: str) -> IrLevel | None:
         return next((level for level in self.levels if level.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,15 +96,15 @@ def op_counts(graph: Graph, lowered: Any = None) -> OpCounts:
         called[graph.ops[number].name] += count
     own_free = sum(graph.free_calls.values())
     failed: dict[str, str] = {}
-    levels = [Level("ATen", _ranked(called), own_free)]
+    levels = [IrLevel("ATen", _ranked(called), own_free)]
     for name, rules in (("core ATen", compat.core_aten_decompositions()), ("prims", compat.decomposition_table)):
         ops, free_calls = _lowered(graph, times, dict(rules), failed)
-        levels.append(Level(name, _ranked(ops), own_free + free_calls))
+        levels.append(IrLevel(name, _ranked(ops), own_free + free_calls))
     kept = {name: calls for name, calls in levels[-1].ops.items() if not name.startswith("prims.")}
     if lowered is None:
         return OpCounts(tuple(levels), kept, (), failed)
     made = (("Inductor graph", lowered.fx_ops), ("loop IR", lowered.loop_ops), ("kernels", lowered.launches))
-    levels += [Level(name, _ranked(counts)) for name, counts in made]
+    levels += [IrLevel(name, _ranked(counts)) for name, counts in made]
     return OpCounts(tuple(levels), kept, lowered.fallbacks, failed)
 
 
@@ -135,7 +135,7 @@ def _leaves(graph: Graph, op: Op, rules: Rules) -> tuple[Counter[str], int]:
     LookupError: the op has no operator of its own (recorded by name only), or does not take its arguments."""
     mode = _LeafCounter(rules)
 
-    def call(one: Call) -> None:
+    def call(one: EvaluatedCall) -> None:
         if one.operator is None:
             raise LookupError("no operator of this name to decompose")
         positional, keywords = one.arguments()

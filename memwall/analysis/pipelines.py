@@ -21,7 +21,7 @@ from memwall.perfmodel.collectives import link_s, message_time
 from memwall.record.job import Pipeline, pipeline_of
 from memwall.record.kernels import Rates, kernel_phase, rates
 from memwall.record.profile import Profile
-from memwall.simulate.pipeline import ORDERS, PipelineRun, Stage, Task, run_pipeline
+from memwall.simulate.pipeline import ORDERS, PipelineRun, Stage, StageTask, run_pipeline
 from memwall.simulate.schedule import Totals
 
 #: schedule of torch's with one stage on each rank -> key of :data:`memwall.simulate.pipeline.ORDERS`
@@ -38,7 +38,7 @@ class PipelineStep:
 
     pipeline: Pipeline
     stages: tuple[Stage, ...]
-    orders: tuple[tuple[Task, ...], ...]
+    orders: tuple[tuple[StageTask, ...], ...]
     run: PipelineRun
     rest_s: float
     peak_s: tuple[float, ...]
@@ -140,7 +140,7 @@ def pipeline_step(profiles: Mapping[int, Profile]) -> PipelineStep | None:
     return PipelineStep(pipeline, tuple(stages), tuple(map(tuple, orders)), run, rest_s, peak_s, peak_again_s, all_s)
 
 
-def _orders(pipeline: Pipeline) -> list[list[Task]]:
+def _orders(pipeline: Pipeline) -> list[list[StageTask]]:
     ranks = len(pipeline.ranks)
     if not pipeline.orders:
         order = ORDERS[_SCHEDULES[pipeline.schedule]]
@@ -148,10 +148,10 @@ def _orders(pipeline: Pipeline) -> list[list[Task]]:
     found = [[(kind, int(stage), int(number)) for stage, kind, number in _TASK.findall(o)] for o in pipeline.orders]
     splits = any(kind == "W" for order in found for kind, _, _ in order)
     halves = {"I": "B", "B": "BW" if splits else "B"}
-    return [[Task(half, *of) for kind, *of in order for half in halves.get(kind, kind)] for order in found]
+    return [[StageTask(half, *of) for kind, *of in order for half in halves.get(kind, kind)] for order in found]
 
 
-def _taken(profile: Profile, order: Sequence[Task]) -> tuple[float, float, float]:
+def _taken(profile: Profile, order: Sequence[StageTask]) -> tuple[float, float, float]:
     """Seconds of a micro-batch in a stage of a rank, forward and backward, and of all that is neither; none of what it
     hands on, which the pipeline has."""
     schedule, seconds = profile.simulations[0], defaultdict[str, float](float)

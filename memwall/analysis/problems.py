@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from memwall.core.graph import Graph, Op
 from memwall.ops import Cost
-from memwall.ops.product_launches import Attention, Convolution, Gemm, Recurrent
+from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, Recurrent
 from memwall.ops.registry import is_recurrent
 
 #: ops that keep a tensor, perhaps in another dtype, or gather its shards; those that add to a gradient, or scatter it
@@ -85,7 +85,7 @@ def _text(launch: object) -> str:
         rows = math.ceil(launch.rows / launch.steps)
         of_layers = _times((launch.hidden, launch.layers, launch.directions))
         return f"{_times((launch.steps, rows, launch.inputs))}*{of_layers}"
-    if isinstance(launch, Attention):
+    if isinstance(launch, FusedAttention):
         keys = f", {launch.keys} keys" if launch.keys != launch.queries else ""
         return _times((launch.batch, launch.heads, launch.queries, launch.head_size)) + keys
     return ""

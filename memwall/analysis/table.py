@@ -129,7 +129,7 @@ _SUMMED = tuple(field.name for field in dataclasses.fields(Sums) if field.name !
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Sums):
+class TableRow(Sums):
     """A class, a phase or a module: its kernels together, and their shares of ``whole``, all rows of the table."""
 
     key: str
@@ -153,7 +153,7 @@ class Row(Sums):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRow(Row):
+class KernelRow(TableRow):
     """One kernel, or ``count`` equal ones; its key is the kernel's name."""
 
     op_class: str
@@ -169,14 +169,14 @@ class KernelRow(Row):
         return self.key
 
 
-def _rows(schedule: Schedule, keys: Iterable[str]) -> list[Row]:
+def _rows(schedule: Schedule, keys: Iterable[str]) -> list[TableRow]:
     """One row per distinct key, in order of first appearance. ``keys`` has one for each kernel of the schedule."""
     groups = group_by(schedule.kernels, keys)
     whole = Sums.of([Sums.of(kernels) for kernels in groups.values()])
-    return [Row.of(kernels, key=key, whole=whole) for key, kernels in groups.items()]
+    return [TableRow.of(kernels, key=key, whole=whole) for key, kernels in groups.items()]
 
 
-def class_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
+def class_rows(profile: Profile, schedule: Schedule) -> tuple[TableRow, ...]:
     """Rows by op class, in the order in which the registry lists the classes."""
     rows = _rows(schedule, [kernel.op_class for kernel in schedule.kernels])
     matrix = sums([row for row in rows if row.key in MODEL_CLASSES], ("flops", "time_s"))
@@ -188,13 +188,13 @@ def class_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: class_order(row.key)))
 
 
-def phase_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
+def phase_rows(profile: Profile, schedule: Schedule) -> tuple[TableRow, ...]:
     """Rows by phase: forward (or prefill, or decode), backward, optimizer."""
     rows = _rows(schedule, [kernel_phase(profile, schedule, kernel) for kernel in schedule.kernels])
     return tuple(sorted(rows, key=lambda row: (*SERVING, *PHASES).index(row.key)))
 
 
-def module_rows(profile: Profile, schedule: Schedule) -> tuple[Row, ...]:
+def module_rows(profile: Profile, schedule: Schedule) -> tuple[TableRow, ...]:
     """Rows by the module that a kernel is in, repeated blocks as one (``layers.*.attn``), longest time first;
     :mod:`memwall.analysis.modules` has the modules with all that is inside them."""
     rows = _rows(

@@ -58,7 +58,7 @@ def open_device(kind: str) -> Device:
     """This machine's device of a kind. Raises ``UsageError``: there is no such kind; ``MissingError``: there is no such
     device."""
     if kind == "cpu":
-        return Cpu()
+        return CpuClock()
     if kind != "cuda":
         raise UsageError(f"no device {kind!r}; there is {', '.join(DEVICES)}")
     import torch
@@ -70,7 +70,7 @@ def open_device(kind: str) -> Device:
     return Cuda()
 
 
-class Cpu:
+class CpuClock:
     """One thread of this machine. A repetition that had less than ``LEAST_SHARE`` of a core is repeated."""
 
     kind = "cpu"

@@ -14,12 +14,12 @@ from memwall.cli import options
 from memwall.cli.edited import refuse_misfit
 from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
-from memwall.cli.target import Model, assumption, chosen_gpus, is_record, make_profile, remember, running
+from memwall.cli.target import ModelTarget, assumption, chosen_gpus, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
 from memwall.wings import part
 
 if TYPE_CHECKING:
-    from memwall.analysis.fused import Fused
+    from memwall.analysis.fused import FusedProfile
     from memwall.analysis.whatif import Change
     from memwall.hardware.lookup import Gpu
     from memwall.record.capture import Capture
@@ -88,7 +88,7 @@ def command(
         if folder is not None:  # what is emitted calls torch with these attributes
             refuse_misfit({"target": target})
     else:
-        model = Model(target, workload, chosen_gpus(gpus, out.messages.say), out.messages)
+        model = ModelTarget(target, workload, chosen_gpus(gpus, out.messages.say), out.messages)
         check_policies(policies, model.gpus, need=any)
         made = _traced(model, sizes, not no_capture)
         assumed = assumption(target, gpus)
@@ -103,19 +103,19 @@ def command(
 # -- what is fused -----------------------------------------------------------------------------------------------------
 
 
-class Made(NamedTuple):
+class FuseInputs(NamedTuple):
     """A profile, what Dynamo made of it, the GPUs, notes on what is missing, and the model where it is at hand."""
 
     profile: Profile
     capture: Capture | None
     gpus: Sequence[Gpu]
     notes: tuple[str, ...] = ()
-    model: Model | None = None
+    model: ModelTarget | None = None
 
 
 def _read(
     target: str, names: Sequence[str], given: dict[str, Any], sizes: dict[str, int], captured: bool, messages: Messages
-) -> Made:
+) -> FuseInputs:
     """A saved profile, which has no model to capture."""
     from memwall.record.capture import capture_of
 
@@ -123,10 +123,10 @@ def _read(
     profile = make_profile(target, names, given, messages)
     capture = capture_of(profile.capture) if captured else None
     missing = (f"no capture: it needs the model, and {target} has none",) * (captured and capture is None)
-    return Made(profile, capture, profile.gpus, missing)
+    return FuseInputs(profile, capture, profile.gpus, missing)
 
 
-def _traced(model: Model, sizes: dict[str, int], captured: bool) -> Made:
+def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseInputs:
     """A model, traced and captured."""
     from memwall.analysis.fused import MOST_UNASKED, distinct_ops
     from memwall.record.capture import capture_of
@@ -137,15 +137,20 @@ def _traced(model: Model, sizes: dict[str, int], captured: bool) -> Made:
     count = distinct_ops(profile.graph)
     if not captured or count > MOST_UNASKED:
         note = f"no capture: TorchDynamo would take {count:,} ops one by one"
-        return Made(profile, None, model.gpus, (note,) * captured, model)
+        return FuseInputs(profile, None, model.gpus, (note,) * captured, model)
     profile = model.with_capture(profile, workload, sizes)
-    return Made(profile, capture_of(profile.capture), model.gpus, (), model)
+    return FuseInputs(profile, capture_of(profile.capture), model.gpus, (), model)
 
 
 def _fused(
-    made: Made, policies: Sequence[str], changes: Sequence[Change], architectures: dict[str, list[str]], priced: bool,
-    folder: Path | None, messages: Messages,
-) -> Fused:  # fmt: skip
+    made: FuseInputs,
+    policies: Sequence[str],
+    changes: Sequence[Change],
+    architectures: dict[str, list[str]],
+    priced: bool,
+    folder: Path | None,
+    messages: Messages,
+) -> FusedProfile:
     """What fusion wins on it; other forms of the model are ``priced`` where asked for."""
     from memwall.analysis.fused import fuse
     from memwall.analysis.rewrites import alternatives
@@ -203,7 +208,7 @@ def _check_emit(folder: Path | None, policies: Sequence[str]) -> None:
     part("codegen.check_folder")(folder)
 
 
-def _emit(folder: Path | None, found: Fused, messages: Messages) -> None:
+def _emit(folder: Path | None, found: FusedProfile, messages: Messages) -> None:
     """Write the kernels where a folder for them is named."""
     if folder is None:
         return

@@ -77,7 +77,7 @@ def this_machine() -> str | None:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelTarget:
     """A target that is a model, the options that say how to trace it, and the GPUs to simulate it on."""
 
     target: str

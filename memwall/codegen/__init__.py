@@ -12,13 +12,13 @@ its row in :mod:`memwall.ops`, else :mod:`memwall.codegen.ops`. :mod:`memwall.co
 from __future__ import annotations
 
 from memwall.codegen.generate import generate_nests
-from memwall.codegen.kernel import Kernel, Launch, NotGenerated
+from memwall.codegen.kernel import Kernel, NotGenerated, TritonLaunch
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
 from memwall.fusion.plan import Group
 from memwall.hardware.lookup import Gpu
 
-__all__ = ["Kernel", "Launch", "NotGenerated", "generate"]
+__all__ = ["Kernel", "NotGenerated", "TritonLaunch", "generate"]
 
 _CONTRACTIONS = ("contraction", "convolution", "attention")
 

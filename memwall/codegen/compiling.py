@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
-from memwall.codegen.kernel import Kernel, Launch
+from memwall.codegen.kernel import Kernel, TritonLaunch
 from memwall.codegen.occupancy import occupancy
 from memwall.core.cache import cache_folder, keep, kept
 from memwall.core.errors import MissingError, install
@@ -88,7 +88,7 @@ def compile_all(
     """
     version = triton_version()
     folder = default_cache() if cache is None else cache
-    jobs: dict[str, tuple[Kernel, Launch, str]] = {}
+    jobs: dict[str, tuple[Kernel, TritonLaunch, str]] = {}
     keys: list[list[str]] = []
     for kernel, architecture in pairs:
         own = [] if _is_vendors(kernel, architecture) else list(kernel.launches)
@@ -133,7 +133,7 @@ def triton_version() -> str:
     return importlib.metadata.version("triton")
 
 
-def _resources(launch: Launch, architecture: str, answer: Mapping[str, Any] | None) -> Resources:
+def _resources(launch: TritonLaunch, architecture: str, answer: Mapping[str, Any] | None) -> Resources:
     """What a compiler's answer means; None where the vendor's library takes the launch."""
     plain = Resources(launch.function, architecture, launch.num_warps)
     if answer is None:
@@ -151,7 +151,7 @@ def _resources(launch: Launch, architecture: str, answer: Mapping[str, Any] | No
 # -- results that are kept ---------------------------------------------------------------------------------------------
 
 
-def _key(kernel: Kernel, launch: Launch, architecture: str, version: str) -> str:
+def _key(kernel: Kernel, launch: TritonLaunch, architecture: str, version: str) -> str:
     depends = {**asdict(launch), "grid": None, "source": source_hash(_compiled_text(kernel.source)), "format": FORMAT,
                "architecture": architecture, "triton": version}  # fmt: skip
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
@@ -180,7 +180,7 @@ def _cached(folder: Path, key: str) -> dict[str, Any] | None:
 
 
 def _answers(
-    keys: Sequence[str], jobs: Mapping[str, tuple[Kernel, Launch, str]], workers: int, limit_s: float
+    keys: Sequence[str], jobs: Mapping[str, tuple[Kernel, TritonLaunch, str]], workers: int, limit_s: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The answers to some jobs, in order of completion."""
     count = min(workers, len(keys))
@@ -215,7 +215,7 @@ class _Compiler:
         self.scratch, self.limit_s = scratch, limit_s
         self.process: Child | None = None
 
-    def compile(self, kernel: Kernel, launch: Launch, architecture: str) -> dict[str, Any]:
+    def compile(self, kernel: Kernel, launch: TritonLaunch, architecture: str) -> dict[str, Any]:
         self.scratch.mkdir(exist_ok=True)
         path = self.scratch / f"{source_hash(kernel.source)}.py"
         path.write_text(kernel.source, encoding="utf-8")

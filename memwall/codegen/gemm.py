@@ -13,11 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memwall.codegen.blocks import RANDOM_SHAPES, SCALAR_SHAPES, SHAPES, VECTOR_BYTES, VECTOR_SHAPES, Shape, tiles
-from memwall.codegen.index import Index, Variable, offset, unravel
+from memwall.codegen.index import AffineIndex, Variable, offset, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.lowering import Lowering, is_given, locate, packet_of
 from memwall.codegen.ops.base import broadcast
-from memwall.codegen.tensors import Body, Indices, Reduction, Tensor, Writer, compute_dtype, indented, triton_dtype
+from memwall.codegen.tensors import (
+    Body,
+    Indices,
+    Tensor,
+    TensorReduction,
+    Writer,
+    compute_dtype,
+    indented,
+    triton_dtype,
+)
 from memwall.codegen.writing import INT32_LIMIT, File
 from memwall.core.flow import Flow
 from memwall.core.graph import ITEMSIZE, Graph, Op, TensorSpec, Value
@@ -53,7 +62,7 @@ class _Misplaced(NotGenerated):
     """The product is needed at another position than the current tile's."""
 
 
-class _Product(Lowering):
+class _ProductNest(Lowering):
     """Lowers a group whose product is known only at the position of the current tile.
 
     It is ``batch`` matrices of m × n, sums over k: ``k_left`` along the left operand's columns, ``k_right`` along the
@@ -84,8 +93,8 @@ class _Product(Lowering):
         self.batch, lead = (left.shape[0], left.shape[1:2]) if self.has_batch else (1, left.shape[:-1])
         self.m = math.prod(lead)
         names = {"m": self.m, "n": self.n, "k_left": self.k, "k_right": self.k}
-        row, column, k_left, k_right = (Index.of(Variable(n, size, frozenset((n,)))) for n, size in names.items())
-        matrix = (Index.of(Variable("batch", self.batch, frozenset())),) if self.has_batch else ()
+        row, column, k_left, k_right = (AffineIndex.of(Variable(n, size, frozenset((n,)))) for n, size in names.items())
+        matrix = (AffineIndex.of(Variable("batch", self.batch, frozenset())),) if self.has_batch else ()
         self.place = (*matrix, *unravel(row, lead), column)
         self.flat = row * self.n + column
         if matrix:
@@ -138,7 +147,7 @@ class _Gemm(Writer):
         if len(dtypes) != 1 or not dtypes <= {"float16", "bfloat16", "float32"}:
             raise NotGenerated(f"a product of {' and '.join(sorted(dtypes))}")
         self.dtype = dtypes.pop()
-        made = _Product(graph, flow, op_ids, product)
+        made = _ProductNest(graph, flow, op_ids, product)
         super().__init__(File(graph), "matmul")
         self.lowering = made
         if made.batch > MAX_BATCH:
@@ -285,7 +294,7 @@ class _Gemm(Writer):
 
     # -- Memory --------------------------------------------------------------------------------------------------------
 
-    def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
+    def reduced(self, body: Body, reduction: TensorReduction, kept: AffineIndex, component: int) -> str:
         """Refused: the product is the only reduction."""
         raise NotGenerated("a reduction next to a product")
 

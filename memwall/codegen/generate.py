@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memwall.codegen.index import Index, Variable, unravel
+from memwall.codegen.index import AffineIndex, Variable, unravel
 from memwall.codegen.kernel import Kernel, NotGenerated
 from memwall.codegen.lowering import Lowering
-from memwall.codegen.nests import Partial, Rows, write_finish, write_pointwise, write_split
+from memwall.codegen.nests import NestRows, Partial, write_finish, write_pointwise, write_split
 from memwall.codegen.ops.base import Waiting
 from memwall.codegen.stores import Owed, refuse_hazards
-from memwall.codegen.tensors import Body, Reduction, Store, Tensor, Writer, X
+from memwall.codegen.tensors import Body, Store, Tensor, TensorReduction, Writer, X
 from memwall.codegen.writing import INT32_LIMIT, File
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
@@ -38,10 +38,10 @@ def generate_nests(
     Raises:
         NotGenerated: says why.
     """
-    return _Generator(graph, flow, group, gpu, persistent, split).kernel()
+    return _NestGenerator(graph, flow, group, gpu, persistent, split).kernel()
 
 
-class _Generator:
+class _NestGenerator:
     def __init__(
         self, graph: Graph, flow: Flow, group: Group, gpu: Gpu, persistent: bool | None, split: bool | None
     ) -> None:
@@ -64,8 +64,8 @@ class _Generator:
         #: missing reductions by their address, and those that a tensor needs itself by the tensor's
         self.free: list[Store] = []
         self.ready: list[Store] = []
-        self.every: dict[int, Reduction] = {}
-        self.known: dict[int, list[Reduction]] = {}
+        self.every: dict[int, TensorReduction] = {}
+        self.known: dict[int, list[TensorReduction]] = {}
 
     def kernel(self) -> Kernel:
         pending = self.owed.stores()
@@ -88,18 +88,18 @@ class _Generator:
 
     # -- what is needed for it ---------------------------------------------------------------------------------------
 
-    def _needs(self, tensor: Tensor) -> list[Reduction]:
+    def _needs(self, tensor: Tensor) -> list[TensorReduction]:
         """The reductions that an element of a tensor needs, without those that are in memory."""
         if id(tensor) not in self.known:
             probe = _Probe(self.file, self.scratch)
-            place = Index.of(Variable("x", max(tensor.numel, 1), X))
+            place = AffineIndex.of(Variable("x", max(tensor.numel, 1), X))
             tensor.at(Body(probe, X), unravel(place, tensor.shape))
             self.known[id(tensor)] = list(probe.found.values())
         return self.known[id(tensor)]
 
-    def _all_needs(self, store: Store) -> list[Reduction]:
+    def _all_needs(self, store: Store) -> list[TensorReduction]:
         """Those of a store and all that they depend on, in dependency order."""
-        order: dict[int, Reduction] = {}
+        order: dict[int, TensorReduction] = {}
 
         def visit(tensor: Tensor) -> None:
             for reduction in self._needs(tensor):
@@ -172,7 +172,7 @@ class _Generator:
         depths = range(1, max(level.values()) + 1)
         levels = [[self.every[k] for k, n in level.items() if n == depth] for depth in depths]
         writer = self._writer("rows")
-        partials = Rows(writer, (rows, cols), levels, late, chosen, self.gpu).write(self.persistent)
+        partials = NestRows(writer, (rows, cols), levels, late, chosen, self.gpu).write(self.persistent)
         return [*chosen, *self._finish(partials, writer.function.constants.get("PROGRAMS", 1), chosen)]
 
     def _split_round(self) -> list[Store] | None:
@@ -210,7 +210,7 @@ class _Generator:
         return done
 
 
-def _is_trailing(reduction: Reduction) -> bool:
+def _is_trailing(reduction: TensorReduction) -> bool:
     """Whether the last axes are reduced."""
     real = [i for i, size in enumerate(reduction.source.shape) if size > 1]
     return bool(real) and real[-1] in reduction.dims
@@ -226,12 +226,12 @@ class _Probe(Writer):
     def __init__(self, file: File, scratch: dict) -> None:
         super().__init__(file, "probe")
         self.scratch = scratch
-        self.found: dict[int, Reduction] = {}
+        self.found: dict[int, TensorReduction] = {}
 
     def pointer(self, value_id: int) -> str:
         return "p"  # not taken
 
-    def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
+    def reduced(self, body: Body, reduction: TensorReduction, kept: AffineIndex, component: int) -> str:
         if (id(reduction), component) not in self.scratch:
             self.found[id(reduction)] = reduction
         return "0"

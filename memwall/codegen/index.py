@@ -53,16 +53,16 @@ class Digit:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class AffineIndex:
     """``constant + sum of coefficient * digit``, in lowest terms."""
 
     terms: tuple[tuple[Digit, int], ...] = ()
     constant: int = 0
 
     @staticmethod
-    def of(variable: Variable) -> Index:
+    def of(variable: Variable) -> AffineIndex:
         """A variable; one that can only be 0 is the number 0."""
-        return Index(((Digit(variable), 1),)) if variable.size > 1 else Index()
+        return AffineIndex(((Digit(variable), 1),)) if variable.size > 1 else AffineIndex()
 
     @property
     def low(self) -> int:
@@ -87,22 +87,22 @@ class Index:
             parts.append(str(self.constant))
         return " + ".join(parts).replace("+ -", "- ")
 
-    def __add__(self, other: Index | int) -> Index:
+    def __add__(self, other: AffineIndex | int) -> AffineIndex:
         if isinstance(other, int):
-            return Index(self.terms, self.constant + other)
-        return Index(_merged((*self.terms, *other.terms)), self.constant + other.constant)
+            return AffineIndex(self.terms, self.constant + other)
+        return AffineIndex(_merged((*self.terms, *other.terms)), self.constant + other.constant)
 
-    def __mul__(self, factor: int) -> Index:
+    def __mul__(self, factor: int) -> AffineIndex:
         if factor == 0:
-            return Index()
-        return Index(tuple((d, c * factor) for d, c in self.terms), self.constant * factor)
+            return AffineIndex()
+        return AffineIndex(tuple((d, c * factor) for d, c in self.terms), self.constant * factor)
 
-    def divmod(self, divisor: int) -> tuple[Index, Index]:
+    def divmod(self, divisor: int) -> tuple[AffineIndex, AffineIndex]:
         """Quotient and remainder by a positive number; the index must not be negative."""
         if divisor == 1:
-            return self, Index()
+            return self, AffineIndex()
         if self.low >= 0 and self.high < divisor:
-            return Index(), self
+            return AffineIndex(), self
         quotient: list[tuple[Digit, int]] = []
         remainder: list[tuple[Digit, int]] = []
         for digit, coefficient in self.terms:
@@ -117,11 +117,11 @@ class Index:
             else:
                 quotient.append((parts[0], 1))
                 remainder.append((parts[1], coefficient))
-        rest = Index(_merged(remainder), self.constant % divisor)
+        rest = AffineIndex(_merged(remainder), self.constant % divisor)
         if rest.low >= 0 and rest.high < divisor:
-            return Index(_merged(quotient), self.constant // divisor), rest
+            return AffineIndex(_merged(quotient), self.constant // divisor), rest
         whole = Variable(f"({self.text})", self.high + 1, self.axes)
-        return Index(((Digit(whole, divisor), 1),)), Index(((Digit(whole, 1, divisor), 1),))
+        return AffineIndex(((Digit(whole, divisor), 1),)), AffineIndex(((Digit(whole, 1, divisor), 1),))
 
 
 def _merged(terms: Iterable[tuple[Digit, int]]) -> tuple[tuple[Digit, int], ...]:
@@ -154,29 +154,29 @@ def _plain(digit: Digit) -> Digit:
     return digit
 
 
-def unravel(index: Index, shape: Sequence[int]) -> tuple[Index, ...]:
+def unravel(index: AffineIndex, shape: Sequence[int]) -> tuple[AffineIndex, ...]:
     """A position in row-major order as an index for each axis of a shape."""
-    found: list[Index] = []
+    found: list[AffineIndex] = []
     if 0 in shape:  # no element, no place
-        return (Index(),) * len(shape)
+        return (AffineIndex(),) * len(shape)
     for place, size in reversed(list(enumerate(shape))):
         if place == 0 or math.prod(shape[:place]) == 1:
-            found.append(index if size != 1 else Index())
-            found += [Index()] * place
+            found.append(index if size != 1 else AffineIndex())
+            found += [AffineIndex()] * place
             break
         index, digit = index.divmod(size)
         found.append(digit)
     return tuple(reversed(found))
 
 
-def ravel(indices: Sequence[Index], shape: Sequence[int]) -> Index:
+def ravel(indices: Sequence[AffineIndex], shape: Sequence[int]) -> AffineIndex:
     """The position in row-major order."""
     return offset(indices, contiguous(shape, "bool").strides)
 
 
-def offset(indices: Sequence[Index], strides: Sequence[int]) -> Index:
+def offset(indices: Sequence[AffineIndex], strides: Sequence[int]) -> AffineIndex:
     """Offset of the element in a strided tensor, in elements."""
-    total = Index()
+    total = AffineIndex()
     for index, stride in zip(indices, strides, strict=True):
         total += index * stride
     return total

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from memwall.ops.expressions import NotGenerated
 
-__all__ = ["TRITON_TYPES", "Kernel", "Launch", "NotGenerated"]
+__all__ = ["TRITON_TYPES", "Kernel", "NotGenerated", "TritonLaunch"]
 
 #: Triton's names of the dtypes that kernels load and store
 TRITON_TYPES: Mapping[str, str] = {
@@ -22,7 +22,7 @@ TRITON_TYPES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Launch:
+class TritonLaunch:
     """One launch of a ``@triton.jit`` function of a kernel's source.
 
     ``arguments`` are names and Triton types in the order of the signature: pointers ``*bf16``, numbers ``i64``.
@@ -58,7 +58,7 @@ class Kernel:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     op_ids: tuple[int, ...]
-    launches: tuple[Launch, ...]
+    launches: tuple[TritonLaunch, ...]
     schedule: str
     config: Mapping[str, int] = field(default_factory=dict)
     configs: tuple[Mapping[str, int], ...] = ()

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memwall.codegen.tensors import Body, Reduction, triton_dtype
+from memwall.codegen.tensors import Body, TensorReduction, triton_dtype
 
 _LEAST = 'float("-inf")'
 
 
 @dataclass(frozen=True)
-class Kind:
+class LaneKind:
     """``identities`` of the numbers that a lane keeps (``lanes``), in the order of its names; the first ``results`` of
     them are results, the others counts.
 
@@ -31,7 +31,7 @@ class Kind:
     join: Callable[[Body, Sequence[str]], list[str]]
 
 
-def _extremum(function: str, identity: str) -> Kind:
+def _extremum(function: str, identity: str) -> LaneKind:
     reduce = {"maximum": "tl.max", "minimum": "tl.min"}[function]
 
     def whole(body: Body, text: str) -> list[str]:
@@ -43,7 +43,7 @@ def _extremum(function: str, identity: str) -> Kind:
     def step(body: Body, lanes: Sequence[str], value: str, mask: str) -> list[str]:
         return [f"tl.{function}({lanes[0]}, tl.where({mask}, {value}, {identity}), propagate_nan=tl.PropagateNan.ALL)"]
 
-    return Kind(
+    return LaneKind(
         (identity,), 1,
         lambda body, value, mask, count: whole(body, f"tl.where({mask}, {value}, {identity})"),
         step,
@@ -93,8 +93,8 @@ def _softmax_join(body: Body, lanes: Sequence[str]) -> list[str]:
     return [top, f"tl.sum(tl.where({most} == {_LEAST}, {total}, {total} * tl.exp({most} - {top})), axis=1)[:, None]"]
 
 
-KINDS: Mapping[str, Kind] = {
-    "sum": Kind(
+KINDS: Mapping[str, LaneKind] = {
+    "sum": LaneKind(
         ("0",), 1,
         lambda body, value, mask, count: [f"tl.sum(tl.where({mask}, {value}, 0), axis=1)[:, None]"],
         lambda body, lanes, value, mask: [f"{lanes[0]} + tl.where({mask}, {value}, 0)"],
@@ -102,14 +102,14 @@ KINDS: Mapping[str, Kind] = {
     ),
     "max": _extremum("maximum", _LEAST),
     "min": _extremum("minimum", 'float("inf")'),
-    "moments": Kind(("0", "0", "0"), 2, _moments_tile, _moments_step, _moments_join),
-    "softmax": Kind((_LEAST, "0"), 2, _softmax_tile, _softmax_step, _softmax_join),
+    "moments": LaneKind(("0", "0", "0"), 2, _moments_tile, _moments_step, _moments_join),
+    "softmax": LaneKind((_LEAST, "0"), 2, _softmax_tile, _softmax_step, _softmax_join),
 }  # fmt: skip
 
 
 def accumulate(
-    before: Body, body: Body, reductions: Sequence[Reduction], value: Callable[[Reduction], str]
-) -> list[tuple[Reduction, list[str]]]:
+    before: Body, body: Body, reductions: Sequence[TensorReduction], value: Callable[[TensorReduction], str]
+) -> list[tuple[TensorReduction, list[str]]]:
     """Reductions lane by lane over a loop: the initial lanes go ``before`` it, their steps into its body.
 
     Args:
@@ -133,7 +133,7 @@ def accumulate(
     return found
 
 
-def know(body: Body, reduction: Reduction, results: Sequence[str]) -> None:
+def know(body: Body, reduction: TensorReduction, results: Sequence[str]) -> None:
     """Name a reduction's results, for all that needs them in this function."""
     for component, text in enumerate(results[: KINDS[reduction.kind].results]):
         body.writer.local[id(reduction), component] = body.name(text)

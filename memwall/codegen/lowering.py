@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from memwall.codegen.index import Index, offset
+from memwall.codegen.index import AffineIndex, offset
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops import RULES
 from memwall.codegen.ops.base import OpRule, OpView, Waiting
@@ -102,14 +102,14 @@ def rule_of(name: str) -> OpRule | None:
     return RULES.get(_packet(name)) or (point if row and row.expression else None)
 
 
-def locate(place: Index, spec: TensorSpec) -> Indices:
+def locate(place: AffineIndex, spec: TensorSpec) -> Indices:
     """The indices of a dense tensor's element at an offset.
 
     Raises:
         NotGenerated: its elements overlap or leave gaps.
     """
     order = sorted((i for i, size in enumerate(spec.shape) if size > 1), key=lambda i: -spec.strides[i])
-    expected, found = 1, [Index()] * len(spec.shape)
+    expected, found = 1, [AffineIndex()] * len(spec.shape)
     for axis in reversed(order):
         if spec.strides[axis] != expected:
             raise NotGenerated("a view of a tensor that is not dense")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memwall.codegen.kernel import Kernel, Launch, NotGenerated
+from memwall.codegen.kernel import Kernel, NotGenerated, TritonLaunch
 from memwall.codegen.lowering import is_given
-from memwall.codegen.multi_text import Row, source_of
+from memwall.codegen.multi_text import ListRow, source_of
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, Value
 from memwall.fusion import Group
@@ -52,7 +52,7 @@ def multi_kernel(graph: Graph, flow: Flow, group: Group, gpu: Gpu) -> Kernel:
     lists = _Lists(graph, flow, group)
     rows = lists.rows()
     _refuse_races(rows)
-    classes: dict[Hashable, list[Row]] = {}
+    classes: dict[Hashable, list[ListRow]] = {}
     for row in rows:
         classes.setdefault(row.code, []).append(row)
     variants = {f"_{n}" if len(classes) > 1 else "": same for n, same in enumerate(classes.values())}
@@ -98,14 +98,16 @@ def _configs(elements: int, gpu: Gpu) -> tuple[dict[str, int], ...]:
     return tuple(dict(zip(("BLOCK", "CHUNK", "NUM_WARPS"), some, strict=True)) for some in sizes)
 
 
-def _launch(function: str, rows: Sequence[Row], config: dict[str, int]) -> Launch:
+def _launch(function: str, rows: Sequence[ListRow], config: dict[str, int]) -> TritonLaunch:
     chunks = sum(-(-row.elements // config["CHUNK"]) for row in rows)
     numbers = (("numbers", "*fp64"),) if rows[0].numbers else ()
     constants = {name: config[name] for name in ("BLOCK", "CHUNK")}
-    return Launch(function, (("rows", "*i64"), ("blocks", "*i32"), *numbers), constants, (chunks,), config["NUM_WARPS"])
+    return TritonLaunch(
+        function, (("rows", "*i64"), ("blocks", "*i32"), *numbers), constants, (chunks,), config["NUM_WARPS"]
+    )
 
 
-def _refuse_races(rows: Sequence[Row]) -> None:
+def _refuse_races(rows: Sequence[ListRow]) -> None:
     """Refuse if what one table entry stores is read or stored by another."""
     spans: dict[int, dict[tuple[int, int, int], bool]] = {}
     for number, row in enumerate(rows):
@@ -149,11 +151,11 @@ class _Lists:
             return op.outputs
         return tuple(i for name, i in zip(op.arguments, op.inputs, strict=True) if name == "self")
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ListRow]:
         """One row for each position of the lists."""
         values = self.graph.values
         numels = [values[i].spec.numel for i in self._targets(self.ops[0])]
-        rows = [Row(numel, self._compute_dtype(number)) for number, numel in enumerate(numels)]
+        rows = [ListRow(numel, self._compute_dtype(number)) for number, numel in enumerate(numels)]
         for op in self.ops:
             self._add(op, rows)
         for op in reversed(self.ops):
@@ -182,7 +184,7 @@ class _Lists:
             found[name] = op.inputs[start + (number if count > 1 else 0)]
         return found
 
-    def _add(self, op: Op, rows: Sequence[Row]) -> None:
+    def _add(self, op: Op, rows: Sequence[ListRow]) -> None:
         """An op's line of arithmetic in each row, or a whole optimizer step."""
         packet, values = _packet(op.name), self.graph.values
         fused = FUSED.get(packet)
@@ -209,7 +211,7 @@ class _Lists:
             row.lines.append(f"{variable} = {_text(packet, Operands(names, fixed, row.dtype))}")
             row.made.append((target, variable))
 
-    def _store(self, row: Row, value: Value, version: int) -> None:
+    def _store(self, row: ListRow, value: Value, version: int) -> None:
         """Store the latest result for a value, in its memory or in new memory; a gradient that an optimizer only
         claims to write has none."""
         given = is_given(self.graph, self.flow, value.id, self.group.op_ids)
@@ -223,7 +225,7 @@ class _Lists:
                 raise NotGenerated("a tensor is handed on as another view than it was given as")
 
 
-def _read(row: Row, value: Value, target: Value, name: str) -> str:
+def _read(row: ListRow, value: Value, target: Value, name: str) -> str:
     """The variable of an operand at the position of the result."""
     if value.spec.numel not in (1, row.elements):
         raise NotGenerated("tensors of several sizes at one position")
@@ -254,7 +256,7 @@ def _packet(name: str) -> str:
 NUMBERS = frozenset(("state_steps",))
 
 #: (row whose lines to write, argument → variable, attributes) → argument → the variable that it becomes
-Rule = Callable[[Row, Mapping[str, str], Mapping[str, Any]], dict[str, str]]
+Rule = Callable[[ListRow, Mapping[str, str], Mapping[str, Any]], dict[str, str]]
 
 
 def _gradient(names: Mapping[str, str], given: Mapping[str, Any], decay: float) -> str:
@@ -270,7 +272,7 @@ def _gradient(names: Mapping[str, str], given: Mapping[str, Any], decay: float) 
 def _adam(is_decoupled: bool) -> Rule:
     """Adam; with decoupled weight decay AdamW."""
 
-    def rule(row: Row, names: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
+    def rule(row: ListRow, names: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
         lr, decay = float(given["lr"]), float(given.get("weight_decay", 0))
         row.lines.append(_gradient(names, given, 0.0 if is_decoupled else decay))
         for name, beta, text in (
@@ -301,7 +303,7 @@ def _adam(is_decoupled: bool) -> Rule:
     return rule
 
 
-def _sgd(row: Row, names: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
+def _sgd(row: ListRow, names: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, str]:
     momentum, results = float(given.get("momentum", 0)), {}
     row.lines.append(_gradient(names, given, float(given.get("weight_decay", 0))))
     direction = "grad"

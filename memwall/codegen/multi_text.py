@@ -48,7 +48,7 @@ def launch(function, columns, vectors, *numbers):
 
 
 @dataclass
-class Column:
+class ListColumn:
     """A tensor of one row. ``is_number``: one element for all of the row's. ``is_given``: it exists before the kernel.
     ``stored`` is the variable that is stored to it, as the value ``output``."""
 
@@ -65,7 +65,7 @@ class Column:
 
 
 @dataclass
-class Row:
+class ListRow:
     """The work at one position of the lists, computed in ``dtype``: tensors, lines of arithmetic, per-tensor numbers.
 
     ``before`` are lines for the tensor as a whole, ``lines`` for each of its elements. ``made`` are the values made so
@@ -74,7 +74,7 @@ class Row:
 
     elements: int
     dtype: str
-    columns: list[Column] = field(default_factory=list)
+    columns: list[ListColumn] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Row:
         for number, column in enumerate(self.columns):
             if _same_place(column.value, value):
                 return number
-        self.columns.append(Column(value, is_number or value.spec.numel == 1 != self.elements, is_given))
+        self.columns.append(ListColumn(value, is_number or value.spec.numel == 1 != self.elements, is_given))
         return len(self.columns) - 1
 
     def read(self, value: Value, *, is_number: bool = False) -> str:
@@ -110,7 +110,7 @@ class Row:
         names = (wanted if n == 1 else f"{wanted}_{n}" for n in range(1, len(taken) + 2))
         return next(name for name in names if name not in taken)
 
-    def like(self, column: Column) -> int:
+    def like(self, column: ListColumn) -> int:
         """The given column whose layout a tensor in new memory takes; -1 for one that is given."""
         if column.is_given:
             return -1
@@ -151,7 +151,7 @@ def _same_place(a: Value, b: Value) -> bool:
 # -- the file; rows that run the same code stand under the ending of their function's name ----------------------------
 
 
-def source_of(variants: Mapping[str, Sequence[Row]], places: Mapping[int, int], config: Mapping[str, int]) -> str:
+def source_of(variants: Mapping[str, Sequence[ListRow]], places: Mapping[int, int], config: Mapping[str, int]) -> str:
     """The file; ``places`` says which argument of ``run()`` each input value is."""
     parts = [_HEAD.format_map(config)]
     for ending, rows in variants.items():
@@ -159,7 +159,7 @@ def source_of(variants: Mapping[str, Sequence[Row]], places: Mapping[int, int], 
     return "\n".join([*parts, _LAUNCH, *_tables(variants), _run(variants, places)])
 
 
-def _elements(ending: str, row: Row) -> str:
+def _elements(ending: str, row: ListRow) -> str:
     """The function that handles one pass: loads, arithmetic, stores."""
     vectors = [f"p{n}" for n in row.vectors]
     signature = ", ".join((*vectors, *row.given, "start", "left"))
@@ -182,7 +182,7 @@ def _elements(ending: str, row: Row) -> str:
     return _function(f"elements{ending}({signature}, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr)", lines)
 
 
-def _update(ending: str, row: Row) -> str:
+def _update(ending: str, row: ListRow) -> str:
     """The kernel: finds its chunk in the tables and loops over it."""
     numbers = len(row.numbers)
     names = ", ".join((*(f"p{n}" for n in row.vectors), *row.given, "start", "left"))
@@ -222,7 +222,7 @@ def _cast(given: str, wanted: str) -> str:
     return "" if given == wanted else f".to({triton_dtype(wanted)})"
 
 
-def _tables(variants: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+def _tables(variants: Mapping[str, Sequence[ListRow]]) -> Iterator[str]:
     """The numbers that differ between the tensors of a list, one row per tensor."""
     for ending, rows in variants.items():
         if rows[0].numbers:
@@ -230,7 +230,7 @@ def _tables(variants: Mapping[str, Sequence[Row]]) -> Iterator[str]:
             yield f"\nNUMBERS{ending.upper()} = (\n{lines})\n"
 
 
-def _run(variants: Mapping[str, Sequence[Row]], places: Mapping[int, int]) -> str:
+def _run(variants: Mapping[str, Sequence[ListRow]], places: Mapping[int, int]) -> str:
     """The function that launches all kernels and returns what they wrote."""
     lines, results = [], []
     for ending, rows in variants.items():

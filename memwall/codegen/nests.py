@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memwall.codegen.blocks import bytes_in_flight, column_blocks, next_power_of_2, pointwise_block, row_blocks
-from memwall.codegen.index import Index, Variable, ravel, unravel
+from memwall.codegen.index import AffineIndex, Variable, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.kinds import KINDS, accumulate, know
-from memwall.codegen.tensors import Body, R, Reduction, Store, Writer, X, indented
+from memwall.codegen.tensors import Body, R, Store, TensorReduction, Writer, X, indented
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 
@@ -28,7 +28,7 @@ SPARE_ELEMENTS = 2
 class Partial:
     """A reduction whose stripes wait in scratch memory to be combined."""
 
-    reduction: Reduction
+    reduction: TensorReduction
     names: list[str]
     stripes: str
     #: elements of stripe ``s``, as an expression, where the kind counts them
@@ -47,7 +47,7 @@ def write_pointwise(writer: Writer, stores: Sequence[Store], gpu: Gpu) -> None:
     function = writer.function
     body = Body(writer, X)
     for store in stores:
-        writer.store(body, store, unravel(Index.of(writer.x), store.tensor.shape), X)
+        writer.store(body, store, unravel(AffineIndex.of(writer.x), store.tensor.shape), X)
     itemsize = max((ITEMSIZE[p.dtype] for p in function.pointers.values()), default=4)
     block, function.num_warps = pointwise_block(numel, itemsize, _loads(body), gpu)
     function.constants = {"XBLOCK": block}
@@ -61,13 +61,15 @@ def write_pointwise(writer: Writer, stores: Sequence[Store], gpu: Gpu) -> None:
 # -- reductions shared by thread blocks --------------------------------------------------------------------------------
 
 
-def write_split(writer: Writer, reductions: Sequence[Reduction], stores: Sequence[Store], gpu: Gpu) -> list[Partial]:
+def write_split(
+    writer: Writer, reductions: Sequence[TensorReduction], stores: Sequence[Store], gpu: Gpu
+) -> list[Partial]:
     """A function in which thread blocks share reductions over one space, with stores of its elements on the way."""
     first = reductions[0]
     kept, reduced = first.sizes
     writer.x = Variable("x", kept, X)
     writer.masks = {"x": "x_mask", "r": "r_mask"}
-    x, r = Index.of(writer.x), Index.of(Variable("r", reduced, R))
+    x, r = AffineIndex.of(writer.x), AffineIndex.of(Variable("r", reduced, R))
     at = first.source_indices(unravel(x, first.kept), unravel(r, first.reduced))
     main = ravel(at, first.source.shape)
     top = Body(writer, X)
@@ -98,7 +100,7 @@ def write_split(writer: Writer, reductions: Sequence[Reduction], stores: Sequenc
     return partials
 
 
-def _partial(end: Body, reduction: Reduction, lanes: Sequence[str]) -> Partial:
+def _partial(end: Body, reduction: TensorReduction, lanes: Sequence[str]) -> Partial:
     """Combine and store the lanes of a stripe; for moments, return the number of elements of each stripe."""
     writer, kind = end.writer, KINDS[reduction.kind]
     kept, reduced = reduction.sizes
@@ -115,7 +117,7 @@ def _partial(end: Body, reduction: Reduction, lanes: Sequence[str]) -> Partial:
 
 
 def write_finish(
-    writer: Writer, partials: Sequence[Partial], stores: Sequence[Store], keep: Sequence[Reduction], stripes: int
+    writer: Writer, partials: Sequence[Partial], stores: Sequence[Store], keep: Sequence[TensorReduction], stripes: int
 ) -> dict[tuple[int, int], tuple[str, str]]:
     """A function that combines the stripes of reductions of one size, and computes what depends on them.
 
@@ -143,7 +145,7 @@ def write_finish(
             lanes.append(body.name(f"tl.where(x_mask & r_mask, {partial.count}, 0)"))
         know(body, partial.reduction, kind.join(body, lanes))
     for store in stores:
-        writer.store(body, store, unravel(Index.of(writer.x), store.tensor.shape), X)
+        writer.store(body, store, unravel(AffineIndex.of(writer.x), store.tensor.shape), X)
     found = {}
     for reduction in keep:
         for component in range(KINDS[reduction.kind].results):
@@ -167,11 +169,11 @@ def write_finish(
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-class Rows:
+class NestRows:
     """What a row nest has to do: reductions along the row by level, sums over rows, stores."""
 
     def __init__(
-        self, writer: Writer, sizes: tuple[int, int], levels: list[list[Reduction]], late: list[Reduction],
+        self, writer: Writer, sizes: tuple[int, int], levels: list[list[TensorReduction]], late: list[TensorReduction],
         stores: list[Store], gpu: Gpu,
     ) -> None:  # fmt: skip
         self.writer, self.levels, self.late, self.stores, self.gpu = writer, levels, late, stores, gpu
@@ -179,7 +181,7 @@ class Rows:
         writer.x = Variable("x", self.rows, X)
         writer.masks = {"x": "x_mask", "r": "r_mask"}
         writer.hoists = self.rows > 1  # with one row, indices do not show which values need the row's results
-        self.x, self.r = Index.of(writer.x), Index.of(Variable("r", self.cols, R))
+        self.x, self.r = AffineIndex.of(writer.x), AffineIndex.of(Variable("r", self.cols, R))
         #: row-major position of (x, r) in the tensor that the first reduction reads
         self.main = self.x * self.cols + self.r
         if levels:
@@ -263,10 +265,10 @@ class Rows:
         head = [f"r = r0 + tl.arange(0, RBLOCK)[None, :]{self.writer.long}", f"r_mask = r < {self.cols}"]
         return [f"for r0 in range(0, {self.cols}, RBLOCK):", *indented([*head, *body.lines])]
 
-    def _value(self, body: Body, reduction: Reduction) -> str:
+    def _value(self, body: Body, reduction: TensorReduction) -> str:
         """An element of what is reduced, at (x, r)."""
         kept, reduced = reduction.sizes
-        across, along = (Index(),) * len(reduction.kept), self.main
+        across, along = (AffineIndex(),) * len(reduction.kept), self.main
         if (kept, reduced) == (self.rows, self.cols) and reduction not in self.late:
             across, along = unravel(self.x, reduction.kept), self.r
         elif (kept, reduced) == (self.cols, self.rows):
@@ -275,7 +277,7 @@ class Rows:
             along = self.x
         return reduction.source.at(body, reduction.source_indices(across, unravel(along, reduction.reduced)))
 
-    def _level(self, row: Body, level: Sequence[Reduction]) -> None:
+    def _level(self, row: Body, level: Sequence[TensorReduction]) -> None:
         """The reductions along the row that depend on those before."""
         if self.persistent:
             for reduction in level:
@@ -322,7 +324,7 @@ class Rows:
             shape = "[XBLOCK, RBLOCK]" if wide else "[XBLOCK, 1]"
             top.lines.append(f"{name} = tl.zeros({shape}, tl.{reduction.dtype})")
 
-    def _gather(self, body: Body, row: Body, reduction: Reduction) -> None:
+    def _gather(self, body: Body, row: Body, reduction: TensorReduction) -> None:
         kept, reduced = reduction.sizes
         if kept == 1 and reduced == self.rows:
             text = f"tl.where(x_mask, {self._value(row, reduction)}, 0)"
@@ -339,7 +341,7 @@ class Rows:
             before = body.name(f"tl.load({place}, r_mask & {is_later}, other=0)")
             body.lines.append(f"tl.store({place}, {before} + {text}, r_mask)")
 
-    def _scratch(self, reduction: Reduction) -> str:
+    def _scratch(self, reduction: TensorReduction) -> str:
         """Memory for the partial sums of a reduction, one run per thread block."""
         known = next((p for p in self.partials if p.reduction is reduction), None)
         if known is None:

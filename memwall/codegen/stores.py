@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from memwall.codegen.index import Index, offset, ravel
+from memwall.codegen.index import AffineIndex, offset, ravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.lowering import Lowering, is_given, locate
 from memwall.codegen.tensors import Body, Indices, Scatter, Store, Tensor
@@ -68,7 +68,7 @@ class Owed:
         if isinstance(made, Scatter) or aligned(written, read) or not read.spec.is_dense:
             return None
 
-        def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+        def place(body: Body, i: Indices) -> tuple[AffineIndex, list[str]]:
             found = locate(offset(i, written.spec.strides) + (written.offset - read.offset), read.spec)
             return offset(found, result.spec.strides), []
 

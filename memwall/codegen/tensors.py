@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from memwall.codegen.index import Index, Variable, offset
+from memwall.codegen.index import AffineIndex, Variable, offset
 from memwall.codegen.kernel import TRITON_TYPES, NotGenerated
 from memwall.codegen.writing import File, Function, Pointer, Touch
 
-Indices = tuple[Index, ...]
+Indices = tuple[AffineIndex, ...]
 Rule = Callable[["Body", Indices], str]
 #: loop variables of a tile: what is kept, and what is reduced
 X, R = frozenset("x"), frozenset("r")
@@ -54,7 +54,7 @@ class Tensor:
 
 
 @dataclass(eq=False)
-class Reduction:
+class TensorReduction:
     """Elements of ``source`` reduced along the axes ``dims`` to some numbers each, by a kind of
     :mod:`memwall.codegen.kinds`."""
 
@@ -97,7 +97,7 @@ class Scatter:
     """
 
     source: Tensor
-    place: Callable[[Body, Indices], tuple[Index, list[str]]]
+    place: Callable[[Body, Indices], tuple[AffineIndex, list[str]]]
     shape: tuple[int, ...]
     dtype: str
     start: Tensor | None
@@ -182,7 +182,7 @@ class Body:
             self.lines.append(f"{found} = {text}")
         return found
 
-    def load(self, value_id: int, version: int, place: Index) -> str:
+    def load(self, value_id: int, version: int, place: AffineIndex) -> str:
         """An element from memory, in its compute dtype, at a ``version`` of its storage."""
         self.writer.function.reads.append(Touch(value_id, version, place.text))
         home, pointer = self.home(place.axes), self.writer.pointer(value_id)
@@ -193,18 +193,18 @@ class Body:
         text = home._load(pointer, place)
         return home.name(text if computed == spec.dtype else f"{text}.to({triton_dtype(computed)})")
 
-    def load_scratch(self, name: str, dtype: str, place: Index) -> str:
+    def load_scratch(self, name: str, dtype: str, place: AffineIndex) -> str:
         """An element of scratch memory."""
         home = self.home(place.axes)
         return home.name(home._load(self.writer.point(name, dtype), place))
 
-    def _load(self, pointer: str, place: Index) -> str:
+    def _load(self, pointer: str, place: AffineIndex) -> str:
         axes = place.axes.union(*(axes for _, axes in self.conditions))
         where = f"{pointer} + {self.spread(place, axes)}"
         masks = [*self.writer.mask(axes), *(text for text, _ in self.conditions)]
         return f"tl.load({where}, {' & '.join(masks)}, other=0)" if masks else f"tl.load({where})"
 
-    def spread(self, place: Index, axes: frozenset[str]) -> str:
+    def spread(self, place: AffineIndex, axes: frozenset[str]) -> str:
         """The text of an index as a tile that varies along the given axes, so that a mask along them fits it."""
         missing = sorted(axes - place.axes)
         return " + ".join([place.text, *(f"0 * {axis}" for axis in missing)])
@@ -219,9 +219,9 @@ class Body:
         finally:
             self.conditions = before
 
-    def variable(self, text: str, size: int, axes: frozenset[str]) -> Index:
+    def variable(self, text: str, size: int, axes: frozenset[str]) -> AffineIndex:
         """A number found in data as an index."""
-        return Index.of(Variable(text, size, axes))
+        return AffineIndex.of(Variable(text, size, axes))
 
 
 def cast(text: str, given: str, wanted: str) -> str:
@@ -234,7 +234,7 @@ def cast(text: str, given: str, wanted: str) -> str:
     return f"{text}.to({triton_dtype(target)})"
 
 
-def axes_of(indices: Sequence[Index]) -> frozenset[str]:
+def axes_of(indices: Sequence[AffineIndex]) -> frozenset[str]:
     """The axes along which any of them varies."""
     return frozenset().union(*(i.axes for i in indices))
 
@@ -274,11 +274,11 @@ class Writer:
         """The pointer to new memory between two launches."""
         return self.point(self.file.new_scratch(dtype, count), dtype)
 
-    def reduced(self, body: Body, reduction: Reduction, kept: Index, component: int) -> str:
+    def reduced(self, body: Body, reduction: TensorReduction, kept: AffineIndex, component: int) -> str:
         """A result of a reduction."""
         key = (id(reduction), component)
         if key in self.local:
-            if kept != Index.of(self.x):
+            if kept != AffineIndex.of(self.x):
                 raise NotGenerated("a row's result is used at another row")
             return self.local[key]
         return body.load_scratch(*self.scratch[key], kept)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from memwall.codegen.kernel import TRITON_TYPES, Kernel, Launch, NotGenerated
+from memwall.codegen.kernel import TRITON_TYPES, Kernel, NotGenerated, TritonLaunch
 from memwall.core.graph import Graph, TensorSpec
 
 #: offsets from here on need 64 bits; the last block of a kernel reaches beyond its last element
@@ -97,13 +97,13 @@ class Function:
         body = "\n".join(f"    {line}" for line in self.lines)
         return "\n".join(["@triton.jit", f"def {self.name}(", *parameters, "):", doc + body]) + "\n"
 
-    def launch(self) -> Launch:
+    def launch(self) -> TritonLaunch:
         """What a compiler needs to know, for the chosen constants."""
         arguments = [(p.name, f"*{TRITON_TYPES[p.dtype]}") for p in self.pointers.values()]
         arguments += [("seed", "i32")] if self.draws else []
         names = {"__builtins__": {}, "triton": _TRITON, **self.constants}
         grid = tuple(int(eval(text, names)) for text in self.grid)
-        return Launch(self.name, tuple(arguments), dict(self.constants), grid, self.num_warps)
+        return TritonLaunch(self.name, tuple(arguments), dict(self.constants), grid, self.num_warps)
 
 
 @dataclass

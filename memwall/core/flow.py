@@ -68,10 +68,10 @@ class Flow:
     @classmethod
     def of(cls, graph: Graph) -> Flow:
         """Walk the ops of a graph once."""
-        return _Walk(graph).flow()
+        return _FlowWalk(graph).flow()
 
 
-class _Walk:
+class _FlowWalk:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.current: dict[int, int] = {}

@@ -240,10 +240,9 @@ class Graph:
     """A traced workload: values, storages and ops in call order.
 
     ``inputs``, ``parameters`` and ``outputs`` are value ids. ``free_calls`` counts, by name, the calls that launch
-    nothing (views, allocations, queries). ``attention`` is the SDPA backend that its GPU prefers, ``backends``
-    those of its kinds of attention calls (:class:`memwall.ops.sdpa.Attention`). ``gradients``: it ran with gradients
-    enabled, which a backward pass shows too.
-    """
+    nothing (views, allocations, queries). ``attention`` is the SDPA backend that its GPU prefers, ``backends`` those of
+    its kinds of attention calls (:class:`memwall.ops.sdpa.AttentionGraph`). ``gradients``: it ran with gradients
+    enabled, which a backward pass shows too."""
 
     values: Sequence[Value]
     storages: Sequence[Storage]

@@ -65,7 +65,7 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """A run of ``count`` equal instances, of which ``kept`` represent all. ``twin``: storage → its counterpart in the
     next instance. ``level``: storage → the instance that it belongs to. ``touched``: storages of the first and of the
     last instance. ``whole``: only the first and the last layer of the list may be left out."""
@@ -85,7 +85,7 @@ class Run:
         """Ops of the instances that are not kept."""
         return sum(track.length for track in self.tracks) * (self.count - self.kept)
 
-    def overlaps(self, other: Run) -> bool:
+    def overlaps(self, other: LayerRun) -> bool:
         """Whether two runs share ops or storages."""
         spans, others = ([track.span(0, track.count) for track in run.tracks] for run in (self, other))
         shared = not self.level.keys().isdisjoint(other.level)
@@ -193,16 +193,16 @@ def one_step(a: str, b: str, period: int) -> bool:
     )
 
 
-def find_runs(graph: Graph, kept: int, accept: Callable[[Run], bool]) -> list[Run]:
+def find_runs(graph: Graph, kept: int, accept: Callable[[LayerRun], bool]) -> list[LayerRun]:
     """The runs of more than ``kept`` layers that ``accept`` takes, none inside or across another: outer lists first,
     and of several ways to group the layers of a list the one that saves the most ops."""
-    runs: list[Run] = []
+    runs: list[LayerRun] = []
     made = graph.first_writers
     firsts = _first_ops(graph)
     for prefix in sorted(firsts, key=lambda p: (p.count("."), p != "", p)):
         if any(prefix.startswith(f"{run.prefix}.") or not run.prefix for run in runs):
             continue
-        best: list[Run] = []
+        best: list[LayerRun] = []
         for period in PERIODS:
             lanes = [
                 Lane(row, direction)
@@ -274,7 +274,7 @@ def _cuts(firsts: Mapping[int, int], period: int, direction: int) -> dict[int, i
 def runs_along(
     lanes: Sequence[Lane], twins_of: Callable[[], Twins], prefix: str, period: int, kept: int,
     made: Mapping[int, int], tail: int = 0,
-) -> Iterator[Run]:  # fmt: skip
+) -> Iterator[LayerRun]:  # fmt: skip
     """The runs of more than ``kept`` equal instances along some lanes, without the last ``tail`` instances."""
     # an instance ends where its neighbour begins: the next one in forward, in backward the one before
     low = max(min(lane.firsts) for lane in lanes) + 1
@@ -306,10 +306,10 @@ def runs_along(
 
 def _run(
     twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int, int], whole: bool, kept: int
-) -> Run | None:
+) -> LayerRun | None:
     count = tracks[0].count
     touched = tuple(_touched(twins.graph, tracks, n) for n in (0, count - 1))
-    run = Run(prefix, count, tracks, twins.twin, twins.back, {}, (touched[0], touched[1]), whole, kept)
+    run = LayerRun(prefix, count, tracks, twins.twin, twins.back, {}, (touched[0], touched[1]), whole, kept)
     placed: set[int] = set()
     for storage in sorted(twins.twin.keys() - twins.back.keys()):
         orbit = [storage]
@@ -332,7 +332,7 @@ def _touched(graph: Graph, tracks: Sequence[Track], instance: int) -> frozenset[
     return frozenset(graph.values[i].storage for op in ops for i in (*op.inputs, *op.outputs))
 
 
-def _with_margin(graph: Graph, run: Run, period: int) -> Run:
+def _with_margin(graph: Graph, run: LayerRun, period: int) -> LayerRun:
     """The run, its forward track extended by the layer before it if that one is equal in forward."""
     track = run.tracks[0]
     before = track.start - track.length

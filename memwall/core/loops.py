@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memwall.core.graph import Graph
-from memwall.core.layers import Lane, Run, Twins, runs_along
+from memwall.core.layers import Lane, LayerRun, Twins, runs_along
 
 #: ops that are compared at once when a period is guessed: the distance to the last place with the same ones
 WINDOW = 4
@@ -22,7 +22,7 @@ WINDOW = 4
 ROUNDS = 4
 
 
-class Stretch(NamedTuple):
+class LoopStretch(NamedTuple):
     """Ops ``start`` to ``start`` + ``period`` * ``times``: in letters the same ``period`` ops again and again."""
 
     start: int
@@ -39,11 +39,11 @@ class Stretch(NamedTuple):
         return self.start < stop and start < self.stop
 
 
-def find_loops(graph: Graph, kept: int, tail: int, accept: Callable[[Run], bool]) -> list[Run]:
+def find_loops(graph: Graph, kept: int, tail: int, accept: Callable[[LayerRun], bool]) -> list[LayerRun]:
     """The runs of more than ``kept`` steps, the last ``tail`` left out, that ``accept`` takes, none inside or across
     another."""
     made = graph.first_writers
-    runs: list[Run] = []
+    runs: list[LayerRun] = []
     pool = sorted(_stretches(graph.alike_in_loops, kept + tail + 1), key=lambda s: (s.period - (s.stop - s.start), s))
     for _ in range(ROUNDS):
         chosen = _apart(pool)
@@ -57,7 +57,7 @@ def find_loops(graph: Graph, kept: int, tail: int, accept: Callable[[Run], bool]
     return runs
 
 
-def _stretches(letters: Sequence[int], least: int) -> Iterator[Stretch]:
+def _stretches(letters: Sequence[int], least: int) -> Iterator[LoopStretch]:
     """The stretches of at least ``least`` periods, of every period that occurs that often between equal windows."""
     last: dict[tuple[int, ...], int] = {}
     votes: dict[int, list[int]] = defaultdict(list)
@@ -78,12 +78,12 @@ def _stretches(letters: Sequence[int], least: int) -> Iterator[Stretch]:
                 stop += 1
             reach = stop
             if (stop - start) // period >= least:
-                yield Stretch(start, period, (stop - start) // period)
+                yield LoopStretch(start, period, (stop - start) // period)
 
 
-def _apart(pool: Sequence[Stretch]) -> set[Stretch]:
+def _apart(pool: Sequence[LoopStretch]) -> set[LoopStretch]:
     """Stretches that do not overlap, the first ones first."""
-    chosen: list[Stretch] = []
+    chosen: list[LoopStretch] = []
     for stretch in pool:
         if not any(stretch.overlaps(other.start, other.stop) for other in chosen):
             chosen.append(stretch)
@@ -93,13 +93,13 @@ def _apart(pool: Sequence[Stretch]) -> set[Stretch]:
 class _Numbered(NamedTuple):
     """A stretch whose period i is step ``first`` + ``direction`` * i of the loop number ``loop``."""
 
-    stretch: Stretch
+    stretch: LoopStretch
     loop: int
     first: int
     direction: int
 
 
-def _loops(graph: Graph, stretches: Sequence[Stretch], made: Mapping[int, int]) -> list[list[Lane]]:
+def _loops(graph: Graph, stretches: Sequence[LoopStretch], made: Mapping[int, int]) -> list[list[Lane]]:
     """The stretches as lanes, those of one loop together: each belongs to the first one before it that makes, step by
     step, what it reads."""
     numbered: list[_Numbered] = []
@@ -122,7 +122,7 @@ def _loops(graph: Graph, stretches: Sequence[Stretch], made: Mapping[int, int]) 
     return lanes
 
 
-def _read(graph: Graph, stretch: Stretch, period: int, made: Mapping[int, int]) -> Iterator[int]:
+def _read(graph: Graph, stretch: LoopStretch, period: int, made: Mapping[int, int]) -> Iterator[int]:
     """The ops that made what a period of a stretch reads."""
     start = stretch.start + stretch.period * period
     for op in graph.ops[start : start + stretch.period]:

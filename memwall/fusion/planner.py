@@ -21,7 +21,7 @@ from memwall.fusion.plan import Group, Part, Placement, Plan, Refusal, in_order
 from memwall.fusion.pricing import Border, Pricer
 from memwall.fusion.recompute import recompute
 from memwall.fusion.repeats import Shortened, shorten
-from memwall.fusion.rules import MATRIX_CLASSES, Candidate, CandidatePair, Edge, Shape, Spills, aligned, work_of
+from memwall.fusion.rules import MATRIX_CLASSES, CandidatePair, Edge, FusionCandidate, Shape, Spills, aligned, work_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.ops.loops import late_outputs, moves, reads_elsewhere
@@ -78,7 +78,7 @@ def _parts(
     pricer: Pricer, regions: Sequence[int] | None, spills: Spills
 ) -> tuple[list[Part], tuple[Refusal, ...]]:  # fmt: skip
     """The owned and recomputed ops of each group, in launch order, and the refusals."""
-    walk = _Walk(pricer, regions, spills)
+    walk = _PlanWalk(pricer, regions, spills)
     walk.run()
     members = [group.members for group in walk.groups if group is not None]
     refusals = walk.refusals()
@@ -134,14 +134,14 @@ def _cheapest(pricer: Pricer, part: Part, twin: Group | None, spills: Spills) ->
     return generated if pricer.time_s(generated) < pricer.time_s(alone) else alone
 
 
-class _Walk:
+class _PlanWalk:
     def __init__(self, pricer: Pricer, regions: Sequence[int] | None, spills: Spills) -> None:
         graph, gpu = pricer.graph, pricer.gpu
         self.pricer, self.graph, self.gpu, self.regions, self.spills = pricer, graph, gpu, regions, spills
         self.flow: Flow = pricer.flow
         first = set(self.flow.first.values())
         self.overwrites = {version for version in range(len(self.flow.storage)) if version not in first}
-        self.groups: list[Candidate | None] = []
+        self.groups: list[FusionCandidate | None] = []
         self.group_of: list[int] = []
         self.price: list[float] = []
         #: the groups in a valid launch order (-1: a gap), and the position of each
@@ -176,7 +176,7 @@ class _Walk:
                 else:
                     refused.add(target)
 
-    def _single(self, op_id: int) -> Candidate:
+    def _single(self, op_id: int) -> FusionCandidate:
         op, loop = self.graph.ops[op_id], self.pricer.loops[op_id]
         values = self.graph.values
         views: dict = {}
@@ -191,7 +191,7 @@ class _Walk:
         sums = sum(s.numel for s in self.graph.specs(op.outputs) if s.numel < loop.numel) if loop.columns else 0
         region = -2 if self.regions is None else self.regions[op_id]
         inside = frozenset((op_id,))
-        return Candidate(
+        return FusionCandidate(
             [op_id], inside, self.makers[op_id], self.pricer.border((op_id,), inside), self.shapes[loop], op.phase,
             region, op.op_class, sums, frozenset(late_outputs(self.graph, op, loop)), frozenset(again), views,
         )  # fmt: skip
@@ -216,7 +216,7 @@ class _Walk:
         ranked += sorted([(nbytes, op) for op, nbytes in siblings.items() if op not in producers], reverse=True)
         return [op for _, op in ranked[:MAX_CANDIDATES]]
 
-    def _edges(self, first: Candidate, second: Candidate) -> list[Edge]:
+    def _edges(self, first: FusionCandidate, second: FusionCandidate) -> list[Edge]:
         graph, flow = self.graph, self.flow
         edges: list[Edge] = []
         inside, makers = first.inside, self.makers
@@ -288,7 +288,7 @@ class _Walk:
         self._refuse(edges, *found)
         return False
 
-    def _why_slower(self, first: Candidate, second: Candidate, together_s: float, apart_s: float) -> str:
+    def _why_slower(self, first: FusionCandidate, second: FusionCandidate, together_s: float, apart_s: float) -> str:
         rows = min((s.shape.rows for s in (first, second) if s.shape.has_row), default=0)
         idle = f"; {rows} rows leave {self.gpu.sm_count - rows} of {self.gpu.sm_count} multiprocessors idle"
         cause = idle if 0 < rows < self.gpu.sm_count else ""
@@ -353,7 +353,7 @@ class _Walk:
         if rules.moved(pair):
             moved |= {i for op in second_members for i in self.graph.ops[op].outputs}
         members = sorted((*one.members, *two.members))
-        self.groups[keep] = Candidate(
+        self.groups[keep] = FusionCandidate(
             members, one.inside | two.inside, one.makers | two.makers, border, shape, one.phase, one.region,
             one.op_class, one.accumulators + two.accumulators, late, one.overwritten | two.overwritten, views, moved,
         )  # fmt: skip

@@ -22,7 +22,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Launch, Plain, Stream
 from memwall.ops.loops import OPAQUE, loop_of
-from memwall.ops.product_launches import Attention, Convolution, Gemm, Recurrent
+from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, Recurrent
 from memwall.ops.registry import is_recurrent
 from memwall.perfmodel.roofline import predict_cost
 
@@ -40,7 +40,7 @@ PARTIAL_BYTES = 4
 DRAW_INSTRUCTIONS = {1: 54, 4: 20}
 
 #: Kinds of launches that keep their kind when others join them.
-MATRIX = (Gemm, Convolution, Attention, Recurrent)
+MATRIX = (Gemm, Convolution, FusedAttention, Recurrent)
 
 
 def with_launches(

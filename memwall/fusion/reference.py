@@ -21,8 +21,8 @@ from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import ITEMSIZE, Graph, Op, TensorSpec, Value
 from memwall.fusion import Group
-from memwall.fusion.view_steps import Step, view_steps
-from memwall.ops.evaluate import Call, Operators, evaluate
+from memwall.fusion.view_steps import ViewStep, view_steps
+from memwall.ops.evaluate import EvaluatedCall, Operators, evaluate
 from memwall.ops.registry import find_row
 
 #: Results of one call that get a name each; more are taken from a list.
@@ -110,7 +110,7 @@ class _Writer:
         for value_id in into:
             self._open(op, value_id)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: EvaluatedCall) -> None:
         """The line of a call, its fresh results named."""
         positional, keywords = call.arguments()
         given = [*map(self._text, positional)]
@@ -233,7 +233,7 @@ def _empty(spec: TensorSpec) -> str:
     return f"torch.empty_strided({[*spec.shape]}, {[*spec.strides]}, dtype=torch.{spec.dtype}, device=device)"
 
 
-def _step(step: Step, name: str, distance: int, reshape: str) -> str:
+def _step(step: ViewStep, name: str, distance: int, reshape: str) -> str:
     """A view operator as a method call."""
     if step.name == "as_strided":
         shape, strides, _ = step.arguments

@@ -19,10 +19,10 @@ from functools import cached_property, partial
 
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op, TensorSpec, Value
-from memwall.core.layers import LISTS, Run, Track, Twins, find_runs
+from memwall.core.layers import LISTS, LayerRun, Track, Twins, find_runs
 from memwall.core.loops import find_loops
 from memwall.fusion.plan import Part, in_order
-from memwall.fusion.short_graph import Builder, Entries
+from memwall.fusion.short_graph import Entries, GraphBuilder
 
 #: layers of a run that are kept; with the first and the last layer of the list, four layers are left
 KEPT = 2
@@ -75,7 +75,7 @@ class Cutting:
     whole: Graph
     graph: Graph
     op_of: Sequence[int]
-    runs: tuple[Run, ...]
+    runs: tuple[LayerRun, ...]
     joins: frozenset[int]
 
     @cached_property
@@ -179,7 +179,7 @@ def shorten(graph: Graph, *, loops: bool = True) -> Shortened:
     return short
 
 
-def _shifts(run: Run, anchor: int) -> Iterable[int]:
+def _shifts(run: LayerRun, anchor: int) -> Iterable[int]:
     """By how many instances each copy of a group of the short graph is moved, given by its last op."""
     gone = run.count - run.kept
     place = run.place(anchor)
@@ -214,7 +214,7 @@ class _Cut:
                 found.setdefault(storage, []).append(op.id)
         return found
 
-    def accept(self, run: Run) -> bool:
+    def accept(self, run: LayerRun) -> bool:
         """Whether a run can be cut: ops outside touch its layers only as neighbouring layers would."""
         if not self._link_lists(run) or not self._ends_alike(run):
             return False
@@ -245,7 +245,7 @@ class _Cut:
         op = self.whole.ops[op_id]
         return [self.whole.values[i] for i in (*op.inputs, *op.outputs)]
 
-    def _joins(self, run: Run) -> set[int]:
+    def _joins(self, run: LayerRun) -> set[int]:
         """Ops outside that read or write all instances of a run alike, to join their results or to split their inputs:
         with each storage its counterpart in the next one, through the same view."""
         users = {op for storage, level in run.level.items() if level == run.kept for op in self.users[storage]}
@@ -259,7 +259,7 @@ class _Cut:
                 found.add(user)
         return found
 
-    def _shift(self, run: Run, user: int, instance: int | None, storage: int, level: int) -> int | None:
+    def _shift(self, run: LayerRun, user: int, instance: int | None, storage: int, level: int) -> int | None:
         """By how many instances the storage that an op touches is moved; None when the op may not touch it."""
         gone = run.count - run.kept
         if instance is not None:
@@ -268,7 +268,7 @@ class _Cut:
             return -gone if level >= gone and run.back.get(storage) in run.touched[1] else None
         return 0 if level == 0 and run.twin[storage] in run.touched[0] else None
 
-    def _ends_alike(self, run: Run) -> bool:
+    def _ends_alike(self, run: LayerRun) -> bool:
         """Whether all layers have the same model outputs."""
         found: dict[int, set[tuple[int, TensorSpec, int]]] = {n: set() for n in range(run.count)}
         for i in self.whole.outputs:
@@ -281,7 +281,7 @@ class _Cut:
             for n in range(run.count - 1)
         )
 
-    def _link_lists(self, run: Run) -> bool:
+    def _link_lists(self, run: LayerRun) -> bool:
         """Follow the layers' entries through ops over lists, so that optimizer state belongs to layers too."""
         waiting = [found for found in self.lists.values() if run.instance(found.op.id) is None]
         while waiting:
@@ -297,7 +297,7 @@ class _Cut:
             waiting = later
         return True
 
-    def graph(self, runs: Sequence[Run]) -> tuple[Graph, tuple[int, ...]] | None:
+    def graph(self, runs: Sequence[LayerRun]) -> tuple[Graph, tuple[int, ...]] | None:
         """The graph without the instances that are not kept, and the ids of its ops in the whole graph.
 
         None when the replacement of a storage in one run is cut out by another run.
@@ -313,7 +313,7 @@ class _Cut:
                 swaps.setdefault(op_id, {}).update(swap)
         if any(target in gone for swap in swaps.values() for target in swap.values()):
             return None
-        builder = Builder(whole, gone, swaps)
+        builder = GraphBuilder(whole, gone, swaps)
         short = [builder.op(op, self.lists.get(op.id)) for op in ops]
         return builder.graph(short), tuple([op.id for op in ops])
 
@@ -333,7 +333,7 @@ def _list_of(graph: Graph, op: Op) -> Entries | None:
     return Entries(op, length, tuple(rows))
 
 
-def _link_rows(run: Run, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
+def _link_rows(run: LayerRun, rows: Sequence[Sequence[int]], twins: Twins) -> bool:
     """Add the list neighbours of known storages to the twin map; False on a contradiction."""
     levels = []
     for row in rows:

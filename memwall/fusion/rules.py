@@ -69,7 +69,7 @@ class Shape:
 
 
 @dataclass
-class Candidate:
+class FusionCandidate:
     """A group in the making. ``members`` are op ids in call order; ``makers`` the ops that wrote what they read."""
 
     members: list[int]
@@ -116,12 +116,12 @@ class Edge(NamedTuple):
 class CandidatePair:
     """Two groups that might become one; ``edges`` run from the first to the second, none for siblings."""
 
-    first: Candidate
-    second: Candidate
+    first: FusionCandidate
+    second: FusionCandidate
     edges: Sequence[Edge] = ()
 
     @property
-    def both(self) -> tuple[Candidate, Candidate]:
+    def both(self) -> tuple[FusionCandidate, FusionCandidate]:
         """Both groups in order."""
         return self.first, self.second
 

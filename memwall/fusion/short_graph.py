@@ -21,7 +21,7 @@ class Entries(NamedTuple):
     rows: tuple[tuple[int, ...], ...]
 
 
-class Builder:
+class GraphBuilder:
     """Copies ops into a new graph, with new numbers for values and storages."""
 
     def __init__(self, whole: Graph, gone: Set[int], swaps: Mapping[int, Mapping[int, int]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from memwall.core.graph import TensorSpec
 
 
-class Step(NamedTuple):
+class ViewStep(NamedTuple):
     """One view operator: its name, and its arguments without the tensor."""
 
     name: str
@@ -33,7 +33,7 @@ def row_major_order(spec: TensorSpec) -> tuple[int, ...] | None:
     return tuple(order)
 
 
-def view_steps(base: TensorSpec, base_offset: int, wanted: TensorSpec, offset: int) -> list[Step]:
+def view_steps(base: TensorSpec, base_offset: int, wanted: TensorSpec, offset: int) -> list[ViewStep]:
     """The steps from a tensor of spec ``base`` that starts at ``base_offset`` to the view ``wanted`` at ``offset``.
 
     Both have one dtype and count from the start of the same storage.
@@ -43,14 +43,14 @@ def view_steps(base: TensorSpec, base_offset: int, wanted: TensorSpec, offset: i
     real, real_wanted = ([(n, s) for n, s in zip(spec.shape, spec.strides, strict=True) if n != 1]
                          for spec in (base, wanted))  # fmt: skip
     if base_offset == offset and real == real_wanted:  # only axes of one element differ
-        return [Step("view", (wanted.shape,))]
+        return [ViewStep("view", (wanted.shape,))]
     found = _cut(base, wanted, offset - base_offset)
     if found is None:
-        return [Step("as_strided", (wanted.shape, wanted.strides, offset))]
+        return [ViewStep("as_strided", (wanted.shape, wanted.strides, offset))]
     return found
 
 
-def _cut(base: TensorSpec, wanted: TensorSpec, offset: int) -> list[Step] | None:
+def _cut(base: TensorSpec, wanted: TensorSpec, offset: int) -> list[ViewStep] | None:
     """Cut the block into one factor per axis of the view, at its strides, and take a slice of each factor."""
     order = row_major_order(base)
     if order is None or offset < 0 or 0 in wanted.shape or 0 in base.shape:
@@ -60,26 +60,26 @@ def _cut(base: TensorSpec, wanted: TensorSpec, offset: int) -> list[Step] | None
     total = prod(base.shape)
     if total == 1:
         ones = tuple(1 for _ in wanted.shape)
-        return [Step("view", (ones,)), *([Step("expand", (wanted.shape,))] if ones != wanted.shape else [])]
-    steps = [] if order == tuple(range(len(order))) else [Step("permute", (order,))]
+        return [ViewStep("view", (ones,)), *([ViewStep("expand", (wanted.shape,))] if ones != wanted.shape else [])]
+    steps = [] if order == tuple(range(len(order))) else [ViewStep("permute", (order,))]
     shape = tuple(base.shape[i] for i in order)
     if axes and total % wanted.strides[axes[0]]:  # every third row of eight: the last part is less than a stride
         length = wanted.strides[axes[0]] * wanted.shape[axes[0]]
         start = min(offset, total - length)
         if start < 0:
             return None
-        steps += [Step("view", ((total,),)), Step("slice", (0, start, start + length))]
+        steps += [ViewStep("view", ((total,),)), ViewStep("slice", (0, start, start + length))]
         shape, total, offset = (length,), length, offset - start
     factors, slices = _factors(wanted, axes, total, offset)
     if factors is None:
         return None
     if tuple(factors) != shape:
-        steps.append(Step("view", (tuple(factors),)))
+        steps.append(ViewStep("view", (tuple(factors),)))
     for axis, (factor, (start, stop)) in enumerate(zip(factors, slices, strict=True)):
         if axis < len(axes) and (start, stop) != (0, factor):
-            steps.append(Step("slice", (axis, start, stop)))
+            steps.append(ViewStep("slice", (axis, start, stop)))
     if len(factors) > len(axes):  # one position between two elements of the smallest stride
-        steps.append(Step("select", (len(axes), slices[-1][0])))
+        steps.append(ViewStep("select", (len(axes), slices[-1][0])))
     return steps + _arrange(wanted, axes)
 
 
@@ -103,15 +103,15 @@ def _factors(
     return factors, slices
 
 
-def _arrange(wanted: TensorSpec, axes: Sequence[int]) -> list[Step]:
+def _arrange(wanted: TensorSpec, axes: Sequence[int]) -> list[ViewStep]:
     """From axes in order of stride to the axes of the view: permute, insert single elements, broadcast."""
     steps = []
     order = tuple(sorted(range(len(axes)), key=lambda position: axes[position]))
     if order != tuple(range(len(axes))):
-        steps.append(Step("permute", (order,)))
+        steps.append(ViewStep("permute", (order,)))
     for axis in range(len(wanted.shape)):
         if axis not in axes:
-            steps.append(Step("unsqueeze", (axis,)))
+            steps.append(ViewStep("unsqueeze", (axis,)))
     if any(n > 1 and s == 0 for n, s in zip(wanted.shape, wanted.strides, strict=True)):
-        steps.append(Step("expand", (wanted.shape,)))
+        steps.append(ViewStep("expand", (wanted.shape,)))
     return steps

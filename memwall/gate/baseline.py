@@ -16,7 +16,7 @@ from memwall.gate.checkout import Checkout
 from memwall.gate.config import GateConfig, GatedWorkload
 from memwall.gate.reading import read_config
 from memwall.gate.result import Baseline
-from memwall.gate.tracing import Traced
+from memwall.gate.tracing import TraceOutcome
 from memwall.record.profile import Profile
 
 #: suffixes of a saved profile, the one written first
@@ -49,7 +49,7 @@ def other_version(baseline: Profile) -> str:
     )
 
 
-def not_comparable(row: Traced) -> str:
+def not_comparable(row: TraceOutcome) -> str:
     """Why a workload has no figures to compare: traced again, it is another; empty where it is the same."""
     if not row.unstable:
         return ""
@@ -129,8 +129,8 @@ def from_files(place: Path, root: Path, workloads: Sequence[GatedWorkload], firs
 
 
 def from_commit(
-    ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, Traced],
-    heads: Mapping[str, Traced],
+    ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, TraceOutcome],
+    heads: Mapping[str, TraceOutcome],
 ) -> Bases:  # fmt: skip
     base = Bases(Baseline("ref", ref, checkout.commit, notes=checkout.notes))
     for workload in workloads:
@@ -139,7 +139,7 @@ def from_commit(
         if (kind != "module" or is_saved(workload.target)) and not path.resolve().is_relative_to(checkout.top):
             base.refused[workload.name] = f"{place} is not in the repository, which has no other version of it"
             continue
-        row = traced.get(workload.name) or Traced(workload.name, None)
+        row = traced.get(workload.name) or TraceOutcome(workload.name, None)
         if is_saved(workload.target) and path.is_file():
             base.profiles[workload.name] = profile = saved_profile(workload, checkout.folder)
             base.refused[workload.name] = other_version(profile)

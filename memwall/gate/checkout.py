@@ -17,7 +17,7 @@ from pathlib import Path
 from memwall.core.errors import UsageError
 from memwall.core.scratch import scratch
 from memwall.core.units import few
-from memwall.gate.tracing import Traced
+from memwall.gate.tracing import TraceOutcome
 
 #: the first line of the text that stands for a file of Git LFS
 _POINTER = b"version https://git-lfs.github.com/spec/v1"
@@ -40,7 +40,7 @@ class Checkout:
     #: the head's files that the base was given
     lent: list[str] = field(default_factory=list)
 
-    def lend(self, heads: Mapping[str, Traced]) -> None:
+    def lend(self, heads: Mapping[str, TraceOutcome]) -> None:
         """Give the base the files that the heads have read and that git ignores, which no commit can have changed."""
         read = sorted({path for row in heads.values() for path in self._only_ours(row)})
         for path in _ignored(self.head_top, read):
@@ -54,18 +54,18 @@ class Checkout:
         """A note of the files that the base was given."""
         return [f"the base reads the working tree's {few(self.lent)}, which git ignores"] if self.lent else []
 
-    def _only_ours(self, head: Traced) -> list[str]:
+    def _only_ours(self, head: TraceOutcome) -> list[str]:
         """What a head has read that the base does not have."""
         return [path for path in head.read if not (self.top / path).exists()]
 
-    def untracked(self, head: Traced) -> list[str]:
+    def untracked(self, head: TraceOutcome) -> list[str]:
         """A note of the files that a head has read, git does not know and the base does not have."""
         read = self._only_ours(head)
         known = set(_git(self.head_top, "ls-files", "-z", "--recurse-submodules")[1].split("\0")) if read else set()
         own = [path for path in read if path not in known]
         return [f"it reads {few(own)}, which git does not track: part of the change"] if own else []
 
-    def lacks(self, head: Traced) -> str:
+    def lacks(self, head: TraceOutcome) -> str:
         """What to do where the base fails for want of a file that the head has; empty where it has them all."""
         missing = [f"{path} is not in the base {self.commit[:12]}" for path in self._only_ours(head)]
         missing += [f"{path} is a pointer of Git LFS there, and this clone has no contents for it: git lfs fetch origin"

@@ -48,7 +48,7 @@ Limits = dict[tuple[str, str], tuple[Limit, ...]]
 
 
 @dataclass(frozen=True)
-class Scope:
+class LimitScope:
     """The limits of one table, those of single GPUs and policies in it apart."""
 
     limits: Limits = field(default_factory=dict)
@@ -75,7 +75,7 @@ class GatedWorkload:
     options: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
     policies: tuple[str, ...] = ()
-    scope: Scope = Scope()
+    scope: LimitScope = LimitScope()
 
     @property
     def load(self) -> dict[str, Any] | None:
@@ -103,18 +103,18 @@ class GateConfig:
     root: Path
     source: str = ""
     workloads: tuple[GatedWorkload, ...] = ()
-    scope: Scope = Scope()
+    scope: LimitScope = LimitScope()
     options: Mapping[str, Any] = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
     policies: tuple[str, ...] = ()
     baseline: str | None = None
     baseline_ref: str | None = None
     history: str | None = None
-    over: Scope = Scope()
+    over: LimitScope = LimitScope()
 
     def workload(
         self, name: str, target: str, options: Mapping[str, Any] | None = None, gpus: tuple[Gpu, ...] = (),
-        policies: tuple[str, ...] = (), scope: Scope = Scope(),
+        policies: tuple[str, ...] = (), scope: LimitScope = LimitScope(),
     ) -> GatedWorkload:  # fmt: skip
         """A workload with what the gate says where it says nothing; a saved profile has GPUs of its own, and what is
         served runs as servers do unless it says otherwise itself."""
@@ -141,7 +141,7 @@ class GateConfig:
         return self.scope.names | workload.scope.names | self.over.names
 
 
-def parse_scope(texts: Sequence[str]) -> Scope:
+def parse_scope(texts: Sequence[str]) -> LimitScope:
     """The limits of ``('dram_bytes=+2%', 'time_s=3.2 ms')``. Raises ``UsageError``: not NAME=LIMIT, or no such quantity
     or unit; names the nearest."""
     found: Limits = {}
@@ -152,7 +152,7 @@ def parse_scope(texts: Sequence[str]) -> Scope:
         parsed = parse_limit(name.strip(), limit, "--limit")
         key = parsed.quantity.name, ""
         found[key] = (*found.get(key, ()), parsed)
-    return Scope(found)
+    return LimitScope(found)
 
 
 def limits_of(table: Mapping[str, object], where: str, module: str = "") -> Limits:

@@ -59,7 +59,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Side:
+class DiffSide:
     """One side of the comparison."""
 
     profile: Profile
@@ -71,7 +71,7 @@ class Side:
 
 
 @dataclass
-class Cluster:
+class OpCluster:
     """Kernels of both sides that share ops, and the ops that only one side has."""
 
     base: list[Estimate]
@@ -81,7 +81,7 @@ class Cluster:
     kept: list[tuple[Op, Op]]
 
 
-def explain(base: Side, head: Side, pairs: Mapping[int, int] | None = None) -> tuple[Cause, ...]:
+def explain(base: DiffSide, head: DiffSide, pairs: Mapping[int, int] | None = None) -> tuple[Cause, ...]:
     """All causes, most seconds first; they add up to the head's totals less the base's. ``pairs``: head op id → base op
     id, where :func:`match_ops` was called already."""
     if pairs is None:
@@ -96,13 +96,13 @@ def explain(base: Side, head: Side, pairs: Mapping[int, int] | None = None) -> t
     return tuple(causes)
 
 
-def _clusters(base: Side, head: Side, pairs: Mapping[int, int]) -> Iterator[Cluster]:
+def _clusters(base: DiffSide, head: DiffSide, pairs: Mapping[int, int]) -> Iterator[OpCluster]:
     ours, theirs = head.schedule.kernels, base.schedule.kernels
     stayed = set(pairs.values())
     for mine, other in clusters([k.op_ids for k in ours], [k.op_ids for k in theirs], pairs.get):
         heads, bases = [ours[i] for i in mine], [theirs[i] for i in other]
         ops = [head.graph.ops[op] for kernel in heads for op in kernel.op_ids]
-        yield Cluster(
+        yield OpCluster(
             bases, heads,
             appeared=[op for op in ops if op.id not in pairs],
             vanished=[base.graph.ops[op] for kernel in bases for op in kernel.op_ids if op not in stayed],
@@ -110,7 +110,7 @@ def _clusters(base: Side, head: Side, pairs: Mapping[int, int]) -> Iterator[Clus
         )  # fmt: skip
 
 
-def _cause(cluster: Cluster, base: Side, head: Side, refusals: Mapping[int, list[Refusal]]) -> Cause | None:
+def _cause(cluster: OpCluster, base: DiffSide, head: DiffSide, refusals: Mapping[int, list[Refusal]]) -> Cause | None:
     """What changed in a cluster; None where nothing did."""
     before, after = (sums(side, ("launches", "flops", "bytes", "time_s")) for side in (cluster.base, cluster.head))
     kernels, flops, moved, time_s = (after[name] - before[name] for name in after)
@@ -135,7 +135,7 @@ _ELSEWHERE = "the same kernels waiting more or less for the CPU, or finding othe
 
 
 def _change(
-    cluster: Cluster, base: Side, head: Side, refusals: Mapping[int, list[Refusal]]
+    cluster: OpCluster, base: DiffSide, head: DiffSide, refusals: Mapping[int, list[Refusal]]
 ) -> tuple[str, list[Op], str]:
     """The kind of a change, the ops that it is named after, and its detail; ``changed`` if it grew or shrank, empty if
     the ops are equal."""
@@ -158,7 +158,7 @@ def _change(
     return ("changed", [op for op, _ in changed], changed[0][1]) if changed else ("", [], "")
 
 
-def _lost(cluster: Cluster, head: Side, refusals: Mapping[int, list[Refusal]]) -> tuple[str, list[Op], str]:
+def _lost(cluster: OpCluster, head: DiffSide, refusals: Mapping[int, list[Refusal]]) -> tuple[str, list[Op], str]:
     """A lost fusion, named after the two ops that the planner refused to fuse, if known."""
     ours = [op for _, op in cluster.kept]
     detail = f"{_count(cluster.head)} where {_were(cluster.base)}"
@@ -240,7 +240,7 @@ def top(causes: Sequence[Cause], quantity: str, *, count: int) -> tuple[Cause, .
     return (*worse[: count - 1], others)
 
 
-def largest(side: Side, quantity: str, kernels: Sequence[Estimate], count: int) -> tuple[Cause, ...]:
+def largest(side: DiffSide, quantity: str, kernels: Sequence[Estimate], count: int) -> tuple[Cause, ...]:
     """The main contributors to a figure without a baseline: the kernels with the largest parts, equal ones together."""
     wanted = LIMITS[quantity] if LIMITS[quantity].adds else LIMITS["time_s"]
     causes = [

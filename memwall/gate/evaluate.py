@@ -16,7 +16,7 @@ from memwall.analysis.whole_profile import unmodeled
 from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.gate.config import Limits
-from memwall.gate.diff import Cause, Side, explain, largest, new_breaks, top
+from memwall.gate.diff import Cause, DiffSide, explain, largest, new_breaks, top
 from memwall.gate.memory_formats import given_up, layouts
 from memwall.gate.result import Check, Problem
 from memwall.hardware.lookup import load_gpu
@@ -53,14 +53,14 @@ class Subject:
 
 
 @dataclass
-class _Server:
+class _GatedServer:
     """What a server does under the load of a workload, each side on each GPU once."""
 
     load: Mapping[str, Any] | None
     _models: dict[int, Any] = field(default_factory=dict)
     _found: dict[tuple[int, str], Any] = field(default_factory=dict)
 
-    def under(self, side: Side) -> Any:
+    def under(self, side: DiffSide) -> Any:
         """The server, or why the model cannot be served."""
         if self.load is None:
             return 'it is not served; mode = "serve" says so'
@@ -72,7 +72,7 @@ class _Server:
                 self._found[key] = str(error)
         return self._found[key]
 
-    def _run(self, side: Side, load: Mapping[str, Any]) -> Any:
+    def _run(self, side: DiffSide, load: Mapping[str, Any]) -> Any:
         gpu, settings = side.schedule.gpu, {**load}
         prices = {load_gpu(name).name: usd for name, usd in settings.pop("price", {}).items()}
         if gpu.name in prices:
@@ -90,11 +90,11 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
     checks: list[Check] = []
     problems: list[Problem] = []
     once: set[tuple[str, str, tuple[Limit, ...]]] = set()
-    server = _Server(subject.load)
+    server = _GatedServer(subject.load)
     pairs: dict[tuple[int, int], dict[int, int]] = {}
     for schedule in subject.head.simulations:
         own = limits.get((schedule.gpu.name, schedule.policy), {})
-        head = Side(subject.head, schedule)
+        head = DiffSide(subject.head, schedule)
         base = _base_of(subject, schedule)
         causes: tuple[Cause, ...] | None = None
         for (name, module), rows in own.items():
@@ -127,7 +127,7 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
     return checks, list(dict.fromkeys(problems))
 
 
-def _base_of(subject: Subject, schedule: Schedule) -> Side | None:
+def _base_of(subject: Subject, schedule: Schedule) -> DiffSide | None:
     """The base's simulation of the same GPU and policy; None without a usable one."""
     if subject.base is None or subject.refused:
         return None
@@ -135,10 +135,10 @@ def _base_of(subject: Subject, schedule: Schedule) -> Side | None:
     found = [s for s in there if s.policy == schedule.policy]
     if not found and there and schedule.policy in CHEAP:  # its graph is all that the policy needs
         found = [subject.base.schedule(schedule.gpu, schedule.policy, graph=there[0].graph, launch=schedule.launch)]
-    return Side(subject.base, found[0]) if found else None
+    return DiffSide(subject.base, found[0]) if found else None
 
 
-def _value(quantity: Quantity, module: str, side: Side, server: _Server) -> float | None:
+def _value(quantity: Quantity, module: str, side: DiffSide, server: _GatedServer) -> float | None:
     if quantity.per == "server" and "serve" in quantity.readers:
         served = server.under(side)
         return None if isinstance(served, str) else quantity.read("serve", served)
@@ -159,7 +159,7 @@ def _with_outer(path: str) -> list[str]:
 
 
 def _check(
-    subject: Subject, head: Side, base: Side | None, quantity: Quantity, module: str, limit: Limit,
+    subject: Subject, head: DiffSide, base: DiffSide | None, quantity: Quantity, module: str, limit: Limit,
     values: tuple[float | None, float | None],
 ) -> Check:  # fmt: skip
     value, before = values
@@ -184,13 +184,13 @@ def _check(
     )
 
 
-def _rank_with_most(quantity: Quantity, side: Side, value: float | None) -> str:
+def _rank_with_most(quantity: Quantity, side: DiffSide, value: float | None) -> str:
     """Which other rank of a program has the figure, whose causes the traced one does not have; empty of its own."""
     rows = [row for row in figures_of(side.profile, side.schedule) if getattr(row, quantity.name) == value]
     return f"of rank {rows[0].rank}, which has the most" if rows else ""
 
 
-def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base: Side | None) -> str:
+def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base: DiffSide | None) -> str:
     if subject.refused:
         return subject.refused
     if base is not None:
@@ -206,7 +206,12 @@ def _no_baseline(subject: Subject, quantity: Quantity, schedule: Schedule, base:
 
 
 def _explained(
-    check: Check, quantity: Quantity, head: Side, base: Side | None, causes: Sequence[Cause], pairs: Mapping[int, int]
+    check: Check,
+    quantity: Quantity,
+    head: DiffSide,
+    base: DiffSide | None,
+    causes: Sequence[Cause],
+    pairs: Mapping[int, int],
 ) -> Check:
     """A check with the causes of its figure; ``pairs``: head op id → base op id."""
     if quantity.name == "graph_breaks":

@@ -11,11 +11,11 @@ from itertools import groupby, pairwise
 
 from memwall.analysis.numbers import apart, change_text
 from memwall.analysis.quantities import LIMITS, Quantity
-from memwall.gate.history import Row, Series, Step, commits, steps, trends
+from memwall.gate.history import FigureStep, HistoryRow, TrendSeries, commits, steps, trends
 from memwall.report.document import clean
-from memwall.report.figures.axes import Axis, draw_frame, draw_y
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_y
 from memwall.report.figures.colors import SIGN_COLORS, series_color
-from memwall.report.figures.labels import Box, Line, Placer
+from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.scene import Chart, Scene, fit, side_by_side, stacked, text_width
 
 #: pixels of a panel at least, pixels down, and rows that a picture has at most
@@ -29,11 +29,11 @@ _DASHES: Mapping[str, tuple[float, ...]] = {"eager": (), "memwall": (6, 3), "ind
 _DECADES = 8.0
 _SMALL = 9.0
 
-_Panel = dict[Series, tuple[Row, ...]]
+_Panel = dict[TrendSeries, tuple[HistoryRow, ...]]
 
 
 @dataclass(frozen=True)
-class _Look:
+class _TrendLook:
     """What all panels share: the place of each commit, its date, the colour of each GPU."""
 
     places: Mapping[str, int]
@@ -41,7 +41,7 @@ class _Look:
     colors: Mapping[str, str]
 
 
-def trend_chart(rows: Sequence[Row], quantities: Sequence[str]) -> Chart:
+def trend_chart(rows: Sequence[HistoryRow], quantities: Sequence[str]) -> Chart:
     panels: dict[tuple[str, str], _Panel] = {}
     for series, trend in trends(rows).items():
         panels.setdefault((series.workload, series.mode), {})[series] = trend
@@ -49,7 +49,9 @@ def trend_chart(rows: Sequence[Row], quantities: Sequence[str]) -> Chart:
     gpus = sorted({series.gpu for panel in drawn.values() for series in panel})
     policies = sorted({series.policy for panel in drawn.values() for series in panel})
     colors = {gpu: series_color(i) for i, gpu in enumerate(gpus)}
-    look = _Look({commit: i for i, commit in enumerate(commits(rows))}, {row.commit: row.date for row in rows}, colors)
+    look = _TrendLook(
+        {commit: i for i, commit in enumerate(commits(rows))}, {row.commit: row.date for row in rows}, colors
+    )
     found = steps(rows, quantities)
     charts: list[Chart] = []
     for (workload, mode), panel in drawn.items():
@@ -67,7 +69,7 @@ def _headed(title: str, chart: Chart) -> Chart:
     return draw
 
 
-def _panel(panel: _Panel, quantity: Quantity, found: Sequence[Step], look: _Look) -> Chart:
+def _panel(panel: _Panel, quantity: Quantity, found: Sequence[FigureStep], look: _TrendLook) -> Chart:
     def draw(scene: Scene) -> float:
         lines = [*_lines(panel, quantity.name, look.colors)]
         values = [row.figures[quantity.name] for _, _, known in lines for row in known]
@@ -76,8 +78,8 @@ def _panel(panel: _Panel, quantity: Quantity, found: Sequence[Step], look: _Look
         texts = apart(ticks, quantity.unit)
         left = max(map(text_width, texts), default=20.0) + 8
         frame = Box(left, 20.0, scene.width - 4, 20.0 + _HIGH)
-        y = Axis(y.low, y.high, frame.lower, frame.upper, y.log)
-        x = Axis(-0.6, len(look.places) - 0.4, frame.left, frame.right)
+        y = PlotAxis(y.low, y.high, frame.lower, frame.upper, y.log)
+        x = PlotAxis(-0.6, len(look.places) - 0.4, frame.left, frame.right)
         names = dict(zip(ticks, texts, strict=True))
         draw_y(scene, frame, y, names.__getitem__, ticks=ticks)
         draw_frame(scene, frame)
@@ -93,9 +95,9 @@ def _panel(panel: _Panel, quantity: Quantity, found: Sequence[Step], look: _Look
     return draw
 
 
-def _lines(panel: _Panel, name: str, colors: Mapping[str, str]) -> Iterator[tuple[str, Series, list[Row]]]:
+def _lines(panel: _Panel, name: str, colors: Mapping[str, str]) -> Iterator[tuple[str, TrendSeries, list[HistoryRow]]]:
     """Colour, series and rows of each line; one grey line where GPUs have the same figures at all commits."""
-    alike: dict[tuple[object, ...], list[Series]] = {}
+    alike: dict[tuple[object, ...], list[TrendSeries]] = {}
     for series, trend in panel.items():
         known = tuple((row.commit, row.figures[name]) for row in trend if name in row.figures)
         alike.setdefault((series.policy, known), []).append(series)
@@ -105,21 +107,28 @@ def _lines(panel: _Panel, name: str, colors: Mapping[str, str]) -> Iterator[tupl
 
 
 def _line(
-    scene: Scene, placer: Placer, points: Sequence[tuple[float, float, Row]], color: str, dash: tuple[float, ...], *,
+    scene: Scene,
+    placer: Placer,
+    points: Sequence[tuple[float, float, HistoryRow]],
+    color: str,
+    dash: tuple[float, ...],
+    *,
     dots: bool,
-) -> None:  # fmt: skip
+) -> None:
     """A line that breaks where the version of memwall changed."""
     for _, part in groupby(points, key=lambda point: point[2].memwall_version):
         own = [(x, y) for x, y, _ in part]
         if len(own) > 1:
             scene.line(*own, color=color, width=1.6, dash=dash)
-        placer.lines += [Line(a + scene.left, b + scene.top, c + scene.left, d + scene.top)
+        placer.lines += [LabelLine(a + scene.left, b + scene.top, c + scene.left, d + scene.top)
                          for (a, b), (c, d) in pairwise(own)]  # fmt: skip
         for px, py in own if dots or len(own) == 1 else ():
             placer.boxes.append(scene.dot(px, py, 2.4, color).box)
 
 
-def _steps(scene: Scene, placer: Placer, found: Sequence[Step], x: Axis, y: Axis, look: _Look) -> None:
+def _steps(
+    scene: Scene, placer: Placer, found: Sequence[FigureStep], x: PlotAxis, y: PlotAxis, look: _TrendLook
+) -> None:
     """A triangle at each step; the change is written at the largest of a few commits, where there is room."""
     marks = []
     for step in found:
@@ -140,7 +149,7 @@ def _steps(scene: Scene, placer: Placer, found: Sequence[Step], x: Axis, y: Axis
             scene.text(box.left + 1 - scene.left, box.lower - 3 - scene.top, text, _SMALL, color=mark.color, halo=True)
 
 
-def _versions(scene: Scene, frame: Box, x: Axis, panel: _Panel, look: _Look, placer: Placer) -> None:
+def _versions(scene: Scene, frame: Box, x: PlotAxis, panel: _Panel, look: _TrendLook, placer: Placer) -> None:
     """A dashed line where, between two commits, another version of memwall begins; the last few are named."""
     pairs = (pair for trend in panel.values() for pair in pairwise(trend))
     found = sorted({(look.places[b.commit] - 0.5, b.memwall_version) for a, b in pairs
@@ -148,7 +157,9 @@ def _versions(scene: Scene, frame: Box, x: Axis, panel: _Panel, look: _Look, pla
     for place, version in found:
         px = x(place)
         scene.line((px, frame.upper), (px, frame.lower), color="pale", width=0.9, dash=(4, 3))
-        placer.lines.append(Line(px + scene.left, frame.upper + scene.top, px + scene.left, frame.lower + scene.top))
+        placer.lines.append(
+            LabelLine(px + scene.left, frame.upper + scene.top, px + scene.left, frame.lower + scene.top)
+        )
         text = f"memwall {clean(version)[:12]}"
         if (place, version) in found[-_VERSIONS:]:
             wide = text_width(text, _SMALL) + 2
@@ -157,21 +168,21 @@ def _versions(scene: Scene, frame: Box, x: Axis, panel: _Panel, look: _Look, pla
                 scene.text(placed[0].left + 1 - scene.left, placed[0].lower - 3 - scene.top, text, _SMALL, color="dim")
 
 
-def _scale(values: Sequence[float], quantity: Quantity) -> tuple[list[float], Axis]:
+def _scale(values: Sequence[float], quantity: Quantity) -> tuple[list[float], PlotAxis]:
     """Ticks with distinct labels, and limits some way around the values; over some decades logarithmic."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     if low > 0 and high > _DECADES * low:
         room = (high / low) ** 0.15
-        axis = Axis(low / room, high * room, 0, 1, log=True)
+        axis = PlotAxis(low / room, high * room, 0, 1, log=True)
         return axis.ticks(4), axis
     if high - low <= 1e-9 * max(abs(high), abs(low)):
         low, high = high - (abs(high) or 1.0) * 0.1, high + (abs(high) or 1.0) * 0.1
-    axis = Axis(low - 0.2 * (high - low), high + 0.2 * (high - low), 0, 1)
+    axis = PlotAxis(low - 0.2 * (high - low), high + 0.2 * (high - low), 0, 1)
     ticks = axis.ticks(4)
     return ([tick for tick in ticks if tick == int(tick)] or ticks) if quantity.unit == "count" else ticks, axis
 
 
-def _commits(scene: Scene, frame: Box, x: Axis, look: _Look) -> None:
+def _commits(scene: Scene, frame: Box, x: PlotAxis, look: _TrendLook) -> None:
     """Commit and date of a few commits, the last one among them."""
     every = -(-len(look.places) // _LABELS)
     for commit, place in look.places.items():

@@ -84,7 +84,7 @@ def gate_code_quality(result: GateResult, folder: str, config: str) -> str:
     findings = say.findings_of(result)
     rows = []
     for finding, fingerprint in zip(findings, fingerprints(findings), strict=True):
-        place = place_of(finding, folder, config) or Place(CONFIG, 1)
+        place = place_of(finding, folder, config) or FilePlace(CONFIG, 1)
         failed = "blocker" if finding.rule == "gate" else "major"
         rows.append({
             "description": "; ".join([finding.message, *map(say.cause_line, finding.causes[:1])]),
@@ -173,7 +173,7 @@ def gate_sarif(result: GateResult, top: int, folder: str, config: str) -> str:
     rules = list(dict.fromkeys(finding.rule for finding in findings))
     rows = []
     for finding, fingerprint in zip(findings, fingerprints(findings), strict=True):
-        place = place_of(finding, folder, config) or Place(CONFIG, 1)
+        place = place_of(finding, folder, config) or FilePlace(CONFIG, 1)
         text = "\n".join([finding.message, *say.cause_lines(finding.causes, top)])
         rows.append({
             "ruleId": finding.rule,
@@ -207,7 +207,7 @@ def _sarif_rule(rule: str) -> dict[str, Any]:
 
 
 def _related(causes: Iterable[Cause], folder: str) -> list[dict[str, Any]]:
-    rows: dict[Place, str] = {}
+    rows: dict[FilePlace, str] = {}
     for cause in causes:
         place = source_place(cause.source, folder) if cause.kind != "vanished" else None
         if place:
@@ -223,7 +223,7 @@ def _sarif_message(text: str) -> dict[str, str]:
     return {"text": text.replace("](", "] (")}
 
 
-def _physical(place: Place) -> dict[str, Any]:
+def _physical(place: FilePlace) -> dict[str, Any]:
     uri = quote(place.path, safe="/", errors="replace")
     return {"artifactLocation": {"uri": uri}, "region": {"startLine": place.line}}
 
@@ -236,14 +236,14 @@ _LINE = re.compile("[0-9]{1,9}")
 _GLOB = re.compile(r"[*?\[]")
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """A file, relative to the root of the repository, and a line from 1."""
 
     path: str
     line: int
 
 
-def place_of(finding: Finding, folder: str = "", config: str = "") -> Place | None:
+def place_of(finding: Finding, folder: str = "", config: str = "") -> FilePlace | None:
     """The first cause's source in the head, else line 1 of the target's file, else of ``config``, else None.
 
     ``folder`` is where the gate ran, seen from the root of the repository. A path outside the repository is ignored,
@@ -254,13 +254,13 @@ def place_of(finding: Finding, folder: str = "", config: str = "") -> Place | No
     return found or target_place(finding.target, folder) or _inside(config, 1, folder)
 
 
-def source_place(source: str, folder: str = "") -> Place | None:
+def source_place(source: str, folder: str = "") -> FilePlace | None:
     """``model.py:42`` as a place."""
     path, _, line = source.rpartition(":")
     return _inside(path, int(line), folder) if _LINE.fullmatch(line) else None
 
 
-def target_place(target: str, folder: str = "") -> Place | None:
+def target_place(target: str, folder: str = "") -> FilePlace | None:
     """``model.py``, ``model.py:name`` and ``hf:config.json`` as a place; None for a dotted name or a folder."""
     target = target.removeprefix("hf:")
     for path in (target, target.rpartition(":")[0]):
@@ -269,7 +269,7 @@ def target_place(target: str, folder: str = "") -> Place | None:
     return None
 
 
-def _inside(path: str, line: int, folder: str) -> Place | None:
+def _inside(path: str, line: int, folder: str) -> FilePlace | None:
     if not path or path != clean(path) or line < 1:
         return None
     parts: list[str] = []
@@ -282,7 +282,7 @@ def _inside(path: str, line: int, folder: str) -> Place | None:
             parts.append(part)
     whole = "/".join(parts)
     absolute = whole.startswith(("/", "\\")) or ":/" in path or ":\\" in path
-    return Place(whole, line) if parts and not absolute else None
+    return FilePlace(whole, line) if parts and not absolute else None
 
 
 def fingerprints(findings: Iterable[Finding]) -> list[str]:

@@ -54,7 +54,7 @@ def _date(value: Any) -> str:
     raise BadRecord(f"is not a date in UTC such as 2026-11-22T05:24:55Z, but {shown(value)}")
 
 
-class Series(NamedTuple):
+class TrendSeries(NamedTuple):
     """One line of a trend: one workload on one GPU under one policy."""
 
     workload: str
@@ -68,7 +68,7 @@ Served = Mapping[tuple[str, str], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class HistoryRow:
     """The figures of one series at one commit. ``date`` is the commit's own, ``2026-11-22T05:24:55Z``. ``figures`` are
     quantity → value in base units; a quantity that is not known there (graph breaks without a capture) is absent."""
 
@@ -82,8 +82,8 @@ class Row:
     figures: Mapping[str, Annotated[float, finite]]
 
     @property
-    def series(self) -> Series:
-        return Series(self.workload, self.mode, self.gpu, self.policy)
+    def series(self) -> TrendSeries:
+        return TrendSeries(self.workload, self.mode, self.gpu, self.policy)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -94,10 +94,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FigureStep:
     """A figure that changed from one commit to the next under one version of memwall."""
 
-    row: Row
+    row: HistoryRow
     quantity: str
     before: float
     after: float
@@ -115,7 +115,9 @@ class Step:
 # -- making ------------------------------------------------------------------------------------------------------------
 
 
-def entry_of(profiles: Mapping[str, Profile], commit: str, date: str, served: Served | None = None) -> tuple[Row, ...]:
+def entry_of(
+    profiles: Mapping[str, Profile], commit: str, date: str, served: Served | None = None
+) -> tuple[HistoryRow, ...]:
     """What a commit adds to a history: a row for each simulation of each profile.
 
     Args:
@@ -131,7 +133,7 @@ def entry_of(profiles: Mapping[str, Profile], commit: str, date: str, served: Se
         raise UsageError(f"{commit[:60]!r} is no commit's hash")
     when = _utc(date)
     rows = [
-        Row(
+        HistoryRow(
             commit, when, profile.memwall_version, name, profile.workload.mode, schedule.gpu.name, schedule.policy,
             {limit: value for limit, q in LIMITS.items() if (value := q.read("profile", profile, schedule)) is not None}
             | {**(served or {}).get((name, schedule.gpu.name), {})},
@@ -181,17 +183,17 @@ def _git(folder: str | os.PathLike[str], *arguments: str) -> str:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def append(path: str | os.PathLike[str], entry: Iterable[Row]) -> None:
+def append(path: str | os.PathLike[str], entry: Iterable[HistoryRow]) -> None:
     """Add rows to a history file, which need not exist; a row of the same commit and series is replaced. Raises
     UsageError: the file is not a history, or it cannot be written."""
     known = {row.key: row for row in (*(read(path) if Path(path).exists() else ()), *entry)}
     write_whole(path, "".join(f"{row.to_line()}\n" for row in sorted(known.values(), key=_order)))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Row, ...]:
+def read(path: str | os.PathLike[str]) -> tuple[HistoryRow, ...]:
     """The rows of a history in the order of their commits' dates. Raises UsageError: no such file, or a line is
     damaged, of a newer memwall, or a duplicate with other figures; names it."""
-    rows: dict[tuple[str, ...], Row] = {}
+    rows: dict[tuple[str, ...], HistoryRow] = {}
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
@@ -203,11 +205,11 @@ def read(path: str | os.PathLike[str]) -> tuple[Row, ...]:
     return tuple(sorted(rows.values(), key=_order))
 
 
-def _order(row: Row) -> tuple[str, ...]:
+def _order(row: HistoryRow) -> tuple[str, ...]:
     return (row.date, *row.key)
 
 
-def _row(line: str, where: str) -> Row:
+def _row(line: str, where: str) -> HistoryRow:
     if line.startswith(_CONFLICT):
         raise UsageError(f"{where} is left from a merge; keep the lines of both sides and take the marks out")
     try:
@@ -217,7 +219,7 @@ def _row(line: str, where: str) -> Row:
         raise UsageError(f"{where} is not JSON; {hint}") from None
     check_schema(record, _FAMILY, _VERSION, where)
     try:
-        return read_record(Row, record, "")
+        return read_record(HistoryRow, record, "")
     except BadRecord as error:
         raise UsageError(f"{where}: {error}") from None
 
@@ -225,18 +227,20 @@ def _row(line: str, where: str) -> Row:
 # -- reading a trend ---------------------------------------------------------------------------------------------------
 
 
-def commits(rows: Sequence[Row]) -> tuple[str, ...]:
+def commits(rows: Sequence[HistoryRow]) -> tuple[str, ...]:
     """The commits in the order of their dates."""
     return tuple(dict.fromkeys(row.commit for row in rows))
 
 
-def trends(rows: Sequence[Row]) -> dict[Series, tuple[Row, ...]]:
+def trends(rows: Sequence[HistoryRow]) -> dict[TrendSeries, tuple[HistoryRow, ...]]:
     """The rows of each series, in the order of the commits."""
     found = group_by(rows, [row.series for row in rows])
     return {series: tuple(found[series]) for series in sorted(found)}
 
 
-def steps(rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float = THRESHOLD) -> tuple[Step, ...]:
+def steps(
+    rows: Sequence[HistoryRow], quantities: Iterable[str] = (), threshold: float = THRESHOLD
+) -> tuple[FigureStep, ...]:
     """Changes by more than a fraction between neighbouring commits of a series, oldest first. There is no step where
     the version of memwall changed, or where a quantity is missing at one of the two."""
     names = tuple(quantities) or tuple(LIMITS)
@@ -245,7 +249,7 @@ def steps(rows: Sequence[Row], quantities: Iterable[str] = (), threshold: float 
         for before, after in pairwise(trend):
             if before.memwall_version == after.memwall_version:
                 known = [name for name in names if name in before.figures and name in after.figures]
-                found += [Step(after, name, before.figures[name], after.figures[name]) for name in known]
+                found += [FigureStep(after, name, before.figures[name], after.figures[name]) for name in known]
     found = [step for step in found if abs(step.after - step.before) > threshold * abs(step.before)]
     place = {commit: i for i, commit in enumerate(commits(rows))}
     order = list(LIMITS)

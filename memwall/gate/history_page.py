@@ -16,7 +16,7 @@ from memwall.analysis.quantities import LIMITS
 from memwall.core.errors import UsageError
 from memwall.core.units import percent
 from memwall.gate.figure import trend_chart
-from memwall.gate.history import THRESHOLD, Row, Step, commits, steps, trends
+from memwall.gate.history import THRESHOLD, FigureStep, HistoryRow, commits, steps, trends
 from memwall.report.document import Column, Document, Facts, Picture, Section, Sentence, Table, known_facts
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
@@ -51,7 +51,7 @@ class HistoryReport(Report):
 
     noun = "a history"
     kinds = ("text", "md", "csv", "html", "png", "svg", "pdf")
-    history: Sequence[Row]
+    history: Sequence[HistoryRow]
     quantities: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class HistoryReport(Report):
         return trend_chart(self.history, self.quantities or SHOWN)
 
 
-def _csv_rows(rows: Sequence[Row], quantities: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _csv_rows(rows: Sequence[HistoryRow], quantities: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     found = {(*step.row.key, step.quantity): step for step in steps(rows, quantities)}
     for row in rows:
         for name in quantities or _known(rows):
@@ -99,12 +99,12 @@ def _csv_rows(rows: Sequence[Row], quantities: Sequence[str]) -> Iterator[tuple[
                     row.figures[name], before, change)  # fmt: skip
 
 
-def _known(rows: Sequence[Row]) -> list[str]:
+def _known(rows: Sequence[HistoryRow]) -> list[str]:
     found = {name for row in rows for name in row.figures}
     return [name for name in LIMITS if name in found]
 
 
-def _facts(rows: Sequence[Row]) -> Facts:
+def _facts(rows: Sequence[HistoryRow]) -> Facts:
     first, last = rows[0], rows[-1]
     span = f"{_at(first)} to {_at(last)}" if first.commit != last.commit else _at(first)
     versions: dict[str, str] = {}
@@ -119,14 +119,14 @@ def _facts(rows: Sequence[Row]) -> Facts:
     )
 
 
-def _at(row: Row) -> str:
+def _at(row: HistoryRow) -> str:
     """``4a53f27b1 (2026-11-22)``."""
     return f"{row.commit[:SHORT]} ({row.date[:10]})"
 
 
-def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
+def _step_table(rows: Sequence[HistoryRow], found: Sequence[FigureStep]) -> Table:
     """Steps that differ in their GPU alone are one row."""
-    groups: dict[tuple[object, ...], list[Step]] = {}
+    groups: dict[tuple[object, ...], list[FigureStep]] = {}
     for step in found:
         row = step.row
         key = (row.commit, row.workload, row.mode, row.policy, step.quantity, step.before, step.after)
@@ -151,13 +151,13 @@ def _step_table(rows: Sequence[Row], found: Sequence[Step]) -> Table:
     return col.listing("Steps, newest first", table, specs, rest + STEP_NOTE)
 
 
-def _together(group: Sequence[Step], gpus_of: Mapping[str, set[str]]) -> str:
+def _together(group: Sequence[FigureStep], gpus_of: Mapping[str, set[str]]) -> str:
     gpus = [step.row.gpu for step in group]
     whole = len(gpus) > 1 and set(gpus) == gpus_of[group[0].row.workload]
     return "all GPUs" if whole else ", ".join(gpus)
 
 
-def _names(rows: Sequence[Row]) -> Callable[[Row], str]:
+def _names(rows: Sequence[HistoryRow]) -> Callable[[HistoryRow], str]:
     """What a workload is called: its name, with the mode where it is followed in several."""
     modes: dict[str, set[str]] = {}
     for row in rows:
@@ -165,7 +165,7 @@ def _names(rows: Sequence[Row]) -> Callable[[Row], str]:
     return lambda row: f"{row.workload}, {row.mode}" if len(modes[row.workload]) > 1 else row.workload
 
 
-def _latest_table(rows: Sequence[Row], quantities: Sequence[str]) -> Table:
+def _latest_table(rows: Sequence[HistoryRow], quantities: Sequence[str]) -> Table:
     named, last = _names(rows), [trend[-1] for trend in trends(rows).values()]
     shown = last[:_MOST]
     table = [(named(row), row.gpu, row.policy, row.commit[:SHORT]) for row in shown]

@@ -20,7 +20,16 @@ from memwall.core.question import options_of
 from memwall.frontend.targets.sizes import MODES
 from memwall.frontend.targets.target import is_target, split_target
 from memwall.fusion import POLICIES
-from memwall.gate.config import OF_ONE_GPU, SERVER, GateConfig, GatedWorkload, Limits, Scope, limits_of, parse_scope
+from memwall.gate.config import (
+    OF_ONE_GPU,
+    SERVER,
+    GateConfig,
+    GatedWorkload,
+    Limits,
+    LimitScope,
+    limits_of,
+    parse_scope,
+)
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.record.profile import Profile
 from memwall.step import ATTENTION, Step
@@ -118,7 +127,7 @@ def _gate_table(record: dict[str, Any]) -> Any:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def _table(table: Mapping[str, Any], where: str, settings: Types) -> tuple[dict[str, Any], Scope]:
+def _table(table: Mapping[str, Any], where: str, settings: Types) -> tuple[dict[str, Any], LimitScope]:
     """The settings and the limits of one table."""
     found: dict[str, Any] = {}
     limits: dict[str, Any] = {}
@@ -147,7 +156,7 @@ def _table(table: Mapping[str, Any], where: str, settings: Types) -> tuple[dict[
         if gpu in gpus:
             raise UsageError(f"{where}: gpus.{name} is {gpu}, which has a table already; keep one")
         gpus[gpu] = _limits(rows, f"{where} gpus.{name}")
-    return found, Scope(own, policies, gpus)
+    return found, LimitScope(own, policies, gpus)
 
 
 def _limits(table: dict[str, Any], where: str) -> Limits:

@@ -33,7 +33,7 @@ from memwall.gate.config import APART, GateConfig, GatedWorkload
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.first import others_below
 from memwall.gate.result import Baseline, Check, GateResult, Problem
-from memwall.gate.tracing import Job, Traced, Tracers, Tree, differ, profile_both, repeated
+from memwall.gate.tracing import TraceJob, TraceOutcome, Tracers, Tree, differ, profile_both, repeated
 from memwall.record.capture import capture_of
 from memwall.record.profile import Profile
 from memwall.wings import part
@@ -80,13 +80,13 @@ def run_gate(
         raise UsageError("--measured times base and head against each other: give --baseline-ref")
     if not workloads:
         return GateRun(GateResult((), (Problem("", "", "fail", _no_workload(config.root)),)), {}, {})
-    heads = {w.name: Traced(w.name, saved_profile(w, config.root)) for w in workloads if is_saved(w.target)}
+    heads = {w.name: TraceOutcome(w.name, saved_profile(w, config.root)) for w in workloads if is_saved(w.target)}
     traced = [w for w in workloads if w.name not in heads]
     jobs = [_job(config, w, compared=bool(baseline or baseline_ref)) for w in traced]
     timed = GateResult(())
     with contextlib.ExitStack() as stack:
         checkout = stack.enter_context(checked_out(config.root, baseline_ref)) if baseline_ref is not None else None
-        bases: dict[str, Traced] = {}
+        bases: dict[str, TraceOutcome] = {}
         if jobs:
             tracers = tracers or stack.enter_context(Tracers(captures=any(job.breaks for job in jobs)))
             tree = Tree(checkout.folder, checkout.head_top) if checkout else None
@@ -119,8 +119,12 @@ def _no_workload(folder: Path) -> str:
 
 
 def _checked_twice(
-    config: GateConfig, jobs: Sequence[Job], heads: Mapping[str, Traced], base: Bases, tracers: Tracers | None
-) -> dict[str, Traced]:
+    config: GateConfig,
+    jobs: Sequence[TraceJob],
+    heads: Mapping[str, TraceOutcome],
+    base: Bases,
+    tracers: Tracers | None,
+) -> dict[str, TraceOutcome]:
     """The heads that differ from their saved base, with whether they equal themselves."""
     rows = [
         (heads, Tree(config.root), job) for job in jobs
@@ -129,17 +133,17 @@ def _checked_twice(
     return {row.name: row for row in repeated(rows, tracers)} if rows and tracers else {}
 
 
-def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> Job:
+def _job(config: GateConfig, workload: GatedWorkload, *, compared: bool) -> TraceJob:
     places = itertools.product(workload.gpus, workload.policies)
     limited = (config.limits(workload, gpu.name, policy, compared=compared) for gpu, policy in places)
     breaks = any(("graph_breaks", "") in limits for limits in limited)
     asked = breaks and "graph_breaks" in config.limited(workload)
-    return Job(workload.name, workload.target, workload.tracing, workload.gpus, workload.policies, breaks, asked)
+    return TraceJob(workload.name, workload.target, workload.tracing, workload.gpus, workload.policies, breaks, asked)
 
 
 def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: GateRun, place: Path) -> GateRun:
     """The heads of a run judged with themselves as the baseline, which was written to ``place``."""
-    heads = {name: Traced(name, profile) for name, profile in run.heads.items()}
+    heads = {name: TraceOutcome(name, profile) for name, profile in run.heads.items()}
     base = Bases(Baseline("file", shown(place, config.root), memwall_version=__version__), dict(run.heads))
     return _judged(config, workloads, heads, base, allow_new=False)
 
@@ -148,7 +152,11 @@ def judge_again(config: GateConfig, workloads: Sequence[GatedWorkload], run: Gat
 
 
 def _judged(
-    config: GateConfig, workloads: Sequence[GatedWorkload], heads: Mapping[str, Traced], base: Bases, allow_new: bool
+    config: GateConfig,
+    workloads: Sequence[GatedWorkload],
+    heads: Mapping[str, TraceOutcome],
+    base: Bases,
+    allow_new: bool,
 ) -> GateRun:
     checks: list[Check] = []
     problems: list[Problem] = []

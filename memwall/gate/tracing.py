@@ -48,7 +48,7 @@ _REPEATS = 2
 
 
 @dataclass(frozen=True)
-class Job:
+class TraceJob:
     """One workload to profile: keywords of :func:`memwall.profile`, and whether to look for graph breaks; ``asked``,
     however long that takes."""
 
@@ -62,7 +62,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TraceOutcome:
     """The outcome of a job: a profile or an error message; ``absent``: the target does not exist. ``foreign`` are files
     outside the folder that the model was loaded from although the head has them. ``real``: the model reads its own
     data, so it was traced on real tensors. ``read`` are the files of the repository that the job has read, and
@@ -88,9 +88,9 @@ class Tree:
 
 
 def profile_both(
-    head: Path, base: Tree | None, jobs: Sequence[Job], say: Callable[[str], None], tracers: Tracers,
-    prepare: Callable[[Mapping[str, Traced]], None] = lambda rows: None,
-) -> tuple[dict[str, Traced], dict[str, Traced]]:  # fmt: skip
+    head: Path, base: Tree | None, jobs: Sequence[TraceJob], say: Callable[[str], None], tracers: Tracers,
+    prepare: Callable[[Mapping[str, TraceOutcome]], None] = lambda rows: None,
+) -> tuple[dict[str, TraceOutcome], dict[str, TraceOutcome]]:  # fmt: skip
     """The jobs profiled in the head's folder, then in the base's; ``prepare`` gets what the head has made before the
     base begins. Where both differ each is traced again, to see whether it equals itself."""
     say(f"tracing {counted(len(jobs), 'workload')}" + (" twice: head and base" if base else ""))
@@ -110,11 +110,11 @@ def profile_both(
     return ours, theirs
 
 
-def _by_name(rows: Sequence[Traced]) -> dict[str, Traced]:
+def _by_name(rows: Sequence[TraceOutcome]) -> dict[str, TraceOutcome]:
     return {row.name: row for row in rows}
 
 
-def _alike(job: Job, other: Traced) -> Job:
+def _alike(job: TraceJob, other: TraceOutcome) -> TraceJob:
     """The job as the other side has it: on real tensors where that was, whose strides may differ from those of tensors
     without data; with TorchDynamo, which takes most of the time, only where the other may have a graph break."""
     capture = capture_of(other.profile.capture) if other.profile is not None else None
@@ -122,12 +122,12 @@ def _alike(job: Job, other: Traced) -> Job:
     return _on_data(replace(job, breaks=breaks), other)
 
 
-def _on_data(job: Job, made: Traced) -> Job:
+def _on_data(job: TraceJob, made: TraceOutcome) -> TraceJob:
     """The job on real tensors where another trace was."""
     return replace(job, options={**job.options, "real": True}) if made.real else job
 
 
-def repeated(rows: Sequence[tuple[Mapping[str, Traced], Tree, Job]], tracers: Tracers) -> list[Traced]:
+def repeated(rows: Sequence[tuple[Mapping[str, TraceOutcome], Tree, TraceJob]], tracers: Tracers) -> list[TraceOutcome]:
     """What became of each job in a tree, marked as unstable where a further trace differs."""
     found = [side[job.name] for side, _, job in rows]
     for _ in range(_REPEATS):
@@ -144,7 +144,7 @@ def differ(one: Profile | None, other: Profile | None) -> bool:
     return one is not None and other is not None and one.graphs != other.graphs
 
 
-def _difference(one: Traced, other: Traced) -> str:
+def _difference(one: TraceOutcome, other: TraceOutcome) -> str:
     """How two traces of the same code differ; empty if they do not."""
     if one.profile is None or other.profile is None:
         return other.error
@@ -187,11 +187,11 @@ class Tracers:
         while self._children:
             self._children.pop().stop()
 
-    def traced(self, jobs: Sequence[tuple[Tree, Job]]) -> list[Traced]:
+    def traced(self, jobs: Sequence[tuple[Tree, TraceJob]]) -> list[TraceOutcome]:
         """What became of each job; as many run at a time as there are cores."""
         waiting = deque(enumerate(jobs))
-        busy: dict[tuple[Any, int], tuple[int, Job]] = {}
-        found: dict[int, Traced] = {}
+        busy: dict[tuple[Any, int], tuple[int, TraceJob]] = {}
+        found: dict[int, TraceOutcome] = {}
         most = min(os.cpu_count() or 1, _MOST)
         try:
             while waiting or busy:
@@ -204,7 +204,9 @@ class Tracers:
                     answer = self._answer(child)
                     for key in [key for key in busy if key[0] is child and child.answered in (None, key[1])]:
                         place, job = busy.pop(key)
-                        found[place] = answer if isinstance(answer, Traced) else Traced(job.name, None, answer)
+                        found[place] = (
+                            answer if isinstance(answer, TraceOutcome) else TraceOutcome(job.name, None, answer)
+                        )
                     if not (FORKS and child.alive):
                         self._children.remove(child)
                         child.stop()
@@ -222,10 +224,10 @@ class Tracers:
             self._children.append(Child(target, variables, folder=Path("/"), own_path=True, shown=True, apart=True))
         return self._children[-1]
 
-    def _answer(self, child: Child) -> Traced | str:
+    def _answer(self, child: Child) -> TraceOutcome | str:
         """What became of the next job that a server has finished, or the reason why it gave no answer."""
         try:
-            row: Traced = child.receive(None)
+            row: TraceOutcome = child.receive(None)
         except Lost as lost:
             ended = lost.code is not None and lost.code >= 0
             return f"{lost}: the model ended it, as os._exit does" if ended else str(lost)
@@ -249,7 +251,7 @@ class Tracer:
             if self.captures:
                 with_capture(made, layer, {})
 
-    def __call__(self, job: Job, tree: Tree) -> Traced:
+    def __call__(self, job: TraceJob, tree: Tree) -> TraceOutcome:
         opened = _note_opened()
         os.chdir(tree.folder)
         os.environ["PWD"] = str(tree.folder)
@@ -303,7 +305,7 @@ def _top(folder: Path) -> Path:
     return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), folder)
 
 
-def _trace(job: Job) -> Traced:
+def _trace(job: TraceJob) -> TraceOutcome:
     """One workload profiled, with its graph breaks where they are asked for or where it reads its own data."""
     notes: list[str] = []
     sizes, options = split_sizes(job.options)
@@ -311,9 +313,9 @@ def _trace(job: Job) -> Traced:
     try:
         workload = resolve(job.target, **sizes, input_specs=specs, mode=options.get("mode", "inference"))
     except MemwallError as error:  # one that the user's code raised has a cause
-        return Traced(job.name, None, str(error), absent=error.__cause__ is None)
+        return TraceOutcome(job.name, None, str(error), absent=error.__cause__ is None)
     except BaseException as error:
-        return Traced(job.name, None, str(blame(error, f"loading {job.target}")))
+        return TraceOutcome(job.name, None, str(blame(error, f"loading {job.target}")))
     try:
         found = _with_ranks(_profile(workload, job, options, notes), workload, job, options)
         count = distinct_ops(found.graph) if job.breaks or notes else 0
@@ -325,13 +327,13 @@ def _trace(job: Job) -> Traced:
             if captured is not None and captured.failure:
                 notes.append(f"TorchDynamo captures nothing: {captured.failure}")
     except MemwallError as error:
-        return Traced(job.name, None, str(error))
+        return TraceOutcome(job.name, None, str(error))
     except BaseException as error:  # an interrupt too is the model's own: Ctrl-C does not reach this process
-        return Traced(job.name, None, str(blame(error, f"running {job.target}")))
-    return Traced(job.name, found, notes=tuple(notes), real=bool(options.get("real")))
+        return TraceOutcome(job.name, None, str(blame(error, f"running {job.target}")))
+    return TraceOutcome(job.name, found, notes=tuple(notes), real=bool(options.get("real")))
 
 
-def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[str]) -> Profile:
+def _profile(workload: Workload, job: TraceJob, options: dict[str, Any], notes: list[str]) -> Profile:
     """The profile; on real tensors where the model reads them and they are not too many."""
     try:
         return profile(workload, gpu=job.gpus, policy=job.policies, **options)
@@ -346,7 +348,7 @@ def _profile(workload: Workload, job: Job, options: dict[str, Any], notes: list[
         return profile(workload, gpu=job.gpus, policy=job.policies, **options)
 
 
-def _with_ranks(made: Profile, workload: Workload, job: Job, options: dict[str, Any]) -> Profile:
+def _with_ranks(made: Profile, workload: Workload, job: TraceJob, options: dict[str, Any]) -> Profile:
     """The profile with the figures of the other ranks that differ, where no rank was asked for."""
     if "world" not in options or "rank" in options:
         return made

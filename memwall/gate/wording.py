@@ -25,7 +25,7 @@ _NAMED = 8
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 
-class Figures(NamedTuple):
+class CheckFigures(NamedTuple):
     """The numbers of one check as text, with enough digits to differ; empty if it has no numbers."""
 
     value: str
@@ -50,11 +50,11 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in clean(text)).strip()
 
 
-def figures(check: Check) -> Figures:
+def figures(check: Check) -> CheckFigures:
     unit = unit_of(check.quantity)
     value, baseline, _ = apart((check.value, check.baseline, check.allowed), unit)
     allowed_change = check.allowed / check.baseline - 1 if check.baseline and check.allowed is not None else None
-    return Figures(value, baseline, change_text(check.change, allowed_change, unit))
+    return CheckFigures(value, baseline, change_text(check.change, allowed_change, unit))
 
 
 def subject(check: Check) -> str:

@@ -1,10 +1,9 @@
 """The host: the CPU and the software that issue a GPU's kernels, and the seconds that they take over each.
 
 A host is no property of a GPU: one GPU stands in machines of one's own and in those of clouds, whose CPUs differ by up
-to three. The seconds are of kinds of work (:class:`Work`); :mod:`memwall.simulate.issue` counts what each kernel asks
-for. ``hardware_specs/hosts`` holds a TOML file for each host that memwall knows, with a source next to each number;
-a file of a user's own has the same keys.
-"""
+to three. The seconds are of kinds of work (:class:`HostWork`); :mod:`memwall.simulate.issue` counts what each kernel
+asks for. ``hardware_specs/hosts`` holds a TOML file for each host that memwall knows, with a source next to each
+number; a file of a user's own has the same keys."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ DEFAULT_HOST = "bare-metal"
 STATED = "stated"
 
 
-class Work(NamedTuple):
+class HostWork(NamedTuple):
     """What a host does to issue a kernel, as counts; :class:`Host` has the seconds of one of each."""
 
     #: a call of PyTorch's dispatcher that launches
@@ -57,8 +56,8 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Seconds of the CPU for each kind of :class:`Work`. Hosts that are meant take ``low`` to ``high`` times as long in
-    8 of 10 machines, or nets where they were ``measured``; 1 and 1: the seconds are stated."""
+    """Seconds of the CPU for each kind of :class:`HostWork`. Hosts that are meant take ``low`` to ``high`` times as
+    long in 8 of 10 machines, or nets where they were ``measured``; 1 and 1: the seconds are stated."""
 
     name: str
     op_s: float = 0.0
@@ -115,11 +114,11 @@ class Host:
         """Whether its seconds, or some of them, are those of other machines than the one that is meant."""
         return self.varies and not self.measured
 
-    def issue_s(self, work: Work) -> float:
+    def issue_s(self, work: HostWork) -> float:
         """Seconds to issue a kernel."""
         return sum(map(mul, work, _seconds(self)))
 
-    def split_s(self, work: Work, is_lone: bool = False) -> tuple[float, float, float]:
+    def split_s(self, work: HostWork, is_lone: bool = False) -> tuple[float, float, float]:
         """The parts of :meth:`issue_s`: up to the first launch, for later ones, and, in a lone call, after the last:
         what follows it there ends the call, and in a loop the next kernel."""
         later_s = max(work.launch - 1, 0) * self.launch_s + max(work.compiled_kernel - 1, 0) * self.compiled_kernel_s
@@ -128,7 +127,7 @@ class Host:
         return (1 - share) * first_s, later_s, share * first_s
 
 
-_SECONDS = tuple(f"{kind}_s" for kind in Work._fields)
+_SECONDS = tuple(f"{kind}_s" for kind in HostWork._fields)
 _seconds = attrgetter(*_SECONDS)
 
 

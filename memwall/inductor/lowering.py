@@ -20,7 +20,7 @@ from memwall.core.graph import EAGER, Graph, Op
 from memwall.fusion.ideal import attention_scores
 from memwall.fusion.rules import MATRIX_CLASSES
 from memwall.hardware.lookup import Gpu
-from memwall.inductor.owners import Launch, Lowered, own
+from memwall.inductor.owners import Lowered, ScheduleNode, own
 from memwall.inductor.scope import scope_of
 from memwall.ops import classify
 from memwall.ops.registry import is_recurrent
@@ -141,7 +141,7 @@ def _between_recurrent_layers(graph: Graph) -> list[int]:
 class _Result:
     """The results of all regions: launches of each compiled graph under (backward?, first op)."""
 
-    schedules: dict[tuple[bool, int], list[Launch]] = field(default_factory=dict)
+    schedules: dict[tuple[bool, int], list[ScheduleNode]] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
     fx_ops: dict[int, Counter[str]] = field(default_factory=dict)
     opaque: list[str] = field(default_factory=list)
@@ -150,12 +150,12 @@ class _Result:
 def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]) -> Lowered:
     from memwall.inductor.compiling import patterns_loaded, quiet
     from memwall.inductor.fake_gpu import device_for
-    from memwall.inductor.replay import Opaque
+    from memwall.inductor.replay import OpaqueKernels
     from memwall.ops.evaluate import Operators
 
     import_module(compat.name_of("inductor_lowering"))  # whose operators come before decompositions are selected
     operators, table, result = Operators(), compat.select_decomp_table(), _Result()
-    with Opaque() as opaque, patterns_loaded(), quiet(), device_for(gpu, device) as target:
+    with OpaqueKernels() as opaque, patterns_loaded(), quiet(), device_for(gpu, device) as target:
         for region in sorted(set(regions) - {EAGER}):
             scope = scope_of(graph, [number == region for number in regions], operators.overwritten)
             if scope.forward_keeps or scope.backward_keeps or scope.mutated:  # else nothing is left to compile
@@ -188,7 +188,7 @@ def _compile(
     forward, backward = partition(joint, module, mode)
     visible = write_back(joint, forward)
 
-    def read(scheduled: Scheduled) -> list[Launch]:
+    def read(scheduled: Scheduled) -> list[ScheduleNode]:
         for text, count in scheduled.refusals.items():  # a reason, without the numbers of its pair
             result.refusals[text.partition("%")[0].rstrip(" (:,")] += count
         return [_named(graph, launch) for launch in launches(scheduled)]
@@ -202,7 +202,7 @@ def _compile(
             )  # fmt: skip
 
 
-def _named(graph: Graph, launch: Launch) -> Launch:
+def _named(graph: Graph, launch: ScheduleNode) -> ScheduleNode:
     """A launch of an op that is in the graph by name only, under that name."""
     if not launch.library_op.startswith("memwall."):
         return launch
@@ -210,12 +210,12 @@ def _named(graph: Graph, launch: Launch) -> Launch:
     return replace(launch, name=name, library_op=name)
 
 
-def _eager(graph: Graph, op: Op) -> Launch:
+def _eager(graph: Graph, op: Op) -> ScheduleNode:
     """An op outside of all regions: a kernel of its own, with its compulsory bytes."""
     alone = frozenset((op.id,))
     read = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.inputs))
     written = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.outputs))
-    return Launch(
+    return ScheduleNode(
         op.name, "eager", {op.id: 1}, alone, {op.id: written}, alone,
         read_bytes=read, write_bytes=written,
     )  # fmt: skip

@@ -93,7 +93,7 @@ def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Launch:
+class ScheduleNode:
     """One node of a compiler's schedule.
 
     ``computes``: ops computed here at least in part, with the elements computed; ``shows``: ops whose result is
@@ -133,14 +133,14 @@ _LIBRARY = frozenset(("extern", "template", "eager"))
 
 
 @dataclass
-class _Kernel:
-    main: Launch
+class _OwnedKernel:
+    main: ScheduleNode
     op_ids: list[int] = field(default_factory=list)
-    others: list[Launch] = field(default_factory=list)
+    others: list[ScheduleNode] = field(default_factory=list)
 
 
 def _lowered(
-    graph: Graph, kernel: _Kernel, by_library: Collection[int], fx_ops: Mapping[int, Mapping[str, int]],
+    graph: Graph, kernel: _OwnedKernel, by_library: Collection[int], fx_ops: Mapping[int, Mapping[str, int]],
     names: Mapping[int, str],
 ) -> LoweredKernel:  # fmt: skip
     """A kernel as plain data. What a library owns is not recomputed: what is added to its result is. A library's kernel
@@ -168,7 +168,7 @@ def _lowered(
     )
 
 
-def _around(kernel: _Kernel) -> tuple[tuple[int, int], ...]:
+def _around(kernel: _OwnedKernel) -> tuple[tuple[int, int], ...]:
     if kernel.main.kind not in _LIBRARY:
         return ()
     return tuple((part.read_bytes, part.write_bytes) for part in kernel.others if part.kind == "triton")
@@ -187,7 +187,7 @@ def _used(graph: Graph, op_ids: Iterable[int], others: Iterable[int]) -> tuple[i
 
 
 def own(
-    graph: Graph, op_ids: Iterable[int], schedules: Sequence[Sequence[Launch]],
+    graph: Graph, op_ids: Iterable[int], schedules: Sequence[Sequence[ScheduleNode]],
     fx_ops: Mapping[int, Mapping[str, int]] = MappingProxyType({}),
 ) -> list[LoweredKernel]:  # fmt: skip
     """The kernels of some schedules (each one compiled graph, in launch order) that together compute the ops.
@@ -195,7 +195,7 @@ def own(
     wanted = sorted(op_ids)
     running = [[launch for launch in schedule if launch.kind != "none"] for schedule in schedules]
     owner = _first_owners(wanted, running)
-    kernels = [_Kernel(launch) for schedule in running for launch in schedule]
+    kernels = [_OwnedKernel(launch) for schedule in running for launch in schedule]
     for op_id, index in owner.items():
         kernels[index].op_ids.append(op_id)
     _merge_ownerless(schedules, kernels, owner)
@@ -205,7 +205,7 @@ def own(
     return [_lowered(graph, kernel, by_library, fx_ops, names) for kernel in kernels if kernel.op_ids]
 
 
-def _names(launches: Iterable[Launch]) -> dict[int, str]:
+def _names(launches: Iterable[ScheduleNode]) -> dict[int, str]:
     """The ids of launches -> names of their kernels; different kernels of one name are numbered."""
     known: dict[str, dict[Hashable, str]] = {}
     result: dict[int, str] = {}
@@ -216,7 +216,7 @@ def _names(launches: Iterable[Launch]) -> dict[int, str]:
     return result
 
 
-def _first_owners(wanted: Sequence[int], schedules: Iterable[Iterable[Launch]]) -> dict[int, int]:
+def _first_owners(wanted: Sequence[int], schedules: Iterable[Iterable[ScheduleNode]]) -> dict[int, int]:
     """Op -> index of the launch with the strongest claim to it, for all ops that some launch concerns. A schedule owns
     what it computes, even if a later one recomputes it."""
     claims: dict[int, tuple[tuple[int, int, int, int], int]] = {}
@@ -235,7 +235,9 @@ def _first_owners(wanted: Sequence[int], schedules: Iterable[Iterable[Launch]]) 
     return {op_id: claims[op_id][1] for op_id in wanted if op_id in claims}
 
 
-def _merge_ownerless(schedules: Sequence[Sequence[Launch]], kernels: list[_Kernel], owner: Mapping[int, int]) -> None:
+def _merge_ownerless(
+    schedules: Sequence[Sequence[ScheduleNode]], kernels: list[_OwnedKernel], owner: Mapping[int, int]
+) -> None:
     """Count launches that own nothing with the kernel that they serve, last ones first, so that chains end."""
     index = {id(kernel.main): i for i, kernel in enumerate(kernels)}
     into: dict[int, int] = {}
@@ -258,7 +260,7 @@ def _merge_ownerless(schedules: Sequence[Sequence[Launch]], kernels: list[_Kerne
                 kernels[target].others.append(launch)
 
 
-def _place_vanished(graph: Graph, wanted: Sequence[int], kernels: list[_Kernel], owner: dict[int, int]) -> None:
+def _place_vanished(graph: Graph, wanted: Sequence[int], kernels: list[_OwnedKernel], owner: dict[int, int]) -> None:
     """Assign ops that no launch computes (folded, equal to another, no-ops) to a user of their result, at no cost;
     those whose results nothing needs are apart."""
     unused = Flow.of(graph).unused(graph)
@@ -279,6 +281,6 @@ def _place_vanished(graph: Graph, wanted: Sequence[int], kernels: list[_Kernel],
         place = next((owner[other] for other in others if other in owner), None)
         if place is None:
             place = len(kernels)
-            kernels.append(_Kernel(Launch(op.name, "none")))
+            kernels.append(_OwnedKernel(ScheduleNode(op.name, "none")))
         owner[op_id] = place
         kernels[place].op_ids.append(op_id)

@@ -18,19 +18,19 @@ from memwall.core.compat import fused_kernel_name, name_of
 from memwall.core.compat import inductor_ir as ir
 from memwall.inductor.compiling import Scheduled
 from memwall.inductor.origins import RESULT, behind_views, is_view, ops_of, users_behind_views
-from memwall.inductor.owners import Laid, Launch
+from memwall.inductor.owners import Laid, ScheduleNode
 
 _ATEN: Any = torch.ops.aten
 
 
-def launches(scheduled: Scheduled) -> list[Launch]:
+def launches(scheduled: Scheduled) -> list[ScheduleNode]:
     """The launches of one schedule, in order."""
     parts = [part.node for node in scheduled.nodes for part in node.get_nodes() if part.node is not None]
     holding = _holders(scheduled.results, parts)
     return [_launch(node, scheduled, holding) for node in scheduled.nodes]
 
 
-def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, set[str]]) -> Launch:
+def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, set[str]]) -> ScheduleNode:
     parts = list(node.get_nodes())
     buffers = [part.node for part in parts if part.node is not None]
     handed = {behind_views(origin) for b in buffers if (origin := b.get_origin_node()) is not None}
@@ -44,7 +44,7 @@ def _launch(node: Any, scheduled: Scheduled, holding: Mapping[Node, set[str]]) -
         outside = frozenset(scheduled.real_names.get(name, name) for name in read)  # buffers that others wrote
         nodes = _computed(buffers, outside, holding)
     name, source = scheduled.sources.get(parts[0].get_name(), (_name(node, kind, buffers), ""))
-    return Launch(
+    return ScheduleNode(
         name=name,
         kind=kind,
         computes=_by_op(nodes, torch.Tensor.numel),

@@ -21,9 +21,9 @@ from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.inductor.origins import OP, mark_results, op_of
-from memwall.inductor.scope import Feed, Scope
+from memwall.inductor.scope import Feed, RegionScope
 from memwall.inductor.storages import Storages
-from memwall.ops.evaluate import Call, Operators, empty, evaluate
+from memwall.ops.evaluate import EvaluatedCall, Operators, empty, evaluate
 
 _ATEN: Any = torch.ops.aten
 
@@ -37,7 +37,7 @@ class Joint:
     """
 
     module: GraphModule
-    scope: Scope
+    scope: RegionScope
     tangents: tuple[bool, ...]
     opaque: tuple[str, ...]
 
@@ -69,9 +69,13 @@ class Joint:
 
 
 def replay(
-    graph: Graph, scope: Scope, operators: Operators, table: Mapping[Any, Callable[..., Any]], opaque: Opaque,
+    graph: Graph,
+    scope: RegionScope,
+    operators: Operators,
+    table: Mapping[Any, Callable[..., Any]],
+    opaque: OpaqueKernels,
     device: str = "cpu",
-) -> Joint:  # fmt: skip
+) -> Joint:
     """Trace the ops of a scope into one FX graph, decomposed by ``table``.
 
     Called under a ``FakeTensorMode`` it makes fake inputs; otherwise real, empty ones. ``opaque`` must stay open while
@@ -88,7 +92,7 @@ def replay(
     return Joint(module, scope, tangents, tuple(player.by_name))
 
 
-class Opaque:
+class OpaqueKernels:
     """Context manager: while open, an operator represents any kernel that torch cannot call here (another library's,
     sparse ones, whole recurrent layers), given the specs of its results. A compiler sees a library call.
     """
@@ -98,7 +102,7 @@ class Opaque:
         self._specs: list[tuple[TensorSpec, ...]] = []
         self._library: Any = None
 
-    def __enter__(self) -> Opaque:
+    def __enter__(self) -> OpaqueKernels:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -131,7 +135,9 @@ class Opaque:
 class _Player:
     """Calls the ops one after another; each storage is a tensor, each value a view of it."""
 
-    def __init__(self, graph: Graph, scope: Scope, operators: Operators, opaque: Opaque, device: str) -> None:
+    def __init__(
+        self, graph: Graph, scope: RegionScope, operators: Operators, opaque: OpaqueKernels, device: str
+    ) -> None:
         self.graph, self.scope, self.operators, self.opaque = graph, scope, operators, opaque
         self.device = device
         self.by_name: dict[str, None] = {}
@@ -175,7 +181,7 @@ class _Player:
         """The tensor of a value."""
         return self.storages.view(value_id)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: EvaluatedCall) -> None:
         try:
             positional, keywords = call.arguments()
             self._tag(call.op)
@@ -193,7 +199,7 @@ class _Player:
                     self.storages.view(value_id).copy_(tensor)
         self._take(call, result)
 
-    def _take(self, call: Call, result: list[torch.Tensor]) -> None:
+    def _take(self, call: EvaluatedCall, result: list[torch.Tensor]) -> None:
         """Bind the tensors that the op made to the storages of its outputs."""
         storages, values = self.storages, self.graph.values
         fresh = [t for t in result if not any(storages.is_view(t, i) for i in call.into)]

@@ -26,7 +26,7 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Scope:
+class RegionScope:
     """The border of a region: its ops in order, their feeds, and the storages that they keep. ``forward_keeps`` and
     ``backward_keeps`` are read outside; ``mutated`` existed before and were written in place."""
 
@@ -37,13 +37,13 @@ class Scope:
     mutated: tuple[int, ...]
 
 
-def scope_of(graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]) -> Scope:
+def scope_of(graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]) -> RegionScope:
     """The border of the region of all ops for which ``inside`` is true. ``overwritten`` gives the outputs of an op
     whose storage it writes into rather than makes."""
-    return _Walk(graph, inside, overwritten).run()
+    return _ScopeWalk(graph, inside, overwritten).run()
 
 
-class _Walk:
+class _ScopeWalk:
     def __init__(self, graph: Graph, inside: Sequence[bool], overwritten: Callable[[Op], Sequence[int]]) -> None:
         self.graph, self.inside, self.overwritten = graph, inside, overwritten
         self.values_of: dict[int, list[Value]] = {}  # parameters and inputs first, then in order
@@ -56,7 +56,7 @@ class _Walk:
         self.feeds: list[Feed] = []
         self.kept: dict[int, None] = {}
 
-    def run(self) -> Scope:
+    def run(self) -> RegionScope:
         graph = self.graph
         for op in graph.ops:
             if self.inside[op.id]:
@@ -75,7 +75,7 @@ class _Walk:
         for storage_id in self._unread_gradients():
             self._keep(storage_id)
         mutated = [s for s in self.written if graph.storages[s].is_persistent]
-        return Scope(
+        return RegionScope(
             op_ids=tuple(op.id for op in graph.ops if self.inside[op.id]),
             feeds=tuple(self.feeds),
             forward_keeps=tuple(s for s in self.kept if self.written[s] == "forward" and s not in mutated),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memwall.core.graph import Graph, TensorSpec
-from memwall.fusion.view_steps import Step, view_steps
+from memwall.fusion.view_steps import ViewStep, view_steps
 from memwall.ops.evaluate import dtype_of, empty
 
 
@@ -21,7 +21,7 @@ class Storages:
         self._bases: dict[int, tuple[torch.Tensor, TensorSpec, int]] = {}
         self._views: dict[int, torch.Tensor] = {}
         self._views_of: dict[int, list[int]] = {}
-        self._steps: dict[tuple[int, Step], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._steps: dict[tuple[int, ViewStep], tuple[torch.Tensor, torch.Tensor]] = {}
         self._spread: dict[tuple[int, int, int], torch.Tensor] = {}
         self._sharing = False
         self._taken: set[Any] = set()
@@ -93,7 +93,7 @@ class Storages:
         self._views[value_id] = tensor
         self._views_of.setdefault(self.graph.values[value_id].storage, []).append(value_id)
 
-    def _step(self, tensor: torch.Tensor, step: Step) -> torch.Tensor:
+    def _step(self, tensor: torch.Tensor, step: ViewStep) -> torch.Tensor:
         key = (id(tensor), step)
         if key not in self._steps or not (self._sharing or key in self._taken):
             result = tensor

@@ -27,7 +27,7 @@ from memwall.core.graph import Pipe, TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_pipe
 from memwall.ops.launches import Launch, Stream
-from memwall.ops.product_launches import Attention
+from memwall.ops.product_launches import FusedAttention
 from memwall.ops.registry import define, formula
 from memwall.ops.results import products
 
@@ -123,10 +123,10 @@ def _unseen_bytes(call: Call, shape: _Shape) -> int:
     return shared - shared * (stop - first) // max(shape.keys, 1)
 
 
-def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes: int, backward: bool) -> Attention:
+def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes: int, backward: bool) -> FusedAttention:
     """The launch that computes the pairs."""
     query = call.need("query")
-    return Attention(
+    return FusedAttention(
         pipe=pipe, kernel=next((name for name in _KERNELS if name in call.name), "flash"), backward=backward,
         batch=shape.batch, heads=shape.heads, kv_heads=shape.key_heads, queries=shape.queries, keys=shape.keys,
         head_size=shape.size, value_size=shape.value_size, pairs=_pairs(call, shape.queries, shape.keys),

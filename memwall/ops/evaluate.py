@@ -17,7 +17,7 @@ from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op, TensorSpec, contiguous
 from memwall.ops.recorded import SCALAR_TYPES
-from memwall.ops.signatures import Argument, Signature, signature_of
+from memwall.ops.signatures import Signature, SignatureArgument, signature_of
 
 #: Ops as traced -> the form that a compiler sees: running statistics are written, and the schema says so.
 _LEGIT_BATCH_NORM = "aten._native_batch_norm_legit"
@@ -71,7 +71,7 @@ class Tensors(Protocol):
 
 
 @dataclass(frozen=True)
-class Call:
+class EvaluatedCall:
     """A traced op that is about to be called. ``into`` are those of its outputs that it writes over, ``made`` those
     that it makes."""
 
@@ -126,7 +126,7 @@ class Call:
 
 
 def evaluate(
-    graph: Graph, op_ids: Iterable[int], tensors: Tensors, call: Callable[[Call], None], operators: Operators
+    graph: Graph, op_ids: Iterable[int], tensors: Tensors, call: Callable[[EvaluatedCall], None], operators: Operators
 ) -> None:
     """Call traced ops one after another.
 
@@ -144,7 +144,7 @@ def evaluate(
             raise Unsupported(f"the record does not name the arguments of {op.name}")
         into = operators.overwritten(op)
         tensors.begin(op, into)
-        call(Call(graph, op, into, tensors, operators.find(op)))
+        call(EvaluatedCall(graph, op, into, tensors, operators.find(op)))
 
 
 def misfit(graph: Graph) -> Op | None:
@@ -180,7 +180,7 @@ class _Described:
         return empty(self.graph.values[value_id].spec, self.device)
 
 
-def _check(call: Call) -> None:
+def _check(call: EvaluatedCall) -> None:
     """Call an op; a ValueError if its results have not the shapes of the graph."""
     positional, keywords = call.arguments()
     found = call.target.function(*positional, **keywords)
@@ -202,7 +202,7 @@ _UNDEFINED = frozenset(("cum_seq_q", "cum_seq_k"))
 
 
 def _tensors(
-    graph: Graph, op: Op, argument: Argument, ids: list[int], tensor: Callable[[int], Any], device: str
+    graph: Graph, op: Op, argument: SignatureArgument, ids: list[int], tensor: Callable[[int], Any], device: str
 ) -> Any:
     name, optional = argument.name, argument.kind.startswith("Optional")
     if "List" in argument.kind:
@@ -223,7 +223,7 @@ def _tensors(
     return torch.zeros((), dtype=dtype_of(spec.dtype), device=device)  # a number on the host
 
 
-def _plain(graph: Graph, op: Op, argument: Argument, device: str) -> Any:
+def _plain(graph: Graph, op: Op, argument: SignatureArgument, device: str) -> Any:
     name, kind = argument.name, argument.kind
     if name == "device":
         return None if op.inputs else torch.device(device)

@@ -21,7 +21,7 @@ from functools import lru_cache
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
 from memwall.ops.base import Cost
-from memwall.ops.quantised import MXFP8, Scheme, Stored
+from memwall.ops.quantised import MXFP8, Scheme, StoredMatrix
 from memwall.ops.quantised import SCHEMES as QUANTISED
 from memwall.ops.serving import Experts
 
@@ -39,7 +39,7 @@ _ROW_ITEMSIZE = 2
 _MXFP4, _INT4 = QUANTISED["mxfp4"], QUANTISED["int4_wo"]
 #: name -> format of weights and activations; the name of a dtype, or as aiconfigurator's ``moe_dtype``
 SCHEMES: Mapping[str, Scheme] = {
-    **{name: Scheme(weights=Stored(bits=16), pipe=name) for name in ("bfloat16", "float16")},
+    **{name: Scheme(weights=StoredMatrix(bits=16), pipe=name) for name in ("bfloat16", "float16")},
     **{name: QUANTISED[name] for name in ("fp8", "fp8_block", "int8_wo", "sq", "int4_wo", "nvfp4", "w4a16_nvfp4")},
     "w4afp8": replace(_INT4, activations=QUANTISED["fp8"].activations, pipe="fp8"),
     "w4a16_mxfp4": _MXFP4,

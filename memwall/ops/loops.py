@@ -15,7 +15,7 @@ from typing import Any
 
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.ops.base import Call
-from memwall.ops.registry import Row, call_of, find_row
+from memwall.ops.registry import OpRow, call_of, find_row
 
 #: kind -> what a generated kernel does for the op
 KINDS: Mapping[str, str] = {
@@ -61,7 +61,7 @@ def loop_of(graph: Graph, op: Op) -> Loop:
     return OPAQUE if rule is None or not op.outputs else rule(call_of(graph, op))
 
 
-def is_fused(row: Row) -> bool:
+def is_fused(row: OpRow) -> bool:
     """Whether the planner can put ops of a row into a kernel with others."""
     rule = row.loop or _BY_CLASS.get(row.op_class)
     return rule is not None and rule is not opaque

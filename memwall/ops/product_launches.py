@@ -214,7 +214,7 @@ class Recurrent(Launch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention(Launch):
+class FusedAttention(Launch):
     """Forward or backward of a fused kernel over ``pairs`` (query, key) pairs of one head. ``kernel`` is ``flash``,
     ``efficient`` or ``cudnn`` of PyTorch, or ``serving``: the op of an inference server, which first applies rotary
     embeddings to queries and keys and stores keys and values in its cache."""

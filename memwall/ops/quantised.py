@@ -23,7 +23,7 @@ _HALF_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredMatrix:
     """A matrix of ``bits`` per element; one scale of ``scale_bytes``, and a zero point of ``zero_bits``, for each block
     of ``block`` rows and columns (columns run along k; 0: all of them)."""
 
@@ -47,14 +47,14 @@ class Stored:
 class Scheme:
     """How the operands of a product are stored, and the tensor pipe that multiplies them."""
 
-    weights: Stored
-    activations: Stored = Stored(bits=16)
+    weights: StoredMatrix
+    activations: StoredMatrix = StoredMatrix(bits=16)
     pipe: str = "float16"
     #: the scheme that a GPU without the pipe runs, on its 16-bit pipe
     dequantised: str = "int8_wo"
 
 
-class Kernels(NamedTuple):
+class EngineKernels(NamedTuple):
     """What an engine runs for a scheme."""
 
     #: the product's table of constants
@@ -66,25 +66,25 @@ class Kernels(NamedTuple):
     row_instructions: int = 0
 
 
-INT4 = Stored(bits=4, block=(1, 128), scale_bytes=2)
-MXFP4 = Stored(bits=4, block=(1, 32), scale_bytes=1)
-NVFP4 = Stored(bits=4, block=(1, 16), scale_bytes=1)
-MXFP8 = Stored(bits=8, block=(1, 32), scale_bytes=1)
-FP8_BLOCK = Stored(bits=8, block=(128, 128), scale_bytes=4)
-_FP8 = Stored(bits=8, block=(0, 0), scale_bytes=4)
-_INT8 = Stored(bits=8, scale_bytes=4)
+INT4 = StoredMatrix(bits=4, block=(1, 128), scale_bytes=2)
+MXFP4 = StoredMatrix(bits=4, block=(1, 32), scale_bytes=1)
+NVFP4 = StoredMatrix(bits=4, block=(1, 16), scale_bytes=1)
+MXFP8 = StoredMatrix(bits=8, block=(1, 32), scale_bytes=1)
+FP8_BLOCK = StoredMatrix(bits=8, block=(128, 128), scale_bytes=4)
+_FP8 = StoredMatrix(bits=8, block=(0, 0), scale_bytes=4)
+_INT8 = StoredMatrix(bits=8, scale_bytes=4)
 
 SCHEMES: Mapping[str, Scheme] = {
     "int4_wo": Scheme(weights=INT4, dequantised="int4_wo"),
     # AWQ and GPTQ: a zero point of 4 bits for each group
     "int4_awq": Scheme(weights=replace(INT4, zero_bits=4), dequantised="int4_wo"),
     "mxfp4": Scheme(weights=MXFP4, dequantised="mxfp4"),
-    "int8_wo": Scheme(weights=Stored(bits=8, scale_bytes=2)),
+    "int8_wo": Scheme(weights=StoredMatrix(bits=8, scale_bytes=2)),
     "fp8": Scheme(weights=_FP8, activations=_FP8, pipe="fp8"),
     "fp8_static": Scheme(weights=_FP8, activations=_FP8, pipe="fp8"),
     "fp8_block": Scheme(
         weights=FP8_BLOCK,
-        activations=Stored(bits=8, block=(1, 128), scale_bytes=4), pipe="fp8",
+        activations=StoredMatrix(bits=8, block=(1, 128), scale_bytes=4), pipe="fp8",
     ),
     "w4a16_nvfp4": Scheme(weights=NVFP4, dequantised="w4a16_nvfp4"),
     "nvfp4": Scheme(weights=NVFP4, activations=NVFP4, pipe="fp4", dequantised="int4_wo"),
@@ -92,26 +92,26 @@ SCHEMES: Mapping[str, Scheme] = {
 }  # fmt: skip
 
 #: (scheme, engine) -> its kernels, where they are others than the scheme's, which have engine ""
-KERNELS: Mapping[tuple[str, str], Kernels] = {
-    ("int4_wo", ""): Kernels("int4_wo"),
-    ("int4_awq", ""): Kernels("int4_wo"),
-    ("mxfp4", ""): Kernels("mxfp4"),
-    ("w4a16_nvfp4", ""): Kernels("mxfp4"),  # Marlin's kernels for 4-bit floating point, whatever the scales
-    ("int8_wo", ""): Kernels("int8_wo"),
-    ("fp8", ""): Kernels("fp8_scaled", 1),
+KERNELS: Mapping[tuple[str, str], EngineKernels] = {
+    ("int4_wo", ""): EngineKernels("int4_wo"),
+    ("int4_awq", ""): EngineKernels("int4_wo"),
+    ("mxfp4", ""): EngineKernels("mxfp4"),
+    ("w4a16_nvfp4", ""): EngineKernels("mxfp4"),  # Marlin's kernels for 4-bit floating point, whatever the scales
+    ("int8_wo", ""): EngineKernels("int8_wo"),
+    ("fp8", ""): EngineKernels("fp8_scaled", 1),
     # vLLM's static_scaled_fp8_quant has up to 1024 threads for a row of k, which take an SM some 2000 clocks however
     # short it is, on H200, B200 and L40S alike, and half a clock for each element
-    ("fp8_static", ""): Kernels("fp8_scaled", 1, 32, 128_000),
-    ("fp8_block", ""): Kernels("fp8_block", 1),
-    ("fp8_block", "sglang"): Kernels("fp8_block_sglang", 1),
-    ("nvfp4", ""): Kernels("nvfp4", 1),
-    ("nvfp4", "sglang"): Kernels("nvfp4_sglang", 1),
-    ("nvfp4", "trtllm"): Kernels("nvfp4_trtllm", 1),
-    ("sq", ""): Kernels("sq"),
+    ("fp8_static", ""): EngineKernels("fp8_scaled", 1, 32, 128_000),
+    ("fp8_block", ""): EngineKernels("fp8_block", 1),
+    ("fp8_block", "sglang"): EngineKernels("fp8_block_sglang", 1),
+    ("nvfp4", ""): EngineKernels("nvfp4", 1),
+    ("nvfp4", "sglang"): EngineKernels("nvfp4_sglang", 1),
+    ("nvfp4", "trtllm"): EngineKernels("nvfp4_trtllm", 1),
+    ("sq", ""): EngineKernels("sq"),
 }
 
 
-def kernels_of(scheme: str, engine: str = "") -> Kernels:
+def kernels_of(scheme: str, engine: str = "") -> EngineKernels:
     """The kernels of a scheme in an engine (trtllm, vllm, sglang)."""
     return KERNELS.get((scheme, engine), KERNELS[scheme, ""])
 
@@ -135,7 +135,7 @@ def product(m: int, n: int, k: int, scheme: str, out: str, *, engine: str = "", 
     return Cost({pipe: gemm.flops}, given + weights, written, launches=(gemm, *before))
 
 
-def _conversions(m: int, k: int, how: Scheme, kernels: Kernels) -> tuple[Conversion, ...]:
+def _conversions(m: int, k: int, how: Scheme, kernels: EngineKernels) -> tuple[Conversion, ...]:
     """The launches that quantise [m, k] activations."""
     if not kernels.conversions:
         return ()

@@ -39,7 +39,7 @@ Formula = Callable[[Call], Cost]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OpRow:
     """An op. ``expression`` and what follows from it are of elementwise ops; the Triton text of others is looked up by
     name in :mod:`memwall.codegen.ops`."""
 
@@ -85,8 +85,8 @@ class Row:
     moves: bool = False
 
 
-_ROWS: dict[str, Row] = {}
-_found: dict[str, Row | None] = {}
+_ROWS: dict[str, OpRow] = {}
+_found: dict[str, OpRow | None] = {}
 _FAMILIES = ("contraction", "recurrent", "convolution", "attention", "normalization", "softmax", "elementwise",
              "sampling", "reduction", "pooling", "movement", "indexing", "optimizer", "linalg", "losses", "detection",
              "quantization", "sparse", "libraries", "collective")  # fmt: skip
@@ -99,7 +99,7 @@ _UNMEASURED_OPS = frozenset((
     "multinomial", "nanmedian", "segment_reduce", "sort", "topk",
 ))  # fmt: skip
 _UNMEASURED_GRADIENTS = ("losses", "movement", "pooling", "reduction")
-_EMPTY = {item.name: getattr(Row(), item.name) for item in dataclasses.fields(Row)}
+_EMPTY = {item.name: getattr(OpRow(), item.name) for item in dataclasses.fields(OpRow)}
 _loaded = False
 
 
@@ -111,7 +111,7 @@ def define(names: str, **stages: Any) -> None:
         ValueError: an op has one of these already.
     """
     for name in map(full_name, names.split()):
-        row = _ROWS.get(name, Row())
+        row = _ROWS.get(name, OpRow())
         for stage in stages:
             if getattr(row, stage) != _EMPTY[stage]:
                 raise ValueError(f"{name} has a {stage.replace('_', ' ')} already")
@@ -144,7 +144,7 @@ def register_cost(*names: str, op_class: str = "other", replace: bool = False) -
     def decorate(formula: Formula) -> Formula:
         _load_families()
         for name in (name.replace("::", ".") for name in names):
-            row = _ROWS.get(name, Row())
+            row = _ROWS.get(name, OpRow())
             if row.cost is not None and not replace:
                 raise ValueError(f"{name} has a cost formula already; pass replace=True to put yours in its place")
             _ROWS[name] = dataclasses.replace(row, op_class=op_class, cost=formula)
@@ -179,7 +179,7 @@ def classify(name: str, phase: str = "optimizer") -> str:
 _ONE_OF_LIST = {"powsum": "norm"}
 
 
-def find_row(name: str) -> Row | None:
+def find_row(name: str) -> OpRow | None:
     """The row of ``aten.add.Tensor``: what is said of the overload, else of ``aten.add``; None of an unknown op."""
     if name not in _found:
         _load_families()
@@ -221,7 +221,7 @@ def flops_of(name: str) -> int:
     return row.flops
 
 
-def rows() -> Iterator[tuple[str, Row]]:
+def rows() -> Iterator[tuple[str, OpRow]]:
     """(name, row) of all ops."""
     _load_families()
     return ((name, row) for name in sorted(_ROWS) if (row := find_row(name)))

@@ -1,8 +1,8 @@
 """Scaled dot-product attention: one traced op, whose kernels are chosen per GPU.
 
 A trace records each call as ``aten.scaled_dot_product_attention`` (and ``..._backward``), and for each kind of call
-what every backend launches that some GPU would take. :class:`Attention` has both; :meth:`Attention.lower` gives the
-graph of one choice, without torch.
+what every backend launches that some GPU would take. :class:`AttentionGraph` has both; :meth:`AttentionGraph.lower`
+gives the graph of one choice, without torch.
 
 The choice is that of torch's ``ATen/native/transformers/cuda/sdp_utils.cpp``: the first backend, in the order that the
 model set (``sdpa_kernel``, ``enable_flash_sdp``), that takes the call on the chip. cuDNN comes last, as it does unless
@@ -36,7 +36,7 @@ _SMALL_SHARED = (CHIPS["sm_86"], CHIPS["sm_89"], CHIPS["sm_120"])
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """One call: its tensors by argument, and what else decides: ``dropout_p``, ``is_causal``, ``enable_gqa``,
     ``gradients`` (the inputs that require one), ``order``."""
 
@@ -44,7 +44,7 @@ class Call:
     attributes: Mapping[str, Any]
 
     @classmethod
-    def of(cls, graph: Graph, op: Op) -> Call:
+    def of(cls, graph: Graph, op: Op) -> AttentionCall:
         """The call that a traced op is."""
         return cls(dict(zip(op.arguments, graph.specs(op.inputs), strict=True)), op.attributes)
 
@@ -132,7 +132,12 @@ class Call:
         )  # fmt: skip
 
 
-_TAKES = {"flash": Call._flash, "efficient": Call._efficient, "cudnn": Call._cudnn, "overrideable": lambda *_: False}
+_TAKES = {
+    "flash": AttentionCall._flash,
+    "efficient": AttentionCall._efficient,
+    "cudnn": AttentionCall._cudnn,
+    "overrideable": lambda *_: False,
+}
 
 
 def _flash_limit(chip: Chip) -> int:
@@ -161,7 +166,7 @@ def not_run_by(graph: Graph, chip: Chip) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class AttentionKind:
     """Calls that are alike: the first forward op and its backward op in the traced graph, and what each backend
     launches: a graph from the call's inputs and its gradient to its result and the gradients of its inputs."""
 
@@ -171,17 +176,19 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionGraph:
     """A traced graph with attention ops, and the kinds of them. ``preferred`` is the backend that the user chose for
     every GPU; empty where each GPU takes its own."""
 
     traced: Graph
-    kinds: tuple[Kind, ...]
+    kinds: tuple[AttentionKind, ...]
     preferred: str = ""
 
     def backends(self, chip: Chip) -> tuple[str, ...]:
-        """The backend of each kind on a chip; a UsageError as :meth:`Call.backend`."""
-        found = [Call.of(self.traced, self.traced.ops[kind.op]).backend(chip, self.preferred) for kind in self.kinds]
+        """The backend of each kind on a chip; a UsageError as :meth:`AttentionCall.backend`."""
+        found = [
+            AttentionCall.of(self.traced, self.traced.ops[kind.op]).backend(chip, self.preferred) for kind in self.kinds
+        ]
         return tuple(
             # a record of an older memwall holds no other form of it
             name if name in kind.forms else next(each for each in ORDER[::-1] if each in kind.forms)
@@ -267,7 +274,7 @@ def _part(form: Graph, name: str) -> list[Op]:
 class _Lowered:
     """A graph while its attention ops are replaced."""
 
-    def __init__(self, attention: Attention, backends: Sequence[str]) -> None:
+    def __init__(self, attention: AttentionGraph, backends: Sequence[str]) -> None:
         self.attention, self.backends, self.traced = attention, tuple(backends), attention.traced
         self.forms = [kind.forms[name] for kind, name in zip(attention.kinds, backends, strict=True)]
         self.parts = {(i, n): _part(form, n) for i, form in enumerate(self.forms) for n in (FORWARD, BACKWARD)}

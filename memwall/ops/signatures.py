@@ -36,7 +36,7 @@ _COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
 DROPPED_ATTRIBUTES = frozenset(("device", "layout", "pin_memory", "generator", "non_blocking", "memory_format"))
 
 
-class Argument(NamedTuple):
+class SignatureArgument(NamedTuple):
     """One schema argument: its name, type and default, and whether the op writes it, or overwrites it unread."""
 
     name: str
@@ -59,7 +59,7 @@ class Signature(NamedTuple):
     updates: bool
     composite: bool
     sends: bool
-    arguments: tuple[Argument, ...]
+    arguments: tuple[SignatureArgument, ...]
 
 
 @cache
@@ -79,7 +79,7 @@ def signature_of(func: Any) -> Signature:
         default = argument.default_value if argument.has_default_value() else None
         kind = str(argument.real_type)
         stated = renamed.get(argument.name, argument.name)
-        arguments.append(Argument(stated, kind, argument.kwarg_only, default, written, unread))
+        arguments.append(SignatureArgument(stated, kind, argument.kwarg_only, default, written, unread))
     free = func.is_view or packet in FREE
     updates = packet.startswith(("aten._foreach_", "aten._fused_")) and not schema.returns
     skipped = func.namespace in _SKIPPED_NAMESPACES

@@ -12,7 +12,7 @@ from memwall.core.graph import ITEMSIZE, Pipe, TensorSpec, contiguous
 from memwall.ops import Call, Cost, cost_of, quantised
 from memwall.ops.experts import cost_of_experts, loads_of
 from memwall.ops.launches import Launch, Rows, Stream
-from memwall.ops.product_launches import Attention, Convolution, Gemm, VectorGemm
+from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, VectorGemm
 from memwall.ops.serving import Experts, Latent, LatentProduct
 
 Inputs = Sequence[tuple[str, TensorSpec]]
@@ -153,7 +153,9 @@ def served_attention(
     found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=causal, dropout_p=0.0)
     spared = 2 * key.numel * (key.itemsize - ITEMSIZE[kv or dtype])
     launches = tuple(
-        replace(work, kernel="serving", read_bytes=work.read_bytes - spared) if isinstance(work, Attention) else work
+        replace(work, kernel="serving", read_bytes=work.read_bytes - spared)
+        if isinstance(work, FusedAttention)
+        else work
         for work in found.launches
     )
     return replace(found, read_bytes=found.read_bytes - spared, launches=launches)

@@ -20,7 +20,7 @@ from memwall.core.units import counted
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import AttentionConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.product_launches import Attention
+from memwall.ops.product_launches import FusedAttention
 from memwall.perfmodel.base import Terms, traffic_s
 
 #: queries that a block holds, keys of one step of its loop (FlashAttention-2 for head sizes up to 128)
@@ -45,14 +45,14 @@ TF32_PRODUCTS = 3
 _LANES = Pipe.parse("vector.float32")
 
 
-def predict(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int = 0) -> Terms:
+def predict(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
     if not launch.batch * launch.heads * launch.pairs:
         return Terms.of(0.0, traffic_s(gpu, launch.bytes, 0, known.stream), ends_s=known.latency_s)
     return (_decode if launch.is_decode else _tiled)(launch, gpu, known, resident_bytes)
 
 
-def explain(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
+def explain(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     if not terms.facts:
         return "No query attends to a key; only bytes are moved."
@@ -73,7 +73,7 @@ class _Tiles(NamedTuple):
     even: bool
 
 
-def _tiles(launch: Attention, gpu: Gpu) -> _Tiles:
+def _tiles(launch: FusedAttention, gpu: Gpu) -> _Tiles:
     rows, columns = chip_of(gpu).serving_tile if launch.kernel == "serving" else TILE
     if launch.kernel == "efficient":
         rows, columns = EFFICIENT_TILES[max(launch.head_size, launch.value_size) > _NARROW]
@@ -86,7 +86,7 @@ def _tiles(launch: Attention, gpu: Gpu) -> _Tiles:
     return _Tiles(rows, columns, launch.batch * launch.heads * per_head, steps, longest, even)
 
 
-def _tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
+def _tiled(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
     tiles = _tiles(launch, gpu)
     step = tiles.rows * tiles.columns * _pair_clocks(launch, gpu, known)
     clocks = longest = tiles.longest * step + known.block_clocks
@@ -113,12 +113,12 @@ def _tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byte
     return Terms(loops_s, traffic + refill_s, latency_s, body_s, known.latency_s, facts)
 
 
-def _product_rate(launch: Attention, gpu: Gpu, known: AttentionConstants) -> float:
+def _product_rate(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
     """FLOP/s of the products alone: relative to GEMMs, since a power-limited GPU is limited in both."""
     return gpu.peak(launch.pipe) * min(gpu.achievable_fraction(launch.pipe) * known.plateau, 1.0)
 
 
-def _pair_clocks(launch: Attention, gpu: Gpu, known: AttentionConstants) -> float:
+def _pair_clocks(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
     """Clocks of a multiprocessor per (query, key) pair of a tile: the products and the softmax."""
     products = TF32_PRODUCTS if launch.itemsize == 4 and gpu.ceiling_pipe(launch.pipe).dtype == "tf32" else 1
     per_clock = gpu.sm_count * gpu.boost_clock_hz
@@ -126,7 +126,7 @@ def _pair_clocks(launch: Attention, gpu: Gpu, known: AttentionConstants) -> floa
     return product_clocks + 2 * known.softmax_instructions * per_clock / gpu.peak(_LANES)
 
 
-def _moved_s(launch: Attention, gpu: Gpu, known: AttentionConstants, resident: int) -> float:
+def _moved_s(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, resident: int) -> float:
     """Seconds of the traffic; where all fits in L2, results stay there as far as the inputs did."""
     if launch.bytes <= gpu.l2_bytes:
         resident = resident * launch.bytes // max(launch.read_bytes, 1)
@@ -134,7 +134,7 @@ def _moved_s(launch: Attention, gpu: Gpu, known: AttentionConstants, resident: i
 
 
 def _prepare_s(
-    launch: Attention, gpu: Gpu, known: AttentionConstants, moved: int, resident: int
+    launch: FusedAttention, gpu: Gpu, known: AttentionConstants, moved: int, resident: int
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds of the instructions and of the traffic of a server's pass before the kernel (transpose and store)."""
     if launch.kernel != "serving":
@@ -143,7 +143,7 @@ def _prepare_s(
     return issue_s, traffic_s(gpu, moved - resident, resident, known.stream)
 
 
-def _explain_tiled(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
+def _explain_tiled(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     tiles: _Tiles = terms.facts["tiles"]
     facts, peak = terms.facts, gpu.peak(launch.pipe)
     pairs = launch.batch * launch.heads * launch.pairs
@@ -171,7 +171,7 @@ def _ms(seconds: float) -> str:
 # ---- one query
 
 
-def _decode(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
+def _decode(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, resident_bytes: int) -> Terms:
     group = launch.heads // launch.kv_heads
     xqa = launch.kernel == "serving" and chip_of(gpu).xqa
     few = XQA_BLOCKS * launch.batch * launch.kv_heads * max(launch.pairs // XQA_SPLIT[1], 1) < gpu.sm_count
@@ -200,7 +200,7 @@ def _decode(launch: Attention, gpu: Gpu, known: AttentionConstants, resident_byt
     return Terms(compute_s, traffic, blocks_s + join_s + ends_s, body_s, ends_s, facts)
 
 
-def _explain_decode(launch: Attention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
+def _explain_decode(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, terms: Terms) -> str:
     facts = terms.facts
     blocks, rate = facts["blocks"], launch.bytes / max(terms.body_s, 1e-30)
     split = facts["parts"] > 1

@@ -120,7 +120,7 @@ class CollectiveTime:
     words: str
 
 
-class Level(NamedTuple):
+class LinkLevel(NamedTuple):
     """A link with the job's groups on it: ``groups`` of ``gpus`` GPUs each."""
 
     name: str
@@ -137,7 +137,7 @@ class Leg(NamedTuple):
     """What an algorithm does on a level: steps, the share of the message that leaves a group, and that which a GPU
     keeps and copies in its own memory."""
 
-    level: Level
+    level: LinkLevel
     steps: float
     share: float
     own: float = 0.0
@@ -167,7 +167,7 @@ def _stream_s(leg: Leg, how: Protocol, nbytes: float) -> float:
 # -- what an algorithm sends -------------------------------------------------------------------------------------------
 
 
-def _ring(levels: Sequence[Level], rounds: int = 1, whole: bool = False) -> list[Leg]:
+def _ring(levels: Sequence[LinkLevel], rounds: int = 1, whole: bool = False) -> list[Leg]:
     """Through all GPUs, each node entered once; ``whole``: the message goes around undivided."""
     workers = math.prod(level.groups for level in levels)
     share = 1.0 if whole else rounds * (workers - 1) / workers
@@ -180,44 +180,44 @@ def _ring(levels: Sequence[Level], rounds: int = 1, whole: bool = False) -> list
     return legs
 
 
-def _tree(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+def _tree(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     """A chain in each node, double binary trees between nodes."""
     *inner, last = levels
     depth = math.ceil(math.log2(last.groups))
     return [*(Leg(each, rounds * (each.groups - 1), rounds) for each in inner), Leg(last, rounds * depth, rounds)]
 
 
-def _hierarchy(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+def _hierarchy(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     """Each level on its own: of what leaves a group, every GPU sends its part."""
     others = [rounds * (each.groups - 1) for each in levels]
     return [Leg(each, n, n / each.groups, 1 / each.groups) for each, n in zip(levels, others, strict=True)]
 
 
-def _in_switch(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+def _in_switch(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     """Sums, and copies, in the innermost switch; a hierarchy between nodes."""
     first, *others = _hierarchy(levels, rounds)
     parts = first.level.groups
     return [Leg(first.level, 1, (parts + 1) / parts), *others]
 
 
-def _pairs(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+def _pairs(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     """Every GPU sends a part to each other one, over the level that joins the two."""
     workers = math.prod(level.groups for level in levels)
     peers = [each.gpus * (each.groups - 1) for each in levels]
     return [Leg(each, n, each.gpus * n / workers, 1 / workers) for each, n in zip(levels, peers, strict=True)]
 
 
-def _transfer(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+def _transfer(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     """The message to one GPU behind the outermost link."""
     return [Leg(levels[-1], 1, 1.0)]
 
 
-def _one_shot(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+def _one_shot(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     """Every GPU reads the messages of all others."""
     return [Leg(each, each.groups - 1, each.groups - 1) for each in levels]
 
 
-class Op(NamedTuple):
+class CollectiveOp(NamedTuple):
     """A collective: how often its bytes go around, and its algorithms by the name of their protocols' group."""
 
     rounds: int
@@ -230,17 +230,17 @@ class Op(NamedTuple):
         return 1.0 if self.whole else self.rounds * (workers - 1) / workers
 
 
-def _chain(levels: Sequence[Level], rounds: int = 1) -> list[Leg]:
+def _chain(levels: Sequence[LinkLevel], rounds: int = 1) -> list[Leg]:
     return _ring(levels, rounds, whole=True)
 
 
-OPS: Mapping[str, Op] = {
-    "all_reduce": Op(2, {"ring": _ring, "tree": _tree, "nvls": _in_switch}),
-    "all_gather": Op(1, {"ring": _ring, "hierarchical": _hierarchy}),
-    "reduce_scatter": Op(1, {"ring": _ring, "hierarchical": _hierarchy}),
-    "all_to_all": Op(1, {"direct": _pairs}),
-    "broadcast": Op(1, {"ring": _chain, "tree": _tree}, whole=True),
-    "send_recv": Op(1, {"send": _transfer, "direct": _transfer}, whole=True),
+OPS: Mapping[str, CollectiveOp] = {
+    "all_reduce": CollectiveOp(2, {"ring": _ring, "tree": _tree, "nvls": _in_switch}),
+    "all_gather": CollectiveOp(1, {"ring": _ring, "hierarchical": _hierarchy}),
+    "reduce_scatter": CollectiveOp(1, {"ring": _ring, "hierarchical": _hierarchy}),
+    "all_to_all": CollectiveOp(1, {"direct": _pairs}),
+    "broadcast": CollectiveOp(1, {"ring": _chain, "tree": _tree}, whole=True),
+    "send_recv": CollectiveOp(1, {"send": _transfer, "direct": _transfer}, whole=True),
 }
 #: algorithm → its protocols: of the innermost level, and of the others
 _PROTOCOLS: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -310,7 +310,7 @@ def collective_s(
     return CollectiveTime(max(eager_s, bound_s), wire_s, bound_s, way.algorithm, way.protocol, sent, words)
 
 
-def levels_of(cluster: Cluster, workers: int, per_node: int | None = None) -> list[Level]:
+def levels_of(cluster: Cluster, workers: int, per_node: int | None = None) -> list[LinkLevel]:
     """The links that a job crosses, the innermost first.
 
     Raises:
@@ -319,12 +319,12 @@ def levels_of(cluster: Cluster, workers: int, per_node: int | None = None) -> li
     levels, gpus = [], 1
     for (name, link), groups in zip(cluster.link.items(), cluster.groups(workers, per_node), strict=True):
         if groups > 1:
-            levels.append(Level(name, link, groups, gpus))
+            levels.append(LinkLevel(name, link, groups, gpus))
         gpus *= groups
     return levels
 
 
-def _ways(op: str, levels: Sequence[Level], library: str) -> Iterator[Way]:
+def _ways(op: str, levels: Sequence[LinkLevel], library: str) -> Iterator[Way]:
     """The algorithms with each of their protocols that the links have."""
     algorithms = dict(OPS[op].algorithms)
     inside = len(levels) == 1
@@ -350,7 +350,7 @@ def _slowest_s(legs: Sequence[Leg]) -> float:
     return max(leg.share / leg.level.rate for leg in legs)
 
 
-def _bound_s(op: Op, levels: Sequence[Level]) -> float:
+def _bound_s(op: CollectiveOp, levels: Sequence[LinkLevel]) -> float:
     """Seconds per byte of message that no algorithm beats: switches that do sums spare half of an all-reduce."""
     if op.algorithms == OPS["all_to_all"].algorithms:
         return _slowest_s(_pairs(levels))

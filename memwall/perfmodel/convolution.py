@@ -40,7 +40,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops.product_launches import Convolution
 from memwall.perfmodel import depthwise, winograd
 from memwall.perfmodel.base import Terms, constants, traffic_s
-from memwall.perfmodel.tiles import Product, tiled
+from memwall.perfmodel.tiles import TiledProduct, tiled
 
 #: tiles (m, n) of a block, by engine. Tensor cores: no row of DeepBench with 16 or 32 output channels is faster than a
 #: tile 64 wide would be
@@ -119,7 +119,7 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
         channel_slice = known.channel_slice if chip_of(gpu).sliced_channels else _ALIGNED_BYTES / launch.itemsize
     m, n, k = _dimensions(launch, channel_slice, phased=_phased(launch, pipe))
     parts = _parts(launch, gpu, known, m, n, k)
-    product = Product(launch.groups * parts, m, n, k / parts)
+    product = TiledProduct(launch.groups * parts, m, n, k / parts)
     compute_s, facts = tiled(product, gpu, pipe, known, known.plateau * relative, _TILES[pipe.engine])
     sums_s = 0.0
     if parts > 1:  # partial sums in float32 are written, then added up by another kernel

@@ -33,7 +33,7 @@ _ROUNDING = 0.5
 _ITEMSIZE = 2
 
 
-class _Product(NamedTuple):
+class _GroupedProduct(NamedTuple):
     """One grouped product: its seconds, and its terms each alone."""
 
     total_s: float
@@ -64,7 +64,7 @@ def _around_bytes(launch: Experts) -> int:
     return _ITEMSIZE * (launch.moved_rows * per_row + 2 * launch.tokens * launch.hidden)
 
 
-def _product(launch: Experts, gpu: Gpu, known: ExpertsConstants, n: int, k: int, warm: float) -> _Product:
+def _product(launch: Experts, gpu: Gpu, known: ExpertsConstants, n: int, k: int, warm: float) -> _GroupedProduct:
     """The grouped product in blocks of the height that takes least."""
     weight_bytes, clock = launch.expert_bytes / sum(n * k for n, k in launch.products), gpu.boost_clock_hz
     weights = launch.active * n * k * weight_bytes
@@ -78,7 +78,7 @@ def _product(launch: Experts, gpu: Gpu, known: ExpertsConstants, n: int, k: int,
         operands = k * (rows * launch.itemsize + _COLUMNS * weight_bytes)
         pipe_s = rounds * (k * max(rows, _LEAST_ROWS) * _COLUMNS * math_s + known.tile_clocks / clock)
         load_s = rounds * (operands / known.load + known.tile_clocks) / clock
-        found.append(_Product(hypot(max(pipe_s, load_s), stream_s), pipe_s, load_s, stream_s, rows, tiles))
+        found.append(_GroupedProduct(hypot(max(pipe_s, load_s), stream_s), pipe_s, load_s, stream_s, rows, tiles))
     return min(found)
 
 

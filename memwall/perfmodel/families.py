@@ -10,7 +10,7 @@ from memwall.core.units import bandwidth, flop_rate, flops, percent, size
 from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Conversion, Launch, Plain, Reduction
-from memwall.ops.product_launches import Attention, Convolution, Gemm, QuantisedGemm, Recurrent, VectorGemm
+from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, QuantisedGemm, Recurrent, VectorGemm
 from memwall.ops.serving import Experts, Latent
 from memwall.perfmodel import (
     attention,
@@ -27,13 +27,13 @@ from memwall.perfmodel import (
 from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of, traffic_s
 
 __all__ = [
-    "CALIBRATED", "MODELS", "Model", "Terms", "as_run", "calibrated", "constants", "explain", "interval",
+    "CALIBRATED", "MODELS", "FamilyModel", "Terms", "as_run", "calibrated", "constants", "explain", "interval",
     "predict", "table_of",
 ]  # fmt: skip
 
 
 #: Kinds of launches that have FLOPs.
-MATRIX = (Gemm, Convolution, Attention, Latent, Recurrent, Experts)
+MATRIX = (Gemm, Convolution, FusedAttention, Latent, Recurrent, Experts)
 
 
 def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
@@ -56,24 +56,24 @@ def _explain_plain(launch: Plain, gpu: Gpu, known: PlainConstants, terms: Terms)
     return f"no model of this kernel's shape, so the roofline at what is achievable: {work_text}."
 
 
-class Model(NamedTuple):
+class FamilyModel(NamedTuple):
     """A family: (launch, GPU, constants, bytes of its reads that are in L2) -> terms; and the sentence about them."""
 
     predict: Callable[[Any, Gpu, Any, int], Terms]
     explain: Callable[[Any, Gpu, Any, Terms], str]
 
 
-MODELS: Mapping[str, Model] = {
-    "gemm": Model(gemm.predict, gemm.explain),
-    "convolution": Model(convolution.predict, convolution.explain),
-    "attention": Model(attention.predict, attention.explain),
-    "rows": Model(rows.predict, rows.explain),
-    "stream": Model(stream.predict, stream.explain),
-    "recurrent": Model(recurrent.predict, recurrent.explain),
-    "latent": Model(latent.predict, latent.explain),
-    "experts": Model(experts.predict, experts.explain),
-    "gemm_vector": Model(gemm_vector.predict, gemm_vector.explain),
-    "plain": Model(_predict_plain, _explain_plain),
+MODELS: Mapping[str, FamilyModel] = {
+    "gemm": FamilyModel(gemm.predict, gemm.explain),
+    "convolution": FamilyModel(convolution.predict, convolution.explain),
+    "attention": FamilyModel(attention.predict, attention.explain),
+    "rows": FamilyModel(rows.predict, rows.explain),
+    "stream": FamilyModel(stream.predict, stream.explain),
+    "recurrent": FamilyModel(recurrent.predict, recurrent.explain),
+    "latent": FamilyModel(latent.predict, latent.explain),
+    "experts": FamilyModel(experts.predict, experts.explain),
+    "gemm_vector": FamilyModel(gemm_vector.predict, gemm_vector.explain),
+    "plain": FamilyModel(_predict_plain, _explain_plain),
 }
 
 

@@ -53,7 +53,7 @@ _ENOUGH_WAVES = 16
 _PARTIAL_BYTES = 8
 
 
-class Choice(NamedTuple):
+class TileChoice(NamedTuple):
     """A tile and a split along k, and the seconds that they take; ``waves`` are blocks per SM, ``rounds`` as run."""
 
     total_s: float
@@ -107,7 +107,7 @@ def _plateau(launch: Gemm, gpu: Gpu, known: GemmConstants) -> float:
     return known.plateau * (1.0 if launch.aligned else chip_of(gpu).unaligned)
 
 
-def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s: float) -> Choice:
+def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s: float) -> TileChoice:
     """The shortest of the menu."""
     short, long = min(launch.m, launch.n), max(launch.m, launch.n)
     results, k, sms, clock = launch.batch * launch.m * launch.n, launch.k, gpu.sm_count, gpu.boost_clock_hz
@@ -118,7 +118,7 @@ def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_
     step_s = known.depth_clocks * launch.itemsize / 2 / clock
     partial_s = _PARTIAL_BYTES * results / gpu.l2_bytes_per_s
     balance = sqrt(step_s * k / partial_s)  # the split whose wait along k equals its time for partial sums
-    best: Choice | None = None
+    best: TileChoice | None = None
     for tile in _PAIRED_TILES if chip_of(gpu).paired_tiles else _TILES:
         rows, columns = tile
         tiles = ceil(short / rows) * ceil(long / columns) * launch.batch
@@ -137,7 +137,7 @@ def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_
             split_s = known.split_s + split * partial_s if split > 1 else 0.0
             total_s += split_s
             if best is None or total_s < best.total_s:
-                best = Choice(total_s, tile, split, blocks, waves, rounds, pipe_s, load_s, depth_s, split_s)
+                best = TileChoice(total_s, tile, split, blocks, waves, rounds, pipe_s, load_s, depth_s, split_s)
         if tiles > _ENOUGH_WAVES * sms:
             break
     assert best is not None

@@ -53,7 +53,7 @@ def on_vector_units(launch: Gemm, pipe: Pipe) -> VectorGemm:
     )  # fmt: skip
 
 
-class Plan(NamedTuple):
+class VectorPlan(NamedTuple):
     """One way to run a product, and its seconds without memory."""
 
     tile: Tile
@@ -92,14 +92,14 @@ def predict(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, resident_b
     return min((_overlapped(plan, memory_s) for plan in _plans(launch, gpu, on)), key=lambda terms: terms.time_s)
 
 
-def _overlapped(plan: Plan, memory_s: float) -> Terms:
+def _overlapped(plan: VectorPlan, memory_s: float) -> Terms:
     body_s = hypot(max(plan.compute_s, plan.steps_s), memory_s)
     return Terms(plan.compute_s, memory_s, plan.steps_s + plan.ends_s, body_s, plan.ends_s, {"plan": plan})
 
 
 def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
-    plan: Plan = terms.facts["plan"]
+    plan: VectorPlan = terms.facts["plan"]
     times = f"{launch.batch} times " if launch.batch > 1 else ""
     spent = f"{duration(terms.compute_s)} of arithmetic against {duration(terms.memory_s)} of memory"
     if min(launch.m, launch.n) == 1:
@@ -149,11 +149,11 @@ def _deep(launch: VectorGemm) -> bool:
     return launch.batch > 1 and few and min(launch.n, launch.k) > _LARGE[1]
 
 
-def _plans(launch: VectorGemm, gpu: Gpu, on: _OnGpu) -> Iterator[Plan]:
+def _plans(launch: VectorGemm, gpu: Gpu, on: _OnGpu) -> Iterator[VectorPlan]:
     if min(launch.m, launch.n) == 1:  # a matrix times a vector has its own kernel
         results = launch.batch * launch.m * launch.n
         peak_s = results * launch.k * on.multiply_add_s / on.sm_count
-        yield Plan((1, 1), 1, results, 1, _arithmetic_s(peak_s, on), 0.0, 0.0)
+        yield VectorPlan((1, 1), 1, results, 1, _arithmetic_s(peak_s, on), 0.0, 0.0)
         return
     for tile in (launch.batch > 1 and chip_of(gpu).batched_tiles) or _LONE:
         results = launch.batch * ceil(launch.m / tile[0]) * ceil(launch.n / tile[1])
@@ -165,7 +165,7 @@ def _plans(launch: VectorGemm, gpu: Gpu, on: _OnGpu) -> Iterator[Plan]:
             yield _plan(launch, gpu, on, tile, splits, results * splits, ceil(results * splits / waiting))
 
 
-def _plan(launch: VectorGemm, gpu: Gpu, on: _OnGpu, tile: Tile, splits: int, blocks: int, waves: int) -> Plan:
+def _plan(launch: VectorGemm, gpu: Gpu, on: _OnGpu, tile: Tile, splits: int, blocks: int, waves: int) -> VectorPlan:
     known = on.known
     loads = 1 + known.operand_load * (1 / tile[0] + 1 / tile[1] - 1 / 64)
     step_s = tile[0] * tile[1] * _STEP * on.multiply_add_s * loads
@@ -175,7 +175,7 @@ def _plan(launch: VectorGemm, gpu: Gpu, on: _OnGpu, tile: Tile, splits: int, blo
     if splits > 1:
         ends_s += known.split_s + traffic_s(gpu, 0, 2 * splits * launch.m * launch.n * launch.itemsize)
     compute_s, steps_s = _arithmetic_s(rounds * steps * step_s, on), _arithmetic_s(alone_s, on)
-    return Plan(tile, splits, blocks, rounds, compute_s, steps_s, ends_s)
+    return VectorPlan(tile, splits, blocks, rounds, compute_s, steps_s, ends_s)
 
 
 def _arithmetic_s(peak_s: float, on: _OnGpu) -> float:

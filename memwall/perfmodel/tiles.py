@@ -16,7 +16,7 @@ _FULL_REUSE = 64
 _OVER_SUSTAINED = 1.55
 
 
-class Product(NamedTuple):
+class TiledProduct(NamedTuple):
     """``batch`` products of [m, k] with [k, n]."""
 
     batch: int
@@ -26,7 +26,7 @@ class Product(NamedTuple):
 
 
 def tiled(
-    product: Product, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, fraction: float,
+    product: TiledProduct, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, fraction: float,
     tiles_of: tuple[tuple[int, int], ...],
 ) -> tuple[float, dict[str, Any]]:  # fmt: skip
     """Seconds of arithmetic of the best tile; and what it is.

@@ -14,7 +14,7 @@ from memwall.hardware.constants import ConvolutionConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.product_launches import Convolution
 from memwall.perfmodel.base import Terms, traffic_s
-from memwall.perfmodel.tiles import Product, rate_of, tiled
+from memwall.perfmodel.tiles import TiledProduct, rate_of, tiled
 
 #: windows that Winograd in stages serves -> side of the squares of outputs that it makes: cuDNN's kernels are named
 #: winogradForwardData4x4 and, for windows of 5, winogradForwardData9x9_5x5, from 9 x 9 inputs
@@ -28,7 +28,7 @@ _STAGES = 3
 _FUSED_SQUARE, FUSED_BLOCK, _FUSED_SLICE = 2, 32, 8
 
 
-def _product_of(launch: Convolution, side: int) -> Product:
+def _product_of(launch: Convolution, side: int) -> TiledProduct:
     """What Winograd multiplies where it makes squares of outputs of that side."""
     places = launch.places_in if launch.role == "input" else launch.places_out
     squares = launch.images * math.prod(math.ceil(size / side) for size in places)
@@ -37,7 +37,7 @@ def _product_of(launch: Convolution, side: int) -> Product:
         "input": (squares, launch.channels_in, launch.channels_out),
         "weight": (launch.channels_out, launch.channels_in, squares),
     }[launch.role]
-    return Product((side + launch.kernel[0] - 1) ** 2, m, n, k)
+    return TiledProduct((side + launch.kernel[0] - 1) ** 2, m, n, k)
 
 
 def staged(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:

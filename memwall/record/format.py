@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 
 from memwall.core.structure import BadRecord, number, one_of, read, shown
 from memwall.hardware.lookup import Gpu
-from memwall.ops.sdpa import Attention
+from memwall.ops.sdpa import AttentionGraph
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.graphs import AttentionRow, Costed, GraphRow, exist, read_attention, read_graph
 from memwall.simulate.issue import LAUNCHES, work_of
@@ -74,7 +74,7 @@ _ROUNDED = 1 + 1e-9
 
 
 @dataclass(slots=True)
-class _Kernel:
+class _SavedKernel:
     OMIT_DEFAULTS: ClassVar[bool] = True
 
     id: int
@@ -129,7 +129,7 @@ class _Schedule:
     #: older records have none: as a graph where the host takes no time, and their kernels do not state their waits
     launch: Annotated[str, one_of(("", *LAUNCHES))] = ""
     outside: tuple[int, ...] = ()
-    kernels: tuple[_Kernel, ...]
+    kernels: tuple[_SavedKernel, ...]
     totals: Annotated[Totals, _totals]
     memory: MemoryPeak
 
@@ -159,14 +159,14 @@ class SavedProfile:
 
 def schedule_to_row(schedule: Schedule) -> _Schedule:
     """A schedule as it is saved: without its plan."""
-    kernels = tuple(_Kernel(*_kernel_fields(kernel)) for kernel in schedule.kernels)
+    kernels = tuple(_SavedKernel(*_kernel_fields(kernel)) for kernel in schedule.kernels)
     return _Schedule(
         gpu=schedule.gpu.name, policy=schedule.policy, graph=schedule.graph, launch=schedule.launch,
         outside=tuple(sorted(schedule.outside)), kernels=kernels, totals=schedule.totals, memory=schedule.memory,
     )  # fmt: skip
 
 
-_kernel_fields = attrgetter(*_Kernel.__slots__)
+_kernel_fields = attrgetter(*_SavedKernel.__slots__)
 
 #: JSON paths whose items stand one a line; everything else is compact.
 _LINED = frozenset(
@@ -206,7 +206,7 @@ def json_lines(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 #: what a saved kernel has of an estimate, its place in the list aside
-_ESTIMATED = tuple(f.name for f in fields(Estimate) if f.name in _Kernel.__slots__ and f.name != "id")
+_ESTIMATED = tuple(f.name for f in fields(Estimate) if f.name in _SavedKernel.__slots__ and f.name != "id")
 _of_kernel = attrgetter(*_ESTIMATED)
 
 
@@ -241,7 +241,7 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
     )  # fmt: skip
 
 
-def _restore_waits(kernels: Sequence[_Kernel], issues: Sequence[float]) -> None:
+def _restore_waits(kernels: Sequence[_SavedKernel], issues: Sequence[float]) -> None:
     """Set the waits of the kernels of an older record, which were those of a lone step."""
     times = (max(k.compute_s, k.memory_s, k.latency_s) + k.overhead_s for k in kernels)
     waits = waits_within(zip(issues, times, (k.overhead_s for k in kernels), strict=True))
@@ -249,7 +249,7 @@ def _restore_waits(kernels: Sequence[_Kernel], issues: Sequence[float]) -> None:
         kernel.wait_s = wait_s
 
 
-def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule, ...], Attention | None]:
+def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule, ...], AttentionGraph | None]:
     """The graphs, the schedules and the traced attention of a record."""
     graphs = (read_graph(row.graph, "graph"), *(read_graph(g, f"graphs[{i}]") for i, g in enumerate(row.graphs)))
     gpus = {name: Gpu.from_dict(spec) for name, spec in row.gpus.items()}

@@ -22,7 +22,7 @@ RANKS_KEY = "ranks"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RankJob:
     """The traced rank and the number of ranks."""
 
     rank: int
@@ -68,9 +68,9 @@ def place_of(schedule: Schedule) -> tuple[str, str, str]:
     return schedule.gpu.name, cluster.name if cluster else "", schedule.policy
 
 
-def job_of(profile: Profile) -> Job | None:
+def job_of(profile: Profile) -> RankJob | None:
     """The job of a profiled rank; None of a program of one GPU. Raises ``UsageError``: the record is damaged."""
-    return _said(profile, "job", Job)
+    return _said(profile, "job", RankJob)
 
 
 def pipeline_of(profile: Profile) -> Pipeline | None:

@@ -96,7 +96,7 @@ class Picture(NamedTuple):
     note: str = ""
 
 
-class Choice(NamedTuple):
+class PictureChoice(NamedTuple):
     """Pictures of which a page shows one at a time, the first at first. For HTML."""
 
     pictures: Sequence[tuple[str, Picture]]
@@ -106,7 +106,7 @@ class Markup(NamedTuple):
     html: str
 
 
-Block = Table | Facts | Sentence | Picture | Choice | Markup
+Block = Table | Facts | Sentence | Picture | PictureChoice | Markup
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from memwall.record.profile import Profile
-from memwall.simulate.pipeline import PipelineRun, Task
+from memwall.simulate.pipeline import PipelineRun, StageTask
 
 
 class Span(NamedTuple):
@@ -61,7 +61,9 @@ def written(profile: Profile, events: Iterable[dict[str, Any]]) -> str:
     return f'{{"displayTimeUnit":"ns","otherData":{other},"traceEvents":[\n{lines}\n]}}\n'
 
 
-def tasks(process: Events, name: str, run: PipelineRun, order: Iterable[Task], row: int) -> Iterator[dict[str, Any]]:
+def tasks(
+    process: Events, name: str, run: PipelineRun, order: Iterable[StageTask], row: int
+) -> Iterator[dict[str, Any]]:
     """The tasks of a rank."""
     yield from process.name("thread", name, row, row)
     for task in order:

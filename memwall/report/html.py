@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
-from memwall.report.document import Block, Choice, Document, Facts, Markup, Panel, Picture, Section, Sentence, Table
+from memwall.report.document import (
+    Block,
+    Document,
+    Facts,
+    Markup,
+    Panel,
+    Picture,
+    PictureChoice,
+    Section,
+    Sentence,
+    Table,
+)
 from memwall.report.figures.colors import variables
 from memwall.report.figures.scene import drawn
 from memwall.report.figures.svg import escape as escape
@@ -107,7 +118,7 @@ def _picture(picture: Picture) -> str:
     return f"{drawings}\n{note}"
 
 
-def _choice(choice: Choice) -> str:
+def _choice(choice: PictureChoice) -> str:
     picks = "".join(f'<button type="button" data-pick="{i}">{escape(label)}</button>\n'
                     for i, (label, _) in enumerate(choice.pictures))  # fmt: skip
     shown = "".join(f'<div data-pick="{i}"{" hidden" if i else ""}>\n{_picture(picture)}</div>\n'
@@ -116,6 +127,6 @@ def _choice(choice: Choice) -> str:
 
 
 _BLOCKS: dict[type, Callable[[Any], str]] = {
-    Facts: _facts, Sentence: _sentence, Table: _table, Picture: _picture, Choice: _choice,
+    Facts: _facts, Sentence: _sentence, Table: _table, Picture: _picture, PictureChoice: _choice,
     Markup: lambda markup: markup.html,
 }  # fmt: skip

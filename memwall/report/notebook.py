@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memwall.analysis.compare import Comparison
 from memwall.analysis.savings import by_gpu
-from memwall.analysis.table import Row, class_rows, kernel_rows, module_rows, phase_rows
+from memwall.analysis.table import TableRow, class_rows, kernel_rows, module_rows, phase_rows
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
@@ -55,7 +55,7 @@ _OP_COLUMNS = {"class" if name == "op_class" else name: name for name in (
     "high_s")}  # fmt: skip
 
 #: what a frame has a row for -> its columns, and the rows of a simulation
-_TABLES: dict[str, tuple[Mapping[str, str], Callable[[Profile, Schedule], Sequence[Row]]]] = {
+_TABLES: dict[str, tuple[Mapping[str, str], Callable[[Profile, Schedule], Sequence[TableRow]]]] = {
     "op": (_OP_COLUMNS, kernel_rows),
     "module": ({"module": "key", **SHARE_COLUMNS}, module_rows),
     "class": ({"class": "key", **SHARE_COLUMNS}, class_rows),

@@ -26,7 +26,7 @@ from memwall.record.kernels import kernel_module, kernel_phase, short_name
 from memwall.record.profile import Profile
 from memwall.report.events import Events, Span, span_of, tasks, written
 from memwall.simulate.memory import KINDS, MemoryPeak, memory_levels
-from memwall.simulate.schedule import Kernels, Schedule
+from memwall.simulate.schedule import Schedule, ScheduledKernels
 
 #: source lines that are named of a fused kernel
 _MOST_LINES = 3
@@ -149,7 +149,7 @@ def _us(seconds: float) -> float:
 _STEP = re.compile(r"[^.]+(?:\.\d+(?![^.]))*")
 
 
-class Scope(NamedTuple):
+class ModuleScope(NamedTuple):
     """A phase (``depth`` 0), or a module within the scopes around it, while its kernels run without another between."""
 
     name: str
@@ -167,7 +167,7 @@ class Timeline(NamedTuple):
 
     launches: list[Span]
     runs: list[Span]
-    scopes: list[Scope]
+    scopes: list[ModuleScope]
     memory: list[tuple[int, MemoryPeak]]
 
 
@@ -232,23 +232,27 @@ def _in_order(kernels: Iterable[Estimate]) -> Iterator[tuple[float, float]]:
 def _overlapping(profile: Profile, schedule: Schedule) -> Sequence[tuple[float, float]]:
     """The same where kernels overlap: of a saved schedule simulated again; empty where none do."""
     made, graph = schedule.kernels, profile.graphs[schedule.graph]
-    if not isinstance(made, Kernels) and any(op.stream for op in graph.ops) and (plan := profile.plan(schedule)):
+    if (
+        not isinstance(made, ScheduledKernels)
+        and any(op.stream for op in graph.ops)
+        and (plan := profile.plan(schedule))
+    ):
         made = profile.schedule(
             schedule.gpu, schedule.policy, graph=schedule.graph, launch=schedule.launch, plan=plan
         ).kernels
-    return made.spans if isinstance(made, Kernels) else ()
+    return made.spans if isinstance(made, ScheduledKernels) else ()
 
 
-def _scopes(paths: Iterable[Sequence[str]], runs: Iterable[Span]) -> list[Scope]:
+def _scopes(paths: Iterable[Sequence[str]], runs: Iterable[Span]) -> list[ModuleScope]:
     """Neighbours share the scopes that their paths begin with."""
-    found: list[Scope] = []
+    found: list[ModuleScope] = []
     starts: list[tuple[str, int, int]] = []  # name, start and place in ``found`` of each open scope
     end_ns = 0
 
     def close(depth: int) -> None:
         while len(starts) > depth:
             name, start_ns, place = starts.pop()
-            found[place] = Scope(name, len(starts), Span(start_ns, end_ns))
+            found[place] = ModuleScope(name, len(starts), Span(start_ns, end_ns))
 
     for path, run in zip(paths, runs, strict=True):
         shared = 0
@@ -257,7 +261,7 @@ def _scopes(paths: Iterable[Sequence[str]], runs: Iterable[Span]) -> list[Scope]
         close(shared)
         for name in path[shared:]:
             starts.append((name, run.start_ns, len(found)))
-            found.append(Scope(name, len(starts) - 1, run))
+            found.append(ModuleScope(name, len(starts) - 1, run))
         end_ns = run.end_ns
     close(0)
     return found

@@ -30,7 +30,7 @@ WALLS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class ServerCandidate:
     """A server under a workload, of which ``load`` says what comes (``64 clients``). ``gpus`` are all that it needs,
     with what each costs and draws; ``wall`` is what limits a decode step of its engine, if known (``bandwidth``);
     ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU."""
@@ -66,7 +66,7 @@ class Candidate:
 class Decoding:
     """One decode step of an engine of ``gpus`` GPUs, with ``batch`` sequences of so long a cache that one takes
     ``kv_bytes``: seconds, and bytes on each GPU, of which a server takes up to ``capacity_bytes``. ``held_bytes`` are
-    weights and buffers; prices and powers as those of :class:`Candidate`."""
+    weights and buffers; prices and powers as those of :class:`ServerCandidate`."""
 
     batch: int
     gpus: int
@@ -115,7 +115,7 @@ class Decoding:
 class Stop:
     """A candidate and the first objective that it misses: its value, and the wall in words."""
 
-    candidate: Candidate
+    candidate: ServerCandidate
     objective: Limit
     value: float | None
     wall: str
@@ -129,12 +129,12 @@ class Stop:
 class Best:
     """The cheapest candidate that keeps all objectives, and the cheaper one nearest in price with what stops it."""
 
-    candidate: Candidate
+    candidate: ServerCandidate
     cheaper: Stop | None
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ServerChoice:
     """Of the servers under one load the best; None where none keeps all objectives, and why."""
 
     load: str
@@ -162,13 +162,13 @@ def objective(text: str) -> Limit:
     return parse_limit(quantity, bound.strip())
 
 
-def value_of(candidate: Candidate, limit: Limit) -> float | None:
+def value_of(candidate: ServerCandidate, limit: Limit) -> float | None:
     """What a candidate has of the quantity of an objective; None where it is unknown."""
     found: float | None = limit.quantity.read("serve", candidate)
     return found
 
 
-def best(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> Best:
+def best(candidates: Sequence[ServerCandidate], objectives: Sequence[str | Limit]) -> Best:
     """The cheapest candidate that keeps all objectives: by USD per million generated tokens, or by GPU seconds where no
     price is known.
 
@@ -190,7 +190,7 @@ def best(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> 
     raise UsageError(_unreachable(candidates, limits))
 
 
-def choices(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) -> tuple[Choice, ...]:
+def choices(candidates: Sequence[ServerCandidate], objectives: Sequence[str | Limit]) -> tuple[ServerChoice, ...]:
     """The best for each load, in their order: how many come is not the server's to choose.
 
     Raises:
@@ -201,13 +201,13 @@ def choices(candidates: Sequence[Candidate], objectives: Sequence[str | Limit]) 
     for load in dict.fromkeys(each.load for each in candidates):
         under = [each for each in candidates if each.load == load]
         try:
-            found.append(Choice(load, overall if len(under) == len(candidates) else best(under, objectives)))
+            found.append(ServerChoice(load, overall if len(under) == len(candidates) else best(under, objectives)))
         except UsageError as error:
-            found.append(Choice(load, None, str(error)))
+            found.append(ServerChoice(load, None, str(error)))
     return tuple(found)
 
 
-def _check_known(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> None:
+def _check_known(candidates: Sequence[ServerCandidate], limits: Sequence[Limit]) -> None:
     for name in (limit.quantity.name for limit in limits if all(value_of(each, limit) is None for each in candidates)):
         alike = [row for row in SERVED.values() if row.name.partition("_")[0] == name.partition("_")[0]]
         known = [row.name for row in alike if any(row.read("serve", each) is not None for each in candidates)]
@@ -215,18 +215,18 @@ def _check_known(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> No
         raise UsageError(f"{name} is unknown of all candidates; {hint}")
 
 
-def stop(candidate: Candidate, limits: Sequence[Limit]) -> Stop | None:
+def stop(candidate: ServerCandidate, limits: Sequence[Limit]) -> Stop | None:
     """The first objective that a candidate misses, and its wall; None where it keeps all."""
     missed = _missed(candidate, limits)
     return Stop(candidate, missed[0], value_of(candidate, missed[0]), _wall(candidate, missed[0])) if missed else None
 
 
-def _missed(candidate: Candidate, limits: Sequence[Limit]) -> list[Limit]:
+def _missed(candidate: ServerCandidate, limits: Sequence[Limit]) -> list[Limit]:
     values = [(limit, value_of(candidate, limit)) for limit in limits]
     return [limit for limit, value in values if value is None or math.isinf(value) or not limit.holds(value)]
 
 
-def _wall(candidate: Candidate, limit: Limit) -> str:
+def _wall(candidate: ServerCandidate, limit: Limit) -> str:
     """What stands behind a value, in words: waits for all but the time of later tokens, and then the kind of step."""
     run, name = candidate.run, limit.quantity.name
     if getattr(run, "overloaded", ""):
@@ -238,7 +238,7 @@ def _wall(candidate: Candidate, limit: Limit) -> str:
     return WALLS["decode"] + f", limited by {candidate.wall}" * bool(candidate.wall)
 
 
-def _unreachable(candidates: Sequence[Candidate], limits: Sequence[Limit]) -> str:
+def _unreachable(candidates: Sequence[ServerCandidate], limits: Sequence[Limit]) -> str:
     """Why no candidate keeps all objectives."""
     for limit in limits:
         known = [each for each in candidates if value_of(each, limit) is not None]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, flop_rate, percent, size
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, plain
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y, plain
 from memwall.report.figures.colors import MEMORY_COLORS, series_color
 from memwall.report.figures.labels import Box
 from memwall.report.figures.roofline import Roof, Roofline, Spot, roofline_charts
@@ -54,8 +54,8 @@ def _memory(engine: SavedEngine) -> Chart:
     def draw(scene: Scene) -> float:
         scene.text(0, 12, f"{engine.name}: memory of a GPU", 12, bold=True)
         frame = Box(52.0, 50.0, scene.width - 8, 50.0 + _HIGH)
-        x = Axis(0.0, 1.15 * most, frame.left, frame.right)
-        y = Axis(0.0, 1.08 * engine.dram_bytes / 1e9, frame.lower, frame.upper)
+        x = PlotAxis(0.0, 1.15 * most, frame.left, frame.right)
+        y = PlotAxis(0.0, 1.08 * engine.dram_bytes / 1e9, frame.lower, frame.upper)
         draw_x(scene, frame, x, plain, f"sequences of {tokens:,} tokens that the GPU holds")
         draw_y(scene, frame, y, plain, "GB")
         whole = y(engine.dram_bytes / 1e9)

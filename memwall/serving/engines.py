@@ -20,10 +20,10 @@ from memwall.serving.simulation.engine import Policy, Speculation
 from memwall.serving.simulation.requests import Disaggregated, Requests, simulate_requests
 from memwall.serving.simulation.steady import Steady, steady_state
 from memwall.serving.simulation.timing import GpuSteps
-from memwall.serving.simulation.workload import Workload
-from memwall.serving.steps import Layout, Served
-from memwall.serving.steps.attention import Attention, Compressed, Latent
-from memwall.serving.steps.kernels import Experts, Product, State
+from memwall.serving.simulation.workload import RequestLoad
+from memwall.serving.steps import Layout, ServedKernels
+from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent
+from memwall.serving.steps.kernels import ExpertLayer, RecurrentState, StepProduct
 
 #: the most GPUs that are tried where weights do not fit
 _MOST_TP = 128
@@ -57,7 +57,7 @@ class Guess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedEngine:
     """An engine as it is asked for. ``layout`` has its GPUs, and what was asked of its cache (empty: as the model's
     configuration says); ``weights`` and ``price`` are as of :func:`memwall.serve`; ``changes`` are what-ifs."""
 
@@ -107,7 +107,7 @@ class Server:
     gpus: int
     closed_form: bool
 
-    def run(self, load: Workload) -> Requests | Steady:
+    def run(self, load: RequestLoad) -> Requests | Steady:
         if not self.closed_form:
             return simulate_requests(self.engines, load, self.policy)
         if isinstance(self.engines, Disaggregated):
@@ -124,7 +124,7 @@ def steps_in(
     model: Model, gpu: Gpu, layout: Layout, cluster: str | Path | Cluster | None, utilization: float,
     changes: tuple[GpuChange, ...] = (),
 ) -> GpuSteps:  # fmt: skip
-    """The steps of an engine on a GPU with other numbers. Raises UsageError: as :meth:`Asked.server`."""
+    """The steps of an engine on a GPU with other numbers. Raises UsageError: as :meth:`AskedEngine.server`."""
     check_layout(model.served, layout)
     named = cluster if cluster is None else load_cluster(cluster)
     joined = named or (cluster_of(gpu) if layout.gpus > 1 else None)
@@ -135,17 +135,21 @@ def steps_in(
     return GpuSteps(model.served, gpu, layout, joined, utilization, host=host, max_context=model.max_context)
 
 
-def check_layout(kernels: Served, layout: Layout) -> None:
+def check_layout(kernels: ServedKernels, layout: Layout) -> None:
     """Raises UsageError: GPUs do not divide the heads, the experts or the layers."""
     for name in ("tp", "ep", "dp", "pp"):
         if getattr(layout, name) < 1:
             raise UsageError(f"--{name} {getattr(layout, name)}: want 1 or more")
     attending = [
-        (kernel, n) for kernel, n in kernels.kernels if isinstance(kernel, (Attention, Compressed, Latent, State))
+        (kernel, n)
+        for kernel, n in kernels.kernels
+        if isinstance(kernel, (PagedAttention, Compressed, PagedLatent, RecurrentState))
     ]
-    for heads in (kernel.heads for kernel, _ in attending if isinstance(kernel, (Attention, Compressed, Latent))):
+    for heads in (
+        kernel.heads for kernel, _ in attending if isinstance(kernel, (PagedAttention, Compressed, PagedLatent))
+    ):
         _check_divides(layout.tp, heads, "heads", "tp")
-    experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, Experts)]
+    experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, ExpertLayer)]
     if layout.ep > 1 and not experts:
         raise UsageError(f"--ep {layout.ep}: the model has no experts to divide")
     for count in experts:
@@ -177,9 +181,9 @@ def fitting(steps: GpuSteps) -> str:
     return ""
 
 
-def lacks(kernels: Served, gpu: Gpu) -> str:
+def lacks(kernels: ServedKernels, gpu: Gpu) -> str:
     """Why engines do not run the model's dtype on a GPU; empty where they do."""
-    dtypes = {kernel.dtype for kernel, _ in kernels.kernels if isinstance(kernel, Product)}
+    dtypes = {kernel.dtype for kernel, _ in kernels.kernels if isinstance(kernel, StepProduct)}
     other = "float16" if Pipe("tensor", "float16") in gpu.peak_flop_per_s else "float32"
     lacking = sorted(d for d in dtypes if d in _HALVES and gpu.ceiling_pipe(Pipe("tensor", d)).dtype != d)
     return f"{lacking[0]}, the model's dtype, does not run there; --dtype {other} does" if lacking else ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from memwall.analysis.quantities import SERVED
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.colors import SIGN_COLORS, series_color
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import Chart, Scene, side_by_side, stacked
@@ -23,7 +23,7 @@ _SHAPES = ("circle", "square", "triangle", "diamond", "down", "pentagon")
 _LEAST, _HIGH = 300.0, 230.0
 
 
-class _Look(NamedTuple):
+class _EngineLook(NamedTuple):
     """Of an engine's line and points."""
 
     color: str
@@ -82,8 +82,11 @@ def _known(panel: _Panel, points: Sequence[SavedPoint]) -> list[tuple[float, flo
 
 
 def _drawn(
-    panel: _Panel, engines: dict[str, list[SavedPoint]], looks: dict[str, _Look], objectives: Sequence[SavedObjective]
-) -> Chart:  # fmt: skip
+    panel: _Panel,
+    engines: dict[str, list[SavedPoint]],
+    looks: dict[str, _EngineLook],
+    objectives: Sequence[SavedObjective],
+) -> Chart:
     lines = {name: _known(panel, points) for name, points in engines.items()}
     places = [place for line in lines.values() for place in line]
     rate = any(point.rate_per_s for points in engines.values() for point in points)
@@ -109,11 +112,13 @@ def _drawn(
     return draw
 
 
-def _look(gpu: int, share: int) -> _Look:
-    return _Look(series_color(gpu), _DASHES[share % len(_DASHES)], _SHAPES[gpu % len(_SHAPES)])
+def _look(gpu: int, share: int) -> _EngineLook:
+    return _EngineLook(series_color(gpu), _DASHES[share % len(_DASHES)], _SHAPES[gpu % len(_SHAPES)])
 
 
-def _limits(scene: Scene, panel: _Panel, frame: Box, x: Axis, y: Axis, objectives: Sequence[SavedObjective]) -> None:
+def _limits(
+    scene: Scene, panel: _Panel, frame: Box, x: PlotAxis, y: PlotAxis, objectives: Sequence[SavedObjective]
+) -> None:
     """A dashed line at each objective on what the panel shows, and what keeps all of them shaded."""
     left, right, upper, lower = frame.left, frame.right, frame.upper, frame.lower
     bounds = []
@@ -134,14 +139,14 @@ def _limits(scene: Scene, panel: _Panel, frame: Box, x: Axis, y: Axis, objective
         scene.line(*ends, color="ink", dash=(5, 4))
 
 
-def _within(axis: Axis, value: float) -> float:
+def _within(axis: PlotAxis, value: float) -> float:
     """The pixel of a value, at the end of the axis where it lies beyond."""
     return axis(min(max(value, axis.low), axis.high))
 
 
-def _axis(values: Sequence[float], start: float, end: float) -> Axis:
+def _axis(values: Sequence[float], start: float, end: float) -> PlotAxis:
     """Logarithmic where the values span some octaves."""
     low, high = min(values), max(values)
     if high > 6 * low:
-        return Axis(low / 1.25, high * 1.25, start, end, log=True)
-    return Axis(0.0, 1.1 * high, start, end)
+        return PlotAxis(low / 1.25, high * 1.25, start, end, log=True)
+    return PlotAxis(0.0, 1.1 * high, start, end)

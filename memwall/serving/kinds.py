@@ -13,7 +13,7 @@ import numpy as np
 from memwall.core.errors import MemwallError, UsageError, unknown
 from memwall.core.units import counted
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
-from memwall.points import Kind, Row, Task, engine_of, line, options_of
+from memwall.points import PointKind, Row, Task, engine_of, line, options_of
 from memwall.serving.candidates import Decoding
 from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
 from memwall.serving.run import ENGINES, OWN, serve, steps_of
@@ -179,7 +179,7 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
 
 # -- the kinds ---------------------------------------------------------------------------------------------------------
 
-DECODE = Kind(
+DECODE = PointKind(
     name="decode", title="one decode step of a server", rows=_decodes,
     options=options_of(decode, "traces", "usd_per_gpu_hour"),
     numbers=options_of(decode, "dtype"), inner=("batch", "context"), most=2000,
@@ -188,7 +188,7 @@ DECODE = Kind(
     commands=("serve", "profile"), listed=_LISTED,
 )  # fmt: skip
 
-SERVE = Kind(
+SERVE = PointKind(
     name="serve", title="a server under a load, as memwall serve has it", rows=_servers,
     options=options_of(serve, "price", "slo", "policy"), numbers=options_of(serve, "draft", "dtype"),
     inner=("concurrency",), most=64, best=("tokens_per_s_per_gpu",),

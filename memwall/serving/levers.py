@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
-from memwall.analysis.levers import HOST, Lever, Made, bound_by, numbers_of, ranked
+from memwall.analysis.levers import HOST, Lever, MadeLever, bound_by, numbers_of, ranked
 from memwall.analysis.quantities import SERVED
 from memwall.analysis.verdict import capital, named, saving
 from memwall.analysis.whatif import LINK as LINK_RATE
@@ -23,12 +23,12 @@ from memwall.core.units import counted, duration, percent
 from memwall.hardware.engine import ENGINES
 from memwall.ops.quantised import pipe_of
 from memwall.perfmodel.roofline import LINK
-from memwall.serving.engines import Asked
+from memwall.serving.engines import AskedEngine
 from memwall.serving.model import CACHES, WEIGHTS
 from memwall.serving.points import Point, Serving
 from memwall.serving.run import OWN, own_guess, points_of
-from memwall.serving.steps import Step
-from memwall.serving.steps.kernels import Experts
+from memwall.serving.steps import EngineStep
+from memwall.serving.steps.kernels import ExpertLayer
 
 #: engines and requests up to which levers are simulated: beyond, the page says that they are left out
 MOST_ENGINES, MOST_REQUESTS = 5, 10_000
@@ -39,7 +39,7 @@ _Positive = Annotated[float, above_0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class LeverFigures:
     """Seconds of a decode step, of a prompt that is computed alone, and of what users see of them; and tokens/s of a
     GPU. None: endless."""
 
@@ -88,8 +88,8 @@ class ServedOutcome:
     what_if: tuple[str, ...]
     engine: str
     load: str
-    before: Figures
-    after: Figures
+    before: LeverFigures
+    after: LeverFigures
 
 
 #: kind of a step -> its seconds, those that users see of it, and their name
@@ -98,11 +98,11 @@ _PHASES: Mapping[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
-def figures_of(point: Point, decoding: Step) -> Figures:
+def figures_of(point: Point, decoding: EngineStep) -> LeverFigures:
     """The figures of a point that runs, with a step of so many decodes."""
     assert point.candidate is not None
     seen = {name: SERVED[name].read("serve", point.candidate) for name in _SEEN}
-    return Figures(
+    return LeverFigures(
         decode_step_s=point.steps.step_s(decoding.decodes, decoding.context_tokens),
         prompt_step_s=point.steps.step_s(0, 0, point.alone.prefills),
         **{name: value if value is not None and math.isfinite(value) else None for name, value in seen.items()},
@@ -139,7 +139,7 @@ def served_what_ifs(found: Serving, changes: Sequence[GpuChange]) -> tuple[Serve
     )  # fmt: skip
 
 
-def _again(point: Point, asked: Asked) -> Point:
+def _again(point: Point, asked: AskedEngine) -> Point:
     """Another engine under the load of a point. Raises UsageError: it does not run."""
     (found,) = points_of(asked, [point.workload])
     if found.refused:
@@ -172,23 +172,23 @@ class _Way:
     name: str
     options: str
     wall: str
-    asked: Callable[[], Asked]
+    asked: Callable[[], AskedEngine]
 
 
-def _made(point: Point, ways: Iterable[_Way]) -> Iterator[tuple[_Way, Figures]]:
+def _made(point: Point, ways: Iterable[_Way]) -> Iterator[tuple[_Way, LeverFigures]]:
     """The figures with each change; none of those with which the engine does not run."""
     for way in ways:
         with contextlib.suppress(UsageError):
             yield way, figures_of(_again(point, way.asked()), point.decoding)
 
 
-def _phase(name: str, point: Point, now: Figures, made: Sequence[tuple[_Way, Figures]]) -> Phase:
+def _phase(name: str, point: Point, now: LeverFigures, made: Sequence[tuple[_Way, LeverFigures]]) -> Phase:
     step_field, seen_field, title = _PHASES[name]
 
     def levers(field: str) -> tuple[Lever, ...]:
         now_s = getattr(now, field)
         times = [(way, getattr(each, field)) for way, each in made]
-        told = [Made(way.name, way.options, way.wall, time_s) for way, time_s in times if time_s is not None]
+        told = [MadeLever(way.name, way.options, way.wall, time_s) for way, time_s in times if time_s is not None]
         return ranked(told, now_s) if now_s is not None else ()
 
     step = point.decoding if name == "decode" else point.alone
@@ -214,7 +214,7 @@ def _phase(name: str, point: Point, now: Figures, made: Sequence[tuple[_Way, Fig
 _BINDING = {HOST: "the engine's CPU", LINK: "the link"}
 
 
-def _step_text(name: str, step: Step) -> str:
+def _step_text(name: str, step: EngineStep) -> str:
     if name == "decode":
         return f"a decode step of {counted(step.decodes, 'sequence')}"
     ((new, cached),) = step.prefills
@@ -244,7 +244,9 @@ def _ways(point: Point) -> Iterator[_Way]:
         yield _Way("a cache in fp8", "--kv fp8", "", cache)
     wider = partial(replace, asked, layout=replace(layout, tp=2 * layout.tp))
     yield _Way("twice the GPUs for each product", f"--tp {2 * layout.tp}", "", wider)
-    if layout.ep == 1 < layout.stage_gpus and any(isinstance(kernel, Experts) for kernel, _ in model.served.kernels):
+    if layout.ep == 1 < layout.stage_gpus and any(
+        isinstance(kernel, ExpertLayer) for kernel, _ in model.served.kernels
+    ):
         apart = partial(replace, asked, layout=replace(layout, ep=layout.stage_gpus))
         yield _Way("whole experts on each GPU", f"--ep {layout.stage_gpus}", "", apart)
     for engine in ENGINES:

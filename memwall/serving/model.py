@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from memwall.core.errors import TooManyOps, UsageError, unknown
-from memwall.frontend.hf.quantized import Stored
+from memwall.frontend.hf.quantized import StoredWeights
 from memwall.frontend.targets import resolve
 from memwall.frontend.targets.target import is_saved
 from memwall.pipeline import profile
 from memwall.record.profile import Profile
-from memwall.serving.steps import Served, served
+from memwall.serving.steps import ServedKernels, served
 
 #: ``--weights`` -> scheme of :mod:`memwall.ops.quantised`
 WEIGHTS = {
@@ -37,7 +37,7 @@ class Model:
     else, None without one; ``guesses`` are tokens that modules of its own guess (MTP)."""
 
     name: str
-    served: Served
+    served: ServedKernels
     scheme: str = ""
     cache: str = ""
     max_context: int | None = None
@@ -81,9 +81,9 @@ def read_model(
     stated = made.capture.get("serving", {})
     if weights == "model" and "refused" in stated:
         raise UsageError(stated["refused"])
-    stored = Stored(listed=tuple(stated.get("kept", ())), mixed=stated.get("mixed", {}),
+    stored = StoredWeights(listed=tuple(stated.get("kept", ())), mixed=stated.get("mixed", {}),
                     experts=stated.get("experts", ""))  # fmt: skip
-    of = stored.of if weights == "model" else Stored().of
+    of = stored.of if weights == "model" else StoredWeights().of
     kernels = served(made.graph, of, stated.get("context", 0), None if first is None else first.graph)
     notes = tuple(note for note in made.notes if not any(part in note for part in _SAID))
     most = stated.get("most_tokens")

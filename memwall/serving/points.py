@@ -10,14 +10,14 @@ from memwall.analysis.limits import Limit
 from memwall.core.units import counted, duration
 from memwall.hardware.lookup import Gpu
 from memwall.ops.quantised import pipe_of
-from memwall.serving.candidates import Best, Candidate, Choice
-from memwall.serving.engines import Asked
+from memwall.serving.candidates import Best, ServerCandidate, ServerChoice
+from memwall.serving.engines import AskedEngine
 from memwall.serving.model import Model
 from memwall.serving.simulation.engine import Steps
 from memwall.serving.simulation.steady import Steady
 from memwall.serving.simulation.timing import GpuSteps
-from memwall.serving.simulation.workload import Workload
-from memwall.serving.steps import Layout, Step
+from memwall.serving.simulation.workload import RequestLoad
+from memwall.serving.steps import EngineStep, Layout
 
 #: times of later requests from which those with the first ones are said
 _NOTABLE = 1.05
@@ -28,12 +28,12 @@ class Point:
     """One engine, as ``asked`` for, under one load. ``steps`` knows the time of any of its steps; ``refused`` says in
     a line why it does not run, else it is empty and ``candidate`` has the figures."""
 
-    asked: Asked
+    asked: AskedEngine
     gpu: Gpu
     layout: Layout
-    workload: Workload
+    workload: RequestLoad
     steps: GpuSteps
-    candidate: Candidate | None = None
+    candidate: ServerCandidate | None = None
     largest_batch: int = 0
     refused: str = ""
     gpus: int = 1
@@ -63,17 +63,17 @@ class Point:
         return sum(each.reserved_bytes for each in self._loaded)
 
     @property
-    def decoding(self) -> Step:
+    def decoding(self) -> EngineStep:
         """A step of decodes alone, of as many sequences as decode in the mean."""
         batch = max(round(self.candidate.run.batch), 1) if self.candidate else 1
-        return Step(batch, round(batch * self.context))
+        return EngineStep(batch, round(batch * self.context))
 
     @property
-    def alone(self) -> Step:
+    def alone(self) -> EngineStep:
         """The step of the longest prompt alone."""
         prompt = self.workload.longest.prompt_tokens
         cached = self.workload.cached(prompt)
-        return Step(0, 0, ((prompt - cached, cached),))
+        return EngineStep(0, 0, ((prompt - cached, cached),))
 
     @property
     def _loaded(self) -> tuple[Steps, ...]:
@@ -100,7 +100,7 @@ class Serving:
     model: Model
     points: tuple[Point, ...]
     objectives: tuple[Limit, ...] = ()
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[ServerChoice, ...] = ()
     draft: str = ""
     notes: tuple[str, ...] = field(default=())
 

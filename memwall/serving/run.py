@@ -17,16 +17,16 @@ from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.hardware.prices import check_priced, prices_of
 from memwall.pipeline import Names
-from memwall.serving.candidates import Candidate, choices, objective
-from memwall.serving.engines import Asked, Guess, Server, fitting, lacks, steps_in, stored_in
+from memwall.serving.candidates import ServerCandidate, choices, objective
+from memwall.serving.engines import AskedEngine, Guess, Server, fitting, lacks, steps_in, stored_in
 from memwall.serving.model import CACHES, Model, read_model
 from memwall.serving.points import Point, Serving, notes_of
 from memwall.serving.question import ACCEPT, ServeOptions
 from memwall.serving.simulation.engine import DEFAULT, Policy
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
-from memwall.serving.simulation.workload import Lengths, Workload, read_trace
-from memwall.serving.steps import Layout, Step
+from memwall.serving.simulation.workload import Lengths, RequestLoad, read_trace
+from memwall.serving.steps import EngineStep, Layout
 
 #: tokens of a prompt where none are given, and of a decoder's whose encoder reads something else
 PROMPT, DECODER_PROMPT = 1024, 4
@@ -95,7 +95,7 @@ def serve(
         loads = load_of(prompt=Lengths.parse(1 if model.encoder else said.prompt or DECODER_PROMPT, "1"))
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
     servers = [
-        Asked(
+        AskedEngine(
             model=model, gpu=each, weights=said.weights, utilization=said.utilization, cluster=said.cluster,
             layout=Layout(tp=count, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=said.engine),
             policy=policy, closed_form=said.closed_form, guess=guess, disaggregate=said.disaggregate,
@@ -156,16 +156,16 @@ def _check_engine(kv: str, engine: str, utilization: float) -> None:
 def _loads(
     concurrency: int | Iterable[int] | None, rate: float | None, *, prompt: Lengths, generate: Lengths, hit: float,
     trace: str | Path | None,
-) -> list[Workload]:  # fmt: skip
+) -> list[RequestLoad]:  # fmt: skip
     common: dict[str, Any] = {"prompt": prompt, "generate": generate, "prefix_hit": hit}
     if trace is not None:
-        return [Workload(**common, trace=read_trace(trace))]
+        return [RequestLoad(**common, trace=read_trace(trace))]
     if rate is not None:
-        return [Workload(**common, rate_per_s=rate)]
+        return [RequestLoad(**common, rate_per_s=rate)]
     numbers = [concurrency] if isinstance(concurrency, int) else list(concurrency or ())
     if not numbers:
         raise UsageError("no load given: name concurrency, or a rate")
-    return [Workload(**common, concurrency=number) for number in numbers]
+    return [RequestLoad(**common, concurrency=number) for number in numbers]
 
 
 def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]:
@@ -176,13 +176,13 @@ def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]
     return named
 
 
-def points_of(asked: Asked, loads: Sequence[Workload]) -> list[Point]:
-    """An engine under each load. Raises UsageError: as :meth:`Asked.server`."""
+def points_of(asked: AskedEngine, loads: Sequence[RequestLoad]) -> list[Point]:
+    """An engine under each load. Raises UsageError: as :meth:`AskedEngine.server`."""
     server = asked.server()
     return [_point(asked, server, load) for load in loads]
 
 
-def _point(asked: Asked, server: Server, load: Workload) -> Point:
+def _point(asked: AskedEngine, server: Server, load: RequestLoad) -> Point:
     steps = server.steps
     guess = server.policy.speculation
     point = Point(
@@ -197,10 +197,10 @@ def _point(asked: Asked, server: Server, load: Workload) -> Point:
     except UsageError as error:
         return replace(point, refused=f"{error}{fitting(steps)}")
     batch, longest = max(round(run.batch), 1), load.longest.prompt_tokens + load.longest.generated_tokens
-    candidate = Candidate(
+    candidate = ServerCandidate(
         name=f"{point.name}, {point.load}", load=point.load, run=run, gpus=server.gpus,
         usd_per_gpu_hour=asked.usd_per_gpu_hour, watts_per_gpu=steps.gpu.tdp_w,
-        wall=steps.wall(Step(batch, round(batch * point.context))),
+        wall=steps.wall(EngineStep(batch, round(batch * point.context))),
         kv_bytes_per_token=steps.served.token_bytes(longest, steps.layout) // steps.layout.dp,
     )  # fmt: skip
     return replace(point, candidate=candidate, largest_batch=most)

@@ -15,10 +15,10 @@ from memwall.core.files import read_json
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, above_0, at_least_1, check_schema, number, one_of, read, write
 from memwall.core.version import __version__
-from memwall.serving.candidates import Choice, objective_text, stop
+from memwall.serving.candidates import ServerChoice, objective_text, stop
 from memwall.serving.levers import ServedOutcome, ServedVerdict, served_verdicts, served_what_ifs, server_changes
 from memwall.serving.points import Point, Serving
-from memwall.serving.steps import Step
+from memwall.serving.steps import EngineStep
 
 SCHEMA = "memwall.serving/1"
 _FAMILY, _, _VERSION = SCHEMA.partition("/")
@@ -226,7 +226,7 @@ def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False)
     )  # fmt: skip
 
 
-def _choice(found: Choice) -> SavedChoice:
+def _choice(found: ServerChoice) -> SavedChoice:
     cheaper = found.best and found.best.cheaper
     return SavedChoice(
         load=found.load, best=found.best.candidate.name if found.best else None,
@@ -276,7 +276,7 @@ def _engine(name: str, point: Point) -> SavedEngine:
     gpu, steps, made = point.gpu, point.steps, point.candidate
     batch, tokens = point.decoding.decodes if made else 0, point.workload.longest.prompt_tokens
     decode = _kernels(point, point.decoding) if made else {}
-    prompt = _kernels(point, Step(0, 0, ((tokens, 0),))) if made else {}
+    prompt = _kernels(point, EngineStep(0, 0, ((tokens, 0),))) if made else {}
     pipes = [_VECTOR, *(pipe for phase in (decode, prompt) for each in phase.values() for pipe in each.flops)]
     return SavedEngine(
         gpu=gpu.name, name=name, tp=point.layout.tp, weights_bytes=point.weights_bytes,
@@ -287,7 +287,7 @@ def _engine(name: str, point: Point) -> SavedEngine:
     )  # fmt: skip
 
 
-def _kernels(point: Point, step: Step) -> dict[str, SavedKernels]:
+def _kernels(point: Point, step: EngineStep) -> dict[str, SavedKernels]:
     """The kernels of a step by class, without classes that it has none of."""
     flops: dict[str, dict[Pipe, int]] = {}
     nbytes: dict[str, int] = {}

@@ -22,31 +22,31 @@ from memwall.hardware.lookup import load_gpus
 from memwall.hardware.prices import check_priced, prices_of
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, serve, steps_of
-from memwall.serving.candidates import Candidate, objective, objective_text, stop
+from memwall.serving.candidates import ServerCandidate, objective, objective_text, stop
 from memwall.serving.kinds import shared_model
 from memwall.serving.simulation.engine import DEFAULT
 from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
-from memwall.serving.simulation.workload import Lengths, Workload
-from memwall.serving.steps import Step
-from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
-from memwall.serving.steps.kernels import Collective, Experts
+from memwall.serving.simulation.workload import Lengths, RequestLoad
+from memwall.serving.steps import EngineStep
+from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent, SparseIndex
+from memwall.serving.steps.kernels import Collective, ExpertLayer
 from memwall.trace_cache import Traces, trace_folder
 
 #: kernels whose bound is not counted
-_UNBOUNDED = (Attention, Compressed, Latent, Index, Collective)
+_UNBOUNDED = (PagedAttention, Compressed, PagedLatent, SparseIndex, Collective)
 #: between nodes a step's time is linear, so it is at least that of so much smaller a step
 _NODE = 31 / 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class EngineChoice:
     """Engines that are alike: the options of one, how many there are, and their figures under the load."""
 
     options: Mapping[str, Any]
     engines: int
     gpus: int
-    candidate: Candidate
+    candidate: ServerCandidate
 
     @property
     def usd_per_million(self) -> float:
@@ -58,8 +58,8 @@ class Choice:
 class Found:
     """The outcome: the ``best``, all that were ``simulated`` in order of cost, of how many, and why others were not."""
 
-    best: Choice
-    simulated: tuple[Choice, ...]
+    best: EngineChoice
+    simulated: tuple[EngineChoice, ...]
     count: int
     pruned: Mapping[str, int]
     objectives: tuple[Limit, ...]
@@ -126,7 +126,7 @@ def search(
 
 def _layouts(gpus: int, model: Model) -> Iterator[dict[str, int]]:
     """How the GPUs of one engine may share the model; experts columnwise, or whole ones on each GPU."""
-    has_experts = any(isinstance(kernel, Experts) for kernel, _ in model.served.kernels)
+    has_experts = any(isinstance(kernel, ExpertLayer) for kernel, _ in model.served.kernels)
     numbers = range(1, gpus + 1)
     for tp, dp, pp in itertools.product(numbers, repeat=3):
         if tp * dp * pp <= gpus:
@@ -156,7 +156,7 @@ def _bounded(
         steps = steps_of(model, gpu, **layout, kv=options["kv"], **own)
     except UsageError:
         return ["the model does not divide so, or no cluster joins so many GPUs"] * len(loads)
-    asked = Workload(prompt=Lengths(common["prompt"]), generate=Lengths(common["generate"]), concurrency=1)
+    asked = RequestLoad(prompt=Lengths(common["prompt"]), generate=Lengths(common["generate"]), concurrency=1)
     try:
         largest_batch(steps, asked)
     except UsageError:
@@ -182,7 +182,7 @@ def _stem(name: str) -> str:
 
 def _least(steps: GpuSteps, prompt: int, generate: int) -> dict[str, float]:
     """By quantity what no request beats."""
-    step_s, each = _least_step_s(steps, 1), steps.each(Step(0, 0, ((prompt, 0),)))
+    step_s, each = _least_step_s(steps, 1), steps.each(EngineStep(0, 0, ((prompt, 0),)))
     flops_s = sum(n * peak_compute_s(kernel.cost(own, steps.layout), steps.gpu)
                   for kernel, n, own in each if not isinstance(kernel, _UNBOUNDED))  # fmt: skip
     return {"tpot": step_s, "tokens_per_s_per_user": 1 / step_s, "ttft": flops_s,
@@ -191,7 +191,7 @@ def _least(steps: GpuSteps, prompt: int, generate: int) -> dict[str, float]:
 
 def _least_step_s(steps: GpuSteps, sequences: int) -> float:
     """Seconds that no step with a token of each of so many sequences beats."""
-    step = Step(max(int(_NODE * sequences), 1), 0)
+    step = EngineStep(max(int(_NODE * sequences), 1), 0)
     return sum(n * bound_s(kernel.cost(own, steps.layout), steps.gpu)
                for kernel, n, own in steps.each(step) if not isinstance(kernel, _UNBOUNDED))  # fmt: skip
 
@@ -214,9 +214,9 @@ def _cost(gpus: int, price: float | None, tokens_per_s: float) -> float:
 def _simulated(
     candidates: list[_Open], target: str, traces: Traces, limits: Sequence[Limit], prices: Mapping[str, float],
     common: Mapping[str, Any], pruned: Counter[str], progress: Callable[[str], None],
-) -> list[Choice]:  # fmt: skip
+) -> list[EngineChoice]:  # fmt: skip
     """Simulate in the order of the least cost, until no further one can be cheaper than the best that keeps all."""
-    found: list[Choice] = []
+    found: list[EngineChoice] = []
     best = math.inf
     ordered = sorted(candidates, key=lambda each: each.least_cost)
     for number, each in enumerate(ordered):
@@ -233,7 +233,7 @@ def _simulated(
             pruned["refused by its simulation"] += 1
             continue
         assert point.candidate is not None
-        made = Choice(options=each.options, engines=each.engines, gpus=each.engines * point.gpus,
+        made = EngineChoice(options=each.options, engines=each.engines, gpus=each.engines * point.gpus,
                       candidate=point.candidate)  # fmt: skip
         found.append(made)
         if stop(made.candidate, limits) is None:
@@ -241,7 +241,9 @@ def _simulated(
     return found
 
 
-def _unreachable(simulated: Sequence[Choice], limits: Sequence[Limit], pruned: Mapping[str, int], count: int) -> str:
+def _unreachable(
+    simulated: Sequence[EngineChoice], limits: Sequence[Limit], pruned: Mapping[str, int], count: int
+) -> str:
     """Why nothing is left."""
     reasons = [f"{n:,}: {why}" for why, n in pruned.items()]
     missed = [stop(each.candidate, limits) for each in simulated]

@@ -15,7 +15,7 @@ from memwall.report.kinds import Report
 from memwall.serving.candidates import objective_text
 
 if TYPE_CHECKING:
-    from memwall.serving.search import Choice, Found
+    from memwall.serving.search import EngineChoice, Found
 
 SCHEMA = "memwall.search/1"
 _OPTIONS = ("gpu", "weights", "kv", "tp", "ep", "dp", "pp")
@@ -47,7 +47,7 @@ class SearchReport(Report):
         title = "The cheapest that keep all objectives" if found.objectives else "The cheapest"
         return Document(f"{self.target}: search", (Section("", tuple(lines)), Section(title, (table,))))
 
-    def _table(self, shown: Sequence[Choice], left: int) -> Table:
+    def _table(self, shown: Sequence[EngineChoice], left: int) -> Table:
         columns = [col.names(name, [each.options[name] for each in shown]) for name in _OPTIONS[:3]]
         columns += [col.plain(name, [each.options[name] for each in shown]) for name in _OPTIONS[3:]]
         columns += [col.plain("engines", [each.engines for each in shown]), col.plain("GPUs", [e.gpus for e in shown])]
@@ -79,7 +79,7 @@ class SearchReport(Report):
         )  # fmt: skip
 
 
-def _text(choice: Choice) -> str:
+def _text(choice: EngineChoice) -> str:
     """``2 engines of 4 h100-sxm: tp 4, weights fp8``."""
     options = choice.options
     layout = [f"{name} {options[name]}" for name in ("tp", "ep", "dp", "pp") if options[name] > 1]

@@ -1,18 +1,17 @@
 """What the host does to issue each kernel of a plan: calls, modules, views, autograd nodes, allocations, launches.
 
-The kinds of work are those of :class:`memwall.hardware.host.Work`. An eager op is a call of the dispatcher, from Python
-or from an autograd node. Calls that launch nothing have no place in a graph, which counts them: they are spread evenly
-over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch its kernels,
-and what no compiled graph holds is issued as eager does; ``ideal`` is a call and its launches, the least that any
-kernel asks for.
-"""
+The kinds of work are those of :class:`memwall.hardware.host.HostWork`. An eager op is a call of the dispatcher, from
+Python or from an autograd node. Calls that launch nothing have no place in a graph, which counts them: they are spread
+evenly over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch its
+kernels, and what no compiled graph holds is issued as eager does; ``ideal`` is a call and its launches, the least that
+any kernel asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from memwall.core.graph import Graph, Op
-from memwall.hardware.host import Work
+from memwall.hardware.host import HostWork
 from memwall.ops.registry import is_recurrent
 
 #: How the CPU issues kernels: one op after another, each step issued while the GPU still runs the one before it; the
@@ -30,14 +29,14 @@ Issued = tuple[Sequence[int], int]
 def work_of(
     graph: Graph, policy: str, kernels: Sequence[Issued], launch: str = "eager",
     outside: Collection[int] = frozenset(),
-) -> list[Work]:  # fmt: skip
+) -> list[HostWork]:  # fmt: skip
     """The work of each kernel of a plan, in launch order; ``outside`` as :class:`memwall.fusion.Plan` has it."""
     if launch in ("eager", "call"):
         kernels = [(op_ids, _launches(graph.ops[op_ids[0]], launches)) for op_ids, launches in kernels]
         return _ISSUED[policy](graph, kernels) if policy in _ISSUED else _compiled(graph, kernels, outside)
-    work = [Work()] * len(kernels)
+    work = [HostWork()] * len(kernels)
     if work and (launch == "replay" or (launch == "graph" and policy != "eager")):
-        work[0] = Work(replay=1)
+        work[0] = HostWork(replay=1)
     return work
 
 
@@ -46,12 +45,12 @@ def _launches(op: Op, launches: int) -> int:
     return min(launches, 1) if is_recurrent(op.name) else launches
 
 
-def _eager(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
+def _eager(graph: Graph, kernels: Iterable[Issued]) -> list[HostWork]:
     host = _Eager(graph)
     return [host.work(graph.ops[op_ids[0]], launches) for op_ids, launches in kernels]
 
 
-def _compiled(graph: Graph, kernels: Iterable[Issued], outside: Collection[int]) -> list[Work]:
+def _compiled(graph: Graph, kernels: Iterable[Issued], outside: Collection[int]) -> list[HostWork]:
     host, found, called = _Eager(graph), [], set()
     for op_ids, launches in kernels:
         op = graph.ops[op_ids[0]]
@@ -63,18 +62,18 @@ def _compiled(graph: Graph, kernels: Iterable[Issued], outside: Collection[int])
         guarded = first and op.phase == "forward" and bool(graph.parameters)
         node = first and graph.takes_gradients  # autograd sees a phase of compiled code as one op
         found.append(
-            Work(node=node, backward=host.begins(op), compiled_call=first, compiled_parameters=guarded,
+            HostWork(node=node, backward=host.begins(op), compiled_call=first, compiled_parameters=guarded,
                  compiled_kernel=launches)
         )  # fmt: skip
     return found
 
 
-def _ideal(graph: Graph, kernels: Iterable[Issued]) -> list[Work]:
-    return [Work(op=bool(launches), launch=launches) for _, launches in kernels]
+def _ideal(graph: Graph, kernels: Iterable[Issued]) -> list[HostWork]:
+    return [HostWork(op=bool(launches), launch=launches) for _, launches in kernels]
 
 
 #: policy -> how its kernels are issued; those of all others are compiled
-_ISSUED: Mapping[str, Callable[[Graph, Iterable[Issued]], list[Work]]] = {"eager": _eager, "ideal": _ideal}
+_ISSUED: Mapping[str, Callable[[Graph, Iterable[Issued]], list[HostWork]]] = {"eager": _eager, "ideal": _ideal}
 
 
 class _Eager:
@@ -92,12 +91,12 @@ class _Eager:
         self.module: list[str] = []
         self.phase = ""
 
-    def work(self, op: Op, launches: int) -> Work:
+    def work(self, op: Op, launches: int) -> HostWork:
         """What an op asks of the host; to be called in the order of the ops."""
         product = op.op_class == "contraction"
         library = op.op_class == "convolution" or "batch_norm" in op.name or is_recurrent(op.name)
         begins = self.begins(op)
-        return Work(
+        return HostWork(
             op=bool(launches), module=self._modules(op), view=self.views, node=self._nodes(op), backward=begins,
             launch=launches, allocation=self._made(op) + self.allocations, cudnn=library, cublas=product,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class Step(NamedTuple):
+class QueuedKernel(NamedTuple):
     """A kernel in the queue: seconds of the CPU up to its first launch and for later ones, seconds of the GPU once all
     are issued, the launches, which are taken to be alike, and seconds of the CPU after the last of them."""
 
@@ -22,13 +22,13 @@ class Step(NamedTuple):
     launches: int = 1
     after_s: float = 0.0
 
-    def scaled(self, factor: float) -> Step:
+    def scaled(self, factor: float) -> QueuedKernel:
         """The same on a host that takes ``factor`` times as long for everything."""
         issue_s, busy_s, later_s, launches, after_s = self
-        return Step(factor * issue_s, busy_s, factor * later_s, launches, factor * after_s)
+        return QueuedKernel(factor * issue_s, busy_s, factor * later_s, launches, factor * after_s)
 
 
-def queue(steps: Iterable[Step], ahead_s: float = 0.0) -> tuple[list[float], float]:
+def queue(steps: Iterable[QueuedKernel], ahead_s: float = 0.0) -> tuple[list[float], float]:
     """Run kernels through the queue while the GPU is busy for ``ahead_s`` more. The seconds that the GPU waits for the
     CPU before or within each, and those from the first issue until both are done; where the CPU is last, the last
     kernel stands in for it."""
@@ -48,7 +48,7 @@ def queue(steps: Iterable[Step], ahead_s: float = 0.0) -> tuple[list[float], flo
     return waits, gpu_s
 
 
-def step_in_loop(steps: Sequence[Step]) -> tuple[list[float], float]:
+def step_in_loop(steps: Sequence[QueuedKernel]) -> tuple[list[float], float]:
     """The waits of a step's kernels where the same step is issued again and again, and the seconds of a step: those of
     the CPU, or of the GPU where it never catches up with the CPU."""
     issued_s = sum(step.issue_s + step.later_s + step.after_s for step in steps)

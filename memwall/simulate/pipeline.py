@@ -36,7 +36,7 @@ class Stage(NamedTuple):
         return {"F": self.hidden_forward_s, "B": self.hidden_backward_s}.get(kind, 0.0)
 
 
-class Task(NamedTuple):
+class StageTask(NamedTuple):
     """``F``, ``B`` or ``W`` (gradients of weights) of a microbatch in a stage."""
 
     kind: str
@@ -59,26 +59,26 @@ class PipelineRun:
     busy_s: tuple[float, ...]
     in_flight: tuple[int, ...]
     done_s: tuple[float, ...]
-    orders: Sequence[Sequence[Task]]
+    orders: Sequence[Sequence[StageTask]]
     done: _Done
     stages: tuple[Stage, ...]
     splits: bool
     hidden_s: tuple[float, ...] = ()
-    paired: frozenset[Task] = frozenset()
+    paired: frozenset[StageTask] = frozenset()
 
     @cached_property
-    def ends(self) -> Mapping[Task, float]:
+    def ends(self) -> Mapping[StageTask, float]:
         """When each task was done."""
         done = self.done
         return {task: done[task.kind][task.stage][task.microbatch] or 0.0 for order in self.orders for task in order}
 
-    def span_s(self, task: Task) -> tuple[float, float]:
+    def span_s(self, task: StageTask) -> tuple[float, float]:
         """When a task begins and ends."""
         stage = self.stages[task.stage]
         hidden_s = stage.hidden_s(task.kind) if task in self.paired else 0.0
         return self.ends[task] - (_time_s(task.kind, stage, self.splits) - hidden_s), self.ends[task]
 
-    def sent_s(self, task: Task) -> float:
+    def sent_s(self, task: StageTask) -> float:
         """Seconds until what a task hands on is on the next stage; 0 where it hands on nothing."""
         link = {"F": task.stage, "B": task.stage - 1}.get(task.kind, -1)
         return self.stages[link].send_s if 0 <= link < len(self.stages) - 1 else 0.0
@@ -97,7 +97,7 @@ class PipelineRun:
 
 def run_pipeline(
     stages: Sequence[Stage], ranks: int, microbatches: int, schedule: str,
-    orders: Sequence[Sequence[Task]] | None = None,
+    orders: Sequence[Sequence[StageTask]] | None = None,
 ) -> PipelineRun:  # fmt: skip
     """One step.
 
@@ -114,7 +114,7 @@ def run_pipeline(
     chunks, splits = len(stages) // ranks, schedule == "zb"
     tasks = orders or [ORDERS[schedule](rank, ranks, chunks, microbatches) for rank in range(ranks)]
     hides = any(stage.hidden_forward_s or stage.hidden_backward_s for stage in stages)
-    paired = frozenset(task for each in tasks for task in _paired(each)) if hides else frozenset[Task]()
+    paired = frozenset(task for each in tasks for task in _paired(each)) if hides else frozenset[StageTask]()
     times = {(kind, k): _time_s(kind, stage, splits) for kind in "FBW" for k, stage in enumerate(stages)}
     done, done_s = _ends(tasks, stages, times, paired)
     hidden = tuple(
@@ -129,7 +129,7 @@ def run_pipeline(
     )  # fmt: skip
 
 
-def _paired(order: Sequence[Task]) -> Iterator[Task]:
+def _paired(order: Sequence[StageTask]) -> Iterator[StageTask]:
     """The tasks of a rank that run next to another: a backward pass and the forward pass that follows it."""
     for first, second in pairwise(order):
         if (first.kind, second.kind) == ("B", "F"):
@@ -174,8 +174,8 @@ def least_ends_s(stages: Sequence[Stage], ranks: int, microbatches: int, schedul
 
 
 def _ends(
-    orders: Sequence[Sequence[Task]], stages: Sequence[Stage], times: Mapping[tuple[str, int], float],
-    paired: frozenset[Task],
+    orders: Sequence[Sequence[StageTask]], stages: Sequence[Stage], times: Mapping[tuple[str, int], float],
+    paired: frozenset[StageTask],
 ) -> tuple[_Done, list[float]]:  # fmt: skip
     """When each task is done, and each rank: ranks take turns, each running until it waits."""
     most = 1 + max((task.microbatch for order in orders for task in order), default=0)
@@ -225,7 +225,7 @@ def _time_s(kind: str, stage: Stage, splits: bool) -> float:
     return stage.forward_s if kind == "F" else stage.weight_s
 
 
-def _most_held(order: Iterable[Task], schedule: str) -> int:
+def _most_held(order: Iterable[StageTask], schedule: str) -> int:
     """The most microbatches between their forward and what releases their activations."""
     held = most = 0
     release = "W" if schedule == "zb" else "B"
@@ -238,37 +238,37 @@ def _most_held(order: Iterable[Task], schedule: str) -> int:
 # -- the order of a rank's tasks ---------------------------------------------------------------------------------------
 
 
-def _gpipe(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
-    return [Task(kind, rank, i) for kind in "FB" for i in range(microbatches)]
+def _gpipe(rank: int, ranks: int, chunks: int, microbatches: int) -> list[StageTask]:
+    return [StageTask(kind, rank, i) for kind in "FB" for i in range(microbatches)]
 
 
-def _one_forward_one_backward(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
-    forward = [Task("F", rank, i) for i in range(microbatches)]
-    backward = [Task("B", rank, i) for i in range(microbatches)]
+def _one_forward_one_backward(rank: int, ranks: int, chunks: int, microbatches: int) -> list[StageTask]:
+    forward = [StageTask("F", rank, i) for i in range(microbatches)]
+    backward = [StageTask("B", rank, i) for i in range(microbatches)]
     return _alternating(forward, backward, ranks - rank - 1)
 
 
-def _interleaved(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
+def _interleaved(rank: int, ranks: int, chunks: int, microbatches: int) -> list[StageTask]:
     """Megatron-LM's: groups of as many microbatches as ranks pass through a chunk before the next one."""
     groups = range(0, microbatches, ranks)
     forward, backward = (
-        [Task(kind, chunk * ranks + rank, first + i) for first in groups for chunk in order for i in range(ranks)]
+        [StageTask(kind, chunk * ranks + rank, first + i) for first in groups for chunk in order for i in range(ranks)]
         for kind, order in (("F", range(chunks)), ("B", range(chunks)[::-1]))
     )
     return _alternating(forward, backward, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
 
 
-def _zero_bubble(rank: int, ranks: int, chunks: int, microbatches: int) -> list[Task]:
+def _zero_bubble(rank: int, ranks: int, chunks: int, microbatches: int) -> list[StageTask]:
     """ZB-H1: the gradients of weights as many microbatches later as ranks come before, at the end all that are left."""
-    found: list[Task] = []
+    found: list[StageTask] = []
     for task in _one_forward_one_backward(rank, ranks, chunks, microbatches):
         found.append(task)
         if task.kind == "B" and task.microbatch >= rank:
-            found.append(Task("W", rank, task.microbatch - rank))
-    return found + [Task("W", rank, i) for i in range(max(microbatches - rank, 0), microbatches)]
+            found.append(StageTask("W", rank, task.microbatch - rank))
+    return found + [StageTask("W", rank, i) for i in range(max(microbatches - rank, 0), microbatches)]
 
 
-def _alternating(forward: Sequence[Task], backward: Sequence[Task], ahead: int) -> list[Task]:
+def _alternating(forward: Sequence[StageTask], backward: Sequence[StageTask], ahead: int) -> list[StageTask]:
     """``ahead`` tasks forward, then one forward and one backward in turn, then the rest backward."""
     ahead = min(ahead, len(forward))
     found = list(forward[:ahead])
@@ -278,6 +278,6 @@ def _alternating(forward: Sequence[Task], backward: Sequence[Task], ahead: int) 
 
 
 #: schedule -> (rank, ranks, chunks, microbatches) -> the tasks of the rank
-ORDERS: Mapping[str, Callable[[int, int, int, int], list[Task]]] = {
+ORDERS: Mapping[str, Callable[[int, int, int, int], list[StageTask]]] = {
     "gpipe": _gpipe, "1f1b": _one_forward_one_backward, "interleaved": _interleaved, "zb": _zero_bubble,
 }  # fmt: skip

@@ -11,13 +11,13 @@ from typing import Any
 
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
-from memwall.hardware.host import Host, Work
+from memwall.hardware.host import Host, HostWork
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.registry import class_order
 from memwall.perfmodel.collectives import link_of, ways_of
 from memwall.simulate.issue import work_of
-from memwall.simulate.launch_queue import Step
+from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.memory import MemoryPeak, memory_peak, reuse_distances
 from memwall.simulate.streams import Lanes
 
@@ -26,7 +26,7 @@ MODEL_CLASSES = ("contraction", "convolution", "attention")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AlikeKernels:
     """Kernels of a plan that are alike on every GPU: equal ops and cost, in one phase, with equal reuse distances.
     ``group`` is the first of them; ``cost`` numbers its cost, equal ones alike."""
 
@@ -56,7 +56,7 @@ class Kind:
 class PlanContext:
     """What a plan determines on any GPU: its distinct kernels, sums, and the memory peak."""
 
-    kinds: Sequence[Kind]
+    kinds: Sequence[AlikeKernels]
     #: the kind of each kernel, in launch order; of those of each class; and of those that MFU counts
     order: Sequence[int]
     by_class: Mapping[str, Sequence[int]]
@@ -75,7 +75,7 @@ class PlanContext:
         class of its ops."""
         alike = graph.alike
         first: dict[tuple[Any, ...], int] = {}
-        kinds: list[Kind] = []
+        kinds: list[AlikeKernels] = []
         order: list[int] = []
         by_value: dict[Cost, int] = {}  # one number for each cost, the same for equal ones
         numbers = {
@@ -90,7 +90,7 @@ class PlanContext:
                 label = _label(graph, group, costs)
                 multiplies = any(graph.ops[i].op_class in MODEL_CLASSES for i in group.op_ids)
                 kinds.append(
-                    Kind(group, number_of_cost, phase, *label, group.cost.total_flops, reuse, again, multiplies)
+                    AlikeKernels(group, number_of_cost, phase, *label, group.cost.total_flops, reuse, again, multiplies)
                 )
             order.append(number)
         by_class: dict[str, list[int]] = {}
@@ -123,7 +123,7 @@ class PlanContext:
             launches = [kind.group.cost.kernels for kind in self.kinds]
             calls = [(group.op_ids, launches[n]) for group, n in zip(self.plan.groups, self.order, strict=True)]
             work = work_of(self.graph, self.plan.policy, calls, launch, self.plan.outside)
-            numbers: dict[tuple[Work, int, int], int] = {}
+            numbers: dict[tuple[HostWork, int, int], int] = {}
             order = [
                 numbers.setdefault((w, n, launches[n]), len(numbers)) for w, n in zip(work, self.order, strict=True)
             ]
@@ -144,7 +144,7 @@ class Issued:
     """How the kernels of a plan are issued: each distinct work of the host with each kind of kernel (its number and its
     launches), and which of these each kernel is, in launch order."""
 
-    kinds: Sequence[tuple[Work, int, int]]
+    kinds: Sequence[tuple[HostWork, int, int]]
     order: Sequence[int]
 
     def seconds(self, host: Host) -> list[float]:
@@ -152,12 +152,12 @@ class Issued:
         of_kind = [host.issue_s(work) for work, _, _ in self.kinds]
         return [of_kind[number] for number in self.order]
 
-    def steps(self, host: Host, busy_s: Sequence[float], is_lone: bool) -> list[Step]:
+    def steps(self, host: Host, busy_s: Sequence[float], is_lone: bool) -> list[QueuedKernel]:
         """Each kind in the queue; ``busy_s`` is by kind of kernel."""
         found = []
         for work, number, launches in self.kinds:
             issue_s, later_s, after_s = host.split_s(work, is_lone)
-            found.append(Step(issue_s, busy_s[number], later_s, launches, after_s))
+            found.append(QueuedKernel(issue_s, busy_s[number], later_s, launches, after_s))
         return found
 
 

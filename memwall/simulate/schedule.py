@@ -25,9 +25,9 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.perfmodel.cpu import predict_on_cpu
 from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute_s, predict_cost
-from memwall.simulate.launch_queue import Step
+from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.memory import MemoryPeak, reserved_bytes
-from memwall.simulate.plan_context import Issued, Kind, PlanContext
+from memwall.simulate.plan_context import AlikeKernels, Issued, PlanContext
 from memwall.simulate.streams import Needs, Overlap, sides_of
 
 
@@ -51,7 +51,7 @@ class Totals:
     hfu: float = 0.0
 
 
-class Timing(NamedTuple):
+class KernelTiming(NamedTuple):
     """When only a kernel's time matters: its wall, its seconds, and those of them in which it waits for the CPU."""
 
     limited_by: str
@@ -59,7 +59,7 @@ class Timing(NamedTuple):
     wait_s: float
 
     @classmethod
-    def of(cls, known: Prediction, wait_s: float, hidden_s: float = 0.0) -> Timing:
+    def of(cls, known: Prediction, wait_s: float, hidden_s: float = 0.0) -> KernelTiming:
         """That of a predicted kernel after a wait, a part of which other kernels hide."""
         if wait_s:
             link_s = known.link_s and known.link_s + wait_s
@@ -98,11 +98,11 @@ class Schedule:
     outside: frozenset[int] = frozenset()
 
     @cached_property
-    def timings(self) -> Sequence[Timing]:
+    def timings(self) -> Sequence[KernelTiming]:
         """The wall and the time of each kernel, in launch order."""
-        if isinstance(self.kernels, Kernels):
+        if isinstance(self.kernels, ScheduledKernels):
             return self.kernels.timings()
-        return [Timing(kernel.limited_by, kernel.time_s, kernel.wait_s) for kernel in self.kernels]
+        return [KernelTiming(kernel.limited_by, kernel.time_s, kernel.wait_s) for kernel in self.kernels]
 
     @property
     def mbu(self) -> float:
@@ -148,7 +148,7 @@ def simulate(
     if host.varies:
         scaled = ([each.scaled(factor) for each in steps] for factor in (host.low, host.high))
         fast_s, slow_s = (_queued(context, issued, some, needs, launch).time_s for some in scaled)
-    kernels = Kernels(plan, context, known, issued.seconds(host), ran)
+    kernels = ScheduledKernels(plan, context, known, issued.seconds(host), ran)
     totals = _totals(gpu, context, known, ran.time_s, (fast_s, slow_s), ways)
     return Schedule(gpu, plan.policy, kernels, totals, context.memory, graph_index, plan, launch, plan.outside)
 
@@ -160,14 +160,14 @@ def as_launched(gpu: Gpu, launch: str) -> Gpu:
 
 
 def _queued(
-    context: PlanContext, issued: Issued, of_kind: Sequence[Step], needs: Sequence[Needs], launch: str
+    context: PlanContext, issued: Issued, of_kind: Sequence[QueuedKernel], needs: Sequence[Needs], launch: str
 ) -> Overlap:
     """How the kernels wait and overlap; by kind of them what each needs."""
     steps, order = [of_kind[number] for number in issued.order], context.order
     return context.lanes.run(steps, [needs[number] for number in order], launch in ("call", "replay"))
 
 
-class Kernels(Sequence[Estimate]):
+class ScheduledKernels(Sequence[Estimate]):
     """The estimates of a schedule, in launch order; built on first use. ``spans``: when each runs, if some overlap."""
 
     def __init__(
@@ -206,11 +206,11 @@ class Kernels(Sequence[Estimate]):
             time_s, flops, matrix_s, again, again_s = kinds[n]
             yield Alone(group.op_ids[0], time_s, issue_s, flops, matrix_s, again, again_s)
 
-    def timings(self) -> list[Timing]:
+    def timings(self) -> list[KernelTiming]:
         """What :attr:`Schedule.timings` says, without the estimates."""
-        of_kind = [Timing.of(known, 0.0) for known in self._known]
+        of_kind = [KernelTiming.of(known, 0.0) for known in self._known]
         return [
-            Timing.of(self._known[n], wait_s, hidden_s) if wait_s or hidden_s else of_kind[n]
+            KernelTiming.of(self._known[n], wait_s, hidden_s) if wait_s or hidden_s else of_kind[n]
             for n, wait_s, hidden_s in zip(self._context.order, self._waits, self._hidden, strict=True)
         ]
 
@@ -288,13 +288,13 @@ def _totals(
     )  # fmt: skip
 
 
-def _again_s(kind: Kind, gpu: Gpu) -> float:
+def _again_s(kind: AlikeKernels, gpu: Gpu) -> float:
     """Seconds at the peaks of what a kernel does again of forward beyond the model's FLOPs."""
     again = (launch.flops_again.items() for launch in kind.group.cost.launches)
     return sum(count / gpu.peak(pipe) for pipes in again for pipe, count in pipes)
 
 
-def _matrix_s(kind: Kind, known: Prediction, gpu: Gpu) -> float:
+def _matrix_s(kind: AlikeKernels, known: Prediction, gpu: Gpu) -> float:
     """Seconds that the matrix FLOPs take at the peaks of their pipes; of a group only the products, not other ops."""
     cost = kind.group.cost
     if len(kind.group.op_ids) > 1:

@@ -28,7 +28,7 @@ from memwall.perfmodel.roofline import on_chip_s
 _L2_SIZES = 8
 
 
-class _Kernel(NamedTuple):
+class _BoundKernel(NamedTuple):
     #: seconds with all operands in L2, and what it occupies in them: ``""`` the GPU, or the ways of a link
     on_chip_s: float
     ways: tuple[str, ...]
@@ -36,7 +36,7 @@ class _Kernel(NamedTuple):
     reads: dict[int, int]
     writes: dict[int, int]
 
-    def of(self, storages: set[int]) -> _Kernel:
+    def of(self, storages: set[int]) -> _BoundKernel:
         """What it does to some storages alone."""
         reads, writes = ({s: size for s, size in each.items() if s in storages} for each in (self.reads, self.writes))
         return self._replace(reads=reads, writes=writes)
@@ -45,14 +45,14 @@ class _Kernel(NamedTuple):
 def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
     """Seconds that no run of the plan can beat on this GPU, whatever its L2 keeps."""
     known: dict[int, tuple[float, tuple[str, ...]]] = {}
-    kernels, streams = list[_Kernel](), defaultdict[int, list[_Kernel]](list)
+    kernels, streams = list[_BoundKernel](), defaultdict[int, list[_BoundKernel]](list)
     touching = defaultdict[int, set[int]](set)
     for group in plan.groups:
         cost, stream = group.cost, graph.ops[group.op_ids[0]].stream
         if id(cost) not in known:
             known[id(cost)] = on_chip_s(cost, gpu), ways_of(cost, gpu)
         reads = _certain(graph, group.reads, cost.least_read_bytes)
-        kernels.append(_Kernel(*known[id(cost)], reads, _certain(graph, group.writes, cost.write_bytes)))
+        kernels.append(_BoundKernel(*known[id(cost)], reads, _certain(graph, group.writes, cost.write_bytes)))
         streams[stream].append(kernels[-1])
         for storage in (*kernels[-1].reads, *kernels[-1].writes):
             touching[storage].add(stream)
@@ -68,7 +68,7 @@ def step_bound_s(graph: Graph, plan: Plan, gpu: Gpu) -> float:
     return max(*occupied_s.values(), *each_s, _cut(moving, _next_reads(graph, moving), gpu, math.inf))
 
 
-def _longest_s(graph: Graph, kernels: Sequence[_Kernel], gpu: Gpu) -> float:
+def _longest_s(graph: Graph, kernels: Sequence[_BoundKernel], gpu: Gpu) -> float:
     """The best bound of kernels one after another."""
     following = _next_reads(graph, kernels)
     return max(_cut(kernels, following, gpu, most) for most in (_L2_SIZES * gpu.l2_bytes, math.inf))
@@ -87,7 +87,7 @@ def _certain(graph: Graph, values: Sequence[int], nbytes: int) -> dict[int, int]
     return {storage: max(size - missing, 0) for storage, size in least.items()}
 
 
-def _next_reads(graph: Graph, kernels: Sequence[_Kernel]) -> list[dict[int, tuple[int, int]]]:
+def _next_reads(graph: Graph, kernels: Sequence[_BoundKernel]) -> list[dict[int, tuple[int, int]]]:
     """For each kernel, storage that it writes -> the next kernel that touches it, and the bytes that this certainly
     reads of those written: two parts of a storage may be apart. What is never touched again is read after the step if
     it stays."""
@@ -106,7 +106,7 @@ def _next_reads(graph: Graph, kernels: Sequence[_Kernel]) -> list[dict[int, tupl
 
 
 def _cut(
-    kernels: Sequence[_Kernel], following: Sequence[dict[int, tuple[int, int]]], gpu: Gpu, most_bytes: float
+    kernels: Sequence[_BoundKernel], following: Sequence[dict[int, tuple[int, int]]], gpu: Gpu, most_bytes: float
 ) -> float:
     """The bound with windows of about ``most_bytes`` of traffic."""
     total_s, begin = 0.0, 0

@@ -21,7 +21,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.perfmodel.collectives import taken_shares
 from memwall.perfmodel.roofline import Prediction
-from memwall.simulate.launch_queue import Step, queue, step_in_loop
+from memwall.simulate.launch_queue import QueuedKernel, queue, step_in_loop
 
 
 class Sides(NamedTuple):
@@ -51,7 +51,7 @@ class Needs(NamedTuple):
 class Streamed(NamedTuple):
     """A kernel in its stream, with the numbers of the kernels that it waits for; the others as of :class:`Needs`."""
 
-    step: Step
+    step: QueuedKernel
     stream: int = 0
     link: str = ""
     waits: tuple[int, ...] = ()
@@ -220,7 +220,7 @@ def overlapped_in_loop(kernels: Sequence[Streamed]) -> Overlap:
     """A step where the same one is issued again and again, as :func:`memwall.simulate.launch_queue.step_in_loop`."""
     steps = [each.step for each in kernels]
     issued_s = sum(step.issue_s + step.later_s + step.after_s for step in steps)
-    at_once = [each._replace(step=Step(0.0, each.step.busy_s)) for each in kernels]
+    at_once = [each._replace(step=QueuedKernel(0.0, each.step.busy_s)) for each in kernels]
     found = overlapped(at_once)
     return found if found.time_s >= issued_s else overlapped(kernels, overlapped(kernels).time_s - issued_s)
 
@@ -247,7 +247,7 @@ class Lanes:
         """Whether any kernels may run at the same time."""
         return bool(self.waits)
 
-    def run(self, steps: Sequence[Step], needs: Sequence[Needs], lone: bool) -> Overlap:
+    def run(self, steps: Sequence[QueuedKernel], needs: Sequence[Needs], lone: bool) -> Overlap:
         """The kernels of a step and what each needs; a ``lone`` one on an idle GPU or one in a loop."""
         if self.overlap:
             kernels = [
@@ -288,11 +288,11 @@ def beside_s(passes: Sequence[float], messages: Sequence[Sent], taken: Sides) ->
     sent = [message for message in messages if message.time_s]  # before blocks that become ready with them
     needed_by = {block: (i,) for i, message in enumerate(sent) for block in message.before}
     kernels = [
-        Streamed(Step(0.0, time_s), 1, "replicas", tuple(len(sent) + block for block in after), taken)
+        Streamed(QueuedKernel(0.0, time_s), 1, "replicas", tuple(len(sent) + block for block in after), taken)
         for time_s, after, _ in sent
     ]
     blocks = [
-        Streamed(Step(0.0, seconds), waits=needed_by.get(i, ()), sides=Sides(seconds))
+        Streamed(QueuedKernel(0.0, seconds), waits=needed_by.get(i, ()), sides=Sides(seconds))
         for i, seconds in enumerate(passes)
     ]
     return overlapped([*kernels, *blocks]).time_s

@@ -15,7 +15,7 @@ from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from memwall.points import Kind
+    from memwall.points import PointKind
     from memwall.sweeping.axes import Space
 
 #: keys of a file of a sweep, and of a workload in it
@@ -32,7 +32,7 @@ _WORKLOAD_KEYS = ("target", "vary")
 
 
 @dataclass
-class _Asked:
+class _SweepAsked:
     """What the command line and a file ask for, before axes are read: ``workloads`` are targets with axes of their
     own."""
 
@@ -119,7 +119,7 @@ def command(
     out.plan(SweepReport)
     if resume and not keep:
         raise UsageError("--resume goes with --keep FOLDER, which has the finished points")
-    asked = _Asked([], [*vary], [*where], best, top, [*pareto], of, prices)
+    asked = _SweepAsked([], [*vary], [*where], best, top, [*pareto], of, prices)
     for target in targets:
         if target.endswith(".toml"):
             _read(target, asked)
@@ -145,7 +145,7 @@ def _named(prices: Mapping[str, float]) -> dict[str, float]:
     return prices_of(prices)
 
 
-def _spaces(asked: _Asked, messages: Messages) -> tuple[list[Space], Kind]:
+def _spaces(asked: _SweepAsked, messages: Messages) -> tuple[list[Space], PointKind]:
     """The spaces of all workloads, and the kind that has all their options."""
     from memwall.cli.target import chosen_gpus
     from memwall.sweeping.axes import Axis, Space, split_axis
@@ -165,7 +165,7 @@ def _spaces(asked: _Asked, messages: Messages) -> tuple[list[Space], Kind]:
     return [Space(target, parse_axes([*own, *asked.vary], kind, before)) for target, own in asked.workloads], kind
 
 
-def _read(path: str, asked: _Asked) -> None:
+def _read(path: str, asked: _SweepAsked) -> None:
     """Add what a file asks for; what the command line says goes before it. Raises ``UsageError``: a key is unknown or
     has a value of another type."""
     from memwall.core.files import read_toml

@@ -17,7 +17,7 @@ from typing import Any
 
 from memwall.core.errors import UsageError, need
 from memwall.core.files import write_whole
-from memwall.points import Kind, Options, Row
+from memwall.points import Options, PointKind, Row
 
 #: a finished point: its hash, target, options and row
 Finished = tuple[str, str, Options, Row]
@@ -26,7 +26,7 @@ Finished = tuple[str, str, Options, Row]
 class Dataset:
     """The folder of one sweep."""
 
-    def __init__(self, folder: Path, kind: Kind, names: Sequence[str]) -> None:
+    def __init__(self, folder: Path, kind: PointKind, names: Sequence[str]) -> None:
         self.folder, self.kind, self.names = folder, kind, names
         self.quantities = [row.name for row in kind.quantities]
         self._suffix = "parquet" if find_spec("pyarrow") else "jsonl"

@@ -51,7 +51,7 @@ def here(tasks: Sequence[Task], folder: Path | None) -> Done:
         yield number, evaluate(task, traces)
 
 
-class Worker:
+class SweepWorker:
     """What a process of a sweep runs: tasks, with the traces of those before them."""
 
     def __init__(self) -> None:
@@ -207,5 +207,5 @@ def _on_worker(packed: bytes, folder: Path | None) -> bytes:
     """A task on a Dask worker, which keeps its traces. Both ways go bytes: Dask looks through any other object, which
     takes it tens of milliseconds for one of thousands of points."""
     global _worker
-    _worker = _worker or Worker()
+    _worker = _worker or SweepWorker()
     return pickle.dumps(_worker(pickle.loads(packed), folder), 5)

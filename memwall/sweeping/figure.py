@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwall.analysis.quantities import QUANTITIES
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y, engineering, plain
 from memwall.report.figures.colors import SERIES_COLORS, WALL_COLORS, series_color
-from memwall.report.figures.labels import Box, Line, Placer
+from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.scene import Chart, Scene, fit, text_width
-from memwall.sweeping.growth import GROWS_ON, Growth, Series, is_number
+from memwall.sweeping.growth import GROWS_ON, Growth, GrowthSeries, is_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -60,15 +60,15 @@ def line_colors(count: int, walls: Sequence[str]) -> list[str]:
     return [SERIES_COLORS[order[number % len(order)]] for number in range(count)]
 
 
-def _xs(series: Series) -> Sequence[float]:
+def _xs(series: GrowthSeries) -> Sequence[float]:
     return series.xs
 
 
-def _ys(series: Series) -> Sequence[float]:
+def _ys(series: GrowthSeries) -> Sequence[float]:
     return series.ys
 
 
-def _draw_series(scene: Scene, series: Series, x: Axis, y: Axis, color: str) -> None:
+def _draw_series(scene: Scene, series: GrowthSeries, x: PlotAxis, y: PlotAxis, color: str) -> None:
     places = [(x(a), y(b)) for a, b in zip(series.xs, series.ys, strict=True)]
     held = next((i for i, fits in enumerate(series.fits) if not fits), len(places))
     if held > 1:
@@ -88,7 +88,7 @@ def _draw_series(scene: Scene, series: Series, x: Axis, y: Axis, color: str) -> 
         scene.dot(px, py, 8.0, "ink", hollow=True)
 
 
-def _name(scene: Scene, placer: Placer, series: Series, x: Axis, y: Axis, color: str) -> None:
+def _name(scene: Scene, placer: Placer, series: GrowthSeries, x: PlotAxis, y: PlotAxis, color: str) -> None:
     """The name of a series right of its end."""
     px, py = x(series.xs[-1]), y(series.ys[-1])
     name = fit(series.name, scene.width - px - 12) or series.name[:3]
@@ -97,13 +97,13 @@ def _name(scene: Scene, placer: Placer, series: Series, x: Axis, y: Axis, color:
         scene.text(found[0].left, found[0].lower - 3, name, color=color, bold=True)
 
 
-def _axis(values: Sequence[float], start: float, end: float) -> Axis:
+def _axis(values: Sequence[float], start: float, end: float) -> PlotAxis:
     """Logarithmic where the values span some octaves."""
     low, high = min(values), max(values)
     if low > 0 and high > 6 * low:
-        return Axis(low / 1.15, high * 1.2, start, end, log=True)
+        return PlotAxis(low / 1.15, high * 1.2, start, end, log=True)
     room = 0.08 * (high - low) or abs(high) or 1.0
-    return Axis(max(low - room, 0.0) if low >= 0 else low - room, high + room, start, end)
+    return PlotAxis(max(low - room, 0.0) if low >= 0 else low - room, high + room, start, end)
 
 
 # -- heat maps ---------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _label_front(
     scene: Scene, frame: Box, places: Sequence[tuple[float, float]], names: Sequence[str], radii: Sequence[float]
 ) -> None:
     """A dot for each point of the front, and the names of some of them."""
-    steps = [Line(*a, *b) for a, b in itertools.pairwise(places)]
+    steps = [LabelLine(*a, *b) for a, b in itertools.pairwise(places)]
     placer = Placer(frame, [Box(px - 4, py - 4, px + 4, py + 4) for px, py in places], steps)
     every = -(-len(places) // _LABELS)
     for i, ((px, py), name, radius) in enumerate(zip(places, names, radii, strict=True)):

@@ -19,7 +19,7 @@ MOST_SERIES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class GrowthSeries:
     """Points that differ in one option alone, by its value: the best quantity, the wall, and whether it fits."""
 
     name: str
@@ -73,7 +73,7 @@ class Growth:
 
     across: str
     quantity: str
-    series: tuple[Series, ...]
+    series: tuple[GrowthSeries, ...]
     fixed: tuple[tuple[str, Any], ...]
     others: int = 0
 
@@ -102,10 +102,10 @@ def growth(
     )
 
 
-def _series(name: str, own: DataFrame, x: str, quantity: str) -> Series:
+def _series(name: str, own: DataFrame, x: str, quantity: str) -> GrowthSeries:
     rows = own.sort_values(x).drop_duplicates(x)
     walls = rows["limited_by"] if "limited_by" in rows else [""] * len(rows)
-    return Series(
+    return GrowthSeries(
         name=name, xs=tuple(map(float, rows[x])), ys=tuple(map(float, rows[quantity])), walls=tuple(map(str, walls)),
         fits=tuple(map(bool, rows["fits"])),
     )  # fmt: skip

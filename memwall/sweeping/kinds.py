@@ -14,7 +14,7 @@ from memwall.hardware.cluster import gpu_of, joined, load_cluster
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
 from memwall.pipeline import profile, resimulate
-from memwall.points import Kind, Options, Row, Task, line, options_of, tried
+from memwall.points import Options, PointKind, Row, Task, line, options_of, tried
 from memwall.step import ATTENTION
 from memwall.sweeping.axes import Axis
 from memwall.trace_cache import Traces
@@ -54,7 +54,7 @@ def _profiled(target: str, point: Options, options: Options, traces: Traces) -> 
     return tuple(quantity.read("profile", found, schedule) for quantity in PROFILE.quantities)
 
 
-PROFILE = Kind(
+PROFILE = PointKind(
     name="profile", title="one step of the model, as memwall profile has it", rows=_profiles,
     options=options_of(profile, "progress", "strict", "loss"), numbers=_NUMBERS, inner=_NUMBERS, most=64,
     needs={"context": "mode", "prompt": "mode"},
@@ -63,14 +63,14 @@ PROFILE = Kind(
     listed={"policy": ("policy named", POLICIES), "mode": ("mode", MODES), "attention": ("attention", ATTENTION)},
 )  # fmt: skip
 
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (PROFILE, *kinds_of_points())}
+KINDS: Mapping[str, PointKind] = {kind.name: kind for kind in (PROFILE, *kinds_of_points())}
 
 
 #: what may vary, where a name is like none of it
 _AXES = "an axis for every option of memwall profile and of memwall serve, and for keys of a layout, as in parallel.tp"
 
 
-def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[str] = ()) -> Kind:
+def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[str] = ()) -> PointKind:
     """The kind that is asked for, else the first that has all of some options, and all quantities and options that are
     ``mentioned`` if any has. Raises ``UsageError``: none has the options; names the first wrong one, and the
     nearest."""

@@ -13,10 +13,10 @@ from memwall.core.errors import UsageError
 from memwall.core.units import counted, duration, few, percent, si, size
 from memwall.report.document import (
     Block,
-    Choice,
     Document,
     Markup,
     Picture,
+    PictureChoice,
     Section,
     Sentence,
     Table,
@@ -99,7 +99,7 @@ class SweepReport(Report):
         if pairs:
             pictures = [(f"{pair.down} and {pair.across}", Picture(heat_chart(pair, found.best), "a heat map"))
                         for pair in pairs]  # fmt: skip
-            sections.append(Section("Two options at a time", (Choice(pictures),)))
+            sections.append(Section("Two options at a time", (PictureChoice(pictures),)))
         if len(found.left) > 1 and found.varied:
             note = "drag along an axis to keep the points within; click it to take all; the dark line is the best left"
             sections.append(Section("All options at once", (Markup(self._parallel()), Sentence(note))))

@@ -20,7 +20,7 @@ from memwall.core.scratch import scratch
 from memwall.core.version import __version__
 from memwall.hardware.lookup import load_gpu
 from memwall.hardware.prices import prices_of
-from memwall.points import Kind, Options, Row, Task
+from memwall.points import Options, PointKind, Row, Task
 from memwall.sweeping.axes import Space, axes_of
 from memwall.sweeping.choice import Pruned, kept, pareto, ranked
 from memwall.sweeping.conditions import Condition, column_of, mentioned, parse_condition
@@ -41,7 +41,7 @@ ENGINES = ("local", "dask")
 class Question:
     """What is asked of a sweep, apart from its spaces: see :func:`sweep`."""
 
-    kind: Kind
+    kind: PointKind
     where: tuple[str, ...] = ()
     best: str = ""
     pareto: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     _ask_if_large(spaces, question)
     points = [(space.target, point) for space in spaces for point in space.points()]
     ids = _ids(points, question)
-    rows = _evaluated(points, ids, question, names, _Progress(best, conditions, say))
+    rows = _evaluated(points, ids, question, names, _SweepProgress(best, conditions, say))
     frame = _frame(points, ids, rows, names, kind)
     ran, pruned = kept(frame, conditions)
     if not question.best:
@@ -182,7 +182,7 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     )  # fmt: skip
 
 
-def _quantity(name: str, kind: Kind) -> str:
+def _quantity(name: str, kind: PointKind) -> str:
     """A quantity of a kind that has an order."""
     return column_of(name, [row.name for row in kind.quantities if row.unit not in ("word", "interval", "flag")])
 
@@ -237,7 +237,7 @@ def _ids(points: Sequence[tuple[str, Options]], question: Question) -> list[str]
 
 def _evaluated(
     points: Sequence[tuple[str, Options]], ids: Sequence[str], question: Question, names: Sequence[str],
-    progress: _Progress,
+    progress: _SweepProgress,
 ) -> list[Row]:  # fmt: skip
     """The row of each point, from the dataset where it is kept, else by the engine."""
     kept = Dataset(question.keep, question.kind, names) if question.keep else None
@@ -261,7 +261,7 @@ def _evaluated(
 
 
 @dataclass
-class _Progress:
+class _SweepProgress:
     """Says each second how far a sweep is, and the best so far of the points that satisfy the conditions."""
 
     best: str
@@ -331,7 +331,11 @@ def _engine(tasks: Sequence[Task], question: Question, stack: ExitStack, say: Ca
 
 
 def _frame(
-    points: Sequence[tuple[str, Options]], ids: Sequence[str], rows: Sequence[Row], names: Sequence[str], kind: Kind
+    points: Sequence[tuple[str, Options]],
+    ids: Sequence[str],
+    rows: Sequence[Row],
+    names: Sequence[str],
+    kind: PointKind,
 ) -> DataFrame:
     """Everything as a table."""
     import numpy as np

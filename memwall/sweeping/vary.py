@@ -10,7 +10,7 @@ import click
 
 from memwall.cli import options
 from memwall.core.errors import UsageError
-from memwall.points import Kind
+from memwall.points import PointKind
 from memwall.sweeping.axes import Axis, check_apart, split_axis
 from memwall.sweeping.kinds import kind_of
 from memwall.wings import command_module
@@ -21,26 +21,26 @@ _KEYWORDS = {"input": "input_specs", "no_replay": "replay"}
 _LISTS = ("input_specs", "assume")
 
 
-def kind_of_axes(texts: Sequence[str], asked: str | None, mentioned: Sequence[str]) -> Kind:
+def kind_of_axes(texts: Sequence[str], asked: str | None, mentioned: Sequence[str]) -> PointKind:
     """The kind of a sweep that has all options named, and what is mentioned besides if any has. Raises ``UsageError``:
     none has the options; names the nearest."""
     return kind_of([_KEYWORDS.get(name, name) for text in texts for name in split_axis(text)], asked, mentioned)
 
 
-def parse_axes(texts: Sequence[str], kind: Kind, before: Sequence[Axis] = ()) -> tuple[Axis, ...]:
+def parse_axes(texts: Sequence[str], kind: PointKind, before: Sequence[Axis] = ()) -> tuple[Axis, ...]:
     """Axes from text, after those ``before``. Raises ``UsageError``: an option stands twice, or refuses a value."""
     axes = [*before, *(_axis(split_axis(text), kind) for text in texts)]
     check_apart(axes)
     return tuple(axes)
 
 
-def _axis(named: Mapping[str, Sequence[str]], kind: Kind) -> Axis:
+def _axis(named: Mapping[str, Sequence[str]], kind: PointKind) -> Axis:
     columns = [[_value(name, text, kind) for text in texts] for name, texts in named.items()]
     keywords = tuple(_KEYWORDS.get(name, name) for name in named)
     return Axis(keywords, tuple(dict.fromkeys(zip(*columns, strict=True))))
 
 
-def _value(name: str, text: str, kind: Kind) -> Any:
+def _value(name: str, text: str, kind: PointKind) -> Any:
     """A value as the command of the kind converts it."""
     if name in kind.readers:
         return kind.readers[name](text)
@@ -57,7 +57,7 @@ def _value(name: str, text: str, kind: Kind) -> Any:
     return value[0] if option.multiple and _KEYWORDS.get(name, name) not in _LISTS else value
 
 
-def _option(name: str, kind: Kind) -> tuple[click.Option, click.Context]:
+def _option(name: str, kind: PointKind) -> tuple[click.Option, click.Context]:
     """The option of a command of the kind that has this name."""
     flag = f"--{name.replace('_', '-')}"
     for command in (import_module(command_module(each)).command for each in kind.commands):

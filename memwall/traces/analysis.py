@@ -26,8 +26,8 @@ from memwall.traces.calls import Surroundings
 from memwall.traces.collectives import Alike, RankWaits, collectives, rank_waits, unshared
 from memwall.traces.costs import Price, Pricing, older_kernels_note, reading, row_cost
 from memwall.traces.reading import memory_note, ran_elsewhere, vendors_of
-from memwall.traces.records import Trace, TracedOp
-from memwall.traces.rows import Launches, RowCost, Rows, is_call
+from memwall.traces.records import ProfilerTrace, TracedOp
+from memwall.traces.rows import KernelRows, Launches, RowCost, is_call
 
 SCHEMA = "memwall.trace/1"
 #: the key under which rows without a wall are summed
@@ -96,7 +96,7 @@ def _is_modeled(kind: RowKind) -> bool:
 class TraceAnalysis:
     """A trace compared with ``gpu``; ``notes`` are those of the trace and of the analysis."""
 
-    trace: Trace
+    trace: ProfilerTrace
     gpu: Gpu
     rows: TraceRows
     resolution_s: float
@@ -249,8 +249,8 @@ class TraceAnalysis:
 
 
 def analyse(
-    trace: Trace, gpu: Gpu, *, dram_bytes: Mapping[int, int] | None = None, notes: Sequence[str] = (),
-    cluster: Cluster | None = None, others: Sequence[Trace] = (),
+    trace: ProfilerTrace, gpu: Gpu, *, dram_bytes: Mapping[int, int] | None = None, notes: Sequence[str] = (),
+    cluster: Cluster | None = None, others: Sequence[ProfilerTrace] = (),
 ) -> TraceAnalysis:  # fmt: skip
     """Compare a trace with what a GPU can do.
 
@@ -261,7 +261,7 @@ def analyse(
         others: traces of other ranks in the same step.
     """
     whole = all(map(float.is_integer, trace.kernels.dur_us))
-    launches = Rows(trace)
+    launches = KernelRows(trace)
     rows = TraceRows(launches, _US if whole and trace.kernels else 0.0, _by_row(launches, dram_bytes or {}))
     surroundings, linked = Surroundings(trace), trace.ops.linked()
     pricing = Pricing(gpu, measured_here=not ran_elsewhere(trace, gpu))
@@ -284,7 +284,7 @@ def analyse(
     return replace(plain, notes=(*plain.notes, *_notes(plain)))
 
 
-def _by_row(launches: Rows, measured: Mapping[int, int]) -> dict[int, int]:
+def _by_row(launches: KernelRows, measured: Mapping[int, int]) -> dict[int, int]:
     """The DRAM bytes of each row all of whose kernels were measured; ``measured`` is by kernel."""
     found = {}
     for number in range(len(launches)) if measured else ():

@@ -17,8 +17,8 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from memwall.core.graph import Pipe
-from memwall.traces.records import Key, Numbered, Table, TracedKernel
-from memwall.traces.rows import Rows
+from memwall.traces.records import ColumnTable, Key, Numbered, TracedKernel
+from memwall.traces.rows import KernelRows
 
 V = TypeVar("V")
 _US = 1e-6
@@ -103,7 +103,7 @@ class TraceRow(RowKind):
 _shared = attrgetter(*(field.name for field in fields(RowKind)))
 
 
-class TraceRows(Table[TraceRow]):
+class TraceRows(ColumnTable[TraceRow]):
     """Rows of a trace: all of them, or some that share the columns.
 
     Args:
@@ -112,7 +112,7 @@ class TraceRows(Table[TraceRow]):
         dram_bytes: what Nsight Compute measured, by row.
     """
 
-    def __init__(self, launches: Rows, resolution_s: float, dram_bytes: Mapping[int, int]) -> None:
+    def __init__(self, launches: KernelRows, resolution_s: float, dram_bytes: Mapping[int, int]) -> None:
         self.launches, self.resolution_s, self._dram_bytes = launches, resolution_s, dram_bytes
         #: ids of the rows, in order
         self.numbers: Sequence[int] = range(len(launches))

@@ -30,7 +30,7 @@ from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import find_row
 from memwall.ops.results import attributes_of, results_of, unrecorded_inputs
 from memwall.ops.schemas import Schema, parse_value
-from memwall.traces.records import Numbered, Trace, TracedKernel, TracedOp
+from memwall.traces.records import Numbered, ProfilerTrace, TracedKernel, TracedOp
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES, bind, schemas_of
 
 
@@ -248,7 +248,7 @@ _FULL_FLOAT32 = re.compile(
 class Surroundings:
     """Look-ups in one trace. ``known`` caches equal calls."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: ProfilerTrace) -> None:
         self.trace = trace
         self.known: dict[tuple[Any, ...], Any] = {}
         ops = trace.ops

@@ -21,8 +21,8 @@ from memwall.core.graph import ITEMSIZE
 from memwall.core.units import counted, size
 from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s
-from memwall.traces.records import Trace, TracedOp
-from memwall.traces.rows import Launches, Rows
+from memwall.traces.records import ProfilerTrace, TracedOp
+from memwall.traces.rows import KernelRows, Launches
 from memwall.traces.schemas import DTYPES, SCALAR_TYPES
 from memwall.traces.values import whole_number
 
@@ -49,7 +49,7 @@ class TracedMessage(NamedTuple):
     group: str
 
 
-def traced_message(row: Launches, trace: Trace) -> TracedMessage:
+def traced_message(row: Launches, trace: ProfilerTrace) -> TracedMessage:
     """The message of a row of communication: as its kernel says, else as the ops around its launch do."""
     kernel = row.kernels[0]
     around = [op for op in trace.around(row.op) if op.name.startswith(_RECORDED)]
@@ -123,7 +123,7 @@ class Alike:
         }  # fmt: skip
 
 
-def collectives(trace: Trace, cluster: Cluster | None) -> list[Alike]:
+def collectives(trace: ProfilerTrace, cluster: Cluster | None) -> list[Alike]:
     """The collectives of a trace whose op, bytes and ranks are known, the longest together first."""
     found: dict[TracedMessage, list[float]] = {}
     for message, seconds in _each(trace):
@@ -132,9 +132,9 @@ def collectives(trace: Trace, cluster: Cluster | None) -> list[Alike]:
     return sorted(rows, key=lambda row: -row.measured_s)
 
 
-def _each(trace: Trace) -> Iterable[tuple[TracedMessage, float]]:
+def _each(trace: ProfilerTrace) -> Iterable[tuple[TracedMessage, float]]:
     communicates = [kind.category == "communication" for kind in trace.kernels.kinds]
-    rows = Rows(trace) if any(communicates) else ()
+    rows = KernelRows(trace) if any(communicates) else ()
     for number in range(len(rows)):
         row = rows[number]
         if row.kind == "communication":
@@ -166,7 +166,7 @@ class RankWaits:
     waits_s: float
 
 
-def rank_waits(traces: Sequence[Trace]) -> list[RankWaits]:
+def rank_waits(traces: Sequence[ProfilerTrace]) -> list[RankWaits]:
     """The ranks whose traces these are, the one that waits least first: the others wait for it.
 
     Raises:
@@ -186,7 +186,7 @@ def rank_waits(traces: Sequence[Trace]) -> list[RankWaits]:
     return sorted(found, key=lambda row: row.waits_s)
 
 
-def unshared(traces: Sequence[Trace]) -> list[str]:
+def unshared(traces: Sequence[ProfilerTrace]) -> list[str]:
     """Which collectives of a rank are not in the traces of all, so that nothing is said of who waits in them: a line
     for each rank that has any."""
     ran = [_numbered(trace) for trace in traces]
@@ -206,7 +206,7 @@ def unshared(traces: Sequence[Trace]) -> list[str]:
 _NAMED = 3
 
 
-def _numbered(trace: Trace) -> dict[tuple[TracedMessage, int], float]:
+def _numbered(trace: ProfilerTrace) -> dict[tuple[TracedMessage, int], float]:
     """The seconds of each collective, by its message and how many like it were before."""
     seconds: dict[tuple[TracedMessage, int], float] = {}
     counts: Counter[TracedMessage] = Counter()

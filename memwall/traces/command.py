@@ -14,7 +14,7 @@ from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
     from memwall.hardware.gpu import Gpu
-    from memwall.traces import Trace
+    from memwall.traces import ProfilerTrace
     from memwall.traces.analysis import TraceAnalysis
 
 #: how much of a file is read to distinguish a trace from a record, and how a record of memwall begins
@@ -136,7 +136,7 @@ def analyse_file(
     return analyse(trace, gpu, dram_bytes=dram_bytes, notes=notes, cluster=links, others=ranks)
 
 
-def _gpu_of(trace: Trace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:
+def _gpu_of(trace: ProfilerTrace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:
     """The GPU to compare the trace with, and what there is to say of it."""
     from memwall.hardware.lookup import load_gpu, load_gpus
     from memwall.traces import gpu_name, used

@@ -31,7 +31,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TraceColumn:
     """A trace as measured on a GPU, or what the model says for it; its figures are divided by ``steps``."""
 
     label: str
@@ -68,7 +68,7 @@ class TraceComparison:
     """``ops`` by the size of their difference, ``classes``: op class -> seconds in each column, those that are not
     modeled apart."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[TraceColumn, ...]
     ops: tuple[OpChange, ...]
     classes: Mapping[str, tuple[float, ...]]
     per_step: bool
@@ -91,7 +91,7 @@ class SavedComparison:
     """The comparison as it is saved."""
 
     per_step: bool
-    columns: tuple[Column, ...]
+    columns: tuple[TraceColumn, ...]
     #: seconds of each column in the ops that are compared
     compared_s: tuple[float, ...]
     by_class_s: Mapping[str, tuple[float, ...]]
@@ -131,11 +131,13 @@ class _Side:
             return None
         return sum(rows.values("modeled_s"), 0.0) / self.steps
 
-    def column(self, label: str, time_s: float) -> Column:
+    def column(self, label: str, time_s: float) -> TraceColumn:
         trace = self.analysis.trace
         kernels = len(trace.kernels) / self.steps
         gpu = ran_on(trace) if self.what == "measured" else ""
-        return Column(label, trace.path_name, gpu or self.analysis.gpu.name, self.what, self.steps, kernels, time_s)
+        return TraceColumn(
+            label, trace.path_name, gpu or self.analysis.gpu.name, self.what, self.steps, kernels, time_s
+        )
 
 
 def _crosses(kind: RowKind) -> bool:

@@ -34,7 +34,7 @@ from memwall.ops.libraries import library_rule, not_recorded
 from memwall.perfmodel.roofline import LINK, bound_s, predict_cost
 from memwall.traces.calls import Hints, Surroundings, argument_bytes, as_floats, read_call, record_of
 from memwall.traces.collectives import traced_message
-from memwall.traces.records import Kernels, Trace, TracedKernel, TracedOp
+from memwall.traces.records import ProfilerTrace, TracedKernel, TracedOp, TraceKernels
 from memwall.traces.rows import Launches, RowCost, can_be_costed, is_call
 from memwall.traces.triton import is_triton, triton_cost
 
@@ -76,7 +76,7 @@ def row_cost(row: Launches, surroundings: Surroundings) -> RowCost:
     return _costed(op, surroundings.hints(op, row.kernels), surroundings)
 
 
-def _uncosted(op: TracedOp, trace: Trace) -> RowCost:
+def _uncosted(op: TracedOp, trace: ProfilerTrace) -> RowCost:
     """Of an op that no formula knows, or of what else stands around a launch: why there are no figures."""
     op_class, why = classify_op(op), not_recorded(op.name)
     own = next((outer for outer in trace.around(op) if outer.is_op), None)
@@ -267,7 +267,7 @@ _STATED = re.compile(
 )
 
 
-def older_kernels_note(kernels: Kernels, numbers: Iterable[int], gpu: Gpu) -> str:
+def older_kernels_note(kernels: TraceKernels, numbers: Iterable[int], gpu: Gpu) -> str:
     """How long products, the kernels of some numbers, ran in kernels of an earlier generation than the GPU's; empty if
     none did.
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from memwall.core.errors import UsageError
 from memwall.core.files import read_text
-from memwall.traces.records import Trace, TracedKernel
+from memwall.traces.records import ProfilerTrace, TracedKernel
 from memwall.traces.values import printable
 
 #: a report of a long run is some MB; a larger file is not a report
@@ -190,7 +190,7 @@ def _sizes(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, numbers)) if numbers else None
 
 
-def join_ncu(trace: Trace, rows: Sequence[NcuRow]) -> NcuJoin:
+def join_ncu(trace: ProfilerTrace, rows: Sequence[NcuRow]) -> NcuJoin:
     """Rows joined to the kernels of a trace: by name, grid and block, in order of launch.
 
     A report of one step fits a trace of several equal ones: if the trace has a whole multiple of a kernel's rows, they

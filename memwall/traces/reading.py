@@ -1,4 +1,4 @@
-"""From a file to a :class:`Trace`: read, sort, link, measure the GPU's time, note what was left out."""
+"""From a file to a :class:`ProfilerTrace`: read, sort, link, measure the GPU's time, note what was left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memwall.traces.events import CATEGORIES, Activities, Recording, in_order
 from memwall.traces.matching import Matches, match
 from memwall.traces.nesting import Nesting
 from memwall.traces.owners import Owners
-from memwall.traces.records import Device, KernelKind, Kernels, Ops, Step, Trace
+from memwall.traces.records import KernelKind, Ops, ProfilerStep, ProfilerTrace, TraceDevice, TraceKernels
 from memwall.traces.stream import read_events
 from memwall.traces.timeline import busy_us, exposed_communication_us, gaps
 from memwall.traces.values import printable, whole_number
@@ -36,7 +36,7 @@ _OVERLAP = 0.01
 _CLOCKS_AGREE_US = 1000.0
 
 
-def read_trace(path: str | os.PathLike[str]) -> Trace:
+def read_trace(path: str | os.PathLike[str]) -> ProfilerTrace:
     """Read a PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, and link its kernels to ops.
 
     The file is streamed; what is kept is some 70 bytes for each event that counts, and what is distinct among them.
@@ -54,7 +54,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     return _linked(recording, header, printable(Path(path).name))
 
 
-def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace:
+def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> ProfilerTrace:
     _drop_untimed(recording)
     base, end = _extent(recording)
     duplicates = _sort(recording)
@@ -67,13 +67,20 @@ def _linked(recording: Recording, header: Mapping[str, Any], name: str) -> Trace
     properties = next((header[key] for key in _DEVICES if key in header), None)
     counts = {device: len(own) for device, own in kernels.by_device().items()}
     devices = _devices(properties, counts)
-    return Trace(
-        path_name=name, devices=devices, ops=ops, kernels=kernels, gaps=gaps(kernels, ops, recording, nesting, base),
-        steps=tuple(Step(text, start - base, dur) for start, dur, text in sorted(recording.steps)), span_us=end - base,
-        busy_us=busy_us(kernels), exposed_communication_us=exposed_communication_us(kernels),
-        notes=tuple(_notes(recording, duplicates, kernels, ops, devices)), ranks=_ranks(header.get(_RANKS)),
+    return ProfilerTrace(
+        path_name=name,
+        devices=devices,
+        ops=ops,
+        kernels=kernels,
+        gaps=gaps(kernels, ops, recording, nesting, base),
+        steps=tuple(ProfilerStep(text, start - base, dur) for start, dur, text in sorted(recording.steps)),
+        span_us=end - base,
+        busy_us=busy_us(kernels),
+        exposed_communication_us=exposed_communication_us(kernels),
+        notes=tuple(_notes(recording, duplicates, kernels, ops, devices)),
+        ranks=_ranks(header.get(_RANKS)),
         events=recording.events,
-    )  # fmt: skip
+    )
 
 
 def _sort(recording: Recording) -> int:
@@ -122,10 +129,10 @@ def _extent(recording: Recording) -> tuple[float, float]:
     return min(min(kept.start) for kept in columns), max(max(map(add, kept.start, kept.dur)) for kept in columns)
 
 
-def _kernels(recording: Recording, matches: Matches, owners: Owners, nesting: Nesting, base: float) -> Kernels:
+def _kernels(recording: Recording, matches: Matches, owners: Owners, nesting: Nesting, base: float) -> TraceKernels:
     """The linked kernels, in the order of the activities."""
     rows, calls, texts = recording.activities, recording.calls, recording.names.texts
-    made, known = Kernels(), dict[tuple[int, ...], int]()
+    made, known = TraceKernels(), dict[tuple[int, ...], int]()
     for row, (call, span) in enumerate(zip(*matches, strict=True)):
         launch, outside = calls.name[call] if call >= 0 else -1, call >= 0 and span < 0
         path, frame = (nesting.outer_module[row], nesting.outer_frame[row]) if outside else (-1, -1)
@@ -145,7 +152,9 @@ def _kernels(recording: Recording, matches: Matches, owners: Owners, nesting: Ne
     return made
 
 
-def _notes(recording: Recording, duplicates: int, kernels: Kernels, ops: Ops, devices: Sequence[Device]) -> list[str]:
+def _notes(
+    recording: Recording, duplicates: int, kernels: TraceKernels, ops: Ops, devices: Sequence[TraceDevice]
+) -> list[str]:
     """What was left out or cannot be known, one line each, in a fixed order."""
     notes = [f"{count} events {what} were left out" for what, count in sorted(recording.dropped.items()) if count]
     if duplicates:
@@ -160,7 +169,7 @@ def _notes(recording: Recording, duplicates: int, kernels: Kernels, ops: Ops, de
     return notes
 
 
-def _nameless(ran: Sequence[Device]) -> list[str]:
+def _nameless(ran: Sequence[TraceDevice]) -> list[str]:
     """What is known of the GPU of a trace that does not name it."""
     if not ran or any(device.name for device in ran):
         return []
@@ -171,7 +180,7 @@ def _nameless(ran: Sequence[Device]) -> list[str]:
     return [f"the trace does not name its GPU: {label}" + (f", as {found} has" if found else "")]
 
 
-def _overlap_us(kernels: Kernels) -> float:
+def _overlap_us(kernels: TraceKernels) -> float:
     """Time by which rows overlap the next of their stream; those of one graph launch may run concurrently."""
     last: dict[tuple[int, int], float] = {}
     overlap = 0.0
@@ -185,7 +194,7 @@ def _overlap_us(kernels: Kernels) -> float:
     return overlap
 
 
-def _launch_notes(kernels: Kernels, ops: Ops) -> list[str]:
+def _launch_notes(kernels: TraceKernels, ops: Ops) -> list[str]:
     notes, linked = [], ops.linked()
     bare = array("i", (number for number, op in enumerate(kernels.op) if op < 0 or not linked[op]))
     lost = array("i", (number for number in bare if not kernels.kind_of(number).launch))
@@ -218,7 +227,7 @@ def _launch_notes(kernels: Kernels, ops: Ops) -> list[str]:
 _WHOLE_GPU = 0.9
 
 
-def _devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[Device, ...]:
+def _devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[TraceDevice, ...]:
     """The devices of ``deviceProperties`` and those that only kernels name, by index.
 
     ROCm numbers a kernel's device among all agents of the machine and ``deviceProperties`` among visible GPUs; if all
@@ -233,7 +242,7 @@ def _devices(properties: object, kernels_of: Mapping[int, int]) -> tuple[Device,
     return tuple(_device(index, known.get(index, only), kernels_of.get(index, 0)) for index in indices)
 
 
-def gpu_name(trace: Trace) -> str | None:
+def gpu_name(trace: ProfilerTrace) -> str | None:
     """memwall's name of the GPU that ran the kernels; None if it has no spec or no name, or several ran.
 
     A device with a part of the multiprocessors (a MIG slice) is not that GPU.
@@ -242,7 +251,7 @@ def gpu_name(trace: Trace) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def nearest_gpu(trace: Trace) -> str | None:
+def nearest_gpu(trace: ProfilerTrace) -> str | None:
     """memwall's name of the GPU most like that which ran the kernels; None if nothing is known of it."""
     found = [nearest_hardware(device.vendor, _capability(device), device.sm_count) for device in used(trace)]
     return found[0].name if found and found[0] else None
@@ -252,7 +261,7 @@ def nearest_gpu(trace: Trace) -> str | None:
 _GFX = {"9.0": "gfx90a", "9.4": "gfx942", "9.5": "gfx950", "11.0": "gfx1100"}
 
 
-def _capability(device: Device) -> str:
+def _capability(device: TraceDevice) -> str:
     capability = device.compute_capability
     return _GFX.get(capability, capability) if device.vendor == "AMD" else capability
 
@@ -261,7 +270,7 @@ def _capability(device: Device) -> str:
 _OTHER_MEMORY = 0.07
 
 
-def memory_note(trace: Trace, gpu: Gpu) -> str:
+def memory_note(trace: ProfilerTrace, gpu: Gpu) -> str:
     """A sentence where the GPU that ran has another amount of memory than the one of its name, so other memory."""
     sizes = {device.dram_bytes for device in used(trace) if device.dram_bytes}
     own = sizes.pop() if len(sizes) == 1 and gpu_name(trace) == gpu.name else gpu.dram_bytes
@@ -273,13 +282,13 @@ def memory_note(trace: Trace, gpu: Gpu) -> str:
     )
 
 
-def ran_on(trace: Trace) -> str:
+def ran_on(trace: ProfilerTrace) -> str:
     """What ran the kernels: memwall's name of the GPU, else what the trace says of it; empty if it says nothing."""
     labels = dict.fromkeys(device.label for device in used(trace) if device.label)
     return gpu_name(trace) or ", ".join(labels)
 
 
-def ran_elsewhere(trace: Trace, gpu: Gpu) -> bool:
+def ran_elsewhere(trace: ProfilerTrace, gpu: Gpu) -> bool:
     """Whether a trace is known to be of another kind of GPU: another vendor, compute capability or size."""
     if vendors_of(trace) - {gpu.vendor}:
         return True
@@ -288,17 +297,17 @@ def ran_elsewhere(trace: Trace, gpu: Gpu) -> bool:
     return (known.compute_capability, known.sm_count) != (gpu.compute_capability, gpu.sm_count)
 
 
-def vendors_of(trace: Trace) -> set[str]:
+def vendors_of(trace: ProfilerTrace) -> set[str]:
     """Who made the GPUs that ran the kernels, as far as the trace shows it."""
     return {device.vendor for device in used(trace) if device.vendor}
 
 
-def used(trace: Trace) -> Sequence[Device]:
+def used(trace: ProfilerTrace) -> Sequence[TraceDevice]:
     """The devices that ran something."""
     return [device for device in trace.devices if device.kernels]
 
 
-def _gpu_of(device: Device) -> str | None:
+def _gpu_of(device: TraceDevice) -> str | None:
     gpu = (
         match_device(device.name) if device.name else match_hardware(device.vendor, device.sm_count, device.dram_bytes)
     )
@@ -309,13 +318,13 @@ def _gpu_of(device: Device) -> str | None:
     return None if part else gpu.name
 
 
-def _device(index: int, entry: Mapping[str, Any], kernels: int) -> Device:
+def _device(index: int, entry: Mapping[str, Any], kernels: int) -> TraceDevice:
     counts = (whole_number(entry.get(name)) for name in ("numSms", "multiProcessorCount"))  # the second: early 2021
     sm_count = next((count for count in counts if count >= 0), None)
     name = printable(str(entry.get("name", "")))[:200]
     nbytes = whole_number(entry.get("totalGlobalMem"))
     version = [whole_number(entry.get(f"compute{part}")) for part in ("Major", "Minor")]
-    return Device(
+    return TraceDevice(
         index=index, name=name, sm_count=sm_count, kernels=kernels, dram_bytes=nbytes if nbytes > 0 else None,
         vendor=_vendor(name, whole_number(entry.get("warpSize"))),
         compute_capability=".".join(map(str, version)) if min(version) >= 0 else "",

@@ -54,7 +54,7 @@ class Numbered(Generic[Key]):
         return self._numbers.get(value, -1)
 
 
-class Table(Sequence[Item]):
+class ColumnTable(Sequence[Item]):
     """Rows kept as columns: :meth:`row` builds the object of one when it is asked for, and does not keep it."""
 
     def row(self, number: int) -> Item:
@@ -94,7 +94,7 @@ class Detail:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TraceDevice:
     """A GPU of ``deviceProperties``, or one that only kernels name (then only ``index`` is known).
 
     ``kernels`` counts those that ran on it: a trace lists all GPUs of the machine.
@@ -127,9 +127,8 @@ class TracedOp:
     """One op as the CPU ran it: ``aten::addmm``, an autograd.Function, a Triton call; or a range around kernels that a
     program or a library marked, which is no op (``is_op``).
 
-    ``id`` is its index in :attr:`Trace.ops`; parents come before children. ``dims``, ``types`` and ``strides`` have
-    one entry per argument and are empty if shapes were not recorded (``strides`` is None if they were not).
-    """
+    ``id`` is its index in :attr:`ProfilerTrace.ops`; parents come before children. ``dims``, ``types`` and ``strides``
+    have one entry per argument and are empty if shapes were not recorded (``strides`` is None if they were not)."""
 
     id: int
     name: str
@@ -157,7 +156,7 @@ class TracedOp:
 
 @dataclass(frozen=True, slots=True)
 class TracedKernel:
-    """One row of a GPU stream; ``id`` is its index in :attr:`Trace.kernels`, which are sorted by start."""
+    """One row of a GPU stream; ``id`` is its index in :attr:`ProfilerTrace.kernels`, which are sorted by start."""
 
     id: int
     name: str
@@ -203,7 +202,7 @@ class OpKind(NamedTuple):
     detail: Detail
 
 
-class Ops(Table[TracedOp]):
+class Ops(ColumnTable[TracedOp]):
     """The ops of a trace. ``parent`` and ``forward`` are -1 for none."""
 
     def __init__(self) -> None:
@@ -253,7 +252,7 @@ class KernelKind(NamedTuple):
     detail: Detail
 
 
-class Kernels(Table[TracedKernel]):
+class TraceKernels(ColumnTable[TracedKernel]):
     """The kernels of a trace. ``op`` is -1 for none, ``launch_us`` is not a number if no call launched it."""
 
     def __init__(self) -> None:
@@ -291,7 +290,7 @@ class Kernels(Table[TracedKernel]):
         )  # fmt: skip
 
 
-class Gaps(Table[Gap]):
+class Gaps(ColumnTable[Gap]):
     """The gaps of a trace."""
 
     def __init__(self) -> None:
@@ -314,7 +313,7 @@ class Gaps(Table[Gap]):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProfilerStep:
     """A ``ProfilerStep#N`` annotation."""
 
     name: str
@@ -323,15 +322,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class ProfilerTrace:
     """A trace, linked. ``ops`` are those that own a kernel, and the ops around them, sorted by start."""
 
     path_name: str  # the file's name, without folders
-    devices: tuple[Device, ...]
+    devices: tuple[TraceDevice, ...]
     ops: Ops
-    kernels: Kernels
+    kernels: TraceKernels
     gaps: Gaps
-    steps: tuple[Step, ...]
+    steps: tuple[ProfilerStep, ...]
     span_us: float  # from the first to the last end of everything kept, CPU and GPU
     busy_us: Mapping[int, float]  # device -> time in which at least one of its streams ran something
     exposed_communication_us: Mapping[int, float]  # device -> communication that no kernel or copy overlapped

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memwall.ops import Cost
-from memwall.traces.records import Ops, Table, Trace, TracedKernel, TracedOp
+from memwall.traces.records import ColumnTable, Ops, ProfilerTrace, TracedKernel, TracedOp
 from memwall.traces.schemas import schemas_of
 from memwall.traces.triton import is_triton
 
@@ -66,10 +66,10 @@ def can_be_costed(op: TracedOp) -> bool:
     return bool(op.dims) and (is_triton(op) or bool(schemas_of(op.name)))
 
 
-class Rows(Table[Launches]):
+class KernelRows(ColumnTable[Launches]):
     """All kernels of a trace as rows, in the order of their first kernels."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: ProfilerTrace) -> None:
         self.trace = trace
         #: of each row the number of the op that its kernels count for, or -1
         self.op = array("i")
@@ -128,7 +128,7 @@ def _one_of_each_kind(ops: Ops) -> list[TracedOp]:
     return [ops.row(first[kind]) for kind in range(len(ops.kinds))]
 
 
-def _owners(trace: Trace, calls: Sequence[bool], costed: Sequence[bool]) -> array[int]:
+def _owners(trace: ProfilerTrace, calls: Sequence[bool], costed: Sequence[bool]) -> array[int]:
     """Of each kernel the op that it counts for, or -1: the outermost around its owner that owns kernels and can be
     costed, else the owner. ``calls`` and ``costed`` are of kinds of ops."""
     ops, kernels = trace.ops, trace.kernels

@@ -63,7 +63,7 @@ def read_events(
     """
     try:
         with Path(path).open("rb") as raw:
-            return _Reader(str(path), _unpacked(raw)).run(keep, wanted)
+            return _WindowReader(str(path), _unpacked(raw)).run(keep, wanted)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"no such file: {path}") from None
     except EOFError:
@@ -78,7 +78,7 @@ def _unpacked(raw: io.BufferedReader) -> IO[bytes]:
     return gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP_MAGIC else raw  # type: ignore[return-value]
 
 
-class _Reader:
+class _WindowReader:
     """The window: ``text[at:]`` is not parsed yet, ``before`` characters of the file precede ``text``."""
 
     def __init__(self, path: str, handle: IO[bytes]) -> None:

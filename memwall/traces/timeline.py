@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from memwall.traces.events import Calls, Recording, Spans, in_order
 from memwall.traces.fields import ANNOTATION, OP, wait_of
 from memwall.traces.nesting import Nesting
-from memwall.traces.records import Gaps, Kernels, Ops
+from memwall.traces.records import Gaps, Ops, TraceKernels
 
 #: a call or an overhead explains a gap if it fills at least this share of it
 _EXPLAINS = 0.5
@@ -20,7 +20,7 @@ _EXPLAINS = 0.5
 _MOST_CALLS, _MOST_BEFORE = 1024, 8
 
 
-def _covered(kernels: Kernels, numbers: Iterable[int]) -> Iterator[tuple[float, float]]:
+def _covered(kernels: TraceKernels, numbers: Iterable[int]) -> Iterator[tuple[float, float]]:
     """The times (begin, end) in which at least one of some kernels, sorted by start, ran."""
     begin = end = None
     for number in numbers:
@@ -35,16 +35,16 @@ def _covered(kernels: Kernels, numbers: Iterable[int]) -> Iterator[tuple[float, 
         yield begin, end
 
 
-def _covered_us(kernels: Kernels, numbers: Iterable[int]) -> float:
+def _covered_us(kernels: TraceKernels, numbers: Iterable[int]) -> float:
     return sum(end - begin for begin, end in _covered(kernels, numbers))
 
 
-def busy_us(kernels: Kernels) -> dict[int, float]:
+def busy_us(kernels: TraceKernels) -> dict[int, float]:
     """Device -> time in which at least one of its streams ran something."""
     return {device: _covered_us(kernels, own) for device, own in kernels.by_device().items()}
 
 
-def exposed_communication_us(kernels: Kernels) -> dict[int, float]:
+def exposed_communication_us(kernels: TraceKernels) -> dict[int, float]:
     """Device -> time in which communication ran and neither a kernel nor a copy."""
     computes = [kind.category != "communication" for kind in kernels.kinds]
     return {
@@ -53,7 +53,7 @@ def exposed_communication_us(kernels: Kernels) -> dict[int, float]:
     }
 
 
-def gaps(kernels: Kernels, ops: Ops, recording: Recording, nesting: Nesting, base: float) -> Gaps:
+def gaps(kernels: TraceKernels, ops: Ops, recording: Recording, nesting: Nesting, base: float) -> Gaps:
     """Every time in which a device ran nothing between its first and its last kernel, in order of time."""
     causes, found = _Causes(kernels, ops, recording, nesting, base), Gaps()
     rows = [(device, kernels.start_us[own[0]], own) for device, own in kernels.by_device().items()]
@@ -74,7 +74,7 @@ def gaps(kernels: Kernels, ops: Ops, recording: Recording, nesting: Nesting, bas
 class _Causes:
     """Why a device waited for a kernel: what the CPU did between the gap's begin and the kernel's launch."""
 
-    def __init__(self, kernels: Kernels, ops: Ops, recording: Recording, nesting: Nesting, base: float) -> None:
+    def __init__(self, kernels: TraceKernels, ops: Ops, recording: Recording, nesting: Nesting, base: float) -> None:
         self._kernels, self._ops, self._recording, self._base = kernels, ops, recording, base
         self._names = recording.names.texts
         calls, overheads, spans = recording.calls, recording.overheads, recording.spans

@@ -18,8 +18,8 @@ from memwall.core.graph import Graph, Op
 from memwall.perfmodel.roofline import Estimate
 from memwall.simulate.memory import temporaries
 from memwall.simulate.plan_context import MODEL_CLASSES
-from memwall.simulate.schedule import Alone, Kernels, Schedule
-from memwall.training.blocks import WORKS, Block, Blocks, Work
+from memwall.simulate.schedule import Alone, Schedule, ScheduledKernels
+from memwall.training.blocks import WORKS, Block, Blocks, BlockWork
 from memwall.training.dispatch import Routing
 from memwall.training.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
 
@@ -47,7 +47,7 @@ def read_blocks(
         UsageError: the model has no list of layers.
     """
     kernels = schedule.kernels
-    assert isinstance(kernels, Kernels)  # of a schedule that was simulated, not read
+    assert isinstance(kernels, ScheduledKernels)  # of a schedule that was simulated, not read
     return _reader_of(graph, frozenset(shares)).timed(kernels.alone(schedule.gpu), link_s, slower)
 
 
@@ -75,31 +75,31 @@ def traced_messages(graph: Graph) -> list[Counter[tuple[str, bool, str, int, str
     return [+found[place] for place in sorted(reader.blocks)]
 
 
-def _timed(block: Block, works: Mapping[str, Work]) -> Block:
+def _timed(block: Block, works: Mapping[str, BlockWork]) -> Block:
     """A block with what runs in it."""
-    found: dict[str, Any] = {name: works.get(name, Work()) for name in WORKS}
+    found: dict[str, Any] = {name: works.get(name, BlockWork()) for name in WORKS}
     return replace(block, **found)
 
 
 #: the graph that was read last, with its reader: one trace is put on many clusters
-_LAST: list[tuple[Graph, _Reader]] = []
+_LAST: list[tuple[Graph, _BlockReader]] = []
 
 
-def _reader_of(graph: Graph, shares: frozenset[str] | None = None) -> _Reader:
+def _reader_of(graph: Graph, shares: frozenset[str] | None = None) -> _BlockReader:
     """``shares``: as of :func:`read_blocks`; None: any, as who asks needs no FLOPs."""
     if not _LAST or _LAST[0][0] is not graph or shares not in (None, _LAST[0][1].shares):
-        _LAST[:] = [(graph, _Reader(graph, shares or frozenset()))]
+        _LAST[:] = [(graph, _BlockReader(graph, shares or frozenset()))]
     return _LAST[0][1]
 
 
 @dataclass
-class _Ring:
+class _RingTimes:
     """What runs in a ring of attention: seconds of messages, and attention's by op."""
 
     sent_s: float = 0.0
     attention_s: dict[int, float] = field(default_factory=dict)
 
-    def takes(self, op: int, tag: _Tag, work: Work) -> bool:
+    def takes(self, op: int, tag: _Tag, work: BlockWork) -> bool:
         """Whether an op is a message of the ring; attention is noted."""
         if tag.op_class == "attention":
             self.attention_s[op] = self.attention_s.get(op, 0.0) + work.busy_s
@@ -130,7 +130,7 @@ class _Tag(NamedTuple):
     routing: Routing | None = None
 
 
-class _Reader:
+class _BlockReader:
     """A graph by its blocks, and what of each does not depend on the GPU."""
 
     def __init__(self, graph: Graph, shares: frozenset[str]) -> None:
@@ -219,7 +219,7 @@ class _Reader:
 
     def _works(
         self, kernels: Iterable[Alone], link_s: LinkTime, slower: Mapping[str, float]
-    ) -> dict[int, dict[str, Work]]:
+    ) -> dict[int, dict[str, BlockWork]]:
         """Place → direction → what runs there, once for places with the same kernels; ``weight`` and ``core`` are part
         of the others."""
         rows: defaultdict[int, list[Alone]] = defaultdict(list)
@@ -230,7 +230,7 @@ class _Reader:
             place = tags[op].place
             rows[place].append(row)
             alike[place].append((kinds[op], *rest))
-        sent_s, known, found = cache(link_s), dict[Any, dict[str, Work]](), dict[int, dict[str, Work]]()
+        sent_s, known, found = cache(link_s), dict[Any, dict[str, BlockWork]](), dict[int, dict[str, BlockWork]]()
         for place, of_place in rows.items():
             key = tuple(alike[place])
             if key not in known:
@@ -238,16 +238,16 @@ class _Reader:
             found[place] = known[key]
         return found
 
-    def _works_of(self, rows: Iterable[Alone], sent_s: LinkTime, slower: Mapping[str, float]) -> dict[str, Work]:
+    def _works_of(self, rows: Iterable[Alone], sent_s: LinkTime, slower: Mapping[str, float]) -> dict[str, BlockWork]:
         """Direction → what runs in one place."""
-        found, rings = defaultdict[str, Work](Work), defaultdict[str, _Ring](_Ring)
+        found, rings = defaultdict[str, BlockWork](BlockWork), defaultdict[str, _RingTimes](_RingTimes)
         for op, busy_s, issue_s, flops, matrix_s, again, again_s in rows:
             tag = self._tags[op]
             if tag.names[0] == "optimizer":
                 continue
             busy_s *= slower.get(tag.op_class, 1.0)
             repeated, repeated_s = flops * tag.repeated, matrix_s * tag.repeated
-            kernel = Work(busy_s, 0.0, issue_s, flops, 0.0, repeated, matrix_s=matrix_s, repeated_s=repeated_s,
+            kernel = BlockWork(busy_s, 0.0, issue_s, flops, 0.0, repeated, matrix_s=matrix_s, repeated_s=repeated_s,
                           again=again, again_s=again_s)  # fmt: skip
             work = _work(tag, kernel, sent_s)
             if tag.place in self._rings and rings[tag.names[0]].takes(op, tag, work):
@@ -256,7 +256,7 @@ class _Reader:
                 found[name] += work
         for phase, ring in rings.items():
             for name in (phase, *(["core"] if phase == "forward" else [])):
-                found[name] += Work(ring.exposed_s, ring.exposed_s)
+                found[name] += BlockWork(ring.exposed_s, ring.exposed_s)
         return dict(found)
 
     # -- on any GPU ----------------------------------------------------------------------------------------------------
@@ -309,15 +309,15 @@ def _sized(sums: Mapping[str, int]) -> Block:
     )  # fmt: skip
 
 
-def _work(tag: _Tag, kernel: Work, link_s: LinkTime) -> Work:
+def _work(tag: _Tag, kernel: BlockWork, link_s: LinkTime) -> BlockWork:
     """A kernel's work, in the time of its collective if it is one."""
     if tag.op_class in MODEL_CLASSES:
         return kernel
     if tag.op_class != "communication":
-        return Work(kernel.busy_s, 0.0, kernel.issue_s)
+        return BlockWork(kernel.busy_s, 0.0, kernel.issue_s)
     message = tag.collective, tag.nbytes, tag.group
     sent_s = link_s(*message) if tag.collective else 0.0  # a send is next to what arrives
     a2a_s = sent_s if tag.collective == "all_to_all" else 0.0
     hybrid_s = link_s(*message, tag.routing) if tag.routing else 0.0
     tensor_s = sent_s if tag.collective in _OF_PRODUCTS else 0.0
-    return Work(sent_s, sent_s, kernel.issue_s, 0, tensor_s, a2a_s=a2a_s, hybrid_s=hybrid_s)
+    return BlockWork(sent_s, sent_s, kernel.issue_s, 0, tensor_s, a2a_s=a2a_s, hybrid_s=hybrid_s)

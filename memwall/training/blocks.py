@@ -14,7 +14,7 @@ from memwall.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BlockWork:
     """What runs in one direction: seconds of the GPU, of these those of collectives (``link_s``), of these those next
     to products (``tensor_s``) and those to experts of other ranks and back (``a2a_s``; with HybridEP they take
     ``hybrid_s``, 0 where it is not known how many experts a token chooses), and seconds of the CPU to issue it.
@@ -35,15 +35,15 @@ class Work:
     again: int = 0
     again_s: float = 0.0
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
+    def __add__(self, other: BlockWork) -> BlockWork:
+        return BlockWork(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
                     self.flops + other.flops, self.tensor_s + other.tensor_s, self.repeated + other.repeated,
                     self.a2a_s + other.a2a_s, self.hybrid_s + other.hybrid_s, self.matrix_s + other.matrix_s,
                     self.repeated_s + other.repeated_s, self.again + other.again,
                     self.again_s + other.again_s)  # fmt: skip
 
     @property
-    def dispatched(self) -> Work:
+    def dispatched(self) -> BlockWork:
         """The work with HybridEP in place of all-to-alls."""
         more_s = self.hybrid_s - self.a2a_s
         return replace(self, busy_s=self.busy_s + more_s, link_s=self.link_s + more_s, a2a_s=self.hybrid_s)
@@ -63,10 +63,10 @@ class Block:
     worst moment; ``parameters`` are numbers that it holds, ``experts`` of
     them of experts that it shares with other ranks; of both ``frozen`` and ``frozen_experts`` get no gradient."""
 
-    forward: Work = Work()
-    backward: Work = Work()
-    weight: Work = Work()
-    core: Work = Work()
+    forward: BlockWork = BlockWork()
+    backward: BlockWork = BlockWork()
+    weight: BlockWork = BlockWork()
+    core: BlockWork = BlockWork()
     parameters: int = 0
     activation_bytes: int = 0
     core_bytes: int = 0

@@ -12,7 +12,7 @@ from memwall.core.units import counted
 from memwall.training.layout import RECOMPUTES, SCHEDULES, SHARDS, Parallelism
 
 
-class Candidate(NamedTuple):
+class LayoutCandidate(NamedTuple):
     """A layout with the samples of a microbatch."""
 
     layout: Parallelism
@@ -21,7 +21,7 @@ class Candidate(NamedTuple):
 
 def layouts(
     gpus: int, global_batch: int, layers: int, cps: Sequence[int] = (1,), eps: Sequence[int] = (1,)
-) -> Iterator[Candidate]:
+) -> Iterator[LayoutCandidate]:
     """All layouts of a model on all of ``gpus``: what differs in name alone is left out, such as the schedule of one
     stage; the interleaved schedule has chunks of equally many layers."""
     for pp, tp, cp in itertools.product(_divisors(gpus), _divisors(gpus), cps):
@@ -29,7 +29,7 @@ def layouts(
         if dp * tp * pp * cp == gpus and pp <= layers and global_batch % dp == 0:
             for batch in _divisors(global_batch // dp):
                 plain = Parallelism(tp=tp, pp=pp, cp=cp, dp=dp, microbatches=global_batch // (dp * batch))
-                yield from (Candidate(layout, batch) for layout in _varied(plain, layers, eps))
+                yield from (LayoutCandidate(layout, batch) for layout in _varied(plain, layers, eps))
 
 
 def _varied(plain: Parallelism, layers: int, eps: Sequence[int]) -> Iterator[Parallelism]:
@@ -58,7 +58,7 @@ _COUNTS = ("tp", "pp", "dp", "cp", "ep", "microbatches", "batch")
 _WORDS: Mapping[str, Sequence[str]] = {"sp": ("yes", "no"), "fsdp": SHARDS, "recompute": RECOMPUTES}
 
 
-def _said(each: Candidate, key: str) -> tuple[str, ...]:
+def _said(each: LayoutCandidate, key: str) -> tuple[str, ...]:
     """What a layout says of a key, in each way that it may be written."""
     layout = each.layout
     if key == "schedule":
@@ -82,7 +82,7 @@ def check_among(among: Mapping[str, Sequence[str]]) -> None:
                 raise UsageError(f"{key} of a layout is a whole number above 0, not {value[:40]!r}")
 
 
-def wanted(each: Candidate, among: Mapping[str, Sequence[str]]) -> bool:
+def wanted(each: LayoutCandidate, among: Mapping[str, Sequence[str]]) -> bool:
     """Whether a layout has the values to be tried."""
     return all(any(text in values for text in _said(each, key)) for key, values in among.items())
 

@@ -26,7 +26,7 @@ class Routing(NamedTuple):
     experts: int
 
 
-class Leg(NamedTuple):
+class DispatchLeg(NamedTuple):
     """An all-to-all of ``nbytes`` between ``ranks`` GPUs, ``per_node`` of each node."""
 
     nbytes: float
@@ -34,12 +34,15 @@ class Leg(NamedTuple):
     per_node: int
 
 
-def hybrid_legs(nbytes: int, ranks: int, per_node: int, routing: Routing) -> list[Leg]:
+def hybrid_legs(nbytes: int, ranks: int, per_node: int, routing: Routing) -> list[DispatchLeg]:
     """What HybridEP sends in place of an all-to-all of so many bytes, in which each token has a row for each of its
     experts: between nodes, and inside them."""
     token_bytes, nodes = nbytes / routing.top_k, ranks // per_node
     reached = {groups: expected_groups(*routing[::-1], groups) for groups in (nodes, ranks)}
-    legs = Leg(token_bytes * reached[nodes], nodes, 1), Leg(token_bytes * reached[ranks], per_node, per_node)
+    legs = (
+        DispatchLeg(token_bytes * reached[nodes], nodes, 1),
+        DispatchLeg(token_bytes * reached[ranks], per_node, per_node),
+    )
     return [leg for leg in legs if leg.ranks > 1]
 
 

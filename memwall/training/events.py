@@ -7,7 +7,7 @@ from typing import Any
 
 from memwall.record.profile import Profile
 from memwall.report.events import Events, span_of, tasks, written
-from memwall.simulate.pipeline import PipelineRun, Task
+from memwall.simulate.pipeline import PipelineRun, StageTask
 from memwall.training.step import TrainingStep
 
 
@@ -16,7 +16,9 @@ def render_stages(profile: Profile, step: TrainingStep) -> str:
     return written(profile, _stages(step))
 
 
-def _sends(process: Events, name: str, run: PipelineRun, order: Iterable[Task], row: int) -> Iterator[dict[str, Any]]:
+def _sends(
+    process: Events, name: str, run: PipelineRun, order: Iterable[StageTask], row: int
+) -> Iterator[dict[str, Any]]:
     """What the tasks of a rank hand on, one after another."""
     yield from process.name("thread", name, row, row)
     free_s = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, plain
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y, plain
 from memwall.report.figures.colors import series_color
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import Chart, Scene
@@ -26,8 +26,8 @@ def scaling_chart(scaled: Sequence[Scaled]) -> Chart:
         most = scaled[-1].weak.layout.world / first.layout.world
         top = scene.title("Speed by GPUs")
         frame = Box(58.0, top + 22, scene.width - 12, top + 22 + _HIGH)
-        x = Axis(first.layout.world / 1.1, first.layout.world * most * 1.1, frame.left, frame.right, log=True)
-        y = Axis(1 / 1.1, most * 1.2, frame.lower, frame.upper, log=True)
+        x = PlotAxis(first.layout.world / 1.1, first.layout.world * most * 1.1, frame.left, frame.right, log=True)
+        y = PlotAxis(1 / 1.1, most * 1.2, frame.lower, frame.upper, log=True)
         draw_x(scene, frame, x, plain, "GPUs", [each.weak.layout.world for each in scaled])
         draw_y(scene, frame, y, plain, "times as fast")
         draw_frame(scene, frame)

@@ -23,7 +23,7 @@ from memwall.training.blocks import Block, Blocks, merged
 from memwall.training.layout import Parallelism
 
 
-class State(NamedTuple):
+class ParameterState(NamedTuple):
     """Bytes that each parameter takes: its weight, its gradient, and what the optimizer keeps; and those that move to
     add the gradient of a further microbatch."""
 
@@ -42,10 +42,10 @@ class State(NamedTuple):
 #: how numbers are kept -> bytes of a parameter. ``mixed``: 16-bit weights, gradients in float32, a master copy and
 #: Adam's two moments (Korthikanti et al., 2022: 18 bytes); ``fused``: the same, gradients summed by the products that
 #: make them (Megatron-LM's gradient accumulation fusion); ``half``: gradients of 16 bits; ``fused half``: both
-STATES: Mapping[str, State] = {
-    "mixed": State(2, 4, 12, 10), "fused": State(2, 4, 12, 0), "half": State(2, 2, 12, 6),
-    "fused half": State(2, 2, 12, 0), "bf16": State(2, 2, 4, 6),
-    "float32": State(4, 4, 8, 12),
+STATES: Mapping[str, ParameterState] = {
+    "mixed": ParameterState(2, 4, 12, 10), "fused": ParameterState(2, 4, 12, 0), "half": ParameterState(2, 2, 12, 6),
+    "fused half": ParameterState(2, 2, 12, 0), "bf16": ParameterState(2, 2, 4, 6),
+    "float32": ParameterState(4, 4, 8, 12),
 }  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def worst_block(
     return found
 
 
-class Between(NamedTuple):
+class ReplicaMessage(NamedTuple):
     """A collective between GPUs that have the same numbers: its message, as nccl-tests define the size, the GPUs, and
     how far one is from the next."""
 
@@ -116,7 +116,7 @@ class Ranks:
 
     blocks: Blocks
     layout: Parallelism
-    state: State
+    state: ParameterState
 
     @property
     def count(self) -> int:
@@ -147,20 +147,22 @@ class Ranks:
         """GPUs that have the same experts."""
         return self.layout.tp * self.layout.replicas // self.layout.ep
 
-    def reduces(self, block: Block) -> list[Between]:
+    def reduces(self, block: Block) -> list[ReplicaMessage]:
         """The messages that sum a block's gradients."""
         op = "all_reduce" if self.layout.fsdp == "none" else "reduce_scatter"
         return self._between(op, block.trained, self.state.gradient)
 
-    def gathers(self, block: Block) -> list[Between]:
+    def gathers(self, block: Block) -> list[ReplicaMessage]:
         """The messages that make a block's weights whole of their shards."""
         return self._between("all_gather", block, self.state.weight)
 
-    def _between(self, op: str, block: Block, nbytes: int) -> list[Between]:
+    def _between(self, op: str, block: Block, nbytes: int) -> list[ReplicaMessage]:
         """A collective of so many bytes of each of a block's numbers: ``tp`` apart where they are not experts."""
         shared, layout = block.parameters - block.experts, self.layout
         groups = (shared, layout.replicas, layout.tp), (block.experts, self.expert_replicas, layout.ep)
-        return [Between(op, count * nbytes, ranks, apart) for count, ranks, apart in groups if count and ranks > 1]
+        return [
+            ReplicaMessage(op, count * nbytes, ranks, apart) for count, ranks, apart in groups if count and ranks > 1
+        ]
 
     def _held(self, rank: int) -> Block:
         """The parameters of a rank, by what they are."""

@@ -10,16 +10,16 @@ from memwall.core.graph import Graph
 from memwall.core.ranks import read_ranks
 from memwall.training.block_reader import traced_messages
 from memwall.training.blocks import Block, Blocks, merged
-from memwall.training.dispatch import Leg, hybrid_legs
+from memwall.training.dispatch import DispatchLeg, hybrid_legs
 from memwall.training.layout import Parallelism
-from memwall.training.memory import Ranks, State
+from memwall.training.memory import ParameterState, Ranks
 
 #: collective, bytes of its message as nccl-tests define them, GPUs that take part
 Sent = tuple[str, int, int]
 
 
 def rank_messages(
-    graph: Graph, blocks: Blocks, layout: Parallelism, state: State, rank: int, per_node: int
+    graph: Graph, blocks: Blocks, layout: Parallelism, state: ParameterState, rank: int, per_node: int
 ) -> Counter[Sent]:
     """The messages of a stage's rank in a step, on nodes of so many GPUs → how often it takes part in them.
 
@@ -34,7 +34,7 @@ def rank_messages(
         for (phase, is_core, op, nbytes, group, routing), times in within[number].items():
             is_again = phase == "forward" and (again == "full" or (again == "selective" and is_core))
             members = len(read_ranks(group))
-            legs = [Leg(nbytes, members, members)]
+            legs = [DispatchLeg(nbytes, members, members)]
             if routing and layout.dispatcher == "hybridep":
                 legs = hybrid_legs(nbytes, members, min(per_node, members), routing)
             for leg in legs:

@@ -17,7 +17,7 @@ from memwall.training.events import render_stages
 from memwall.training.figure import scaling_chart
 
 if TYPE_CHECKING:
-    from memwall.training.run import Change, Scaled, Training
+    from memwall.training.run import Scaled, Training, TrainingChange
     from memwall.training.step import TrainingStep
 
 SCHEMA = "memwall.training.run/1"
@@ -38,7 +38,7 @@ class TrainingReport(Report):
     #: most GPUs of the table of more GPUs; None: without it
     scale: int | None = None
     #: what-ifs that were asked for
-    what_ifs: Sequence[Change] = ()
+    what_ifs: Sequence[TrainingChange] = ()
 
     def document(self, kind: str) -> Document:
         step, layout = self.found.step, self.found.layout
@@ -127,11 +127,11 @@ class TrainingReport(Report):
                              f" more than any change of the GPU. {told}", strong=True)]  # fmt: skip
         return [Sentence(f"{told} {binds}{alike}.", strong=True)]
 
-    def _saving(self, change: Change) -> str:
+    def _saving(self, change: TrainingChange) -> str:
         now_s = self.found.step.time_s
         return f"{duration(now_s - change.step.time_s)}, {percent(1 - change.step.time_s / now_s)} of the step"
 
-    def _changes(self, changes: Sequence[Change]) -> Table:
+    def _changes(self, changes: Sequence[TrainingChange]) -> Table:
         now_s = self.found.step.time_s
         rows = [
             (each.name, duration(each.step.time_s), 1 - each.step.time_s / now_s,
@@ -179,7 +179,7 @@ class TrainingReport(Report):
         }, indent=2)  # fmt: skip
 
 
-def _change(found: Training, each: Change) -> dict[str, Any]:
+def _change(found: Training, each: TrainingChange) -> dict[str, Any]:
     saved_s = found.step.time_s - each.step.time_s
     return {"name": each.name, "options": each.options, "wall": each.wall, "time_s": each.step.time_s,
             "saved_s": saved_s}  # fmt: skip

@@ -11,7 +11,7 @@ from memwall.core.errors import UsageError
 from memwall.hardware.cluster import cluster_of, hardware_of, load_cluster
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import load_gpu
-from memwall.points import Kind, Row, Task, tried
+from memwall.points import PointKind, Row, Task, tried
 from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
 from memwall.trace_cache import Traces
@@ -194,7 +194,7 @@ def _answer(name: str, text: str) -> bool:
     return ANSWERS[text.lower()]
 
 
-TRAINING = Kind(
+TRAINING = PointKind(
     name="training", title="a training step on many GPUs, as memwall profile --parallel has it",
     rows=_rows, options=OPTIONS, numbers=NUMBERS, inner=NUMBERS, most=64,
     best=("tokens_per_s_per_gpu", "mfu"), front=("tokens_per_s", "tokens_per_s_per_gpu"),

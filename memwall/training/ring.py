@@ -41,7 +41,7 @@ def _of_part(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return item.narrow(1, 0, seq // ranks) if is_sequence else item
 
     args, kwargs = compat.tree_map(part, (args, kwargs))
-    ring = _Ring(F.scaled_dot_product_attention, ranks)
+    ring = _RingAttention(F.scaled_dot_product_attention, ranks)
     with patch.object(F, "scaled_dot_product_attention", ring):
         made = forward(*args, **kwargs)
     if not ring.calls:
@@ -49,7 +49,7 @@ def _of_part(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return made
 
 
-class _Ring:
+class _RingAttention:
     """Attention over the keys and values of all ranks."""
 
     def __init__(self, attend: Callable[..., Tensor], ranks: int) -> None:

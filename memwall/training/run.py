@@ -43,7 +43,7 @@ DEFAULT_CLUSTER = "dgx-h100"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TrainingChange:
     """Another layout or policy, or another number of the hardware, with its step: what it does, the option that shows
     it, and the wall whose number it is (empty: none)."""
 
@@ -200,7 +200,7 @@ class Training:
             return None
 
     @cached_property
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[TrainingChange, ...]:
         """What would make the step faster, the most first: other layouts of as many GPUs, fused kernels, and other
         numbers of the hardware."""
         rows = chain(self._layouts(), self._policies(), (self.with_number(number) for number in NUMBERS))
@@ -208,11 +208,11 @@ class Training:
         return tuple(sorted(found, key=lambda change: change.step.time_s))
 
     @property
-    def bound_by(self) -> Change | None:
+    def bound_by(self) -> TrainingChange | None:
         """The number of the hardware that would save most; None where none does."""
         return next((change for change in self.changes if change.wall), None)
 
-    def with_number(self, number: Number) -> Change:
+    def with_number(self, number: Number) -> TrainingChange:
         """The step with one number of the GPU, its host or its links changed.
 
         Raises:
@@ -225,16 +225,16 @@ class Training:
         assert changed.cluster is not None
         blocks = blocks_of(self.profile, changed.cluster, self.policy, gpu=replace(changed, cluster=None))
         step = training_step(blocks, self.layout, changed.cluster, **self.options)
-        return Change(number.name, number.options, number.wall, step)
+        return TrainingChange(number.name, number.options, number.wall, step)
 
-    def _policies(self) -> Iterator[Change]:
+    def _policies(self) -> Iterator[TrainingChange]:
         for policy, name in (("memwall", "fusion by memwall"), ("ideal", "perfect fusion")):
             if self.policy == "eager":
                 blocks = blocks_of(self.profile, self.step.cluster, policy)
                 step = training_step(blocks, self.layout, self.step.cluster, **self.options)
-                yield Change(name, f"--policy {policy}", "", step)
+                yield TrainingChange(name, f"--policy {policy}", "", step)
 
-    def _layouts(self) -> Iterator[Change]:
+    def _layouts(self) -> Iterator[TrainingChange]:
         for name, changed in _LAYOUTS.items():
             if "schedule" in changed and self.layout.pp == 1:
                 continue
@@ -242,7 +242,7 @@ class Training:
             with contextlib.suppress(UsageError):
                 layout.check()
                 step = training_step(self.blocks, layout, self.step.cluster, **self.options)
-                yield Change(name, f"--parallel {layout}", "", step)
+                yield TrainingChange(name, f"--parallel {layout}", "", step)
 
 
 #: other layouts to try -> what of the layout changes

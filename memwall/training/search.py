@@ -28,8 +28,8 @@ from memwall.pipeline import workload_of
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import in_flight
-from memwall.training.blocks import Block, Blocks, Work
-from memwall.training.candidates import Candidate, check_among, layouts, no_layout, wanted
+from memwall.training.blocks import Block, Blocks, BlockWork
+from memwall.training.candidates import LayoutCandidate, check_among, layouts, no_layout, wanted
 from memwall.training.layout import Parallelism
 from memwall.training.memory import STATES
 from memwall.training.rank import blocks_of, light_blocks_of, shortened, split_of, trace_rank
@@ -44,7 +44,7 @@ _ROUNDED = 1 - 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LayoutChoice:
     """A layout that fits, and its step; ``peak_bytes`` of its fullest GPU, with what is assumed for context and
     allocator."""
 
@@ -64,7 +64,7 @@ class Layouts:
     cluster: Cluster
     gpus: int
     global_batch: int
-    order: tuple[Choice, ...]
+    order: tuple[LayoutChoice, ...]
     count: int
     simulated: int
     ranks: int
@@ -147,11 +147,11 @@ class _Ranks:
         """How many ranks were traced, with the whole model."""
         return 1 + sum(isinstance(each, _Rank) for known in self._known.values() for each in known.values())
 
-    def known(self, each: Candidate) -> dict[int, _Rank | str]:
+    def known(self, each: LayoutCandidate) -> dict[int, _Rank | str]:
         """What is traced of the rank of a layout, by the samples of a microbatch."""
         return self._known.setdefault(each.layout.traced, {})
 
-    def of(self, each: Candidate) -> _Rank | str:
+    def of(self, each: LayoutCandidate) -> _Rank | str:
         """The rank of a layout; a text says why it cannot run. One that fails at the first microbatch that is traced is
         not tried with others."""
         known = self.known(each)
@@ -160,7 +160,7 @@ class _Ranks:
             known[each.batch] = failed if isinstance(failed, str) else self._made(each)
         return known[each.batch]
 
-    def _made(self, each: Candidate) -> _Rank | str:
+    def _made(self, each: LayoutCandidate) -> _Rank | str:
         self.say(f"tracing rank {self.traced} of {self.target}: tp={each.layout.tp}, {counted(each.batch, 'sample')}")
         try:
             made = self._read(self._trace(each.layout, each.batch))
@@ -228,13 +228,13 @@ class _Search:
         info = self.ranks.profile.workload
         self.options["state"] = self.options["state"] or ("float32" if info.dtype == "float32" else "mixed")
         self.gpu = hardware_of(self.cluster)
-        self._steps: dict[Candidate, TrainingStep] = {}
-        self._totals: dict[tuple[int, str], tuple[Work, Work]] = {}
+        self._steps: dict[LayoutCandidate, TrainingStep] = {}
+        self._totals: dict[tuple[int, str], tuple[BlockWork, BlockWork]] = {}
 
-    def first(self, candidates: Sequence[Candidate], top: int) -> tuple[list[Choice], int]:
+    def first(self, candidates: Sequence[LayoutCandidate], top: int) -> tuple[list[LayoutChoice], int]:
         """The fastest, and how many were simulated. Among equal ones those that come first."""
         open_ones = [(0.0, number, 0) for number in range(len(candidates))]
-        chosen: list[Choice] = []
+        chosen: list[LayoutChoice] = []
         while open_ones and len(chosen) < top:
             bound_s, number, at = heapq.heappop(open_ones)
             each = candidates[number]
@@ -251,11 +251,11 @@ class _Search:
         self.pruned += Counter({f"slower than those found, {why}": count for why, count in slower.items()})
         return chosen, simulated
 
-    def _chosen(self, each: Candidate) -> Choice:
+    def _chosen(self, each: LayoutCandidate) -> LayoutChoice:
         step, info = self._steps[each], self.ranks.profile.workload
         tokens = None if info.tokens is None else info.tokens * each.batch * each.layout.microbatches * each.layout.dp
         rate = None if tokens is None else tokens / step.time_s / each.layout.world
-        return Choice(
+        return LayoutChoice(
             layout=each.layout, batch=each.batch, step=step, tokens_per_s_per_gpu=rate,
             peak_bytes=self._held(max(memory.total for memory in step.memory)),
         )  # fmt: skip
@@ -266,7 +266,7 @@ class _Search:
 
     # The bounds of a candidate, each a number of seconds that its step does not stay below, or why it is out.
 
-    def light_s(self, each: Candidate) -> float | str:
+    def light_s(self, each: LayoutCandidate) -> float | str:
         """Without a trace of its rank: all products at the peaks of all GPUs, in the pipeline; and weights that fit."""
         if self._least_bytes(each) > self.gpu.dram_bytes:
             return "weights, gradients and the optimizer's state alone do not fit"
@@ -280,17 +280,21 @@ class _Search:
         costs = [cost for cost in self.ranks.profile.costs[0] if cost.flops]
         return max(cost.total_flops / least_compute_s(cost, self.gpu) for cost in costs)
 
-    def _total(self, blocks: Blocks, recompute: str) -> tuple[Work, Work]:
+    def _total(self, blocks: Blocks, recompute: str) -> tuple[BlockWork, BlockWork]:
         """What a microbatch does in all blocks, and what of it makes gradients of weights."""
         key = id(blocks), recompute
         if key not in self._totals:
-            again = {"none": Work(), "selective": _sum(blocks.layers, "core"), "full": _sum(blocks.layers, "forward")}
+            again = {
+                "none": BlockWork(),
+                "selective": _sum(blocks.layers, "core"),
+                "full": _sum(blocks.layers, "forward"),
+            }
             every = blocks.every
             whole = _sum(every, "forward") + _sum(every, "backward") + again[recompute]
             self._totals[key] = whole, _sum(every, "weight")
         return self._totals[key]
 
-    def rank_s(self, each: Candidate) -> float | str:
+    def rank_s(self, each: LayoutCandidate) -> float | str:
         """As :meth:`light_s` with all that its rank does, by a trace of it with a smaller microbatch: with more samples
         that grows at least in proportion, and no less is held."""
         known = self.ranks.known(each)
@@ -311,7 +315,7 @@ class _Search:
         total_s = max(whole.busy_s - hidden * whole.tensor_s, whole.issue_s)
         return _divided_s(total_s * samples, weight.busy_s * samples, layout)
 
-    def _least_bytes(self, each: Candidate, blocks: Blocks | None = None) -> int:
+    def _least_bytes(self, each: LayoutCandidate, blocks: Blocks | None = None) -> int:
         """What the first rank holds at least; with blocks of its microbatch, or of a smaller one, their activations."""
         layout, whole, state = each.layout, self.ranks.whole, STATES[self.options["state"]]
         layers = len(whole.layers) // (layout.pp * layout.chunks)
@@ -330,7 +334,7 @@ class _Search:
             held += count * layers * min(block.kept_bytes(layout.recompute) for block in blocks.layers)
         return self._held(math.floor(held))
 
-    def blocks_s(self, each: Candidate) -> float | str:
+    def blocks_s(self, each: LayoutCandidate) -> float | str:
         """Its blocks one after another, as evenly divided among the stages as can be; and activations that fit."""
         rank = self.ranks.of(each)
         if isinstance(rank, str):
@@ -339,12 +343,12 @@ class _Search:
             return _FULL
         return self._blocks_s(rank.blocks, each.layout)
 
-    def _blocks(self, each: Candidate) -> Blocks:
+    def _blocks(self, each: LayoutCandidate) -> Blocks:
         rank = self.ranks.of(each)
         assert isinstance(rank, _Rank)  # what cannot run is out already
         return rank.blocks
 
-    def stages_s(self, each: Candidate) -> float | str:
+    def stages_s(self, each: LayoutCandidate) -> float | str:
         """The slowest rank of its pipeline, with what comes before and after it; and memory that fits."""
         blocks = self._blocks(each)
         try:
@@ -355,15 +359,15 @@ class _Search:
         except UsageError as error:
             return str(error)
 
-    def step_s(self, each: Candidate) -> float | str:
+    def step_s(self, each: LayoutCandidate) -> float | str:
         """Its step."""
         self.ranks.say(f"simulating {each.layout}")
         self._steps[each] = step = training_step(self._blocks(each), each.layout, self.cluster, **self.options)
         return step.time_s
 
 
-def _sum(blocks: Sequence[Block], direction: str) -> Work:
-    return sum((getattr(block, direction) for block in blocks), Work())
+def _sum(blocks: Sequence[Block], direction: str) -> BlockWork:
+    return sum((getattr(block, direction) for block in blocks), BlockWork())
 
 
 def _divided_s(whole_s: float, weight_s: float, layout: Parallelism) -> float:
@@ -382,7 +386,7 @@ def _divided_s(whole_s: float, weight_s: float, layout: Parallelism) -> float:
 
 
 #: what is said of the candidates that a bound rules out, and the bound; the last is the step itself
-_BOUNDS: tuple[tuple[str, Callable[[_Search, Candidate], float | str]], ...] = (
+_BOUNDS: tuple[tuple[str, Callable[[_Search, LayoutCandidate], float | str]], ...] = (
     ("by the speed of light of the model's products", _Search.light_s),
     ("by the speed of light of what a rank computes and sends", _Search.rank_s),
     ("by their blocks, divided as evenly as can be", _Search.blocks_s),

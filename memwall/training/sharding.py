@@ -61,7 +61,7 @@ class Split:
 
 def find_split(graph: Graph) -> Split:
     """What tensor parallelism splits in a model whose forward pass was traced."""
-    walk = _Walk(graph)
+    walk = _SplitWalk(graph)
     for op in graph.ops:
         walk.step(op)
     return walk.split()
@@ -72,7 +72,7 @@ _Sources = frozenset[str]
 
 
 @dataclass
-class _Walk:
+class _SplitWalk:
     """A walk along the data of a forward pass."""
 
     graph: Graph

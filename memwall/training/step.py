@@ -27,9 +27,9 @@ from memwall.hardware.links import Cluster
 from memwall.perfmodel.collectives import collective_s, levels_of, taken_shares
 from memwall.simulate.pipeline import PipelineRun, Stage, in_flight, least_ends_s, run_pipeline
 from memwall.simulate.streams import Sent, Sides, beside_s, one_ahead
-from memwall.training.blocks import Block, Blocks, Work, merged
+from memwall.training.blocks import Block, Blocks, BlockWork, merged
 from memwall.training.layout import Parallelism
-from memwall.training.memory import STATES, Between, Memory, Ranks
+from memwall.training.memory import STATES, Memory, Ranks, ReplicaMessage
 from memwall.training.messages import passed_bytes
 
 #: of exchanges that run next to parts of a product, the share that these hide: they take multiprocessors, and parts are
@@ -182,10 +182,10 @@ class _Job(Ranks):
         hidden_s = max(forward_s + backward_s - max(together_s, issued_s), 0.0)
         return hidden_s * forward.a2a_s / sent_s, hidden_s * backward.a2a_s / sent_s
 
-    def _whole_backward(self, block: Block) -> Work:
+    def _whole_backward(self, block: Block) -> BlockWork:
         return block.backward + self._again(block)
 
-    def _pass_s(self, works: Sequence[Work]) -> float:
+    def _pass_s(self, works: Sequence[BlockWork]) -> float:
         """Seconds of blocks one after another. A stage that waits for its sends has nothing issued when a pass begins
         (Megatron-LM synchronizes after them); else the CPU may be ahead."""
         if self.overlap or self.layout.pp == 1:
@@ -197,15 +197,15 @@ class _Job(Ranks):
             issued_s += work.issue_s
         return done_s
 
-    def _longer(self, work: Work) -> float:
+    def _longer(self, work: BlockWork) -> float:
         """Seconds of the GPU, or of the CPU that issues its kernels."""
         return max(work.busy_s - self.hidden * work.tensor_s, work.issue_s)
 
-    def _again(self, block: Block) -> Work:
+    def _again(self, block: Block) -> BlockWork:
         """What backward computes again."""
         if self.is_end(block):
-            return Work()
-        return {"none": Work(), "selective": block.core, "full": block.forward}[self.layout.recompute]
+            return BlockWork()
+        return {"none": BlockWork(), "selective": block.core, "full": block.forward}[self.layout.recompute]
 
     def _accumulate_s(self, part: Iterable[Block]) -> float:
         """Gradients of a microbatch are added to those of the ones before, or a share of them to a share."""
@@ -232,10 +232,10 @@ class _Job(Ranks):
 
     # -- between replicas ----------------------------------------------------------------------------------------------
 
-    def _between_s(self, messages: Iterable[Between]) -> float:
+    def _between_s(self, messages: Iterable[ReplicaMessage]) -> float:
         return sum(map(self._apart_s, messages))
 
-    def _apart_s(self, message: Between) -> float:
+    def _apart_s(self, message: ReplicaMessage) -> float:
         if message not in self._sent_s:  # blocks are alike
             op, nbytes, ranks, apart = message
             per_node = math.gcd(ranks, max(self.cluster.gpus_per_node // apart, 1))
@@ -243,7 +243,7 @@ class _Job(Ranks):
         return self._sent_s[message]
 
     @cached_property
-    def _sent_s(self) -> dict[Between, float]:
+    def _sent_s(self) -> dict[ReplicaMessage, float]:
         return {}
 
     def _reduce_s(self, block: Block) -> float:
@@ -325,18 +325,18 @@ class _Job(Ranks):
         return (once.link_s - self.hidden * once.tensor_s) * self.layout.microbatches
 
     @property
-    def matrix(self) -> tuple[Work, Work]:
+    def matrix(self) -> tuple[BlockWork, BlockWork]:
         """FLOPs of the model in a step, and those that all GPUs compute, with the seconds that they take one GPU at the
         peaks."""
         every, tp = self.blocks.every, self.layout.tp
         times, again = self.layout.microbatches * self.layout.replicas, _sum(map(self._again, every))
         once = _sum(work for block in every for work in (block.forward, block.backward))
-        model = Work(flops=times * (tp * once.flops - (tp - 1) * once.repeated),
+        model = BlockWork(flops=times * (tp * once.flops - (tp - 1) * once.repeated),
                      matrix_s=times * (tp * once.matrix_s - (tp - 1) * once.repeated_s))  # fmt: skip
         whole = once + again
         every_flops, every_s = whole.flops + whole.again, whole.matrix_s + whole.again_s
-        return model, Work(flops=times * tp * every_flops, matrix_s=times * tp * every_s)
+        return model, BlockWork(flops=times * tp * every_flops, matrix_s=times * tp * every_s)
 
 
-def _sum(works: Iterable[Work]) -> Work:
-    return sum(works, Work())
+def _sum(works: Iterable[BlockWork]) -> BlockWork:
+    return sum(works, BlockWork())

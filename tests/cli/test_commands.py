@@ -13,7 +13,7 @@ from memwall.cli import COMMANDS
 from memwall.cli.parsing import FIRST_OPTIONS
 from memwall.cli.target import DEFAULT_GPU
 from memwall.hardware.cluster import cluster_names
-from memwall.hardware.host import Work
+from memwall.hardware.host import HostWork
 from memwall.hardware.lookup import gpu_names
 
 
@@ -119,7 +119,7 @@ def test_another_host_issues_the_kernels(run, folder, record):
         assert {gpu["host"]["name"] for gpu in made["gpus"].values()} == {name}
         times.append(made["simulations"][0]["totals"]["time_s"])
     assert times[0] < times[1]  # the net is small
-    seconds = "".join(f"{kind}_s = {1e-3 if kind == 'op' else 0}\n" for kind in Work._fields)
+    seconds = "".join(f"{kind}_s = {1e-3 if kind == 'op' else 0}\n" for kind in HostWork._fields)
     (folder / "mine.toml").write_text(f'schema = "memwall.host/1"\nname = "mine"\n{seconds}', encoding="utf-8")
     page = run("profile", "net.py", "--gpu", "t4", "--host", "mine.toml", "-q").out
     assert "mine: 1.00 ms of CPU time to issue an op" in " ".join(page.split())

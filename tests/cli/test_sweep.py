@@ -13,7 +13,7 @@ import pytest
 
 import memwall
 from memwall.serving import read_model, serve
-from memwall.serving.steps import Step
+from memwall.serving.steps import EngineStep
 from memwall.sweeping.kinds import kind_of
 from tests.cli.conftest import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
@@ -73,7 +73,7 @@ def test_a_decode_step_is_that_of_the_server_alone(llama):
         batch, context = int(row["batch"]), int(row["context"])
         (point,) = serve(model, gpu=row["gpu"], tp=int(row["tp"]), kv=row["kv"], concurrency=1, prompt=16).points
         time_s = point.steps.step_s(batch, batch * context)
-        assert row["time_s"] == time_s and row["limited_by"] == point.steps.wall(Step(batch, batch * context))
+        assert row["time_s"] == time_s and row["limited_by"] == point.steps.wall(EngineStep(batch, batch * context))
         assert row["tokens_per_s_per_gpu"] == pytest.approx(batch / time_s / row["tp"])
         assert row["weights_bytes"] == point.steps.weights_bytes
         blocks = context // 16 + 1  # the next token has a place too

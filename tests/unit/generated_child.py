@@ -25,7 +25,7 @@ import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
 from memwall.bench.kernels.arena import Arena
-from memwall.bench.kernels.numerics import Check
+from memwall.bench.kernels.numerics import NumericsCheck
 from memwall.bench.kernels.oracle import Oracle
 from memwall.codegen import Kernel, NotGenerated, generate
 from memwall.codegen.generate import generate_nests
@@ -148,9 +148,9 @@ def prove(oracle: Oracle, kernel: Kernel, folder: Path, special: bool = False) -
         check = oracle.verify(kernel, run, special=special, around=apart, guard_bytes=GUARD_BYTES)
         status, message = ("ok" if check.passed else "wrong", f"{check.where}: {check.message}" * (not check.passed))
     except Unsupported as error:
-        check, status, message = Check(False), "not checked", str(error)
+        check, status, message = NumericsCheck(False), "not checked", str(error)
     except Exception as error:  # one kernel lost, not the rest
-        check, status, message = Check(False), "crashed", f"{type(error).__name__}: {str(error)[:400]}"
+        check, status, message = NumericsCheck(False), "crashed", f"{type(error).__name__}: {str(error)[:400]}"
     return {
         "ops": [name.removeprefix("aten.") for name in small_workloads.names_of(oracle.graph, oracle.group)],
         "schedule": kernel.schedule, "status": status, "message": message, "error": check.error,

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.analysis.savings import policy_sets
-from memwall.bench.accuracy import Row as Timed
+from memwall.bench.accuracy import TimedRow as Timed
 from memwall.bench.accuracy.figure import scatter_chart
 from memwall.gate.figure import trend_chart
-from memwall.gate.history import Row
+from memwall.gate.history import HistoryRow
 from memwall.hardware.lookup import load_gpu
 from memwall.report.figures.colors import CLASS_COLORS
 from memwall.report.figures.comparison import comparison_chart
@@ -24,9 +24,9 @@ from memwall.serving import Model, Serving, serve
 from memwall.serving.engine_figure import memory_chart, phases_charts
 from memwall.serving.figure import serving_chart
 from memwall.serving.saved import saved
-from memwall.serving.steps import Served
-from memwall.serving.steps.attention import Attention
-from memwall.serving.steps.kernels import Between, Collective, Product, Sampling
+from memwall.serving.steps import ServedKernels
+from memwall.serving.steps.attention import PagedAttention
+from memwall.serving.steps.kernels import BetweenAnchors, Collective, Sampling, StepProduct
 from memwall.traces import read_trace
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.comparison import compare_traces
@@ -40,11 +40,11 @@ from tests.unit.traces_fixture import call, kernel, op, write
 Place = tuple[float, float]
 
 
-def history() -> list[Row]:
+def history() -> list[HistoryRow]:
     """Six commits on two GPUs: a step up, a new version, a step down."""
     kernels = (100, 100, 117, 117, 88, 88)
     return [
-        Row(f"{i:x}" * 40, f"2026-01-{i + 1:02d}T00:00:00Z", "1.0" if i < 3 else "2.0", "net", "inference", gpu,
+        HistoryRow(f"{i:x}" * 40, f"2026-01-{i + 1:02d}T00:00:00Z", "1.0" if i < 3 else "2.0", "net", "inference", gpu,
             "eager", {"kernels": count, "time_s": count * scale * 1e-6})
         for i, count in enumerate(kernels)
         for gpu, scale in (("old", 2.0), ("new", 1.0))
@@ -59,15 +59,23 @@ def _fall() -> Chart:
 def served() -> Serving:
     """A model of 32 layers, 8 B weights and grouped attention on two GPUs, alone and shared by two, and objectives that
     the largest load misses."""
-    product = partial(Product, dtype="bfloat16")
+    product = partial(StepProduct, dtype="bfloat16")
     kernels = (
-        (product(n=6144, k=4096, split="column"), 32), (product(n=4096, k=4096, split="row"), 32),
-        (product(n=28672, k=4096, split="column"), 32), (product(n=4096, k=14336, split="row"), 32),
-        (Attention(heads=32, kv_heads=8, head_size=128, value_size=128, dtype="bfloat16"), 32),
-        (Between(read_bytes=16384, write_bytes=8192, weight_bytes=8192, columns=4096, itemsize=2, shared=False), 64),
-        (Collective(op="all_reduce", width=8192), 64), (Sampling(vocabulary=128256), 1),
-    )  # fmt: skip
-    model = Model(name="llama", served=Served(kernels, 2 * 128256 * 4096), max_context=8192)
+        (product(n=6144, k=4096, split="column"), 32),
+        (product(n=4096, k=4096, split="row"), 32),
+        (product(n=28672, k=4096, split="column"), 32),
+        (product(n=4096, k=14336, split="row"), 32),
+        (PagedAttention(heads=32, kv_heads=8, head_size=128, value_size=128, dtype="bfloat16"), 32),
+        (
+            BetweenAnchors(
+                read_bytes=16384, write_bytes=8192, weight_bytes=8192, columns=4096, itemsize=2, shared=False
+            ),
+            64,
+        ),
+        (Collective(op="all_reduce", width=8192), 64),
+        (Sampling(vocabulary=128256), 1),
+    )
+    model = Model(name="llama", served=ServedKernels(kernels, 2 * 128256 * 4096), max_context=8192)
     return serve(
         model, gpu=["h100", "b200"], tp=[1, 2], concurrency=[1, 8, 64], closed_form=True,
         slo=["ttft<1 s", "tpot<10 ms"],

@@ -21,14 +21,14 @@ def joint_of(graph: Graph, device: str = "cpu"):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from memwall.inductor.lowering import EAGER, _regions
-    from memwall.inductor.replay import Opaque, replay
+    from memwall.inductor.replay import OpaqueKernels, replay
     from memwall.inductor.scope import scope_of
     from memwall.ops.evaluate import Operators
 
     operators = Operators()
     inside = [region != EAGER for region in _regions(graph, None)]
     scope = scope_of(graph, inside, operators.overwritten)
-    with Opaque() as opaque, FakeTensorMode():
+    with OpaqueKernels() as opaque, FakeTensorMode():
         return replay(graph, scope, operators, select_decomp_table(), opaque, device)
 
 

@@ -27,7 +27,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - Triton layers: Liger-Kernel's columns (:mod:`memwall_lab.tables.liger`)
 """
 
-from memwall.bench.accuracy.kinds import Kind
+from memwall.bench.accuracy.kinds import TableKind
 from memwall_lab.tables import (
     aiconfigurator,
     collectives,
@@ -43,7 +43,7 @@ from memwall_lab.tables import (
 )
 
 #: Kinds of tables; the first whose columns are all present is used.
-TABLES: tuple[Kind, ...] = (
+TABLES: tuple[TableKind, ...] = (
     aiconfigurator.ATTENTION, aiconfigurator.GEMM, aiconfigurator.QUANTISED, serving.EXPERTS, serving.LATENT,
     neusight.CONV, neusight.OPS, vidur.OPS, collectives.NCCL, collectives.ALL_REDUCE, library.CONV, library.GEMM,
     liger.OPS, liger.PAIRS, library.BANDWIDTH,

@@ -15,7 +15,7 @@ from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
-from memwall.ops.product_launches import Attention
+from memwall.ops.product_launches import FusedAttention
 from memwall.ops.quantised import SCHEMES
 from memwall.perfmodel.roofline import launch_floor_s
 from memwall.perfmodel.stream import round_trip_s
@@ -123,7 +123,7 @@ def _attention(record: Record) -> Call:
 def _keys_alone(cost: Cost) -> Cost:
     """The same where keys and values share one place."""
     work = cost.launches[0]
-    assert isinstance(work, Attention)
+    assert isinstance(work, FusedAttention)
     once = (work.read_bytes - work.query_bytes) // 2
     work = replace(work, read_bytes=work.read_bytes - once)
     return replace(cost, read_bytes=cost.read_bytes - once, launches=(work,))

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from memwall.analysis.validation import Row
-from memwall.bench.accuracy.kinds import LEAST, Kind, Record, Skip, number, seconds
+from memwall.analysis.validation import TimedRow
+from memwall.bench.accuracy.kinds import LEAST, Record, Skip, TableKind, number, seconds
 from memwall.bench.accuracy.samples import Sample
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
@@ -40,20 +40,20 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Table(Kind):
+class Table(TableKind):
     """A table of kernels: what a row of it measures. ``call`` raises as ``read``; a row that is already modeled is
     taken as it is. ``launch`` is how calls were timed, ``gpu`` and ``time`` (ms) are columns."""
 
-    call: Callable[[Record], Call | Row | Iterable[Call]]
+    call: Callable[[Record], Call | TimedRow | Iterable[Call]]
     launch: str = "graph"
     gpu: str = "gpu"
     time: str = "latency_ms"
     resolution_s: float = 0.0
 
-    def read(self, record: Record, source: Path) -> Iterator[Sample | Row]:
+    def read(self, record: Record, source: Path) -> Iterator[Sample | TimedRow]:
         found = self.call(record)
-        for item in (found,) if isinstance(found, (Call, Row)) else found:
-            yield item if isinstance(item, Row) else self._sample(record, item)
+        for item in (found,) if isinstance(found, (Call, TimedRow)) else found:
+            yield item if isinstance(item, TimedRow) else self._sample(record, item)
 
     def _sample(self, record: Record, call: Call) -> Sample:
         label = record.get(self.gpu, self.gpu)

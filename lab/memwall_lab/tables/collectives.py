@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
+from memwall.bench.accuracy.kinds import Record, Skip, TableKind, seconds
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.links import Cluster
@@ -32,7 +32,7 @@ _EAGER = ("_eager", "torch.distributed")
 
 
 @dataclass(frozen=True)
-class Collectives(Kind):
+class Collectives(TableKind):
     """A table of collectives: what a row of it measures."""
 
     sample: Callable[[Record], CollectiveSample]

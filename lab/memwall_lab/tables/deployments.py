@@ -27,9 +27,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
+from memwall.bench.accuracy.kinds import Record, Skip, TableKind, seconds
 from memwall.core.files import read_csv
-from memwall.serving.simulation.workload import Lengths, Workload
+from memwall.serving.simulation.workload import Lengths, RequestLoad
 from memwall.serving.steps import Layout
 from memwall_lab.deployments import Deployment, Pool
 from memwall_lab.tables.base import gpu_named, known, positive, size
@@ -207,7 +207,7 @@ def _schemes(record: Record) -> dict[str, str]:
     return {"weights": products, "experts": experts, "kv": "float8_e4m3fn" if is_modelopt else ""}
 
 
-class Latencies(Kind):
+class Latencies(TableKind):
     """A table of latencies."""
 
     def read(self, record: Record, source: Path) -> Iterator[Deployment]:
@@ -229,7 +229,7 @@ class Latencies(Kind):
         if not clients:
             raise Skip("neither clients nor a batch are recorded")
         share = 0.95 if "nvidia" in str(record["origin"]) else 0.8
-        load = Workload(
+        load = RequestLoad(
             prompt=Lengths(size(record, "isl"), share), generate=Lengths(size(record, "osl"), share),
             concurrency=clients, requests=min(10 * clients, max(_MOST_REQUESTS, 2 * clients)),
         )  # fmt: skip
@@ -243,7 +243,7 @@ class Latencies(Kind):
         )  # fmt: skip
 
 
-class Throughput(Kind):
+class Throughput(TableKind):
     """A table of the most tokens per second."""
 
     def read(self, record: Record, source: Path) -> Iterator[Deployment]:
@@ -253,7 +253,7 @@ class Throughput(Kind):
             tp=1 if is_mixture else tp, dp=tp if is_mixture else 1, ep=tp if is_mixture else 1, pp=pp, engine="trtllm",
             weights=known({"FP8": "fp8_static", "FP4": "nvfp4"}, str(record["dtype"]), "dtype"), kv="float8_e4m3fn",
         )  # fmt: skip
-        load = Workload(prompt=Lengths(size(record, "isl")), generate=Lengths(size(record, "osl")), concurrency=1)
+        load = RequestLoad(prompt=Lengths(size(record, "isl")), generate=Lengths(size(record, "osl")), concurrency=1)
         yield Deployment(
             dataset=self.name, label=str(record["gpu"]), name=model, config=_config(source, model), graphs=_GRAPHS,
             gpu=gpu_named(str(record["gpu"])), decodes=Pool(layout=layout), workload=load,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
+from memwall.bench.accuracy.kinds import Record, Skip, TableKind, seconds
 from memwall.core.errors import UsageError
 from memwall.hardware.host import load_host
 from memwall.record.profile import Profile
@@ -35,7 +35,7 @@ _CLOUD_HOSTS: Mapping[str, float] = {
 }  # fmt: skip
 
 
-class Modules(Kind):
+class Modules(TableKind):
     """A table whose rows name modules of an archive of profiles."""
 
     def read(self, record: Record, source: Path) -> Iterator[ModuleSample]:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memwall.bench.accuracy.kinds import Kind, Record, Skip, seconds
+from memwall.bench.accuracy.kinds import Record, Skip, TableKind, seconds
 from memwall.core.errors import UsageError
 from memwall.core.units import counted
 from memwall.hardware.cluster import hardware_of, load_cluster
@@ -120,7 +120,7 @@ _MIXED = {"PURE": "half", "DEFAULT": "mixed"}
 
 
 @dataclass(frozen=True)
-class Steps(Kind):
+class Steps(TableKind):
     """A table of training steps: what a row of it measures."""
 
     sample: Callable[[Record], TrainingSample]

@@ -65,13 +65,13 @@ def alternatives(profile: Profile, gpus: Sequence[Gpu], retrace: Retrace | None 
     families: list[Family] = []
     for gpu in gpus:
         number = profile.graph_for(gpu)
-        step = _Step(gpu, (profile.graphs[number], profile.costs[number]))
+        step = _PresentStep(gpu, (profile.graphs[number], profile.costs[number]))
         families += [*_traced_families(step, traced), *_norms(step), *_losses(step)]
     return tuple(family for family in families if family.others)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _PresentStep:
     """The step as it is now, on one GPU."""
 
     gpu: Gpu
@@ -127,7 +127,7 @@ def optimizer_form(graph: Graph) -> str:
 _FORM_OF: dict[str, Callable[[Graph], str]] = {"attention": attention_form, "optimizer": optimizer_form}
 
 
-def _traced_families(step: _Step, traced: Sequence[tuple[str, str, Profile]]) -> Iterator[Family]:
+def _traced_families(step: _PresentStep, traced: Sequence[tuple[str, str, Profile]]) -> Iterator[Family]:
     """Forms that a GPU or a call does not support (flash before Ampere, or in float32) are left out."""
     for family in dict.fromkeys(family for family, _, _ in traced):
         form_of = _FORM_OF[family]
@@ -141,14 +141,14 @@ def _traced_families(step: _Step, traced: Sequence[tuple[str, str, Profile]]) ->
         yield step.family(family, called, others)
 
 
-def _norms(step: _Step) -> Iterator[Family]:
+def _norms(step: _PresentStep) -> Iterator[Family]:
     if norms := decomposed_norms(step.model[0]):
         name = "F.layer_norm" if norms[0].is_centered else "F.rms_norm"
         note = f"in place of {len(norms):,} that are decomposed"
         yield step.family("norm", "op by op", [step.form(name, with_fused_norms(*step.model, norms), note)])
 
 
-def _losses(step: _Step) -> Iterator[Family]:
+def _losses(step: _PresentStep) -> Iterator[Family]:
     graph, costs = step.model
     for loss in linear_losses(graph):
         rows, features = graph.values[loss.x].spec.shape

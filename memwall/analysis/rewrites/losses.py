@@ -62,7 +62,7 @@ def default_rows(rows: int, classes: int, features: int) -> int:
 def with_chunked_loss(graph: Graph, costs: Sequence[Cost], loss: LinearLoss, chunk_rows: int | None = None) -> Priced:
     """The graph with the loss computed in chunks of ``rows``; None takes torch's choice."""
     rewrite = Rewrite(graph, costs)
-    _Chunks(rewrite, loss, chunk_rows).replace()
+    _LossChunks(rewrite, loss, chunk_rows).replace()
     return rewrite.result()
 
 
@@ -128,7 +128,7 @@ def _gradient_chain(graph: Graph, flow: Flow, log_softmax: Op) -> list[Op]:
         chain.append(onward[0])
 
 
-class _Chunks:
+class _LossChunks:
     """Writes the ops of the chunked loss. Shapes: input [n, f], weight [v, f], logits of a chunk [r, v]."""
 
     def __init__(self, rewrite: Rewrite, loss: LinearLoss, chunk_rows: int | None) -> None:

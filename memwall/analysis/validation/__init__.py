@@ -7,9 +7,9 @@ sums (``pairs``). Tables of others are read into the same rows by :mod:`memwall.
 
 from memwall.analysis.validation.devices import (
     COLUMNS,
-    Device,
     GroupTimes,
-    Point,
+    MeasuredDevice,
+    MeasuredPoint,
     SameGroups,
     devices,
     measured_points,
@@ -17,9 +17,21 @@ from memwall.analysis.validation.devices import (
     rows,
     summary,
 )
-from memwall.analysis.validation.pairs import Pair, Row, Run, Share
+from memwall.analysis.validation.pairs import MeasuredRun, Pair, Share, TimedRow
 
 __all__ = [
-    "COLUMNS", "Device", "GroupTimes", "Pair", "Point", "Row", "Run", "SameGroups", "Share", "devices",
-    "measured_points", "measurements", "rows", "summary",
-]  # fmt: skip
+    "COLUMNS",
+    "GroupTimes",
+    "MeasuredDevice",
+    "MeasuredPoint",
+    "MeasuredRun",
+    "Pair",
+    "SameGroups",
+    "Share",
+    "TimedRow",
+    "devices",
+    "measured_points",
+    "measurements",
+    "rows",
+    "summary",
+]

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from memwall.analysis.table import group_by
-from memwall.analysis.validation.pairs import Pair, Run, geomean
+from memwall.analysis.validation.pairs import MeasuredRun, Pair, geomean
 from memwall.core.graph import Graph, Op
 from memwall.record.kernels import common_module, shapes_text
 from memwall.record.measurement import MeasuredKernel, Measurement, Timing
@@ -65,12 +65,12 @@ class SameGroups:
 
 
 @dataclass(frozen=True)
-class Device:
+class MeasuredDevice:
     """All that was measured on one device and modeled as one GPU."""
 
     name: str
     gpu: str
-    runs: tuple[Run, ...]
+    runs: tuple[MeasuredRun, ...]
     graph: Graph
 
     @property
@@ -79,7 +79,7 @@ class Device:
         return any(run.measurement.kind == "cpu" for run in self.runs)
 
     @property
-    def executors(self) -> dict[str, Run]:
+    def executors(self) -> dict[str, MeasuredRun]:
         """The last run of each executor, in reading order."""
         return {run.measurement.executor: run for run in self.runs}
 
@@ -114,7 +114,7 @@ class Device:
         return tuple(found)
 
 
-def _eager_lookup(graph: Graph, run: Run) -> Callable[[int], Timing | None]:
+def _eager_lookup(graph: Graph, run: MeasuredRun) -> Callable[[int], Timing | None]:
     """op id -> the timing of its eager kernel, or of one that does the same."""
     timed = {pair.kernel.op_ids[0]: pair.timing for pair in run.measured if len(pair.kernel.op_ids) == 1}
     alike: dict[int, Timing | None] = {}
@@ -140,11 +140,11 @@ def measurements(profile: Profile) -> tuple[Measurement, ...]:
     return tuple(Measurement.from_dict(record, f"measurements[{i}]") for i, record in enumerate(profile.measurements))
 
 
-def devices(profile: Profile) -> tuple[Device, ...]:
+def devices(profile: Profile) -> tuple[MeasuredDevice, ...]:
     """What was measured, device by device, in the order of the record; within one eager first."""
     found = measurements(profile)
     return tuple(
-        Device(name, gpu, tuple(_run(profile, m) for m in sorted(own, key=lambda m: ORDER.index(m.executor))),
+        MeasuredDevice(name, gpu, tuple(_run(profile, m) for m in sorted(own, key=lambda m: ORDER.index(m.executor))),
                _graph(profile, gpu))
         for (name, gpu), own in group_by(found, [(m.device, m.gpu) for m in found]).items()
     )  # fmt: skip
@@ -155,11 +155,11 @@ def _graph(profile: Profile, gpu: str) -> Graph:
     return profile.graphs[next((s.graph for s in profile.simulations if s.gpu.name == gpu), 0)]
 
 
-def _run(profile: Profile, measurement: Measurement) -> Run:
+def _run(profile: Profile, measurement: Measurement) -> MeasuredRun:
     graph, wanted = _graph(profile, measurement.gpu), (measurement.gpu, measurement.policy)
     schedule = next((s for s in profile.simulations if (s.gpu.name, s.policy) == wanted), None)
     pairs = tuple(_pair(graph, kernel, measurement) for kernel in measurement.kernels)
-    return Run(measurement, pairs, len(schedule.kernels) if schedule else None)
+    return MeasuredRun(measurement, pairs, len(schedule.kernels) if schedule else None)
 
 
 def _pair(graph: Graph, kernel: MeasuredKernel, measurement: Measurement) -> Pair:
@@ -186,7 +186,7 @@ def main_dtype(graph: Graph, ops: Iterable[Op]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MeasuredPoint:
     """A measured kernel on a roofline, with its modeled position. Seconds of one launch; ``share`` of the measured time
     of its executor, all repeats."""
 
@@ -208,7 +208,7 @@ class Point:
         return self.flops / self.measured_s
 
 
-def measured_points(profile: Profile, schedule: Schedule) -> tuple[Point, ...]:
+def measured_points(profile: Profile, schedule: Schedule) -> tuple[MeasuredPoint, ...]:
     """The kernels measured for a simulation's GPU and policy, largest share first; those without FLOPs are left out."""
     found = []
     for measurement in measurements(profile):
@@ -217,7 +217,7 @@ def measured_points(profile: Profile, schedule: Schedule) -> tuple[Point, ...]:
             for pair in run.measured:
                 k = pair.kernel
                 if k.flops and k.bytes and k.modeled_s:
-                    found.append(Point(measurement.executor, k.name, k.op_class, k.flops / k.bytes, k.modeled_s,
+                    found.append(MeasuredPoint(measurement.executor, k.name, k.op_class, k.flops / k.bytes, k.modeled_s,
                                        pair.measured_s, k.flops, pair.step_s / run.total.measured_s))  # fmt: skip
     return tuple(sorted(found, key=lambda p: (-p.share, p.executor, p.name)))
 
@@ -273,7 +273,7 @@ def summary(profile: Profile) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _run_summary(run: Run) -> dict[str, Any]:
+def _run_summary(run: MeasuredRun) -> dict[str, Any]:
     m, total = run.measurement, run.total
     return {
         "executor": m.executor, "policy": m.policy, "kernels": total.kernels, "distinct": total.distinct,

@@ -25,7 +25,7 @@ STREAMING_BYTES = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimedRow:
     """One kernel, modeled and measured, here or by others. Seconds of one launch; what is not known is None or empty.
     ``measured_s`` is 0 if no timing counts. Of another project's data ``bound_s`` is also None if a kernel touches no
     more than twice the L2: it may beat the bound."""
@@ -64,7 +64,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair(Row):
+class Pair(TimedRow):
     """A kernel that was measured here; its figures as the record has them, and its place in the step."""
 
     kernel: MeasuredKernel
@@ -134,7 +134,7 @@ def _share(key: str, pairs: Sequence[Pair]) -> Share:
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One measurement with its kernels paired. ``step_kernels`` is how many the modeled step has, None if unknown."""
 
     measurement: Measurement

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from memwall.bench.ab.sides import Launch, Round, Side
+from memwall.bench.ab.sides import Round, Side, SideProcesses
 from memwall.bench.device import DEVICES
 from memwall.bench.machine import Usage
 from memwall.bench.stats import Ratio, ratio
@@ -147,15 +147,15 @@ def run_ab(
     """
     rules = Rules(allowed, device, blocks, seconds, seed)
     base, head = _checked(base), _checked(head)
-    return run_launches(lambda: Launch(base, head, device, seed), rules, progress=progress)
+    return run_launches(lambda: SideProcesses(base, head, device, seed), rules, progress=progress)
 
 
 def run_launches(
-    launch: Callable[[], Launch], rules: Rules, *, clock: Callable[[], float] = time.monotonic,
+    launch: Callable[[], SideProcesses], rules: Rules, *, clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep, progress: Callable[[str], None] = lambda message: None,
 ) -> ABResult:  # fmt: skip
     """An A/B benchmark of the sides that ``launch`` starts."""
-    found = _Progress(rules, clock, sleep, clock())
+    found = _AbProgress(rules, clock, sleep, clock())
     while not found.stopped and len(found.launches) < LOOKS[-1]:
         started = clock()
         sides = launch()
@@ -172,7 +172,7 @@ def run_launches(
 
 
 @dataclass
-class _Progress:
+class _AbProgress:
     """The state of an A/B benchmark."""
 
     rules: Rules
@@ -188,7 +188,7 @@ class _Progress:
     #: rounds of each launch: equally many, so that each launch has the same weight
     rounds: int = 0
 
-    def run(self, sides: Launch, start_s: float) -> None:
+    def run(self, sides: SideProcesses, start_s: float) -> None:
         """All rounds of one launch. One that the machine disturbed is repeated; a launch that is cut short is lost."""
         self.environment = sides.environment
         self.rounds = self.rounds or self._rounds(sides.round_s, start_s)

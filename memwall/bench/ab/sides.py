@@ -41,7 +41,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Block:
+class StepBlock:
     """A block of steps: the median of their seconds, and what the machine did during them."""
 
     step_s: float
@@ -52,8 +52,8 @@ class Block:
 class Round:
     """One block of each side, one right after the other."""
 
-    base: Block
-    head: Block
+    base: StepBlock
+    head: StepBlock
 
     @property
     def log_ratio(self) -> float:
@@ -66,7 +66,7 @@ class Round:
         return self.base.usage + self.head.usage
 
 
-class Launch:
+class SideProcesses:
     """Both sides in fresh processes, warm, until :meth:`stop`. Raises ``UsageError``: a side does not run;
     ``MissingError``: the device or a package is missing."""
 
@@ -134,7 +134,7 @@ def _started(name: str, kind: str, side: Side) -> Child:
 SPAN_S, AGREE, LONGEST_WARM_UP_S = 0.1, 0.05, 2.0
 
 
-class Worker:
+class SideWorker:
     """Answers ``build``, ``warm_up`` and ``block``; a failure of the model's code is reported with its line."""
 
     def __call__(self, question: str, *arguments: Any) -> Any:
@@ -180,11 +180,11 @@ class Worker:
             about = {"device": about["device"], "cores": os.cpu_count(), "threads": about["threads"], **versions()}
         return about, step_s
 
-    def block(self, steps: int) -> Block:
+    def block(self, steps: int) -> StepBlock:
         """Time a block while watching the machine."""
         before = read_counters()
         samples, flags = self.device.steps(self._step, steps)
-        return Block(statistics.median(samples), before.usage(read_counters(), flags))
+        return StepBlock(statistics.median(samples), before.usage(read_counters(), flags))
 
 
 def _look_in(own: Path, other: Path) -> None:

@@ -6,13 +6,27 @@ for it a row (``samples``), as rows of :mod:`memwall.analysis.validation` are. O
 constants (``fit``), and the file of a GPU that states them (``refit``). Start with :func:`score_files`.
 """
 
-from memwall.analysis.validation import Row
-from memwall.bench.accuracy.kinds import Kind, Skip, Timed, kinds
-from memwall.bench.accuracy.reading import Measured, Scored, Split, read_measured, score_files
+from memwall.analysis.validation import TimedRow
+from memwall.bench.accuracy.kinds import Skip, TableKind, Timed, kinds
+from memwall.bench.accuracy.reading import Measured, Scored, ScoreSplit, read_measured, score_files
 from memwall.bench.accuracy.samples import Sample
 from memwall.bench.accuracy.scores import ALL, CLOSE, Cell, score, score_all
 
 __all__ = [
-    "ALL", "CLOSE", "Cell", "Kind", "Measured", "Row", "Sample", "Scored", "Skip", "Split", "Timed", "kinds",
-    "read_measured", "score", "score_all", "score_files",
-]  # fmt: skip
+    "ALL",
+    "CLOSE",
+    "Cell",
+    "Measured",
+    "Sample",
+    "ScoreSplit",
+    "Scored",
+    "Skip",
+    "TableKind",
+    "Timed",
+    "TimedRow",
+    "kinds",
+    "read_measured",
+    "score",
+    "score_all",
+    "score_files",
+]

@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from memwall.bench.accuracy import CLOSE, Row
+from memwall.bench.accuracy import CLOSE, TimedRow
 from memwall.core.errors import UsageError
 from memwall.core.units import percent
 from memwall.report.columns import SECONDS
 from memwall.report.document import clean
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y
 from memwall.report.figures.colors import CLASS_COLORS
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import Chart, Scene, fit, side_by_side, stacked
@@ -22,7 +22,7 @@ _LEAST, _POINTS = 240.0, 4000
 _FEW = 50
 
 
-def scatter_chart(rows: Sequence[Row]) -> Chart:
+def scatter_chart(rows: Sequence[TimedRow]) -> Chart:
     """The picture.
 
     Raises:
@@ -55,9 +55,9 @@ def _family(name: str) -> str:
     return known[max((start for start in known if name.startswith(start)), key=len, default="other")]
 
 
-def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _panels(rows: Sequence[TimedRow]) -> dict[str, list[TimedRow]]:
     """The rows of each GPU; where some have many, those with few share the last panel."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[TimedRow]] = {}
     for row in sorted(rows, key=lambda row: row.gpu.lower()):
         found.setdefault(row.gpu, []).append(row)
     few = [gpu for gpu, own in found.items() if len(own) < _FEW]
@@ -72,11 +72,11 @@ def _tick(value: float) -> str:
     return f"{value / scale:.0f} {unit}"
 
 
-def _panel_chart(gpu: str, rows: Sequence[Row]) -> Chart:
+def _panel_chart(gpu: str, rows: Sequence[TimedRow]) -> Chart:
     return lambda scene: _panel(scene, gpu, rows)
 
 
-def _panel(scene: Scene, gpu: str, rows: Sequence[Row]) -> float:
+def _panel(scene: Scene, gpu: str, rows: Sequence[TimedRow]) -> float:
     times = [time for row in rows for time in (row.measured_s, row.modeled_s) if time > 0]
     low = 10.0 ** math.floor(math.log10(min(times)))
     high = 10.0 ** math.ceil(math.log10(max(times) * 1.01))
@@ -84,7 +84,10 @@ def _panel(scene: Scene, gpu: str, rows: Sequence[Row]) -> float:
     close = sum(abs(row.error) <= CLOSE for row in rows) / len(rows)
     scene.text(0, 26, f"{len(rows):,} rows, {percent(close, 0)} within {percent(CLOSE, 0)}", 10, color="dim")
     frame = Box(52.0, 52.0, scene.width - 6, 52.0 + scene.width - 58)
-    x, y = Axis(low, high, frame.left, frame.right, log=True), Axis(low, high, frame.lower, frame.upper, log=True)
+    x, y = (
+        PlotAxis(low, high, frame.left, frame.right, log=True),
+        PlotAxis(low, high, frame.lower, frame.upper, log=True),
+    )
     band = [(x(low), y(low)), (x(low), y(low * (1 + CLOSE))), (x(high / (1 + CLOSE)), y(high)), (x(high), y(high)),
             (x(high), y(high * (1 - CLOSE))), (x(low / (1 - CLOSE)), y(low))]  # fmt: skip
     scene.area(band, "line")

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from memwall.analysis.validation import COLUMNS, Row
+from memwall.analysis.validation import COLUMNS, TimedRow
 
 Record = Mapping[str, Any]
 
@@ -43,18 +43,18 @@ class Timed:
         something else has a part in the time."""
         return None
 
-    def row(self) -> Row:
+    def row(self) -> TimedRow:
         """The sample, modeled and measured."""
         raise NotImplementedError
 
     @classmethod
-    def model(cls, samples: Sequence[Self], skipped: Counter[str]) -> list[Row]:
+    def model(cls, samples: Sequence[Self], skipped: Counter[str]) -> list[TimedRow]:
         """The rows of some samples; why others have none is counted in ``skipped``."""
         return [sample.row() for sample in samples]
 
 
 @dataclass(frozen=True)
-class Kind:
+class TableKind:
     """A kind of table, identified by its columns."""
 
     name: str
@@ -65,19 +65,19 @@ class Kind:
     def columns(self) -> frozenset[str]:
         return frozenset(self.told_by.split())
 
-    def read(self, record: Record, source: Path) -> Iterator[Timed | Row]:
+    def read(self, record: Record, source: Path) -> Iterator[Timed | TimedRow]:
         """The samples of a row of the file ``source``, or rows that are already modeled. Raises ValueError if a cell is
         wrong, and :class:`Skip` if the row holds nothing to score."""
         raise NotImplementedError
 
 
-class OwnKind(Kind):
+class OwnKind(TableKind):
     """The table that ``memwall measure -o rows.csv`` writes, whose rows are already modeled."""
 
-    def read(self, record: Record, source: Path) -> Iterator[Row]:
+    def read(self, record: Record, source: Path) -> Iterator[TimedRow]:
         if record["status"] != "ok":
             raise Skip(f"status {str(record['status'])[:40]!r}")
-        yield Row(
+        yield TimedRow(
             f"memwall {record['executor']}", record["gpu"], record["class"], record["dtype"],
             seconds(record, "modeled_s", 1.0, least=0.0), seconds(record, "measured_s", 1.0),
             seconds(record, "bound_s", 1.0, least=0.0),
@@ -91,7 +91,7 @@ assert OWN.columns <= set(COLUMNS)
 LAB = "memwall_lab"
 
 
-def kinds() -> tuple[Kind, ...]:
+def kinds() -> tuple[TableKind, ...]:
     """Kinds of tables that can be read here; the first whose columns are all present is used."""
     return (OWN, *(import_module(f"{LAB}.tables").TABLES if find_spec(LAB) else ()))
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import memwall.report.columns as col
-from memwall.bench.accuracy import CLOSE, Cell, Scored, Split, score, score_all
+from memwall.bench.accuracy import CLOSE, Cell, Scored, ScoreSplit, score, score_all
 from memwall.bench.accuracy.figure import scatter_chart
 from memwall.bench.accuracy.fit import Fit
 from memwall.bench.accuracy.refit import Refit
@@ -136,7 +136,7 @@ def beside_table(title: str, cells: Sequence[Cell]) -> Table:
     return col.table(title, [*col.of(cells, specs), constants], BESIDE_NOTE)
 
 
-def split_table(title: str, split: Split) -> Table:
+def split_table(title: str, split: ScoreSplit) -> Table:
     """The cells of the halves and of held-out GPUs, side by side."""
     scores = [score(rows) for rows in (split.fit, split.held_out, split.left_out)]
     fit, other, left = ({(c.dataset, c.gpu, c.op_class, c.dtype): c for c in cells} for cells in scores)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from memwall.analysis.validation import Row, devices
-from memwall.bench.accuracy.kinds import LAB, OWN, Kind, Skip, Timed, kinds
+from memwall.analysis.validation import TimedRow, devices
+from memwall.bench.accuracy.kinds import LAB, OWN, Skip, TableKind, Timed, kinds
 from memwall.bench.accuracy.samples import halves
 from memwall.core.errors import UsageError
 from memwall.core.files import read_csv
@@ -27,7 +27,7 @@ class Measured:
     """What a file holds: samples by their class, rows that are already modeled, and what was left out."""
 
     samples: dict[type[Timed], list[Any]] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TimedRow] = field(default_factory=list)
     #: reason -> rows
     skipped: Counter[str] = field(default_factory=Counter)
 
@@ -35,8 +35,8 @@ class Measured:
         """The samples of a class."""
         return self.samples.get(kind, [])
 
-    def add(self, item: Timed | Row) -> None:
-        if isinstance(item, Row):
+    def add(self, item: Timed | TimedRow) -> None:
+        if isinstance(item, TimedRow):
             self.rows.append(item)
         else:
             self.samples.setdefault(type(item), []).append(item)
@@ -80,7 +80,7 @@ def _read_table(source: Path, found: Measured) -> None:
             raise UsageError(f"{source}:{line}: {error}") from None
 
 
-def _recognise(source: Path, record: Mapping[str, str]) -> Kind:
+def _recognise(source: Path, record: Mapping[str, str]) -> TableKind:
     known = kinds()
     for kind in known:
         if kind.columns <= record.keys():
@@ -95,22 +95,22 @@ def _recognise(source: Path, record: Mapping[str, str]) -> Kind:
 
 
 @dataclass(frozen=True)
-class Split:
+class ScoreSplit:
     """The rows of shapes that constants may be fitted to, those of held-out shapes, and all rows on held-out GPUs
     (their own constants removed)."""
 
-    fit: list[Row]
-    held_out: list[Row]
-    left_out: list[Row]
+    fit: list[TimedRow]
+    held_out: list[TimedRow]
+    left_out: list[TimedRow]
 
 
 @dataclass(frozen=True)
 class Scored:
     """Rows with their predictions. ``skipped``: reason -> rows that could not be scored; ``split`` if asked for."""
 
-    rows: list[Row]
+    rows: list[TimedRow]
     skipped: Mapping[str, int] = field(default_factory=dict)
-    split: Split | None = None
+    split: ScoreSplit | None = None
 
 
 def score_files(paths: Iterable[str | Path], *, split: bool = False, simulated: int = 0) -> Scored:
@@ -132,7 +132,7 @@ def score_files(paths: Iterable[str | Path], *, split: bool = False, simulated: 
     for kind, own in samples.items():
         for part, some in zip(parts, (*halves(own), [sample.left_out() for sample in own]), strict=True):
             part[kind] = some
-    return Scored(rows, skipped, Split(*(_modeled(part, Counter()) for part in parts)))
+    return Scored(rows, skipped, ScoreSplit(*(_modeled(part, Counter()) for part in parts)))
 
 
 def thinned(samples: Sequence[T], most: int) -> Sequence[T]:
@@ -140,5 +140,5 @@ def thinned(samples: Sequence[T], most: int) -> Sequence[T]:
     return samples[:: max(len(samples) // most, 1)] if most else samples
 
 
-def _modeled(samples: Mapping[type[Timed], list[Any]], skipped: Counter[str]) -> list[Row]:
+def _modeled(samples: Mapping[type[Timed], list[Any]], skipped: Counter[str]) -> list[TimedRow]:
     return [row for kind, own in samples.items() for row in kind.model(own, skipped)]

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from memwall.analysis.explanation import calibration_of
-from memwall.analysis.validation import Row
+from memwall.analysis.validation import TimedRow
 from memwall.bench.accuracy.halves import in_fit_half
 from memwall.bench.accuracy.kinds import Timed
 from memwall.hardware.constants import LaunchConstants
@@ -24,7 +24,7 @@ from memwall.ops.launches import Launch, Rows, Stream
 from memwall.ops.product_launches import Convolution, Gemm
 from memwall.perfmodel.families import constants, interval
 from memwall.perfmodel.roofline import Prediction, launch_floor_s, launches_of, peak_compute_s, predict_cost
-from memwall.simulate.launch_queue import Step, queue
+from memwall.simulate.launch_queue import QueuedKernel, queue
 
 _R1_PEAK, _R1_DRAM, _R1_S = 0.75, 0.85, 3e-6
 
@@ -67,7 +67,7 @@ class Sample(Timed):
         return self
 
     @classmethod
-    def model(cls, samples: Sequence[Sample], skipped: Counter[str]) -> list[Row]:
+    def model(cls, samples: Sequence[Sample], skipped: Counter[str]) -> list[TimedRow]:
         """One row for each sample; equal shapes are modeled once."""
         return model_rows(samples)
 
@@ -90,7 +90,7 @@ def held_out_gpu(gpu: Gpu) -> Gpu:
     return with_nearest_constants(unknown, others)
 
 
-def model_rows(samples: Iterable[Sample]) -> list[Row]:
+def model_rows(samples: Iterable[Sample]) -> list[TimedRow]:
     """One row for each sample; equal shapes are modeled once."""
     known: dict[tuple[str, str, str, str, str, int], Prediction] = {}
     rows = []
@@ -136,7 +136,7 @@ def call_s(gpu: Gpu, kernel_s: float, launch: Launch | None = None, known: Launc
     known = known or constants(LaunchConstants, gpu, "call")
     way = way_of(known, launch) if known.op_after else 1.0
     after = known.op_after * min(way, _MODULE_BACK)
-    return queue([Step(known.floor_s * (way - after), kernel_s, after_s=known.floor_s * after)])[1]
+    return queue([QueuedKernel(known.floor_s * (way - after), kernel_s, after_s=known.floor_s * after)])[1]
 
 
 def way_of(known: LaunchConstants, launch: Launch | None) -> float:
@@ -157,10 +157,10 @@ def r1_s(compute_s: float, memory_s: float) -> float:
     return max(compute_s / _R1_PEAK, memory_s / _R1_DRAM) + _R1_S
 
 
-def _row(sample: Sample, predicted: Prediction) -> Row:
+def _row(sample: Sample, predicted: Prediction) -> TimedRow:
     gpu, cost = sample.gpu, sample.cost
     compute_s, memory_s = peak_compute_s(cost, gpu), cost.bytes / gpu.dram_bytes_per_s
-    return Row(
+    return TimedRow(
         sample.dataset, sample.label, sample.op_class, sample.dtype, predicted.time_s, sample.measured_s,
         predicted.bound_s if cost.bytes > 2 * gpu.l2_bytes and not sample.drawn else None,
         shape=sample.shape, low_s=predicted.low_s, high_s=predicted.high_s, limited_by=_limited_by(sample, predicted),

@@ -21,7 +21,7 @@ from statistics import fmean, median
 from typing import Any
 
 from memwall.analysis.table import group_by
-from memwall.analysis.validation import Row
+from memwall.analysis.validation import TimedRow
 
 #: an error of at most this counts as close
 CLOSE = 0.2
@@ -64,22 +64,22 @@ class Cell:
         return asdict(self)
 
 
-def score(rows: Iterable[Row]) -> tuple[Cell, ...]:
+def score(rows: Iterable[TimedRow]) -> tuple[Cell, ...]:
     """One cell for each data set, GPU, op class and dtype, in alphabetical order."""
     return _cells(list(rows), lambda row: (row.dataset, row.gpu, row.op_class, row.dtype))
 
 
-def score_all(rows: Iterable[Row]) -> tuple[Cell, ...]:
+def score_all(rows: Iterable[TimedRow]) -> tuple[Cell, ...]:
     """One cell for each data set and GPU, over all op classes and dtypes."""
     return _cells(list(rows), lambda row: (row.dataset, row.gpu, ALL, ALL))
 
 
-def _cells(rows: Sequence[Row], key: Callable[[Row], tuple[str, str, str, str]]) -> tuple[Cell, ...]:
+def _cells(rows: Sequence[TimedRow], key: Callable[[TimedRow], tuple[str, str, str, str]]) -> tuple[Cell, ...]:
     floors, found = floors_s(rows), group_by(rows, map(key, rows))
     return tuple(cell(names, found[names], floors) for names in sorted(found))
 
 
-def cell(names: tuple[str, str, str, str], rows: Sequence[Row], floors: Mapping[Place, float]) -> Cell:
+def cell(names: tuple[str, str, str, str], rows: Sequence[TimedRow], floors: Mapping[Place, float]) -> Cell:
     """The score of some rows under their names; ``floors`` as from :func:`floors_s` for their whole data sets."""
     errors = [row.error for row in rows]
     sizes = [abs(error) for error in errors]
@@ -102,7 +102,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def floors_s(rows: Sequence[Row]) -> dict[Place, float]:
+def floors_s(rows: Sequence[TimedRow]) -> dict[Place, float]:
     """The shortest measured time of each data set, GPU, op class, dtype and op, or of the data set and GPU."""
     times_s = [row.measured_s for row in rows]
     of_class = group_by(times_s, map(_place, rows))
@@ -113,12 +113,12 @@ def floors_s(rows: Sequence[Row]) -> dict[Place, float]:
     }
 
 
-def _place(row: Row) -> Place:
+def _place(row: TimedRow) -> Place:
     first = row.shape.partition(" ")[0]
     return row.dataset, row.gpu, row.op_class, row.dtype, first if first.isidentifier() else ""
 
 
-def regime(row: Row, floors: Mapping[Place, float]) -> str | None:
+def regime(row: TimedRow, floors: Mapping[Place, float]) -> str | None:
     """What limits a row by its measured time; None where rounding hides it."""
     floor_s, half_s = floors[_place(row)], row.resolution_s / 2
     surely = floor_s - half_s > _FLOOR_SHARE * (row.measured_s + half_s)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
 from memwall.bench.calibrate.sampling import Benchmark
-from memwall.hardware.host import Work
+from memwall.hardware.host import HostWork
 from memwall.ops.registry import is_recurrent
 from memwall.pipeline import profile
 from memwall.record.profile import Profile
@@ -165,13 +165,13 @@ def net_benchmarks(found: Mapping[str, Net], device: str) -> list[Benchmark]:
     ]
 
 
-def net_work(found: Mapping[str, Net]) -> dict[str, Work]:
+def net_work(found: Mapping[str, Net]) -> dict[str, HostWork]:
     """What each net asks of the host, as it is modeled of one sample."""
     return {name: _total(profile(net, (torch.ones(1, *shape),))) for name, (net, shape) in found.items()}
 
 
-def _total(traced: Profile) -> Work:
+def _total(traced: Profile) -> HostWork:
     """The work of all kernels of an eager step."""
     schedule = traced.simulations[0]
     issued = [(kernel.op_ids, kernel.launches) for kernel in schedule.kernels]
-    return Work(*map(sum, zip(*work_of(traced.graphs[schedule.graph], "eager", issued), strict=True)))
+    return HostWork(*map(sum, zip(*work_of(traced.graphs[schedule.graph], "eager", issued), strict=True)))

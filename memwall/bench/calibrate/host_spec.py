@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from memwall.bench.calibrate.sampling import Quantity
-from memwall.bench.calibrate.spec import Line, document, note, number, quoted
+from memwall.bench.calibrate.sampling import SampledQuantity
+from memwall.bench.calibrate.spec import SpecLine, document, note, number, quoted
 from memwall.bench.machine import cpu_name
-from memwall.hardware.host import SCHEMA, Host, Work, default_host
+from memwall.hardware.host import SCHEMA, Host, HostWork, default_host
 
 #: kind -> the loop that has it, and what it has besides: other loops, or kinds that were told before. The time that is
 #: left is divided by the loop's work
@@ -68,7 +68,7 @@ _PERCENTILE_90 = statistics.NormalDist().inv_cdf(0.9)
 
 
 @dataclass(frozen=True)
-class Measured:
+class HostMeasured:
     """Seconds of the kinds in loops, and the factor of each net over them; ``device``: what issued."""
 
     device: str
@@ -76,7 +76,7 @@ class Measured:
     factors: Mapping[str, float]
 
     @classmethod
-    def of(cls, device: str, quantities: Mapping[str, Quantity], work: Mapping[str, Work]) -> Measured:
+    def of(cls, device: str, quantities: Mapping[str, SampledQuantity], work: Mapping[str, HostWork]) -> HostMeasured:
         """From what was timed, and the work of each net. Kinds whose loops were not timed are left out."""
         seconds = {name: quantity.seconds for name, quantity in quantities.items()}
         for kind, (loop, besides) in KINDS[device].items():
@@ -128,24 +128,30 @@ def _deviation(factors: Iterable[float]) -> float:
     return statistics.stdev(logarithms) if len(logarithms) > 1 else 0.0
 
 
-def host_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job: Mapping[str, Any]) -> str:
+def host_spec(answer: Mapping[str, Any], quantities: Mapping[str, SampledQuantity], job: Mapping[str, Any]) -> str:
     """The TOML text."""
-    found, bare = Measured.of(answer["device"], quantities, answer["work"]), default_host()
+    found, bare = HostMeasured.of(answer["device"], quantities, answer["work"]), default_host()
     issued = "issued to this machine's GPU" if found.device == "cuda" else "without a GPU"
     busy = "; other processes ran meanwhile (--accept-busy)" if job["accept_busy"] else ""
     title = f"{cpu_name()}, torch {answer['torch']}, {issued}: memwall calibrate --device host{busy}"
     off = "nets differ so from the sum of their calls" + (", and kinds of work from one ratio" if found.missing else "")
     measured = f"not {', '.join(found.missing)}" if found.missing else "every kind of work"
-    return "\n".join(_remarks(found)) + document({"": [
-        Line("schema", quoted(SCHEMA)), Line("name", quoted("this-machine"), title),
-        *(_line(kind, found, quantities) for kind in _SECONDS),
-        *(Line(key, f"{getattr(bare, key):g}", "not measured here: bare-metal's") for key in _SHARES),
-        Line("low", f"{1 / found.spread:.3f}", f"80 % range: {off}"), Line("high", f"{found.spread:.3f}", "the same"),
-        Line("measured", "false" if found.missing else "true", measured),
-    ]})  # fmt: skip
+    return "\n".join(_remarks(found)) + document(
+        {
+            "": [
+                SpecLine("schema", quoted(SCHEMA)),
+                SpecLine("name", quoted("this-machine"), title),
+                *(_line(kind, found, quantities) for kind in _SECONDS),
+                *(SpecLine(key, f"{getattr(bare, key):g}", "not measured here: bare-metal's") for key in _SHARES),
+                SpecLine("low", f"{1 / found.spread:.3f}", f"80 % range: {off}"),
+                SpecLine("high", f"{found.spread:.3f}", "the same"),
+                SpecLine("measured", "false" if found.missing else "true", measured),
+            ]
+        }
+    )
 
 
-def _remarks(found: Measured) -> Iterable[str]:
+def _remarks(found: HostMeasured) -> Iterable[str]:
     """What the factor and the ratio are, as comments above the numbers."""
     nets = ", ".join(f"{name} {factor:.2f}" for name, factor in found.factors.items())
     yield f"# nets take {found.factor:.3g} times what their calls take in loops ({nets}): every time measured here, too"
@@ -155,12 +161,12 @@ def _remarks(found: Measured) -> Iterable[str]:
     yield ""
 
 
-def _line(kind: str, found: Measured, quantities: Mapping[str, Quantity]) -> Line:
+def _line(kind: str, found: HostMeasured, quantities: Mapping[str, SampledQuantity]) -> SpecLine:
     """The seconds of a kind, and where they come from."""
     if kind in found.known_s:
         said = f"measured here: {found.loops_s[kind]:.3g} in a loop, times {found.factor:.3g}"
-        return Line(kind, number(found.known_s[kind]), note(quantities[KINDS[found.device][kind][0]], said))
+        return SpecLine(kind, number(found.known_s[kind]), note(quantities[KINDS[found.device][kind][0]], said))
     stated_s = getattr(default_host(), kind)
-    return Line(
+    return SpecLine(
         kind, number(found.ratio * stated_s), f"not measured here: {found.ratio:.3g} times bare-metal's {stated_s:.3g}"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.bench.calibrate.host_spec import host_spec
-from memwall.bench.calibrate.sampling import WIDE, Benchmark, Quantity, measure
+from memwall.bench.calibrate.sampling import WIDE, Benchmark, SampledQuantity, measure
 from memwall.bench.calibrate.spec import cpu_spec, cuda_spec
 from memwall.bench.clock import Clocks, open_device, timing_environment
 from memwall.bench.device import Device, need_compiler
@@ -33,10 +33,10 @@ class Calibration:
 
     device: str
     spec: str
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[SampledQuantity, ...]
 
     @property
-    def uncertain(self) -> tuple[Quantity, ...]:
+    def uncertain(self) -> tuple[SampledQuantity, ...]:
         """The quantities whose samples scatter widely."""
         return tuple(q for q in self.quantities if q.spread > WIDE)
 
@@ -147,7 +147,7 @@ def _measure_cuda(job: Mapping[str, Any]) -> dict[str, Any]:
         "torch": torch.__version__, "name": torch.cuda.get_device_name(), "dram_bytes": properties.total_memory,
         "sm_count": properties.multi_processor_count,
         "compute_capability": "{}.{}".format(*torch.cuda.get_device_capability()),
-        "quantities": [*found, Quantity.of("dispatch", 1, samples, 0)],
+        "quantities": [*found, SampledQuantity.of("dispatch", 1, samples, 0)],
     }  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def _measure_host(job: Mapping[str, Any]) -> dict[str, Any]:
 _MEASURED = {"cpu": _measure_cpu, "cuda": _measure_cuda, "host": _measure_host}
 
 
-def _quantity(device: Device, bench: Benchmark, calls: int, rounds: int) -> Quantity:
+def _quantity(device: Device, bench: Benchmark, calls: int, rounds: int) -> SampledQuantity:
     """Seconds per call of a graph that holds ``calls`` of them, replayed between events (:mod:`memwall.bench.cuda`), so
     that the CPU's time per launch is no part of the figure. Raises ``RuntimeError``: the device has no such kernel, or
     cannot capture it."""
@@ -188,4 +188,4 @@ def _quantity(device: Device, bench: Benchmark, calls: int, rounds: int) -> Quan
     if ready.note:  # plain launches would count the CPU's time
         raise RuntimeError(ready.note)
     samples, _ = device.samples(ready, rounds, math.inf)
-    return Quantity.of(bench.name, bench.work, [seconds / calls for seconds in samples], 0)
+    return SampledQuantity.of(bench.name, bench.work, [seconds / calls for seconds in samples], 0)

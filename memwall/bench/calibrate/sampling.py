@@ -41,7 +41,7 @@ class Benchmark:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class SampledQuantity:
     """What a benchmark took: the median of the good samples in seconds per call, half the distance between their
     quartiles over that median, and how many samples there were and how many were thrown away."""
 
@@ -58,7 +58,7 @@ class Quantity:
         return self.work / self.seconds
 
     @classmethod
-    def of(cls, name: str, work: float, good: Sequence[float], rejected: int) -> Quantity:
+    def of(cls, name: str, work: float, good: Sequence[float], rejected: int) -> SampledQuantity:
         """From seconds per call."""
         return cls(name, work, statistics.median(good), spread(good), len(good), rejected)
 
@@ -70,7 +70,7 @@ class Busy(MissingError):
 def measure(
     benchmarks: Sequence[Benchmark], rounds: int, *, accept_busy: bool = False, clocks: Clocks | None = None,
     wait: Callable[[], Any] = lambda: None,
-) -> dict[str, Quantity]:  # fmt: skip
+) -> dict[str, SampledQuantity]:  # fmt: skip
     """Time all benchmarks, ``rounds`` samples each.
 
     ``accept_busy`` keeps the samples that others disturbed, in CPU time where the process had to wait for its core.
@@ -95,7 +95,7 @@ def measure(
             f"this machine is too busy to be measured: fewer than {LEAST_SAMPLES} of {rounds} samples were undisturbed"
             f" of {few(short)}; stop what else runs, or accept rough figures with --accept-busy"
         )
-    return {b.name: Quantity.of(b.name, b.work, good[b.name], rounds - len(good[b.name])) for b in benchmarks}
+    return {b.name: SampledQuantity.of(b.name, b.work, good[b.name], rounds - len(good[b.name])) for b in benchmarks}
 
 
 def _calls(bench: Benchmark, clocks: Clocks) -> int:

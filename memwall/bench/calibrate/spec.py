@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memwall.bench.calibrate.sampling import WIDE, Quantity
+from memwall.bench.calibrate.sampling import WIDE, SampledQuantity
 from memwall.bench.machine import cpu_name, memory_bytes, vendor_name
 from memwall.core.graph import Pipe, contiguous
 from memwall.core.units import counted
@@ -33,7 +33,7 @@ _FLOAT32 = ("product.float32", "linear.float32", "peak.float32", "pointwise_conv
 _DRAM = ("dram.copy", "dram.triad", "dram.read", "dram.in_place")
 
 
-class Line(NamedTuple):
+class SpecLine(NamedTuple):
     """``key = value  # comment``; the value is TOML already."""
 
     key: str
@@ -41,25 +41,29 @@ class Line(NamedTuple):
     comment: str = ""
 
 
-def document(tables: Mapping[str, Sequence[Line]]) -> str:
+def document(tables: Mapping[str, Sequence[SpecLine]]) -> str:
     """A TOML document of tables by dotted name, the unnamed first; empty ones are left out."""
     return "\n".join(_table(name, lines) for name, lines in tables.items() if lines)
 
 
-def _table(name: str, lines: Sequence[Line]) -> str:
+def _table(name: str, lines: Sequence[SpecLine]) -> str:
     texts = [f"{line.key} = {line.value}" for line in lines]
     width = max(map(len, texts))
     body = [f"{t:{width}}  # {line.comment}" if line.comment else t for t, line in zip(texts, lines, strict=True)]
     return "\n".join(([f"[{name}]"] if name else []) + body) + "\n"
 
 
-def head(name: str, title: str, how: str, vendor: str, architecture: str, *more: Line) -> list[Line]:
+def head(name: str, title: str, how: str, vendor: str, architecture: str, *more: SpecLine) -> list[SpecLine]:
     """The unnamed table: what was measured, and how."""
     return [
-        Line("schema", '"memwall.gpu/1"'), Line("name", quoted(name)), Line("full_name", quoted(title), how),
-        Line("vendor", quoted(vendor)), Line("architecture", quoted(architecture)),
-        *(Line(line.key, quoted(line.value)) for line in more), Line("calibration", '"measured"'),
-    ]  # fmt: skip
+        SpecLine("schema", '"memwall.gpu/1"'),
+        SpecLine("name", quoted(name)),
+        SpecLine("full_name", quoted(title), how),
+        SpecLine("vendor", quoted(vendor)),
+        SpecLine("architecture", quoted(architecture)),
+        *(SpecLine(line.key, quoted(line.value)) for line in more),
+        SpecLine("calibration", '"measured"'),
+    ]
 
 
 def quoted(text: str) -> str:
@@ -77,7 +81,7 @@ def fraction(reached: float) -> str:
     return f"{min(reached, 1.0):.4f}"
 
 
-def note(quantity: Quantity, what: str) -> str:
+def note(quantity: SampledQuantity, what: str) -> str:
     """How a number was measured, and the spread of its samples."""
     wide = ": uncertain" if quantity.spread > WIDE else ""
     dropped = f", {quantity.rejected} dropped" if quantity.rejected else ""
@@ -87,7 +91,7 @@ def note(quantity: Quantity, what: str) -> str:
 # -- a CPU's spec ------------------------------------------------------------------------------------------------------
 
 
-def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job: Mapping[str, Any]) -> str:
+def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, SampledQuantity], job: Mapping[str, Any]) -> str:
     """The TOML text."""
     rates = _Rates(quantities)
     caches, threads = answer["cache_bytes"], str(job["threads"])
@@ -99,29 +103,29 @@ def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job:
     title = f"{cpu_name()} ({counted(job['threads'], 'thread')})"
     how = f"memwall calibrate, torch {answer['torch']}, {answer['isa']}{busy}"
     return document({
-        "": [*head("cpu", title, how, vendor_name(), "cpu"), Line("aliases", "[]")],
-        "compute": [Line("sm_count", threads, "threads that a kernel uses")],
+        "": [*head("cpu", title, how, vendor_name(), "cpu"), SpecLine("aliases", "[]")],
+        "compute": [SpecLine("sm_count", threads, "threads that a kernel uses")],
         "peak_flop_per_s.tensor": [rates.peak(dtype, f"product.{dtype}") for dtype in low],
         "peak_flop_per_s.vector": [rates.peak("float32", float32), rates.peak("float64", "product.float64")],
         "memory": [
             rates.line("dram_bytes_per_s", dram, f"{dram}, the fastest of four"),
-            Line("dram_bytes", str(memory_bytes()), "as the system states it"),
+            SpecLine("dram_bytes", str(memory_bytes()), "as the system states it"),
             *(rates.last_cache(caches) if caches else ()),
         ],
         "host": [
-            Line("launch_overhead_s", number(rates.call_s), note(quantities["call"], "add of one element")),
-            Line("dispatch_s", "0", "a CPU runs an op when it is called: the line above has it all"),
+            SpecLine("launch_overhead_s", number(rates.call_s), note(quantities["call"], "add of one element")),
+            SpecLine("dispatch_s", "0", "a CPU runs an op when it is called: the line above has it all"),
         ],
         "achievable": [rates.fraction("dram", "dram.triad", dram, "triad over the fastest")],
         "achievable.tensor": [
             rates.fraction("bfloat16", "linear.bfloat16", "product.bfloat16", linear),
-            *(Line(dtype, "1.0", own_rate) for dtype in low if dtype != "bfloat16"),
+            *(SpecLine(dtype, "1.0", own_rate) for dtype in low if dtype != "bfloat16"),
         ],
         "achievable.vector": [
-            rates.fraction("float32", "linear.float32", float32, linear), Line("float64", "1.0", own_rate)
+            rates.fraction("float32", "linear.float32", float32, linear), SpecLine("float64", "1.0", own_rate)
         ],
-        "cpu": [Line("threads", threads), rates.exposed_traffic()],
-        "cpu.cache_bytes": [Line(name, str(size)) for name, size in caches.items()],
+        "cpu": [SpecLine("threads", threads), rates.exposed_traffic()],
+        "cpu.cache_bytes": [SpecLine(name, str(size)) for name, size in caches.items()],
         "cpu.cache_bytes_per_s": [
             rates.line(name, f"{name}.triad", "triad of three arrays in half of it")
             for name in caches if f"{name}.triad" in quantities
@@ -134,7 +138,7 @@ def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job:
 class _Rates:
     """Work per second of each kernel, without its call."""
 
-    def __init__(self, quantities: Mapping[str, Quantity]) -> None:
+    def __init__(self, quantities: Mapping[str, SampledQuantity]) -> None:
         self.quantities = quantities
         #: seconds of a call that does next to nothing: no part of a kernel's rate
         self.call_s = quantities["call"].seconds
@@ -147,55 +151,55 @@ class _Rates:
         """The fastest of those that were measured."""
         return max((name for name in names if name in self.quantities), key=self.__getitem__)
 
-    def line(self, key: str, name: str, what: str) -> Line:
+    def line(self, key: str, name: str, what: str) -> SpecLine:
         """A rate and how it was measured."""
-        return Line(key, number(self[name]), note(self.quantities[name], what))
+        return SpecLine(key, number(self[name]), note(self.quantities[name], what))
 
-    def lines(self, names: Sequence[str], what: str) -> list[Line]:
+    def lines(self, names: Sequence[str], what: str) -> list[SpecLine]:
         """Those rates that were measured."""
         return [self.line(name, name, what) for name in names if name in self.quantities]
 
-    def peak(self, dtype: str, name: str) -> Line:
+    def peak(self, dtype: str, name: str) -> SpecLine:
         """The highest rate of a dtype."""
         kernel = name.partition(".")[0].replace("_", " ")
         return self.line(dtype, name, f"{kernel}, the highest rate of {dtype} seen here")
 
-    def fraction(self, key: str, name: str, peak: str, what: str) -> Line:
+    def fraction(self, key: str, name: str, peak: str, what: str) -> SpecLine:
         """How much of a peak is reached."""
-        return Line(key, fraction(self[name] / self[peak]), note(self.quantities[name], what))
+        return SpecLine(key, fraction(self[name] / self[peak]), note(self.quantities[name], what))
 
-    def last_cache(self, caches: Mapping[str, int]) -> list[Line]:
+    def last_cache(self, caches: Mapping[str, int]) -> list[SpecLine]:
         """The size of the last cache, and the rate of the fastest."""
         last = list(caches)[-1]
         inner = self.best(name for name in self.quantities if name.endswith((".triad", ".in_place")))
         return [
-            Line("l2_bytes", str(caches[last]), f"{last}, the last cache, as the system states it"),
+            SpecLine("l2_bytes", str(caches[last]), f"{last}, the last cache, as the system states it"),
             self.line("l2_bytes_per_s", inner, f"{inner}, the fastest cache"),
         ]
 
-    def exposed_traffic(self) -> Line:
+    def exposed_traffic(self) -> SpecLine:
         """The fraction of a weight's DRAM time that a linear layer does not hide."""
         cached, dram = self.quantities["weights.cached"], self.quantities["weights.dram"]
         exposed = max(dram.seconds - cached.seconds, 0.0) / (dram.work / self["dram.triad"])
         what = "linear layer of 64 rows, its weight in DRAM and in a cache: the difference over the weight's DRAM time"
-        return Line("exposed_traffic", f"{exposed:.3f}", note(dram, what))
+        return SpecLine("exposed_traffic", f"{exposed:.3f}", note(dram, what))
 
 
 # -- a CUDA device's spec ----------------------------------------------------------------------------------------------
 
-Tables = dict[str, Sequence[Line]]
+Tables = dict[str, Sequence[SpecLine]]
 
 
-def cuda_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job: Mapping[str, Any]) -> str:
+def cuda_spec(answer: Mapping[str, Any], quantities: Mapping[str, SampledQuantity], job: Mapping[str, Any]) -> str:
     """The TOML text, in schema ``memwall.gpu/1``."""
     gpu = match_device(answer["name"])
     base = gpu.name if gpu else "cuda"
     title, how = f"{answer['name']}, as measured", f"memwall calibrate, torch {answer['torch']}"
     maker = (gpu.vendor, gpu.architecture) if gpu else ("NVIDIA", "unknown")
-    capability = Line("compute_capability", answer["compute_capability"])
+    capability = SpecLine("compute_capability", answer["compute_capability"])
     issued = (("launch_overhead_s", "launch", "graph of adds of one element"),
               ("dispatch_s", "dispatch", "eager adds issued by the CPU"))  # fmt: skip
-    host = [Line(key, number(quantities[of].seconds), note(quantities[of], what)) for key, of, what in issued]
+    host = [SpecLine(key, number(quantities[of].seconds), note(quantities[of], what)) for key, of, what in issued]
     tables: Tables = {
         "": head(f"{base}-measured", title, how, *maker, capability),
         **(_of_datasheet(gpu, quantities, host) if gpu else _as_measured(answer, quantities, host)),
@@ -206,62 +210,66 @@ def cuda_spec(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], job
         return document({**tables, **_utilization(load_gpu(path), quantities)})
 
 
-def _of_datasheet(gpu: Gpu, quantities: Mapping[str, Quantity], host: Sequence[Line]) -> Tables:
+def _of_datasheet(gpu: Gpu, quantities: Mapping[str, SampledQuantity], host: Sequence[SpecLine]) -> Tables:
     """A known GPU's own numbers, and the fractions of them that were reached."""
 
-    def lines(table: str, *names: str) -> list[Line]:
+    def lines(table: str, *names: str) -> list[SpecLine]:
         values = {name: getattr(gpu, name) for name in names}
         return [
-            Line(name, str(value) if isinstance(value, int) else number(value), gpu.sources.get(f"{table}.{name}", ""))
+            SpecLine(
+                name, str(value) if isinstance(value, int) else number(value), gpu.sources.get(f"{table}.{name}", "")
+            )
             for name, value in values.items()
         ]
 
-    peaks: dict[str, list[Line]] = {"tensor": [], "vector": []}
-    reached: dict[str, list[Line]] = {"tensor": [], "vector": []}
+    peaks: dict[str, list[SpecLine]] = {"tensor": [], "vector": []}
+    reached: dict[str, list[SpecLine]] = {"tensor": [], "vector": []}
     for pipe, rate in gpu.peak_flop_per_s.items():
-        peaks[pipe.engine].append(Line(pipe.dtype, number(rate), gpu.sources.get(f"peak_flop_per_s.{pipe}", "")))
+        peaks[pipe.engine].append(SpecLine(pipe.dtype, number(rate), gpu.sources.get(f"peak_flop_per_s.{pipe}", "")))
     for dtype, quantity in _products(quantities).items():
         pipe = gpu.ceiling_pipe(Pipe("tensor", dtype))
         if pipe.dtype == dtype:
             share = fraction(quantity.rate / gpu.peak_flop_per_s[pipe])
-            reached[pipe.engine].append(Line(dtype, share, note(quantity, "square product")))
+            reached[pipe.engine].append(SpecLine(dtype, share, note(quantity, "square product")))
     return {
         "compute": lines("compute", "sm_count", "boost_clock_hz"),
         **{f"peak_flop_per_s.{engine}": found for engine, found in peaks.items()},
         "memory": lines("memory", "dram_bytes_per_s", "dram_bytes", "l2_bytes", "l2_bytes_per_s"),
-        "power": [Line("tdp_w", f"{gpu.tdp_w:g}", "the GPU's")] if gpu.tdp_w else [],
+        "power": [SpecLine("tdp_w", f"{gpu.tdp_w:g}", "the GPU's")] if gpu.tdp_w else [],
         "host": host, "achievable": [_triad(quantities, gpu.dram_bytes_per_s)],
         **{f"achievable.{engine}": found for engine, found in reached.items()},
     }  # fmt: skip
 
 
-def _as_measured(answer: Mapping[str, Any], quantities: Mapping[str, Quantity], host: Sequence[Line]) -> Tables:
+def _as_measured(
+    answer: Mapping[str, Any], quantities: Mapping[str, SampledQuantity], host: Sequence[SpecLine]
+) -> Tables:
     """The rates of a GPU without a datasheet, which are its peaks."""
     best = max((f"dram.{key}" for key in _STREAMS if f"dram.{key}" in quantities), key=lambda n: quantities[n].rate)
-    peaks: dict[str, list[Line]] = {"tensor": [], "vector": []}
+    peaks: dict[str, list[SpecLine]] = {"tensor": [], "vector": []}
     for dtype, quantity in _products(quantities).items():
         engine = "vector" if dtype in ("float32", "float64") else "tensor"
-        peaks[engine].append(Line(dtype, number(quantity.rate), note(quantity, "square product")))
+        peaks[engine].append(SpecLine(dtype, number(quantity.rate), note(quantity, "square product")))
     own = "the peak is the rate that was measured"
     return {
-        "compute": [Line("sm_count", str(answer["sm_count"]))],
+        "compute": [SpecLine("sm_count", str(answer["sm_count"]))],
         **{f"peak_flop_per_s.{engine}": found for engine, found in peaks.items()},
         "memory": [
-            Line("dram_bytes_per_s", number(quantities[best].rate), note(quantities[best], best)),
-            Line("dram_bytes", str(answer["dram_bytes"])),
+            SpecLine("dram_bytes_per_s", number(quantities[best].rate), note(quantities[best], best)),
+            SpecLine("dram_bytes", str(answer["dram_bytes"])),
         ],
         "achievable": [_triad(quantities, quantities[best].rate)],
-        **{f"achievable.{engine}": [Line(p.key, "1.0", own) for p in found] for engine, found in peaks.items()},
+        **{f"achievable.{engine}": [SpecLine(p.key, "1.0", own) for p in found] for engine, found in peaks.items()},
         "host": host,
     }
 
 
-def _triad(quantities: Mapping[str, Quantity], dram_bytes_per_s: float) -> Line:
+def _triad(quantities: Mapping[str, SampledQuantity], dram_bytes_per_s: float) -> SpecLine:
     quantity = quantities["dram.triad"]
-    return Line("dram", fraction(quantity.rate / dram_bytes_per_s), note(quantity, "triad"))
+    return SpecLine("dram", fraction(quantity.rate / dram_bytes_per_s), note(quantity, "triad"))
 
 
-def _products(quantities: Mapping[str, Quantity]) -> dict[str, Quantity]:
+def _products(quantities: Mapping[str, SampledQuantity]) -> dict[str, SampledQuantity]:
     """The square products by dtype."""
     return {n.partition(".")[2]: quantity for n, quantity in quantities.items() if n.startswith("product.")}
 
@@ -276,7 +284,7 @@ _RATES = ("plateau", "sustained", "flop_per_joule")
 _LEAST, _MOST, _HALVINGS = 0.05, 2.0, 40
 
 
-def _utilization(gpu: Gpu, quantities: Mapping[str, Quantity]) -> Tables:
+def _utilization(gpu: Gpu, quantities: Mapping[str, SampledQuantity]) -> Tables:
     """The tables ``utilization.*`` of a file; ``gpu`` is what the file says without them. Streams are fractions of the
     bandwidth; the launch in them is a few us of arrays of 1 GiB."""
     if not gpu.has_multiprocessors:
@@ -285,7 +293,7 @@ def _utilization(gpu: Gpu, quantities: Mapping[str, Quantity]) -> Tables:
     for key, what in _STREAMS.items():
         if quantity := quantities.get(f"dram.{key}"):
             share = _within(StreamConstants, key, quantity.rate / gpu.dram_bytes_per_s)
-            streams.append(Line(key, f"{share:.4f}", note(quantity, f"{what} of large arrays")))
+            streams.append(SpecLine(key, f"{share:.4f}", note(quantity, f"{what} of large arrays")))
     tables: Tables = {"utilization.stream.elementwise": streams}
     for dtype, quantity in _products(quantities).items():
         if gpu.ceiling_pipe(Pipe("tensor", dtype)).dtype == dtype:
@@ -300,7 +308,7 @@ def _within(kind: type[Constants], name: str, value: float) -> float:
     return float(min(max(value, known["low"]), known["high"]))
 
 
-def _product(gpu: Gpu, dtype: str, quantity: Quantity) -> tuple[str, list[Line]]:
+def _product(gpu: Gpu, dtype: str, quantity: SampledQuantity) -> tuple[str, list[SpecLine]]:
     """The table of a dtype's products, and the rates with which the model takes as long as was measured."""
     side = round((quantity.work / 2) ** (1 / 3))
     cost = _square_product(side, dtype)
@@ -320,7 +328,7 @@ def _product(gpu: Gpu, dtype: str, quantity: Quantity) -> tuple[str, list[Line]]
     origin = f"{source} of {gpu.fitted_on.get(source, 'a similar GPU')}" if source else "a GPU without data"
     said = note(quantity, f"square product of {side}, {factor:.3f} times {origin}")
     return table, [
-        Line(name, f"{value:.5g}", said if name in _RATES else f"as {origin}")
+        SpecLine(name, f"{value:.5g}", said if name in _RATES else f"as {origin}")
         for name, value in scaled(factor).items()
         if name in _RATES or source != table
     ]

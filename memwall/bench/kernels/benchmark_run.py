@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from memwall.bench.device import merged
-from memwall.bench.kernels.workers import START_LIMIT_S, Copied, Ran, Run, Setup, Worker, WorkerPool
+from memwall.bench.kernels.workers import START_LIMIT_S, Copied, KernelRun, KernelWorker, Ran, Setup, WorkerPool
 from memwall.bench.stats import timing
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
@@ -25,7 +25,7 @@ COMPILED = ("generated", "inductor")
 
 
 @dataclass(frozen=True)
-class Job:
+class KernelJob:
     """One distinct kernel of one executor: ``repeats`` equal kernels of a step, the first of which is ``estimate``: the
     kernel run alone, nothing in L2 from before, no wait for the CPU."""
 
@@ -42,52 +42,52 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Work:
+class MeasurementWork:
     """What one measurement of a graph on a GPU's spec covers: ``plans`` and ``schedules`` by policy."""
 
     graph: Graph
     gpu: Gpu
     plans: Mapping[str, Plan]
     schedules: Mapping[str, Schedule]
-    jobs: tuple[Job, ...]
+    jobs: tuple[KernelJob, ...]
 
     @property
-    def by_weight(self) -> list[Job]:
+    def by_weight(self) -> list[KernelJob]:
         """The jobs, those first that take most of the step."""
         return sorted(self.jobs, key=lambda job: (-job.step_s, job.number))
 
-    def compilations(self, kind: str, target: str) -> list[tuple[Setup, Run]]:
+    def compilations(self, kind: str, target: str) -> list[tuple[Setup, KernelRun]]:
         """What :meth:`WorkerPool.compile_ahead` takes: the kernels that take a compiler's time."""
         setup = Setup(kind, self.graph, self.gpu, target)
         jobs = [job for job in self.by_weight if job.executor in COMPILED]
-        return [(setup, Run(job.number, job.executor, job.group, 0, 0.0)) for job in jobs]
+        return [(setup, KernelRun(job.number, job.executor, job.group, 0, 0.0)) for job in jobs]
 
-    def of(self, executor: str) -> tuple[Job, ...]:
+    def of(self, executor: str) -> tuple[KernelJob, ...]:
         """The jobs of one executor."""
         return tuple(job for job in self.jobs if job.executor == executor)
 
 
-def plan_work(profile: Profile, gpu: Gpu, executors: Sequence[str], top: int | None = None) -> Work:
+def plan_work(profile: Profile, gpu: Gpu, executors: Sequence[str], top: int | None = None) -> MeasurementWork:
     """The kernels of a profile for some executors; of each the ``top`` ones, which take most of the step's modeled
     time."""
     graph = profile.graphs[profile.graph_for(gpu)]
     policies = dict.fromkeys(EXECUTORS[name] for name in executors)
     schedules = {policy: profile.schedule(gpu, policy) for policy in policies}
     plans = {policy: plan for policy in policies if (plan := schedules[policy].plan)}
-    jobs: list[Job] = []
+    jobs: list[KernelJob] = []
     for name in executors:
         policy = EXECUTORS[name]
         alone = profile.schedule(gpu, policy, launch="alone")
         jobs += sorted(_distinct_jobs(graph, name, plans[policy], alone), key=lambda job: -job.step_s)[:top]
-    return Work(graph, gpu, plans, schedules, tuple(replace(job, number=n) for n, job in enumerate(jobs)))
+    return MeasurementWork(graph, gpu, plans, schedules, tuple(replace(job, number=n) for n, job in enumerate(jobs)))
 
 
-def _distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule) -> list[Job]:
+def _distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule) -> list[KernelJob]:
     """The distinct kernels of a plan in order of their first launch, not yet numbered."""
-    found: dict[Any, Job] = {}
+    found: dict[Any, KernelJob] = {}
     for group, estimate in zip(plan.groups, schedule.kernels, strict=True):
         key = (_structure(graph, group), estimate.time_s, estimate.bound_s)
-        old = found.get(key, Job(-1, executor, group, estimate, 0))
+        old = found.get(key, KernelJob(-1, executor, group, estimate, 0))
         found[key] = replace(old, repeats=old.repeats + 1)
     return list(found.values())
 
@@ -128,7 +128,7 @@ Say = Callable[[str], None]
 class Result:
     """The result of one job so far."""
 
-    job: Job
+    job: KernelJob
     answer: Ran | None = None
     samples_s: list[float] = field(default_factory=list)
     readings: list[Sensors] = field(default_factory=list)
@@ -183,14 +183,14 @@ class BenchmarkRun:
     options that say which step of it runs."""
 
     def __init__(
-        self, work: Work, executors: Sequence[str], kind: str, target: str, limits: Limits, pool: WorkerPool,
+        self, work: MeasurementWork, executors: Sequence[str], kind: str, target: str, limits: Limits, pool: WorkerPool,
         module: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         self.work, self.limits, self.kind, self.pool = work, limits, kind, pool
         self.executors = tuple(executors)
         self.setup = Setup(kind, work.graph, work.gpu, target)
         self.module = module
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, KernelWorker] = {}
         self.results = {job.number: Result(job) for job in work.jobs}
         self.steps: dict[str, Ran] = {}
         self.wholes: dict[str, Ran] = {}
@@ -205,7 +205,7 @@ class BenchmarkRun:
         self.copied = answer if isinstance(answer, Copied) else None
 
     @property
-    def _first(self) -> Worker:
+    def _first(self) -> KernelWorker:
         return self.workers[self.executors[0]]
 
     def run(self, say: Say, updated: Callable[[], None] = lambda: None) -> None:
@@ -238,7 +238,7 @@ class BenchmarkRun:
         budget_s = self.limits.block_s(blocks)
         job = result.job
         graphed = result.answer is None or result.answer.graphed
-        question = Run(job.number, job.executor, job.group, wanted, budget_s, self.limits.check, graphed)
+        question = KernelRun(job.number, job.executor, job.group, wanted, budget_s, self.limits.check, graphed)
         limit_s = self.limits.build_limit_s + budget_s
         result.add(self.workers[job.executor].ask(limit_s, "run", question))
 
@@ -261,7 +261,7 @@ class BenchmarkRun:
             self.wholes[name] = self._whole(self._first, 2, "whole", self.module, name != "eager")
             updated()
 
-    def _whole(self, worker: Worker, parts: int, *question: Any) -> Ran:
+    def _whole(self, worker: KernelWorker, parts: int, *question: Any) -> Ran:
         """The answer about a whole step, one of several that share the time; all workers free their memory for it."""
         for each in self.workers.values():
             each.ask(START_LIMIT_S, "recover")

@@ -19,7 +19,7 @@ from memwall.core import compat
 from memwall.core.errors import Unsupported
 from memwall.core.graph import Graph, Op
 from memwall.fusion import Group
-from memwall.ops.evaluate import Call, Operators, evaluate
+from memwall.ops.evaluate import EvaluatedCall, Operators, evaluate
 
 
 def run_group(
@@ -83,7 +83,7 @@ class _GroupRun:
         noisy = found * drawn.mul_(2).sub_(1).mul_(amplitude).add_(1)
         return found.copy_(noisy) if value_id in self._into else noisy
 
-    def op(self, call: Call) -> None:
+    def op(self, call: EvaluatedCall) -> None:
         """Run an op and keep its results."""
         results = _FORMULAS.get(call.op.name, _GroupRun.call)(self, call)
         for value_id, result in zip(call.made, results, strict=False):
@@ -94,7 +94,7 @@ class _GroupRun:
                 raise Unsupported(f"{call.op.name} gives {[*result.shape]} here, not {[*destination.shape]}")
         self.written.update(self.graph.values[i].storage for i in call.op.outputs)
 
-    def call(self, call: Call) -> list[Tensor]:
+    def call(self, call: EvaluatedCall) -> list[Tensor]:
         """The operator's results in order, without those that it overwrites."""
         function = call.target.function
         try:
@@ -161,7 +161,7 @@ def _arguments(run: _GroupRun, op: Op) -> dict[str, Tensor]:
     return {name: run.tensor(i) for name, i in zip(op.arguments, op.inputs, strict=True)}
 
 
-def _dropout(run: _GroupRun, call: Call) -> list[Tensor]:
+def _dropout(run: _GroupRun, call: EvaluatedCall) -> list[Tensor]:
     """Dropout by the mask that was kept, or by a new one if no mask was kept."""
     mask = run.kept.get(call.op.outputs[1]) if len(call.op.outputs) > 1 else None
     if mask is None:
@@ -173,7 +173,7 @@ def _dropout(run: _GroupRun, call: Call) -> list[Tensor]:
     return [run.tensor(call.op.inputs[0]) * mask * scale, mask]
 
 
-def _rms_norm(run: _GroupRun, call: Call) -> list[Tensor]:
+def _rms_norm(run: _GroupRun, call: EvaluatedCall) -> list[Tensor]:
     """y = x · rstd · w; without an epsilon it is that of float32, whatever the dtype that it is computed in here."""
     given = _arguments(run, call.op)
     dims = tuple(range(-len(call.op.attributes["normalized_shape"]), 0))
@@ -183,21 +183,21 @@ def _rms_norm(run: _GroupRun, call: Call) -> list[Tensor]:
     return [x * rstd * given.get("weight", 1.0), rstd]
 
 
-def _rms_norm_backward(run: _GroupRun, call: Call) -> list[Tensor]:
+def _rms_norm_backward(run: _GroupRun, call: EvaluatedCall) -> list[Tensor]:
     given = _arguments(run, call.op)
     columns = len(call.op.attributes["normalized_shape"])
     of_x, of_weight = rms_norm_gradients(given["grad_out"], given["input"], columns, given["rstd"], given.get("weight"))
     return [of_x] if of_weight is None else [of_x, of_weight]
 
 
-def _sparse_add(run: _GroupRun, call: Call) -> list[Tensor]:
+def _sparse_add(run: _GroupRun, call: EvaluatedCall) -> list[Tensor]:
     """Rows added to a table in place: other is given as its indices and its rows."""
     table, indices, rows = map(run.tensor, call.op.inputs)
     table.index_add_(0, indices.reshape(-1), rows.to(table.dtype), alpha=call.op.attributes.get("alpha", 1))
     return []
 
 
-def _embedding_bag(run: _GroupRun, call: Call) -> list[Tensor]:
+def _embedding_bag(run: _GroupRun, call: EvaluatedCall) -> list[Tensor]:
     """Sums of rows, and the bookkeeping as GPUs write it: each index's bag, the size of each bag, nothing."""
     given = _arguments(run, call.op)
     if call.op.attributes.get("mode") or "per_sample_weights" in given:
@@ -210,7 +210,7 @@ def _embedding_bag(run: _GroupRun, call: Call) -> list[Tensor]:
     return [sums, bags.to(indices.dtype), sizes.to(indices.dtype), indices.new_empty(0)]
 
 
-_FORMULAS: Mapping[str, Callable[[_GroupRun, Call], list[Tensor]]] = {
+_FORMULAS: Mapping[str, Callable[[_GroupRun, EvaluatedCall], list[Tensor]]] = {
     "aten.native_dropout": _dropout,
     "aten._embedding_bag": _embedding_bag,
     "aten._fused_rms_norm": _rms_norm,

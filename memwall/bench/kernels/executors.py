@@ -33,7 +33,7 @@ from memwall.wings import part
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltKernel:
     """A kernel that can be run: takes the tensors of ``inputs`` (value ids) and returns those of ``outputs``.
     ``configs`` are settings to choose from by :attr:`configure`; ``is_ours``: a generated kernel, which takes ``seed``
     and ``empty``, and gives the same bits on every run."""
@@ -49,7 +49,7 @@ class Built:
 
 
 @dataclass
-class Builder:
+class KernelBuilder:
     """Builds the groups of one graph for one executor."""
 
     graph: Graph
@@ -65,25 +65,25 @@ class Builder:
         #: text and the tensors that it takes → compiled
         self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
-    def eager(self, group: Group) -> Built:
+    def eager(self, group: Group) -> BuiltKernel:
         """The ops of a group as calls of torch's operators, one after another, which choose libraries as eager PyTorch
         does. Raises ``Unsupported``: an op is no operator of torch's."""
         text = reference(self.graph, self.flow, group, self.operators)
         text = replace(text, source=as_eager(text.source))
         if text.source not in self._functions:
             self._functions[text.source] = self._executed(text)
-        return Built(self._functions[text.source], text.inputs, text.outputs, source=text.source)
+        return BuiltKernel(self._functions[text.source], text.inputs, text.outputs, source=text.source)
 
-    def inductor(self, group: Group) -> Built:
+    def inductor(self, group: Group) -> BuiltKernel:
         """The same function compiled by torch.compile."""
         text = reference(self.graph, self.flow, group, self.operators)
         key = text.source, tuple(self.graph.values[i].spec for i in text.inputs)
         if key not in self._compiled:
             # code of its own for each group: Dynamo leaves code that it has compiled for several shapes to eager
             self._compiled[key] = torch.compile(self._executed(text), dynamic=False, fullgraph=True)
-        return Built(self._compiled[key], text.inputs, text.outputs, source=text.source)
+        return BuiltKernel(self._compiled[key], text.inputs, text.outputs, source=text.source)
 
-    def generated(self, group: Group) -> Built:
+    def generated(self, group: Group) -> BuiltKernel:
         """The generated kernel. Raises ``NotGenerated``: no kernel can be generated for the group, or its library keeps
         it."""
 
@@ -96,7 +96,7 @@ class Builder:
             for name, value in config.items():
                 setattr(module, name, value)
 
-        return Built(
+        return BuiltKernel(
             put_off(module.run), kernel.inputs, kernel.outputs, kernel.schedule, kernel.source,
             kernel.configs or ((kernel.config,) if kernel.config else ()), configure, True,
         )  # fmt: skip
@@ -120,10 +120,10 @@ class Builder:
 
 
 #: executor -> how it builds a group
-BUILDERS: Mapping[str, Callable[[Builder, Group], Built]] = {
-    "eager": Builder.eager,
-    "generated": Builder.generated,
-    "inductor": Builder.inductor,
+BUILDERS: Mapping[str, Callable[[KernelBuilder, Group], BuiltKernel]] = {
+    "eager": KernelBuilder.eager,
+    "generated": KernelBuilder.generated,
+    "inductor": KernelBuilder.inductor,
 }
 
 
@@ -167,7 +167,7 @@ class Choices:
             return {}
 
 
-def choose(built: Built, ready: Callable[[], Ready], device: Device) -> Mapping[str, int]:
+def choose(built: BuiltKernel, ready: Callable[[], Ready], device: Device) -> Mapping[str, int]:
     """The setting with the lowest median; one that fails to run is skipped; where none runs, the first error is
     raised."""
     times: list[tuple[float, Mapping[str, int]]] = []

@@ -37,7 +37,7 @@ FLOATS: Mapping[str, float] = {
 
 
 @dataclass(frozen=True)
-class Check:
+class NumericsCheck:
     """Whether a kernel did what it should. ``error`` is the worst deviation in units of the tolerance (up to 1
     passes; infinite for errors without a degree), ``where`` the value and the element, ``message`` what is wrong in one
     line."""
@@ -48,17 +48,17 @@ class Check:
     message: str = ""
 
 
-PASSED = Check(True)
+PASSED = NumericsCheck(True)
 
 
-def wrong(where: str, message: str) -> Check:
+def wrong(where: str, message: str) -> NumericsCheck:
     """What is wrong, and no matter of degree."""
-    return Check(False, math.inf, where, message)
+    return NumericsCheck(False, math.inf, where, message)
 
 
 def compare(
     value_id: int, spec: TensorSpec, got: Tensor, expected: Tensor, spread: float, *, exact: bool = False
-) -> Check:
+) -> NumericsCheck:
     """Compare one result with float64's. ``exact``: the group only moves numbers."""
     if got.dtype != dtype_of(spec.dtype) or tuple(got.shape) != spec.shape:
         return wrong(f"value {value_id}", f"{got.dtype}{[*got.shape]}, not {spec.dtype}{[*spec.shape]}")
@@ -76,7 +76,7 @@ def compare(
     return _graded(value_id, spec.dtype, got, expected, odd, spread)
 
 
-def _graded(value_id: int, dtype: str, got: Tensor, expected: Tensor, odd: Tensor, spread: float) -> Check:
+def _graded(value_id: int, dtype: str, got: Tensor, expected: Tensor, odd: Tensor, spread: float) -> NumericsCheck:
     e = torch.where(odd, 0.0, expected)
     deviation = (torch.where(odd, 0.0, got.to(torch.float64)) - e).abs()
     largest = float(e.abs().max()) if e.numel() else 0.0
@@ -86,24 +86,24 @@ def _graded(value_id: int, dtype: str, got: Tensor, expected: Tensor, odd: Tenso
     ratio = deviation / tolerance
     error = float(ratio.max()) if ratio.numel() else 0.0
     if error <= 1.0:
-        return Check(True, error, f"value {value_id}")
+        return NumericsCheck(True, error, f"value {value_id}")
     place = _place(ratio, int(ratio.argmax()))
     allowed = float(tolerance[place])
     message = f"{float(got[place]):.7g}, not {float(expected[place]):.7g} ± {allowed:.2g}"
     message += f"; {int((ratio > 1).sum()):,} of {ratio.numel():,} elements are off"
-    return Check(False, error, f"value {value_id} {[*place]}", message)
+    return NumericsCheck(False, error, f"value {value_id} {[*place]}", message)
 
 
-def first(value_id: int, off: Tensor, got: Tensor, expected: Tensor, what: str) -> Check:
+def first(value_id: int, off: Tensor, got: Tensor, expected: Tensor, what: str) -> NumericsCheck:
     count = int(off.sum())
     if not count:
-        return Check(True, 0.0, f"value {value_id}")
+        return NumericsCheck(True, 0.0, f"value {value_id}")
     place = _place(off, int(off.to(torch.uint8).argmax()))
     text = f"{what}: {got[place].item()}, not {expected[place].item()}; {count:,} of {off.numel():,} elements"
     return wrong(f"value {value_id} {[*place]}", text)
 
 
-def same(one: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> Check:
+def same(one: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> NumericsCheck:
     """Whether two runs gave the same bits; NaN is NaN."""
     for value_id, tensor in one.items():
         other = second[value_id]

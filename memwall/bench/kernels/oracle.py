@@ -16,8 +16,8 @@ from torch import Tensor
 from memwall.bench.device import Device
 from memwall.bench.kernels.arena import GUARD_BYTES, POISONS, Arena, WideMemory, fill
 from memwall.bench.kernels.evaluate import left_undefined, run_group
-from memwall.bench.kernels.executors import Built
-from memwall.bench.kernels.numerics import PASSED, SPREADS, Check, compare, distance, same, uniform, wrong
+from memwall.bench.kernels.executors import BuiltKernel
+from memwall.bench.kernels.numerics import PASSED, SPREADS, NumericsCheck, compare, distance, same, uniform, wrong
 from memwall.core.errors import Unsupported
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph
@@ -115,7 +115,9 @@ class Oracle:
             masks[mask] = uniform(seed + place, places) >= 1.0 - share
         return masks
 
-    def check(self, outputs: Mapping[int, Tensor], arena: Arena, eager: Mapping[int, Tensor] | None = None) -> Check:
+    def check(
+        self, outputs: Mapping[int, Tensor], arena: Arena, eager: Mapping[int, Tensor] | None = None
+    ) -> NumericsCheck:
         """Compare a kernel's results with float64.
 
         Args:
@@ -152,7 +154,7 @@ class Oracle:
                 spreads[value_id] = max(spreads[value_id], distance(noisy[value_id], e))
         return spreads
 
-    def _check_masks(self, outputs: Mapping[int, Tensor]) -> Check:
+    def _check_masks(self, outputs: Mapping[int, Tensor]) -> NumericsCheck:
         """Dropouts keep the share that they should, by chance alone."""
         for mask, share, _ in self.dropouts:
             count = outputs[mask].numel() if mask in outputs else 0
@@ -168,7 +170,7 @@ class Oracle:
         self, kernel: Runnable, run: Callable[..., Sequence[Tensor]], *, seed: int = 0, device: str = "cpu",
         special: bool = False, guard_bytes: int = GUARD_BYTES, repeatable: bool = True, with_eager: bool = False,
         around: Callable[[Arena, Callable[[], Any]], Any] | None = None,
-    ) -> Check:  # fmt: skip
+    ) -> NumericsCheck:  # fmt: skip
         """Run a kernel twice, on memory that is poisoned in two ways, and compare it with float64.
 
         Both runs must give the same bits: unwritten memory shows the poison, results that depend on the order of
@@ -205,7 +207,7 @@ class Oracle:
         checks = [self.check(outputs, before, eager) for outputs in (runs[:1] if repeatable else runs)]
         return max(checks, key=lambda check: check.error)
 
-    def _check_memory(self, arena: Arena, before: Arena) -> Check:
+    def _check_memory(self, arena: Arena, before: Arena) -> NumericsCheck:
         """The guard bands are whole, and only what the group writes has changed."""
         broken = arena.broken()
         if broken:
@@ -255,7 +257,7 @@ class Runnable(Protocol):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OracleVerdict:
     """``error`` is the worst deviation from float64 in units of the tolerance, None where it was not checked;
     ``message`` says what is wrong, or why it was not checked."""
 
@@ -264,20 +266,20 @@ class Verdict:
     message: str = ""
 
 
-def check_numerics(oracle: Oracle, built: Built, seed: int, device: Device, *, with_eager: bool) -> Verdict:
+def check_numerics(oracle: Oracle, built: BuiltKernel, seed: int, device: Device, *, with_eager: bool) -> OracleVerdict:
     """Run a kernel on poisoned memory and compare it with float64, and with ``with_eager`` also with eager. If there is
     nothing to compare with, or no memory for it, the kernel passes unchecked, and the message says so."""
     try:
         return _checked(oracle, built, seed, device, with_eager)
     except Unsupported as error:
-        return Verdict(True, None, f"not checked: {error}")
+        return OracleVerdict(True, None, f"not checked: {error}")
     except (torch.OutOfMemoryError, MemoryError):
-        verdict = Verdict(True, None, "not checked: float64 takes more memory than there is")
+        verdict = OracleVerdict(True, None, "not checked: float64 takes more memory than there is")
     device.clear()
     return verdict
 
 
-def _checked(oracle: Oracle, built: Built, seed: int, device: Device, with_eager: bool) -> Verdict:
+def _checked(oracle: Oracle, built: BuiltKernel, seed: int, device: Device, with_eager: bool) -> OracleVerdict:
     kernel = part("codegen.Kernel")(
         "", built.source, built.inputs, built.outputs, oracle.group.op_ids, (), built.schedule
     )
@@ -300,8 +302,8 @@ def _checked(oracle: Oracle, built: Built, seed: int, device: Device, with_eager
         kernel, run, seed=seed, device=device.torch_device, repeatable=built.is_ours, with_eager=with_eager
     )
     if other:
-        return Verdict(True, None, f"not checked: gives {', '.join(other)}")
+        return OracleVerdict(True, None, f"not checked: gives {', '.join(other)}")
     message = "" if found.passed else f"{found.where}: {found.message}"
     if not found.passed and not built.is_ours and found.error <= FOREIGN_TOLERANCES:
-        return Verdict(True, found.error, f"PyTorch's kernel rounds more than expected: {message}")
-    return Verdict(found.passed, found.error, message)
+        return OracleVerdict(True, found.error, f"PyTorch's kernel rounds more than expected: {message}")
+    return OracleVerdict(found.passed, found.error, message)

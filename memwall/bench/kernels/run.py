@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memwall.bench.device import RUN_OPTIONS, in_doubt, need_compiler
-from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, Work, flags, plan_work
+from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, MeasurementWork, flags, plan_work
 from memwall.bench.kernels.workers import WorkerPool
 from memwall.core.cache import refused
 from memwall.core.errors import MissingError, UsageError
@@ -162,7 +162,7 @@ def _checked(kind: str, executors: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _simulated(profile: Profile, work: Work) -> Profile:
+def _simulated(profile: Profile, work: MeasurementWork) -> Profile:
     """The profile with the schedules that are measured, in place of older ones of the same GPU and policy."""
     fresh = tuple(work.schedules.values())
     keys = {(s.gpu.name, s.policy) for s in fresh}

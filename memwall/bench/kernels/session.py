@@ -15,10 +15,10 @@ import torch
 from memwall.bench.clock import open_device
 from memwall.bench.device import Ready
 from memwall.bench.kernels.evaluate import CpuForms
-from memwall.bench.kernels.executors import BUILDERS, Builder, Built, Choices, choose
-from memwall.bench.kernels.oracle import Oracle, Verdict, check_numerics
+from memwall.bench.kernels.executors import BUILDERS, BuiltKernel, Choices, KernelBuilder, choose
+from memwall.bench.kernels.oracle import Oracle, OracleVerdict, check_numerics
 from memwall.bench.kernels.steps import StepRunner, module_step
-from memwall.bench.kernels.workers import Copied, Ran, Run, Setup
+from memwall.bench.kernels.workers import Copied, KernelRun, Ran, Setup
 from memwall.core.errors import MemwallError, Unsupported
 from memwall.core.graph import Graph
 from memwall.fusion import Group
@@ -94,8 +94,8 @@ class Questions:
 class Prepared:
     """A kernel at hand. ``ready`` is None where it failed its check."""
 
-    verdict: Verdict
-    built: Built
+    verdict: OracleVerdict
+    built: BuiltKernel
     config: Mapping[str, int]
     ready: Ready | None
     nbytes: int
@@ -114,9 +114,9 @@ class Session:
         if setup.target:
             _register(setup.target)
         self._folder = Path(tempfile.mkdtemp(prefix="memwall-kernels-"))
-        self._builder = Builder(setup.graph, setup.gpu, self.device.torch_device, self._folder)
+        self._builder = KernelBuilder(setup.graph, setup.gpu, self.device.torch_device, self._folder)
         self._kept: OrderedDict[int, Prepared] = OrderedDict()
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[int, OracleVerdict] = {}
         self._most_bytes = int(KEPT_SHARE * self.device.free_bytes())
 
     def recover(self) -> None:
@@ -127,7 +127,7 @@ class Session:
 
     # -- one kernel --------------------------------------------------------------------------------------------------
 
-    def run(self, question: Run) -> Ran:
+    def run(self, question: KernelRun) -> Ran:
         """Build, check and time a kernel."""
         if not question.samples:
             return self._compile(question)
@@ -142,10 +142,10 @@ class Session:
         answer = _timed(prepared.ready, verdict.message, samples, sensors, **facts)
         return replace(answer, graphed=answer.graphed and question.graphed)
 
-    def _prepare(self, question: Run) -> Prepared:
+    def _prepare(self, question: KernelRun) -> Prepared:
         nbytes, built, oracle = self._built(question)
         config = self._tuned(built, oracle, question)
-        verdict = self._verdicts.get(question.number, Verdict(True))
+        verdict = self._verdicts.get(question.number, OracleVerdict(True))
         if question.check and question.number not in self._verdicts:
             with_eager = question.executor != "eager"
             verdict = check_numerics(oracle, built, SEED, self.device, with_eager=with_eager)
@@ -153,7 +153,7 @@ class Session:
         ready = self._ready(built, oracle, question) if verdict.passed else None
         return Prepared(verdict, built, config, ready, nbytes)
 
-    def _built(self, question: Run) -> tuple[int, Built, Oracle]:
+    def _built(self, question: KernelRun) -> tuple[int, BuiltKernel, Oracle]:
         """The bytes of a kernel's tensors, the kernel, and what knows its inputs and results. Raises ``MemoryError``:
         it would not fit."""
         graph, group = self.setup.graph, question.group
@@ -166,7 +166,7 @@ class Session:
         built = BUILDERS[question.executor](self._builder, group)
         return nbytes, built, Oracle(graph, self._builder.flow, group)
 
-    def _compile(self, question: Run) -> Ran:
+    def _compile(self, question: KernelRun) -> Ran:
         """Run a kernel once in each setting, so that its code is in the caches on disk."""
         _, built, oracle = self._built(question)
         values = oracle.inputs(SEED, self.device.torch_device)
@@ -177,7 +177,7 @@ class Session:
         self.device.clear()
         return Ran("ok")
 
-    def _ready(self, built: Built, oracle: Oracle, question: Run) -> Ready:
+    def _ready(self, built: BuiltKernel, oracle: Oracle, question: KernelRun) -> Ready:
         """The call on inputs of its own, with what it writes over put back before each sample."""
         values, graph = oracle.inputs(SEED, self.device.torch_device), self.setup.graph
         inputs = [values[i] for i in built.inputs]
@@ -191,7 +191,7 @@ class Session:
 
         return self.device.ready(lambda: built.run(*inputs), restore, graphed=question.graphed)
 
-    def _tuned(self, built: Built, oracle: Oracle, question: Run) -> Mapping[str, int]:
+    def _tuned(self, built: BuiltKernel, oracle: Oracle, question: KernelRun) -> Mapping[str, int]:
         """The setting that is fastest here, set; the only one where there is no choice."""
         if not built.configs:
             return {}
@@ -203,7 +203,7 @@ class Session:
         built.configure(config)
         return config
 
-    def _settle(self, built: Built) -> None:
+    def _settle(self, built: BuiltKernel) -> None:
         """Give a kernel the setting that was chosen for it on this device; its own where none was."""
         if len(built.configs) > 1:
             built.configure(Choices.here(self.device.describe()).get(built.source) or built.configs[0])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memwall.bench.kernels.executors import BUILDERS, Builder, Built
+from memwall.bench.kernels.executors import BUILDERS, BuiltKernel, KernelBuilder
 from memwall.bench.kernels.oracle import Oracle
 from memwall.core import compat
 from memwall.core.errors import UsageError
@@ -45,13 +45,18 @@ class StepRunner:
     """The kernels of a step, ready to run; ``settle`` gives each its tuned setting."""
 
     def __init__(
-        self, graph: Graph, builder: Builder, executor: str, groups: Sequence[Group], settle: Callable[[Built], None]
+        self,
+        graph: Graph,
+        builder: KernelBuilder,
+        executor: str,
+        groups: Sequence[Group],
+        settle: Callable[[BuiltKernel], None],
     ) -> None:
         self.graph, self.builder, self.executor, self.groups = graph, builder, executor, groups
         self._settle = settle
         self._eager = 0
         self.peak_bytes = COPIES * memory_peak(graph, Plan(executor, tuple(groups))).total
-        self._steps: list[tuple[Built, tuple[int, ...]]] = []
+        self._steps: list[tuple[BuiltKernel, tuple[int, ...]]] = []
         self._made: dict[int, tuple[torch.Tensor, Value]] = {}
         self._filled: set[int] = set()
 
@@ -70,7 +75,7 @@ class StepRunner:
         self._steps = [(kernel, tuple(dies.get(index, ()))) for index, kernel in enumerate(built)]
         self._make_first(built, seed, device)
 
-    def _build(self, group: Group) -> Built:
+    def _build(self, group: Group) -> BuiltKernel:
         try:
             built = BUILDERS[self.executor](self.builder, group)
             self._settle(built)
@@ -79,7 +84,7 @@ class StepRunner:
             self._eager += 1
             return self.builder.eager(group)
 
-    def _make_first(self, built: Sequence[Built], seed: int, device: str) -> None:
+    def _make_first(self, built: Sequence[BuiltKernel], seed: int, device: str) -> None:
         """The tensors that are read before any kernel has made them."""
         generator = torch.Generator(device).manual_seed(seed)
         made: set[int] = set()

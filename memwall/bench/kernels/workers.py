@@ -42,7 +42,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Run:
+class KernelRun:
     """Time a kernel; a new one is built, checked and tuned first. ``samples`` 0 only compiles it, for the caches on
     disk. ``graphed`` False: launch it directly, a graph of it cannot be captured."""
 
@@ -84,7 +84,7 @@ class Copied:
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
-class Worker:
+class KernelWorker:
     """One process that runs kernels (:class:`.session.Questions`). A kernel that crashes it or exceeds its time limit
     is lost alone: the next question starts a new process."""
 
@@ -159,8 +159,8 @@ class WorkerPool:
     ``with``: they are stopped at its end, whatever they do."""
 
     def __init__(self, helpers: int = 0) -> None:
-        self._workers: dict[str, Worker] = {}
-        self._helpers = [Worker() for _ in range(helpers)]
+        self._workers: dict[str, KernelWorker] = {}
+        self._helpers = [KernelWorker() for _ in range(helpers)]
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -169,20 +169,20 @@ class WorkerPool:
         for worker in (*self._workers.values(), *self._helpers):
             worker.stop()
 
-    def begin(self, executors: Sequence[str], setup: Setup) -> dict[str, Worker]:
-        """The worker of each executor, switched to a graph; see :meth:`Worker.start`."""
+    def begin(self, executors: Sequence[str], setup: Setup) -> dict[str, KernelWorker]:
+        """The worker of each executor, switched to a graph; see :meth:`KernelWorker.start`."""
         for name in executors:
-            self._workers.setdefault(name, Worker()).begin(setup)
+            self._workers.setdefault(name, KernelWorker()).begin(setup)
         return {name: self._workers[name] for name in executors}
 
-    def compile_ahead(self, kernels: Sequence[tuple[Setup, Run]], limit_s: float, deadline: float) -> None:
+    def compile_ahead(self, kernels: Sequence[tuple[Setup, KernelRun]], limit_s: float, deadline: float) -> None:
         """Have the helpers compile kernels side by side, so that the workers find them in the caches on disk. Kernels
         not compiled at ``deadline`` (of :func:`time.monotonic`) are left out. The helpers are stopped at its end."""
         if not self._helpers:
             return
         waiting = deque(kernels)
 
-        def work(helper: Worker) -> None:
+        def work(helper: KernelWorker) -> None:
             with contextlib.suppress(MemwallError, IndexError):  # another took the last one
                 while helper.failures < MOST_STARTS:
                     setup, kernel = waiting.popleft()

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from memwall.codegen.index import Index, ravel, unravel
+from memwall.codegen.index import AffineIndex, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.tensors import (
     Body,
     Indices,
-    Reduction,
     Scatter,
     Tensor,
+    TensorReduction,
     axes_of,
     cast,
     compute_dtype,
@@ -74,7 +74,7 @@ OpRule = Callable[[OpView], Made]
 def broadcast(tensor: Tensor, indices: Indices) -> Indices:
     """Indices of a result as those of an argument that is broadcast to it."""
     last = indices[len(indices) - len(tensor.shape) :]
-    return tuple(Index() if size == 1 else index for size, index in zip(tensor.shape, last, strict=True))
+    return tuple(AffineIndex() if size == 1 else index for size, index in zip(tensor.shape, last, strict=True))
 
 
 #: pairs of dtypes of which neither can hold the other's numbers
@@ -95,10 +95,10 @@ def constant(shape: tuple[int, ...], dtype: str, value: Any) -> Tensor:
     return Tensor(shape, dtype, lambda body, indices: body.name(text))
 
 
-Part = tuple[int, int, Callable[[Body, Index], str]]
+Part = tuple[int, int, Callable[[Body, AffineIndex], str]]
 
 
-def choose(body: Body, dtype: str, place: Index, parts: Sequence[Part]) -> str:
+def choose(body: Body, dtype: str, place: AffineIndex, parts: Sequence[Part]) -> str:
     """The part of a concatenation along an axis that contains an index."""
     live = [part for part in parts if part[0] <= place.high and part[1] > place.low]
     covered = all(before[1] == after[0] for before, after in pairwise(parts))  # then the last needs no test
@@ -115,13 +115,13 @@ def choose(body: Body, dtype: str, place: Index, parts: Sequence[Part]) -> str:
     return text
 
 
-def tests_between(place: Index, start: int, stop: int) -> list[str]:
+def tests_between(place: AffineIndex, start: int, stop: int) -> list[str]:
     """What must hold for an index to be in a range, without what always does."""
     tests = [f"({place.text} >= {start})"] if start > place.low else []
     return tests + ([f"({place.text} < {stop})"] if stop <= place.high else [])
 
 
-def found_index(body: Body, tensor: Tensor, indices: Indices, size: int, wraps: bool = False) -> Index:
+def found_index(body: Body, tensor: Tensor, indices: Indices, size: int, wraps: bool = False) -> AffineIndex:
     """An element of an index tensor as an index into an axis of a size."""
     text = tensor.at(body, indices)
     if tensor.dtype != "int64":  # multiplied by a stride it may need more
@@ -131,7 +131,7 @@ def found_index(body: Body, tensor: Tensor, indices: Indices, size: int, wraps: 
     return body.variable(text, size, axes_of(indices))
 
 
-def reduction_result(reduction: Reduction, component: int, shape: Sequence[int], dtype: str) -> Tensor:
+def reduction_result(reduction: TensorReduction, component: int, shape: Sequence[int], dtype: str) -> Tensor:
     """A component of a reduction as a tensor over the axes that remain (those reduced may stand as 1)."""
 
     def rule(body: Body, indices: Indices) -> str:

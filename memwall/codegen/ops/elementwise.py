@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memwall.codegen.index import Index, ravel
+from memwall.codegen.index import AffineIndex, ravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import Made, OpRule, OpView, broadcast, constant, promoted, rules
 from memwall.codegen.tensors import Body, Indices, Tensor, cast, compute_dtype, triton_dtype
@@ -99,7 +99,7 @@ def _dropout(view: OpView) -> Made:
 _AXES = {"x": 0, "m": 0, "k_right": 0, "r": 1, "n": 1, "k_left": 1}
 
 
-def _axis_of_quads(place: Index) -> int:
+def _axis_of_quads(place: AffineIndex) -> int:
     """The axis along which neighbours come in fours at places 4q to 4q + 3, or -1 if no such axis is known."""
     steps = [digit for digit, factor in place.terms if factor == 1 and digit.divisor == 1 and digit.modulus % 4 == 0]
     if len(steps) != 1 or place.constant % 4:

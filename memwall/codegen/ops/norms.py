@@ -21,7 +21,7 @@ from memwall.codegen.ops.base import (
     rules,
     without,
 )  # fmt: skip
-from memwall.codegen.tensors import Body, Indices, Reduction, Tensor
+from memwall.codegen.tensors import Body, Indices, Tensor, TensorReduction
 
 At = Callable[[Indices], Indices]
 
@@ -51,7 +51,7 @@ class _Layout:
 
 
 def _reduced(kind: str, source: Tensor, dims: tuple[int, ...], component: int = 0, dtype: str = "float32") -> Tensor:
-    return reduction_result(Reduction(kind, source, dims), component, without(source.shape, dims), dtype)
+    return reduction_result(TensorReduction(kind, source, dims), component, without(source.shape, dims), dtype)
 
 
 def _rows(view: OpView) -> _Layout:
@@ -111,7 +111,7 @@ def _normal(x: Tensor, mean: Tensor | None, rstd: Tensor, row: At) -> Tensor:
 
 def _statistics(view: OpView, layout: _Layout) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, sum of squared deviations and reciprocal deviation."""
-    moments = Reduction("moments", as_dtype(reshaped(view.tensor("input"), layout.shape), "float32"), layout.dims)
+    moments = TensorReduction("moments", as_dtype(reshaped(view.tensor("input"), layout.shape), "float32"), layout.dims)
     mean, squares = (reduction_result(moments, n, moments.kept, "float32") for n in (0, 1))
     return mean, squares, _rstd(squares, layout, float(view.number("eps", 1e-5)))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from memwall.codegen.index import Index, ravel
+from memwall.codegen.index import AffineIndex, ravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import (
     Made,
@@ -28,7 +28,7 @@ def _axis(view: OpView, shape: tuple[int, ...]) -> int:
     return int(view.number("dim", 0)) % len(shape)
 
 
-def _at(indices: Indices, axis: int, *places: Index) -> Indices:
+def _at(indices: Indices, axis: int, *places: AffineIndex) -> Indices:
     """Indices with others in place of the one along an axis."""
     return (*indices[:axis], *places, *indices[axis + 1 :])
 
@@ -41,8 +41,8 @@ def _join(view: OpView) -> Made:
     starts = list(accumulate((1 if stacked else part.shape[axis] for part in parts), initial=0))
 
     def rule(body: Body, indices: Indices) -> str:
-        def element(part: Tensor) -> Callable[[Body, Index], str]:
-            def at(inner: Body, place: Index) -> str:
+        def element(part: Tensor) -> Callable[[Body, AffineIndex], str]:
+            def at(inner: Body, place: AffineIndex) -> str:
                 text = part.at(inner, _at(indices, axis, *(() if stacked else (place,))))
                 return cast(text, part.dtype, view.spec.dtype)
 
@@ -68,7 +68,7 @@ def _slice_backward(view: OpView) -> Made:
 
     def rule(body: Body, indices: Indices) -> str:
         place = indices[axis]
-        inner_place, off = (place + -start).divmod(step) if step > 1 else (place + -start, Index())
+        inner_place, off = (place + -start).divmod(step) if step > 1 else (place + -start, AffineIndex())
         tests = tests_between(place, start, stop) + ([f"({off.text} == 0)"] if step > 1 else [])
         at = _at(indices, axis, *(() if selects else (inner_place,)))
         if not tests:
@@ -172,7 +172,7 @@ def _index_put(view: OpView) -> Made:
     whole, values, indexing = view.tensor("self"), view.tensor("values"), _Indexing.of(view)
     source = Tensor(indexing.result, values.dtype, lambda body, i: values.at(body, broadcast(values, i)))
 
-    def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+    def place(body: Body, i: Indices) -> tuple[AffineIndex, list[str]]:
         return ravel(indexing.source(body, i), whole.shape), []
 
     return [Scatter(source, place, whole.shape, view.spec.dtype, whole, bool(view.number("accumulate", False)))]
@@ -201,7 +201,7 @@ def _scatter(accumulate: bool) -> OpRule:
             values = view.find("src") or constant(index.shape, view.spec.dtype, view.number("value"))
             source = Tensor(index.shape, values.dtype, values.at)
 
-        def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+        def place(body: Body, i: Indices) -> tuple[AffineIndex, list[str]]:
             at = found_index(body, index, (i[axis],) if slices else i, whole.shape[axis])
             return ravel(_at(i, axis, at), whole.shape), []
 
@@ -217,7 +217,7 @@ def _embedding_backward(view: OpView) -> Made:
         raise NotGenerated("gradients scaled by how often a row is used")
     rank, shape = len(indices.shape), (rows, grad.shape[-1])
 
-    def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
+    def place(body: Body, i: Indices) -> tuple[AffineIndex, list[str]]:
         text = indices.at(body, i[:rank])
         row = found_index(body, indices, i[:rank], rows)
         return ravel((row, i[rank]), shape), [f"({text} != {padding})"] if padding >= 0 else []
@@ -231,8 +231,8 @@ def _sparse_add(view: OpView) -> Made:
     if len(rows.shape) != 2 or numbers.shape != (1, rows.shape[0]):
         raise NotGenerated("a sparse tensor that is not one of whole rows")
 
-    def place(body: Body, i: Indices) -> tuple[Index, list[str]]:
-        row = found_index(body, numbers, (Index(), i[0]), table.shape[0])
+    def place(body: Body, i: Indices) -> tuple[AffineIndex, list[str]]:
+        row = found_index(body, numbers, (AffineIndex(), i[0]), table.shape[0])
         return ravel((row, i[1]), table.shape), []
 
     added = _scaled(rows, view.number("alpha", 1))
@@ -249,7 +249,7 @@ def _embedding_bag(view: OpView) -> Made:
     if mode not in (0, 1) or view.find("per_sample_weights") or view.number("padding_idx", -1) >= 0 or bags < 2:
         raise NotGenerated("bags of maxima, with weights or padding")
 
-    def ends(body: Body, bag: Index) -> tuple[str, str]:
+    def ends(body: Body, bag: AffineIndex) -> tuple[str, str]:
         start = offsets.at(body, (bag,))
         is_inner = body.name(f"({bag.text}) + 1 < {offsets.shape[0]}")
         with body.where(is_inner, bag.axes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from memwall.codegen.index import Index
+from memwall.codegen.index import AffineIndex
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import (
     Made,
@@ -20,7 +20,7 @@ from memwall.codegen.ops.base import (
     rules,
     without,
 )
-from memwall.codegen.tensors import Body, Indices, Reduction, Tensor
+from memwall.codegen.tensors import Body, Indices, Tensor, TensorReduction
 from memwall.ops.expressions import log1p
 
 
@@ -46,7 +46,7 @@ def _over(view: OpView, source: Tensor, dims: tuple[int, ...], kind: str = "sum"
     dtype = view.spec.dtype
     if not dims or all(source.shape[d] == 1 for d in dims):
         return reshaped(as_dtype(source, dtype), view.spec.shape)
-    return reduction_result(Reduction(kind, as_dtype(source, dtype), dims), 0, view.spec.shape, dtype)
+    return reduction_result(TensorReduction(kind, as_dtype(source, dtype), dims), 0, view.spec.shape, dtype)
 
 
 def _mean(view: OpView, source: Tensor | None = None) -> Made:
@@ -66,7 +66,7 @@ def _softmax(logarithmic: bool, safe: bool = False) -> OpRule:
         if not source.shape:
             return [constant((), dtype, 0.0 if logarithmic else 1.0)]
         axis = view.number("dim", -1) % len(source.shape)
-        reduction = Reduction("softmax", as_dtype(source, dtype), (axis,))
+        reduction = TensorReduction("softmax", as_dtype(source, dtype), (axis,))
         most, total = (reduction_result(reduction, n, reduction.kept, dtype) for n in (0, 1))
 
         def element(body: Body, indices: Indices) -> str:
@@ -86,7 +86,7 @@ def _softmax_backward(logarithmic: bool) -> OpRule:
     def rule(view: OpView) -> Made:
         grad, output = view.tensor("grad_output"), view.tensor("output")
         axis = view.number("dim", -1) % max(len(output.shape), 1)
-        reduction = Reduction("sum", as_dtype(grad if logarithmic else product(grad, output), "float32"), (axis,))
+        reduction = TensorReduction("sum", as_dtype(grad if logarithmic else product(grad, output), "float32"), (axis,))
         total = reduction_result(reduction, 0, reduction.kept, "float32")
 
         def element(body: Body, indices: Indices) -> str:
@@ -123,12 +123,12 @@ def _nll(view: OpView) -> Made:
         return f"tl.where({t} == {ignored}, 0.0, -{weights.at(body, i)} * {x})"
 
     losses = Tensor(target.shape, "float32", loss)
-    total, count = (reduction_result(Reduction("sum", t, (0,)), 0, (), "float32") for t in (losses, weights))
+    total, count = (reduction_result(TensorReduction("sum", t, (0,)), 0, (), "float32") for t in (losses, weights))
     mean = Tensor((), "float32", lambda body, i: f"{total.at(body, ())} / {count.at(body, ())}")
     return [mean if mode == 1 else total, count]
 
 
-def _class(body: Body, target: str, classes: int, i: Indices) -> Index:
+def _class(body: Body, target: str, classes: int, i: Indices) -> AffineIndex:
     """A target as an index; one that is out of range (ignored) as 0."""
     safe = body.name(f"tl.where(({target} >= 0) & ({target} < {classes}), {target}, 0)")
     return body.variable(safe, classes, i[0].axes)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from memwall.codegen.index import Index
+from memwall.codegen.index import AffineIndex
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.ops.base import Made, OpView, rules, tests_between
 from memwall.codegen.tensors import Body, Indices, Tensor
@@ -43,7 +43,7 @@ class _Window:
             _pair(view.number("dilation"), (1, 1)), (image[-2], image[-1]),
         )  # fmt: skip
 
-    def places(self, i: Indices) -> Iterator[tuple[Index, Index, list[str]]]:
+    def places(self, i: Indices) -> Iterator[tuple[AffineIndex, AffineIndex, list[str]]]:
         """Row and column of every element of the window of an output, and what must hold for it to exist."""
         for a in range(self.kernel[0]):
             for b in range(self.kernel[1]):
@@ -51,7 +51,7 @@ class _Window:
                 x = i[-1] * self.stride[1] + (b * self.dilation[1] - self.padding[1])
                 yield y, x, tests_between(y, 0, self.image[0]) + tests_between(x, 0, self.image[1])
 
-    def holding(self, place: Index, axis: int, count: int) -> list[tuple[Index, list[str]]]:
+    def holding(self, place: AffineIndex, axis: int, count: int) -> list[tuple[AffineIndex, list[str]]]:
         """The windows along an axis that may hold a place: the last that starts at or before it, and those before."""
         stride = self.stride[axis]
         last, _ = (place + self.padding[axis]).divmod(stride)

@@ -23,14 +23,14 @@ from memwall.frontend.blocks.known import give_values, marks, values_given, valu
 from memwall.frontend.blocks.structure import Structures, ties, watch_numbers
 from memwall.frontend.blocks.template import (
     BackwardTemplate,
-    Capture,
+    GradientCapture,
     Handed,
     Instance,
-    Place,
     ReplayedBlock,
     ReplayMismatch,
     Segment,
     StandIns,
+    StoragePlace,
     Template,
 )
 from memwall.frontend.torch.dispatch.attention import allowed_order
@@ -132,7 +132,7 @@ class Replayer:
         if asked or marks(recorder)[1:] != before[1][1:]:
             return output
         known = self._places("own", self._held(module)) | self._places("argument", tensors)
-        bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(tensors)}
+        bases = {StoragePlace("argument", i): int(t.storage_offset()) for i, t in enumerate(tensors)}
         segment = self._segment(watch, known, recorder.modules.path, bases)
         if segment is not None and self.structures.number(module) == key[0]:
             flat, tree = compat.tree_flatten(output)
@@ -217,7 +217,9 @@ class Replayer:
             return self._run_backward(instance, gradients, key)
         template = templates[key]
         assert template is not None
-        stand_ins = {Place("forward", p.number) if p.kind == "made" else p: at for p, at in instance.stand_ins.items()}
+        stand_ins = {
+            StoragePlace("forward", p.number) if p.kind == "made" else p: at for p, at in instance.stand_ins.items()
+        }
         stand_ins |= self._stand_ins(present, "gradient")
         self._copy(template.segment, stand_ins, instance.path)
         with self.recorder.unrecorded():
@@ -251,7 +253,7 @@ class Replayer:
         recorder = self.recorder
         with self.recorder.unrecorded(), torch.enable_grad():  # backward runs with gradients off
             tensors = iter([
-                Capture.apply(t.detach().requires_grad_(), captured, i) if t.requires_grad else t.detach()
+                GradientCapture.apply(t.detach().requires_grad_(), captured, i) if t.requires_grad else t.detach()
                 for i, t in enumerate(instance.tensors)
             ])  # fmt: skip
         leaves = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in instance.leaves]
@@ -279,11 +281,11 @@ class Replayer:
     def _backward_template(
         self, instance: Instance, watch: Watch, gradients: list[torch.Tensor], results: list[torch.Tensor | None]
     ) -> BackwardTemplate | None:
-        known = {at[0]: Place("forward", p.number) for p, at in instance.stand_ins.items() if p.kind == "made"}
+        known = {at[0]: StoragePlace("forward", p.number) for p, at in instance.stand_ins.items() if p.kind == "made"}
         known |= self._places("own", self._held(instance.module)) | self._places("argument", instance.tensors)
         known |= self._places("gradient", gradients)
-        bases = {Place("argument", i): int(t.storage_offset()) for i, t in enumerate(instance.tensors)}
-        bases |= {Place("gradient", i): int(g.storage_offset()) for i, g in enumerate(gradients)}
+        bases = {StoragePlace("argument", i): int(t.storage_offset()) for i, t in enumerate(instance.tensors)}
+        bases |= {StoragePlace("gradient", i): int(g.storage_offset()) for i, g in enumerate(gradients)}
         segment = self._segment(watch, known, instance.path, bases)
         if segment is None:
             return None
@@ -306,20 +308,22 @@ class Replayer:
     def _parameters(self, module: nn.Module) -> list[torch.Tensor]:
         return [t for t in self._held(module) if isinstance(t, nn.Parameter)]
 
-    def _places(self, kind: str, tensors: Sequence[torch.Tensor]) -> dict[int, Place]:
-        return {self.recorder.storage(t): Place(kind, i) for i, t in reversed(list(enumerate(tensors)))}
+    def _places(self, kind: str, tensors: Sequence[torch.Tensor]) -> dict[int, StoragePlace]:
+        return {self.recorder.storage(t): StoragePlace(kind, i) for i, t in reversed(list(enumerate(tensors)))}
 
     def _stand_ins(self, tensors: Sequence[torch.Tensor], kind: str) -> StandIns:
         storage = self.recorder.storage
-        return {Place(kind, i): (storage(t), int(t.storage_offset())) for i, t in enumerate(tensors)}
+        return {StoragePlace(kind, i): (storage(t), int(t.storage_offset())) for i, t in enumerate(tensors)}
 
-    def _segment(self, watch: Watch, known: dict[int, Place], prefix: str, bases: dict[Place, int]) -> Segment | None:
+    def _segment(
+        self, watch: Watch, known: dict[int, StoragePlace], prefix: str, bases: dict[StoragePlace, int]
+    ) -> Segment | None:
         """The ops since ``watch``; None when a copy cannot represent them: they touch a storage that is neither
         ``known`` nor made since, write an argument, or belong to a module outside the block."""
         recorder = self.recorder
         start, storages, free_calls = watch
         made = range(storages, len(recorder.storages))
-        places = {storage: Place("made", storage - made.start) for storage in made} | known
+        places = {storage: StoragePlace("made", storage - made.start) for storage in made} | known
         stop = len(recorder.ops)
         for op in recorder.ops[start:stop]:
             touched = [places.get(recorder.values[i].storage) for i in (*op.inputs, *op.outputs)]

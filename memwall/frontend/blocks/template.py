@@ -18,7 +18,7 @@ class ReplayMismatch(Exception):
     """A replay would not equal the full trace."""
 
 
-class Place(NamedTuple):
+class StoragePlace(NamedTuple):
     """A storage as a block sees it. ``kind`` is ``argument``, ``own`` (a parameter or buffer), ``made`` (inside the
     segment), and in backward also ``forward`` (made by the block's forward) or ``gradient`` (that came in)."""
 
@@ -30,7 +30,7 @@ class Handed(NamedTuple):
     """What a block returns: argument number ``passed`` itself, a tensor like ``value`` in the storage at ``place``, or
     a plain value."""
 
-    place: Place | None = None
+    place: StoragePlace | None = None
     value: Value | None = None
     requires_grad: bool = False
     passed: int | None = None
@@ -46,8 +46,8 @@ class Segment:
     start: int
     stop: int
     prefix: str
-    places: dict[int, Place]
-    bases: dict[Place, int]
+    places: dict[int, StoragePlace]
+    bases: dict[StoragePlace, int]
     free_calls: Counter[str]
 
 
@@ -76,7 +76,7 @@ class Template:
 
 
 #: place → (its storage in this block, offset at which its tensor begins)
-StandIns = dict[Place, tuple[int, int]]
+StandIns = dict[StoragePlace, tuple[int, int]]
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Instance:
     stop: int
 
 
-class Capture(torch.autograd.Function):
+class GradientCapture(torch.autograd.Function):
     """Passes a tensor on, and in backward keeps its whole gradient instead of passing it further."""
 
     @staticmethod

@@ -15,13 +15,13 @@ from typing import Any
 
 from memwall.core.errors import UsageError, need
 from memwall.core.graph import SERVING
-from memwall.frontend.hf.asked import Asked
+from memwall.frontend.hf.asked import AskedModel
 from memwall.frontend.hf.classes import build, model_class
 from memwall.frontend.hf.config import guesses, read_config, static_tokens
 from memwall.frontend.hf.inputs import make_inputs, with_mask
 from memwall.frontend.hf.labels import with_labels
 from memwall.frontend.hf.quantized import quantization_note, stored
-from memwall.frontend.hf.serving import Served
+from memwall.frontend.hf.serving import CachedStep
 from memwall.frontend.targets.contract import Workload
 from memwall.frontend.targets.inputs import input_builder
 
@@ -49,7 +49,7 @@ def from_config(
             raise UsageError(f"--{next(iter(sizes))} has no effect with --input: write the size into the input's shape")
         inputs: Callable[[], Any] = input_builder(input_specs)
     else:
-        asked = Asked(read.config, kind, sizes, training=mode == "training")
+        asked = AskedModel(read.config, kind, sizes, training=mode == "training")
         asked.check()
         samples = asked.batch
         if asked.normalises_vectors and "batch" not in sizes:
@@ -61,7 +61,7 @@ def from_config(
 
         if mode in SERVING:
             made = partial(make_inputs, model=built.again, note=said.append)
-            served = Served(asked, mode, made, static_tokens(read.raw, folder))
+            served = CachedStep(asked, mode, made, static_tokens(read.raw, folder))
             inputs, advance, most, context = served.inputs, served.advance, served.most or None, served.before
             encoder = served.source if read.config.is_encoder_decoder else None
             fronts = asked.fronts if encoder is None else ()

@@ -109,7 +109,7 @@ def _extractor_default(config: Any, *names: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedModel:
     """A model class, its configuration, and the sizes that the user gave."""
 
     config: Any

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from memwall.core import compat
 from memwall.core.errors import UsageError, message_of
-from memwall.frontend.hf.config import Read, all_parts, architectures, loaded, loading
+from memwall.frontend.hf.config import ReadConfig, all_parts, architectures, loaded, loading
 from memwall.frontend.hf.decilm import shape_layers
 
 #: transformers' tables of head classes by model type, an encoder-decoder whole before its halves.
@@ -24,7 +24,7 @@ _AUTO_MAPPINGS = (
 )  # fmt: skip
 
 
-def model_class(transformers: Any, read: Read, source: object) -> Any:
+def model_class(transformers: Any, read: ReadConfig, source: object) -> Any:
     """The class that a configuration is of: its architecture's, else of transformers' tables the first that takes this
     configuration, else a class of its modeling file. A UsageError if no class is found."""
     from torch.nn import Module

@@ -28,7 +28,7 @@ _LAYERS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers"
 _CHECKED = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads")
 
 
-class Read(NamedTuple):
+class ReadConfig(NamedTuple):
     """A configuration, the dictionary that it was read from, and lines that the profile's pages state."""
 
     config: Any
@@ -36,7 +36,7 @@ class Read(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_config(transformers: Any, path: Path) -> Read:
+def read_config(transformers: Any, path: Path) -> ReadConfig:
     """The configuration in a file or a folder.
 
     Raises:
@@ -69,7 +69,7 @@ def read_config(transformers: Any, path: Path) -> Read:
     _settle(config, quantised=is_quantised(raw, source.parent))
     if path.is_dir() and (path / "adapter_config.json").exists():
         notes = (*notes, "adapter_config.json is not applied: the base model alone is profiled")
-    return Read(config, raw, notes)
+    return ReadConfig(config, raw, notes)
 
 
 def static_tokens(raw: dict[str, Any], folder: Path) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.core import compat
 from memwall.core.errors import UsageError
-from memwall.frontend.hf.asked import Asked, number, pair
+from memwall.frontend.hf.asked import AskedModel, number, pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, "Tensor"]
 
 
-def _plain(asked: Asked) -> Tensors:
+def _plain(asked: AskedModel) -> Tensors:
     """(images, channels, height, width)."""
     import torch
 
@@ -27,7 +27,7 @@ def _plain(asked: Asked) -> Tensors:
     return {"pixel_values": torch.randn(shape, dtype=asked.dtype)}
 
 
-def _clip(asked: Asked) -> Tensors:
+def _clip(asked: AskedModel) -> Tensors:
     """(batch, frames, channels, height, width)."""
     import torch
 
@@ -35,7 +35,7 @@ def _clip(asked: Asked) -> Tensors:
     return {"pixel_values": torch.randn(shape, dtype=asked.dtype)}
 
 
-def _patches(asked: Asked) -> Tensors:
+def _patches(asked: AskedModel) -> Tensors:
     """Qwen2-VL and what follows it: all patches of all images in a row, each with two frames, and the grid of each
     image in time, height and width (image_processing_qwen2_vl.py)."""
     import torch
@@ -53,7 +53,7 @@ def _patches(asked: Asked) -> Tensors:
     }  # fmt: skip
 
 
-def _flat_patches(asked: Asked) -> Tensors:
+def _flat_patches(asked: AskedModel) -> Tensors:
     """SigLIP 2 and LFM2-VL: the patches of each image in a row, a mask of those that are there, and the grid
     (image_processing_siglip2.py)."""
     import torch
@@ -70,7 +70,7 @@ def _flat_patches(asked: Asked) -> Tensors:
     }
 
 
-def _positioned_patches(asked: Asked) -> Tensors:
+def _positioned_patches(asked: AskedModel) -> Tensors:
     """Gemma 4: patches in a row with the column and row of each (image_processing_gemma4.py)."""
     import torch
 
@@ -85,7 +85,7 @@ def _positioned_patches(asked: Asked) -> Tensors:
     return {"pixel_values": pixels, "image_position_ids": places, "pixel_position_ids": places}
 
 
-def _aspect_tiles(asked: Asked) -> Tensors:
+def _aspect_tiles(asked: AskedModel) -> Tensors:
     """Llama 3.2 Vision: (batch, images, tiles, channels, height, width), one tile of four filled
     (image_processing_mllama.py)."""
     import torch
@@ -104,7 +104,7 @@ def _aspect_tiles(asked: Asked) -> Tensors:
     }
 
 
-def _any_resolution(asked: Asked) -> Tensors:
+def _any_resolution(asked: AskedModel) -> Tensors:
     """LLaVA-NeXT: the image scaled down, and tiles of it: (images, 1 + tiles, channels, height, width), with the size
     before; the grid with the least tiles (image_processing_llava_next.py)."""
     import torch
@@ -128,7 +128,7 @@ def _misfit(grid: tuple[int, int], image: tuple[int, int]) -> tuple[float, float
     return -kept, grid[0] * grid[1] - kept
 
 
-def _sized(asked: Asked) -> Tensors:
+def _sized(asked: AskedModel) -> Tensors:
     """Pixtral: (images, channels, height, width) and the size of each."""
     import torch
 
@@ -137,7 +137,7 @@ def _sized(asked: Asked) -> Tensors:
     return {**made, "image_sizes": torch.tensor([list(asked.image)] * count, dtype=torch.int64)}
 
 
-def _masked(asked: Asked) -> Tensors:
+def _masked(asked: AskedModel) -> Tensors:
     """Idefics: (batch, images, channels, height, width), a mask of the pixels that are there, and in its first version
     of the images that each token sees."""
     import torch
@@ -150,7 +150,7 @@ def _masked(asked: Asked) -> Tensors:
     }
 
 
-def _strips(asked: Asked) -> Tensors:
+def _strips(asked: AskedModel) -> Tensors:
     """MiniCPM-V: the patches of all images side by side, (1, channels, patch, patches x patch), and the patches of each
     along its height and width, multiples of 4: the tower merges 2 x 2 twice (image_processing_minicpmv4_6.py)."""
     import torch
@@ -164,7 +164,7 @@ def _strips(asked: Asked) -> Tensors:
     }
 
 
-def _two_resolutions(asked: Asked) -> Tensors:
+def _two_resolutions(asked: AskedModel) -> Tensors:
     """DeepSeek-VL hybrid: each image for both towers, each at the size that its tower was trained with."""
     import torch
 
@@ -177,7 +177,7 @@ def _two_resolutions(asked: Asked) -> Tensors:
 _SHARED, _MOST_CROPS = 8, 8
 
 
-def _overlapping_crops(asked: Asked) -> Tensors:
+def _overlapping_crops(asked: AskedModel) -> Tensors:
     """Molmo 2: each image as one crop and cut into crops that overlap, (crops, patches, values); for each token the
     2 x 2 patches that it pools, -1 beyond the edge; and the tokens of both along height and width
     (image_processing_molmo2.py)."""
@@ -219,7 +219,7 @@ def _tiling(image: tuple[int, int], side: int, patch: int) -> tuple[int, int]:
     return min(enlarging, key=enlarging.__getitem__) if enlarging else max(scales, key=scales.__getitem__)
 
 
-def _cameras(asked: Asked) -> Tensors:
+def _cameras(asked: AskedModel) -> Tensors:
     """pi0: (batch, cameras, channels, height, width), which cameras there are, and a token for each patch in front of
     the text (processing_pi0.py)."""
     import torch
@@ -236,7 +236,7 @@ def _cameras(asked: Asked) -> Tensors:
     }
 
 
-def _token_blocks(asked: Asked) -> Tensors:
+def _token_blocks(asked: AskedModel) -> Tensors:
     """Inkling 2: for each token of an image its block of merged patches, (tokens, side, side, channels), and the grid
     of each image counted in tokens (image_processing_inkling2.py)."""
     import torch
@@ -251,7 +251,7 @@ def _token_blocks(asked: Asked) -> Tensors:
 
 
 #: What a forward takes → how its images come; the first that fits.
-_LAYOUTS: tuple[tuple[Callable[[Asked], bool], Callable[[Asked], Tensors]], ...] = (
+_LAYOUTS: tuple[tuple[Callable[[AskedModel], bool], Callable[[AskedModel], Tensors]], ...] = (
     (lambda a: a.takes("image_grid_thw") or a.takes("grid_thw"), _patches),
     (lambda a: a.takes("target_sizes"), _strips),
     (lambda a: a.takes("high_res_pixel_values"), _two_resolutions),
@@ -267,20 +267,20 @@ _LAYOUTS: tuple[tuple[Callable[[Asked], bool], Callable[[Asked], Tensors]], ...]
 )
 
 
-def images(asked: Asked) -> Tensors:
+def images(asked: AskedModel) -> Tensors:
     """The images of a batch, with what goes with them; forward may take fewer of these."""
     layout = _BY_TYPE.get(asked.config.model_type) or next(made for fits, made in _LAYOUTS if fits(asked))
     return layout(asked)
 
 
-def _pairs(asked: Asked) -> Tensors:
+def _pairs(asked: AskedModel) -> Tensors:
     """Two images to find the same points in: (batch, 2, channels, height, width)."""
     import torch
 
     return {"pixel_values": torch.randn((asked.batch, 2, asked.channels, *asked.image), dtype=asked.dtype)}
 
 
-def _square_patches(asked: Asked) -> Tensors:
+def _square_patches(asked: AskedModel) -> Tensors:
     """Kimi K2.5, PaddleOCR-VL: as Qwen2-VL, each patch (channels, height, width) of one frame
     (image_processing_kimi_k25.py)."""
     made = _patches(asked)
@@ -289,7 +289,7 @@ def _square_patches(asked: Asked) -> Tensors:
 
 
 #: Model types whose forward does not tell.
-_BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {
+_BY_TYPE: Mapping[str, Callable[[AskedModel], Tensors]] = {
     "efficientloftr": _pairs, "lightglue": _pairs, "superglue": _pairs,
     "idefics": _masked, "instructblipvideo": _clip,
     "kimi_k25": _square_patches, "kimi_k25_vision": _square_patches, "paddleocr_vl": _square_patches,
@@ -297,7 +297,7 @@ _BY_TYPE: Mapping[str, Callable[[Asked], Tensors]] = {
 }  # fmt: skip
 
 
-def videos(asked: Asked) -> Tensors:
+def videos(asked: AskedModel) -> Tensors:
     """(batch, frames, channels, height, width)."""
     import torch
 

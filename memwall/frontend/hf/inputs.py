@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memwall.core.errors import UsageError
-from memwall.frontend.hf.asked import POSITIONS, Asked, number
+from memwall.frontend.hf.asked import POSITIONS, AskedModel, number
 from memwall.frontend.hf.images import images, tokens_of, videos
 from memwall.frontend.hf.makers import MAKERS
 from memwall.frontend.targets.blame import first_line
@@ -37,7 +37,7 @@ _WITH: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def make_inputs(asked: Asked, model: Callable[[], Any], note: Note) -> dict[str, Tensor]:
+def make_inputs(asked: AskedModel, model: Callable[[], Any], note: Note) -> dict[str, Tensor]:
     """The inputs of forward by name. ``model`` builds the module, which is asked how many tokens an image becomes;
     ``note`` is told what is left out.
 
@@ -52,7 +52,7 @@ def make_inputs(asked: Asked, model: Callable[[], Any], note: Note) -> dict[str,
     return _with_tokens(asked, made, model, note)
 
 
-def with_mask(asked: Asked, made: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_mask(asked: AskedModel, made: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inputs with a mask that says that nothing is padded, where this transformers (4.56) takes a batch that has
     neither mask nor cache for packed sequences, and keeps them apart by masks of its own: a tokenizer gives one."""
     import torch
@@ -66,7 +66,7 @@ def with_mask(asked: Asked, made: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**made, "attention_mask": torch.ones_like(made["input_ids"])}
 
 
-def _with_positions(asked: Asked, model: Callable[[], Any]) -> Asked:
+def _with_positions(asked: AskedModel, model: Callable[[], Any]) -> AskedModel:
     """What is asked for, with the positions that are left where the first are those of padding, as in RoBERTa: a
     multiple of 8, as batches are padded to."""
     from torch.nn import Embedding
@@ -83,7 +83,7 @@ def _with_positions(asked: Asked, model: Callable[[], Any]) -> Asked:
     return replace(asked, positions=left) if offset else asked
 
 
-def _unknown_input(asked: Asked, name: str) -> str:
+def _unknown_input(asked: AskedModel, name: str) -> str:
     kind = asked.parameters[name].annotation
     if inspect.isclass(kind) and kind.__name__.endswith("Session"):
         parts = ", ".join(dict.fromkeys(p.model_type for p in vars(asked.config).values() if hasattr(p, "model_type")))
@@ -98,10 +98,13 @@ def _unknown_input(asked: Asked, name: str) -> str:
 
 
 #: Main inputs that come with others.
-_VISUAL: Mapping[str, Callable[[Asked], dict[str, Tensor]]] = {"pixel_values": images, "pixel_values_videos": videos}
+_VISUAL: Mapping[str, Callable[[AskedModel], dict[str, Tensor]]] = {
+    "pixel_values": images,
+    "pixel_values_videos": videos,
+}
 
 
-def _made(asked: Asked) -> Iterator[tuple[str, Tensor]]:
+def _made(asked: AskedModel) -> Iterator[tuple[str, Tensor]]:
     """Each input that is passed, before image tokens are put into the ids."""
     main = getattr(asked.model, "main_input_name", "input_ids")
     names = [*([main] if isinstance(main, str) else main), *asked.required]
@@ -153,7 +156,7 @@ _TOKENS = (
 )  # fmt: skip
 
 
-def _with_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any], note: Note) -> dict[str, Tensor]:
+def _with_tokens(asked: AskedModel, made: dict[str, Tensor], model: Callable[[], Any], note: Note) -> dict[str, Tensor]:
     """The inputs with each part's tokens in front of the text; ``note`` is told which parts are left out."""
     from memwall.frontend.torch.process.failures import why_without_data
 
@@ -172,7 +175,7 @@ def _with_tokens(asked: Asked, made: dict[str, Tensor], model: Callable[[], Any]
     return made
 
 
-def _without_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, why: str, note: Note) -> dict[str, Tensor]:
+def _without_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, why: str, note: Note) -> dict[str, Tensor]:
     """The inputs without those of a part that cannot be run; a UsageError where forward needs them."""
     if part.input in asked.required:
         raise UsageError(f"{asked.model.__name__} needs its {part.name} tower, which cannot be run: {why}")
@@ -181,7 +184,7 @@ def _without_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, why: str
     return {name: tensor for name, tensor in made.items() if name not in gone}
 
 
-def _with_part(asked: Asked, made: dict[str, Tensor], part: _Tokens, token: int, module: Any) -> dict[str, Tensor]:
+def _with_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, token: int, module: Any) -> dict[str, Tensor]:
     import torch
 
     homes: tuple[Any, ...] = (getattr(module, "model", None), module)  # the outer one hands on what it does not name

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memwall.frontend.hf.asked import Asked, number
+from memwall.frontend.hf.asked import AskedModel, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,28 +27,28 @@ def _zeros(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
-def _tokens(asked: Asked, inputs: Inputs) -> Tensor | None:
+def _tokens(asked: AskedModel, inputs: Inputs) -> Tensor | None:
     if "decoder_input_ids" in inputs:
         return _zeros(*inputs["decoder_input_ids"].shape)
     return _zeros(*inputs["input_ids"].shape[:2]) if "input_ids" in inputs else None  # of text, with codes or without
 
 
-def _codes(asked: Asked, inputs: Inputs) -> Tensor:
+def _codes(asked: AskedModel, inputs: Inputs) -> Tensor:
     """CSM: a code of each codebook, which is what the processor's sound becomes."""
     return _zeros(asked.batch, asked.seq, number(asked.config, "num_codebooks") or 1)
 
 
-def _sample(asked: Asked, inputs: Inputs) -> Tensor:
+def _sample(asked: AskedModel, inputs: Inputs) -> Tensor:
     return _zeros(asked.batch)
 
 
-def _transcript(asked: Asked, inputs: Inputs) -> Tensor:
+def _transcript(asked: AskedModel, inputs: Inputs) -> Tensor:
     """Letters of a second of speech, none of them the blank."""
     seconds = float(asked.sizes.get("seconds", 1.0))
     return _zeros(asked.batch, max(1, int(seconds * _CHARACTERS_PER_S))) + 1
 
 
-def _heard(asked: Asked, inputs: Inputs) -> Tensor | None:
+def _heard(asked: AskedModel, inputs: Inputs) -> Tensor | None:
     """A mask of a spectrogram's columns, from which CTC takes its lengths."""
     import torch
 
@@ -56,11 +56,11 @@ def _heard(asked: Asked, inputs: Inputs) -> Tensor | None:
     return None if features is None else torch.ones(features.shape[:2], dtype=torch.int64)
 
 
-def _pixel(asked: Asked, inputs: Inputs) -> Tensor:
+def _pixel(asked: AskedModel, inputs: Inputs) -> Tensor:
     return _zeros(asked.batch, *asked.image)
 
 
-def _hidden_patches(asked: Asked, inputs: Inputs) -> Tensor:
+def _hidden_patches(asked: AskedModel, inputs: Inputs) -> Tensor:
     import torch
 
     height, width = (size // asked.patch for size in asked.image)
@@ -68,37 +68,37 @@ def _hidden_patches(asked: Asked, inputs: Inputs) -> Tensor:
     return hidden.expand(asked.batch, -1)
 
 
-def _future(asked: Asked, inputs: Inputs) -> Tensor:
+def _future(asked: AskedModel, inputs: Inputs) -> Tensor:
     from memwall.frontend.hf.makers import MAKERS
 
     return MAKERS["future_values"](asked)
 
 
-def _motion(asked: Asked, inputs: Inputs) -> Tensor:
+def _motion(asked: AskedModel, inputs: Inputs) -> Tensor:
     """pi0: the actions that follow, of the shape of the noise that they are denoised from."""
     return _zeros(*inputs["noise"].shape).to(asked.dtype)
 
 
-def _durations(asked: Asked, inputs: Inputs) -> Tensor:
+def _durations(asked: AskedModel, inputs: Inputs) -> Tensor:
     """FastSpeech 2: columns of the spectrogram that each token takes."""
     return _zeros(*inputs["input_ids"].shape) + _COLUMNS_PER_TOKEN
 
 
-def _spoken(asked: Asked, inputs: Inputs) -> Tensor:
+def _spoken(asked: AskedModel, inputs: Inputs) -> Tensor:
     """The spectrogram that is spoken, as long as its durations."""
     batch, tokens = inputs["input_ids"].shape
     return _zeros(batch, tokens * _COLUMNS_PER_TOKEN, asked.mels).to(asked.dtype)
 
 
-def _of_tokens(asked: Asked, inputs: Inputs) -> Tensor:
+def _of_tokens(asked: AskedModel, inputs: Inputs) -> Tensor:
     return _zeros(*inputs["input_ids"].shape, 1).to(asked.dtype)
 
 
-def _yes(asked: Asked, inputs: Inputs) -> Any:
+def _yes(asked: AskedModel, inputs: Inputs) -> Any:
     return True
 
 
-Make = Callable[[Asked, Inputs], Any]
+Make = Callable[[AskedModel, Inputs], Any]
 
 #: End of a class's name → its labels by parameter of forward; the first that fits, and only what forward takes.
 _HEADS: tuple[tuple[tuple[str, ...], Mapping[str, Make]], ...] = (
@@ -120,7 +120,7 @@ _HEADS: tuple[tuple[tuple[str, ...], Mapping[str, Make]], ...] = (
 )  # fmt: skip
 
 
-def with_labels(asked: Asked, inputs: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+def with_labels(asked: AskedModel, inputs: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
     """The inputs with the labels of the model's head; ``note`` is told where it has none."""
     name = asked.model.__name__
     wanted = next((made for ends, made in _HEADS if name.endswith(ends)), {})

@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memwall.frontend.hf.asked import SEQ, Asked, number
+from memwall.frontend.hf.asked import SEQ, AskedModel, number
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Make = Callable[[Asked], Any]
+Make = Callable[[AskedModel], Any]
 
 #: Model types whose tokens are one of text with one of each codebook.
 _TEXT_AND_CODES = frozenset(("kyutai_speech_to_text",))
 
 
-def _ids(asked: Asked) -> Tensor:
+def _ids(asked: AskedModel) -> Tensor:
     """Tokens of text, none of them with a meaning of its own."""
     import torch
 
@@ -29,10 +29,10 @@ def _ids(asked: Asked) -> Tensor:
     return torch.where(torch.isin(drawn, torch.tensor(sorted(asked.special))), plain, drawn)
 
 
-def _floats(*shape: Callable[[Asked], int]) -> Make:
+def _floats(*shape: Callable[[AskedModel], int]) -> Make:
     """A maker of normal numbers."""
 
-    def make(asked: Asked) -> Tensor:
+    def make(asked: AskedModel) -> Tensor:
         import torch
 
         return torch.randn(tuple(size(asked) for size in shape), dtype=asked.dtype)
@@ -40,10 +40,10 @@ def _floats(*shape: Callable[[Asked], int]) -> Make:
     return make
 
 
-def _whole(value: int, *shape: Callable[[Asked], int]) -> Make:
+def _whole(value: int, *shape: Callable[[AskedModel], int]) -> Make:
     """A maker of equal whole numbers."""
 
-    def make(asked: Asked) -> Tensor:
+    def make(asked: AskedModel) -> Tensor:
         import torch
 
         return torch.full(tuple(size(asked) for size in shape), value, dtype=torch.int64)
@@ -51,20 +51,20 @@ def _whole(value: int, *shape: Callable[[Asked], int]) -> Make:
     return make
 
 
-def _batch(asked: Asked) -> int:
+def _batch(asked: AskedModel) -> int:
     return asked.batch
 
 
-def _seq(asked: Asked) -> int:
+def _seq(asked: AskedModel) -> int:
     return asked.seq
 
 
-def _of(*names: str, default: int = 1) -> Callable[[Asked], int]:
+def _of(*names: str, default: int = 1) -> Callable[[AskedModel], int]:
     """A size that the configuration states under one of some names."""
     return lambda asked: number(asked.config, *names) or number(asked.text, *names) or default
 
 
-def _constant(value: int) -> Callable[[Asked], int]:
+def _constant(value: int) -> Callable[[AskedModel], int]:
     return lambda asked: value
 
 
@@ -74,7 +74,7 @@ _CHANNELS_FIRST = frozenset(
 )
 
 
-def _spectrogram(asked: Asked) -> Tensor:
+def _spectrogram(asked: AskedModel) -> Tensor:
     """Whisper's is (batch, mels, columns), 30 s by its encoder's positions; others' are (batch, columns, mels)."""
     import torch
 
@@ -87,19 +87,19 @@ def _spectrogram(asked: Asked) -> Tensor:
     return torch.randn((asked.batch, *shape), dtype=asked.dtype)
 
 
-def _spectrogram_mask(asked: Asked) -> Tensor:
+def _spectrogram_mask(asked: AskedModel) -> Tensor:
     import torch
 
     return torch.ones((asked.batch, asked.fixed_columns or asked.columns()), dtype=torch.int64)
 
 
-def _longer(asked: Asked) -> Tensor:
+def _longer(asked: AskedModel) -> Tensor:
     import torch
 
     return torch.zeros((asked.batch, 1), dtype=torch.bool)
 
 
-def _sound(asked: Asked) -> Tensor:
+def _sound(asked: AskedModel) -> Tensor:
     """A waveform: (batch, samples), (batch, channels, samples) for codecs; or a spectrogram of fixed length."""
     import torch
 
@@ -112,7 +112,7 @@ def _sound(asked: Asked) -> Tensor:
     return torch.randn((*lead, asked.samples), dtype=asked.dtype)
 
 
-def _coded(asked: Asked) -> Tensor:
+def _coded(asked: AskedModel) -> Tensor:
     """What a half of a codec takes: a waveform, (batch, channels, samples), or its decoder (batch, width, frames)."""
     import torch
 
@@ -125,24 +125,24 @@ def _coded(asked: Asked) -> Tensor:
     return torch.randn(shape, dtype=asked.dtype)
 
 
-def _context(asked: Asked) -> int:
+def _context(asked: AskedModel) -> int:
     """Steps of the past that a time-series model is given."""
     lags = getattr(asked.config, "lags_sequence", None) or [0]
     return (number(asked.config, "context_length", "prediction_length") or SEQ) + max(lags)
 
 
-def _horizon(asked: Asked) -> int:
+def _horizon(asked: AskedModel) -> int:
     return number(asked.config, "prediction_length", "horizon_length") or 1
 
 
-def _time_features(asked: Asked) -> int:
+def _time_features(asked: AskedModel) -> int:
     return int(getattr(asked.config, "num_time_features", 0) or 0)
 
 
-def _series(steps: Callable[[Asked], int]) -> Make:
+def _series(steps: Callable[[AskedModel], int]) -> Make:
     """(batch, steps), with a third axis where there are several variables."""
 
-    def make(asked: Asked) -> Tensor:
+    def make(asked: AskedModel) -> Tensor:
         import torch
 
         several = number(asked.config, "num_input_channels")
@@ -153,8 +153,8 @@ def _series(steps: Callable[[Asked], int]) -> Make:
     return make
 
 
-def _observed(steps: Callable[[Asked], int]) -> Make:
-    def make(asked: Asked) -> Tensor:
+def _observed(steps: Callable[[AskedModel], int]) -> Make:
+    def make(asked: AskedModel) -> Tensor:
         import torch
 
         return torch.ones_like(_series(steps)(asked), dtype=torch.bool)
@@ -162,14 +162,14 @@ def _observed(steps: Callable[[Asked], int]) -> Make:
     return make
 
 
-def _unpadded(asked: Asked) -> Tensor:
+def _unpadded(asked: AskedModel) -> Tensor:
     """TimesFM: where the past is padding, as numbers (modeling_timesfm.py)."""
     import torch
 
     return torch.zeros_like(_series(_context)(asked))
 
 
-def _codes(asked: Asked) -> Tensor:
+def _codes(asked: AskedModel) -> Tensor:
     """Ids of the decoder: those of text, or for several codebooks a row for each."""
     import torch
 
@@ -181,13 +181,13 @@ def _codes(asked: Asked) -> Tensor:
     return torch.randint(0, vocabulary, (asked.batch * books, asked.seq)) if books > 1 else _ids(asked)
 
 
-def _steps(asked: Asked) -> Tensor:
+def _steps(asked: AskedModel) -> Tensor:
     import torch
 
     return torch.arange(asked.seq).expand(asked.batch, -1)
 
 
-def _flattened(asked: Asked) -> Tensor:
+def _flattened(asked: AskedModel) -> Tensor:
     """Pix2Struct: patches with row and column in front (image_processing_pix2struct.py)."""
     import torch
 
@@ -199,39 +199,39 @@ def _flattened(asked: Asked) -> Tensor:
     return made
 
 
-def _pixel_mask(asked: Asked) -> Tensor:
+def _pixel_mask(asked: AskedModel) -> Tensor:
     import torch
 
     return torch.ones((asked.batch, *asked.image), dtype=torch.int64)
 
 
-def _image_places(asked: Asked) -> Tensor:
+def _image_places(asked: AskedModel) -> Tensor:
     """Kosmos-2: which tokens the image takes the place of."""
     import torch
 
     return (torch.arange(asked.seq) < (number(asked.config, "latent_query_num") or 64)).expand(asked.batch, -1)
 
 
-def _height(asked: Asked) -> int:
+def _height(asked: AskedModel) -> int:
     return asked.image[0]
 
 
-def _width(asked: Asked) -> int:
+def _width(asked: AskedModel) -> int:
     return asked.image[1]
 
 
-def _channels(asked: Asked) -> int:
+def _channels(asked: AskedModel) -> int:
     return asked.channels
 
 
-def _nothing_padded(asked: Asked) -> Tensor:
+def _nothing_padded(asked: AskedModel) -> Tensor:
     """A mask of what is padding."""
     import torch
 
     return torch.zeros((asked.batch, asked.columns()), dtype=torch.bool)
 
 
-def _perceived(asked: Asked) -> Tensor:
+def _perceived(asked: AskedModel) -> Tensor:
     """Perceiver: ids of bytes for its heads on text, pixels for those on images, else what is attended to."""
     import torch
 
@@ -243,7 +243,7 @@ def _perceived(asked: Asked) -> Tensor:
     return _image(asked) if "Image" in name else _floats(_batch, _seq, _hidden)(asked)
 
 
-def _session(asked: Asked) -> Any:
+def _session(asked: AskedModel) -> Any:
     """SAM 2: a video of one frame and a point on one object in it, as the processor's init_video_session and
     add_inputs_to_inference_session make them (processing_sam2_video.py)."""
     import torch

@@ -50,7 +50,7 @@ _EXPERT_DTYPES: Mapping[str, str] = {"fp4": "w4a8_mxfp4_mxfp8"}
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredWeights:
     """How a configuration says that weights are stored: the ``scheme`` of products, empty where nothing is said; what
     is ``listed`` stays in the model's dtype. ``mixed`` has the schemes of single modules, where each has its own: all
     others stay in the model's dtype. ``cache`` is how keys and values are: ``fp8``, another or nothing; ``experts`` the
@@ -75,7 +75,7 @@ class Stored:
         return {_bare(name): scheme for name, scheme in self.mixed.items()}
 
 
-def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
+def stored(raw: Mapping[str, Any], folder: Path) -> StoredWeights:
     """How the weights of a configuration are stored.
 
     Raises:
@@ -83,7 +83,7 @@ def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
     """
     found = _stated(raw, folder)
     if found is None:
-        return Stored()
+        return StoredWeights()
     if isinstance(layers := found.get("quantized_layers"), Mapping):
         mixed = {_whole(name): _known(row, _method(_table(row, name))) for name, row in layers.items()}
         if (
@@ -91,11 +91,13 @@ def stored(raw: Mapping[str, Any], folder: Path) -> Stored:
             and all(name.endswith(_EXPERTS) for name in mixed)
             and len(set(mixed.values())) == 1
         ):
-            return Stored("fp8_block", (), _cache(found), experts=next(iter(mixed.values())))  # the others as they were
+            return StoredWeights(
+                "fp8_block", (), _cache(found), experts=next(iter(mixed.values()))
+            )  # the others as they were
         most, _ = Counter(mixed.values()).most_common(1)[0] if mixed else ("", 0)
-        return Stored(most, _kept(found), _cache(found), mixed)
+        return StoredWeights(most, _kept(found), _cache(found), mixed)
     experts = _EXPERT_DTYPES.get(str(raw.get("expert_dtype")), "")
-    return Stored(_known(found, _method(found)), _kept(found), _cache(found), experts=experts)
+    return StoredWeights(_known(found, _method(found)), _kept(found), _cache(found), experts=experts)
 
 
 def _whole(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError
 from memwall.core.units import counted
-from memwall.frontend.hf.asked import POSITIONS, Asked, number
+from memwall.frontend.hf.asked import POSITIONS, AskedModel, number
 from memwall.frontend.hf.caches import cache_classes, cache_parameter, handed_back
 from memwall.frontend.hf.config import loading
 from memwall.frontend.hf.makers import MAKERS
@@ -21,7 +21,7 @@ from memwall.frontend.hf.makers import MAKERS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Made = Callable[[Asked], Mapping[str, Tensor]]
+    Made = Callable[[AskedModel], Mapping[str, Tensor]]
 
 #: tokens of a prompt, and in the cache of a decode step, where the user gives none and the model has as many positions
 TOKENS = 1024
@@ -29,14 +29,14 @@ TOKENS = 1024
 _STARTED = 4
 
 
-class Served:
+class CachedStep:
     """A step with a cache: its inputs, or those of the call before it and what follows from its output.
 
     The prompt of a model with an encoder of text is what the encoder reads, from which the decoder begins with one
     token; where the encoder reads sound, the prompt is that of the decoder.
     """
 
-    def __init__(self, asked: Asked, mode: str, make: Made, static: int | None = None) -> None:
+    def __init__(self, asked: AskedModel, mode: str, make: Made, static: int | None = None) -> None:
         """``make`` gives the inputs that the processor would; ``static``: the cache is a buffer of at least so many
         tokens, None: it grows.
 
@@ -167,7 +167,7 @@ class Served:
     def _ids(self, tokens: int) -> Tensor:
         return MAKERS[self.tokens](self._of(tokens))
 
-    def _of(self, tokens: int) -> Asked:
+    def _of(self, tokens: int) -> AskedModel:
         return replace(self.asked, sizes={**self.asked.sizes, "seq": tokens})
 
     def _with_cache(self, made: Mapping[str, Any]) -> dict[str, Any]:

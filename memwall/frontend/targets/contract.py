@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from memwall.frontend.hf.quantized import Stored
+    from memwall.frontend.hf.quantized import StoredWeights
 
     Inputs = tuple[Any, ...] | list[Any] | dict[str, Any]
 
@@ -89,7 +89,7 @@ class Workload:
     fronts: tuple[str, ...] = ()
     guesses: int = 0
     samples: int | None = None
-    stored: Callable[[], Stored] | None = None
+    stored: Callable[[], StoredWeights] | None = None
 
     @property
     def serving(self) -> dict[str, Any]:

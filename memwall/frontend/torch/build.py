@@ -38,7 +38,7 @@ from memwall.frontend.torch.values.known import KnownValues
 from memwall.frontend.torch.values.kv_caches import cached_tensors
 
 
-class Built(NamedTuple):
+class BuiltModule(NamedTuple):
     """A module on the traced device, the tensors that it holds besides parameters and buffers, by path, and what of the
     caller's is left out."""
 
@@ -66,7 +66,7 @@ class Inputs(NamedTuple):
 def build_module(
     source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None],
     known: KnownValues | None = None,
-) -> Built:  # fmt: skip
+) -> BuiltModule:  # fmt: skip
     """The module on ``device``, sharing nothing with the caller's; on ``meta`` its small buffers' values are ``known``.
     A UsageError where the caller's function raises, or returns no module."""
     if isinstance(source, nn.Module):
@@ -194,7 +194,7 @@ def _place(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return empty.requires_grad_(tensor.requires_grad)
 
 
-def _copy_module(module: nn.Module, device: str, known: KnownValues | None) -> Built:
+def _copy_module(module: nn.Module, device: str, known: KnownValues | None) -> BuiltModule:
     """A deep copy whose tensors are on ``device``: on ``meta`` no data is copied, ties between weights are kept."""
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,7 +211,7 @@ def _copy_module(module: nn.Module, device: str, known: KnownValues | None) -> B
     held = [part for t in (*copied.parameters(), *copied.buffers()) for part in (t, *plain_parts(t))]
     own = set(map(id, held))
     hidden = {name: tensor for name, tensor in copies.found if id(tensor) not in own}
-    return Built(copied, hidden, tuple(copies.notes))
+    return BuiltModule(copied, hidden, tuple(copies.notes))
 
 
 # -- optimizers, as a CUDA device would run them, in their steady state ------------------------------

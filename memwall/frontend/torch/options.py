@@ -14,7 +14,7 @@ from memwall.core.graph import Graph
 from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.frontend.torch.dispatch.tensors import dtype_name
 from memwall.hardware.lookup import Gpu
-from memwall.ops.sdpa import Attention
+from memwall.ops.sdpa import AttentionGraph
 
 #: Key of ``capture``: lines that every page of the profile states, such as assumptions.
 NOTES_KEY = "notes"
@@ -56,7 +56,7 @@ class Traced:
     capture: Mapping[str, Any] = field(default_factory=dict)
     samples: int | None = None
     tokens: int | None = None
-    attention: Attention | None = None
+    attention: AttentionGraph | None = None
     samples_assumed: bool = False
 
     @classmethod

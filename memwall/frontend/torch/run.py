@@ -105,7 +105,7 @@ def _traced(
     while True:
         try:
             with empty_caches(), own_group(), fake_groups():
-                return _Step(workload, options, warn, execute, recorder).traced()
+                return _TracedStep(workload, options, warn, execute, recorder).traced()
         except (ReplayMismatch, UnexpectedCall):
             if not options.replay:
                 raise
@@ -132,7 +132,7 @@ def exclusive() -> Iterator[None]:
             _RUNNING.clear()
 
 
-class _Step:
+class _TracedStep:
     """A step that is traced: its module and inputs on the traced device, and what records and runs it."""
 
     def __init__(

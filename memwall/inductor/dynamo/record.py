@@ -26,7 +26,7 @@ from memwall.inductor.dynamo.alone import alone, no_function_modes, pause_while_
 from memwall.record.capture import Guard, Recompile
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a function."""
 
     file: str
@@ -51,7 +51,7 @@ class SeenBreak(NamedTuple):
     function: str
     own: bool
     ops: int
-    call: Line | None
+    call: SourceLine | None
     gives_up: bool
 
 
@@ -60,7 +60,7 @@ class SeenGraph(NamedTuple):
     dynamic dimensions."""
 
     broken_by: int | None
-    behind: Line | None
+    behind: SourceLine | None
     dynamic: tuple[str, ...]
 
 
@@ -193,7 +193,7 @@ class DynamoRun:
                 function=function,
                 own=len(stack) == 1,
                 ops=len(recorder.ops),
-                call=caller and Line(caller.filename, text.plain_function(caller.name), caller.lineno or 0),
+                call=caller and SourceLine(caller.filename, text.plain_function(caller.name), caller.lineno or 0),
                 gives_up=text.gives_up_function(message),
             )
         )
@@ -204,10 +204,10 @@ def _last(stack: Any) -> tuple[str, int | None] | None:
     return (stack[-1].filename, stack[-1].lineno) if stack else None
 
 
-def _behind(frame: FrameSummary | None) -> Line | None:
+def _behind(frame: FrameSummary | None) -> SourceLine | None:
     """The line after which Dynamo resumed the function of a frame; None where it began with the function."""
     resumed = text.resumed_at(frame.name) if frame else None
-    return Line(frame.filename, *resumed) if frame and resumed else None
+    return SourceLine(frame.filename, *resumed) if frame and resumed else None
 
 
 def _guard(guard: Any) -> Guard:

@@ -14,7 +14,7 @@ _TICK_FONT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class PlotAxis:
     """Values from ``low`` to ``high`` on pixels from ``start`` to ``end``."""
 
     low: float
@@ -66,7 +66,9 @@ def plain(value: float) -> str:
 Texts = Callable[[float], str]
 
 
-def draw_x(scene: Scene, frame: Box, axis: Axis, text: Texts, label: str, ticks: Sequence[float] | None = None) -> None:
+def draw_x(
+    scene: Scene, frame: Box, axis: PlotAxis, text: Texts, label: str, ticks: Sequence[float] | None = None
+) -> None:
     """Grid lines, their values and the label below the frame; 34 pixels below it are used."""
     last = -math.inf
     for value in axis.ticks(max(3, int((frame.right - frame.left) / 80))) if ticks is None else ticks:
@@ -81,7 +83,7 @@ def draw_x(scene: Scene, frame: Box, axis: Axis, text: Texts, label: str, ticks:
         scene.text((frame.left + frame.right) / 2, frame.lower + 30, label, anchor="middle")
 
 
-def draw_y(scene: Scene, frame: Box, axis: Axis, text: Texts, label: str = "", ticks: Sequence[float] | None = None,
+def draw_y(scene: Scene, frame: Box, axis: PlotAxis, text: Texts, label: str = "", ticks: Sequence[float] | None = None,
            ) -> None:  # fmt: skip
     """Grid lines and their values left of the frame; the label stands above its upper left corner."""
     for value in axis.ticks(max(3, int((frame.lower - frame.upper) / 45))) if ticks is None else ticks:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from memwall.report.figures.axes import Axis, draw_x
+from memwall.report.figures.axes import PlotAxis, draw_x
 from memwall.report.figures.labels import Box
 from memwall.report.figures.scene import FONT, Chart, Scene, fit, text_width
 
@@ -63,7 +63,7 @@ def bars_chart(
         after = max((text_width(row.text, FONT) for row in rows), default=0.0) + 8
         ends = [_end(row) for row in rows] + [row.interval[1] for row in rows if row.interval]
         highest = max([most, *ends, *(value for value, _, _ in marks)]) or 1.0
-        axis = Axis(0.0, highest, left, scene.width - after)
+        axis = PlotAxis(0.0, highest, left, scene.width - after)
         places = _places(rows, y, above)
         last = (places[-1] if places else y) + _HEIGHT
         if unit:
@@ -106,7 +106,7 @@ def _places(rows: Sequence[Bar], y: float, above: bool) -> list[float]:
     return places
 
 
-def _bar(scene: Scene, row: Bar, y: float, axis: Axis, left: float, above: bool) -> None:
+def _bar(scene: Scene, row: Bar, y: float, axis: PlotAxis, left: float, above: bool) -> None:
     if above:
         scene.text(0, y - 4 - 12 * bool(row.where), fit(row.label, scene.width), halo=True)
         if row.where:
@@ -138,7 +138,7 @@ def _bar(scene: Scene, row: Bar, y: float, axis: Axis, left: float, above: bool)
     scene.text(far + 6, y + 14, row.text, halo=True)
 
 
-def _entries(rows: Iterable[Bar], axis: Axis) -> list[tuple[str, str, str]]:
+def _entries(rows: Iterable[Bar], axis: PlotAxis) -> list[tuple[str, str, str]]:
     """Of the pieces that can be seen: half a pixel or more."""
     colors = {piece.name: piece.color for row in rows for piece in row.pieces
               if piece.name and abs(axis(piece.value) - axis(0)) >= 0.5}  # fmt: skip

@@ -10,10 +10,10 @@ import memwall.report.columns as col
 from memwall.analysis.compare import Comparison, Entry, Machine
 from memwall.core.units import percent
 from memwall.report.document import clean
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y
 from memwall.report.figures.bars import Bar, Piece, bars_chart
 from memwall.report.figures.colors import WALL_COLORS, series_color
-from memwall.report.figures.labels import Box, Line, Placer
+from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.picture import time_unit
 from memwall.report.figures.scene import Chart, Scene, Text, side_by_side, stacked, text_width
 
@@ -107,9 +107,9 @@ def _draw_growth(scene: Scene, machines: Sequence[Machine]) -> float:
     ends = 0.0 if scene.is_narrow else 170.0
     frame = Box(44.0, upper, scene.width - ends - 8, upper + min(max(0.45 * scene.width, 280.0), 430.0))
     span = max(dates) - min(dates) or 1.0
-    x = Axis(min(dates) - 0.04 * span, max(dates) + 0.04 * span, frame.left, frame.right)
+    x = PlotAxis(min(dates) - 0.04 * span, max(dates) + 0.04 * span, frame.left, frame.right)
     growths = [1.0, *(g for m in machines for key in _SERIES.values() if (g := m.growth.get(key)))]
-    y = Axis(min(growths) * 0.8, max(growths) * 2.2, frame.lower, frame.upper, log=True)
+    y = PlotAxis(min(growths) * 0.8, max(growths) * 2.2, frame.lower, frame.upper, log=True)
     years = [float(year) for year in range(int(min(dates)), int(max(dates)) + 2) if x.low <= year <= x.high]
     draw_x(scene, frame, x, lambda v: f"{v:.0f}", "", years)
     top = int(y.high).bit_length()
@@ -140,11 +140,11 @@ def _date(machine: Machine) -> float:
 def _curve(scene: Scene, placer: Placer, places: Sequence[tuple[float, float]], color: str) -> None:
     scene.line(*places, color=color, width=2)
     for (x0, y0), (x1, y1) in pairwise(places):
-        placer.lines.append(Line(x0 + scene.left, y0 + scene.top, x1 + scene.left, y1 + scene.top))
+        placer.lines.append(LabelLine(x0 + scene.left, y0 + scene.top, x1 + scene.left, y1 + scene.top))
     placer.boxes += [scene.dot(px, py, 4, color).box for px, py in places]
 
 
-def _name_ends(scene: Scene, frame: Box, y: Axis, lines: Sequence[tuple[float, str, str]]) -> None:
+def _name_ends(scene: Scene, frame: Box, y: PlotAxis, lines: Sequence[tuple[float, str, str]]) -> None:
     """Each line's name and last value in the right margin, at least one line of text apart."""
     last = -1e9
     for value, text, color in sorted(lines, reverse=True):
@@ -158,7 +158,7 @@ _ASIDE = (-4, 12, -18, 26, -32, 40)
 
 
 def _name_machines(
-    scene: Scene, placer: Placer, frame: Box, x: Axis, machines: Sequence[Machine], dates: Sequence[float]
+    scene: Scene, placer: Placer, frame: Box, x: PlotAxis, machines: Sequence[Machine], dates: Sequence[float]
 ) -> None:
     """Upright names, those of one date together, from the upper edge down as far as no line is in the way."""
     at: dict[float, list[str]] = {}

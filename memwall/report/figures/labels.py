@@ -28,7 +28,7 @@ class Box(NamedTuple):
         return across and self.upper >= other.upper and self.lower <= other.lower
 
 
-class Line(NamedTuple):
+class LabelLine(NamedTuple):
     """A straight line that labels keep off."""
 
     x0: float
@@ -60,7 +60,7 @@ class Placer:
     frame: Box
     #: points, which labels keep off; a leader may cross one
     boxes: list[Box] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LabelLine] = field(default_factory=list)
     labels: list[Box] = field(default_factory=list)
 
     def is_free(self, boxes: Sequence[Box]) -> bool:
@@ -71,7 +71,9 @@ class Placer:
             for box in boxes
         )
 
-    def place(self, x: float, y: float, radius: float, width: float, height: float) -> tuple[Box, Line | None] | None:
+    def place(
+        self, x: float, y: float, radius: float, width: float, height: float
+    ) -> tuple[Box, LabelLine | None] | None:
         """The box of a label of this size for a point, and the leader that ties them where they stand apart.
 
         None where there is no room. What is placed is taken: later labels keep off the box and the leader.
@@ -88,12 +90,12 @@ class Placer:
         return None
 
 
-def _leader(x: float, y: float, radius: float, box: Box) -> Line | None:
+def _leader(x: float, y: float, radius: float, box: Box) -> LabelLine | None:
     nx, ny = min(max(x, box.left), box.right), min(max(y, box.upper), box.lower)
     distance = math.hypot(nx - x, ny - y)
     if distance <= radius + NEAR:
         return None
-    return Line(x + (nx - x) * radius / distance, y + (ny - y) * radius / distance, nx, ny)
+    return LabelLine(x + (nx - x) * radius / distance, y + (ny - y) * radius / distance, nx, ny)
 
 
 def _candidates(x: float, y: float, radius: float, width: float, height: float) -> Iterator[Box]:

@@ -9,7 +9,7 @@ from memwall.core.units import size
 from memwall.record.kernels import peak_place, schedule_label
 from memwall.record.profile import Profile
 from memwall.report.document import clean
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y
 from memwall.report.figures.colors import MEMORY_COLORS
 from memwall.report.figures.labels import Box
 from memwall.report.figures.picture import time_unit
@@ -51,8 +51,8 @@ def _draw(scene: Scene, title: str, line: Line, end: int, peak: tuple[int, int, 
     highest = peak[1]
     shows_held = held < 1.3 * highest
     frame = Box(58.0, upper, scene.width - 4, upper + (170.0 if scene.is_narrow else 220.0))
-    x = Axis(0.0, end / 1e9 / scale, frame.left, frame.right)
-    y = Axis(0.0, max(highest, held if shows_held else 0) * 1.12 or 1.0, frame.lower, frame.upper)
+    x = PlotAxis(0.0, end / 1e9 / scale, frame.left, frame.right)
+    y = PlotAxis(0.0, max(highest, held if shows_held else 0) * 1.12 or 1.0, frame.lower, frame.upper)
     draw_x(scene, frame, x, lambda v: f"{v:g}", f"time in the step, {unit}")
     draw_y(scene, frame, y, lambda v: size(v).replace(".00", ""))
     roles = [role for role in MEMORY_COLORS if any(getattr(alive, role, 0) for _, alive in line)]

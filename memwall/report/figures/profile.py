@@ -9,7 +9,7 @@ from memwall.analysis.modules import ModuleRow, module_tree
 from memwall.analysis.pipes import mfu_base
 from memwall.analysis.savings import LEAST_STEP, PolicySet, Waterfall, by_gpu, policy_sets, waterfall
 from memwall.analysis.table import KernelRow, class_rows, kernel_rows, rows_and_kernels
-from memwall.analysis.validation import Point, measured_points
+from memwall.analysis.validation import MeasuredPoint, measured_points
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
@@ -116,7 +116,7 @@ def _spot(row: KernelRow, tail: tuple[float, float] | None) -> Spot:
                 f"{clean(row.name)} {clean(row.module)}".strip(), tail=tail)  # fmt: skip
 
 
-def _measured_spot(point: Point) -> Spot:
+def _measured_spot(point: MeasuredPoint) -> Spot:
     title = f"{clean(short_name(point.name))}, {point.executor}: measured {duration(point.measured_s)}," \
             f" modeled {duration(point.modeled_s)}"  # fmt: skip
     return Spot(

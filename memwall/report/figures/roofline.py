@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from memwall.report.figures.axes import Axis, draw_frame, draw_x, draw_y, engineering, plain
-from memwall.report.figures.labels import Box, Line, Placer
+from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y, engineering, plain
+from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.scene import Chart, Dot, Frame, Place, Scene, Text, fit, text_width
 
 #: labels of points, pixels of one, and the least share of the time that gets one
@@ -121,8 +121,8 @@ def _draw(scene: Scene, roofline: Roofline, x_range: Range, y_range: Range, long
     left = 8 + max(text_width(engineering(10.0**p), _FONT) for p in range(3, 16))
     lower = upper + min(max(scene.width * 0.5, 290.0), 470.0)
     frame = Box(left, upper, scene.width - 2, lower)
-    x = Axis(*x_range, frame.left, frame.right, log=True)
-    y = Axis(*y_range, frame.lower, frame.upper, log=True)
+    x = PlotAxis(*x_range, frame.left, frame.right, log=True)
+    y = PlotAxis(*y_range, frame.lower, frame.upper, log=True)
     draw_x(scene, frame, x, plain, "" if scene.is_narrow else roofline.x_label)
     draw_y(scene, frame, y, engineering, roofline.y_label)
     draw_frame(scene, frame)
@@ -173,7 +173,7 @@ def _bare_row(scene: Scene, spots: Sequence[Spot], upper: float, longest: float)
 class _Pen:
     """Draws on one frame and remembers what labels must keep off."""
 
-    def __init__(self, scene: Scene, frame: Box, x: Axis, y: Axis, placer: Placer) -> None:
+    def __init__(self, scene: Scene, frame: Box, x: PlotAxis, y: PlotAxis, placer: Placer) -> None:
         self.scene, self.frame, self.x, self.y, self.placer = scene, frame, x, y, placer
         self.sides: set[str] = set()
 
@@ -200,7 +200,7 @@ class _Pen:
         color = roof.color if roof.used or roof.color != "ink" else "pale"
         self.scene.line(*places, color=color, **look)
         (x0, y0), (x1, y1) = places
-        self.placer.lines.append(Line(x0 + self.scene.left, y0 + self.scene.top, x1 + self.scene.left,
+        self.placer.lines.append(LabelLine(x0 + self.scene.left, y0 + self.scene.top, x1 + self.scene.left,
                                       y1 + self.scene.top))  # fmt: skip
 
     def name_roofs(self, roofline: Roofline) -> list[tuple[str, str, str]]:
@@ -261,7 +261,7 @@ class _Pen:
                                  spot.color, 1.4)  # fmt: skip
             else:
                 self.scene.line((tx, ty), head, width=0.9)
-            line = Line(tx + self.scene.left, ty + self.scene.top, x + self.scene.left, y + self.scene.top)
+            line = LabelLine(tx + self.scene.left, ty + self.scene.top, x + self.scene.left, y + self.scene.top)
             self.placer.lines.append(line)
         dot = self.scene.dot(x, y, r, spot.color, spot.shape, title=spot.title, key=spot.key, edge=spot.edge)
         self.placer.boxes.append(dot.box)

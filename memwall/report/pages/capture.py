@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import memwall.report.columns as col
 from memwall.analysis.breaks import Loss
-from memwall.analysis.fused import Fused
+from memwall.analysis.fused import FusedProfile
 from memwall.core.units import counted, duration, percent, size
 from memwall.record.capture import Break, Capture, Recompile
 from memwall.report.document import Block, Section, Sentence, clean, known_facts
@@ -21,7 +21,7 @@ BREAK_NOTE = (
 )
 
 
-def capture_section(found: Fused, capture: Capture, breaks: int = MAX_BREAKS, *, brief: bool = False) -> Section:
+def capture_section(found: FusedProfile, capture: Capture, breaks: int = MAX_BREAKS, *, brief: bool = False) -> Section:
     """Partial graphs, so many breaks with their price, guards, and what further inputs recompile. A ``brief`` one lists
     no guards, and of the price on several GPUs the time alone."""
     facts = [("not captured", capture.failure)] if capture.failure is not None else _facts(found, capture, brief)
@@ -35,7 +35,7 @@ def capture_section(found: Fused, capture: Capture, breaks: int = MAX_BREAKS, *,
     return Section("Capture by TorchDynamo", blocks)
 
 
-def _facts(found: Fused, capture: Capture, brief: bool) -> list[tuple[str, str]]:
+def _facts(found: FusedProfile, capture: Capture, brief: bool) -> list[tuple[str, str]]:
     inside = sum(region >= 0 for region in capture.regions)
     phases = [op.phase for op, r in zip(found.profile.graph.ops, capture.regions, strict=False) if r < 0]
     optimizer = phases.count("optimizer")
@@ -56,7 +56,7 @@ def _facts(found: Fused, capture: Capture, brief: bool) -> list[tuple[str, str]]
     ]
 
 
-def _break_tables(found: Fused, capture: Capture, most: int, brief: bool) -> list[Block]:
+def _break_tables(found: FusedProfile, capture: Capture, most: int, brief: bool) -> list[Block]:
     rows = capture.breaks[:most]
     if not rows:
         return []
@@ -76,7 +76,7 @@ def _break_tables(found: Fused, capture: Capture, most: int, brief: bool) -> lis
     return blocks
 
 
-def _brief_breaks(found: Fused, rows: Sequence[Break], left: int) -> list[Block]:
+def _brief_breaks(found: FusedProfile, rows: Sequence[Break], left: int) -> list[Block]:
     """One table of the breaks, with the time that each costs on each GPU."""
     costs = [[None if loss is None else loss.time_s for loss in prices.each] for prices in found.prices.values()]
     table = [(f"{b.file}:{b.line}", b.count, b.after_op, _why(found, b), *times)
@@ -87,7 +87,7 @@ def _brief_breaks(found: Fused, rows: Sequence[Break], left: int) -> list[Block]
     return [col.listing("Graph breaks and the time that each costs", table, specs, BREAK_NOTE, left=left), *said]
 
 
-def _why(found: Fused, item: Break) -> str:
+def _why(found: FusedProfile, item: Break) -> str:
     source = f" ({item.source_line.strip()})" if item.source_line.strip() else ""
     ops = found.profile.graph.ops
     if item.after_op is None or item.after_op >= len(ops):
@@ -96,7 +96,7 @@ def _why(found: Fused, item: Break) -> str:
     return f"{item.reason}{source}{f', in module {module}' if module else ''}"
 
 
-def _together(gpu: str, loss: Loss, found: Fused) -> str:
+def _together(gpu: str, loss: Loss, found: FusedProfile) -> str:
     eager = found.profile.dram_bytes
     share = percent(loss.dram_bytes / eager if eager else 0.0)
     launches = (

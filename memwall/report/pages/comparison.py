@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import memwall.report.columns as col
-from memwall.analysis.compare import MOST_LEVERED, Change, Comparison, Entry, Flip
+from memwall.analysis.compare import MOST_LEVERED, Comparison, Entry, Flip, ProfileChange
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.core.units import duration, few, percent
 from memwall.perfmodel.roofline import LINK, WALLS
@@ -271,7 +271,7 @@ def _listed(labels: Sequence[str], flip: Flip, wall: str) -> str:
     return ", ".join(names) or col.NOTHING
 
 
-def _change_table(kind: str, rows: Sequence[Change]) -> Table:
+def _change_table(kind: str, rows: Sequence[ProfileChange]) -> Table:
     columns = [
         *col.of(rows, f"{kind}: name op, before: before_s s, after: after_s s like before_s"),
         *col.of(rows, "change: delta_s +s like before_s"),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import memwall.report.columns as col
-from memwall.analysis.fused import Fused, refused_by_rule
+from memwall.analysis.fused import FusedProfile, refused_by_rule
 from memwall.analysis.plan_diff import PlanDiff
 from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
@@ -47,7 +47,7 @@ class FusedReport(Report):
 
     noun = "a fusion report"
     kinds = ("text", "md", "html", "json", "png", "svg", "pdf")
-    found: Fused
+    found: FusedProfile
     by: str = "group"
     top: int | None = None
     brief: bool = False
@@ -117,7 +117,7 @@ def _waterfall(policies: PolicySet, schedule: Schedule) -> Picture:
     return Picture(waterfall_chart(policies, schedule), label)
 
 
-def _header(found: Fused) -> Facts:
+def _header(found: FusedProfile) -> Facts:
     profile = found.profile
     workload = profile.workload
     return known_facts(
@@ -146,7 +146,7 @@ def _refusal_tables(plan: Plan, top: int | None = None) -> list[Table]:
     return [fusion.refusal_table(refused, top)] if refused else []
 
 
-def _brief_tables(found: Fused, policies: PolicySet, by: str, top: int, refusals: int) -> list[Table]:
+def _brief_tables(found: FusedProfile, policies: PolicySet, by: str, top: int, refusals: int) -> list[Table]:
     """The savings of one policy, memwall's if it is there, and what it refuses."""
     chosen = sorted(fusion.explained(policies), key=lambda schedule: schedule.policy != "memwall")[:1]
     tables = [table for s in chosen if top for table in _savings_tables(policies, s, by, top)]
@@ -154,7 +154,7 @@ def _brief_tables(found: Fused, policies: PolicySet, by: str, top: int, refusals
     return [table._replace(title=f"{table.title}: {chosen[0].policy}") for table in tables]
 
 
-def _policy_section(found: Fused, policies: PolicySet, schedule: Schedule, by: str, top: int) -> Section:
+def _policy_section(found: FusedProfile, policies: PolicySet, schedule: Schedule, by: str, top: int) -> Section:
     plan = found.plan(schedule)
     blocks: list[Block] = [*_savings_tables(policies, schedule, by, top), *_again_tables(found, schedule)]
     blocks += _refusal_tables(plan)
@@ -168,7 +168,7 @@ def _policy_section(found: Fused, policies: PolicySet, schedule: Schedule, by: s
     return Section(f"{policies.gpu.name}, {schedule.policy}: groups and refusals", blocks)
 
 
-def _again_tables(found: Fused, schedule: Schedule) -> list[Table]:
+def _again_tables(found: FusedProfile, schedule: Schedule) -> list[Table]:
     """Ops that are run again rather than stored: equal ones of repeated blocks as one row."""
     graph = found.profile.graphs[schedule.graph]
     written = {i for group in found.plan(schedule).groups for i in group.writes}

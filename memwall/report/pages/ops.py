@@ -11,7 +11,7 @@ from typing import NamedTuple
 import memwall.report.columns as col
 from memwall.core.errors import UsageError
 from memwall.ops.loops import is_fused
-from memwall.ops.registry import OP_CLASSES, Row, rows
+from memwall.ops.registry import OP_CLASSES, OpRow, rows
 from memwall.report.document import Column, Document, Facts, Section, Sentence
 from memwall.report.html import resource
 from memwall.report.kinds import Report
@@ -20,7 +20,7 @@ from memwall.wings import part
 STAGES = ("cost", "fusion", "codegen", "traces")
 
 
-class Coverage(NamedTuple):
+class OpCoverage(NamedTuple):
     """An op, its family, and the stages that know it."""
 
     name: str
@@ -31,7 +31,7 @@ class Coverage(NamedTuple):
     traces: bool
 
 
-def coverage(families: Sequence[str] = ()) -> list[Coverage]:
+def coverage(families: Sequence[str] = ()) -> list[OpCoverage]:
     """The ops of some families, or of all; a form that writes over its argument counts as the op itself.
 
     Raises:
@@ -43,7 +43,7 @@ def coverage(families: Sequence[str] = ()) -> list[Coverage]:
     known = dict(rows())
     covered = part("codegen.covers")
     found = [
-        Coverage(name.removeprefix("aten."), row.op_class, row.cost is not None, is_fused(row), covered(name),
+        OpCoverage(name.removeprefix("aten."), row.op_class, row.cost is not None, is_fused(row), covered(name),
                  _is_read(name, row))
         for name, row in known.items()
         if row.cost is not None and not (name.endswith("_") and name[:-1] in known)
@@ -52,7 +52,7 @@ def coverage(families: Sequence[str] = ()) -> list[Coverage]:
     return sorted((op for op in found if op.family in wanted), key=lambda op: (OP_CLASSES.index(op.family), op.name))
 
 
-def _is_read(name: str, row: Row) -> bool:
+def _is_read(name: str, row: OpRow) -> bool:
     """Whether the results of a recorded call are known: by a rule, or as what it writes."""
     library, _, packet = name.partition(".")
     writes = packet.endswith("_") or packet.startswith("_foreach_")
@@ -67,7 +67,7 @@ class OpsReport(Report):
 
     noun = "the coverage of ops"
     kinds = ("text", "json")
-    ops: Sequence[Coverage]
+    ops: Sequence[OpCoverage]
     by_family: bool
 
     def document(self, kind: str) -> Document:

@@ -17,7 +17,7 @@ from memwall.analysis.whatif import Outcome
 from memwall.perfmodel.roofline import TERMS
 from memwall.record.kernels import schedule_label, short_name
 from memwall.record.profile import Profile
-from memwall.report.document import Block, Choice, Document, Markup, Panel, Picture, Section, Sentence, clean
+from memwall.report.document import Block, Document, Markup, Panel, Picture, PictureChoice, Section, Sentence, clean
 from memwall.report.figures.colors import CLASS_COLORS, css
 from memwall.report.figures.memory import memory_chart
 from memwall.report.figures.modules import METRICS, flame_chart, treemap_chart
@@ -88,7 +88,7 @@ def _modules(profile: Profile, schedule: Schedule) -> Section:
         for kind, draw in kinds.items()
         for metric in METRICS
     ]
-    return Section("Modules", (Choice(pictures), Sentence(_ZOOM)))
+    return Section("Modules", (PictureChoice(pictures), Sentence(_ZOOM)))
 
 
 def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:

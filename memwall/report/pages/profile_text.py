@@ -12,7 +12,7 @@ from memwall.analysis.levers import NOTABLE
 from memwall.analysis.modules import ModuleRow, levels, module_tree
 from memwall.analysis.pipes import main_pipe, mfu_base, mfu_note
 from memwall.analysis.savings import policy_sets
-from memwall.analysis.table import KernelRow, Row, class_rows, kernel_rows, phase_rows
+from memwall.analysis.table import KernelRow, TableRow, class_rows, kernel_rows, phase_rows
 from memwall.analysis.verdict import Verdict, verdict
 from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
@@ -309,7 +309,7 @@ def class_table(profile: Profile, schedule: Schedule) -> Table:
     return col.table("Op classes", columns, MATRIX_NOTE)
 
 
-def share_table(title: str, heading: str, rows: Sequence[Row]) -> Table:
+def share_table(title: str, heading: str, rows: Sequence[TableRow]) -> Table:
     return col.table(title, [*col.of(rows, f"{heading}: key name"), *col.quantities("share", rows)])
 
 

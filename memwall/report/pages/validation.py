@@ -10,7 +10,7 @@ from typing import Any
 
 import memwall.report.columns as col
 from memwall.analysis.savings import group_name
-from memwall.analysis.validation import Device, GroupTimes, Pair, Run, Share, devices
+from memwall.analysis.validation import GroupTimes, MeasuredDevice, MeasuredRun, Pair, Share, devices
 from memwall.core.units import bandwidth, duration, size
 from memwall.record.kernels import collapse
 from memwall.record.profile import Profile
@@ -45,7 +45,7 @@ def measured_sections(profile: Profile, *, top: int) -> list[Section]:
     return sections
 
 
-def _device_section(device: Device, top: int) -> Section:
+def _device_section(device: MeasuredDevice, top: int) -> Section:
     blocks: list[Block] = [*_violations(device), *_doubts(device), _facts(device), _run_table(device)]
     if device.same_groups:
         like = [*(r.seconds for r in device.same_groups), *(r.versus_seconds for r in device.same_groups)]
@@ -68,7 +68,7 @@ CALIBRATED_BUSY = (
 )
 
 
-def _violations(device: Device) -> list[Block]:
+def _violations(device: MeasuredDevice) -> list[Block]:
     found = [(run, pair) for run in device.runs for pair in run.violations]
     if not found:
         return []
@@ -87,7 +87,7 @@ def _violations(device: Device) -> list[Block]:
     return [Sentence(text, strong=True), table]
 
 
-def _doubts(device: Device) -> Iterator[Sentence]:
+def _doubts(device: MeasuredDevice) -> Iterator[Sentence]:
     """One loud sentence for each reason to doubt an executor's samples."""
     for run in device.runs:
         name = run.measurement.executor
@@ -97,7 +97,7 @@ def _doubts(device: Device) -> Iterator[Sentence]:
             yield Sentence(f"CUT SHORT, {name}: not all kernels were reached.", strong=True)
 
 
-def _facts(device: Device) -> Facts:
+def _facts(device: MeasuredDevice) -> Facts:
     measurements = [run.measurement for run in device.runs]
     rates = dict.fromkeys(bandwidth(m.copy_bytes_per_s) for m in measurements if m.copy_bytes_per_s)
     environment: dict[str, str] = {}
@@ -124,7 +124,7 @@ def _plain_facts(environment: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _run_table(device: Device) -> Table:
+def _run_table(device: MeasuredDevice) -> Table:
     runs = device.runs
     steps = [run.measurement.step.median_s if run.measurement.step else None for run in runs]
     # kernels of the step that the times represent, of how many
@@ -159,7 +159,7 @@ def _share_columns(rows: Sequence[Share]) -> list[col.CellColumn]:
     ]
 
 
-def _run_section(device: Device, run: Run, top: int) -> Section:
+def _run_section(device: MeasuredDevice, run: MeasuredRun, top: int) -> Section:
     blocks: list[Block] = []
     if run.measured:
         classes = [*col.of(run.classes, "class: key, kernels count, distinct count"), *_share_columns(run.classes)]
@@ -175,7 +175,7 @@ def _run_section(device: Device, run: Run, top: int) -> Section:
     )
 
 
-def _kernel_table(run: Run, longest: Sequence[Pair], top: int) -> Table:
+def _kernel_table(run: MeasuredRun, longest: Sequence[Pair], top: int) -> Table:
     pairs = longest[:top]
     timings = [pair.timing for pair in pairs]
     columns = [

@@ -19,7 +19,7 @@ from memwall.core.errors import UsageError
 from memwall.core.units import size
 from memwall.serving.simulation.engine import DEFAULT, Engine, Policy, Steps
 from memwall.serving.simulation.scheduler import Request, Scheduler, Tally
-from memwall.serving.simulation.workload import Asked, Workload
+from memwall.serving.simulation.workload import AskedRequest, RequestLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Disaggregated:
             raise UsageError("want 1 or more engines of each kind, and a link of more than 0 B/s between them")
 
 
-class Served(NamedTuple):
+class ServedRequest(NamedTuple):
     """One request, seconds from the begin of the run: when it arrived, was first part of a step, had its first token,
     and its last."""
 
@@ -93,7 +93,7 @@ class Requests:
     """What a simulated server did. ``served`` are the requests after the warm-up, in order of arrival; ``tallies`` are
     of all engines (prompts first) over the whole run."""
 
-    served: tuple[Served, ...]
+    served: tuple[ServedRequest, ...]
     tallies: tuple[Tally, ...]
     span_s: float
 
@@ -182,19 +182,19 @@ def _mean(tallies: Iterable[Tally], name: str) -> float:
     return sum(getattr(tally, name) for tally in known) / (sum(tally.busy_s for tally in known) or 1.0)
 
 
-def simulate_requests(steps: Steps | Disaggregated, workload: Workload, policy: Policy = DEFAULT) -> Requests:
+def simulate_requests(steps: Steps | Disaggregated, workload: RequestLoad, policy: Policy = DEFAULT) -> Requests:
     """Run a workload through a server.
 
     Raises:
         UsageError: weights, or a single request, do not fit, or a request is longer than the model's context.
     """
-    server = _Server(steps, policy)
+    server = _PoolServer(steps, policy)
     for engine in {scheduler.engine for pool in server.pools for scheduler in pool}:
         check_longest(engine, workload)
     return server.run(workload)
 
 
-def check_longest(engine: Engine, workload: Workload) -> None:
+def check_longest(engine: Engine, workload: RequestLoad) -> None:
     """Refuse a workload whose longest request the engine cannot hold, by a ``UsageError``."""
     asked, most = workload.longest, engine.steps.max_context
     prompt, generated = asked.prompt_tokens, asked.generated_tokens
@@ -219,7 +219,7 @@ def _most_tokens(engine: Engine) -> int:
     return max(low - engine.policy.verified, 0)
 
 
-class _Server:
+class _PoolServer:
     """Pools of engines that a request passes one after another: one, or that of prompts and that of decodes."""
 
     def __init__(self, steps: Steps | Disaggregated, policy: Policy) -> None:
@@ -238,7 +238,7 @@ class _Server:
         #: when the link of each prompt engine is free
         self._link_s: dict[Scheduler, float] = {}
 
-    def run(self, workload: Workload) -> Requests:
+    def run(self, workload: RequestLoad) -> Requests:
         asked, served = workload.asked(), list[Request]()
         clients = workload.count if workload.concurrency is None else workload.concurrency
         for each in itertools.islice(asked, clients):
@@ -259,7 +259,7 @@ class _Server:
                 for each in itertools.islice(asked, 1):
                     self._ask(each, request.end_s)
 
-    def _ask(self, asked: Asked, now_s: float) -> None:
+    def _ask(self, asked: AskedRequest, now_s: float) -> None:
         arrival_s = now_s if asked.arrival_s is None else asked.arrival_s
         request = Request(asked, arrival_s, asked.prompt_tokens, asked.cached_tokens)
         heapq.heappush(self._arrivals, (arrival_s + self._request_s, next(self._order), 0, request))
@@ -270,9 +270,9 @@ class _Server:
         self._link_s[source] = end_s = begin_s + source.engine.kv_bytes(request.prompt) / self.link_bytes_per_s
         heapq.heappush(self._arrivals, (end_s, next(self._order), 1, request))
 
-    def _result(self, served: list[Request], workload: Workload) -> Requests:
+    def _result(self, served: list[Request], workload: RequestLoad) -> Requests:
         rows = [
-            Served(r.arrival_s, r.start_s or 0.0, r.first_s or 0.0, r.end_s, r.asked.prompt_tokens,
+            ServedRequest(r.arrival_s, r.start_s or 0.0, r.first_s or 0.0, r.end_s, r.asked.prompt_tokens,
                    r.asked.generated_tokens)
             for r in served
         ]  # fmt: skip

@@ -4,7 +4,7 @@ The rules are those of vLLM v1 (``vllm/v1/core/sched/scheduler.py``), which SGLa
 requests wait first come, first served; a step takes a token of each decoding sequence and then prompts up to a budget
 of tokens; a prompt is admitted when the cache has blocks for all of it; when the cache has no block left for the next
 token, the youngest sequence is preempted and computed again later. Steps of decodes alone between two events are one
-:class:`Stretch`, which a request that can be admitted cuts short.
+:class:`DecodeStretch`, which a request that can be admitted cuts short.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from memwall.serving.simulation.engine import Engine
-from memwall.serving.simulation.workload import Asked
+from memwall.serving.simulation.workload import AskedRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class Request:
     ``made`` tokens were made when it joined the decodes of its engine at their step ``joined``, which is ``ends`` when
     it is done."""
 
-    asked: Asked
+    asked: AskedRequest
     arrival_s: float
     prompt: int
     computed: int
@@ -42,7 +42,7 @@ class Request:
         return self.asked.prompt_tokens + self.asked.generated_tokens
 
 
-class Stretch:
+class DecodeStretch:
     """Steps of the same decodes, one after another: ``seconds`` in all, summed over pieces in which the time of a step
     is linear in the context."""
 
@@ -111,7 +111,7 @@ class Scheduler:
         self._at: Counter[float] = Counter()
         self._most_bytes = 0
         self._chunks: list[tuple[Request, int]] = []
-        self._stretch: Stretch | None = None
+        self._stretch: DecodeStretch | None = None
 
     @property
     def load(self) -> int:
@@ -227,7 +227,7 @@ class Scheduler:
             self.end_s = now_s + self.engine.step_s(decodes, self._context() if decodes else 0, prefills)
         elif self._decodes:
             steps = 1 if preempted else self._steps_ahead()
-            self._stretch = Stretch(self.engine, len(self._decodes), self._context(), steps)
+            self._stretch = DecodeStretch(self.engine, len(self._decodes), self._context(), steps)
             self.end_s = now_s + self._stretch.seconds
         else:
             self.end_s = math.inf

@@ -22,7 +22,7 @@ import numpy as np
 from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import DEFAULT, Engine, Policy, Steps, between
 from memwall.serving.simulation.requests import Spread, check_longest
-from memwall.serving.simulation.workload import Workload
+from memwall.serving.simulation.workload import RequestLoad
 
 #: parts of a step's budget that the chain distinguishes, the most states that it may have, and the share of the last
 #: one from which a chain that is cut there is another
@@ -71,7 +71,7 @@ class Steady:
         return 1 / self.tpot.mean
 
 
-def largest_batch(steps: Steps, workload: Workload, policy: Policy = DEFAULT) -> int:
+def largest_batch(steps: Steps, workload: RequestLoad, policy: Policy = DEFAULT) -> int:
     """Sequences of mean length, on average half generated, that the cache holds, at most ``max_batch``. Raises as
     :func:`steady_state`."""
     engine = Engine(steps, policy)
@@ -79,7 +79,7 @@ def largest_batch(steps: Steps, workload: Workload, policy: Policy = DEFAULT) ->
     return _Load(engine, workload).slots
 
 
-def steady_state(steps: Steps, workload: Workload, policy: Policy = DEFAULT) -> Steady:
+def steady_state(steps: Steps, workload: RequestLoad, policy: Policy = DEFAULT) -> Steady:
     """The means of a workload that goes on for ever; a trace is taken as Poisson arrivals at its mean rate.
 
     Raises:
@@ -88,7 +88,7 @@ def steady_state(steps: Steps, workload: Workload, policy: Policy = DEFAULT) -> 
     engine = Engine(steps, policy)
     check_longest(engine, workload)
     load = _Load(engine, workload)
-    server = _Server(load)
+    server = _MeanServer(load)
     clients = workload.concurrency
     if clients is None:
         return _open(server, _rate(workload))
@@ -106,7 +106,7 @@ def steady_state(steps: Steps, workload: Workload, policy: Policy = DEFAULT) -> 
     return replace(found, first_wave_s=first_s, run_ttft_s=run_s, doubt=doubt)
 
 
-def _rate(workload: Workload) -> float:
+def _rate(workload: RequestLoad) -> float:
     if workload.rate_per_s is not None:
         return workload.rate_per_s
     last_s = workload.trace[-1].arrival_s or 0.0
@@ -132,7 +132,7 @@ class _Load:
     """The mean request: new and cached tokens of its prompt, generated tokens, decode steps, tokens in the cache while
     it decodes."""
 
-    def __init__(self, engine: Engine, workload: Workload) -> None:
+    def __init__(self, engine: Engine, workload: RequestLoad) -> None:
         self.engine, policy, tokens = engine, engine.policy, engine.tokens_per_step
         asked = workload.typical()
         #: whether each is as long as the next
@@ -162,7 +162,7 @@ class _Load:
         return [(whole, cached)] * (eighths // 8) + ([(part, cached + (whole - part) // 2)] if part else [])
 
 
-class _Server:
+class _MeanServer:
     """One engine with the mean request; each of its points is computed once."""
 
     def __init__(self, load: _Load) -> None:
@@ -290,7 +290,7 @@ def _stationary(moves: np.ndarray) -> np.ndarray:
     return share / share.sum()
 
 
-def _open(server: _Server, rate_per_s: float) -> Steady:
+def _open(server: _MeanServer, rate_per_s: float) -> Steady:
     """Poisson arrivals."""
     slots = server.load.slots
     most_per_s = server.closed(slots).ends_per_s
@@ -314,7 +314,7 @@ def _open(server: _Server, rate_per_s: float) -> Steady:
     return replace(found, doubt=_doubt(server, rate_per_s, most_per_s, mean))
 
 
-def _doubt(server: _Server, rate_per_s: float, most_per_s: float, mean: _Point) -> str:
+def _doubt(server: _MeanServer, rate_per_s: float, most_per_s: float, mean: _Point) -> str:
     """Why means under Poisson arrivals may be wrong: decodes that a burst of prompts stalls together end together."""
     if rate_per_s > _NEAR_OVERLOAD * most_per_s:
         return f"{rate_per_s / most_per_s:.0%} of the most, {most_per_s:.4g} requests per second: bursts last long"
@@ -341,7 +341,7 @@ def _interpolated(number: int, nodes: Sequence[int], points: Sequence[_Point]) -
     return _Point(*(a + share * (b - a) for a, b in pairs))
 
 
-def _steady(server: _Server, per_s: float, point: _Point, ttft_s: float) -> Steady:
+def _steady(server: _MeanServer, per_s: float, point: _Point, ttft_s: float) -> Steady:
     load, full = server.load, "batch" if server.load.slots == server.policy.max_batch else "cache"
     waits = per_s * ttft_s > 2 * point.prompts + per_s * point.residual_s
     held = point.batch * load.engine.kv_bytes(load.context) + point.prompts * load.engine.kv_bytes(load.prompt)

@@ -21,10 +21,19 @@ from memwall.perfmodel.base import kept_share
 from memwall.perfmodel.collectives import CUSTOM_BYTES, collective_s
 from memwall.perfmodel.roofline import Prediction, predict_cost
 from memwall.serving.simulation.engine import CAPTURED, between
-from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
-from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Kernel, Product, State, begun
-from memwall.serving.steps.plan import Served, of_head
-from memwall.serving.steps.step import Layout, Step
+from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent, SparseIndex
+from memwall.serving.steps.kernels import (
+    BetweenAnchors,
+    Collective,
+    Encoded,
+    ExpertLayer,
+    RecurrentState,
+    StepKernel,
+    StepProduct,
+    begun,
+)
+from memwall.serving.steps.plan import ServedKernels, of_head
+from memwall.serving.steps.step import EngineStep, Layout
 
 #: share of a GPU's memory that a server takes (vLLM's ``gpu_memory_utilization``)
 UTILIZATION = 0.9
@@ -34,7 +43,7 @@ _BUDGET_TOKENS, _BUDGET_SEQUENCES, _CONTEXT_BYTES = 8192, 256, 2 << 30
 #: bytes of a number of a row between layers
 _ROW_ITEMSIZE = 2
 #: kernels that read the cache
-_CACHED = (Attention, Compressed, Latent, Index)
+_CACHED = (PagedAttention, Compressed, PagedLatent, SparseIndex)
 #: most tokens of a step in which shared experts run on a second stream next to the others (vLLM's
 #: ``VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD``; SGLang and TensorRT-LLM do so in CUDA graphs)
 _STREAM_TOKENS = 256
@@ -44,16 +53,16 @@ _NODE_BITS = 6
 _KINDS = {"decodes": "cache", "prompt": "cache"}
 
 
-def _depends_on(kernel: Kernel) -> str:
+def _depends_on(kernel: StepKernel) -> str:
     """What the time of a kernel depends on: the cache, a state and tokens, or the number of sequences or of tokens."""
     if isinstance(kernel, _CACHED):
         return "cache"
-    if isinstance(kernel, State):
+    if isinstance(kernel, RecurrentState):
         return "state"
     if isinstance(kernel, Encoded):
         return "encoder"
-    if isinstance(kernel, Experts) or kernel.beside:
-        return "experts" if isinstance(kernel, Experts) else "beside"
+    if isinstance(kernel, ExpertLayer) or kernel.beside:
+        return "experts" if isinstance(kernel, ExpertLayer) else "beside"
     return "sequences" if of_head(kernel) else "tokens"
 
 
@@ -61,7 +70,7 @@ def _depends_on(kernel: Kernel) -> str:
 class GpuSteps:
     """The steps of a model on the GPUs of one engine. ``host`` is the engine's CPU."""
 
-    served: Served
+    served: ServedKernels
     gpu: Gpu
     layout: Layout = field(default_factory=Layout)
     cluster: Cluster | None = None
@@ -72,7 +81,7 @@ class GpuSteps:
     captured: int = CAPTURED[-1]
     _known: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
     _walls: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
-    _predicted: dict[tuple[int, Step], Prediction] = field(default_factory=dict)
+    _predicted: dict[tuple[int, EngineStep], Prediction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layout.gpus > 1 and self.cluster is None:
@@ -92,7 +101,7 @@ class GpuSteps:
         """Bytes of activations, graphs and buffers."""
         if self.served.within:
             return 0
-        rows = (kernel for kernel, _ in self.served.kernels if isinstance(kernel, Between))
+        rows = (kernel for kernel, _ in self.served.kernels if isinstance(kernel, BetweenAnchors))
         held = (
             (_BUDGET_SEQUENCES if row.of_sequences else _BUDGET_TOKENS) * (row.read_bytes + row.write_bytes)
             // (self.layout.tp if row.shared else 1)
@@ -113,7 +122,7 @@ class GpuSteps:
         self, decodes: int, context_tokens: int, prefills: Sequence[tuple[int, int]] = (), verified: int = 1
     ) -> float:
         """Seconds of a step."""
-        step = Step(decodes, context_tokens, tuple(prefills), verified)
+        step = EngineStep(decodes, context_tokens, tuple(prefills), verified)
         own = self._own(step)
         return self.host.step_s + max(self._kernels_s(step, own), self._issued_s(own))
 
@@ -123,20 +132,20 @@ class GpuSteps:
         times, walls, fixed = [], [], dict[int, tuple[int, float, float, dict[str, float]]]()
         for batch, context in zip(batches, contexts, strict=True):
             if batch not in fixed:
-                step = Step(batch, batch * context)
+                step = EngineStep(batch, batch * context)
                 own = self._own(step)
                 fixed[batch] = own.decodes, self._batch_s(step, own), self._issued_s(own), self._walls_of(step)
             decodes, apart_s, issued_s, taken = fixed[batch]
             times.append(self.host.step_s + max(apart_s + self._cached_s(decodes, context), issued_s))
-            walls.append(self._largest(taken, Step(decodes, decodes * context)))
+            walls.append(self._largest(taken, EngineStep(decodes, decodes * context)))
         return times, walls
 
-    def waits_for_cpu(self, step: Step) -> bool:
+    def waits_for_cpu(self, step: EngineStep) -> bool:
         """Whether the engine's CPU takes longer to launch the kernels of a step than the GPU to run them."""
         own = self._own(step)
         return self._issued_s(own) > self._kernels_s(step, own)
 
-    def _issued_s(self, own: Step) -> float:
+    def _issued_s(self, own: EngineStep) -> float:
         """Seconds of the CPU for the kernels of a step that no CUDA graph holds."""
         most = CAPTURED[-1] if own.prefills else self.captured
         return self._launches * self.host.launch_s if own.tokens > most else 0.0
@@ -144,17 +153,17 @@ class GpuSteps:
     @cached_property
     def _launches(self) -> int:
         """Kernels of a step."""
-        one = Step(1, 1)
+        one = EngineStep(1, 1)
         return sum(n * max(len(kernel.cost(one, self.layout).launches), 1) for kernel, n in self.served.kernels)
 
-    def _kernels_s(self, step: Step, own: Step) -> float:
+    def _kernels_s(self, step: EngineStep, own: EngineStep) -> float:
         """Seconds of the kernels of a step, of which a group does its own."""
         total_s = self._uncached_s(step, own) if step.prefills else self._batch_s(step, own)
         if step.decodes:
             total_s += self._cached_s(own.decodes, step.context_tokens / step.decodes, own.verified)
         return total_s + sum(map(self._prompt_s, own.prefills))
 
-    def _batch_s(self, step: Step, own: Step) -> float:
+    def _batch_s(self, step: EngineStep, own: EngineStep) -> float:
         """Seconds of what reads no cache in a step of decodes alone."""
         key = "batch", step.decodes, 0, step.verified
         if key not in self._known:
@@ -166,7 +175,7 @@ class GpuSteps:
         each = between(context, _NODE_BITS)
         return sum(share * self._node_s("decodes", decodes, keys, verified) for keys, share in each)
 
-    def _uncached_s(self, step: Step, own: Step) -> float:
+    def _uncached_s(self, step: EngineStep, own: EngineStep) -> float:
         """Seconds of what reads no cache of a sequence."""
         total_s = self._sum_s("state", own) + self._sent_s(own) + begun(own) * self._encoder_s
         total_s += self._at("tokens", own.tokens) + self._at("sequences", own.outputs)
@@ -177,21 +186,21 @@ class GpuSteps:
         """Seconds of the kernels of a kind, between nodes."""
         return sum(share * self._node_s(kind, rows) for rows, share in between(count, _NODE_BITS))
 
-    def _own(self, step: Step) -> Step:
+    def _own(self, step: EngineStep) -> EngineStep:
         """What the fullest group does of a step, in one of the parts that are in the pipeline."""
         parts = self.layout.dp * self.layout.pp
         if parts == 1:
             return step
         decodes = -(-step.decodes // parts)
         tokens = round(step.context_tokens * decodes / step.decodes) if decodes else 0
-        return Step(decodes, tokens, step.prefills[::parts], step.verified)
+        return EngineStep(decodes, tokens, step.prefills[::parts], step.verified)
 
-    def _of_stage(self, step: Step) -> int:
+    def _of_stage(self, step: EngineStep) -> int:
         """Tokens of all groups in one of the parts that are in the pipeline."""
         prompts = sum(new for new, _ in step.prefills[:: self.layout.pp])
         return -(-step.decodes * step.verified // self.layout.pp) + prompts
 
-    def _sent_s(self, own: Step) -> float:
+    def _sent_s(self, own: EngineStep) -> float:
         """Seconds in which stages send tokens to the next."""
         if self.layout.pp == 1:
             return 0.0
@@ -201,7 +210,7 @@ class GpuSteps:
     @cached_property
     def _encoder_s(self) -> float:
         """Seconds of the encoder for one sequence."""
-        return self._sum_s("encoder", Step(0, 0, ((1, 0),)))
+        return self._sum_s("encoder", EngineStep(0, 0, ((1, 0),)))
 
     def _prompt_s(self, prefill: tuple[int, int]) -> float:
         """Seconds of what reads the cache for one prompt."""
@@ -212,20 +221,24 @@ class GpuSteps:
         """Seconds of the kernels of a kind for so many tokens or sequences."""
         key = kind, count, keys, verified
         if key not in self._known:
-            step = Step(0, 0, ((count, keys),)) if kind == "prompt" else Step(count, count * keys, (), verified)
+            step = (
+                EngineStep(0, 0, ((count, keys),))
+                if kind == "prompt"
+                else EngineStep(count, count * keys, (), verified)
+            )
             self._known[key] = self._sum_s(_KINDS.get(kind, kind), step)
         return self._known[key]
 
-    def _sum_s(self, kind: str, step: Step) -> float:
+    def _sum_s(self, kind: str, step: EngineStep) -> float:
         return sum(n * self.kernel_s(kernel, step) for kernel, n in self._of.get(kind, ()))
 
     @cached_property
-    def _of(self) -> dict[str, list[tuple[Kernel, int]]]:
+    def _of(self) -> dict[str, list[tuple[StepKernel, int]]]:
         """The kernels by what their time depends on."""
         kinds = {_depends_on(kernel) for kernel, _ in self.served.kernels}
         return {kind: [each for each in self.served.kernels if _depends_on(each[0]) == kind] for kind in kinds}
 
-    def kernel_s(self, kernel: Kernel, step: Step) -> float:
+    def kernel_s(self, kernel: StepKernel, step: EngineStep) -> float:
         """Seconds of one kernel for what one group does; experts have the tokens of all groups."""
         if isinstance(kernel, Encoded):
             return begun(step) * self.kernel_s(kernel.kernel, kernel.step)
@@ -236,16 +249,16 @@ class GpuSteps:
         found = self.prediction(kernel, step)
         return (found.memory_s if self._is_fused(kernel, step) else found.time_s) + self._waited_s(kernel, step)
 
-    def _waited_s(self, kernel: Kernel, step: Step) -> float:
+    def _waited_s(self, kernel: StepKernel, step: EngineStep) -> float:
         """Seconds of messages that belong to a kernel."""
-        if isinstance(kernel, Experts) and self.layout.dp > 1 and step.tokens:
+        if isinstance(kernel, ExpertLayer) and self.layout.dp > 1 and step.tokens:
             return self._exchanged_s(kernel, step)
         return 0.0
 
-    def _is_fused(self, kernel: Kernel, step: Step) -> bool:
+    def _is_fused(self, kernel: StepKernel, step: EngineStep) -> bool:
         """Whether it is the sum and norm of rows that an all-reduce of the engine's own makes, which does them too:
         FlashInfer's and TensorRT-LLM's ``allreduce_fusion``."""
-        if self.layout.tp == 1 or not isinstance(kernel, Between) or kernel.shared or kernel.of_sequences:
+        if self.layout.tp == 1 or not isinstance(kernel, BetweenAnchors) or kernel.shared or kernel.of_sequences:
             return False
         width = kernel.columns * _ROW_ITEMSIZE
         return width == self._width and width * step.tokens <= CUSTOM_BYTES
@@ -262,13 +275,13 @@ class GpuSteps:
             default=0,
         )
 
-    def each(self, step: Step) -> Iterator[tuple[Kernel, int, Step]]:
+    def each(self, step: EngineStep) -> Iterator[tuple[StepKernel, int, EngineStep]]:
         """The kernels with what each does of a step."""
-        own, of_stage = self._own(step), Step(self._of_stage(step), 0)
+        own, of_stage = self._own(step), EngineStep(self._of_stage(step), 0)
         for kernel, n in self.served.kernels:
-            yield kernel, n, of_stage if isinstance(kernel, Experts) else own
+            yield kernel, n, of_stage if isinstance(kernel, ExpertLayer) else own
 
-    def by_kind(self, step: Step) -> dict[str, float]:
+    def by_kind(self, step: EngineStep) -> dict[str, float]:
         """Seconds of a step by the class of its kernels; messages that belong to a kernel are ``Collective``."""
         taken: dict[str, float] = {}
         for kernel, n, own in self.each(step):
@@ -278,11 +291,11 @@ class GpuSteps:
                 taken["Collective"] = taken.get("Collective", 0.0) + n * waited_s
         return taken
 
-    def wall(self, step: Step) -> str:
+    def wall(self, step: EngineStep) -> str:
         """What most of a step's time waits for: a wall of the kernels, or ``link``."""
         return self._largest(self._walls_of(step), self._own(step))
 
-    def _largest(self, taken: Mapping[str, float], own: Step) -> str:
+    def _largest(self, taken: Mapping[str, float], own: EngineStep) -> str:
         """The wall with the most seconds, of so many without the kernels that read a cache."""
         every = {**taken}
         for kernel, n in self._of.get("cache", ()):
@@ -291,18 +304,18 @@ class GpuSteps:
             every[wall] = every.get(wall, 0.0) + n * found.time_s
         return max(every, key=every.__getitem__)
 
-    def _walls_of(self, step: Step) -> dict[str, float]:
+    def _walls_of(self, step: EngineStep) -> dict[str, float]:
         """Seconds by wall of the kernels that read no cache, known after the first time."""
         key = step.decodes, step.prefills, step.verified
         if key not in self._walls:
             self._walls[key] = self._by_wall(step)
         return self._walls[key]
 
-    def _by_wall(self, step: Step) -> dict[str, float]:
+    def _by_wall(self, step: EngineStep) -> dict[str, float]:
         """Seconds by wall of the kernels that read no cache."""
         taken: dict[str, float] = {}
         for kernel, n, each in self.each(step):
-            own = Step(each.decodes, 0, each.prefills, each.verified)
+            own = EngineStep(each.decodes, 0, each.prefills, each.verified)
             if isinstance(kernel, Collective):
                 taken["link"] = taken.get("link", 0.0) + n * self._message_s(kernel, own)
             elif not isinstance(kernel, (*_CACHED, Encoded)):  # an encoder is of no decode
@@ -311,19 +324,19 @@ class GpuSteps:
                 taken["link"] = taken.get("link", 0.0) + n * self._waited_s(kernel, own)
         return taken
 
-    def prediction(self, kernel: Kernel, step: Step) -> Prediction:
+    def prediction(self, kernel: StepKernel, step: EngineStep) -> Prediction:
         """The time of a kernel by its terms; no collective."""
-        if isinstance(kernel, Attention):
+        if isinstance(kernel, PagedAttention):
             return _attention(kernel, self.layout.tp, self.layout.kv, self.gpu, step)
         key = id(kernel), step
         if key not in self._predicted:
-            cost, is_row = kernel.cost(step, self.layout), isinstance(kernel, (Product, Between))
+            cost, is_row = kernel.cost(step, self.layout), isinstance(kernel, (StepProduct, BetweenAnchors))
             written = cost.read_bytes - kernel.weights_bytes(self.layout) if is_row else 0
             resident = int(written * kept_share(self.gpu, cost.write_bytes + written))
             self._predicted[key] = _priced(cost, self.gpu, resident)
         return self._predicted[key]
 
-    def _exchanged_s(self, kernel: Experts, step: Step) -> float:
+    def _exchanged_s(self, kernel: ExpertLayer, step: EngineStep) -> float:
         """Seconds in which groups with sequences of their own send tokens to experts and get results back: all tokens
         to all GPUs, or each to those that have its experts, whichever takes less."""
         assert self.cluster is not None
@@ -335,7 +348,7 @@ class GpuSteps:
         own_bytes = nbytes / workers * min(kernel.top_k, ep)
         return min(sum(to_all), 2 * _sent("all_to_all", own_bytes, workers, self.cluster))
 
-    def _message_s(self, kernel: Collective, step: Step) -> float:
+    def _message_s(self, kernel: Collective, step: EngineStep) -> float:
         if self.layout.tp == 1 or not step.tokens:
             return 0.0
         assert self.cluster is not None
@@ -360,6 +373,6 @@ def _priced(cost: Cost, gpu: Gpu, resident_bytes: int) -> Prediction:
 
 
 @lru_cache(maxsize=1 << 16)
-def _attention(kernel: Attention, tp: int, kv: str, gpu: Gpu, step: Step) -> Prediction:
+def _attention(kernel: PagedAttention, tp: int, kv: str, gpu: Gpu, step: EngineStep) -> Prediction:
     """The time of attention."""
     return predict_cost(kernel.cost(step, Layout(tp=tp, kv=kv)), gpu, 0, "graph")

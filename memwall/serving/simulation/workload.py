@@ -62,7 +62,7 @@ class Lengths:
         return [self.least + round(span * (i + 0.5) / count) for i in range(count if span else 1)]
 
 
-class Asked(NamedTuple):
+class AskedRequest(NamedTuple):
     """One request. ``arrival_s`` is None where a client sends it when its last one has ended; ``cached_tokens`` of the
     prompt are in the cache already."""
 
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class RequestLoad:
     """Requests and when they arrive: from ``concurrency`` clients that each wait for an answer before they ask again,
     at random with ``rate_per_s`` (Poisson), or as a ``trace`` says. Lengths are tokens; ``prefix_hit`` is the share of
     a prompt that is in the cache, in whole blocks; ``requests`` in all (None: ten for each client, 200 or more), the
@@ -83,7 +83,7 @@ class Workload:
     generate: Lengths = Lengths(256)
     concurrency: int | None = None
     rate_per_s: float | None = None
-    trace: tuple[Asked, ...] = ()
+    trace: tuple[AskedRequest, ...] = ()
     prefix_hit: float = 0.0
     requests: int | None = None
     warmup: int = 0
@@ -111,23 +111,23 @@ class Workload:
         return whole if self.requests is None else min(self.requests, len(self.trace) or self.requests)
 
     @property
-    def longest(self) -> Asked:
+    def longest(self) -> AskedRequest:
         """The request with the most tokens that can come."""
         if self.trace:
             return max(self.trace, key=lambda asked: asked.prompt_tokens + asked.generated_tokens)
-        return Asked(None, self.prompt.most, self.generate.most)
+        return AskedRequest(None, self.prompt.most, self.generate.most)
 
     def cached(self, prompt_tokens: int) -> int:
         """Tokens of a prompt that are in the cache: whole blocks, and the last token never."""
         return min(int(self.prefix_hit * prompt_tokens), prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
 
-    def typical(self) -> list[Asked]:
+    def typical(self) -> list[AskedRequest]:
         """Requests that stand for all: the trace, or lengths over their ranges, evenly."""
         prompts, generated = self.prompt.evenly(_TYPICAL), self.generate.evenly(_TYPICAL)
-        each = [Asked(None, prompt, tokens) for prompt in prompts for tokens in generated]
+        each = [AskedRequest(None, prompt, tokens) for prompt in prompts for tokens in generated]
         return [asked._replace(cached_tokens=self.cached(asked.prompt_tokens)) for asked in self.trace or each]
 
-    def asked(self) -> Iterator[Asked]:
+    def asked(self) -> Iterator[AskedRequest]:
         """The requests in the order of their arrival."""
         draw, clock_s = random.Random(self.seed), 0.0
         for asked in self.trace[: self.count]:
@@ -136,10 +136,10 @@ class Workload:
             clock_s += draw.expovariate(self.rate_per_s) if self.rate_per_s else 0.0
             prompt = draw.randint(self.prompt.least, self.prompt.most)
             generate = draw.randint(self.generate.least, self.generate.most)
-            yield Asked(clock_s if self.rate_per_s else None, prompt, generate, self.cached(prompt))
+            yield AskedRequest(clock_s if self.rate_per_s else None, prompt, generate, self.cached(prompt))
 
 
-def read_trace(path: str | os.PathLike[str]) -> tuple[Asked, ...]:
+def read_trace(path: str | os.PathLike[str]) -> tuple[AskedRequest, ...]:
     """The requests of a CSV file with the columns :data:`TRACE_COLUMNS`, ordered by arrival, the first at 0 s.
 
     Raises:
@@ -166,11 +166,11 @@ def _cell(record: Mapping[str, str], name: str, where: str, kind: type[N]) -> N:
         raise UsageError(f"{where}: {name} is {record[name][:40]!r}, not {what}") from None
 
 
-def _asked(record: Mapping[str, str], where: str) -> Asked:
+def _asked(record: Mapping[str, str], where: str) -> AskedRequest:
     arrival_s, prompt, generated = (
         _cell(record, "arrival_s", where, float),
         *(_cell(record, name, where, int) for name in TRACE_COLUMNS[1:]),
     )
     if not 0 <= arrival_s < float("inf") or min(prompt, generated) < 1:
         raise UsageError(f"{where}: want an arrival of 0 s or later and 1 token or more of each kind")
-    return Asked(arrival_s, prompt, generated)
+    return AskedRequest(arrival_s, prompt, generated)

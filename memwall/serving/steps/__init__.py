@@ -12,7 +12,7 @@ products of one module that read the same tensor are one; the experts of a mixtu
 activations and residual sums between them are one kernel each; masks and rotary tables are prepared once.
 """
 
-from memwall.serving.steps.plan import Served, served, server_plan
-from memwall.serving.steps.step import Layout, Step
+from memwall.serving.steps.plan import ServedKernels, served, server_plan
+from memwall.serving.steps.step import EngineStep, Layout
 
-__all__ = ["Layout", "Served", "Step", "served", "server_plan"]
+__all__ = ["EngineStep", "Layout", "ServedKernels", "served", "server_plan"]

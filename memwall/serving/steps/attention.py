@@ -8,8 +8,8 @@ from typing import Any
 
 from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost, table_calls
-from memwall.serving.steps.kernels import NO_COST, Kernel, share_of
-from memwall.serving.steps.step import Layout, Step
+from memwall.serving.steps.kernels import NO_COST, StepKernel, share_of
+from memwall.serving.steps.step import EngineStep, Layout
 
 #: engine of whose latent attention all rows are of eager calls -> the one that runs the same kernels (FlashMLA,
 #: CUTLASS, FlashInfer) in a CUDA graph
@@ -17,7 +17,7 @@ _IN_GRAPHS = {"vllm": "sglang"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention(Kernel):
+class PagedAttention(StepKernel):
     """Attention with a paged cache, which rotates queries and keys and stores keys and values; ``window`` is the most
     keys that a query attends to, 0 for all. ``source``: all queries attend to so many keys of an encoder's results,
     which no step but the first writes. An encoder's own attention is not ``causal``, and keeps nothing."""
@@ -31,7 +31,7 @@ class Attention(Kernel):
     source: int = 0
     causal: bool = True
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         heads, kv_heads = share_of(self.heads, layout.tp), share_of(self.kv_heads, layout.tp)
         found = NO_COST
         for batch, folded, queries, keys in _calls(step):
@@ -48,7 +48,7 @@ class Attention(Kernel):
         return held * width * ITEMSIZE[layout.kv or self.dtype]
 
 
-def _calls(step: Step) -> Iterator[tuple[int, int, int, int]]:
+def _calls(step: EngineStep) -> Iterator[tuple[int, int, int, int]]:
     """(sequences, tokens that share the reads of the cache as heads do, new tokens of each, keys of the last one) of
     the attention calls of a step: kernels of decodes fold the tokens that are verified into the heads."""
     if step.decodes:
@@ -58,7 +58,7 @@ def _calls(step: Step) -> Iterator[tuple[int, int, int, int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latent(Kernel):
+class PagedLatent(StepKernel):
     """Multi-head latent attention: decodes attend to the latents themselves (absorbed), prompts to the keys and values
     that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU. ``top_k``: a query attends to
     the latents of no more tokens, which an index chooses; 0: to all."""
@@ -75,7 +75,7 @@ class Latent(Kernel):
     def _widths(self) -> tuple[int, int, int, int]:
         return self.nope, self.rope, self.rank, self.value
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         heads, kv, found = share_of(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
         how: Any = {"engine": _IN_GRAPHS.get(layout.engine, layout.engine), "widths": self._widths}
         for batch, folded, queries, keys in _calls(step):
@@ -105,7 +105,7 @@ def _kv_name(layout: Layout, dtype: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index(Kernel):
+class SparseIndex(StepKernel):
     """The index of sparse attention (DeepSeek-V3.2): ``heads`` queries of ``size`` fp8 numbers score the key of every
     token before, and the ``top_k`` of the largest weighted sums are attended to. The keys, in fp8 with a float32 scale
     each, are a cache of their own, which is, like the index, whole on every GPU."""
@@ -116,7 +116,7 @@ class Index(Kernel):
     #: tokens of a key
     ratio: int = 1
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         found = NO_COST
         for batch, folded, new, keys in _calls(step):
             queries, held = folded * new, keys // self.ratio
@@ -130,7 +130,7 @@ class Index(Kernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed(Kernel):
+class Compressed(StepKernel):
     """Attention of DeepSeek-V4: each query attends to the last ``window`` tokens, and of those before to entries that
     stand for ``ratio`` tokens each (0: it has none): to all, or to the ``top_k`` that an index chooses. One vector of
     ``size`` numbers is key and value of all heads. The cache is on every GPU: the window, the entries, and ``opened``
@@ -144,7 +144,7 @@ class Compressed(Kernel):
     dtype: str
     top_k: int = 0
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         heads, kv, found = share_of(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
         how: Any = {
             "engine": _IN_GRAPHS.get(layout.engine, layout.engine),

@@ -9,7 +9,7 @@ from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost, table_calls
 from memwall.ops.experts import SCHEMES as EXPERTS
 from memwall.ops.quantised import SCHEMES
-from memwall.serving.steps.step import Layout, Step
+from memwall.serving.steps.step import EngineStep, Layout
 
 #: scheme of products -> that of experts, where it is another
 OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4"}
@@ -21,13 +21,13 @@ _NORM_COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class StepKernel:
     """One kernel of a step, or a few that follow one another. ``place`` is not part of it: layers are alike.
     ``beside``: it needs nothing of the experts, nor they of it, so that a second stream runs it next to them."""
 
     beside: bool = False
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         """What it must do on one GPU."""
         raise NotImplementedError
 
@@ -46,7 +46,7 @@ def share_of(count: int, parts: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product(Kernel):
+class StepProduct(StepKernel):
     """``[rows, k] x [k, n]`` with weights. ``split``: the GPUs share its columns (``column``), its rows (``row``) or
     nothing (``whole``). ``of_sequences``: it has a row for each sequence, not for each token."""
 
@@ -58,7 +58,7 @@ class Product(Kernel):
     #: the scheme of its weights, empty for none; None: as the layout says
     own: str | None = None
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         rows, n, k = step.outputs if self.of_sequences else step.tokens, *self._sizes(layout)
         if scheme := self._scheme(layout):
             return table_calls.quantised_product(rows, n, k, scheme, self.dtype, engine=layout.engine)
@@ -79,32 +79,32 @@ class Product(Kernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded(Kernel):
+class Encoded(StepKernel):
     """A kernel of an encoder, or of the keys of its results: it runs once for each sequence, with its first tokens, on
     ``tokens`` rows."""
 
-    kernel: Kernel
+    kernel: StepKernel
     tokens: int
 
     @property
-    def step(self) -> Step:
+    def step(self) -> EngineStep:
         """What it does for one sequence."""
-        return Step(0, 0, ((self.tokens, 0),))
+        return EngineStep(0, 0, ((self.tokens, 0),))
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         return sum((self.kernel.cost(self.step, layout) for _ in range(begun(step))), NO_COST)
 
     def weights_bytes(self, layout: Layout) -> int:
         return self.kernel.weights_bytes(layout)
 
 
-def begun(step: Step) -> int:
+def begun(step: EngineStep) -> int:
     """Sequences that a step begins."""
     return sum(not before for _, before in step.prefills)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State(Kernel):
+class RecurrentState(StepKernel):
     """The update of a state of constant size: the state is read and written once for each sequence, the rest for each
     token."""
 
@@ -113,7 +113,7 @@ class State(Kernel):
     write_bytes: int
     weight_bytes: int
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         state = step.sequences * self.state_bytes
         read = (state + step.tokens * self.read_bytes + self.weight_bytes) // layout.tp
         write = (state + step.tokens * self.write_bytes) // layout.tp
@@ -127,7 +127,7 @@ class State(Kernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts(Kernel):
+class ExpertLayer(StepKernel):
     """The fused layer of a mixture: permute, grouped products, activation, combine. The tokens of a step are those of
     all groups."""
 
@@ -142,7 +142,7 @@ class Experts(Kernel):
     #: whether all tokens choose the same, as the trace assumes
     alike: bool = False
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         return table_calls.experts(
             step.tokens, self.hidden, self.inter, self.top_k, self.count,
             tp=max(layout.stage_gpus // layout.ep, 1), ep=layout.ep, dtype=self._scheme(layout), gated=self.gated,
@@ -163,7 +163,7 @@ class Experts(Kernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Between(Kernel):
+class BetweenAnchors(StepKernel):
     """Element-wise ops and norms between two anchors: bytes of each token, and those read once. ``columns``: the row
     that it reduces over; 0 for none. ``shared``: of tensors that the GPUs share."""
 
@@ -175,7 +175,7 @@ class Between(Kernel):
     shared: bool
     of_sequences: bool = False
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         rows, parts = step.outputs if self.of_sequences else step.tokens, layout.tp if self.shared else 1
         read = (rows * self.read_bytes + self.weight_bytes) // parts
         write = rows * self.write_bytes // parts
@@ -188,27 +188,27 @@ class Between(Kernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective(Kernel):
+class Collective(StepKernel):
     """A message between the GPUs of an engine: ``width`` bytes for each token, or for each sequence."""
 
     op: str
     width: int
     of_sequences: bool = False
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         return NO_COST
 
-    def message_bytes(self, step: Step) -> int:
+    def message_bytes(self, step: EngineStep) -> int:
         """Bytes of the message, as nccl-tests define its size."""
         return self.width * (step.outputs if self.of_sequences else step.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling(Kernel):
+class Sampling(StepKernel):
     """The next token from the logits: their float32 form, its largest, and a sum over it."""
 
     vocabulary: int
 
-    def cost(self, step: Step, layout: Layout) -> Cost:
+    def cost(self, step: EngineStep, layout: Layout) -> Cost:
         count = step.outputs * self.vocabulary
         return table_calls.stream(6 * count, 4 * count, count)

@@ -13,8 +13,8 @@ from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan, not_run
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.serving.steps.kernels import Encoded, Experts, Kernel, Product, Sampling
-from memwall.serving.steps.reading import Read, Reader, sampling
+from memwall.serving.steps.kernels import Encoded, ExpertLayer, Sampling, StepKernel, StepProduct
+from memwall.serving.steps.reading import Reader, ReadRegion, sampling
 from memwall.serving.steps.step import Layout
 
 #: the layer of a module by its name: ``model.layers.3`` of ``model.layers.3.mlp.experts``
@@ -48,14 +48,14 @@ def server_plan(
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedKernels:
     """The kernels of a model on a server, with how many of each a step runs. ``other_bytes`` are weights that no kernel
     reads whole: tables of embeddings. ``layer``: kernels of the last layer that keeps a whole cache. ``within``: it
     is a module of another model, whose head and buffers it shares."""
 
-    kernels: tuple[tuple[Kernel, int], ...]
+    kernels: tuple[tuple[StepKernel, int], ...]
     other_bytes: int
-    layer: tuple[Kernel, ...] = ()
+    layer: tuple[StepKernel, ...] = ()
     within: bool = False
 
     def weights_bytes(self, layout: Layout) -> int:
@@ -68,11 +68,11 @@ class Served:
         """Bytes on one GPU of the cache of a sequence of so many tokens."""
         return sum(n * kernel.kv_bytes(tokens, layout) for kernel, n in self.kernels) // layout.pp
 
-    def guessing(self) -> Served:
+    def guessing(self) -> ServedKernels:
         """A module that guesses the token after the next one (DeepSeek-V3's MTP): a layer like the model's last, and
         its head. The product that joins the two inputs of its layer is left out."""
         head = ((kernel, n) for kernel, n in self.kernels if of_head(kernel))
-        return Served((*Counter(self.layer).items(), *head), 0, within=True)
+        return ServedKernels((*Counter(self.layer).items(), *head), 0, within=True)
 
     def token_bytes(self, tokens: int, layout: Layout) -> int:
         """Bytes on one GPU that one more token adds to that, on average over those that one entry stands for."""
@@ -80,14 +80,14 @@ class Served:
         return (self.kv_bytes(tokens + every, layout) - self.kv_bytes(tokens, layout)) // every
 
 
-def of_head(kernel: Kernel) -> bool:
+def of_head(kernel: StepKernel) -> bool:
     """Whether it runs once for each row of logits."""
     return isinstance(kernel, Sampling) or bool(getattr(kernel, "of_sequences", False))
 
 
 def served(
     graph: Graph, stored: Callable[[str], str | None] = lambda path: None, context: int = 0, prompt: Graph | None = None
-) -> Served:
+) -> ServedKernels:
     """The kernels of a model, from one decode step; ``stored`` and ``context`` as of :class:`Reader`. Of a model with
     an encoder that is in the step of a ``prompt``.
 
@@ -97,8 +97,8 @@ def served(
     reader = Reader(graph, stored, context)
     reads = reader.read()
     alone = _independent(reader)
-    kernels: Counter[Kernel] = Counter()
-    layers: dict[str, list[Kernel]] = {}
+    kernels: Counter[StepKernel] = Counter()
+    layers: dict[str, list[StepKernel]] = {}
     for read in reads:
         kernel = _as_run(read.kernel, reads)
         own = (*read.before, replace(kernel, beside=id(read.region) in alone), *read.after)
@@ -112,10 +112,10 @@ def served(
                        if isinstance(kernel, Encoded))  # fmt: skip
     read_bytes = sum(n * _built(kernel).weights_bytes(Layout()) for kernel, n in kernels.items())
     held_bytes = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
-    return Served(tuple(kernels.items()), max(held_bytes - read_bytes, 0), _last(list(layers.values())))
+    return ServedKernels(tuple(kernels.items()), max(held_bytes - read_bytes, 0), _last(list(layers.values())))
 
 
-def _last(layers: Sequence[Sequence[Kernel]]) -> tuple[Kernel, ...]:
+def _last(layers: Sequence[Sequence[StepKernel]]) -> tuple[StepKernel, ...]:
     """The kernels of the last layer that keeps a whole cache; where others keep none, as their experts are layers of
     their own, with those of the last of these."""
     if not layers:
@@ -126,11 +126,11 @@ def _last(layers: Sequence[Sequence[Kernel]]) -> tuple[Kernel, ...]:
     return tuple(kernel for i in chosen for kernel in layers[i])
 
 
-def _built(kernel: Kernel) -> Kernel:
+def _built(kernel: StepKernel) -> StepKernel:
     """A kernel with its weights as they were traced."""
     if isinstance(kernel, Encoded):
         return replace(kernel, kernel=_built(kernel.kernel))
-    return replace(kernel, own=None) if isinstance(kernel, (Product, Experts)) else kernel
+    return replace(kernel, own=None) if isinstance(kernel, (StepProduct, ExpertLayer)) else kernel
 
 
 def _independent(reader: Reader) -> set[int]:
@@ -148,9 +148,9 @@ def _independent(reader: Reader) -> set[int]:
     return found
 
 
-def _as_run(kernel: Kernel, reads: Iterable[Read]) -> Kernel:
+def _as_run(kernel: StepKernel, reads: Iterable[ReadRegion]) -> StepKernel:
     """A router that the model runs in float32 multiplies in the dtype of its experts, as servers do."""
-    experts = next((read.kernel for read in reads if isinstance(read.kernel, Experts)), None)
-    if experts and isinstance(kernel, Product) and kernel.dtype == "float32" and kernel.n == experts.count:
+    experts = next((read.kernel for read in reads if isinstance(read.kernel, ExpertLayer)), None)
+    if experts and isinstance(kernel, StepProduct) and kernel.dtype == "float32" and kernel.n == experts.count:
         return replace(kernel, dtype=experts.dtype)
     return kernel

@@ -15,9 +15,17 @@ from itertools import pairwise
 from memwall.core.graph import Graph, Op, distinct_bytes
 from memwall.ops.experts import expected_active
 from memwall.serving.steps.caches import CacheReader
-from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Kernel, Product, Sampling
+from memwall.serving.steps.kernels import (
+    BetweenAnchors,
+    Collective,
+    Encoded,
+    ExpertLayer,
+    Sampling,
+    StepKernel,
+    StepProduct,
+)
 from memwall.serving.steps.regions import Region
-from memwall.serving.steps.step import Step
+from memwall.serving.steps.step import EngineStep
 
 #: of a product whose columns GPUs share: engines leave gates and mixers of fewer on each
 _LEAST_COLUMNS = 32
@@ -26,13 +34,13 @@ _WHOLE_CLASSES, _CHOICES = ("reduction", "normalization"), ("topk", "sort", "arg
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadRegion:
     """A region, its kernel, and the messages before it and behind it."""
 
     region: Region
-    kernel: Kernel
-    before: tuple[Kernel, ...] = ()
-    after: tuple[Kernel, ...] = ()
+    kernel: StepKernel
+    before: tuple[StepKernel, ...] = ()
+    after: tuple[StepKernel, ...] = ()
 
 
 class Reader(CacheReader):
@@ -46,10 +54,10 @@ class Reader(CacheReader):
         batch = self._shape[0]
         rows, other = made.numel // made.shape[-1] // batch, copy(self)
         other.encodes = True
-        other.__dict__ |= {"_shape": (batch, rows), "step": Step(0, 0, ((rows, 0),) * batch)}
+        other.__dict__ |= {"_shape": (batch, rows), "step": EngineStep(0, 0, ((rows, 0),) * batch)}
         return other
 
-    def read(self) -> list[Read]:
+    def read(self) -> list[ReadRegion]:
         """All kernels in the order in which they run, prepared ops left out."""
         found = []
         for number, region in enumerate(self.regions):
@@ -61,16 +69,16 @@ class Reader(CacheReader):
                 before = (Collective(op="all_reduce", width=reader._width(self.regions[min(waiting)])),)
                 self._partial -= waiting
             kernel, after = _MAKERS[region.kind](reader, number, region)
-            read = Read(region, kernel, before, after)
+            read = ReadRegion(region, kernel, before, after)
             found.append(read if reader is self else reader.once(read))
         return found
 
-    def once(self, read: Read) -> Read:
+    def once(self, read: ReadRegion) -> ReadRegion:
         """What is read, once for each sequence."""
         wrap = lambda kernel: Encoded(kernel=kernel, tokens=self._shape[1])  # noqa: E731
-        return Read(read.region, wrap(read.kernel), tuple(map(wrap, read.before)), tuple(map(wrap, read.after)))
+        return ReadRegion(read.region, wrap(read.kernel), tuple(map(wrap, read.before)), tuple(map(wrap, read.after)))
 
-    def product(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+    def product(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         ops = [self.graph.ops[i] for i in region.ops]
         made = [self.graph.values[op.outputs[0]].spec for op in ops]
         grouped = "bmm" in ops[0].name  # a matrix for each group of columns
@@ -100,7 +108,7 @@ class Reader(CacheReader):
         own = max(columns, key=columns.__getitem__)
         if own is None and (is_last or not wholes.isdisjoint(_CHOICES)):
             own = ""
-        return Product(n=n, k=k, dtype=made[0].dtype, split=split, of_sequences=of_sequences, own=own), after
+        return StepProduct(n=n, k=k, dtype=made[0].dtype, split=split, of_sequences=of_sequences, own=own), after
 
     def _is_last(self, number: int) -> bool:
         """Whether a region makes logits: the model's output, or what only element-wise ops separate from it."""
@@ -130,7 +138,7 @@ class Reader(CacheReader):
                 found.add(name)
         return found
 
-    def experts(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+    def experts(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         self._partial.add(number)
         products = [op for op in map(self.graph.ops.__getitem__, region.ops) if op.op_class == "contraction"]
         weights = [
@@ -140,7 +148,7 @@ class Reader(CacheReader):
         count, hidden, inter = first.shape[0], first.shape[1], last.shape[1]
         top_k = self._chosen(number)
         touched = {op.attributes["slices"][0] for op in products if "slices" in op.attributes}
-        return Experts(hidden=hidden, inter=inter, count=count, top_k=top_k, dtype=first.dtype,
+        return ExpertLayer(hidden=hidden, inter=inter, count=count, top_k=top_k, dtype=first.dtype,
                        gated=first.shape[2] == 2 * inter, own=self.stored(region.place),
                        alike=top_k in touched and round(expected_active(self.tokens, count, top_k)) > top_k,
                        ), ()  # fmt: skip
@@ -153,7 +161,7 @@ class Reader(CacheReader):
         moved = rows.numel // rows.shape[-1] // self.tokens if len(rows.shape) == 2 else 1
         return next(filter(None, map(self._choice, near)), max(moved, 1))
 
-    def between(self, number: int, region: Region) -> tuple[Kernel, tuple[Collective, ...]]:
+    def between(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         shared = bool(region.reads & self._sharded)
         if shared:
             self._sharded.add(number)
@@ -163,7 +171,7 @@ class Reader(CacheReader):
         fixed, _, data = self._split(value for value in read if value.id not in tables)
         gathered = sum(self.graph.specs(op.outputs)[0].nbytes for op in ops if op.inputs and op.inputs[0] in tables)
         widths = (self.graph.specs(op.inputs)[0].shape[-1] for op in ops if op.op_class in _WHOLE_CLASSES)
-        kernel = Between(
+        kernel = BetweenAnchors(
             read_bytes=(distinct_bytes(data) + gathered) // self.tokens,
             write_bytes=distinct_bytes(written) // self.tokens, weight_bytes=distinct_bytes(fixed),
             columns=max(widths, default=0), itemsize=max((value.spec.itemsize for value in written), default=1),
@@ -179,7 +187,7 @@ _MAKERS = {
 }  # fmt: skip
 
 
-def sampling(graph: Graph) -> tuple[Kernel, ...]:
+def sampling(graph: Graph) -> tuple[StepKernel, ...]:
     """The choice of the next token, which the model leaves to its caller."""
     specs = [graph.values[i].spec for i in graph.outputs]
     widest = max((spec.shape[-1] for spec in specs if len(spec.shape) in (2, 3) and spec.shape[-1] > 1000), default=0)

@@ -38,14 +38,14 @@ class Region:
 
 def regions(graph: Graph, flow: Flow) -> list[Region]:
     """The regions of a step, in the order in which they run; each op is in one."""
-    return _Walk(graph, flow).run()
+    return _RegionWalk(graph, flow).run()
 
 
 def _place(region: Region) -> tuple[int, int]:
     return (region.kind != "prepared", max(region.ops, default=-1))
 
 
-class _Walk:
+class _RegionWalk:
     def __init__(self, graph: Graph, flow: Flow) -> None:
         self.graph, self.flow, self.ops = graph, flow, graph.ops
         self.role = [storage.role for storage in graph.storages]

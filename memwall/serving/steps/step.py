@@ -7,7 +7,7 @@ from functools import cached_property
 
 
 @dataclass(frozen=True)
-class Step:
+class EngineStep:
     """One step of an engine: ``decodes`` sequences make a token each, with ``context_tokens`` in their caches in all;
     each prefill is (new tokens, tokens before them in the cache). ``verified``: tokens of each decoding sequence, more
     than one where drafts are verified."""

@@ -9,7 +9,7 @@ from memwall.core.errors import UsageError
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Value, distinct_bytes
 from memwall.serving.steps.regions import CACHES, Region, regions
-from memwall.serving.steps.step import Step
+from memwall.serving.steps.step import EngineStep
 
 _FIXED = ("parameter", "buffer")
 
@@ -40,15 +40,15 @@ class TracedStep:
         self._partial: set[int] = set()
 
     @cached_property
-    def step(self) -> Step:
+    def step(self) -> EngineStep:
         """The step that was traced."""
         batch, new = self._shape
         own = [region for region in self._of("attention") if not self._is_cross(region)]
         entries = (self._entries(region) * self._ratio(region.place) for region in own)
         before = max([self.context, *(cached for _, cached in map(self._cached, own)), *entries])
         if new == 1 and before:
-            return Step(batch, batch * before)
-        return Step(0, 0, ((new, before),) * batch)
+            return EngineStep(batch, batch * before)
+        return EngineStep(0, 0, ((new, before),) * batch)
 
     @cached_property
     def _shape(self) -> tuple[int, int]:

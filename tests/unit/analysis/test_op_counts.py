@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import memwall
 import memwall.analysis.op_counts
 from memwall.analysis.fused import fuse
-from memwall.analysis.op_counts import Level, OpCounts, op_counts
+from memwall.analysis.op_counts import IrLevel, OpCounts, op_counts
 from memwall.core.errors import UsageError
 from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
@@ -180,10 +180,10 @@ def test_fuse_shows_inductors_levels():
 
 EXAMPLE = OpCounts(
     (
-        Level("ATen", {"aten.mm": 3, "aten._softmax": 1}, 7),
-        Level("core ATen", {"aten.mm": 3, "aten._softmax": 1}, 8),
-        Level("prims", {f"prims.op{i:02}": 30 - i for i in range(14)}, 9),
-        Level("loop IR", {"load": 12, "store": 4}),
+        IrLevel("ATen", {"aten.mm": 3, "aten._softmax": 1}, 7),
+        IrLevel("core ATen", {"aten.mm": 3, "aten._softmax": 1}, 8),
+        IrLevel("prims", {f"prims.op{i:02}": 30 - i for i in range(14)}, 9),
+        IrLevel("loop IR", {"load": 12, "store": 4}),
     ),
     {"aten.mm": 3},
     ("aten.sort",),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memwall.analysis.validation import COLUMNS, devices, measured_points, rows, summary
 from memwall.analysis.validation.devices import ORDER, main_dtype
-from memwall.analysis.validation.pairs import Pair, Run, geomean
+from memwall.analysis.validation.pairs import MeasuredRun, Pair, geomean
 from memwall.core.structure import BadRecord
 from memwall.record.measurement import EXECUTORS, MeasuredKernel, Measurement, Sensors
 from memwall.report.figures.profile import MARKS
@@ -128,7 +128,7 @@ def test_flags_are_counted_by_kernels(device):
         replace(pair, kernel=replace(pair.kernel, sensors=Sensors(flags=f)))
         for pair, f in zip(run.pairs, flags, strict=False)
     ]
-    assert Run(run.measurement, tuple(pairs), None).flags == {"hot": 3, "shared": 1}
+    assert MeasuredRun(run.measurement, tuple(pairs), None).flags == {"hot": 3, "shared": 1}
 
 
 def large(name: str, op_class: str, nbytes: int, us: float) -> Pair:
@@ -145,7 +145,7 @@ def test_streaming_kernels_are_the_large_ones_without_matrix_work(device):
         large("a", "elementwise", 100_000_000, 100), large("b", "normalization", 100_000_000, 62.5),
         large("c", "contraction", 100_000_000, 1000), large("d", "elementwise", 63_999_999, 1000),
     )  # fmt: skip
-    run = Run(run_of(device, "eager").measurement, pairs, None)
+    run = MeasuredRun(run_of(device, "eager").measurement, pairs, None)
     assert [pair.kernel.name for pair in run.streaming] == ["a", "b"]
     assert run.streaming_of_copy == pytest.approx(math.sqrt(0.5 * 0.8))
     assert run_of(device, "eager").streaming_of_copy is None

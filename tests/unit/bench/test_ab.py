@@ -19,7 +19,7 @@ import pytest
 from memwall.bench.ab import ABResult, Side, run_ab
 from memwall.bench.ab import sides as ab_sides
 from memwall.bench.ab.run import BLOCKS, Rules, run_launches, verdict_of
-from memwall.bench.ab.sides import Block, Launch, Round
+from memwall.bench.ab.sides import Round, SideProcesses, StepBlock
 from memwall.bench.machine import Usage
 from memwall.bench.stats import Ratio
 from memwall.core.errors import UsageError
@@ -80,7 +80,7 @@ class FakeSides:
         blocks = {}
         for is_head in (head_first, not head_first):
             step_s = 0.004 * (self.factor if is_head else 1.0) * self.machine.slowness
-            blocks[is_head] = Block(step_s * math.exp(self.chance.gauss(0.0, self.spread)), usage)
+            blocks[is_head] = StepBlock(step_s * math.exp(self.chance.gauss(0.0, self.spread)), usage)
             self.machine.now += self.round_s / 2
         return Round(blocks[False], blocks[True])
 
@@ -299,7 +299,7 @@ def test_each_side_runs_its_own_code(tmp_path, monkeypatch):
     editable install would, and a package named memwall lies in both."""
     base, head = checkout(tmp_path / "base", 64), checkout(tmp_path / "head", 512)
     monkeypatch.setenv("PYTHONPATH", str(head.folder))
-    launch = Launch(base, head, "cpu", 0)
+    launch = SideProcesses(base, head, "cpu", 0)
     pids = [side.pid for side in launch._sides.values()]
     try:
         rounds = [launch.round(head_first=first) for first in (False, True)]
@@ -325,12 +325,12 @@ def test_a_side_that_fails_is_named(tmp_path, failing, line, message):
     models = {"base": MODEL, "head": MODEL, failing: f"{line}\n{MODEL}"}
     base, head = (checkout(tmp_path / name, model=model) for name, model in models.items())
     with pytest.raises(UsageError, match=message):
-        Launch(base, head, "cpu", 0)
+        SideProcesses(base, head, "cpu", 0)
 
 
 def test_options_are_those_of_a_profile(tmp_path):
     with pytest.raises(UsageError, match="no option 'bach' of a timed model; did you mean batch"):
-        ab_sides.Worker()("build", "cpu", Side(tmp_path, "net.py", {"bach": 3}), tmp_path, 0)
+        ab_sides.SideWorker()("build", "cpu", Side(tmp_path, "net.py", {"bach": 3}), tmp_path, 0)
 
 
 def test_the_same_place_of_the_own_checkout_comes_first(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.bench.accuracy import Kind, Row, Scored, kinds, reading, score, score_all, score_files
+from memwall.bench.accuracy import Scored, TableKind, TimedRow, kinds, reading, score, score_all, score_files
 from memwall.bench.accuracy.kinds import OWN
 from memwall.bench.accuracy.page import AccuracyReport
 from memwall.bench.accuracy.scores import floors_s, kappa, percentile, regime, spearman
@@ -19,7 +19,7 @@ from tests.unit.report_fixture import make_profile
 
 
 def row(modeled_s, measured_s, bound_s=None, op_class="elementwise", dtype="float16", gpu="g", dataset="d"):
-    return Row(dataset, gpu, op_class, dtype, modeled_s, measured_s, bound_s)
+    return TimedRow(dataset, gpu, op_class, dtype, modeled_s, measured_s, bound_s)
 
 
 def test_a_cell_by_hand():
@@ -59,8 +59,20 @@ def test_kappa_by_hand():
 
 
 def labelled(measured_s, limited_by, low_s=0.0, high_s=9.0):
-    return Row("d", "g", "c", "t", 1.0, measured_s, limited_by=limited_by, datasheet_limit="bandwidth", low_s=low_s,
-               high_s=high_s, r0_s=0.5, r1_s=2.0)  # fmt: skip
+    return TimedRow(
+        "d",
+        "g",
+        "c",
+        "t",
+        1.0,
+        measured_s,
+        limited_by=limited_by,
+        datasheet_limit="bandwidth",
+        low_s=low_s,
+        high_s=high_s,
+        r0_s=0.5,
+        r1_s=2.0,
+    )
 
 
 def test_regimes_intervals_and_rooflines():
@@ -91,10 +103,10 @@ def test_each_op_of_a_class_has_a_floor_of_its_own():
 
 
 def test_a_time_rounded_to_the_bound_is_no_violation():
-    rounded = Row("d", "g", "c", "t", 1.0, 44.0, 44.4, resolution_s=1.0)
+    rounded = TimedRow("d", "g", "c", "t", 1.0, 44.0, 44.4, resolution_s=1.0)
     assert not rounded.is_violation
-    assert Row("d", "g", "c", "t", 1.0, 44.0, 44.6, resolution_s=1.0).is_violation
-    assert Row("d", "g", "c", "t", 1.0, 44.0, 44.4).is_violation
+    assert TimedRow("d", "g", "c", "t", 1.0, 44.0, 44.6, resolution_s=1.0).is_violation
+    assert TimedRow("d", "g", "c", "t", 1.0, 44.0, 44.4).is_violation
 
 
 @pytest.mark.parametrize(
@@ -141,7 +153,7 @@ def test_a_saved_profile_and_its_table_say_the_same(record, tmp_path):
 
 
 def test_other_tables_may_be_added(tmp_path, monkeypatch):
-    class Theirs(Kind):
+    class Theirs(TableKind):
         def read(self, record, source):
             yield row(float(record["guess"]), float(record["clock"]), dataset="theirs")
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from memwall.bench.calibrate import default_spec_path
-from memwall.bench.calibrate.sampling import Benchmark, Busy, Quantity, measure
+from memwall.bench.calibrate.sampling import Benchmark, Busy, SampledQuantity, measure
 from memwall.bench.calibrate.spec import cpu_spec, cuda_spec
 from memwall.bench.clock import Clocks
 from memwall.core.graph import Pipe, contiguous
@@ -98,7 +98,7 @@ CALL_S = 1e-6
 
 
 def quantity(name, work, seconds, spread=0.01):
-    return Quantity(name, work, seconds + CALL_S, spread, 15, 0)
+    return SampledQuantity(name, work, seconds + CALL_S, spread, 15, 0)
 
 
 def quantities():
@@ -114,7 +114,7 @@ def quantities():
         quantity("weights.cached", 4e6, 1e-3), quantity("weights.dram", 4e6, 1.1e-3, spread=0.2),
         *(quantity(name, 1e9, 1e9 / 60e9) for name in PRODUCTS),
         *(quantity(name, 1e6, 1e6 / 2e9) for name in KERNELS),
-        Quantity("call", 1, CALL_S, 0.02, 15, 0),
+        SampledQuantity("call", 1, CALL_S, 0.02, 15, 0),
     ]  # fmt: skip
     return {row.name: row for row in rows}
 
@@ -194,10 +194,11 @@ def cuda_quantities(board):
              "product.bfloat16": 0.7 * board.peak_flop_per_s[Pipe("tensor", "bfloat16")],
              "product.float32": 0.8 * board.peak_flop_per_s[Pipe("vector", "float32")]}  # fmt: skip
     work = {name: 2 * SIDE**3 if name.startswith("product") else 3 << 30 for name in rates}
-    found = {name: Quantity(name, work[name], work[name] / rate, 0.01, 15, 0) for name, rate in rates.items()}
+    found = {name: SampledQuantity(name, work[name], work[name] / rate, 0.01, 15, 0) for name, rate in rates.items()}
     return found | {
-        "launch": Quantity("launch", 1, 2e-6, 0.01, 15, 0), "dispatch": Quantity("dispatch", 1, 4e-6, 0.01, 15, 0)
-    }  # fmt: skip
+        "launch": SampledQuantity("launch", 1, 2e-6, 0.01, 15, 0),
+        "dispatch": SampledQuantity("dispatch", 1, 4e-6, 0.01, 15, 0),
+    }
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def predicted_s(gpu, name, work):
 def test_what_was_measured_is_predicted(as_measured, share):
     """Whatever the rates are: those of the GPU that it is, and a fifth less or a twentieth more."""
     quantities = {
-        name: Quantity(name, q.work, q.seconds / (1 if name in ("launch", "dispatch") else share), 0.01, 15, 0)
+        name: SampledQuantity(name, q.work, q.seconds / (1 if name in ("launch", "dispatch") else share), 0.01, 15, 0)
         for name, q in cuda_quantities(load_gpu("h200")).items()
     }
     quantities["dram.read"] = cuda_quantities(load_gpu("h200"))["dram.read"]  # else more than the datasheet's
@@ -264,7 +265,7 @@ def test_a_slower_device_has_slower_kernels_of_every_size(as_measured):
     quantities = cuda_quantities(load_gpu("h200"))
     fast = as_measured(H200, quantities)
     product = quantities["product.bfloat16"]
-    quantities["product.bfloat16"] = Quantity("product.bfloat16", product.work, 4 * product.seconds, 0.01, 15, 0)
+    quantities["product.bfloat16"] = SampledQuantity("product.bfloat16", product.work, 4 * product.seconds, 0.01, 15, 0)
     slow = as_measured(H200, quantities)
     for sizes in ((512, 512, 512), (64, 4096, 4096), (4096, 4096, 512)):
         cost = calls.product(*sizes, "bfloat16")

@@ -7,10 +7,10 @@ import statistics
 
 import pytest
 
-from memwall.bench.calibrate.host_spec import KINDS, Measured, host_spec
-from memwall.bench.calibrate.sampling import Benchmark, Quantity, measure
+from memwall.bench.calibrate.host_spec import KINDS, HostMeasured, host_spec
+from memwall.bench.calibrate.sampling import Benchmark, SampledQuantity, measure
 from memwall.bench.clock import Clocks
-from memwall.hardware.host import Host, Work, load_host
+from memwall.hardware.host import Host, HostWork, load_host
 
 #: microseconds of a call, and work where it is not 1: an op takes 1, a module 0.6, a view 0.5, a node 0.3, the CPU's
 #: own product 0.3 and convolution 1.5, a compiled call 10, its parameters 4
@@ -30,14 +30,14 @@ ON_GPU = {
 }  # fmt: skip
 UNITS = {"libraries": 2, "compiled.several": 7, "recurrent.more": 16}
 WORK = {
-    "mlp": Work(op=10, module=10, view=4, launch=10, allocation=10, cublas=4),
-    "convolutional": Work(op=4, launch=4, allocation=4, cudnn=2),
+    "mlp": HostWork(op=10, module=10, view=4, launch=10, allocation=10, cublas=4),
+    "convolutional": HostWork(op=4, launch=4, allocation=4, cudnn=2),
 }
 JOB = {"threads": 1, "rounds": 15, "accept_busy": False}
 
 
 def quantities(us):
-    return {name: Quantity(name, UNITS.get(name, 1), 1e-6 * each, 0.01, 15, 0) for name, each in us.items()}
+    return {name: SampledQuantity(name, UNITS.get(name, 1), 1e-6 * each, 0.01, 15, 0) for name, each in us.items()}
 
 
 def answer(device="cpu"):
@@ -58,7 +58,7 @@ def comments(text):
 
 
 def test_a_loop_takes_what_it_has_and_nets_take_longer():
-    found = Measured.of("cpu", quantities(ON_CPU), WORK)
+    found = HostMeasured.of("cpu", quantities(ON_CPU), WORK)
     assert {kind: round(1e6 * s, 6) for kind, s in found.loops_s.items()} == {
         "op_s": 1, "module_s": 0.6, "view_s": 0.5, "node_s": 0.3, "cublas_s": 0.3, "cudnn_s": 1.5,
         "compiled_call_s": 10, "compiled_parameters_s": 4,
@@ -154,7 +154,7 @@ def test_there_is_a_loop_for_every_kind():
         assert {loop, *besides} <= loops | KINDS["cpu"].keys()
     on_gpu = loops | {"compiled.several", "compiled.replay", "recurrent.few", "recurrent.more"} | KINDS["cuda"].keys()
     assert all({loop, *besides} <= on_gpu for loop, besides in KINDS["cuda"].values())
-    assert {f"{kind}_s" for kind in Work._fields} | {"library_launch_s"} == KINDS["cuda"].keys()
+    assert {f"{kind}_s" for kind in HostWork._fields} | {"library_launch_s"} == KINDS["cuda"].keys()
     for bench in timed:
         if "compiled" not in bench.name:
             bench.run()

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from memwall.bench.clock import Cpu, timing_environment
+from memwall.bench.clock import CpuClock, timing_environment
 from memwall.bench.device import Ready
 from memwall.record.measurement import Sensors
 
@@ -32,13 +32,13 @@ class FakeClocks:
      ("contended: no repetition had 95% of a core",)),
 ])  # fmt: skip
 def test_repetitions_that_lost_the_core(steps, count, samples, flags):
-    found, sensors = Cpu(Sensors, FakeClocks(steps)).samples(Ready(lambda: None, lambda: None), count, 1e9)
+    found, sensors = CpuClock(Sensors, FakeClocks(steps)).samples(Ready(lambda: None, lambda: None), count, 1e9)
     assert (found, sensors.flags) == (samples, flags)
 
 
 def test_a_spent_budget_leaves_one_sample():
     clock = FakeClocks([(100, 100)] * 9)
-    assert len(Cpu(Sensors, clock).samples(Ready(lambda: None, lambda: None), 5, 0.0)[0]) == 1
+    assert len(CpuClock(Sensors, clock).samples(Ready(lambda: None, lambda: None), 5, 0.0)[0]) == 1
 
 
 def test_what_is_written_over_is_put_back_before_each_sample():
@@ -49,7 +49,7 @@ def test_what_is_written_over_is_put_back_before_each_sample():
         seen.append(float(x[0]))
         x.add_(1.0)
 
-    cpu = Cpu(Sensors, FakeClocks([(1, 1)] * 9))
+    cpu = CpuClock(Sensors, FakeClocks([(1, 1)] * 9))
     cpu.samples(Ready(call, lambda: x.fill_(1.0)), 3, 1e9)
     assert seen == [1.0, 1.0, 1.0]
 

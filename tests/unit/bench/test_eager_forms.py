@@ -7,7 +7,7 @@ import torch
 
 import memwall
 from memwall.bench.kernels import eager_forms
-from memwall.bench.kernels.executors import Builder
+from memwall.bench.kernels.executors import KernelBuilder
 from memwall.bench.kernels.oracle import Oracle
 
 ATEN = torch.ops.aten
@@ -36,7 +36,7 @@ def built(module, inputs, name, folder, mode="training"):
     made = memwall.profile(module, inputs, gpu="h200", mode=mode, optimizer=None)
     schedule = made.schedule(made.simulations[0].gpu, "eager")
     group = next(g for g in schedule.plan.groups if made.graph.ops[g.op_ids[0]].name.startswith(name))
-    builder = Builder(made.graph, made.simulations[0].gpu, "cpu", folder)
+    builder = KernelBuilder(made.graph, made.simulations[0].gpu, "cpu", folder)
     return builder, group, Oracle(made.graph, builder.flow, group)
 
 

@@ -15,10 +15,10 @@ import torch
 
 import memwall
 from memwall.analysis.validation import measurements
-from memwall.bench.clock import Cpu
+from memwall.bench.clock import CpuClock
 from memwall.bench.kernels import WorkerPool, measure
 from memwall.bench.kernels.benchmark_run import BenchmarkRun, Limits, plan_work
-from memwall.bench.kernels.executors import Builder, Built
+from memwall.bench.kernels.executors import BuiltKernel, KernelBuilder
 from memwall.bench.kernels.oracle import Oracle, check_numerics
 from memwall.bench.kernels.run import device_spec
 from memwall.core.errors import MissingError, UsageError
@@ -288,11 +288,11 @@ def test_the_mask_of_a_dropout_is_no_number_that_eager_could_be_off_by():
     (drop,) = (op for op in graph.ops if op.name == "aten.native_dropout")
     group = Group((drop.id,), drop.inputs, drop.outputs, profile.costs[0][drop.id])
     oracle = Oracle(graph, Flow.of(graph), group)
-    built = Built(lambda x: torch.native_dropout(x, 0.5, True), tuple(drop.inputs), tuple(drop.outputs))
-    verdict = check_numerics(oracle, built, 0, Cpu(), with_eager=True)
+    built = BuiltKernel(lambda x: torch.native_dropout(x, 0.5, True), tuple(drop.inputs), tuple(drop.outputs))
+    verdict = check_numerics(oracle, built, 0, CpuClock(), with_eager=True)
     assert verdict.passed and verdict.error is not None and verdict.message == ""
     wrong = replace(built, run=lambda x: (x * 1.5, torch.ones_like(x, dtype=torch.bool)))
-    assert not check_numerics(oracle, wrong, 0, Cpu(), with_eager=True).passed
+    assert not check_numerics(oracle, wrong, 0, CpuClock(), with_eager=True).passed
 
 
 def test_every_group_is_compiled_however_many_are_alike(monkeypatch, tmp_path):
@@ -304,7 +304,7 @@ def test_every_group_is_compiled_however_many_are_alike(monkeypatch, tmp_path):
 
     profile = memwall.profile(Alike(), tuple(torch.zeros(n, 3) for n in range(2, 14)), gpu=SPEC)
     graph, gpu = profile.graph, profile.simulations[0].gpu
-    builder = Builder(graph, gpu, "cpu", tmp_path)
+    builder = KernelBuilder(graph, gpu, "cpu", tmp_path)
     compiled = []
 
     def backend(module, inputs):

@@ -13,9 +13,9 @@ import torch
 import memwall
 from memwall.bench.device import Ready, need_compiler
 from memwall.bench.kernels.benchmark_run import ROUNDS, BenchmarkRun, Limits, Result, plan_work, share
-from memwall.bench.kernels.executors import Builder, Built, Choices, choose
+from memwall.bench.kernels.executors import BuiltKernel, Choices, KernelBuilder, choose
 from memwall.bench.kernels.session import Questions, _set_tf32, failure
-from memwall.bench.kernels.workers import Ran, Run, Worker, WorkerFailed, WorkerPool
+from memwall.bench.kernels.workers import KernelRun, KernelWorker, Ran, WorkerFailed, WorkerPool
 from memwall.codegen import NotGenerated
 from memwall.core.cache import keep, kept
 from memwall.core.errors import MissingError
@@ -138,14 +138,14 @@ def test_a_reference_is_a_file_of_its_own(blocks, tmp_path):
     """Dynamo wraps code without a file in one function for all, and gives up after eight of them."""
     gpu = blocks.simulations[0].gpu
     work = plan_work(blocks, gpu, ["eager"])
-    builder = Builder(work.graph, gpu, "cpu", tmp_path)
+    builder = KernelBuilder(work.graph, gpu, "cpu", tmp_path)
     files = {inspect.getsourcefile(builder.eager(job.group).run) for job in work.jobs}
     assert None not in files and len(files) == 4  # two products, a relu, a sigmoid
 
 
 def test_a_product_alone_is_left_to_its_library(blocks, tmp_path):
     gpu = blocks.simulations[0].gpu
-    builder = Builder(blocks.graph, gpu, "cpu", tmp_path)
+    builder = KernelBuilder(blocks.graph, gpu, "cpu", tmp_path)
     products = [job for job in plan_work(blocks, gpu, ["eager"]).jobs if job.estimate.name == "aten.mm"]
     assert len(products) == 2
     for job in products:
@@ -170,7 +170,7 @@ def tunable(times):
         return times[state["BLOCK"]]
 
     configs = tuple({"BLOCK": block} for block in times)
-    return Built(run, (), (), configs=configs, configure=state.update, source="text")
+    return BuiltKernel(run, (), (), configs=configs, configure=state.update, source="text")
 
 
 def ready_of(built):
@@ -301,7 +301,7 @@ class Broken:
 
 @pytest.mark.parametrize(("recovers", "fatal"), [(True, False), (False, True)])
 def test_a_device_that_does_not_answer_after_a_failure_ends_its_worker(recovers, fatal):
-    answer = Questions(Broken(recovers))("run", Run(0, "generated", None, 3, 1.0))
+    answer = Questions(Broken(recovers))("run", KernelRun(0, "generated", None, 3, 1.0))
     assert (answer.status, answer.fatal) == ("failed", fatal)
     assert "something new" in answer.reason
 
@@ -312,7 +312,7 @@ def test_a_block_has_its_share_of_the_time_that_is_left():
     assert Limits(deadline=-math.inf).is_over
 
 
-class Dead(Worker):
+class Dead(KernelWorker):
     """A worker whose process ends with the first kernel, and cannot be started again."""
 
     starts = 0

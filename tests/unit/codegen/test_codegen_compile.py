@@ -11,7 +11,7 @@ import pytest
 
 from memwall.codegen import generate as ours
 from memwall.codegen.compiling import Resources, compile_all, default_cache, read_amdgcn, read_ptxas
-from memwall.codegen.kernel import Kernel, Launch, NotGenerated
+from memwall.codegen.kernel import Kernel, NotGenerated, TritonLaunch
 from memwall.codegen.occupancy import architecture_of, find_target, occupancy
 from memwall.codegen.page import compiled_section
 from memwall.codegen.planned import compiled_plan, with_config
@@ -59,7 +59,7 @@ def columns(x, o, m, n, BLOCK: tl.constexpr):
 def kernel(source: str = POINT, function: str = "point", block: int = 1024, warps: int = 4, **changes) -> Kernel:
     numbers = (("m", "i32"), ("n", "i32")) if function == "columns" else (("n", "i64"),)
     out = "*fp32" if function == "columns" else "*bf16"
-    launch = Launch(function, (("x", "*bf16"), ("o", out), *numbers), {"BLOCK": block}, (1,), warps)
+    launch = TritonLaunch(function, (("x", "*bf16"), ("o", out), *numbers), {"BLOCK": block}, (1,), warps)
     made = Kernel(function, source, (0,), (1,), (0,), (launch,), "pointwise", {"BLOCK": block, "NUM_WARPS": warps})
     return replace(made, **changes)
 
@@ -410,7 +410,7 @@ def test_another_block_size_is_tried_before_the_planner_is_asked():
 
 
 def test_constants_of_the_second_launch_have_its_number():
-    launches = tuple(Launch(name, (), {"BLOCK": 64}, (1,), 4) for name in ("a", "b"))
+    launches = tuple(TritonLaunch(name, (), {"BLOCK": 64}, (1,), 4) for name in ("a", "b"))
     config = {"BLOCK": 128, "BLOCK_1": 32, "NUM_WARPS": 2, "NUM_WARPS_1": 1}
     two = with_config(kernel("BLOCK = 64\nBLOCK_1 = 64\n", launches=launches, configs=({}, config)), 1)
     assert [(x.constants["BLOCK"], x.num_warps) for x in two.launches] == [(128, 2), (32, 1)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwall.codegen.index import Index, Variable, offset, ravel, unravel
+from memwall.codegen.index import AffineIndex, Variable, offset, ravel, unravel
 from memwall.codegen.kernel import NotGenerated
 from memwall.codegen.lowering import locate
 from memwall.codegen.ops.elementwise import _axis_of_quads
@@ -17,11 +17,11 @@ from memwall.core.graph import TensorSpec, contiguous
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=4).map(tuple)
 
 
-def variable(size: int, text: str = "x") -> Index:
-    return Index.of(Variable(text, size, frozenset(text)))
+def variable(size: int, text: str = "x") -> AffineIndex:
+    return AffineIndex.of(Variable(text, size, frozenset(text)))
 
 
-def values(index: Index, size: int) -> list[int]:
+def values(index: AffineIndex, size: int) -> list[int]:
     """The index at every x, by evaluating its text as Python."""
     return [eval(index.text, {"x": x}) for x in range(size)]
 
@@ -80,12 +80,12 @@ def test_a_batch_of_heads_read_as_rows_costs_no_division_twice():
     x = variable(8 * 16 * 512 * 64)
     place = offset(unravel(x, (8, 16, 512, 64)), (512 * 1024, 64, 1024, 1))
     assert place.text == "(x % 64) + 1024 * (x // 64 % 512) + 64 * (x // 32768 % 16) + 524288 * (x // 524288)"
-    assert variable(1) == Index() and variable(1).text == "0"
+    assert variable(1) == AffineIndex() and variable(1).text == "0"
 
 
 def test_two_loops_stay_apart():
-    rows = Index.of(Variable("x", 4096, frozenset("x")))
-    cols = Index.of(Variable("r", 1024, frozenset("r")))
+    rows = AffineIndex.of(Variable("x", 4096, frozenset("x")))
+    cols = AffineIndex.of(Variable("r", 1024, frozenset("r")))
     axes = unravel(rows * 1024 + cols, (8, 512, 1024))
     assert [a.text for a in axes] == ["(x // 512)", "(x % 512)", "r"]
     assert axes[2].axes == frozenset("r")
@@ -112,5 +112,5 @@ def test_gaps_and_overlaps_are_refused():
     ],
 )
 def test_four_random_numbers_of_a_counter_go_to_four_neighbours(place, axis):
-    x, r = (Index.of(Variable(name, 4096, frozenset(name))) for name in "xr")
+    x, r = (AffineIndex.of(Variable(name, 4096, frozenset(name))) for name in "xr")
     assert _axis_of_quads(place(x, r)) == axis

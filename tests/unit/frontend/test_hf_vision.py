@@ -6,7 +6,7 @@ import pytest
 
 from memwall.core.errors import MissingError, UsageError
 from memwall.frontend.hf.classes import model_class
-from memwall.frontend.hf.config import Read
+from memwall.frontend.hf.config import ReadConfig
 from memwall.frontend.targets import resolve
 from memwall.frontend.torch.options import TraceOptions
 from memwall.frontend.torch.run import trace
@@ -132,7 +132,7 @@ class _Unloadable:
 def test_a_package_that_does_not_load_is_what_is_missing(save):
     config = transformers.ViTConfig()
     with pytest.raises(MissingError, match=r"transformers cannot load ViT\w+: torchvision::nms is missing; install"):
-        model_class(_Unloadable(), Read(config=config, raw={}, notes=()), "vit")
+        model_class(_Unloadable(), ReadConfig(config=config, raw={}, notes=()), "vit")
 
 
 def test_a_refusal_says_what_was_assumed_and_how_to_fix_it(save):

@@ -14,7 +14,7 @@ from torch import nn
 
 import memwall
 from memwall.analysis.matching import in_order, match_ops
-from memwall.gate.diff import Cause, Side, _difference, explain, largest, top
+from memwall.gate.diff import Cause, DiffSide, _difference, explain, largest, top
 from memwall.hardware.host import Host
 from memwall.record.profile import Profile
 from tests.unit.one_call import Call
@@ -50,8 +50,8 @@ def profile(model: nn.Module, rows: int = ROWS, policy="eager", **options) -> Pr
     return memwall.profile(model, (torch.randn(rows, WIDTH),), gpu=H100, policy=policy, **options)
 
 
-def side(made: Profile) -> Side:
-    return Side(made, made.simulations[0])
+def side(made: Profile) -> DiffSide:
+    return DiffSide(made, made.simulations[0])
 
 
 def causes(before: Profile, after: Profile) -> list[Cause]:
@@ -60,7 +60,7 @@ def causes(before: Profile, after: Profile) -> list[Cause]:
 
 def assert_adds_up(before: Profile, after: Profile) -> None:
     for one, other in zip(before.simulations, after.simulations, strict=True):
-        found = explain(Side(before, one), Side(after, other))
+        found = explain(DiffSide(before, one), DiffSide(after, other))
         assert sum(c.kernels for c in found) == other.totals.kernels - one.totals.kernels
         assert sum(c.flops for c in found) == other.totals.flops - one.totals.flops
         assert sum(c.dram_bytes for c in found) == other.totals.dram_bytes - one.totals.dram_bytes
@@ -147,7 +147,7 @@ def test_modules_in_another_order_are_no_change():
 def test_equal_profiles_have_no_cause():
     made = profile(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()), policy=("eager", "memwall"), mode="training")
     for schedule in made.simulations:
-        assert explain(Side(made, schedule), Side(made, schedule)) == ()
+        assert explain(DiffSide(made, schedule), DiffSide(made, schedule)) == ()
 
 
 def lose(axis: int):
@@ -176,11 +176,11 @@ def test_a_base_from_a_file_has_the_causes_of_one_that_was_traced(tmp_path):
     assert read.simulations[0].plan is None
     for one, other, ours, theirs in zip(before.simulations, read.simulations, after.simulations, head.simulations,
                                         strict=True):  # fmt: skip
-        traced = explain(Side(before, one), Side(after, ours))
-        assert explain(Side(read, other), Side(after, ours)) == traced
+        traced = explain(DiffSide(before, one), DiffSide(after, ours))
+        assert explain(DiffSide(read, other), DiffSide(after, ours)) == traced
         # of a head that was saved the planner's reasons are not known, and so not the pair of ops that it parted
         figures = [(c.kind, c.count, c.kernels, c.flops, c.dram_bytes, c.time_s) for c in traced]
-        saved = explain(Side(read, other), Side(head, theirs))
+        saved = explain(DiffSide(read, other), DiffSide(head, theirs))
         assert [(c.kind, c.count, c.kernels, c.flops, c.dram_bytes, c.time_s) for c in saved] == figures
 
 

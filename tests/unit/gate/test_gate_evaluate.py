@@ -12,10 +12,10 @@ from torch import nn
 import memwall
 from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.quantities import LIMITS
-from memwall.gate.config import GateConfig, GatedWorkload, Scope, parse_scope
+from memwall.gate.config import GateConfig, GatedWorkload, LimitScope, parse_scope
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.run import run_gate
-from memwall.gate.tracing import Job, Traced, Tree, repeated
+from memwall.gate.tracing import TraceJob, TraceOutcome, Tree, repeated
 from memwall.hardware.host import load_host
 from memwall.record.capture import CAPTURE_KEY
 from memwall.record.profile import Profile
@@ -300,7 +300,7 @@ def test_intermediates_are_what_kernels_write_and_others_read(two, three):
     assert (found.value, fused.simulations[0].totals.kernels) == (0, 1)
 
 
-def gated(folder, head: Profile, base: Profile | None, scope: Scope):
+def gated(folder, head: Profile, base: Profile | None, scope: LimitScope):
     """The result of a gate of one saved profile."""
     head.save(folder / "net.json")
     if base is not None:
@@ -312,7 +312,7 @@ def gated(folder, head: Profile, base: Profile | None, scope: Scope):
 
 def test_a_hundred_gates_of_unchanged_code_are_one(tmp_path):
     made = profile(torch.relu, nn.Linear(WIDTH, WIDTH), policy=["eager", "memwall"], mode="training")
-    found = [gated(tmp_path, made, made, Scope()) for _ in range(100)]
+    found = [gated(tmp_path, made, made, LimitScope()) for _ in range(100)]
     assert {result.verdict for result in found} == {"pass"}
     assert len({result.to_json() for result in found}) == 1
     assert all(c.value == c.baseline for c in found[0].checks)
@@ -323,17 +323,17 @@ def test_a_hundred_gates_of_unchanged_code_are_one(tmp_path):
 
 def test_smaller_inputs_are_noted(tmp_path, two):
     smaller = profile(torch.relu, torch.tanh, rows=16)
-    result = gated(tmp_path, smaller, two, Scope())
+    result = gated(tmp_path, smaller, two, LimitScope())
     assert result.verdict == "pass"
     assert "net: inputs float32[16, 32] where the base has float32[64, 32]" in result.baseline.notes
     linear = nn.Linear(WIDTH, WIDTH)
-    notes = gated(tmp_path, profile(linear, mode="training"), profile(linear), Scope()).baseline.notes
+    notes = gated(tmp_path, profile(linear, mode="training"), profile(linear), LimitScope()).baseline.notes
     assert "net: mode training where the base has inference" in notes
 
 
 def test_breaks_are_judged_by_default_where_either_side_knows_them(tmp_path, two):
     def breaks(head: Profile, base: Profile) -> list[str]:
-        return [c.verdict for c in gated(tmp_path, head, base, Scope()).checks if c.quantity == "graph_breaks"]
+        return [c.verdict for c in gated(tmp_path, head, base, LimitScope()).checks if c.quantity == "graph_breaks"]
 
     assert breaks(captured(two, 1), captured(two, 1)) == ["pass"]
     assert breaks(captured(two, 2), captured(two, 1)) == ["fail"]
@@ -346,7 +346,7 @@ def test_breaks_are_judged_by_default_where_either_side_knows_them(tmp_path, two
 class SaidToRun:
     """Tracers that note the jobs and find what they are told."""
 
-    def __init__(self, row: Traced) -> None:
+    def __init__(self, row: TraceOutcome) -> None:
         self.row, self.jobs = row, []
 
     def traced(self, jobs):
@@ -357,9 +357,9 @@ class SaidToRun:
 @pytest.mark.parametrize("real", [False, True])
 def test_a_workload_is_repeated_on_the_tensors_that_it_had(real):
     """Strides of real tensors may differ from those without data, which is no difference between two traces."""
-    row = Traced("net", profile(torch.relu), real=real)
+    row = TraceOutcome("net", profile(torch.relu), real=real)
     tracers = SaidToRun(row)
-    (again,) = repeated([({"net": row}, Tree(Path()), Job("net", "net.py", {}, (), ()))], tracers)
+    (again,) = repeated([({"net": row}, Tree(Path()), TraceJob("net", "net.py", {}, (), ()))], tracers)
     assert again == row
     assert tracers.jobs
     assert {job.options.get("real", False) for job in tracers.jobs} == {real}

@@ -15,7 +15,7 @@ from memwall.analysis.quantities import LIMITS
 from memwall.cli import main
 from memwall.core.errors import UsageError
 from memwall.gate.figure import trend_chart
-from memwall.gate.history import SCHEMA, Row, append, commits, committed, entry_of, read, steps, trends
+from memwall.gate.history import SCHEMA, HistoryRow, append, commits, committed, entry_of, read, steps, trends
 from memwall.gate.history_page import CSV_COLUMNS, HistoryReport
 from memwall.report import render
 from memwall.report.figures.scene import Dot, Stroke, Text, drawn
@@ -28,9 +28,9 @@ def render_history(rows, kind, quantities=()):
     return render(HistoryReport(rows, quantities), kind)
 
 
-def row(commit: str = A, day: int = 1, version: str = "1.0", gpu: str = "old", **figures: float) -> Row:
+def row(commit: str = A, day: int = 1, version: str = "1.0", gpu: str = "old", **figures: float) -> HistoryRow:
     figures = figures or {"time_s": 1e-3, "dram_bytes": 1000, "kernels": 10, "peak_memory": 5000, "mfu": 0.5}
-    return Row(commit, f"2026-01-{day:02d}T00:00:00Z", version, "net", "inference", gpu, "eager", figures)
+    return HistoryRow(commit, f"2026-01-{day:02d}T00:00:00Z", version, "net", "inference", gpu, "eager", figures)
 
 
 # -- entries -----------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_step_from_nothing_has_no_change():
 # -- the trend ---------------------------------------------------------------------------------------------------------
 
 
-def trend() -> tuple[Row, ...]:
+def trend() -> tuple[HistoryRow, ...]:
     days = ((A, 1, "1.0", 100), (B, 2, "1.0", 117), (C, 3, "2.0", 200), (D, 4, "2.0", 150))
     return tuple(
         row(commit, day, version, gpu,

@@ -7,10 +7,10 @@ import pytest
 
 from memwall.core.errors import UsageError
 from memwall.hardware.gpu import Gpu
-from memwall.hardware.host import SCHEMA, Host, Work, default_host, host_names, load_host
+from memwall.hardware.host import SCHEMA, Host, HostWork, default_host, host_names, load_host
 from memwall.hardware.lookup import load_gpu
 
-OTHERS = "".join(f"{kind}_s = 0\n" for kind in Work._fields if kind not in ("op", "launch"))
+OTHERS = "".join(f"{kind}_s = 0\n" for kind in HostWork._fields if kind not in ("op", "launch"))
 MINE = f'schema = "{SCHEMA}"\nname = "mine"\nop_s = 2e-6\nlaunch_s = 3e-6\n{OTHERS}'
 
 
@@ -30,22 +30,22 @@ def error_of(folder: Path, text: str) -> str:
 
 def test_each_kind_of_work_has_its_seconds() -> None:
     seconds = {name for name in Host.__slots__ if name.endswith("_s")} - {"library_launch_s"}  # in the layer's model
-    assert {f"{kind}_s" for kind in Work._fields} == seconds
+    assert {f"{kind}_s" for kind in HostWork._fields} == seconds
     # an op, 2 modules, half a view and 3 launches: 1 + 2 x 10 + 0.5 x 4 + 3 x 100
     host = Host("made up", op_s=1.0, module_s=10.0, view_s=4.0, launch_s=100.0, compiled_kernel_s=7.0)
-    work = Work(op=1, module=2, view=0.5, launch=3)
+    work = HostWork(op=1, module=2, view=0.5, launch=3)
     assert host.issue_s(work) == 323.0
     assert host.split_s(work) == (123.0, 200.0, 0.0)  # two launches after the first
-    assert host.split_s(Work(compiled_kernel=2)) == (7.0, 7.0, 0.0)
+    assert host.split_s(HostWork(compiled_kernel=2)) == (7.0, 7.0, 0.0)
     assert host.scaled(2).issue_s(work) == 646.0
 
 
 def test_a_share_of_a_lone_call_comes_after_its_launch() -> None:
     host = Host("made up", op_s=8.0, replay_s=62.0, compiled_call_s=5.0, op_after=0.25, replay_after=0.5)
-    assert host.split_s(Work(op=1), is_lone=True) == (6.0, 0.0, 2.0)
-    assert host.split_s(Work(replay=1), is_lone=True) == (31.0, 0.0, 31.0)
-    assert host.split_s(Work(compiled_call=1), is_lone=True) == (5.0, 0.0, 0.0)
-    assert host.split_s(Work(op=1)) == (8.0, 0.0, 0.0)
+    assert host.split_s(HostWork(op=1), is_lone=True) == (6.0, 0.0, 2.0)
+    assert host.split_s(HostWork(replay=1), is_lone=True) == (31.0, 0.0, 31.0)
+    assert host.split_s(HostWork(compiled_call=1), is_lone=True) == (5.0, 0.0, 0.0)
+    assert host.split_s(HostWork(op=1)) == (8.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("name", host_names())
@@ -55,18 +55,18 @@ def test_files_state_every_number_with_its_source(name: str) -> None:
     numbers = {line.partition(" ")[0] for line in lines if "  # " in line and line[0].isalpha()}
     assert numbers == {*Host.__slots__}
     host = load_host(name)
-    assert host.name == name and host.is_assumed and min(host.issue_s(Work(*one)) for one in _ones()) > 0
+    assert host.name == name and host.is_assumed and min(host.issue_s(HostWork(*one)) for one in _ones()) > 0
 
 
 def _ones():
-    return [[float(i == j) for j in range(len(Work._fields))] for i in range(len(Work._fields))]
+    return [[float(i == j) for j in range(len(HostWork._fields))] for i in range(len(HostWork._fields))]
 
 
 def test_a_cloud_machine_is_slower_and_within_the_range_of_a_bare_one() -> None:
     bare, cloud = load_host("bare-metal"), load_host("cloud-vm")
     assert default_host() == bare
     for one in _ones():
-        ratio = cloud.issue_s(Work(*one)) / bare.issue_s(Work(*one))
+        ratio = cloud.issue_s(HostWork(*one)) / bare.issue_s(HostWork(*one))
         assert 1 < ratio <= 3.7  # a call of compiled code: 3.66
 
 

@@ -19,7 +19,7 @@ from memwall.core.errors import MissingError, UsageError
 from memwall.core.graph import Graph, Op, Storage, Value, contiguous
 from memwall.inductor import Lowered
 from memwall.inductor.compiled import kernels_of
-from memwall.inductor.owners import Launch, own
+from memwall.inductor.owners import ScheduleNode, own
 from tests.unit.one_call import Call
 from tests.unit.places import ROOT
 
@@ -377,12 +377,14 @@ def chain(count: int) -> Graph:
     return Graph(values, storages, ops, inputs=(0,), outputs=(count,))
 
 
-def triton(name, computes, hands_on=(), reads=(), writes=(), **more) -> Launch:
+def triton(name, computes, hands_on=(), reads=(), writes=(), **more) -> ScheduleNode:
     """A launch that comes to the result of each op that it computes: one element, 4 bytes."""
     sets = [frozenset(s) for s in (reads, writes)]
     computes = computes if isinstance(computes, dict) else dict.fromkeys(computes, 1)
     concerns = frozenset((*computes, *hands_on))
-    return Launch(name, "triton", computes, frozenset(computes), dict.fromkeys(hands_on, 4), concerns, *sets, **more)
+    return ScheduleNode(
+        name, "triton", computes, frozenset(computes), dict.fromkeys(hands_on, 4), concerns, *sets, **more
+    )
 
 
 #: ops of the chain, launches of each graph -> name, own and recomputed ops of each kernel
@@ -428,7 +430,7 @@ def test_the_stages_of_a_reduction_are_one_kernel():
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_launch_that_owns_nothing_goes_to_the_op_whose_work_it_does(order):
     """It adds the bias of a convolution and takes the means of a norm, whose main part comes after it."""
-    call = Launch("conv", "extern", {0: 1}, frozenset({0}), concerns=frozenset({0}), writes=frozenset({"conv"}))
+    call = ScheduleNode("conv", "extern", {0: 1}, frozenset({0}), concerns=frozenset({0}), writes=frozenset({"conv"}))
     means = replace(triton("means", {1: 8}, order, {"conv"}, {"means"}), hands_on=dict.fromkeys(order, 4))
     norm = triton("norm", {1: 1000, 2: 1000}, {1, 2}, {"means"}, {"norm"})
     found = own(chain(3), range(3), [[call, means, norm]])
@@ -443,7 +445,7 @@ def test_an_op_that_vanished_goes_to_its_reader_at_no_cost():
 
 
 def test_a_library_call_owns_the_op_though_its_bias_is_added_elsewhere():
-    call = Launch("mm", "extern", {0: 1}, frozenset({0}))
+    call = ScheduleNode("mm", "extern", {0: 1}, frozenset({0}))
     (first, second) = own(chain(2), range(2), [[call, triton("bias_relu", {0, 1}, {0, 1})]])
     assert (first.op_ids, second.op_ids, second.recomputes) == ((0,), (1,), ())
 
@@ -453,7 +455,7 @@ def test_copies_made_for_a_librarys_call_are_in_memory():
     made_for_call = frozenset({0, 1, 2, 3})
     copies = [replace(triton(f"copy{i}", {0, 1, 2}, writes={f"buf{i}"}), concerns=made_for_call) for i in range(3)]
     read = frozenset({"buf0", "buf1", "buf2"})
-    call = Launch("attention", "extern", {3: 1}, frozenset({3}), concerns=frozenset({3}), reads=read)
+    call = ScheduleNode("attention", "extern", {3: 1}, frozenset({3}), concerns=frozenset({3}), reads=read)
     found = own(chain(4), range(4), [[*copies, call]])
     assert [(k.op_ids, k.recomputes, k.launches) for k in found] == [((0, 1, 2), (), 1), ((3,), (), 3)]
 

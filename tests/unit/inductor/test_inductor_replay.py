@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from memwall.core.graph import TensorSpec, contiguous
 from memwall.frontend.targets import resolve
 from memwall.frontend.targets.loading import load_file
-from memwall.fusion.view_steps import Step, row_major_order, view_steps
+from memwall.fusion.view_steps import ViewStep, row_major_order, view_steps
 from tests.unit.places import ROOT
 from tests.unit.replay_real import compare
 
@@ -20,7 +20,7 @@ def _seed():
     torch.manual_seed(0)
 
 
-def applied(tensor: torch.Tensor, steps: list[Step]) -> torch.Tensor:
+def applied(tensor: torch.Tensor, steps: list[ViewStep]) -> torch.Tensor:
     calls = {"view": torch.Tensor.view, "permute": torch.Tensor.permute, "select": torch.Tensor.select,
              "slice": lambda t, axis, start, stop: t.narrow(axis, start, stop - start),
              "unsqueeze": torch.Tensor.unsqueeze, "expand": torch.Tensor.expand,

@@ -10,7 +10,7 @@ from memwall.bench.accuracy import score_files
 from memwall.core.graph import Pipe
 from memwall.hardware.constants import AttentionConstants
 from memwall.hardware.lookup import load_gpu
-from memwall.ops.product_launches import Attention
+from memwall.ops.product_launches import FusedAttention
 from memwall.perfmodel.attention import predict as terms_of
 from memwall.perfmodel.families import constants, explain, predict
 from memwall.perfmodel.roofline import launch_floor_s
@@ -35,7 +35,7 @@ def attention(batch, heads, queries, keys, size, *, causal=True, kv_heads=None, 
         "read_bytes": query + cache + (2 * query if backward else 0),
         "write_bytes": query + cache if backward else query,
     }  # fmt: skip
-    return Attention(**named | given, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys,
+    return FusedAttention(**named | given, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys,
                      head_size=size, value_size=size, pairs=pairs, backward=backward)  # fmt: skip
 
 

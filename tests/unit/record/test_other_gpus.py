@@ -14,7 +14,7 @@ from torch import nn
 import memwall
 from memwall.core.errors import UsageError
 from memwall.hardware.chips import CHIPS, chip_of
-from memwall.ops.sdpa import Call
+from memwall.ops.sdpa import AttentionCall
 from memwall.pipeline import of_another_gpu, resimulate
 from tests.unit.places import REFERENCE
 
@@ -164,7 +164,7 @@ def test_a_damaged_attention_op_is_refused(tmp_path, key):
 def test_every_chip_takes_one_of_the_forms_of_a_call():
     made = memwall.profile(Net(), (X,), gpu="h100-sxm", dtype="float16")
     kind = made.attention.kinds[0]
-    call = Call.of(made.attention.traced, made.attention.traced.ops[kind.op])
+    call = AttentionCall.of(made.attention.traced, made.attention.traced.ops[kind.op])
     assert {call.backend(chip) for chip in CHIPS.values()} == set(kind.forms)
     assert call.backend(chip_of(memwall.load_gpu("b200-sxm"))) == "flash"
 

@@ -10,7 +10,7 @@ import pytest
 from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.core.errors import UsageError
 from memwall.report import render
-from memwall.report.figures.labels import Box, Line, Placer
+from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.profile import compute_roofs, memory_roofs
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
@@ -63,7 +63,7 @@ def test_roofs_are_those_used_and_the_context(profile):
 def test_labels_keep_off_each_other_points_lines_and_the_frame():
     frame = Box(0, 0, 400, 300)
     points = [(50 + 9 * i, 150.0, 6.0) for i in range(30)]
-    line = Line(0, 180, 400, 180)
+    line = LabelLine(0, 180, 400, 180)
     placer = Placer(frame, [Box(x - r, y - r, x + r, y + r) for x, y, r in points], [line])
     placed = [placer.place(x, y, r, 50, 10) for x, y, r in points]
     boxes = [box for box, _ in filter(None, placed)]

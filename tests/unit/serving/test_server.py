@@ -11,9 +11,9 @@ from memwall.hardware.cluster import cluster_of
 from memwall.hardware.engine import ENGINES, EngineHost, engine_host
 from memwall.serving import serve
 from memwall.serving.simulation.timing import GpuSteps
-from memwall.serving.steps import Layout, Step, served
-from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
-from memwall.serving.steps.kernels import Between, Collective, Experts, Product
+from memwall.serving.steps import EngineStep, Layout, served
+from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent, SparseIndex
+from memwall.serving.steps.kernels import BetweenAnchors, Collective, ExpertLayer, StepProduct
 from tests.unit.configs import LLAMA, target_of
 from tests.unit.places import shared
 
@@ -86,18 +86,18 @@ def test_each_op_is_in_one_group_and_masks_are_prepared(traced):
 
 def test_windows_and_sinks_are_seen(traced):
     model = served(traced(GPT_OSS, batch=2, context=1000).graph)
-    windows = {kernel.window: n for kernel, n in of(model, Attention)}
+    windows = {kernel.window: n for kernel, n in of(model, PagedAttention)}
     assert windows == {128: 1, 0: 1}
-    assert [(k.heads, k.kv_heads, k.head_size) for k, _ in of(model, Attention)] == [(8, 2, 64)] * 2
+    assert [(k.heads, k.kv_heads, k.head_size) for k, _ in of(model, PagedAttention)] == [(8, 2, 64)] * 2
     token = 2 * 2 * 64 * 2
     assert model.kv_bytes(1000, Layout()) == (128 + 1000) * token
 
 
 def test_mixtral_at_batch_1_touches_2_of_8_experts(traced):
     model = served(traced(MIXTRAL, batch=2, context=100).graph)
-    ((experts, count),) = of(model, Experts)
+    ((experts, count),) = of(model, ExpertLayer)
     assert (experts.count, experts.top_k, experts.gated, count) == (8, 2, True, 2)
-    cost = experts.cost(Step(1, 100), Layout())
+    cost = experts.cost(EngineStep(1, 100), Layout())
     one = 3 * 4096 * 14336 * 2  # an expert's three matrices in bfloat16: 352,321,536 bytes
     assert cost.read_bytes == pytest.approx(2 * one, rel=1e-3)
     assert cost.total_flops == 2 * 2 * 3 * 4096 * 14336
@@ -105,7 +105,7 @@ def test_mixtral_at_batch_1_touches_2_of_8_experts(traced):
 
 def test_deepseek_holds_576_numbers_of_a_token_and_layer(traced):
     model = served(traced(DEEPSEEK | {"num_hidden_layers": 61}, batch=2, context=100).graph)
-    ((latent, count),) = of(model, Latent)
+    ((latent, count),) = of(model, PagedLatent)
     assert (latent.rank, latent.rope, latent.nope, latent.value, latent.heads, count) == (512, 64, 128, 128, 128, 61)
     assert model.kv_bytes(1, Layout()) == 70_272  # 576 numbers of 2 bytes in each of 61 layers
     assert model.kv_bytes(1, Layout(tp=8)) == model.kv_bytes(1, Layout())  # every GPU holds the latents
@@ -160,7 +160,7 @@ def test_keys_and_values_that_are_made_of_latents_are_held_as_latents(tmp_path, 
     path = tmp_path / "net.py"
     path.write_text(EXPANDED.replace("MASKED", str(masked)), encoding="utf-8")
     model = served(memwall.profile(str(path), mode="decode", gpu="h100", batch=2, context=32).graph)
-    ((latent, count),) = of(model, Latent)
+    ((latent, count),) = of(model, PagedLatent)
     assert (latent.heads, latent.nope, latent.rope, latent.rank, latent.value, count) == (4, 16, 8, 16, 16, 1)
     assert latent.kv_bytes(1, Layout()) == (16 + 8) * 4
 
@@ -170,7 +170,7 @@ def test_all_weights_are_counted_once_and_shared_as_megatron_does(traced):
     model = served(profile.graph)
     held = profile.graph.role_bytes["parameter"]
     assert model.weights_bytes(Layout()) == held == 2 * 8_030_261_248
-    splits = {(k.n, k.k): k.split for k, _ in of(model, Product)}
+    splits = {(k.n, k.k): k.split for k, _ in of(model, StepProduct)}
     assert splits == {
         (6144, 4096): "column", (4096, 4096): "row", (28672, 4096): "column", (4096, 14336): "row",
         (128256, 4096): "column",
@@ -189,7 +189,7 @@ def test_one_trace_gives_the_bytes_of_any_batch_and_context(traced, fields):
     model = served(traced(fields, batch=2, context=700).graph)
     for batch, context in ((1, 130), (7, 533), (64, 2048)):
         again = served(traced(fields, batch=batch, context=context).graph)
-        step = Step(batch, batch * context)
+        step = EngineStep(batch, batch * context)
         ours, theirs = (sum(n * k.cost(step, Layout()).bytes for k, n in m.kernels) for m in (model, again))
         assert ours == (theirs if batch > 1 else pytest.approx(theirs, rel=1e-7))  # of one sample a choice is a view
 
@@ -197,7 +197,7 @@ def test_one_trace_gives_the_bytes_of_any_batch_and_context(traced, fields):
 def test_a_prompt_runs_the_same_kernels(traced):
     prompt = traced(LLAMA | {"num_hidden_layers": 2}, mode="prefill", batch=1, prompt=64)
     model = served(traced(LLAMA | {"num_hidden_layers": 2}, batch=2, context=100).graph)
-    step = Step(0, 0, ((64, 0),))
+    step = EngineStep(0, 0, ((64, 0),))
     schedule = prompt.schedule(memwall.load_gpu("h100-sxm"), "server")
     planned = sum(kernel.flops for kernel in schedule.kernels)
     assert planned == sum(n * kernel.cost(step, Layout()).total_flops for kernel, n in model.kernels)
@@ -206,27 +206,29 @@ def test_a_prompt_runs_the_same_kernels(traced):
 def test_an_index_chooses_the_latents_that_are_read(traced):
     """DeepSeek-V3.2: 64 queries of 128 fp8 numbers score every token, and attention reads 2,048 of them."""
     model = served(traced(SPARSE, batch=2, context=4000).graph)
-    ((index, count),) = of(model, Index)
+    ((index, count),) = of(model, SparseIndex)
     assert (index.heads, index.size, index.top_k, count) == (64, 128, 2048, 2)
-    ((latent, _),) = of(model, Latent)
+    ((latent, _),) = of(model, PagedLatent)
     assert latent.top_k == 2048
     assert model.kv_bytes(1, Layout()) == 2 * (576 * 2 + 128 + 4) == model.kv_bytes(1, Layout(tp=8))
     assert 61 * (576 * 2 + 132) == 78_324  # of all 61 layers
     # every key of 10,000 tokens before and the new one; the 64 queries and their scales; scores out, in, and the chosen
     read = 10_001 * 132 + 64 * 132
     scores = 4 * 10_001
-    assert index.cost(Step(1, 10_000), Layout()).bytes == read + scores + scores + 4 * 2048
+    assert index.cost(EngineStep(1, 10_000), Layout()).bytes == read + scores + scores + 4 * 2048
     # attention of one sequence: latents of 2,048 tokens however long it is
-    longer, long = (latent.cost(Step(1, n), Layout()).bytes for n in (100_000, 10_000))
+    longer, long = (latent.cost(EngineStep(1, n), Layout()).bytes for n in (100_000, 10_000))
     assert longer == long
-    all_of_them = latent.cost(Step(1, 2047), Layout())
+    all_of_them = latent.cost(EngineStep(1, 2047), Layout())
     assert all_of_them.bytes == long
     # a prompt of 3,000: the first 2,048 queries see all before, the others 2,048
     pairs = 2048 * 2049 // 2 + 952 * 2048
-    prompt = latent.cost(Step(0, 0, ((3000, 0),)), Layout())
+    prompt = latent.cost(EngineStep(0, 0, ((3000, 0),)), Layout())
     around = 2 * 3000 * 128 * 512 * (128 + 128)
     assert prompt.total_flops == 2 * 128 * pairs * (192 + 128) + around
-    assert index.cost(Step(0, 0, ((3000, 0),)), Layout()).total_flops == pytest.approx(3000**2 * 128 * 64, rel=1e-3)
+    assert index.cost(EngineStep(0, 0, ((3000, 0),)), Layout()).total_flops == pytest.approx(
+        3000**2 * 128 * 64, rel=1e-3
+    )
 
 
 def test_layers_may_share_an_index(traced):
@@ -236,14 +238,14 @@ def test_layers_may_share_an_index(traced):
         "indexer_types": ["full", "shared", "full", "shared"], "mlp_layer_types": ["dense"] * 4,
     }  # fmt: skip
     model = served(traced(fields, batch=2, context=4000).graph)
-    assert [(kernel.top_k, n) for kernel, n in of(model, Latent)] == [(2048, 4)]
+    assert [(kernel.top_k, n) for kernel, n in of(model, PagedLatent)] == [(2048, 4)]
     assert model.kv_bytes(1, Layout()) == 4 * 576 * 2 + 2 * 132
 
 
 def test_a_prompt_with_an_index_runs_the_same_kernels(traced):
     profile = traced(SPARSE, mode="prefill", batch=1, prompt=3000)
     schedule = profile.schedule(memwall.load_gpu("h100-sxm"), "server")
-    model, step = served(traced(SPARSE, batch=2, context=4000).graph), Step(0, 0, ((3000, 0),))
+    model, step = served(traced(SPARSE, batch=2, context=4000).graph), EngineStep(0, 0, ((3000, 0),))
     planned = sum(kernel.flops for kernel in schedule.kernels)
     assert planned == sum(n * kernel.cost(step, Layout()).total_flops for kernel, n in model.kernels)
 
@@ -264,16 +266,16 @@ def test_deepseek_v4_attends_to_entries_of_several_tokens(traced, context):
     opened = 3 * 2 * (2 * 512 + 2 * 128) * 2 + 127 * 2 * 512 * 2
     assert model.kv_bytes(n, Layout()) == model.kv_bytes(n, Layout(tp=8)) == 4 * 128 * 512 * 2 + entries + opened
     assert model.token_bytes(n, Layout()) == (512 * 2 + 128 + 4) // 4 + 512 * 2 // 128
-    costs = {(kernel.ratio, n): kernel.cost(Step(1, 32_767), Layout()) for kernel, n in of(model, Compressed)}
+    costs = {(kernel.ratio, n): kernel.cost(EngineStep(1, 32_767), Layout()) for kernel, n in of(model, Compressed)}
     seen = {(0, 2): 128, (4, 1): 128 + 512, (128, 1): 128 + 256}
     assert {key: cost.total_flops for key, cost in costs.items()} == {
         key: keys * 64 * 2 * 2 * 512 for key, keys in seen.items()
     }
     for key, keys in seen.items():  # and queries, results and the new vector
         assert costs[key].read_bytes - keys * 512 * 2 == pytest.approx(64 * 512 * 2, rel=0.02)
-    (index, _), *none = of(model, Index)
+    (index, _), *none = of(model, SparseIndex)
     assert (index.ratio, index.heads, index.size, index.top_k, none) == (4, 64, 128, 512, [])
-    experts = {(kernel.count, kernel.top_k) for kernel, _ in of(model, Experts)}
+    experts = {(kernel.count, kernel.top_k) for kernel, _ in of(model, ExpertLayer)}
     assert experts == {(256, 6)}  # by a table of tokens in the first three layers
 
 
@@ -289,7 +291,7 @@ def test_other_models_have_no_server(tmp_path):
 @pytest.mark.defect("39b")
 def test_experts_that_no_server_runs_are_refused_in_words():
     """A mixture in float32, as a configuration without a dtype is, was an internal error of memwall serve."""
-    experts = Experts(hidden=64, inter=128, count=4, top_k=2, gated=True, dtype="float32")
+    experts = ExpertLayer(hidden=64, inter=128, count=4, top_k=2, gated=True, dtype="float32")
     with pytest.raises(UsageError, match=r"experts in float32: cast the model first \(--dtype bfloat16\)"):
         experts.weights_bytes(Layout())
 
@@ -311,16 +313,16 @@ def test_groups_with_sequences_of_their_own_each_decode_their_part(traced):
 
 def test_experts_have_the_tokens_of_all_groups_and_send_them(traced):
     model = served(traced(MIXTRAL, batch=2, context=100).graph)
-    ((experts, count),) = of(model, Experts)
+    ((experts, count),) = of(model, ExpertLayer)
     layout = Layout(dp=4, ep=4)
     whole, parted = experts.weights_bytes(Layout()), experts.weights_bytes(layout)
     assert parted == whole / 4
     # 64 tokens choose 2 of 8 experts: 128 rows, a quarter of them on each GPU
-    assert experts.cost(Step(64, 0), layout).total_flops == 32 * 2 * 3 * 4096 * 14336
+    assert experts.cost(EngineStep(64, 0), layout).total_flops == 32 * 2 * 3 * 4096 * 14336
     steps = steps_of(model, layout)
-    alone_s = steps.prediction(experts, Step(64, 0)).time_s
+    alone_s = steps.prediction(experts, EngineStep(64, 0)).time_s
     moved_s = 2 * 64 * 4096 * 2 * 3 / 4 / 450e9  # out and back, three quarters of them, at the rate of NVLink 4
-    taken = steps.by_kind(Step(64, 64 * 100))
+    taken = steps.by_kind(EngineStep(64, 64 * 100))
     assert taken["Experts"] == pytest.approx(count * alone_s)
     assert count * moved_s < taken["Collective"] < count * (moved_s + 2 * 15e-6)  # and the latency of each
 
@@ -353,7 +355,7 @@ def test_layouts_that_cannot_be_are_refused_in_one_line(traced, tmp_path, option
 def test_nodes_between_which_times_are_linear_are_close_to_the_times_themselves(traced):
     model = served(traced(MIXTRAL, batch=2, context=100).graph)
     steps = steps_of(model, Layout())
-    for step in (Step(61, 61 * 1111), Step(203, 203 * 999, ((733, 0), (411, 3777)))):
+    for step in (EngineStep(61, 61 * 1111), EngineStep(203, 203 * 999, ((733, 0), (411, 3777)))):
         assert steps.step_s(step.decodes, step.context_tokens, step.prefills) == pytest.approx(
             sum(steps.by_kind(step).values()), rel=0.02
         )
@@ -363,8 +365,8 @@ def test_a_verification_reads_each_cache_once(traced):
     """32 sequences of 4,096 tokens verify 4 drafts: keys and values of 4,101 tokens of 8 heads of 128 in bfloat16, read
     by one kernel in less than twice the time of plain decodes, and 5 rows of logits of each sequence."""
     model = served(traced(LLAMA | {"num_hidden_layers": 2}, batch=2, context=100).graph)
-    plain, verify = Step(32, 32 * 4096), Step(32, 32 * 4096, (), 5)
-    attention, head = of(model, Attention)[0][0], next(k for k, _ in of(model, Product) if k.of_sequences)
+    plain, verify = EngineStep(32, 32 * 4096), EngineStep(32, 32 * 4096, (), 5)
+    attention, head = of(model, PagedAttention)[0][0], next(k for k, _ in of(model, StepProduct) if k.of_sequences)
     found = attention.cost(verify, Layout())
     assert len(found.launches) == len(attention.cost(plain, Layout()).launches)
     cache, queries = 32 * 4101 * 2 * 8 * 128 * 2, 32 * 5 * 32 * 128 * 2
@@ -377,8 +379,8 @@ def test_a_verification_reads_each_cache_once(traced):
 def test_a_verification_of_latents_attends_to_the_latents(traced):
     """Drafts of DeepSeek-V3 are verified as decodes are, on 576 numbers a token, without keys of all heads."""
     model = served(traced(DEEPSEEK, batch=2, context=100).graph)
-    latent, _ = of(model, Latent)[0]
-    found = latent.cost(Step(8, 8 * 4096, (), 3), Layout())
+    latent, _ = of(model, PagedLatent)[0]
+    found = latent.cost(EngineStep(8, 8 * 4096, (), 3), Layout())
     weights = 2 * latent.weights_bytes(Layout())
     assert found.read_bytes < 8 * 4099 * 576 * 2 + 3 * weights
     scores = 2 * 8 * 3 * 128 * 4099 * (576 + 512)
@@ -393,7 +395,7 @@ def test_a_module_that_guesses_is_a_layer_with_experts_and_the_head(traced):
     model = served(traced(DEEPSEEK | {"first_k_dense_replace": 1}, batch=2, context=512).graph)
     guessing = model.guessing()
     assert guessing.weights_bytes(Layout()) == pytest.approx(2 * (layer + experts), rel=1e-4)
-    head = sum(kernel.weights_bytes(Layout()) for kernel, _ in of(guessing, Product) if kernel.n == 129280)
+    head = sum(kernel.weights_bytes(Layout()) for kernel, _ in of(guessing, StepProduct) if kernel.n == 129280)
     assert head == 2 * 7168 * 129280
     assert guessing.kv_bytes(100, Layout()) == 100 * 576 * 2
 
@@ -401,18 +403,18 @@ def test_a_module_that_guesses_is_a_layer_with_experts_and_the_head(traced):
 def test_shared_experts_run_next_to_the_others(traced):
     """Gate and up, the activation and down of DeepSeek's shared expert need nothing of the routed ones."""
     model = served(traced(DEEPSEEK, batch=2, context=100).graph)
-    beside = [(kernel.n, kernel.k) for kernel, _ in of(model, Product) if kernel.beside]
+    beside = [(kernel.n, kernel.k) for kernel, _ in of(model, StepProduct) if kernel.beside]
     assert sorted(beside) == [(4096, 7168), (7168, 2048)]
-    (router,) = (kernel for kernel, _ in of(model, Product) if kernel.n == 256)
+    (router,) = (kernel for kernel, _ in of(model, StepProduct) if kernel.n == 256)
     assert router.dtype == "bfloat16" and not router.beside  # the model itself routes in float32
 
 
 def test_an_all_reduce_of_the_engines_own_makes_the_norm_behind_it(traced):
     """On one GPU a norm takes microseconds; behind an all-reduce of 8 KB rows only its bytes, until NCCL sends them."""
     model = served(traced(LLAMA | {"num_hidden_layers": 2}, batch=2, context=100).graph)
-    norm = next(k for k, n in model.kernels if isinstance(k, Between) and k.columns == 4096 and n > 1)
+    norm = next(k for k, n in model.kernels if isinstance(k, BetweenAnchors) and k.columns == 4096 and n > 1)
     alone, shared_by_2 = steps_of(model, Layout()), steps_of(model, Layout(tp=2))
-    few, many = Step(4, 400), Step(2048, 204800)  # 32 KB and 16 MB
+    few, many = EngineStep(4, 400), EngineStep(2048, 204800)  # 32 KB and 16 MB
     assert alone.kernel_s(norm, few) > 2e-6 > shared_by_2.kernel_s(norm, few)
     assert shared_by_2.kernel_s(norm, many) == alone.kernel_s(norm, many)
 

@@ -8,11 +8,11 @@ import pytest
 
 from memwall.analysis.quantities import SERVED
 from memwall.core.errors import UsageError
-from memwall.serving.candidates import Candidate, best, objective, stop, value_of
+from memwall.serving.candidates import ServerCandidate, best, objective, stop, value_of
 from memwall.serving.simulation.engine import Policy
 from memwall.serving.simulation.requests import simulate_requests
 from memwall.serving.simulation.steady import steady_state
-from memwall.serving.simulation.workload import Lengths, Workload
+from memwall.serving.simulation.workload import Lengths, RequestLoad
 from tests.unit.serving.engines import Affine
 
 PLAIN = Policy(captured=())
@@ -21,8 +21,8 @@ PLAIN = Policy(captured=())
 def one_request(name="a", decode_s=0.1, prompt_s=0.01, **options):
     """A prompt of 100 tokens, then ten at ``decode_s``: TTFT 1 s, 11 tokens in 2 s by default."""
     steps = Affine(base_s=0, decode_s=decode_s, context_s=0, prompt_s=prompt_s)
-    workload = Workload(prompt=Lengths(100), generate=Lengths(11), concurrency=1, requests=1)
-    return Candidate(name=name, run=simulate_requests(steps, workload, PLAIN), **options)
+    workload = RequestLoad(prompt=Lengths(100), generate=Lengths(11), concurrency=1, requests=1)
+    return ServerCandidate(name=name, run=simulate_requests(steps, workload, PLAIN), **options)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_load_is_compared_with_no_other():
 
 def test_walls():
     """What stops a server: a full cache, a full batch, prompts, or too high a rate."""
-    workload = Workload(prompt=Lengths(512), generate=Lengths(64), concurrency=64, requests=300)
+    workload = RequestLoad(prompt=Lengths(512), generate=Lengths(64), concurrency=64, requests=300)
 
     def wall(text, workload=workload, policy=PLAIN, run=simulate_requests, **options):
-        return stop(Candidate(name="a", run=run(Affine(**options), workload, policy)), [objective(text)]).wall
+        return stop(ServerCandidate(name="a", run=run(Affine(**options), workload, policy)), [objective(text)]).wall
 
     assert wall("ttft<1us", capacity_bytes=9000) == "requests wait for the KV cache"
     assert wall("ttft<1us", policy=Policy(max_batch=8)) == "requests wait for a place in the largest batch"
@@ -91,13 +91,13 @@ def test_walls():
     assert wall("ttft<1us", capacity_bytes=9000, run=steady_state) == "requests wait for the KV cache"
     assert wall("ttft<1us", policy=Policy(max_batch=8), run=steady_state).endswith("largest batch")
     assert wall("ttft<1us", run=steady_state) == "steps with prompts"
-    many = Workload(prompt=Lengths(512), generate=Lengths(64), rate_per_s=1e4)
+    many = RequestLoad(prompt=Lengths(512), generate=Lengths(64), rate_per_s=1e4)
     assert wall("ttft<1us", workload=many, run=steady_state) == "requests come faster than they are served"
 
 
 def test_an_overloaded_server_keeps_no_bound_on_the_first_token():
-    many = Workload(prompt=Lengths(512), generate=Lengths(64), rate_per_s=1e4)
-    candidate = Candidate(name="a", run=steady_state(Affine(), many))
+    many = RequestLoad(prompt=Lengths(512), generate=Lengths(64), rate_per_s=1e4)
+    candidate = ServerCandidate(name="a", run=steady_state(Affine(), many))
     assert value_of(candidate, objective("ttft<3600s")) == math.inf
     assert "with endless: requests come faster" in str(stop(candidate, [objective("ttft<3600s")]))
 
@@ -131,9 +131,9 @@ def test_a_price_of_some_is_no_comparison():
 
 
 def test_percentiles_need_a_simulation():
-    steady = steady_state(Affine(), Workload(concurrency=4))
+    steady = steady_state(Affine(), RequestLoad(concurrency=4))
     with pytest.raises(UsageError, match="ttft_p99_s is unknown of all candidates; ttft_s is known"):
-        best([Candidate(name="a", run=steady)], ["ttft_p99<1s"])
+        best([ServerCandidate(name="a", run=steady)], ["ttft_p99<1s"])
 
 
 def test_every_quantity_of_a_server_is_read():

@@ -9,20 +9,20 @@ import pytest
 from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import Policy, Speculation
 from memwall.serving.simulation.requests import Disaggregated, Spread, simulate_requests
-from memwall.serving.simulation.workload import Asked, Lengths, Workload
+from memwall.serving.simulation.workload import AskedRequest, Lengths, RequestLoad
 from tests.unit.serving.engines import Affine, Saturating, Windowed
 from tests.unit.serving.naive_server import serve
 
-RANGE = Workload(prompt=Lengths(1024, 0.5, 1.0), generate=Lengths(128, 0.5, 1.0), concurrency=24, requests=120)
+RANGE = RequestLoad(prompt=Lengths(1024, 0.5, 1.0), generate=Lengths(128, 0.5, 1.0), concurrency=24, requests=120)
 PLAIN = Policy(captured=())
 
 
 def fixed(prompt, generate, **options):
-    return Workload(prompt=Lengths(prompt), generate=Lengths(generate), **options)
+    return RequestLoad(prompt=Lengths(prompt), generate=Lengths(generate), **options)
 
 
 def trace(*rows):
-    return Workload(trace=tuple(Asked(*row) for row in rows))
+    return RequestLoad(trace=tuple(AskedRequest(*row) for row in rows))
 
 
 def test_one_request_alone():
@@ -143,7 +143,7 @@ def test_few_steps_are_asked_for():
     steps = Affine()
     price = steps.step_s
     steps.step_s = lambda *args: asked.append(args) or price(*args)
-    workload = Workload(prompt=Lengths(1024, 0.8, 1.0), generate=Lengths(256), concurrency=64, requests=1000)
+    workload = RequestLoad(prompt=Lengths(1024, 0.8, 1.0), generate=Lengths(256), concurrency=64, requests=1000)
     found = simulate_requests(steps, workload)
     with_prompts = found.tallies[0].steps * found.prompt_share
     assert len(asked) - with_prompts < 200 < found.tallies[0].steps / 10

@@ -9,36 +9,36 @@ import pytest
 
 from memwall.core.errors import UsageError
 from memwall.serving.simulation.engine import Engine, Policy, Speculation
-from memwall.serving.simulation.workload import Asked, Lengths, Workload, read_trace
+from memwall.serving.simulation.workload import AskedRequest, Lengths, RequestLoad, read_trace
 from tests.unit.serving.engines import Affine
 
 
 def test_a_range_of_nominal_is_drawn_evenly():
-    workload = Workload(prompt=Lengths.parse(1000, "0.8-1.0"), concurrency=1, requests=4000)
+    workload = RequestLoad(prompt=Lengths.parse(1000, "0.8-1.0"), concurrency=1, requests=4000)
     tokens = [asked.prompt_tokens for asked in workload.asked()]
     assert (min(tokens), max(tokens)) == (800, 1000)
     assert statistics.mean(tokens) == pytest.approx(900, rel=0.01)
 
 
 def test_poisson_arrivals_have_the_rate_and_the_seed_decides():
-    workload = Workload(rate_per_s=5, requests=4000)
+    workload = RequestLoad(rate_per_s=5, requests=4000)
     arrivals = [asked.arrival_s for asked in workload.asked()]
     gaps = [b - a for a, b in itertools.pairwise(arrivals)]
     assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(0.2, rel=0.05)
-    assert list(workload.asked()) == list(Workload(rate_per_s=5, requests=4000).asked())
-    assert list(workload.asked()) != list(Workload(rate_per_s=5, requests=4000, seed=1).asked())
+    assert list(workload.asked()) == list(RequestLoad(rate_per_s=5, requests=4000).asked())
+    assert list(workload.asked()) != list(RequestLoad(rate_per_s=5, requests=4000, seed=1).asked())
 
 
 def test_a_prefix_is_cached_in_whole_blocks_but_for_the_last_token():
-    assert Workload(concurrency=1, prefix_hit=0.5).cached(100) == 48
-    assert Workload(concurrency=1, prefix_hit=1.0).cached(64) == 48
+    assert RequestLoad(concurrency=1, prefix_hit=0.5).cached(100) == 48
+    assert RequestLoad(concurrency=1, prefix_hit=1.0).cached(64) == 48
 
 
 def test_a_trace_is_read_in_the_order_of_arrival(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("# made up\nprompt_tokens,arrival_s,generated_tokens,user\n5,12.5,7,a\n3,10,4,b\n")
-    assert read_trace(path) == (Asked(0.0, 3, 4), Asked(2.5, 5, 7))
+    assert read_trace(path) == (AskedRequest(0.0, 3, 4), AskedRequest(2.5, 5, 7))
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_a_wrong_trace_is_refused_in_one_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Workload(rate_per_s=-1.0), "-1 requests per second; want a rate above 0"),
-        (lambda: Workload(), "give concurrency, rate_per_s or a trace"),
-        (lambda: Workload(concurrency=4, rate_per_s=1.0), "arrive in one way"),
-        (lambda: Workload(concurrency=0), "want a concurrency of 1"),
-        (lambda: Workload(concurrency=1, prefix_hit=1.5), "want 0 to 1"),
-        (lambda: Workload(concurrency=1, requests=5, warmup=5), "4 is the most"),
-        (lambda: Workload(concurrency=1, requests=0), "0 requests are no workload; want 1 or more"),
+        (lambda: RequestLoad(rate_per_s=-1.0), "-1 requests per second; want a rate above 0"),
+        (lambda: RequestLoad(), "give concurrency, rate_per_s or a trace"),
+        (lambda: RequestLoad(concurrency=4, rate_per_s=1.0), "arrive in one way"),
+        (lambda: RequestLoad(concurrency=0), "want a concurrency of 1"),
+        (lambda: RequestLoad(concurrency=1, prefix_hit=1.5), "want 0 to 1"),
+        (lambda: RequestLoad(concurrency=1, requests=5, warmup=5), "4 is the most"),
+        (lambda: RequestLoad(concurrency=1, requests=0), "0 requests are no workload; want 1 or more"),
         (lambda: Lengths.parse(10, "a-b"), "want one such as 0.8-1.0"),
         (lambda: Lengths(0), "want 1 or more"),
         (lambda: Speculation(draft_tokens=3, accept=1.2), "not 1.2; 1 is the nearest"),

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from memwall.core.graph import Graph, Op, Storage, Value, contiguous
-from memwall.hardware.host import Host, Work
+from memwall.hardware.host import Host, HostWork
 from memwall.simulate.issue import work_of
-from memwall.simulate.launch_queue import Step, queue, step_in_loop
+from memwall.simulate.launch_queue import QueuedKernel, queue, step_in_loop
 
 
 def net(gradients=False, free_calls=None, phases=("forward",) * 3, classes=("contraction", "elementwise", "movement")):
@@ -30,9 +30,9 @@ def test_the_work_of_eager_ops():
     work = work_of(net(free_calls={"aten.view.default": 6, "aten.empty.memory_format": 3}), "eager", KERNELS)
     assert work == [
         # net and fc are called; 6 views and 3 allocations among 3 ops; one result of its own
-        Work(op=1, module=2, view=2, launch=1, allocation=2, cublas=1),
-        Work(op=1, module=2, view=2, launch=3, allocation=3),  # act and inner; two results
-        Work(op=1, module=0, view=2, launch=1, allocation=1),  # in place
+        HostWork(op=1, module=2, view=2, launch=1, allocation=2, cublas=1),
+        HostWork(op=1, module=2, view=2, launch=3, allocation=3),  # act and inner; two results
+        HostWork(op=1, module=0, view=2, launch=1, allocation=1),  # in place
     ]
 
 
@@ -60,64 +60,64 @@ def test_libraries_are_set_up():
 def test_compiled_code_is_called_once_a_phase():
     graph = net(phases=("forward", "forward", "backward"))
     assert work_of(graph, "memwall", KERNELS) == [
-        Work(node=1, compiled_call=1, compiled_parameters=1, compiled_kernel=1), Work(compiled_kernel=3),
-        Work(node=1, backward=1, compiled_call=1, compiled_kernel=1),
+        HostWork(node=1, compiled_call=1, compiled_parameters=1, compiled_kernel=1), HostWork(compiled_kernel=3),
+        HostWork(node=1, backward=1, compiled_call=1, compiled_kernel=1),
     ]  # fmt: skip
     # a parameter is guarded with gradients and without, and autograd sees no more than one op
-    assert work_of(net(), "inductor", KERNELS)[0] == Work(compiled_call=1, compiled_parameters=1, compiled_kernel=1)
+    assert work_of(net(), "inductor", KERNELS)[0] == HostWork(compiled_call=1, compiled_parameters=1, compiled_kernel=1)
     assert work_of(net(gradients=True), "inductor", KERNELS)[0].node == 1
     nothing_guarded = replace(net(), parameters=())
-    assert work_of(nothing_guarded, "inductor", KERNELS)[0] == Work(compiled_call=1, compiled_kernel=1)
-    assert work_of(net(), "ideal", KERNELS)[1] == Work(op=1, launch=3)
+    assert work_of(nothing_guarded, "inductor", KERNELS)[0] == HostWork(compiled_call=1, compiled_kernel=1)
+    assert work_of(net(), "ideal", KERNELS)[1] == HostWork(op=1, launch=3)
 
 
 def test_what_no_compiled_graph_holds_is_issued_as_without_a_compiler():
     inside = work_of(net(), "inductor", KERNELS, outside={1, 2})
-    assert inside == [work_of(net(), "inductor", KERNELS)[0], Work(op=1, module=3, launch=3, allocation=2),
-                      Work(op=1, launch=1)]  # fmt: skip
+    assert inside == [work_of(net(), "inductor", KERNELS)[0], HostWork(op=1, module=3, launch=3, allocation=2),
+                      HostWork(op=1, launch=1)]  # fmt: skip
     whole = net(phases=("forward", "backward", "backward"))
     assert [each.backward for each in work_of(whole, "memwall", KERNELS, outside={1})] == [0, 1, 0]
     assert work_of(whole, "memwall", KERNELS, outside={0, 1, 2}) == work_of(whole, "eager", KERNELS)
 
 
 def test_a_cuda_graph_asks_for_nothing_or_for_its_replay():
-    assert work_of(net(), "eager", KERNELS, "graph") == [Work()] * 3
-    assert work_of(net(), "memwall", KERNELS, "graph") == [Work(replay=1), Work(), Work()]
-    assert work_of(net(), "eager", KERNELS, "replay") == [Work(replay=1), Work(), Work()]
-    assert work_of(net(), "memwall", KERNELS, "alone") == [Work()] * 3
+    assert work_of(net(), "eager", KERNELS, "graph") == [HostWork()] * 3
+    assert work_of(net(), "memwall", KERNELS, "graph") == [HostWork(replay=1), HostWork(), HostWork()]
+    assert work_of(net(), "eager", KERNELS, "replay") == [HostWork(replay=1), HostWork(), HostWork()]
+    assert work_of(net(), "memwall", KERNELS, "alone") == [HostWork()] * 3
 
 
 def test_a_lone_call_starts_on_an_idle_gpu():
     # issued at 5, 10 and 15; the first ends at 7, the second at 30
-    assert queue([Step(5, 2), Step(5, 20), Step(5, 1)]) == ([5, 3, 0], 31)
+    assert queue([QueuedKernel(5, 2), QueuedKernel(5, 20), QueuedKernel(5, 1)]) == ([5, 3, 0], 31)
 
 
 def test_later_launches_of_an_op_are_issued_while_its_first_ones_run():
     # 4 launches at 5, 8, 11 and 14; the GPU needs 1 each: the last ends at 15
-    assert queue([Step(5, 4, 9, 4)]) == ([11], 15)
+    assert queue([QueuedKernel(5, 4, 9, 4)]) == ([11], 15)
     # the GPU needs 10 each: it never waits again
-    assert queue([Step(5, 40, 9, 4)]) == ([5], 45)
+    assert queue([QueuedKernel(5, 40, 9, 4)]) == ([5], 45)
 
 
 def test_a_step_in_a_loop_takes_the_longer_of_host_and_gpu():
-    assert step_in_loop([Step(5, 2), Step(5, 20), Step(5, 1)]) == ([0, 0, 0], 23)
+    assert step_in_loop([QueuedKernel(5, 2), QueuedKernel(5, 20), QueuedKernel(5, 1)]) == ([0, 0, 0], 23)
     # 15 of the host, 6 of the GPU; the last kernel of the step before ends 4 after its issue
-    waits, time_s = step_in_loop([Step(5, 1), Step(5, 1), Step(5, 4)])
+    waits, time_s = step_in_loop([QueuedKernel(5, 1), QueuedKernel(5, 1), QueuedKernel(5, 4)])
     assert (waits, time_s) == ([1, 4, 4], 15)
     assert step_in_loop([]) == ([], 0)
 
 
 def test_a_lone_replay_returns_after_its_kernels_or_after_its_call():
     # launched after 31 of 62: kernels of 20 are done at 51, and the call at 62; those of 50 at 81
-    assert queue([Step(31, 15, after_s=31), Step(0, 5)]) == ([31, 11], 62)
-    assert queue([Step(31, 40, after_s=31), Step(0, 10)]) == ([31, 0], 81)
+    assert queue([QueuedKernel(31, 15, after_s=31), QueuedKernel(0, 5)]) == ([31, 11], 62)
+    assert queue([QueuedKernel(31, 40, after_s=31), QueuedKernel(0, 10)]) == ([31, 0], 81)
     assert queue([]) == ([], 0)
 
 
 def test_what_follows_a_launch_runs_beside_the_kernel_and_before_the_next_launch():
     # launched at 6 and 14, back at 8 and 16; the kernels end at 7 and 15
-    assert queue([Step(6, 1, after_s=2), Step(6, 1, after_s=2)]) == ([6, 8], 16)
-    assert queue([Step(6, 1, after_s=2), Step(6, 9, after_s=2)]) == ([6, 7], 23)
+    assert queue([QueuedKernel(6, 1, after_s=2), QueuedKernel(6, 1, after_s=2)]) == ([6, 8], 16)
+    assert queue([QueuedKernel(6, 1, after_s=2), QueuedKernel(6, 9, after_s=2)]) == ([6, 7], 23)
 
 
 @pytest.mark.parametrize(("launch", "time_us"), [("eager", 30), ("call", 32), ("graph", 6), ("alone", 6)])

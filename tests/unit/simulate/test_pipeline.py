@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.simulate.pipeline import Stage, Task, run_pipeline
+from memwall.simulate.pipeline import Stage, StageTask, run_pipeline
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 5), (4, 8), (8, 16), (3, 30)])
@@ -51,13 +51,13 @@ def test_sends_are_waited_for_but_overlap():
     """One microbatch passes forward and backward over one link: two sends. With many, the pipeline hides them."""
     one = run_pipeline([Stage(1, 2, 0, 0.5)] * 2, 2, 1, "1f1b")
     assert one.time_s == 2 * 3 + 2 * 0.5
-    assert one.ends[Task("F", 1, 0)] == 2.5
+    assert one.ends[StageTask("F", 1, 0)] == 2.5
     hidden = run_pipeline([Stage(1, 2, 0, 0.5)] * 2, 2, 20, "gpipe")
     assert hidden.time_s == 3 * 21 + 2 * 0.5
 
 
 def test_a_deadlock_is_named():
-    orders = [[Task("F", 0, 0), Task("B", 0, 0)], [Task("B", 1, 0), Task("F", 1, 0)]]
+    orders = [[StageTask("F", 0, 0), StageTask("B", 0, 0)], [StageTask("B", 1, 0), StageTask("F", 1, 0)]]
     with pytest.raises(UsageError, match="deadlock: rank 0 at the backward of microbatch 0 in stage 0, rank 1"):
         run_pipeline([Stage(1, 1)] * 2, 2, 1, "1f1b", orders)
 
@@ -72,7 +72,7 @@ def test_passes_that_run_next_to_each_other():
     two ranks the first has two such pairs fewer at its ends."""
     run = run_pipeline([Stage(3, 5, hidden_forward_s=1, hidden_backward_s=2)], 1, 4, "1f1b")
     assert (run.time_s, run.busy_s, run.hidden_s) == (4 * 8 - 3 * 3, (23,), (9,))
-    assert run.span_s(Task("F", 0, 0)) == (0, 3)
-    assert run.span_s(Task("F", 0, 1)) == (6, 8)  # after 3 s forward and 3 of the backward pass next to it
+    assert run.span_s(StageTask("F", 0, 0)) == (0, 3)
+    assert run.span_s(StageTask("F", 0, 1)) == (6, 8)  # after 3 s forward and 3 of the backward pass next to it
     two = run_pipeline([Stage(3, 5, 0, 0, 1, 2)] * 2, 2, 4, "1f1b")
     assert two.hidden_s == (2 * 3, 3 * 3)

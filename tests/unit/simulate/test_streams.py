@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from memwall.simulate.launch_queue import Step
+from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.streams import Lanes, Sides, Streamed, overlapped, overlapped_in_loop
 
 
 def kernel(busy_s, *waits, stream=0, issue_s=0.0):
-    return Streamed(Step(issue_s, busy_s), stream, "", waits)
+    return Streamed(QueuedKernel(issue_s, busy_s), stream, "", waits)
 
 
 def message(busy_s, *waits, stream=1, link="nvlink", issue_s=0.0):
-    return Streamed(Step(issue_s, busy_s), stream, link, waits)
+    return Streamed(QueuedKernel(issue_s, busy_s), stream, link, waits)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_by_hand(kernels, waits, hidden, time_s):
 )
 def test_a_message_takes_multiprocessors_and_bandwidth(needs, message_s, takes_s, hidden_s):
     """A kernel of 8 s next to a message that takes a fifth of the multiprocessors and a half of the bandwidth."""
-    beside = Streamed(Step(0.0, message_s), 1, "nvlink", (), Sides(0.2, 0.5))
-    found = overlapped([beside, Streamed(Step(0.0, 8.0), sides=needs)])
+    beside = Streamed(QueuedKernel(0.0, message_s), 1, "nvlink", (), Sides(0.2, 0.5))
+    found = overlapped([beside, Streamed(QueuedKernel(0.0, 8.0), sides=needs)])
     assert found.spans[1] == (0, pytest.approx(takes_s))
     assert (found.waits, found.hidden[0]) == ([0, 0], pytest.approx(hidden_s))
     assert found.time_s == pytest.approx(8 + message_s - hidden_s)  # the seconds add up
@@ -71,9 +71,10 @@ def test_messages_that_come_and_go_while_a_kernel_runs():
     """10 s of work; a message that takes a fifth from 1 to 6 s, another that takes three tenths from 2 to 4 s:
     1 s at the full rate, 1 at 0.8, 2 at 0.5, 2 at 0.8, then the 5.6 s that are left. It ends at 11.6 s."""
     kernels = [
-        Streamed(Step(1.0, 5.0), 1, "nvlink", (), Sides(0.2)), Streamed(Step(1.0, 2.0), 2, "network", (), Sides(0.3)),
-    ]  # fmt: skip
-    found = overlapped([Streamed(Step(0.0, 10.0), sides=Sides(10)), *kernels])
+        Streamed(QueuedKernel(1.0, 5.0), 1, "nvlink", (), Sides(0.2)),
+        Streamed(QueuedKernel(1.0, 2.0), 2, "network", (), Sides(0.3)),
+    ]
+    found = overlapped([Streamed(QueuedKernel(0.0, 10.0), sides=Sides(10)), *kernels])
     assert found.spans == [(0, pytest.approx(11.6)), (1, 6), (2, 4)]
     # each is charged what it costs: the first 0.2 + 0.5 + 0.4, the second 0.5
     assert list(found.hidden) == [0, pytest.approx(5 - 1.1), pytest.approx(2 - 0.5)]
@@ -103,5 +104,5 @@ def test_a_step_in_a_loop_is_that_of_the_cpu_where_it_is_slower():
 
 
 def test_one_stream_is_the_launch_queue():
-    found = Lanes([0] * 3, ()).run([Step(5, 2), Step(5, 20), Step(5, 1)], [], lone=True)
+    found = Lanes([0] * 3, ()).run([QueuedKernel(5, 2), QueuedKernel(5, 20), QueuedKernel(5, 1)], [], lone=True)
     assert found[:3] == ([5, 3, 0], [0.0] * 3, 31)

@@ -9,7 +9,7 @@ from memwall.report.figures.scene import Dot, Scene
 from memwall.report.kinds import render
 from memwall.sweeping.axes import Space, axes_of
 from memwall.sweeping.figure import _cell_texts, growth_chart, line_colors
-from memwall.sweeping.growth import GROWS_ON, Growth, Series
+from memwall.sweeping.growth import GROWS_ON, Growth, GrowthSeries
 from memwall.sweeping.kinds import KINDS
 from memwall.sweeping.page import SweepReport
 from memwall.sweeping.run import Question, run
@@ -91,8 +91,8 @@ def test_the_number_of_a_narrow_cell_is_short(value, texts):
 def test_a_ring_is_where_to_stop_and_nowhere_on_what_grows_on():
     """Twice the tokens with each doubling: no place to stop; half of the line beyond the memory: the last that fits."""
     ys = (100.0, 200.0, 400.0, 800.0)
-    grows = Series(name="a", xs=(1.0, 2.0, 4.0, 8.0), ys=ys, walls=("bandwidth",) * 4, fits=(True,) * 4)
-    ends = Series(name="b", xs=grows.xs, ys=ys, walls=grows.walls, fits=(True, True, False, False))
+    grows = GrowthSeries(name="a", xs=(1.0, 2.0, 4.0, 8.0), ys=ys, walls=("bandwidth",) * 4, fits=(True,) * 4)
+    ends = GrowthSeries(name="b", xs=grows.xs, ys=ys, walls=grows.walls, fits=(True, True, False, False))
     assert grows.stop == (8.0, GROWS_ON) and ends.stop == (2.0, "the memory ends")
     rings = []
     for series in (grows, ends):

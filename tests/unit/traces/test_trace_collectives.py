@@ -10,7 +10,7 @@ from memwall.core.errors import UsageError
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
-from memwall.traces import Trace, read_trace
+from memwall.traces import ProfilerTrace, read_trace
 from memwall.traces.analysis import analyse
 from memwall.traces.collectives import collectives, rank_waits
 from memwall.traces.page import TraceReport
@@ -42,7 +42,7 @@ def all_gather(at: int, dur: float, number: int) -> list[Event]:
     ]
 
 
-def traced(folder: Path, times: tuple[float, ...]) -> Trace:
+def traced(folder: Path, times: tuple[float, ...]) -> ProfilerTrace:
     folder.mkdir()
     events = [event for i, dur in enumerate(times[:3]) for event in all_reduce(1000 * i, dur, i + 1)]
     return read_trace(write(folder, events + all_gather(5000, times[3], 9)))

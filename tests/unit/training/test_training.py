@@ -12,7 +12,7 @@ from memwall.frontend.targets import Workload
 from memwall.frontend.torch import TraceOptions
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.perfmodel.collectives import collective_s
-from memwall.training.blocks import Block, Blocks, Work
+from memwall.training.blocks import Block, Blocks, BlockWork
 from memwall.training.layout import Parallelism
 from memwall.training.rank import blocks_of, trace_rank
 from memwall.training.step import training_step
@@ -50,9 +50,15 @@ def test_the_activations_of_a_layer(name, sequence):
 # -- made-up blocks: a layer takes 1 s forward and 2 s backward --------------------------------------------------------
 
 LAYER = Block(
-    Work(1.0, flops=10), Work(2.0, flops=20), Work(1.0, flops=10), Work(0.25, flops=2), parameters=1000,
-    activation_bytes=100, core_bytes=60, input_bytes=8,
-)  # fmt: skip
+    BlockWork(1.0, flops=10),
+    BlockWork(2.0, flops=20),
+    BlockWork(1.0, flops=10),
+    BlockWork(0.25, flops=2),
+    parameters=1000,
+    activation_bytes=100,
+    core_bytes=60,
+    input_bytes=8,
+)
 
 
 def step(text, layers=8, **options):
@@ -77,7 +83,7 @@ def test_the_time_of_a_step(text, time_s):
 def test_parts_of_a_tensor_are_exchanged_next_to_products():
     """4 GPUs: 1 s of exchanges in each direction of 3 and 5 s, of which the first of four parts is waited for, and a
     quarter of what is left (three quarters are hidden): 1 - 3/4 * 3/4 s."""
-    layer = Block(Work(3.0, 1.0, tensor_s=1.0), Work(5.0, 1.0, tensor_s=1.0))
+    layer = Block(BlockWork(3.0, 1.0, tensor_s=1.0), BlockWork(5.0, 1.0, tensor_s=1.0))
     many = Blocks(Block(), (layer,) * 4, Block())
     waits, beside = (training_step(many, Parallelism.parse(f"tp=4{key}"), CLUSTER) for key in ("", ",async"))
     assert (waits.time_s, waits.tensor_s) == (pytest.approx(32), 8)
@@ -111,7 +117,7 @@ def test_the_memory_of_each_rank():
 def test_the_peak_is_where_most_is_alive():
     """Four layers that keep 100 bytes each; the last but one makes 150 more that die in its backward, when the last one
     has freed its own, and what stands behind them 40."""
-    layer = Block(Work(1.0), Work(2.0), activation_bytes=100, temporary_bytes=10)
+    layer = Block(BlockWork(1.0), BlockWork(2.0), activation_bytes=100, temporary_bytes=10)
     layers = (layer, layer, replace(layer, temporary_bytes=150), layer)
     (memory,) = training_step(Blocks(Block(), layers, Block(temporary_bytes=40)), Parallelism(), CLUSTER).memory
     assert (memory.activations, memory.temporaries, memory.block, memory.growing) == (300, 150, 3, 450)
@@ -124,7 +130,9 @@ def test_flops_count_every_gpu_and_what_is_computed_again():
 
 def test_utilization_is_of_the_peaks_of_the_pipes_that_multiply():
     """A layer's 10 FLOP forward take 0.5 s at the peak and its 20 backward 0.25 s, as those are of another dtype."""
-    layer = replace(LAYER, forward=Work(1.0, flops=10, matrix_s=0.5), backward=Work(2.0, flops=20, matrix_s=0.25))
+    layer = replace(
+        LAYER, forward=BlockWork(1.0, flops=10, matrix_s=0.5), backward=BlockWork(2.0, flops=20, matrix_s=0.25)
+    )
     layout = Parallelism.parse("dp=2,microbatches=3,recompute=full")
     found = training_step(Blocks(Block(), (layer,) * 8, Block()), layout, CLUSTER)
     assert found.mfu * found.time_s == pytest.approx(3 * 8 * 0.75)
@@ -134,7 +142,7 @@ def test_utilization_is_of_the_peaks_of_the_pipes_that_multiply():
 def test_gradients_hide_behind_backward_but_for_the_last_block():
     """Blocks of 1 GB: all but the last sum while other blocks run backward, from which NCCL's 24 blocks take 24 of the
     108 multiprocessors for so long; without overlap all are exposed."""
-    big = Blocks(Block(), (Block(Work(1.0), Work(2.0), parameters=250_000_000),) * 4, Block())
+    big = Blocks(Block(), (Block(BlockWork(1.0), BlockWork(2.0), parameters=250_000_000),) * 4, Block())
     layout = Parallelism(dp=8)
     one_s = collective_s("all_reduce", 1e9, 8, CLUSTER).time_s
     assert training_step(big, layout, CLUSTER).exposed_s == pytest.approx(one_s + 3 * one_s * 24 / 108)
@@ -145,7 +153,7 @@ def test_gradients_hide_behind_backward_but_for_the_last_block():
 def test_sharded_weights_wait_for_the_first_gather_and_the_last_sum():
     """The gather of the first block of each pass, and the sum of the last, have nothing to hide behind; what the others
     hide behind lacks 24 of 108 multiprocessors meanwhile."""
-    layer = Block(Work(1.0), Work(2.0), parameters=250_000_000)
+    layer = Block(BlockWork(1.0), BlockWork(2.0), parameters=250_000_000)
     found = training_step(Blocks(Block(), (layer,) * 4, Block()), Parallelism(dp=8, fsdp="full"), CLUSTER)
     gather_s = collective_s("all_gather", 0.5e9, 8, CLUSTER).time_s
     reduce_s = collective_s("reduce_scatter", 1e9, 8, CLUSTER).time_s
@@ -166,7 +174,7 @@ def test_shared_gradients_are_summed_in_each_microbatch(microbatches):
     Four layers of 250 million numbers on eight GPUs. A microbatch computes 12 s, waits for the last layer's sum, and
     adds its share; of what the other three hide behind, messages take 24 of 108 multiprocessors. The weights, 2 bytes
     each, are gathered while the next step's forward runs."""
-    layer = Block(Work(1.0), Work(2.0), parameters=250_000_000)
+    layer = Block(BlockWork(1.0), BlockWork(2.0), parameters=250_000_000)
     layout = Parallelism(dp=8, fsdp="grad", microbatches=microbatches)
     found = training_step(Blocks(Block(), (layer,) * 4, Block()), layout, CLUSTER)
     reduce_s = collective_s("reduce_scatter", 1e9, 8, CLUSTER).time_s
@@ -180,7 +188,7 @@ def test_shared_gradients_are_summed_in_each_microbatch(microbatches):
 
 def test_a_shared_optimizer_keeps_whole_gradients():
     """ZeRO-1 holds the gradients of all microbatches and sums them once; the optimizer's 12 bytes are shared."""
-    layer = Block(Work(1.0), Work(2.0), parameters=250_000_000)
+    layer = Block(BlockWork(1.0), BlockWork(2.0), parameters=250_000_000)
     blocks = Blocks(Block(), (layer,) * 4, Block())
     found = training_step(blocks, Parallelism(dp=8, fsdp="optimizer", microbatches=8), CLUSTER)
     memory = found.memory[0]
@@ -207,7 +215,7 @@ def test_a_stage_may_hold_no_layer(stages, shared):
 
 def test_weights_are_summed_between_those_that_have_the_same():
     """The ranks of a context have the same weights; of 16 GPUs that share experts among 8, two have the same."""
-    layer = Block(Work(1.0), Work(2.0), parameters=1_250_000_000, experts=1_000_000_000)
+    layer = Block(BlockWork(1.0), BlockWork(2.0), parameters=1_250_000_000, experts=1_000_000_000)
     blocks = Blocks(Block(), (layer,) * 2, Block())
     with_ring = training_step(blocks, Parallelism(dp=2, cp=8), CLUSTER, overlap=False)
     sizes = (2 * 4 * 250_000_000, 2 * 4 * 1_000_000_000)
@@ -224,7 +232,7 @@ def test_weights_are_summed_between_those_that_have_the_same():
 def test_groups_that_communicate_at_once_share_the_adapters_of_a_node():
     """Eight GPUs with four adapters: two groups of replicas on each node have two each; with one group it has all."""
     few = load_cluster("aws-p4d")
-    layer = Block(Work(1.0), Work(2.0), parameters=250_000_000)
+    layer = Block(BlockWork(1.0), BlockWork(2.0), parameters=250_000_000)
     blocks = Blocks(Block(), (layer,) * 2, Block())
     alone, shared = (
         training_step(blocks, Parallelism(tp=tp, dp=32 // tp), few, overlap=False).exposed_s for tp in (1, 2)
@@ -236,8 +244,8 @@ def test_groups_that_communicate_at_once_share_the_adapters_of_a_node():
 def test_a_stage_that_waits_for_its_sends_begins_with_nothing_issued():
     """A layer's kernels take the CPU 1 s and the GPU 0.1, the head's the GPU 5: one after another where the CPU is not
     ahead, and next to one another where it is."""
-    layer = Block(Work(0.1, issue_s=1.0), input_bytes=8)
-    blocks = Blocks(Block(), (layer,) * 2, Block(Work(5.0, issue_s=0.1)))
+    layer = Block(BlockWork(0.1, issue_s=1.0), input_bytes=8)
+    blocks = Blocks(Block(), (layer,) * 2, Block(BlockWork(5.0, issue_s=0.1)))
     waits, ahead = (training_step(blocks, Parallelism(pp=2), CLUSTER, overlap=overlap) for overlap in (False, True))
     assert waits.pipeline.time_s == pytest.approx(1.0 + (1.0 + 5.0), rel=1e-4)
     assert ahead.pipeline.time_s == pytest.approx(1.0 + (0.1 + 5.0), rel=1e-4)
@@ -245,7 +253,7 @@ def test_a_stage_that_waits_for_its_sends_begins_with_nothing_issued():
 
 def test_stages_send_parts_that_are_gathered():
     """Ranks that share products have the same activations: each sends 1/8 to the next node."""
-    big = Block(Work(1.0), Work(2.0), input_bytes=10**9)
+    big = Block(BlockWork(1.0), BlockWork(2.0), input_bytes=10**9)
     blocks = Blocks(Block(), (big,) * 2, Block())
     found = training_step(blocks, Parallelism(tp=8, pp=2), CLUSTER, overlap=False).pipeline
     apart_s = collective_s("send_recv", 10**9 / 8, 2, CLUSTER, per_node=1).time_s
@@ -255,7 +263,7 @@ def test_stages_send_parts_that_are_gathered():
 
 def test_the_first_layer_of_a_model_is_sent_by_nobody():
     """With ``sp`` it reads the embedding's sum of 8 GB, of which each rank keeps the eighth that the next one reads."""
-    first, layer = (Block(Work(1.0), Work(2.0), input_bytes=size) for size in (8 * 10**9, 10**9))
+    first, layer = (Block(BlockWork(1.0), BlockWork(2.0), input_bytes=size) for size in (8 * 10**9, 10**9))
     blocks = Blocks(Block(), (first, layer), Block())
     found = training_step(blocks, Parallelism(tp=8, sp=True, pp=2), CLUSTER, overlap=False).pipeline
     apart_s = collective_s("send_recv", 10**9, 2, CLUSTER, per_node=1).time_s
@@ -282,7 +290,7 @@ def test_frozen_weights_have_no_gradient_and_no_state():
 def test_stages_have_as_many_layers_as_the_program_says():
     """Four, four and one of nine layers, and a head of 9 s: ranks are busy for 12, 12 and 3 + 9 s of a microbatch. As
     equally many, the head's would be busy for 18 s."""
-    head = Block(Work(3.0), Work(6.0))
+    head = Block(BlockWork(3.0), BlockWork(6.0))
     model = Blocks(Block(), (LAYER,) * 9, head, stages=(4, 4, 1))
     layout = Parallelism(pp=3, microbatches=2)
     assert training_step(model, layout, CLUSTER).pipeline.busy_s == pytest.approx((24, 24, 24), rel=1e-4)
@@ -299,7 +307,7 @@ def test_messages_to_experts_next_to_another_microbatch(forward_s, sent_s, toget
     """Forward and backward, twice as long, of two microbatches together: the longer of the products and the messages;
     the first forward pass and the last backward pass are alone."""
     forward, backward = (
-        Work(n * (forward_s + sent_s), n * sent_s, a2a_s=n * sent_s, hybrid_s=n * sent_s / 4) for n in (1, 2)
+        BlockWork(n * (forward_s + sent_s), n * sent_s, a2a_s=n * sent_s, hybrid_s=n * sent_s / 4) for n in (1, 2)
     )
     blocks = Blocks(Block(), (Block(forward, backward, activation_bytes=100),) * 2, Block())
     apart = training_step(blocks, Parallelism.parse("dp=8,ep=8,microbatches=3"), CLUSTER)

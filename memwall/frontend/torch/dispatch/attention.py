@@ -12,7 +12,7 @@ import torch
 from memwall.core import compat
 from memwall.core.graph import TensorSpec
 from memwall.frontend.torch.dispatch.tensors import dtype_name
-from memwall.ops.sdpa import GENERATIONS, ORDER, Call
+from memwall.ops.sdpa import GENERATIONS, ORDER, AttentionCall
 
 #: torch's numbers of its backends (torch.nn.attention.SDPBackend), and whether the model allows each
 _NUMBERS = ("math", "flash", "efficient", "cudnn", "overrideable")
@@ -32,7 +32,7 @@ def allowed_order() -> tuple[str, ...]:
 
 def call_of(
     query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
-) -> Call:
+) -> AttentionCall:
     """The call that these arguments are, with the model's choice of backends."""
     given = {"query": query, "key": key, "value": value, "attn_bias": mask}
     tensors = {name: t for name, t in given.items() if t is not None}
@@ -49,10 +49,10 @@ def call_of(
         name: TensorSpec(tuple(map(int, t.shape)), tuple(map(int, t.stride())), dtype_name(t.dtype))
         for name, t in tensors.items()
     }
-    return Call(specs, {name: item for name, item in attributes.items() if item is not None})
+    return AttentionCall(specs, {name: item for name, item in attributes.items() if item is not None})
 
 
-def choose(preferred: str, call: Call) -> str:
+def choose(preferred: str, call: AttentionCall) -> str:
     """The backend on a chip of the generation that prefers ``preferred``."""
     return call.backend(GENERATIONS[preferred])
 

@@ -11,10 +11,10 @@ from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.frontend.torch.dispatch.attention import attend
 from memwall.frontend.torch.dispatch.cuda_forms import CudaForms
 from memwall.frontend.torch.dispatch.recorder import Recorder
-from memwall.ops.sdpa import GENERATIONS, Attention, Call, Kind, kinds_of
+from memwall.ops.sdpa import GENERATIONS, AttentionCall, AttentionGraph, AttentionKind, kinds_of
 
 
-def lowered(graph: Graph, label: str, *, forms_open: bool = False) -> tuple[Graph, Attention | None]:
+def lowered(graph: Graph, label: str, *, forms_open: bool = False) -> tuple[Graph, AttentionGraph | None]:
     """A traced graph as a GPU of a generation runs it, and what other GPUs need; None where it has no attention.
     ``forms_open``: calls on ``meta`` take their CUDA form already."""
     first = kinds_of(graph)
@@ -22,19 +22,21 @@ def lowered(graph: Graph, label: str, *, forms_open: bool = False) -> tuple[Grap
         return graph, None
     forms = contextlib.nullcontext() if forms_open else CudaForms(Recorder(device="meta", max_ops=0), "math")
     with forms:
-        attention = Attention(graph, tuple(_kind(graph, *ops, label) for ops in first))
+        attention = AttentionGraph(graph, tuple(_kind(graph, *ops, label) for ops in first))
     return attention.lower(attention.backends(GENERATIONS[label]), label), attention
 
 
-def _kind(graph: Graph, forward: int, backward: int | None, label: str) -> Kind:
+def _kind(graph: Graph, forward: int, backward: int | None, label: str) -> AttentionKind:
     """What each backend launches that some chip takes by itself, or if ``label`` is preferred."""
-    call = Call.of(graph, graph.ops[forward])
+    call = AttentionCall.of(graph, graph.ops[forward])
     last = None if backward is None else graph.ops[backward]
     names = dict.fromkeys((*call.backends, *call.backends_preferring(label)))
-    return Kind(forward, backward, {name: _form(graph, call, graph.ops[forward], last, name) for name in names})
+    return AttentionKind(
+        forward, backward, {name: _form(graph, call, graph.ops[forward], last, name) for name in names}
+    )
 
 
-def _form(graph: Graph, call: Call, forward: Op, backward: Op | None, backend: str) -> Graph:
+def _form(graph: Graph, call: AttentionCall, forward: Op, backward: Op | None, backend: str) -> Graph:
     """What a backend launches; results in another layout than the traced ones end in a copy, as reshaping them would
     (the traced ones have the layout in which the model wants them, more often than not)."""
     recorder, known = Recorder(device="meta", max_ops=1000), call.attributes

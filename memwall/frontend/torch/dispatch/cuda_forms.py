@@ -18,7 +18,7 @@ from memwall.frontend.torch.dispatch.attention import attend, call_of, choose, l
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.shapes import ShapeFunctions, ctc_loss_of_lists
 from memwall.frontend.torch.dispatch.tensors import batch_norm, is_wrapper
-from memwall.ops.sdpa import FORWARD, ORDER, Call
+from memwall.ops.sdpa import FORWARD, ORDER, AttentionCall
 
 _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
 
@@ -100,7 +100,7 @@ class CudaForms:
         result: torch.Tensor = results[0]
         return result
 
-    def _called(self, call: Call, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
+    def _called(self, call: AttentionCall, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
         """Attention that is recorded as the kernels of one backend."""
         backend = choose(self.attention, call)
         if self.recorder.device != "cpu" or backend == "math":
@@ -116,7 +116,7 @@ class CudaForms:
         )  # fmt: skip
         return Opaque.apply(self.recorder, by_name, *tensors)[0]
 
-    def _attend(self, call: Call, options: Sequence[Any]) -> Callable[..., Any]:
+    def _attend(self, call: AttentionCall, options: Sequence[Any]) -> Callable[..., Any]:
         """What gives the results of attention that is recorded as one op; of ``meta`` tensors their layout: flash
         attention's where some GPU runs it, which is that of the query. Models transpose and reshape the result as they
         did the query, so that another kernel's needs the copy with which its form ends, and this one's none."""
@@ -324,7 +324,7 @@ class RealForms(CudaForms):
         super().__enter__()
         return self
 
-    def _called(self, call: Call, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
+    def _called(self, call: AttentionCall, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
         if choose(self.attention, call) == "math":
             return super()._called(call, tensors, options)
         result: torch.Tensor = self._attend(call, options)(*tensors)

@@ -18,7 +18,7 @@ from memwall.frontend.torch.dispatch.tensors import flat_tensors
 _TENSORS = (torch.Tensor, nn.Parameter)
 
 
-class _Look(NamedTuple):
+class _FreshTensor(NamedTuple):
     """A fresh tensor without its storage."""
 
     shape: torch.Size
@@ -54,7 +54,7 @@ class Results:
             self._known[key] = _kept(result, given)
             return result
         kind, items = known
-        made = [item.made() if type(item) is _Look else item for item in items]
+        made = [item.made() if type(item) is _FreshTensor else item for item in items]
         return made[0] if kind is torch.Tensor else kind(made)
 
 
@@ -97,9 +97,9 @@ def _kept(result: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]] | Non
     return kind, tuple(items)
 
 
-def _fresh(tensor: torch.Tensor) -> _Look | None:
+def _fresh(tensor: torch.Tensor) -> _FreshTensor | None:
     """The look of a tensor that fills its storage as a new one would."""
     if type(tensor) is not torch.Tensor or _look(tensor) is None or tensor.storage_offset():
         return None
-    look = _Look(tensor.shape, tensor.stride(), tensor.dtype)
+    look = _FreshTensor(tensor.shape, tensor.stride(), tensor.dtype)
     return look if look.made().untyped_storage().nbytes() == tensor.untyped_storage().nbytes() else None

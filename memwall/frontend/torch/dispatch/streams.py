@@ -148,7 +148,7 @@ def _wait(work: Any, *timeout: Any) -> bool:
 Streams.active = Streams()
 
 
-class Stream:
+class TracedStream:
     """``torch.cuda.Stream`` in a trace, where all that was issued is over; also its own context."""
 
     device, device_index, device_type = torch.device("cuda", 0), 0, 1
@@ -159,12 +159,12 @@ class Stream:
         self._before: list[int] = []
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.stream_id == self.stream_id
+        return isinstance(other, TracedStream) and other.stream_id == self.stream_id
 
     def __hash__(self) -> int:
         return hash(self.stream_id)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> TracedStream:
         self._before.append(Streams.active.current)
         Streams.active.current = self.stream_id
         return self
@@ -192,17 +192,17 @@ class Stream:
         Streams.active.wait(self.stream_id, Streams.active.last(stream.stream_id))
 
 
-def current_stream(*args: Any) -> Stream:
+def current_stream(*args: Any) -> TracedStream:
     """``torch.cuda.current_stream``."""
-    return Stream(number=Streams.active.current)
+    return TracedStream(number=Streams.active.current)
 
 
-def default_stream(*args: Any) -> Stream:
+def default_stream(*args: Any) -> TracedStream:
     """``torch.cuda.default_stream``."""
-    return Stream(number=0)
+    return TracedStream(number=0)
 
 
-def set_stream(stream: Stream) -> None:
+def set_stream(stream: TracedStream) -> None:
     """``torch.cuda.set_stream``."""
     Streams.active.current = stream.stream_id
 
@@ -212,7 +212,7 @@ class StreamContext:
     asks of each value whether it is one."""
 
     def __init__(self, stream: Any = None) -> None:
-        self._stream: Any = stream if isinstance(stream, Stream) else contextlib.nullcontext()
+        self._stream: Any = stream if isinstance(stream, TracedStream) else contextlib.nullcontext()
 
     def __enter__(self) -> Any:
         return self._stream.__enter__()

@@ -25,8 +25,8 @@ from memwall.core.compat import name_of, torch_c
 from memwall.core.errors import UsageError
 from memwall.frontend.torch.dispatch.streams import (
     Event,
-    Stream,
     StreamContext,
+    TracedStream,
     current_stream,
     default_stream,
     set_stream,
@@ -95,12 +95,12 @@ def _set_default_device(original: Callable[[Any], None], device: Any) -> None:
         original(device)
 
 
-class _Generator(torch.Generator):
+class _HostGenerator(torch.Generator):
     """A generator of the host, whatever device is asked for: nothing is drawn without data."""
 
-    def __new__(cls, device: Any = "cpu") -> _Generator:
+    def __new__(cls, device: Any = "cpu") -> _HostGenerator:
         make: Any = super().__new__  # whose stub has no device
-        made: _Generator = make(cls, "cpu" if is_cuda(device) else device)
+        made: _HostGenerator = make(cls, "cpu" if is_cuda(device) else device)
         return made
 
 
@@ -170,8 +170,8 @@ _FIXED: Mapping[str, Any] = {
     **{name: _always(value) for value, names in _RETURNED for name in names},
     **_TENSOR_TYPES,
     "Event": Event,
-    "Stream": Stream,
-    "ExternalStream": type("ExternalStream", (Stream,), {}),
+    "Stream": TracedStream,
+    "ExternalStream": type("ExternalStream", (TracedStream,), {}),
     "stream": StreamContext,
     "StreamContext": StreamContext,
     "set_stream": set_stream,
@@ -202,10 +202,10 @@ _ELSEWHERE: tuple[tuple[Any, Mapping[str, Any]], ...] = (
     (torch.Tensor, {"record_stream": _always()}),
     (torch.nn.Module, {"to": _to}),
     (torch, {
-        "Event": Event, "Stream": Stream,
+        "Event": Event, "Stream": TracedStream,
         "is_autocast_enabled": partial(_of_cuda, torch.is_autocast_enabled),
         "get_autocast_dtype": partial(_of_cuda, torch.get_autocast_dtype),
-        "Generator": _Generator, "compile": _compile, "load": partial(_load, torch.load),
+        "Generator": _HostGenerator, "compile": _compile, "load": partial(_load, torch.load),
         "set_default_device": partial(_set_default_device, torch.set_default_device),
         "set_default_tensor_type": partial(_set_default_tensor_type, torch.set_default_tensor_type),
     }),

@@ -41,12 +41,12 @@ def constructing() -> Iterator[None]:
         patch.object(compat.FSDPDeviceHandle, "from_device", lambda device: torch.cuda),
         patch.object(wrapper, compat.name_of("init_device_handle"), on_cuda),
         patch.multiple(compat.flat_init, **unmade),
-        patch.object(compat.fsdp_param, compat.name_of("chunk_with_empty"), _Chunks),
+        patch.object(compat.fsdp_param, compat.name_of("chunk_with_empty"), _ShardChunks),
     ):
         yield
 
 
-class _Chunks:
+class _ShardChunks:
     """The parts of a tensor for each of many ranks, of which one is asked for and torch makes all."""
 
     def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:

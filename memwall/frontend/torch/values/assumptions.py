@@ -46,7 +46,7 @@ def _one_of(**choices: Any) -> Read:
     return choices.__getitem__
 
 
-class Kind(NamedTuple):
+class AssumptionKind(NamedTuple):
     """One thing to assume: how its value is read, what is wanted, its default, and what it says."""
 
     read: Read
@@ -55,29 +55,35 @@ class Kind(NamedTuple):
     says: str
 
 
-KINDS: Mapping[str, Kind] = {
-    "nonzero": Kind(
+KINDS: Mapping[str, AssumptionKind] = {
+    "nonzero": AssumptionKind(
         _fraction, "a fraction from 0 to 1", "0.5", "how much of a mask that depends on activations is true"
     ),
-    "experts": Kind(
-        _one_of(balanced=True, same=False), "balanced, or same for the first k in every row", "balanced",
+    "experts": AssumptionKind(
+        _one_of(balanced=True, same=False),
+        "balanced, or same for the first k in every row",
+        "balanced",
         "how the choices of a top-k of activations spread, all alike by chance",
     ),
-    "rounded": Kind(
+    "rounded": AssumptionKind(
         _count, "a whole number of at least 0", "4", "the value of activations that are rounded to whole numbers"
     ),
-    "number": Kind(_number, "a number", "1", "what Python reads of activations (.item(), .tolist(), .numpy())"),
-    "boxes": Kind(
+    "number": AssumptionKind(
+        _number, "a number", "1", "what Python reads of activations (.item(), .tolist(), .numpy())"
+    ),
+    "boxes": AssumptionKind(
         _fraction, "a fraction from 0 to 1", "0.5", "how much of its image's height and width a detected box spans"
     ),
-    "ranks": Kind(
-        _one_of(alike=True, unknown=False), "alike, or unknown", "alike",
+    "ranks": AssumptionKind(
+        _one_of(alike=True, unknown=False),
+        "alike, or unknown",
+        "alike",
         "what other ranks send where this rank's own numbers are known",
     ),
-    "condition": Kind(
+    "condition": AssumptionKind(
         _one_of(true=True, false=False), "true or false", "true", "what a branch on activations finds"
     ),
-}  # fmt: skip
+}
 
 
 class Basis(NamedTuple):

@@ -41,7 +41,7 @@ from memwall.frontend.torch.values.value_rules import (
     SLICES,
     UNIQUE,
     UNSET,
-    Kind,
+    ValueRule,
     arguments_at,
     by_few,
     decides,
@@ -70,7 +70,7 @@ class KnownValues(Shadows):
         self._results = Results()
         #: random numbers that were drawn on the host
         self._numbers: dict[int, torch.UntypedStorage] = {}
-        self._kinds: dict[str, Kind] = {}
+        self._kinds: dict[str, ValueRule] = {}
 
     @property
     def by_module(self) -> bool:
@@ -122,7 +122,7 @@ class KnownValues(Shadows):
         func = signature.function
         kind = self._kinds.get(signature.name)
         if kind is None:
-            kind = self._kinds[signature.name] = Kind.of(signature)
+            kind = self._kinds[signature.name] = ValueRule.of(signature)
         if kind.free:
             out = func(*args, **kwargs)
             if signature.name in UNSET and out.is_meta and out.dtype in INTEGERS and out.numel() <= MOST_FLOATS:
@@ -142,7 +142,7 @@ class KnownValues(Shadows):
             return self._called_known(signature, kind, args, kwargs, tensors)
         return func(*args, **kwargs)
 
-    def _sent(self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _sent(self, signature: Signature, kind: ValueRule, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What a collective returns; the values of other ranks are assumed to be this one's."""
         read, written = (arguments_at(places, args, kwargs) for places in (kind.reads, kind.writes))
         alike, basis = self.assumptions.unasked("ranks") if self.assumptions is not None else (False, Basis(""))
@@ -176,7 +176,7 @@ class KnownValues(Shadows):
         )
 
     def _called_unknown(
-        self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], guess: bool
+        self, signature: Signature, kind: ValueRule, args: tuple, kwargs: dict[str, Any], guess: bool
     ) -> Any:
         """The result where something that is read is unknown: so is what is written."""
         if kind.writes:
@@ -214,14 +214,14 @@ class KnownValues(Shadows):
         assume(self, self.assumptions, signature.name, out, args, kwargs)
         return out
 
-    def _ran(self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _ran(self, signature: Signature, kind: ValueRule, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What a call returns on ``meta``."""
         if kind.fresh:
             return self._results.of(signature.function, args, kwargs)
         return signature.function(*args, **kwargs)
 
     def _called_known(
-        self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]
+        self, signature: Signature, kind: ValueRule, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Any:
         func, written = signature.function, arguments_at(kind.writes, args, kwargs)
         leaves = kwargs.get("device") == _HOST or any(not t.is_meta for t in written)
@@ -270,7 +270,7 @@ class KnownValues(Shadows):
                 self.assumptions.note(basis.text)
 
     def _fill(
-        self, signature: Signature, kind: Kind, args: tuple, kwargs: dict[str, Any], results: list[torch.Tensor],
+        self, signature: Signature, kind: ValueRule, args: tuple, kwargs: dict[str, Any], results: list[torch.Tensor],
         assumed: tuple[Basis, ...],
     ) -> None:  # fmt: skip
         """Large tensors of one value: masks of ones, and what is computed of them element by element."""
@@ -293,7 +293,7 @@ class KnownValues(Shadows):
         assert value is not None
         return value[(0,) * value.dim()]
 
-    def _on_host(self, func: Any, kind: Kind, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _on_host(self, func: Any, kind: ValueRule, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The call on the values of its tensors."""
 
         def value(item: Any) -> Any:

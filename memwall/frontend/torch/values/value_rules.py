@@ -210,7 +210,7 @@ def decides(truth: bool, value: torch.Tensor | None) -> bool:
     return bool((once(value) == truth).all())
 
 
-class Kind(NamedTuple):
+class ValueRule(NamedTuple):
     """How values pass through an operator: the arguments (by position and name) that it reads and those that it writes;
     whether it moves no data, whether its result or its result's shape depends on values, whether it draws random
     numbers, whether it treats element by element, whether it reduces; whether its results are always new tensors;
@@ -227,7 +227,7 @@ class Kind(NamedTuple):
     sends: bool
 
     @classmethod
-    def of(cls, signature: Signature) -> Kind:
+    def of(cls, signature: Signature) -> ValueRule:
         tags = signature.function.tags
         tagged = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         asks = (tagged and signature.name not in INDEXED) or signature.name in UNTAGGED
