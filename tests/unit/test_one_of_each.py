@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,8 +39,25 @@ ROWS = [
     ("the half that constants see", r"sha256\(text\.encode", "bench/accuracy/halves.py"),
     ("links", r"^class Link\b", "hardware/links.py"),
     ("names suggested", r"get_close_matches", "core/errors.py"),
+    ("what an option is", r"^class Option\b", "core/question.py"),
+    ("what wings offer", r"^WINGS\b", "wings.py"),
+    ("a step of a server", r"^def simulate_requests\(", "serving/simulation/requests.py"),
+    ("the steady state of a server", r"^def steady_state\(", "serving/simulation/steady.py"),
+    ("a step under a layout", r"^def training_step\(", "training/step.py"),
+    ("what a point of a sweep is", r"^class PointKind\b", "points.py"),
+    ("prices read", r"^def prices_of\(", "hardware/prices.py"),
     ("an op that is left out", r"^class Unsupported\b", "core/errors.py"),
 ]
+
+
+def test_no_two_classes_have_one_name():
+    found = Counter(
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in found.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(("pattern", "module"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
