@@ -77,7 +77,7 @@ WINGS: Mapping[str, Wing] = {
     ),
     "training": Wing(
         about="a training step under a layout of many GPUs",
-        points={"training": "points.TRAINING"},
+        points={"training": "kinds.TRAINING"},
         parts={**_each("command", "profile_parallel"), **_each("search", "search_layouts"),
                **_each("search_page", "LayoutsReport"), **_each("", "DEFAULT_CLUSTER")},
     ),

@@ -46,7 +46,7 @@ class Quantity:
     per: str = ""
     #: kind of result -> how the figure is read from one: ``profile`` from a profile and one of its schedules, ``serve``
     #: from a :class:`memwall.serving.candidates.ServerCandidate`, ``decode`` from a
-    #: :class:`memwall.serving.candidates.Decoding`, ``training`` from a :class:`memwall.training.points.Trained`
+    #: :class:`memwall.serving.candidates.Decoding`, ``training`` from a :class:`memwall.training.kinds.Trained`
     readers: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
     #: kinds of sweeps that have it as a column: ``profile``, ``decode``, ``serve``, ``training``; with ``+`` the page
     #: shows it too

@@ -20,7 +20,7 @@ from memwall.wings import part
 SCHEMAS = ("profile", "measurement", "comparison", "fusion", "gate", "trace", "trace_comparison", "accuracy", "history",
            "emit", "serving", "settings")  # fmt: skip
 #: other records than profiles -> the class of what they hold, and options of its page
-_OTHERS: Mapping[str, tuple[str, set[str]]] = {
+RECORDS: Mapping[str, tuple[str, set[str]]] = {
     "memwall.fusion": ("SavedFusion", {"top"}),
     "memwall.serving": ("SavedServing", set()),
 }
@@ -73,8 +73,8 @@ def command(record: str | None, history: str | None, quantities: tuple[str, ...]
     from memwall.report.pages.profile import ProfileReport
 
     part("traces.refuse_trace")(record)
-    if (family := _schema(record).partition("/")[0]) in _OTHERS:
-        result, taken = _OTHERS[family]
+    if (family := _schema(record).partition("/")[0]) in RECORDS:
+        result, taken = RECORDS[family]
         report: Any = report_of(result)
         if others := given.keys() - taken:
             raise UsageError(f"--{min(others)} has no use for {report.noun}; leave it out")

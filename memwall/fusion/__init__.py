@@ -4,10 +4,9 @@ In: a graph, the costs of its ops, and a GPU where the policy needs one. Out: a 
 launch order with the cost of each, and the refused fusions with the reason.
 
 ``policies`` lists the policies: start there. ``memwall`` is ``planner``, by the rules of ``rules``, priced by
-``pricing``, then ``recompute``; layers that repeat are planned once (``repeats``). ``inductor`` is
-``compiled`` on top of ``inductor/``, which runs torch's compiler. ``server`` is what inference engines run in place of
-a language model's own ops. ``ideal`` is the lower bound; ``hand_fused`` puts whole modules into one kernel for a
-what-if.
+``pricing``, then ``recompute``; layers that repeat are planned once (``repeats``). ``ideal`` is the lower bound;
+``hand_fused`` puts whole modules into one kernel for a what-if. The policies ``inductor``, ``max-autotune`` and
+``server`` are those of wings (:mod:`memwall.wings`): what torch's compiler and what inference engines run.
 """
 
 from memwall.fusion.plan import Group, Plan, Refusal

@@ -10,6 +10,12 @@ is the traced one, and decomposed attention is recognised in fewer cases, since 
 the operators that led to it; a tensor that Python unpacked (``q, k, v = x``) has the eager backward. This package
 depends on torch's internals; where they have changed, the error says so. torch and Triton are imported when
 :func:`lower` is called.
+
+:mod:`~memwall.inductor.lowering` is the wiring: :mod:`~memwall.inductor.replay` makes the joint graph,
+:mod:`~memwall.inductor.compiling` runs torch's scheduler, :mod:`~memwall.inductor.reading` reads it, and
+:mod:`~memwall.inductor.owners` gives each op to one kernel. Kernels have to stay in launch order there: of two that
+compute an op the earlier one owns it. :mod:`~memwall.inductor.compiled` makes a plan of them; ``dynamo/`` is what
+TorchDynamo captures.
 """
 
 from memwall.inductor.lowering import lower

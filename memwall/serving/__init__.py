@@ -5,8 +5,8 @@ GPU and for each number of GPUs that share the model (:class:`~memwall.serving.s
 server with those steps is run under each load (:mod:`memwall.serving.simulation`).
 """
 
+from memwall.serving.answer import Point, Serving
 from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
-from memwall.serving.points import Point, Serving
 from memwall.serving.run import ENGINES, OWN, serve, steps_of
 
 __all__ = [

@@ -23,9 +23,9 @@ from memwall.core.units import counted, duration, percent
 from memwall.hardware.engine import ENGINES
 from memwall.ops.quantised import pipe_of
 from memwall.perfmodel.roofline import LINK
+from memwall.serving.answer import Point, Serving
 from memwall.serving.engines import AskedEngine
 from memwall.serving.model import CACHES, WEIGHTS
-from memwall.serving.points import Point, Serving
 from memwall.serving.run import OWN, own_guess, points_of
 from memwall.serving.steps import EngineStep
 from memwall.serving.steps.kernels import ExpertLayer

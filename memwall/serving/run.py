@@ -17,10 +17,10 @@ from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.hardware.prices import check_priced, prices_of
 from memwall.pipeline import Names
+from memwall.serving.answer import Point, Serving, notes_of
 from memwall.serving.candidates import ServerCandidate, choices, objective
 from memwall.serving.engines import AskedEngine, Guess, Server, fitting, lacks, steps_in, stored_in
 from memwall.serving.model import CACHES, Model, read_model
-from memwall.serving.points import Point, Serving, notes_of
 from memwall.serving.question import ACCEPT, ServeOptions
 from memwall.serving.simulation.engine import DEFAULT, Policy
 from memwall.serving.simulation.steady import largest_batch

@@ -15,9 +15,9 @@ from memwall.core.files import read_json
 from memwall.core.graph import Pipe
 from memwall.core.structure import BadRecord, above_0, at_least_1, check_schema, number, one_of, read, write
 from memwall.core.version import __version__
+from memwall.serving.answer import Point, Serving
 from memwall.serving.candidates import ServerChoice, objective_text, stop
 from memwall.serving.levers import ServedOutcome, ServedVerdict, served_verdicts, served_what_ifs, server_changes
-from memwall.serving.points import Point, Serving
 from memwall.serving.steps import EngineStep
 
 SCHEMA = "memwall.serving/1"

@@ -6,6 +6,5 @@ seconds in launch order with its wall, the sums over them, and the device memory
 :mod:`~memwall.simulate.schedule` is where to start reading; it prices each kernel of a plan
 (:mod:`~memwall.simulate.plan_context`) with :mod:`memwall.perfmodel`. :mod:`~memwall.simulate.launch_queue` says when
 each one starts, :mod:`~memwall.simulate.memory` what is alive and what is still in L2,
-:mod:`~memwall.serving.simulation` what a server does with the time of its steps. On many GPUs
-:mod:`~memwall.training.step` puts the :mod:`~memwall.training.blocks` of a training step.
+:mod:`~memwall.simulate.streams` runs kernels side by side, :mod:`~memwall.simulate.pipeline` stages of programs.
 """

@@ -1,6 +1,8 @@
 """Sweeps: points of a space → each as ``memwall profile`` or ``memwall serve`` of it alone would say, in bulk.
 
-:mod:`.kinds` says what a point is and evaluates those that share a trace; :mod:`.traces` keeps traces;
-:mod:`.engines` runs tasks here, in processes or on a Dask cluster; :mod:`.run` is the whole way and the public
-function. What is left, the best and the front are those of :mod:`memwall.analysis.sweep`.
+:mod:`.run` is the whole way and the public function: start there. :mod:`.axes` and :mod:`.conditions` read what varies
+and what is kept; :mod:`.kinds` has the kinds of points, its own and those that wings bring (:mod:`memwall.points`);
+:mod:`.engines` runs tasks here, in processes or on a Dask cluster; :mod:`.choice` finds the best and the front,
+:mod:`.growth` how a quantity grows. Traces are kept by :mod:`memwall.trace_cache`. Commands: ``sweep`` (``command``),
+``search`` (``search_command``), ``compare`` (``compare_command``).
 """

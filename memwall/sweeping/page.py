@@ -122,7 +122,7 @@ class SweepReport(Report):
         return (
             f'<div id="parallel"><div style="overflow-x:auto"><canvas style="width:max(100%, {_AXIS * len(axes)}px);'
             f'height:380px;touch-action:pan-x"></canvas></div><p></p>'
-            f'<script type="application/json">{data}</script></div><script>{resource("parallel.js")}</script>'
+            f'<script type="application/json">{data}</script></div><script>{resource("coordinates.js")}</script>'
         )
 
     def growth(self) -> Growth | None:
