@@ -79,7 +79,7 @@ class Step(TypedDict, total=False):
     ]
     real: Annotated[bool, Option(False, "Trace on real CPU tensors, for models that read their own data.")]
     max_ops: Annotated[int, Option(200_000, "Stop a runaway trace. [default: 200000]", least=1, metavar="N")]
-    replay: Annotated[bool, Option(True, "Trace every block, also those that repeat.")]
+    replay: Annotated[bool, Option(True, "Trace every block, also blocks that repeat.")]
     strict: Annotated[bool, Option(False, "Fail if any op has no formula.", internal=True)]
     host: Annotated[
         str | Path | Host | None,

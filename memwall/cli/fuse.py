@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--compile", "targets", cls=SeveralOption, needs_value=False, metavar="[NAME...]",
     help="Compile the generated kernels, no GPU needed, for GPUs or architectures (sm_70, gfx942)."
-    " [default: those of --gpu]",
+    " [default: the GPUs of --gpu]",
 )  # fmt: skip
 @options.what_ifs
 @click.option("--top", type=click.IntRange(1), metavar="N", help="List the N groups that save most. [default: 15]")

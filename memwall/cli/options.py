@@ -147,7 +147,7 @@ def _gpus_on(nodes: int, cluster: str | None, world: int | None) -> int:
 what_ifs = click.option(
     "--what-if", "what_ifs", multiple=True, metavar="SPEC",
     help="Totals again with 'dram_bytes_per_s*=2', 'l2_bytes=100MB' (a number of the GPU), dispatch_s/=2 (of its host),"
-    " dtype=bf16 (products in it) or 'fuse:layers.*.mlp' (modules as one kernel each). May be repeated.",
+    " dtype=bf16 (matmuls in it) or 'fuse:layers.*.mlp' (modules as one kernel each). May be repeated.",
 )  # fmt: skip
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON, and nothing else.")

@@ -60,7 +60,7 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
     "--parallel", "layout", metavar="LAYOUT",
     help="Put a training step on many GPUs of --cluster: 'tp=8,sp,pp=4,dp=16,fsdp=optimizer,microbatches=32,"
     "schedule=interleaved:2,recompute=selective'. Replicas share nothing, or by fsdp=optimizer the optimizer's state"
-    " (ZeRO-1), by fsdp=grad gradients too (ZeRO-2: those of each microbatch are reduce-scattered), by fsdp=full"
+    " (ZeRO-1), by fsdp=grad gradients too (ZeRO-2: each microbatch reduce-scatters its own), by fsdp=full"
     " weights too (ZeRO-3).",
 )  # fmt: skip
 @click.option(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option("--history", metavar="FILE", help="Add this commit's figures to a history file.")
 @click.option("--github", is_flag=True, help="Print GitHub's annotations; add to the step's summary.")
-@options.gpus_of("those of the configuration, else h100-sxm; a saved profile's own")
+@options.gpus_of("the GPUs of the configuration, else h100-sxm; a saved profile's own")
 @options.policies_of(
     "eager, inductor, max-autotune, memwall, server or ideal. [default: eager and memwall; a saved profile's own]"
 )
@@ -62,7 +62,7 @@ def command(
     unchanged code gives equal figures. Both eager and memwall are gated, so that a lost fusion shows.
 
     Limits without a sign are budgets; '+2%' is against the baseline. With a baseline and no limits, no kernel and no
-    graph break may be added, and bytes (those of convolutions in NCHW too), FLOPs, time and peak memory may grow by
+    graph break may be added, and bytes (of convolutions in NCHW too), FLOPs, time and peak memory may grow by
     0.5 %.
 
     Exit code: 0 pass, 1 fail, 2 misuse, 3 a device or a dependency is missing, 4 inconclusive.
