@@ -154,7 +154,7 @@ def test_e39_help_lists_what_is_accepted(run, command):
 
 def test_e39_an_option_has_one_default(run):
     """The gate's help gave one default of the policies with the option and another one above it."""
-    usage = " ".join(run("gate", "--help").out.split())
+    usage = " ".join(run("gate", "--help-all").out.split())
     assert "[default: eager; a saved profile's own]" not in usage
     assert "[default: eager and memwall; a saved profile's own]" in usage
 
