@@ -23,7 +23,7 @@ from memwall.core.graph import Pipe
 from memwall.ops.base import Cost
 from memwall.ops.quantised import MXFP8, Scheme, StoredMatrix
 from memwall.ops.quantised import SCHEMES as QUANTISED
-from memwall.ops.serving import Experts
+from memwall.ops.serving import ExpertsLaunch
 
 #: (rows, experts that have so many)
 Loads = tuple[tuple[int, int], ...]
@@ -133,7 +133,7 @@ def cost_of_experts(
     if scheme not in SCHEMES:
         raise unknown("format of experts", scheme, SCHEMES)
     stored, acts = SCHEMES[scheme].weights, SCHEMES[scheme].activations
-    work = Experts(
+    work = ExpertsLaunch(
         pipe=Pipe("tensor", SCHEMES[scheme].pipe), engine=engine, scheme=scheme, tokens=tokens, hidden=hidden,
         inter=inter, gates=gates, loads=loads, itemsize=acts.itemsize, count=KERNELS,
         expert_bytes=stored.nbytes(gates * inter, hidden) + stored.nbytes(hidden, inter),

@@ -26,7 +26,7 @@ class LatentProduct(Gemm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latent(Launch):
+class LatentLaunch(Launch):
     """DeepSeek's latent attention (MLA) in an inference server: keys and values of all heads are products of one latent
     of ``rank`` numbers for each token, next to which stand ``rope`` numbers of a rotated key. ``absorbed`` kernels
     attend to the latents themselves, as one key head of all query heads, the others to ``heads`` keys of
@@ -76,7 +76,7 @@ class Latent(Launch):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts(Launch):
+class ExpertsLaunch(Launch):
     """The experts of a mixture that are on one GPU: the rows of the tokens sorted by expert, a grouped product into
     ``gates * inter`` columns, the activation, a grouped product back to ``hidden`` columns, and the sum over each
     token's experts. ``engine`` is the inference server whose kernels run, ``scheme`` the format of the weights."""

@@ -13,7 +13,7 @@ from memwall.ops import Call, Cost, cost_of, quantised
 from memwall.ops.experts import cost_of_experts, loads_of
 from memwall.ops.launches import Launch, Rows, Stream
 from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, VectorGemm
-from memwall.ops.serving import Experts, Latent, LatentProduct
+from memwall.ops.serving import ExpertsLaunch, LatentLaunch, LatentProduct
 
 Inputs = Sequence[tuple[str, TensorSpec]]
 
@@ -183,7 +183,7 @@ def latent_prefill(
     per_query = heads * (rank + rope if absorbed else nope + rope)
     read = 2 * batch * (queries * per_query + of_keys)
     write = 2 * batch * queries * heads * (rank if absorbed else value) + new_bytes
-    work = Latent(
+    work = LatentLaunch(
         pipe=pipe, engine=engine, cache=dtype, itemsize=itemsize, batch=batch, heads=heads, queries=queries, keys=keys,
         pairs=pairs, nope=nope, rope=rope, rank=rank, value=value, absorbed=absorbed, eager=eager,
         read_bytes=read, write_bytes=write,
@@ -222,7 +222,7 @@ def latent_decode(
     itemsize = 1 if kv_dtype == "fp8" else 2
     rows = batch * heads * ITEMSIZE[dtype]
     pipe = Pipe("tensor", kv_dtype)
-    work = Latent(
+    work = LatentLaunch(
         pipe=pipe, engine=engine, cache=kv_dtype, itemsize=itemsize, batch=batch, heads=heads, queries=1, keys=keys,
         pairs=keys, nope=nope, rope=rope, rank=rank, value=value, absorbed=True, eager=eager,
     )  # fmt: skip
@@ -267,7 +267,7 @@ def experts(
     if skew or even:  # it is known which experts have rows
         return found
     (work,) = found.launches
-    assert isinstance(work, Experts)
+    assert isinstance(work, ExpertsLaunch)
     fewest = -(-top_k // ep)  # a token's experts are on some GPU so many at least, and others may choose the same
     return replace(found, spared_read_bytes=max(work.active - fewest, 0) * work.expert_bytes)
 

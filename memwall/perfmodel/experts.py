@@ -22,7 +22,7 @@ from typing import NamedTuple
 from memwall.core.units import bandwidth, duration, flop_rate, percent, size
 from memwall.hardware.constants import ExpertsConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.serving import Experts
+from memwall.ops.serving import ExpertsLaunch
 from memwall.perfmodel.base import Terms, traffic_s
 
 #: rows of a block, the fewest that tensor cores multiply, and columns
@@ -45,7 +45,7 @@ class _GroupedProduct(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def predict(launch: Experts, gpu: Gpu, known: ExpertsConstants, resident_bytes: int = 0) -> Terms:
+def predict(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
     warm = min(resident_bytes / max(launch.read_bytes, 1), 1.0)
     products = [_product(launch, gpu, known, n, k, warm) for n, k in launch.products]
@@ -58,13 +58,13 @@ def predict(launch: Experts, gpu: Gpu, known: ExpertsConstants, resident_bytes: 
     )  # fmt: skip
 
 
-def _around_bytes(launch: Experts) -> int:
+def _around_bytes(launch: ExpertsLaunch) -> int:
     """Bytes of rows that are gathered, activated and summed, each read and written once."""
     per_row = 4 * launch.hidden + (launch.gates + 1) * launch.inter
     return _ITEMSIZE * (launch.moved_rows * per_row + 2 * launch.tokens * launch.hidden)
 
 
-def _product(launch: Experts, gpu: Gpu, known: ExpertsConstants, n: int, k: int, warm: float) -> _GroupedProduct:
+def _product(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, n: int, k: int, warm: float) -> _GroupedProduct:
     """The grouped product in blocks of the height that takes least."""
     weight_bytes, clock = launch.expert_bytes / sum(n * k for n, k in launch.products), gpu.boost_clock_hz
     weights = launch.active * n * k * weight_bytes
@@ -82,7 +82,7 @@ def _product(launch: Experts, gpu: Gpu, known: ExpertsConstants, n: int, k: int,
     return min(found)
 
 
-def explain(launch: Experts, gpu: Gpu, known: ExpertsConstants, terms: Terms) -> str:
+def explain(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     first, second = terms.facts["products"]
     filled = launch.rows / max(launch.blocks(first.rows) * first.rows, 1)

@@ -11,7 +11,7 @@ from memwall.hardware.constants import CONSTANTS, PlainConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.launches import Conversion, Launch, Plain, Reduction
 from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, QuantisedGemm, Recurrent, VectorGemm
-from memwall.ops.serving import Experts, Latent
+from memwall.ops.serving import ExpertsLaunch, LatentLaunch
 from memwall.perfmodel import (
     attention,
     convolution,
@@ -33,7 +33,7 @@ __all__ = [
 
 
 #: Kinds of launches that have FLOPs.
-MATRIX = (Gemm, Convolution, FusedAttention, Latent, Recurrent, Experts)
+MATRIX = (Gemm, Convolution, FusedAttention, LatentLaunch, Recurrent, ExpertsLaunch)
 
 
 def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:

@@ -20,7 +20,7 @@ from memwall.core.units import bandwidth, counted, duration, flop_rate, percent,
 from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import LatentConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.serving import Latent
+from memwall.ops.serving import LatentLaunch
 from memwall.perfmodel.attention import UNEVEN_END
 from memwall.perfmodel.base import Terms, traffic_s
 
@@ -30,7 +30,7 @@ _BLOCKS_PER_SM, _LEAST_PART = 2, 64
 _LEAST_ROWS = 16
 
 
-def predict(launch: Latent, gpu: Gpu, known: LatentConstants, resident_bytes: int = 0) -> Terms:
+def predict(launch: LatentLaunch, gpu: Gpu, known: LatentConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
     (flops,) = launch.pipe_flops.values()
     math_s = flops / (gpu.peak(launch.pipe) * known.plateau)
@@ -41,7 +41,7 @@ def predict(launch: Latent, gpu: Gpu, known: LatentConstants, resident_bytes: in
     return Terms(terms.compute_s, terms.memory_s, host_s, host_s, 0.0, terms.facts)
 
 
-def _prefill(launch: Latent, gpu: Gpu, known: LatentConstants, math_s: float, resident_bytes: int) -> Terms:
+def _prefill(launch: LatentLaunch, gpu: Gpu, known: LatentConstants, math_s: float, resident_bytes: int) -> Terms:
     """Tiles as of other attention; ``math_s`` is the arithmetic of all pairs on all multiprocessors."""
     rows, columns = chip_of(gpu).serving_tile
     shared = launch.heads if launch.absorbed else 1  # query rows of one token in a tile
@@ -62,14 +62,14 @@ def _prefill(launch: Latent, gpu: Gpu, known: LatentConstants, math_s: float, re
     return Terms(loops_s - ends_s, moved_s, ends_s + known.start_s, loops_s + moved_s, known.start_s, facts)
 
 
-def _moved_bytes(launch: Latent) -> int:
+def _moved_bytes(launch: LatentLaunch) -> int:
     """Queries, keys, values and results once, and latents in 16 bits twice."""
     key, value = launch.widths
     per_token = launch.heads * (key + value) * (1 if launch.absorbed else 2)
     return 2 * launch.batch * launch.keys * (per_token + 2 * (launch.rank + launch.rope))
 
 
-def _decode(launch: Latent, gpu: Gpu, known: LatentConstants, math_s: float, resident_bytes: int) -> Terms:
+def _decode(launch: LatentLaunch, gpu: Gpu, known: LatentConstants, math_s: float, resident_bytes: int) -> Terms:
     products_s = math_s * max(_LEAST_ROWS / launch.heads, 1.0)
     most = min(_BLOCKS_PER_SM * gpu.sm_count // launch.batch, launch.keys // _LEAST_PART, int(known.most_parts))
     parts = max(most, 1)
@@ -84,7 +84,7 @@ def _decode(launch: Latent, gpu: Gpu, known: LatentConstants, math_s: float, res
     return Terms(products_s, stream_s + rows_s, blocks_s + known.start_s, body_s, known.start_s, facts)
 
 
-def explain(launch: Latent, gpu: Gpu, known: LatentConstants, terms: Terms) -> str:
+def explain(launch: LatentLaunch, gpu: Gpu, known: LatentConstants, terms: Terms) -> str:
     """Why the launch takes its time, in one sentence."""
     facts = terms.facts
     form = "latents" if launch.absorbed else "keys and values"

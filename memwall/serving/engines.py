@@ -22,8 +22,8 @@ from memwall.serving.simulation.steady import Steady, steady_state
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import RequestLoad
 from memwall.serving.steps import Layout, ServedKernels
-from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent
-from memwall.serving.steps.kernels import ExpertLayer, RecurrentState, StepProduct
+from memwall.serving.steps.attention import Attention, Compressed, Latent
+from memwall.serving.steps.kernels import Experts, Product, State
 
 #: the most GPUs that are tried where weights do not fit
 _MOST_TP = 128
@@ -141,15 +141,11 @@ def check_layout(kernels: ServedKernels, layout: Layout) -> None:
         if getattr(layout, name) < 1:
             raise UsageError(f"--{name} {getattr(layout, name)}: want 1 or more")
     attending = [
-        (kernel, n)
-        for kernel, n in kernels.kernels
-        if isinstance(kernel, (PagedAttention, Compressed, PagedLatent, RecurrentState))
+        (kernel, n) for kernel, n in kernels.kernels if isinstance(kernel, (Attention, Compressed, Latent, State))
     ]
-    for heads in (
-        kernel.heads for kernel, _ in attending if isinstance(kernel, (PagedAttention, Compressed, PagedLatent))
-    ):
+    for heads in (kernel.heads for kernel, _ in attending if isinstance(kernel, (Attention, Compressed, Latent))):
         _check_divides(layout.tp, heads, "heads", "tp")
-    experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, ExpertLayer)]
+    experts = [kernel.count for kernel, _ in kernels.kernels if isinstance(kernel, Experts)]
     if layout.ep > 1 and not experts:
         raise UsageError(f"--ep {layout.ep}: the model has no experts to divide")
     for count in experts:
@@ -183,7 +179,7 @@ def fitting(steps: GpuSteps) -> str:
 
 def lacks(kernels: ServedKernels, gpu: Gpu) -> str:
     """Why engines do not run the model's dtype on a GPU; empty where they do."""
-    dtypes = {kernel.dtype for kernel, _ in kernels.kernels if isinstance(kernel, StepProduct)}
+    dtypes = {kernel.dtype for kernel, _ in kernels.kernels if isinstance(kernel, Product)}
     other = "float16" if Pipe("tensor", "float16") in gpu.peak_flop_per_s else "float32"
     lacking = sorted(d for d in dtypes if d in _HALVES and gpu.ceiling_pipe(Pipe("tensor", d)).dtype != d)
     return f"{lacking[0]}, the model's dtype, does not run there; --dtype {other} does" if lacking else ""

@@ -28,7 +28,7 @@ from memwall.serving.engines import AskedEngine
 from memwall.serving.model import CACHES, WEIGHTS
 from memwall.serving.run import OWN, own_guess, points_of
 from memwall.serving.steps import EngineStep
-from memwall.serving.steps.kernels import ExpertLayer
+from memwall.serving.steps.kernels import Experts
 
 #: engines and requests up to which levers are simulated: beyond, the page says that they are left out
 MOST_ENGINES, MOST_REQUESTS = 5, 10_000
@@ -244,9 +244,7 @@ def _ways(point: Point) -> Iterator[_Way]:
         yield _Way("a cache in fp8", "--kv fp8", "", cache)
     wider = partial(replace, asked, layout=replace(layout, tp=2 * layout.tp))
     yield _Way("twice the GPUs for each product", f"--tp {2 * layout.tp}", "", wider)
-    if layout.ep == 1 < layout.stage_gpus and any(
-        isinstance(kernel, ExpertLayer) for kernel, _ in model.served.kernels
-    ):
+    if layout.ep == 1 < layout.stage_gpus and any(isinstance(kernel, Experts) for kernel, _ in model.served.kernels):
         apart = partial(replace, asked, layout=replace(layout, ep=layout.stage_gpus))
         yield _Way("whole experts on each GPU", f"--ep {layout.stage_gpus}", "", apart)
     for engine in ENGINES:

@@ -29,12 +29,12 @@ from memwall.serving.simulation.steady import largest_batch
 from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
 from memwall.serving.simulation.workload import Lengths, RequestLoad
 from memwall.serving.steps import EngineStep
-from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent, SparseIndex
-from memwall.serving.steps.kernels import Collective, ExpertLayer
+from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
+from memwall.serving.steps.kernels import Collective, Experts
 from memwall.trace_cache import Traces, trace_folder
 
 #: kernels whose bound is not counted
-_UNBOUNDED = (PagedAttention, Compressed, PagedLatent, SparseIndex, Collective)
+_UNBOUNDED = (Attention, Compressed, Latent, Index, Collective)
 #: between nodes a step's time is linear, so it is at least that of so much smaller a step
 _NODE = 31 / 32
 
@@ -126,7 +126,7 @@ def search(
 
 def _layouts(gpus: int, model: Model) -> Iterator[dict[str, int]]:
     """How the GPUs of one engine may share the model; experts columnwise, or whole ones on each GPU."""
-    has_experts = any(isinstance(kernel, ExpertLayer) for kernel, _ in model.served.kernels)
+    has_experts = any(isinstance(kernel, Experts) for kernel, _ in model.served.kernels)
     numbers = range(1, gpus + 1)
     for tp, dp, pp in itertools.product(numbers, repeat=3):
         if tp * dp * pp <= gpus:

@@ -6,7 +6,7 @@ import json
 
 import memwall
 from memwall.serving import read_model
-from memwall.serving.steps.attention import PagedAttention
+from memwall.serving.steps.attention import Attention
 
 TEXT = {
     "model_type": "qwen2_5_vl_text", "vocab_size": 1000, "hidden_size": 128, "intermediate_size": 256,
@@ -50,7 +50,7 @@ def test_a_server_prepares_how_far_images_move_positions_on(tmp_path):
     """The prompt's step leaves a whole number for each sample, of which rotary tables are made by no layer's kernel."""
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "dtype": "bfloat16"}))
     (kernel, count), *none = [
-        each for each in read_model(f"hf:{tmp_path}").served.kernels if isinstance(each[0], PagedAttention)
+        each for each in read_model(f"hf:{tmp_path}").served.kernels if isinstance(each[0], Attention)
     ]
     assert (kernel.heads, kernel.kv_heads, kernel.head_size, count, none) == (4, 2, 32, 2, [])
 

@@ -25,8 +25,8 @@ from memwall.serving.engine_figure import memory_chart, phases_charts
 from memwall.serving.figure import serving_chart
 from memwall.serving.saved import saved
 from memwall.serving.steps import ServedKernels
-from memwall.serving.steps.attention import PagedAttention
-from memwall.serving.steps.kernels import BetweenAnchors, Collective, Sampling, StepProduct
+from memwall.serving.steps.attention import Attention
+from memwall.serving.steps.kernels import Between, Collective, Product, Sampling
 from memwall.traces import read_trace
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.comparison import compare_traces
@@ -59,19 +59,14 @@ def _fall() -> Chart:
 def served() -> Serving:
     """A model of 32 layers, 8 B weights and grouped attention on two GPUs, alone and shared by two, and objectives that
     the largest load misses."""
-    product = partial(StepProduct, dtype="bfloat16")
+    product = partial(Product, dtype="bfloat16")
     kernels = (
         (product(n=6144, k=4096, split="column"), 32),
         (product(n=4096, k=4096, split="row"), 32),
         (product(n=28672, k=4096, split="column"), 32),
         (product(n=4096, k=14336, split="row"), 32),
-        (PagedAttention(heads=32, kv_heads=8, head_size=128, value_size=128, dtype="bfloat16"), 32),
-        (
-            BetweenAnchors(
-                read_bytes=16384, write_bytes=8192, weight_bytes=8192, columns=4096, itemsize=2, shared=False
-            ),
-            64,
-        ),
+        (Attention(heads=32, kv_heads=8, head_size=128, value_size=128, dtype="bfloat16"), 32),
+        (Between(read_bytes=16384, write_bytes=8192, weight_bytes=8192, columns=4096, itemsize=2, shared=False), 64),
         (Collective(op="all_reduce", width=8192), 64),
         (Sampling(vocabulary=128256), 1),
     )

@@ -21,17 +21,8 @@ from memwall.perfmodel.base import kept_share
 from memwall.perfmodel.collectives import CUSTOM_BYTES, collective_s
 from memwall.perfmodel.roofline import Prediction, predict_cost
 from memwall.serving.simulation.engine import CAPTURED, between
-from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent, SparseIndex
-from memwall.serving.steps.kernels import (
-    BetweenAnchors,
-    Collective,
-    Encoded,
-    ExpertLayer,
-    RecurrentState,
-    StepKernel,
-    StepProduct,
-    begun,
-)
+from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
+from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Product, State, StepKernel, begun
 from memwall.serving.steps.plan import ServedKernels, of_head
 from memwall.serving.steps.step import EngineStep, Layout
 
@@ -43,7 +34,7 @@ _BUDGET_TOKENS, _BUDGET_SEQUENCES, _CONTEXT_BYTES = 8192, 256, 2 << 30
 #: bytes of a number of a row between layers
 _ROW_ITEMSIZE = 2
 #: kernels that read the cache
-_CACHED = (PagedAttention, Compressed, PagedLatent, SparseIndex)
+_CACHED = (Attention, Compressed, Latent, Index)
 #: most tokens of a step in which shared experts run on a second stream next to the others (vLLM's
 #: ``VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD``; SGLang and TensorRT-LLM do so in CUDA graphs)
 _STREAM_TOKENS = 256
@@ -57,12 +48,12 @@ def _depends_on(kernel: StepKernel) -> str:
     """What the time of a kernel depends on: the cache, a state and tokens, or the number of sequences or of tokens."""
     if isinstance(kernel, _CACHED):
         return "cache"
-    if isinstance(kernel, RecurrentState):
+    if isinstance(kernel, State):
         return "state"
     if isinstance(kernel, Encoded):
         return "encoder"
-    if isinstance(kernel, ExpertLayer) or kernel.beside:
-        return "experts" if isinstance(kernel, ExpertLayer) else "beside"
+    if isinstance(kernel, Experts) or kernel.beside:
+        return "experts" if isinstance(kernel, Experts) else "beside"
     return "sequences" if of_head(kernel) else "tokens"
 
 
@@ -101,7 +92,7 @@ class GpuSteps:
         """Bytes of activations, graphs and buffers."""
         if self.served.within:
             return 0
-        rows = (kernel for kernel, _ in self.served.kernels if isinstance(kernel, BetweenAnchors))
+        rows = (kernel for kernel, _ in self.served.kernels if isinstance(kernel, Between))
         held = (
             (_BUDGET_SEQUENCES if row.of_sequences else _BUDGET_TOKENS) * (row.read_bytes + row.write_bytes)
             // (self.layout.tp if row.shared else 1)
@@ -251,14 +242,14 @@ class GpuSteps:
 
     def _waited_s(self, kernel: StepKernel, step: EngineStep) -> float:
         """Seconds of messages that belong to a kernel."""
-        if isinstance(kernel, ExpertLayer) and self.layout.dp > 1 and step.tokens:
+        if isinstance(kernel, Experts) and self.layout.dp > 1 and step.tokens:
             return self._exchanged_s(kernel, step)
         return 0.0
 
     def _is_fused(self, kernel: StepKernel, step: EngineStep) -> bool:
         """Whether it is the sum and norm of rows that an all-reduce of the engine's own makes, which does them too:
         FlashInfer's and TensorRT-LLM's ``allreduce_fusion``."""
-        if self.layout.tp == 1 or not isinstance(kernel, BetweenAnchors) or kernel.shared or kernel.of_sequences:
+        if self.layout.tp == 1 or not isinstance(kernel, Between) or kernel.shared or kernel.of_sequences:
             return False
         width = kernel.columns * _ROW_ITEMSIZE
         return width == self._width and width * step.tokens <= CUSTOM_BYTES
@@ -279,7 +270,7 @@ class GpuSteps:
         """The kernels with what each does of a step."""
         own, of_stage = self._own(step), EngineStep(self._of_stage(step), 0)
         for kernel, n in self.served.kernels:
-            yield kernel, n, of_stage if isinstance(kernel, ExpertLayer) else own
+            yield kernel, n, of_stage if isinstance(kernel, Experts) else own
 
     def by_kind(self, step: EngineStep) -> dict[str, float]:
         """Seconds of a step by the class of its kernels; messages that belong to a kernel are ``Collective``."""
@@ -326,17 +317,17 @@ class GpuSteps:
 
     def prediction(self, kernel: StepKernel, step: EngineStep) -> Prediction:
         """The time of a kernel by its terms; no collective."""
-        if isinstance(kernel, PagedAttention):
+        if isinstance(kernel, Attention):
             return _attention(kernel, self.layout.tp, self.layout.kv, self.gpu, step)
         key = id(kernel), step
         if key not in self._predicted:
-            cost, is_row = kernel.cost(step, self.layout), isinstance(kernel, (StepProduct, BetweenAnchors))
+            cost, is_row = kernel.cost(step, self.layout), isinstance(kernel, (Product, Between))
             written = cost.read_bytes - kernel.weights_bytes(self.layout) if is_row else 0
             resident = int(written * kept_share(self.gpu, cost.write_bytes + written))
             self._predicted[key] = _priced(cost, self.gpu, resident)
         return self._predicted[key]
 
-    def _exchanged_s(self, kernel: ExpertLayer, step: EngineStep) -> float:
+    def _exchanged_s(self, kernel: Experts, step: EngineStep) -> float:
         """Seconds in which groups with sequences of their own send tokens to experts and get results back: all tokens
         to all GPUs, or each to those that have its experts, whichever takes less."""
         assert self.cluster is not None
@@ -373,6 +364,6 @@ def _priced(cost: Cost, gpu: Gpu, resident_bytes: int) -> Prediction:
 
 
 @lru_cache(maxsize=1 << 16)
-def _attention(kernel: PagedAttention, tp: int, kv: str, gpu: Gpu, step: EngineStep) -> Prediction:
+def _attention(kernel: Attention, tp: int, kv: str, gpu: Gpu, step: EngineStep) -> Prediction:
     """The time of attention."""
     return predict_cost(kernel.cost(step, Layout(tp=tp, kv=kv)), gpu, 0, "graph")

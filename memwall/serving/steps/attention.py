@@ -17,7 +17,7 @@ _IN_GRAPHS = {"vllm": "sglang"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PagedAttention(StepKernel):
+class Attention(StepKernel):
     """Attention with a paged cache, which rotates queries and keys and stores keys and values; ``window`` is the most
     keys that a query attends to, 0 for all. ``source``: all queries attend to so many keys of an encoder's results,
     which no step but the first writes. An encoder's own attention is not ``causal``, and keeps nothing."""
@@ -58,7 +58,7 @@ def _calls(step: EngineStep) -> Iterator[tuple[int, int, int, int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PagedLatent(StepKernel):
+class Latent(StepKernel):
     """Multi-head latent attention: decodes attend to the latents themselves (absorbed), prompts to the keys and values
     that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU. ``top_k``: a query attends to
     the latents of no more tokens, which an index chooses; 0: to all."""
@@ -105,7 +105,7 @@ def _kv_name(layout: Layout, dtype: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseIndex(StepKernel):
+class Index(StepKernel):
     """The index of sparse attention (DeepSeek-V3.2): ``heads`` queries of ``size`` fp8 numbers score the key of every
     token before, and the ``top_k`` of the largest weighted sums are attended to. The keys, in fp8 with a float32 scale
     each, are a cache of their own, which is, like the index, whole on every GPU."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import distinct_bytes
-from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent, SparseIndex
-from memwall.serving.steps.kernels import BetweenAnchors, Collective, RecurrentState, StepKernel
+from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
+from memwall.serving.steps.kernels import Between, Collective, State, StepKernel
 from memwall.serving.steps.regions import Region
 from memwall.serving.steps.traced import TracedStep
 
@@ -24,11 +24,11 @@ class CacheReader(TracedStep):
                 nope = weight.shape[-1] // heads - value_size
                 rank, rope = weight.shape[-2], size - nope
                 self._check(region, {heads * size + rank + rope, heads * (size + rope) + rank + rope})
-                return PagedLatent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
+                return Latent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
                               dtype=query.spec.dtype, top_k=self._indexed(region)), ()  # fmt: skip
         kv_heads, cached = self._cached(region)
         if self._is_cross(region):
-            return PagedAttention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, source=cached,
+            return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, source=cached,
                              dtype=query.spec.dtype, causal=False), ()  # fmt: skip
         if not kv_heads:
             read = self._split(self.outside(region)[0])[2]
@@ -42,7 +42,7 @@ class CacheReader(TracedStep):
         if ratio or (window and self._has_one_vector(region)):
             return Compressed(heads=heads, size=size, window=window, ratio=ratio, top_k=self._indexed(region),
                               opened=self._opened(region.place), dtype=query.spec.dtype), ()  # fmt: skip
-        return PagedAttention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, window=window,
+        return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, window=window,
                          dtype=query.spec.dtype, causal=not self.encodes), ()  # fmt: skip
 
     def _check(self, region: Region, widths: set[int]) -> None:
@@ -83,9 +83,7 @@ class CacheReader(TracedStep):
         ops = (self.graph.ops[i] for i in region.ops)
         query = next(self.graph.specs(op.inputs)[0] for op in ops if op.op_class == "contraction")
         size, ratio = query.shape[-1], self._ratio(region.place) or 1
-        return SparseIndex(
-            heads=query.numel // (self.tokens * size), size=size, top_k=self._choice(region), ratio=ratio
-        ), ()
+        return Index(heads=query.numel // (self.tokens * size), size=size, top_k=self._choice(region), ratio=ratio), ()
 
     def state(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         if region.reads & self._sharded:
@@ -96,14 +94,14 @@ class CacheReader(TracedStep):
         batch, _ = self._shape
         if self._compresses(region):
             width = self._opened(region.place.rpartition(".")[0]) * max(value.spec.itemsize for value in stored)
-            return BetweenAnchors(read_bytes=width, write_bytes=width, weight_bytes=distinct_bytes(fixed), columns=0,
+            return Between(read_bytes=width, write_bytes=width, weight_bytes=distinct_bytes(fixed), columns=0,
                            itemsize=1, shared=False), ()  # fmt: skip
         if distinct_bytes(stored) != distinct_bytes(cached) and self.step.decodes:
             raise UsageError(
                 f"{region.place} keeps a cache that grows and is not that of attention, which the server"
                 " policy does not model"
             )
-        return RecurrentState(
+        return State(
             state_bytes=max(distinct_bytes(cached), distinct_bytes(stored)) // batch,
             read_bytes=distinct_bytes(data) // self.tokens, write_bytes=distinct_bytes(made) // self.tokens,
             weight_bytes=distinct_bytes(fixed),

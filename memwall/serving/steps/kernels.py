@@ -46,7 +46,7 @@ def share_of(count: int, parts: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepProduct(StepKernel):
+class Product(StepKernel):
     """``[rows, k] x [k, n]`` with weights. ``split``: the GPUs share its columns (``column``), its rows (``row``) or
     nothing (``whole``). ``of_sequences``: it has a row for each sequence, not for each token."""
 
@@ -104,7 +104,7 @@ def begun(step: EngineStep) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrentState(StepKernel):
+class State(StepKernel):
     """The update of a state of constant size: the state is read and written once for each sequence, the rest for each
     token."""
 
@@ -127,7 +127,7 @@ class RecurrentState(StepKernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertLayer(StepKernel):
+class Experts(StepKernel):
     """The fused layer of a mixture: permute, grouped products, activation, combine. The tokens of a step are those of
     all groups."""
 
@@ -163,7 +163,7 @@ class ExpertLayer(StepKernel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BetweenAnchors(StepKernel):
+class Between(StepKernel):
     """Element-wise ops and norms between two anchors: bytes of each token, and those read once. ``columns``: the row
     that it reduces over; 0 for none. ``shared``: of tensors that the GPUs share."""
 

@@ -13,7 +13,7 @@ from memwall.core.graph import Graph
 from memwall.fusion.plan import Group, Plan, not_run
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
-from memwall.serving.steps.kernels import Encoded, ExpertLayer, Sampling, StepKernel, StepProduct
+from memwall.serving.steps.kernels import Encoded, Experts, Product, Sampling, StepKernel
 from memwall.serving.steps.reading import Reader, ReadRegion, sampling
 from memwall.serving.steps.step import Layout
 
@@ -130,7 +130,7 @@ def _built(kernel: StepKernel) -> StepKernel:
     """A kernel with its weights as they were traced."""
     if isinstance(kernel, Encoded):
         return replace(kernel, kernel=_built(kernel.kernel))
-    return replace(kernel, own=None) if isinstance(kernel, (StepProduct, ExpertLayer)) else kernel
+    return replace(kernel, own=None) if isinstance(kernel, (Product, Experts)) else kernel
 
 
 def _independent(reader: Reader) -> set[int]:
@@ -150,7 +150,7 @@ def _independent(reader: Reader) -> set[int]:
 
 def _as_run(kernel: StepKernel, reads: Iterable[ReadRegion]) -> StepKernel:
     """A router that the model runs in float32 multiplies in the dtype of its experts, as servers do."""
-    experts = next((read.kernel for read in reads if isinstance(read.kernel, ExpertLayer)), None)
-    if experts and isinstance(kernel, StepProduct) and kernel.dtype == "float32" and kernel.n == experts.count:
+    experts = next((read.kernel for read in reads if isinstance(read.kernel, Experts)), None)
+    if experts and isinstance(kernel, Product) and kernel.dtype == "float32" and kernel.n == experts.count:
         return replace(kernel, dtype=experts.dtype)
     return kernel

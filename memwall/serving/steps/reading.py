@@ -15,15 +15,7 @@ from itertools import pairwise
 from memwall.core.graph import Graph, Op, distinct_bytes
 from memwall.ops.experts import expected_active
 from memwall.serving.steps.caches import CacheReader
-from memwall.serving.steps.kernels import (
-    BetweenAnchors,
-    Collective,
-    Encoded,
-    ExpertLayer,
-    Sampling,
-    StepKernel,
-    StepProduct,
-)
+from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts, Product, Sampling, StepKernel
 from memwall.serving.steps.regions import Region
 from memwall.serving.steps.step import EngineStep
 
@@ -108,7 +100,7 @@ class Reader(CacheReader):
         own = max(columns, key=columns.__getitem__)
         if own is None and (is_last or not wholes.isdisjoint(_CHOICES)):
             own = ""
-        return StepProduct(n=n, k=k, dtype=made[0].dtype, split=split, of_sequences=of_sequences, own=own), after
+        return Product(n=n, k=k, dtype=made[0].dtype, split=split, of_sequences=of_sequences, own=own), after
 
     def _is_last(self, number: int) -> bool:
         """Whether a region makes logits: the model's output, or what only element-wise ops separate from it."""
@@ -148,7 +140,7 @@ class Reader(CacheReader):
         count, hidden, inter = first.shape[0], first.shape[1], last.shape[1]
         top_k = self._chosen(number)
         touched = {op.attributes["slices"][0] for op in products if "slices" in op.attributes}
-        return ExpertLayer(hidden=hidden, inter=inter, count=count, top_k=top_k, dtype=first.dtype,
+        return Experts(hidden=hidden, inter=inter, count=count, top_k=top_k, dtype=first.dtype,
                        gated=first.shape[2] == 2 * inter, own=self.stored(region.place),
                        alike=top_k in touched and round(expected_active(self.tokens, count, top_k)) > top_k,
                        ), ()  # fmt: skip
@@ -171,7 +163,7 @@ class Reader(CacheReader):
         fixed, _, data = self._split(value for value in read if value.id not in tables)
         gathered = sum(self.graph.specs(op.outputs)[0].nbytes for op in ops if op.inputs and op.inputs[0] in tables)
         widths = (self.graph.specs(op.inputs)[0].shape[-1] for op in ops if op.op_class in _WHOLE_CLASSES)
-        kernel = BetweenAnchors(
+        kernel = Between(
             read_bytes=(distinct_bytes(data) + gathered) // self.tokens,
             write_bytes=distinct_bytes(written) // self.tokens, weight_bytes=distinct_bytes(fixed),
             columns=max(widths, default=0), itemsize=max((value.spec.itemsize for value in written), default=1),

@@ -7,7 +7,7 @@ from memwall.hardware.lookup import load_gpu
 from memwall.serving.saved import saved
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import Layout, served
-from memwall.serving.steps.kernels import BetweenAnchors, ExpertLayer
+from memwall.serving.steps.kernels import Between, Experts
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -131,9 +131,9 @@ def test_a_server_moves_the_rows_of_chosen_experts_alone(save):
     fields, _ = MODELS["Llama-4"]
     decode = memwall.profile(save(fields | {"num_local_experts": 64}), mode="decode", batch=2, context=CONTEXT)
     model = served(decode.graph, context=CONTEXT)
-    (experts,) = {kernel for kernel, _ in model.kernels if isinstance(kernel, ExpertLayer)}
+    (experts,) = {kernel for kernel, _ in model.kernels if isinstance(kernel, Experts)}
     assert (experts.count, experts.top_k, experts.hidden, experts.inter) == (64, 2, 256, 512)
-    between = [kernel for kernel, _ in model.kernels if isinstance(kernel, BetweenAnchors) and not kernel.of_sequences]
+    between = [kernel for kernel, _ in model.kernels if isinstance(kernel, Between) and not kernel.of_sequences]
     assert max(kernel.read_bytes + kernel.write_bytes for kernel in between) < 16 * 256 * 2
     assert GpuSteps(model, load_gpu("h100")).reserved_bytes < (2 << 30) + 8192 * 16 * 256 * 2
 

@@ -12,8 +12,8 @@ from memwall.hardware.engine import ENGINES, EngineHost, engine_host
 from memwall.serving import serve
 from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.steps import EngineStep, Layout, served
-from memwall.serving.steps.attention import Compressed, PagedAttention, PagedLatent, SparseIndex
-from memwall.serving.steps.kernels import BetweenAnchors, Collective, ExpertLayer, StepProduct
+from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
+from memwall.serving.steps.kernels import Between, Collective, Experts, Product
 from tests.unit.configs import LLAMA, target_of
 from tests.unit.places import shared
 
@@ -86,16 +86,16 @@ def test_each_op_is_in_one_group_and_masks_are_prepared(traced):
 
 def test_windows_and_sinks_are_seen(traced):
     model = served(traced(GPT_OSS, batch=2, context=1000).graph)
-    windows = {kernel.window: n for kernel, n in of(model, PagedAttention)}
+    windows = {kernel.window: n for kernel, n in of(model, Attention)}
     assert windows == {128: 1, 0: 1}
-    assert [(k.heads, k.kv_heads, k.head_size) for k, _ in of(model, PagedAttention)] == [(8, 2, 64)] * 2
+    assert [(k.heads, k.kv_heads, k.head_size) for k, _ in of(model, Attention)] == [(8, 2, 64)] * 2
     token = 2 * 2 * 64 * 2
     assert model.kv_bytes(1000, Layout()) == (128 + 1000) * token
 
 
 def test_mixtral_at_batch_1_touches_2_of_8_experts(traced):
     model = served(traced(MIXTRAL, batch=2, context=100).graph)
-    ((experts, count),) = of(model, ExpertLayer)
+    ((experts, count),) = of(model, Experts)
     assert (experts.count, experts.top_k, experts.gated, count) == (8, 2, True, 2)
     cost = experts.cost(EngineStep(1, 100), Layout())
     one = 3 * 4096 * 14336 * 2  # an expert's three matrices in bfloat16: 352,321,536 bytes
@@ -105,7 +105,7 @@ def test_mixtral_at_batch_1_touches_2_of_8_experts(traced):
 
 def test_deepseek_holds_576_numbers_of_a_token_and_layer(traced):
     model = served(traced(DEEPSEEK | {"num_hidden_layers": 61}, batch=2, context=100).graph)
-    ((latent, count),) = of(model, PagedLatent)
+    ((latent, count),) = of(model, Latent)
     assert (latent.rank, latent.rope, latent.nope, latent.value, latent.heads, count) == (512, 64, 128, 128, 128, 61)
     assert model.kv_bytes(1, Layout()) == 70_272  # 576 numbers of 2 bytes in each of 61 layers
     assert model.kv_bytes(1, Layout(tp=8)) == model.kv_bytes(1, Layout())  # every GPU holds the latents
@@ -160,7 +160,7 @@ def test_keys_and_values_that_are_made_of_latents_are_held_as_latents(tmp_path, 
     path = tmp_path / "net.py"
     path.write_text(EXPANDED.replace("MASKED", str(masked)), encoding="utf-8")
     model = served(memwall.profile(str(path), mode="decode", gpu="h100", batch=2, context=32).graph)
-    ((latent, count),) = of(model, PagedLatent)
+    ((latent, count),) = of(model, Latent)
     assert (latent.heads, latent.nope, latent.rope, latent.rank, latent.value, count) == (4, 16, 8, 16, 16, 1)
     assert latent.kv_bytes(1, Layout()) == (16 + 8) * 4
 
@@ -170,7 +170,7 @@ def test_all_weights_are_counted_once_and_shared_as_megatron_does(traced):
     model = served(profile.graph)
     held = profile.graph.role_bytes["parameter"]
     assert model.weights_bytes(Layout()) == held == 2 * 8_030_261_248
-    splits = {(k.n, k.k): k.split for k, _ in of(model, StepProduct)}
+    splits = {(k.n, k.k): k.split for k, _ in of(model, Product)}
     assert splits == {
         (6144, 4096): "column", (4096, 4096): "row", (28672, 4096): "column", (4096, 14336): "row",
         (128256, 4096): "column",
@@ -206,9 +206,9 @@ def test_a_prompt_runs_the_same_kernels(traced):
 def test_an_index_chooses_the_latents_that_are_read(traced):
     """DeepSeek-V3.2: 64 queries of 128 fp8 numbers score every token, and attention reads 2,048 of them."""
     model = served(traced(SPARSE, batch=2, context=4000).graph)
-    ((index, count),) = of(model, SparseIndex)
+    ((index, count),) = of(model, Index)
     assert (index.heads, index.size, index.top_k, count) == (64, 128, 2048, 2)
-    ((latent, _),) = of(model, PagedLatent)
+    ((latent, _),) = of(model, Latent)
     assert latent.top_k == 2048
     assert model.kv_bytes(1, Layout()) == 2 * (576 * 2 + 128 + 4) == model.kv_bytes(1, Layout(tp=8))
     assert 61 * (576 * 2 + 132) == 78_324  # of all 61 layers
@@ -238,7 +238,7 @@ def test_layers_may_share_an_index(traced):
         "indexer_types": ["full", "shared", "full", "shared"], "mlp_layer_types": ["dense"] * 4,
     }  # fmt: skip
     model = served(traced(fields, batch=2, context=4000).graph)
-    assert [(kernel.top_k, n) for kernel, n in of(model, PagedLatent)] == [(2048, 4)]
+    assert [(kernel.top_k, n) for kernel, n in of(model, Latent)] == [(2048, 4)]
     assert model.kv_bytes(1, Layout()) == 4 * 576 * 2 + 2 * 132
 
 
@@ -273,9 +273,9 @@ def test_deepseek_v4_attends_to_entries_of_several_tokens(traced, context):
     }
     for key, keys in seen.items():  # and queries, results and the new vector
         assert costs[key].read_bytes - keys * 512 * 2 == pytest.approx(64 * 512 * 2, rel=0.02)
-    (index, _), *none = of(model, SparseIndex)
+    (index, _), *none = of(model, Index)
     assert (index.ratio, index.heads, index.size, index.top_k, none) == (4, 64, 128, 512, [])
-    experts = {(kernel.count, kernel.top_k) for kernel, _ in of(model, ExpertLayer)}
+    experts = {(kernel.count, kernel.top_k) for kernel, _ in of(model, Experts)}
     assert experts == {(256, 6)}  # by a table of tokens in the first three layers
 
 
@@ -291,7 +291,7 @@ def test_other_models_have_no_server(tmp_path):
 @pytest.mark.defect("39b")
 def test_experts_that_no_server_runs_are_refused_in_words():
     """A mixture in float32, as a configuration without a dtype is, was an internal error of memwall serve."""
-    experts = ExpertLayer(hidden=64, inter=128, count=4, top_k=2, gated=True, dtype="float32")
+    experts = Experts(hidden=64, inter=128, count=4, top_k=2, gated=True, dtype="float32")
     with pytest.raises(UsageError, match=r"experts in float32: cast the model first \(--dtype bfloat16\)"):
         experts.weights_bytes(Layout())
 
@@ -313,7 +313,7 @@ def test_groups_with_sequences_of_their_own_each_decode_their_part(traced):
 
 def test_experts_have_the_tokens_of_all_groups_and_send_them(traced):
     model = served(traced(MIXTRAL, batch=2, context=100).graph)
-    ((experts, count),) = of(model, ExpertLayer)
+    ((experts, count),) = of(model, Experts)
     layout = Layout(dp=4, ep=4)
     whole, parted = experts.weights_bytes(Layout()), experts.weights_bytes(layout)
     assert parted == whole / 4
@@ -366,7 +366,7 @@ def test_a_verification_reads_each_cache_once(traced):
     by one kernel in less than twice the time of plain decodes, and 5 rows of logits of each sequence."""
     model = served(traced(LLAMA | {"num_hidden_layers": 2}, batch=2, context=100).graph)
     plain, verify = EngineStep(32, 32 * 4096), EngineStep(32, 32 * 4096, (), 5)
-    attention, head = of(model, PagedAttention)[0][0], next(k for k, _ in of(model, StepProduct) if k.of_sequences)
+    attention, head = of(model, Attention)[0][0], next(k for k, _ in of(model, Product) if k.of_sequences)
     found = attention.cost(verify, Layout())
     assert len(found.launches) == len(attention.cost(plain, Layout()).launches)
     cache, queries = 32 * 4101 * 2 * 8 * 128 * 2, 32 * 5 * 32 * 128 * 2
@@ -379,7 +379,7 @@ def test_a_verification_reads_each_cache_once(traced):
 def test_a_verification_of_latents_attends_to_the_latents(traced):
     """Drafts of DeepSeek-V3 are verified as decodes are, on 576 numbers a token, without keys of all heads."""
     model = served(traced(DEEPSEEK, batch=2, context=100).graph)
-    latent, _ = of(model, PagedLatent)[0]
+    latent, _ = of(model, Latent)[0]
     found = latent.cost(EngineStep(8, 8 * 4096, (), 3), Layout())
     weights = 2 * latent.weights_bytes(Layout())
     assert found.read_bytes < 8 * 4099 * 576 * 2 + 3 * weights
@@ -395,7 +395,7 @@ def test_a_module_that_guesses_is_a_layer_with_experts_and_the_head(traced):
     model = served(traced(DEEPSEEK | {"first_k_dense_replace": 1}, batch=2, context=512).graph)
     guessing = model.guessing()
     assert guessing.weights_bytes(Layout()) == pytest.approx(2 * (layer + experts), rel=1e-4)
-    head = sum(kernel.weights_bytes(Layout()) for kernel, _ in of(guessing, StepProduct) if kernel.n == 129280)
+    head = sum(kernel.weights_bytes(Layout()) for kernel, _ in of(guessing, Product) if kernel.n == 129280)
     assert head == 2 * 7168 * 129280
     assert guessing.kv_bytes(100, Layout()) == 100 * 576 * 2
 
@@ -403,16 +403,16 @@ def test_a_module_that_guesses_is_a_layer_with_experts_and_the_head(traced):
 def test_shared_experts_run_next_to_the_others(traced):
     """Gate and up, the activation and down of DeepSeek's shared expert need nothing of the routed ones."""
     model = served(traced(DEEPSEEK, batch=2, context=100).graph)
-    beside = [(kernel.n, kernel.k) for kernel, _ in of(model, StepProduct) if kernel.beside]
+    beside = [(kernel.n, kernel.k) for kernel, _ in of(model, Product) if kernel.beside]
     assert sorted(beside) == [(4096, 7168), (7168, 2048)]
-    (router,) = (kernel for kernel, _ in of(model, StepProduct) if kernel.n == 256)
+    (router,) = (kernel for kernel, _ in of(model, Product) if kernel.n == 256)
     assert router.dtype == "bfloat16" and not router.beside  # the model itself routes in float32
 
 
 def test_an_all_reduce_of_the_engines_own_makes_the_norm_behind_it(traced):
     """On one GPU a norm takes microseconds; behind an all-reduce of 8 KB rows only its bytes, until NCCL sends them."""
     model = served(traced(LLAMA | {"num_hidden_layers": 2}, batch=2, context=100).graph)
-    norm = next(k for k, n in model.kernels if isinstance(k, BetweenAnchors) and k.columns == 4096 and n > 1)
+    norm = next(k for k, n in model.kernels if isinstance(k, Between) and k.columns == 4096 and n > 1)
     alone, shared_by_2 = steps_of(model, Layout()), steps_of(model, Layout(tp=2))
     few, many = EngineStep(4, 400), EngineStep(2048, 204800)  # 32 KB and 16 MB
     assert alone.kernel_s(norm, few) > 2e-6 > shared_by_2.kernel_s(norm, few)
