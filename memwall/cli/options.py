@@ -64,7 +64,7 @@ def asked(question: Any, name: str) -> Callable[[F], F]:
 
 
 def numbers(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[int, ...]:
-    """Whole numbers above 0, each once. Raises ``UsageError``: a word is none."""
+    """The words as whole numbers above 0, without repeats. Raises ``UsageError``: a word is not such a number."""
     for word in words:
         if not word.isdecimal() or not 0 < int(word) < 1 << 20:
             raise UsageError(f"{parameter.opts[0]} takes whole numbers above 0, not {word[:40]!r}")

@@ -52,7 +52,7 @@ def sent_s(cost: Cost, gpu: Gpu) -> tuple[float, float]:
 
 def ways_of(cost: Cost, gpu: Gpu) -> tuple[str, ...]:
     """What a cost occupies: ``""`` for the GPU itself, or directions of the link that its messages cross. Links are
-    full duplex: a transfer occupies the way out or the way in, a collective both."""
+    full duplex: a transfer uses one direction of the link, a collective uses both."""
     link = link_of(cost, gpu)
     messages = [launch for launch in cost.launches if isinstance(launch, Message)]
     if not link:
