@@ -20,9 +20,9 @@ import dataclasses, json, sys
 from pathlib import Path
 import torch, memwall
 import memwall.bench.kernels.session as sessions
-from memwall.bench.kernels.executors import Builder
+from memwall.bench.kernels.executors import KernelBuilder
 from memwall.bench.kernels.benchmark_run import plan_work
-from memwall.bench.kernels.workers import Run, Setup
+from memwall.bench.kernels.workers import KernelRun, Setup
 from memwall.bench.kernels.session import Session
 
 class Norm(torch.nn.Module):
@@ -37,11 +37,11 @@ work = plan_work(profile, profile.simulations[0].gpu, ["generated"])
 session = Session(Setup("cpu", work.graph, work.gpu))
 job = work.jobs[0]
 result = {"jobs": len(work.jobs)}
-good = session.run(Run(job.number, "generated", job.group, 2, 60.0))
+good = session.run(KernelRun(job.number, "generated", job.group, 2, 60.0))
 result["good"] = [good.status, good.reason, good.error, good.schedule, len(good.samples_s), len(good.config)]
-result["compiled"] = session.run(Run(99, "generated", job.group, 0, 60.0)).status
+result["compiled"] = session.run(KernelRun(99, "generated", job.group, 0, 60.0)).status
 
-builder = Builder(work.graph, work.gpu, "cpu", Path(sys.argv[1]))
+builder = KernelBuilder(work.graph, work.gpu, "cpu", Path(sys.argv[1]))
 kernel = builder.generated(job.group)
 numbers = [job.number]
 def spoiled(spoil):
@@ -50,7 +50,7 @@ def spoiled(spoil):
         return tuple(spoil(t, empty) for t in kernel.run(*tensors, seed=seed, empty=empty))
     sessions.BUILDERS = {"generated": lambda builder, group: dataclasses.replace(kernel, run=run)}
     numbers.append(100 + len(numbers))
-    found = session.run(Run(numbers[-1], "generated", job.group, 2, 60.0))
+    found = session.run(KernelRun(numbers[-1], "generated", job.group, 2, 60.0))
     return [found.status, found.reason, len(found.samples_s)]
 
 def unwritten(t, empty):
