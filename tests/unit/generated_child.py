@@ -1,6 +1,6 @@
 """Runs generated kernels in Triton's interpreter and holds them against float64; one line of JSON for each kernel.
 
-``python -m tests.unit.generated_child FOLDER workloads MODE EVERY``, ``... cases NAME...`` or ``... planted NAME...``.
+``python -m tests.unit.generated_child FOLDER workloads MODE EVERY NAME...``, ``... cases NAME...`` or ``... planted NAME...``.
 It is a process of its own because the interpreter has to be asked for before Triton is imported.
 """
 
@@ -164,10 +164,10 @@ def not_generated(graph: Graph, group: Group, reason: str) -> dict[str, Any]:
     return {"ops": ops, "schedule": "", "status": "not generated", "message": reason, "error": 0.0, "seconds": 0.0}
 
 
-def workloads(mode: str, folder: Path, every: int) -> Iterator[dict[str, Any]]:
-    """Every n-th kind of kernel of the reference workloads, by the path that it takes at full size."""
+def workloads(mode: str, folder: Path, every: int, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Every n-th kind of kernel of some reference workloads, by the path that it takes at full size."""
     operators, seen = Operators(), set()
-    for name in small_workloads.WORKLOADS:
+    for name in names:
         made = small_workloads.small(name, mode)
         flow = Flow.of(made.full)
 
@@ -242,11 +242,11 @@ def planted(names: tuple[str, ...], folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def main(folder: str, what: str, *names: str) -> None:
-    """Print the results of ``workloads MODE EVERY``, ``cases NAME...`` or ``planted NAME...``."""
+    """Print the results of ``workloads MODE EVERY NAME...``, ``cases NAME...`` or ``planted NAME...``."""
     torch.set_num_threads(1)
     round_to_nearest()
     if what == "workloads":
-        results = workloads(names[0], Path(folder), int(names[1]))
+        results = workloads(names[0], Path(folder), int(names[1]), names[2:])
     else:
         results = {"cases": cases, "planted": planted}[what](names, Path(folder))
     for result in results:

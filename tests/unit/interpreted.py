@@ -18,9 +18,9 @@ from tests.unit.places import ROOT
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 
-def workloads(mode: str, folder: Path, every: int = 1) -> list[dict[str, Any]]:
-    """The results of every n-th distinct kernel of the reference workloads."""
-    found, signal = _run(folder, "workloads", mode, str(every))
+def workloads(mode: str, folder: Path, every: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The results of every n-th distinct kernel of some reference workloads."""
+    found, signal = _run(folder, "workloads", mode, str(every), *names)
     assert not signal, f"killed by signal {signal} after {len(found)} kernels"
     return found
 

@@ -13,7 +13,8 @@ from tests.unit import interpreted
 
 pytestmark = interpreted.needs_triton
 
-SEEDS = range(60)
+#: with --whole; else a few of them whose kernels the interpreter runs in less than a second
+SEEDS, QUICK = range(60), (0, 1, 3, 4, 6, 7, 9, 11, 15, 17, 18, 19)
 REFUSED = {
     "a later launch reads what an earlier one has overwritten",
     "a tensor is written over that is also read at other places",
@@ -23,25 +24,27 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(request, tmp_path_factory):
+    seeds = SEEDS if request.config.getoption("--whole") else QUICK
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.unit.random_programs", str(tmp_path_factory.mktemp("random")),
-         *map(str, SEEDS)],
+         *map(str, seeds)],
         cwd=interpreted.ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(interpreted.ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    return {int(line["name"]): line for line in map(json.loads, done.stdout.splitlines())}
+    lines = {int(line["name"]): line for line in map(json.loads, done.stdout.splitlines())}
+    assert [*lines] == [*seeds]
+    return lines
 
 
 def test_no_kernel_of_a_random_program_is_wrong(results):
-    assert [*results] == [*SEEDS]
     assert [r for r in results.values() if r["status"] not in ("ok", "not generated")] == []
 
 
 def test_most_of_them_are_generated_by_every_path(results):
     refused = [r["message"] for r in results.values() if r["status"] == "not generated"]
     assert {*refused} <= REFUSED
-    assert len(refused) <= len(SEEDS) // 10
+    assert len(refused) <= len(results) // 10
     taken = " + ".join(r["schedule"] for r in results.values())
     assert all(path in taken for path in ("pointwise", "persistent", "looped", "split"))
