@@ -15,7 +15,21 @@ from memwall.hardware.links import Cluster
 ATTENTION = ("auto", "flash", "efficient", "math")
 
 
-class Step(TypedDict, total=False):
+class SampleInputs(TypedDict, total=False):
+    """How long a sample is, and its dtypes: of every question that traces a step."""
+
+    seq: Annotated[int | None, Option(None, "Handed to the file's inputs(seq=...).", least=1, metavar="N")]
+    dtype: Annotated[
+        str | None,
+        Option(None, "Cast the model and its floating inputs: bf16, fp16, fp32.", metavar="DTYPE", completes="dtypes"),
+    ]
+    autocast: Annotated[
+        str | None,
+        Option(None, "Run forward under CUDA's autocast: bf16 or fp16.", metavar="DTYPE", completes="dtypes"),
+    ]
+
+
+class Step(SampleInputs, total=False):
     """One step of a model, as keywords of :func:`memwall.profile`; what is not given has the default of its option."""
 
     mode: Annotated[
@@ -28,7 +42,6 @@ class Step(TypedDict, total=False):
     ]
     no_grad: Annotated[bool, Option(False, "With --mode forward: no gradients will be taken.")]
     batch: Annotated[int | None, Option(None, "Handed to the file's inputs(batch=...).", least=1, metavar="N")]
-    seq: Annotated[int | None, Option(None, "Handed to the file's inputs(seq=...).", least=1, metavar="N")]
     prompt: Annotated[int | None, Option(None, "Tokens of a prompt: prefill_inputs(prompt=...).", least=1, metavar="N")]
     context: Annotated[
         int | None,
@@ -41,14 +54,6 @@ class Step(TypedDict, total=False):
     images: Annotated[int | None, Option(None, "Images of a sample: inputs(images=...).", least=1, metavar="N")]
     video: Annotated[int | None, Option(None, "Frames of a video: inputs(video=...).", least=1, metavar="N")]
     seconds: Annotated[float | None, Option(None, "Length of a sound: inputs(seconds=...).", metavar="S")]
-    dtype: Annotated[
-        str | None,
-        Option(None, "Cast the model and its floating inputs: bf16, fp16, fp32.", metavar="DTYPE", completes="dtypes"),
-    ]
-    autocast: Annotated[
-        str | None,
-        Option(None, "Run forward under CUDA's autocast: bf16 or fp16.", metavar="DTYPE", completes="dtypes"),
-    ]
     input_specs: Annotated[
         Sequence[str],
         Option(

@@ -72,14 +72,14 @@ WINGS: Mapping[str, Wing] = {
         policies={"server": "steps.plan.server_plan"},
         points={"decode": "kinds.DECODE", "serve": "kinds.SERVE"},
         pages={"SavedServing": "page.ServingReport"},
-        parts={**_each("", "read_model serve"), **_each("question", "ServeOptions"), **_each("search", "search"),
-               **_each("search_page", "SearchReport")},
+        parts={**_each("", "read_model serve"), **_each("question", "SearchOptions ServeOptions"),
+               **_each("search", "search"), **_each("search_page", "SearchReport")},
     ),
     "training": Wing(
         about="a training step under a layout of many GPUs",
         points={"training": "kinds.TRAINING"},
         parts={**_each("command", "profile_parallel"), **_each("search", "search_layouts"),
-               **_each("search_page", "LayoutsReport"), **_each("", "DEFAULT_CLUSTER")},
+               **_each("search_page", "LayoutsReport"), **_each("question", "LayoutSearch StateOptions")},
     ),
     "sweeping": Wing(  # "sweep" is the public function memwall.sweep
         about="one question at thousands of points",

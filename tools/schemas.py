@@ -24,13 +24,19 @@ from memwall.record.format import SavedProfile
 from memwall.record.measurement import Measurement
 from memwall.report.pages.fusion_record import SavedFusion
 from memwall.serving import saved
+from memwall.serving.question import ServeOptions
 from memwall.step import Step
 from memwall.traces import analysis, comparison
 from memwall.traces.saved import SavedTrace
+from memwall.training.layout import Parallelism
+from memwall.training.question import Job
 
 #: type of an option -> its name in a schema; whole numbers are numbers
 TYPES = {str: "string", bool: "boolean", float: "number", int: "integer"}
 SETTINGS = "settings/1: how a step is traced and run, as keywords of memwall.profile and settings of a workload"
+#: other questions of the schema of settings: the function whose keywords the options are -> the question
+QUESTIONS = {"serve": ServeOptions, "parallel": Job, "layout": Parallelism}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
 FOLDER = Path(__file__).resolve().parents[1] / "memwall" / "report" / "schemas"
 
 #: dataclass (or a list of one), what it is, the schema's name
@@ -51,18 +57,22 @@ RECORDS = (
 
 
 def settings_schema(question: Any) -> dict[str, Any]:
-    """The schema of the settings of a workload in TOML, by the options of a question."""
-    known = {said.flag or name: said for name, said in options_of(question).items()}
-    properties = {name: _property(said) for name, said in known.items()}
+    """The schema of the settings of a workload in TOML, by the options of a question; ``$defs`` has other questions."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SETTINGS, "type": "object"}
-    return {**head, "properties": properties}
+    others = {name: {"type": "object", "properties": _properties(each)} for name, each in QUESTIONS.items()}
+    return {**head, "properties": _properties(question), "$defs": others}
+
+
+def _properties(question: Any) -> dict[str, Any]:
+    known = {said.flag or name: said for name, said in options_of(question).items() if said.help}
+    return {name: _property(said) for name, said in known.items()}
 
 
 def _property(said: Option) -> dict[str, Any]:
     kinds = [{"type": name} for kind, name in TYPES.items()
              if kind in said.types and not (kind is int and float in said.types)]  # fmt: skip
     if said.several:
-        kinds = [{"type": "array", "items": {"type": "string"}}]
+        kinds = [*kinds, {"type": "array", "items": kinds[0]}] if int in said.types else [_TEXTS]
     if said.choices:
         kinds = [{"enum": [*said.choices]}]
     if said.default is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from memwall.analysis.quantities import SORT_KEYS
 from memwall.cli.output import SUFFIXES, Out
@@ -39,10 +40,13 @@ def _decorator(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def asked(question: Any, name: str) -> Callable[[F], F]:
+def asked(question: Any, name: str, of: str = "") -> Callable[[F], F]:
     """The option of the command line that a field of a question says; not given, it is None, or False of a flag."""
     said = options_of(question)[name]
-    more: dict[str, Any] = {"metavar": said.metavar, "help": said.help}
+    more: dict[str, Any] = {
+        "metavar": said.metavar,
+        "help": of + (said.help[0].lower() + said.help[1:] if of else said.help),
+    }
     if said.completes:
         more["shell_complete"] = completing(said.completes)
     if said.choices:
@@ -178,9 +182,9 @@ shape = _decorator(
 )  # fmt: skip
 
 
-def question(asked_of: Any, *, but: Sequence[str] = ()) -> Callable[[F], F]:
-    """All options of a question, but for some that a command says otherwise."""
-    return _decorator(*(asked(asked_of, name) for name in options_of(asked_of) if name not in but))
+def question(asked_of: Any, *, but: Sequence[str] = (), of: str = "") -> Callable[[F], F]:
+    """All options of a question, but for some that a command says otherwise; the help begins with what they are of."""
+    return _decorator(*(asked(asked_of, name, of) for name in options_of(asked_of) if name not in but))
 
 
 workload = question(Step, but=("host", "cluster", "world", "rank"))
@@ -227,6 +231,29 @@ def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F
         return _decorator(files, *pictures, as_json, quiet, no_progress, debug)(run)  # type: ignore[return-value]
 
     return decorate
+
+
+#: keywords of what every command has, whatever it answers
+_EVERYWHERE = ("outputs", "as_json", "quiet", "no_progress", "style")
+
+
+def on_command_line() -> dict[str, str]:
+    """Options that the command line of the running command has: keyword → flag."""
+    context = click.get_current_context()
+    return {
+        param.name: max(param.opts, key=len) for param in context.command.params
+        if isinstance(param, click.Option) and param.name is not None
+        and context.get_parameter_source(param.name) == ParameterSource.COMMANDLINE
+    }  # fmt: skip
+
+
+def refuse_given(why: str, *names: str, but: Collection[str] = ()) -> None:
+    """Refuse options without an effect: the ones named, else all ``but`` some. Raises ``UsageError``: the command line
+    has one; names the flags, and says why."""
+    said = on_command_line()
+    wrong = [flag for name, flag in said.items() if (name in names if names else name not in (*but, *_EVERYWHERE))]
+    if wrong:
+        raise UsageError(f"{', '.join(wrong)} {'has' if len(wrong) == 1 else 'have'} no effect {why}")
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -71,7 +71,7 @@ OPTION_GROUPS: Mapping[str, str] = {
     "Hardware": "gpu gpus host cluster price device",
     "How it runs": "policy cuda-graph attention what-if executor weights kv slo engine utilization draft draft-tokens"
     " accept closed-form",
-    "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale among",
+    "Many GPUs": "parallel tp ep dp pp disaggregate world nodes rank scale state no-overlap among",
     "Output": "output json explain by sort top depth figure style quiet no-progress",
 }
 #: the title of all others

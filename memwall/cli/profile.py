@@ -12,7 +12,6 @@ from memwall.cli import options
 from memwall.cli.defaults import CommandWithDefaults, said
 from memwall.cli.output import Out
 from memwall.cli.target import assumption, is_record, make_profile, remember, running
-from memwall.core.errors import UsageError
 from memwall.wings import part
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
     " (ZeRO-1), by fsdp=grad gradients too (ZeRO-2: each microbatch reduce-scatters its own), by fsdp=full"
     " weights too (ZeRO-3).",
 )  # fmt: skip
+@options.question(part("training.StateOptions"), of="With --parallel: ")
 @click.option(
     "--scale", type=click.IntRange(min=1), metavar="GPUS",
     help="With --parallel: also on twice as many GPUs, and so on up to GPUS, with as much work for each, or in all.",
@@ -75,11 +75,7 @@ def _ranks(made: Profile, target: str, gpus: tuple[str, ...], workload: dict[str
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="Print the counting rules."
 )
-def command(
-    target: str, gpus: tuple[str, ...], what_ifs: tuple[str, ...], explain: tuple[str, ...], ncu: str | None,
-    others: tuple[str, ...], layout: str | None, scale: int | None, top: int | None, sort: str | None,
-    by: str | None, depth: int | None, picture: str | None, out: Out, **workload: Any,
-) -> None:  # fmt: skip
+def command(target: str, out: Out, **given: Any) -> None:
     """Say where each microsecond of TARGET would go, or went.
 
     TARGET is model.py, model.py:name, package.module:name, hf:FOLDER_OR_CONFIG_JSON, or a saved profile (.json), which
@@ -91,53 +87,52 @@ def command(
 
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
-    from memwall.analysis.explanation import kernels_named
-    from memwall.analysis.whatif import parse_change, what_if
-
-    shape = options.shape_options(top=top, sort=sort, by=by, depth=depth, picture=picture)
     if part("traces.is_trace")(target):
-        cluster = workload.pop("cluster")
-        unused = options.profile_options(workload) | options.given(
-            what_if=what_ifs, explain=explain, depth=depth, figure=picture
-        )
-        options.refuse(unused, f"{target} is a profiler's trace of one that ran")
-        part("traces.profile_trace")(target, gpus, ncu, out, shape, cluster, others)
-        return
-    if layout is not None:
-        unused = options.given(gpu=gpus, explain=explain, figure=picture, ncu=ncu, **shape)
-        part("training.profile_parallel")(target, layout, scale, workload, what_ifs, unused, out)
-        return
-    if scale is not None:
-        raise UsageError("--scale goes with --parallel")
-    if others:
-        raise UsageError(f"--other-rank goes with a profiler's trace, and {target} is not one")
-    if ncu is not None:
-        raise UsageError(f"--ncu goes with a profiler's trace, and {target} is not one")
+        options.refuse_given(f"on {target}, a profiler's trace of a model that ran", but=_OF_TRACE)
+        shape = options.given(top=given["top"], sort=given["sort"], by=given["by"])
+        part("traces.profile_trace")(target, given["gpus"], given["ncu"], out, shape, given["cluster"], given["others"])
+    elif given["layout"] is not None:
+        part("training.profile_parallel")(target, given, out)
+    else:
+        options.refuse_given("without --parallel LAYOUT", "scale", "state", "no_overlap")
+        options.refuse_given(f"on {target}, which is no profiler's trace", "others", "ncu")
+        for name in _OF_LAYOUT:
+            del given[name]
+        _profile(target, out, **given)
+
+
+#: keywords that a profiler's trace has an answer to, and keywords of a layout or a trace alone
+_OF_TRACE = ("gpus", "cluster", "ncu", "others", "top", "sort", "by")
+_OF_LAYOUT = ("layout", "scale", "state", "no_overlap", "others", "ncu")
+
+
+def _profile(
+    target: str, out: Out, gpus: tuple[str, ...], what_ifs: tuple[str, ...], explain: tuple[str, ...], **given: Any
+) -> None:
+    """One step of a model, or of its saved profile."""
     from memwall.analysis.communication import with_figures
+    from memwall.analysis.explanation import kernels_named
     from memwall.analysis.pipelines import pipeline_step
+    from memwall.analysis.whatif import parse_change, what_if
     from memwall.report.pages.profile import ProfileReport
 
+    shape = options.shape_options(**{name: given.pop(name) for name in ("top", "sort", "by", "depth", "picture")})
     out.plan(ProfileReport)
     changes = [parse_change(text) for text in what_ifs]
-    made = make_profile(target, gpus, workload, out.messages)
+    made = make_profile(target, gpus, given, out.messages)
     explained = kernels_named(made, explain) if explain else ()
     totals: Sequence[Outcome] = ()
     if changes:
         with running("", out.messages):
             out.messages.progress(f"simulating {len(changes):,} what-ifs")
             totals = what_if(made, changes, made.gpus, made.policies)
-    assumed = "; ".join(filter(None, (said(), "" if workload["cluster"] else assumption(target, gpus))))
+    assumed = "; ".join(filter(None, (said(), "" if given["cluster"] else assumption(target, gpus))))
     if assumed and out.as_json:  # a record has no page to say it on
         out.messages.say(assumed)
-    ranks = _ranks(made, target, gpus, workload, out)
+    ranks = _ranks(made, target, gpus, given, out)
     made = with_figures(made, ranks)
     report = ProfileReport(
-        made,
-        ranks=ranks,
-        pipeline=pipeline_step(ranks) if ranks else None,
-        what_ifs=tuple(totals),
-        explained=explained,
-        assumed=assumed,
-        **shape,
-    )
+        made, ranks=ranks, pipeline=pipeline_step(ranks) if ranks else None, what_ifs=tuple(totals),
+        explained=explained, assumed=assumed, **shape,
+    )  # fmt: skip
     out.show(report, before_print=partial(remember, made, out.messages))

@@ -2,7 +2,8 @@
 setting of the gate and a property of a JSON schema.
 
 A question is a ``TypedDict`` whose keys are annotated with an :class:`Option`, so that a checker of types knows the
-keywords of a function that takes ``**question: Unpack[Question]``. Every reader takes the rest from here:
+keywords of a function that takes ``**question: Unpack[Question]``; or a dataclass, whose fields have the defaults.
+Every reader takes the rest from here:
 :mod:`memwall.cli.options` makes click's options, :mod:`memwall.gate.reading` the types of settings,
 :func:`signature_of` the keywords of a function, :mod:`memwall.points` the axes.
 """
@@ -13,7 +14,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -27,8 +28,8 @@ class Option:
     after one flag, or the flag ``again``; ``shown`` whether the help states the default. An ``internal`` one is of
     Python and the command line alone."""
 
-    default: Any
-    help: str
+    default: Any = None
+    help: str = ""
     choices: tuple[str, ...] = ()
     least: int | None = None
     metavar: str | None = None
@@ -55,10 +56,11 @@ class Option:
 @cache
 def options_of(question: Any) -> Mapping[str, Option]:
     """The options of a question by keyword, in order."""
+    defaults = {item.name: item.default for item in fields(question)} if is_dataclass(question) else {}
     found = {}
     for name, annotated in typing.get_type_hints(question, include_extras=True).items():
         hint, said = typing.get_args(annotated)
-        found[name] = replace(said, name=name, hint=hint)
+        found[name] = replace(said, name=name, hint=hint, default=defaults.get(name, said.default))
     return found
 
 
@@ -68,6 +70,11 @@ def filled(question: Any, given: Mapping[str, Any]) -> Any:
     if unknown := [name for name in given if name not in options_of(question)]:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
     return types.SimpleNamespace(**{**{name: said.default for name, said in options_of(question).items()}, **given})
+
+
+def part_of(question: Any, given: Mapping[str, Any]) -> Any:
+    """What is given of a question's options."""
+    return {name: given[name] for name in options_of(question) if name in given}
 
 
 def _types(hint: Any) -> Iterator[type]:

@@ -6,19 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from memwall.core.errors import MemwallError, UsageError, unknown
+from memwall.core.question import filled, options_of, part_of, signature_of
 from memwall.core.units import counted
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
-from memwall.points import PointKind, Row, Task, engine_of, line, options_of
+from memwall.points import PointKind, Row, Task, engine_of, line
 from memwall.serving.candidates import Decoding
 from memwall.serving.model import CACHES, WEIGHTS, Model, read_model
+from memwall.serving.question import DecodeOptions, EngineLayout, ServeOptions
 from memwall.serving.run import ENGINES, OWN, serve, steps_of
 from memwall.serving.simulation.engine import BLOCK_TOKENS
-from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
+from memwall.serving.simulation.timing import GpuSteps
 from memwall.trace_cache import Traces
 
 #: what a decode step and a server's load are where no axis says
@@ -53,11 +55,10 @@ def _model(traces: Traces, target: str, **options: Any) -> Model:
 # -- decode steps ------------------------------------------------------------------------------------------------------
 
 
+@signature_of(DecodeOptions)
 def decode(
-    target: str, *, gpu: str = DEFAULT_GPU, tp: int = 1, ep: int = 1, dp: int = 1, pp: int = 1,
-    cluster: str | None = None, batch: int = 1, context: int = 1024, weights: str = "model", kv: str = "model",
-    dtype: str | None = None, engine: str = "vllm", utilization: float = UTILIZATION, traces: Traces | None = None,
-    usd_per_gpu_hour: float | None = None,
+    target: str, *, gpu: str = DEFAULT_GPU, traces: Traces | None = None, usd_per_gpu_hour: float | None = None,
+    **step: Unpack[DecodeOptions],
 ) -> Decoding:  # fmt: skip
     """One decode step of a server: ``batch`` sequences with ``context`` tokens in the cache of each make one more; the
     other arguments are those of :func:`memwall.serve`.
@@ -65,13 +66,14 @@ def decode(
     Raises:
         UsageError: as :func:`memwall.serve`, or the model has fewer positions.
     """
-    model = shared_model(Traces() if traces is None else traces, target, weights, dtype, context + 1)
-    layout = {"tp": tp, "ep": ep, "dp": dp, "pp": pp}
-    steps = steps_of(model, load_gpu(gpu), **layout, cluster=cluster, kv=kv, engine=engine, utilization=utilization)
-    if (beyond := _beyond(model, context)) is not None:
+    said = filled(DecodeOptions, step)
+    known = Traces() if traces is None else traces
+    model = shared_model(known, target, said.weights, said.dtype, said.context + 1)
+    steps = steps_of(model, load_gpu(gpu), said.tp, **part_of(EngineLayout, step))
+    if (beyond := _beyond(model, said.context)) is not None:
         raise UsageError(beyond)
-    (time_s,), (wall,) = steps.decodes([batch], [context])
-    return _decoding(steps, batch, time_s, wall, _kv_bytes(steps, context), usd_per_gpu_hour)
+    (time_s,), (wall,) = steps.decodes([said.batch], [said.context])
+    return _decoding(steps, said.batch, time_s, wall, _kv_bytes(steps, said.context), usd_per_gpu_hour)
 
 
 def _kv_bytes(steps: GpuSteps, context: int) -> int:
@@ -181,8 +183,9 @@ def _served(task: Task, asked: dict[str, Any], clients: Sequence[int], traces: T
 
 DECODE = PointKind(
     name="decode", title="one decode step of a server", rows=_decodes,
-    options=options_of(decode, "traces", "usd_per_gpu_hour"),
-    numbers=options_of(decode, "dtype"), inner=("batch", "context"), most=2000,
+    options=("gpu", *options_of(DecodeOptions)),
+    numbers=("gpu", *(name for name in options_of(DecodeOptions) if name != "dtype")),
+    inner=("batch", "context"), most=2000,
     best=("tokens_per_s_per_gpu",),
     front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("batch", "context"), usual=_DECODED,
     commands=("serve", "profile"), listed=_LISTED,
@@ -190,7 +193,8 @@ DECODE = PointKind(
 
 SERVE = PointKind(
     name="serve", title="a server under a load, as memwall serve has it", rows=_servers,
-    options=options_of(serve, "price", "slo", "policy"), numbers=options_of(serve, "draft", "dtype"),
+    options=("gpu", *options_of(ServeOptions)),
+    numbers=("gpu", *(name for name in options_of(ServeOptions) if name not in ("draft", "dtype"))),
     inner=("concurrency",), most=64, best=("tokens_per_s_per_gpu",),
     front=("tokens_per_s_per_user", "tokens_per_s_per_gpu"), across=("concurrency", "rate", "prompt"),
     usual=_SERVED,

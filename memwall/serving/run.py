@@ -13,7 +13,6 @@ from memwall.core.files import uncollected
 from memwall.core.question import filled, signature_of
 from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
-from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.hardware.prices import check_priced, prices_of
 from memwall.pipeline import Names
@@ -21,10 +20,10 @@ from memwall.serving.answer import Point, Serving, notes_of
 from memwall.serving.candidates import ServerCandidate, choices, objective
 from memwall.serving.engines import AskedEngine, Guess, Server, fitting, lacks, steps_in, stored_in
 from memwall.serving.model import CACHES, Model, read_model
-from memwall.serving.question import ACCEPT, ServeOptions
+from memwall.serving.question import ACCEPT, EngineLayout, ServeOptions
 from memwall.serving.simulation.engine import DEFAULT, Policy
 from memwall.serving.simulation.steady import largest_batch
-from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
+from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import Lengths, RequestLoad, read_trace
 from memwall.serving.steps import EngineStep, Layout
 
@@ -132,17 +131,14 @@ def own_guess(model: Model, tokens: int | None = None, accept: float = ACCEPT) -
     return Guess(model=None, draft_tokens=tokens or model.guesses, accept=accept)
 
 
-def steps_of(
-    model: Model, gpu: Gpu, tp: int = 1, *, ep: int = 1, dp: int = 1, pp: int = 1,
-    cluster: str | Path | Cluster | None = None, kv: str = "model", engine: str = "vllm",
-    utilization: float = UTILIZATION,
-) -> GpuSteps:  # fmt: skip
+def steps_of(model: Model, gpu: Gpu, tp: int = 1, **engine: Unpack[EngineLayout]) -> GpuSteps:
     """The steps of one engine; arguments and errors as of :func:`serve`."""
-    _check_engine(kv, engine, utilization)
+    said = filled(EngineLayout, engine)
+    _check_engine(said.kv, said.engine, said.utilization)
     if lacking := lacks(model.served, gpu):
         raise UsageError(lacking)
-    layout = Layout(ep=ep, dp=dp, pp=pp, kv=CACHES[kv], engine=engine)
-    return steps_in(model, gpu, replace(stored_in(layout, model), tp=tp), cluster, utilization)
+    layout = Layout(ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=said.engine)
+    return steps_in(model, gpu, replace(stored_in(layout, model), tp=tp), said.cluster, said.utilization)
 
 
 def _check_engine(kv: str, engine: str, utilization: float) -> None:

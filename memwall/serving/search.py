@@ -13,20 +13,23 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from memwall.analysis.limits import Limit
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
-from memwall.hardware.lookup import load_gpus
+from memwall.core.question import filled, signature_of
+from memwall.hardware.lookup import DEFAULT_GPU, load_gpus
 from memwall.hardware.prices import check_priced, prices_of
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, serve, steps_of
 from memwall.serving.candidates import ServerCandidate, objective, objective_text, stop
 from memwall.serving.kinds import shared_model
+from memwall.serving.question import SearchOptions
+from memwall.serving.run import PROMPT
 from memwall.serving.simulation.engine import DEFAULT
 from memwall.serving.simulation.steady import largest_batch
-from memwall.serving.simulation.timing import UTILIZATION, GpuSteps
+from memwall.serving.simulation.timing import GpuSteps
 from memwall.serving.simulation.workload import Lengths, RequestLoad
 from memwall.serving.steps import EngineStep
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
@@ -75,13 +78,12 @@ class _Open:
     least_cost: float
 
 
+@signature_of(SearchOptions)
 @uncollected()
 def search(
-    target: str, *, gpu: str | Sequence[str] = "h100-sxm", gpus: int = 8, concurrency: int | None = None,
-    rate: float | None = None, prompt: int = 1024, generate: int = 256, slo: Sequence[str] = (),
-    weights: Sequence[str] = ("model",), kv: Sequence[str] = ("model",), price: Mapping[str, float] | None = None,
-    utilization: float = UTILIZATION, engine: str = "vllm", cache: bool = True,
-    progress: Callable[[str], None] = lambda message: None,
+    target: str, *, gpu: str | Sequence[str] = DEFAULT_GPU, gpus: int = 8, slo: Sequence[str] = (),
+    price: Mapping[str, float] | None = None, cache: bool = True,
+    progress: Callable[[str], None] = lambda message: None, **load: Unpack[SearchOptions],
 ) -> Found:  # fmt: skip
     """The cheapest way to serve a load on up to so many GPUs: which GPU, how many engines, tp, ep, dp and pp of each,
     and the formats of weights and cache.
@@ -96,20 +98,22 @@ def search(
     Raises:
         UsageError: as :func:`memwall.serve`; or no candidate keeps the objectives.
     """
-    if (concurrency is None) == (rate is None):
+    said = filled(SearchOptions, load)
+    if (said.concurrency is None) == (said.rate is None):
         raise UsageError("say how requests come: concurrency, or a rate")
     limits, prices = tuple(objective(text) for text in slo), prices_of(price or {})
     hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
     check_priced(prices, hardware)
     traces, pruned = Traces(trace_folder() if cache else None), Counter[str]()
-    common = {"prompt": prompt, "generate": generate, "utilization": utilization, "engine": engine}
+    own = {"utilization": said.utilization, "engine": said.engine}
+    common = {"prompt": said.prompt or PROMPT, "generate": said.generate, **own}
     open_ones: list[_Open] = []
-    for name, scheme, dtype in itertools.product(hardware, weights, kv):
-        model = shared_model(traces, target, scheme, tokens=prompt + generate)
+    for name, scheme, dtype in itertools.product(hardware, said.weights, said.kv):
+        model = shared_model(traces, target, scheme, tokens=common["prompt"] + common["generate"])
         for layout in _layouts(gpus, model):
             options = {"gpu": name, "weights": scheme, "kv": dtype, **layout}
-            own = {"utilization": utilization, "engine": engine}
-            found = _bounded(model, options, own, _loads(gpus, layout, concurrency, rate), limits, prices, common)
+            loads = _loads(gpus, layout, said.concurrency, said.rate)
+            found = _bounded(model, options, own, loads, limits, prices, common)
             for each in found:
                 if isinstance(each, str):
                     pruned[each] += 1

@@ -6,6 +6,7 @@ finds the fastest layout, :mod:`~memwall.training.kinds` are the points of a swe
 :mod:`memwall.training.run`.
 """
 
-from memwall.training.run import DEFAULT_CLUSTER, Training, parallel, rank_of, trained
+from memwall.training.question import DEFAULT_CLUSTER
+from memwall.training.run import Training, parallel, rank_of, trained
 
 __all__ = ["DEFAULT_CLUSTER", "Training", "parallel", "rank_of", "trained"]

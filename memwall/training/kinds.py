@@ -8,29 +8,30 @@ from functools import partial
 from typing import Any
 
 from memwall.core.errors import UsageError
+from memwall.core.question import options_of, part_of
 from memwall.hardware.cluster import cluster_of, hardware_of, load_cluster
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import load_gpu
 from memwall.points import PointKind, Row, Task, tried
 from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
+from memwall.step import SampleInputs
 from memwall.trace_cache import Traces
 from memwall.training.blocks import Blocks
-from memwall.training.layout import FLAGS, SETTINGS, Parallelism
+from memwall.training.layout import FLAGS, SETTINGS, TRACED, Parallelism
 from memwall.training.memory import STATES
+from memwall.training.question import DEFAULT_CLUSTER, Job, StateOptions
 from memwall.training.rank import blocks_of
-from memwall.training.run import DEFAULT_CLUSTER, Training, rank_of, trained
+from memwall.training.run import Training, rank_of, trained
 
 #: option of a sweep → the key of a layout
 LAYOUT: Mapping[str, str] = {f"parallel.{key}": key for key in SETTINGS}
-#: options of :func:`memwall.training.run.rank_of`, and of :func:`memwall.training.run.trained`
-_TRACED = ("dtype", "autocast", "batch", "seq")
-ANSWERS = {"yes": True, "no": False, "true": True, "false": False}
-STEPPED = ("state", "overlap")
-#: those that change no op of a rank
-NUMBERS = ("gpu", "cluster", "world", "policy", *STEPPED,
-           *(name for name, key in LAYOUT.items() if key not in ("tp", "sp", "cp", "ep")))  # fmt: skip
-OPTIONS = (*_TRACED, *NUMBERS, *(name for name in LAYOUT if name not in NUMBERS))
+_ANSWERS = {"yes": True, "no": False, "true": True, "false": False}
+OPTIONS = ("gpu", *options_of(Job), *LAYOUT)
+#: what the trace of a rank depends on, but for its layout
+_INPUTS = ("batch", *options_of(SampleInputs))
+#: options that change no op of a rank
+NUMBERS = tuple(name for name in OPTIONS if name not in _INPUTS and LAYOUT.get(name) not in TRACED)
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,14 @@ def trained_at(
 ) -> Trained:
     """The step of a point; ``known`` has the ranks of points before it. Errors as of :func:`memwall.parallel`."""
     layout = layout_of(point)
-    options = {name: point[name] for name in _TRACED if point.get(name) is not None}
+    said = {name: value for name, value in point.items() if value is not None}
+    options = {name: said[name] for name in _INPUTS if name in said}
     policy = point.get("policy") or "eager"
     key = (layout.traced, *options.items(), point.get("gpu"), str(point.get("cluster")), policy)
     if key not in known:
         known[key] = _rank(target, point, layout, traces, options, policy)
     rank, gpu = known[key], hardware_of(known[key].cluster)
-    stepped = {name: point[name] for name in STEPPED if point.get(name) is not None}
-    found = trained(rank.profile, rank.blocks, layout, rank.cluster, policy, **stepped)
+    found = trained(rank.profile, rank.blocks, layout, rank.cluster, policy, **part_of(StateOptions, said))
     return Trained(found, rank.walls, prices.get(gpu.name))
 
 
@@ -189,9 +190,9 @@ def _setting(key: str, text: str) -> Any:
 
 
 def _answer(name: str, text: str) -> bool:
-    if text.lower() not in ANSWERS:
+    if text.lower() not in _ANSWERS:
         raise UsageError(f"--vary {name}: {text[:40]!r} is neither yes nor no")
-    return ANSWERS[text.lower()]
+    return _ANSWERS[text.lower()]
 
 
 TRAINING = PointKind(
@@ -199,7 +200,8 @@ TRAINING = PointKind(
     rows=_rows, options=OPTIONS, numbers=NUMBERS, inner=NUMBERS, most=64,
     best=("tokens_per_s_per_gpu", "mfu"), front=("tokens_per_s", "tokens_per_s_per_gpu"),
     across=("batch", "seq", "parallel.microbatches", "parallel.dp", "world"),
-    readers={**{name: partial(_setting, key) for name, key in LAYOUT.items()}, "overlap": partial(_answer, "overlap"),
-             "state": str},
+    readers={**{name: partial(_setting, key) for name, key in LAYOUT.items()},
+             **{name: partial(_answer, name) if bool in said.types else str
+                for name, said in options_of(StateOptions).items()}},
     listed={"state": ("state of parameters", STATES)},
 )  # fmt: skip

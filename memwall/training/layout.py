@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from memwall.core.errors import UsageError, unknown
+from memwall.core.question import Option, options_of
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb")
 #: schedules in which a forward pass is followed by a backward pass → as a layout says them
@@ -27,28 +28,44 @@ DISPATCHERS = ("alltoall", "hybridep")
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """A layout of training. ``tp`` GPUs share each product (``sp``: and what lies between products, along the
-    sequence), ``cp`` each sequence, ``ep`` the experts (of the replicas' GPUs); ``pp`` stages of layers; ``dp``
-    replicas. A step has ``microbatches`` for each replica; ``chunks`` of layers for each stage are of the interleaved
-    schedule. ``recompute`` drops activations of attention's core, or all but the inputs of blocks, and computes them
-    again in backward. With ``async_tp`` the GPUs of ``tp`` exchange parts of a tensor while others are multiplied, so
-    that only the first part is waited for. ``dispatcher`` brings tokens to the experts of other GPUs; with
-    ``a2a_overlap`` it does while another microbatch is computed in the other direction."""
+    """A layout of training. Each field but ``chunks``, which ``schedule=interleaved:N`` says, is a key of a layout."""
 
-    tp: int = 1
-    sp: bool = False
-    pp: int = 1
-    dp: int = 1
-    fsdp: str = "none"
-    cp: int = 1
-    ep: int = 1
-    microbatches: int = 1
-    schedule: str = "1f1b"
-    chunks: int = 1
-    recompute: str = "none"
-    async_tp: bool = False
-    dispatcher: str = "alltoall"
-    a2a_overlap: bool = False
+    tp: Annotated[int, Option(help="GPUs that share each matmul.")] = 1
+    sp: Annotated[
+        bool, Option(help="What lies between matmuls is shared among the GPUs of tp, along the sequence.")
+    ] = False
+    pp: Annotated[int, Option(help="Stages of layers.")] = 1
+    dp: Annotated[int, Option(help="Replicas.")] = 1
+    fsdp: Annotated[str, Option(help="What each replica holds a share of.", choices=SHARDS)] = "none"
+    cp: Annotated[int, Option(help="GPUs that share each sequence.")] = 1
+    ep: Annotated[int, Option(help="GPUs of the replicas that share the experts.")] = 1
+    microbatches: Annotated[int, Option(help="Microbatches of a step for each replica.")] = 1
+    schedule: Annotated[
+        str, Option(help="gpipe, 1f1b, interleaved:N with N chunks of layers for each stage, or zb.")
+    ] = "1f1b"
+    chunks: Annotated[int, Option(internal=True)] = 1
+    recompute: Annotated[
+        str,
+        Option(
+            help="Activations that are dropped and computed again in backward: of attention's"
+            " core, or all but the inputs of blocks.",
+            choices=RECOMPUTES,
+        ),
+    ] = "none"
+    async_tp: Annotated[
+        bool,
+        Option(
+            help="GPUs of tp exchange parts of a tensor while others are multiplied, so that"
+            " only the first part is waited for.",
+            flag="async",
+        ),
+    ] = False
+    dispatcher: Annotated[str, Option(help="What brings tokens to the experts of other GPUs.", choices=DISPATCHERS)] = (
+        "alltoall"
+    )
+    a2a_overlap: Annotated[
+        bool, Option(help="The dispatcher runs while another microbatch is computed in the other direction.")
+    ] = False
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
@@ -87,7 +104,7 @@ class Parallelism:
     @property
     def traced(self) -> Parallelism:
         """What of it a rank's graph depends on."""
-        return Parallelism(tp=self.tp, sp=self.sp, cp=self.cp, ep=self.ep)
+        return Parallelism(**{name: getattr(self, name) for name in TRACED})
 
     def check(self, *, world: int | None = None, layers: int | None = None, heads: int | None = None) -> None:
         """Refuse a layout that no job can have, or that does not divide so many GPUs, layers or heads.
@@ -142,10 +159,10 @@ def _count(key: str, value: str) -> dict[str, int]:
     return {key: int(value)}
 
 
-def _flag(key: str, value: str) -> dict[str, bool]:
+def _flag(key: str, value: str) -> bool:
     if value:
         raise UsageError(f"{key} of a layout takes no value; leave it out or write {key} alone")
-    return {key: True}
+    return True
 
 
 def _schedule(key: str, value: str) -> dict[str, Any]:
@@ -164,11 +181,21 @@ def _one_of(known: tuple[str, ...]) -> Callable[[str, str], dict[str, str]]:
     return read
 
 
-#: key of a layout → what reads its value: key, text → fields of :class:`Parallelism`
-SETTINGS: Mapping[str, Callable[[str, str], Mapping[str, Any]]] = {
-    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "microbatches"), _count), "sp": _flag, "schedule": _schedule,
-    "async": lambda key, value: {"async_tp": _flag(key, value)[key]},
-    "fsdp": _one_of(SHARDS), "recompute": _one_of(RECOMPUTES), "dispatcher": _one_of(DISPATCHERS), "a2a_overlap": _flag,
-}  # fmt: skip
-#: those that are given or left out
-FLAGS = ("sp", "async", "a2a_overlap")
+def _reader(said: Option) -> Callable[[str, str], Mapping[str, Any]]:
+    """What reads the value of a key of a layout: key, text → fields of :class:`Parallelism`."""
+    if said.name == "schedule":
+        return _schedule
+    if bool in said.types:
+        return lambda key, value: {said.name: _flag(key, value)}
+    return _one_of(said.choices) if said.choices else _count
+
+
+#: key of a layout → what is said of it
+KEYS: Mapping[str, Option] = {
+    said.flag or name: said for name, said in options_of(Parallelism).items() if not said.internal
+}
+SETTINGS: Mapping[str, Callable[[str, str], Mapping[str, Any]]] = {key: _reader(said) for key, said in KEYS.items()}
+#: keys that are given or left out
+FLAGS = tuple(key for key, said in KEYS.items() if bool in said.types)
+#: fields that the graph of a rank depends on
+TRACED = ("tp", "sp", "cp", "ep")

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from memwall.analysis.levers import NUMBERS, Number
 from memwall.analysis.pipes import peaks_of, peaks_text, product_flops
 from memwall.analysis.whatif import GpuChange, parse_change
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
+from memwall.core.question import filled, part_of, signature_of
 from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.gpu import Gpu
@@ -30,16 +31,15 @@ from memwall.pipeline import workload_of
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reserved_bytes
+from memwall.step import SampleInputs
 from memwall.training.block_reader import peak_op
 from memwall.training.blocks import Blocks
 from memwall.training.layout import Parallelism
 from memwall.training.memory import STATES
 from memwall.training.messages import rank_messages
+from memwall.training.question import Job, StateOptions
 from memwall.training.rank import blocks_of, trace_rank
 from memwall.training.step import TrainingStep, training_step
-
-#: the cluster of training steps where none is named
-DEFAULT_CLUSTER = "dgx-h100"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +260,10 @@ _LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@signature_of(Job)
 def parallel(
-    module_or_target: Any, inputs: Any = None, *, layout: str | Parallelism,
-    cluster: str | Path | Cluster = DEFAULT_CLUSTER,
-    world: int | None = None, loss: Callable[[Any], Any] | None = None, dtype: str | None = None,
-    autocast: str | None = None, batch: int | None = None, seq: int | None = None, policy: str = "eager",
-    state: str | None = None, overlap: bool = True,
-    progress: Callable[[str], None] | None = None,
+    module_or_target: Any, inputs: Any = None, *, layout: str | Parallelism, loss: Callable[[Any], Any] | None = None,
+    progress: Callable[[str], None] | None = None, **job: Unpack[Job],
 ) -> Training:  # fmt: skip
     """A training step of a module under a layout, on a cluster.
 
@@ -286,42 +283,49 @@ def parallel(
     Raises:
         UsageError: as :func:`memwall.profile`; the layout does not fit the module or the cluster.
     """
-    asked = Parallelism.parse(layout) if isinstance(layout, str) else layout
-    asked.check(world=world)
-    joined = load_cluster(cluster)
+    asked, said = Parallelism.parse(layout) if isinstance(layout, str) else layout, filled(Job, job)
+    asked.check(world=said.world)
+    joined = load_cluster(said.cluster)
     say = progress or (lambda message: None)
     profile = rank_of(
-        module_or_target, inputs, asked, hardware_of(joined), loss=loss, dtype=dtype, autocast=autocast, batch=batch,
-        seq=seq, say=say,
-    )  # fmt: skip
+        module_or_target,
+        inputs,
+        asked,
+        hardware_of(joined),
+        loss=loss,
+        batch=said.batch,
+        say=say,
+        **part_of(SampleInputs, job),
+    )
     say(f"simulating {asked.world:,} GPUs of {joined.name}")
     with uncollected():
-        blocks = blocks_of(profile, joined, policy)
-        return trained(profile, blocks, asked, joined, policy, state=state, overlap=overlap)
+        blocks = blocks_of(profile, joined, said.policy)
+        return trained(profile, blocks, asked, joined, said.policy, **part_of(StateOptions, job))
 
 
 def rank_of(
     module_or_target: Any, inputs: Any, layout: Parallelism, gpu: Gpu, *, loss: Callable[[Any], Any] | None = None,
-    dtype: str | None = None, autocast: str | None = None, batch: int | None = None, seq: int | None = None,
-    say: Callable[[str], None] = lambda message: None,
+    batch: int | None = None, say: Callable[[str], None] = lambda message: None, **sample: Unpack[SampleInputs],
 ) -> Profile:  # fmt: skip
     """A microbatch on one rank of a layout, traced; arguments and errors as of :func:`parallel`."""
     from memwall.frontend.torch import TraceOptions
 
     with uncollected(), seeded():
-        sizes = {"batch": batch, "seq": seq}
+        said = filled(SampleInputs, sample)
+        sizes = {"batch": batch, "seq": said.seq}
         workload = workload_of(module_or_target, inputs, loss, "adamw", sizes, (), "training", gpu)
         say(f"tracing {workload.name}")
-        return trace_rank(workload, layout, TraceOptions("training", dtype, autocast, gpu=gpu), warn=say)
+        return trace_rank(workload, layout, TraceOptions("training", said.dtype, said.autocast, gpu=gpu), warn=say)
 
 
 def trained(
-    profile: Profile, blocks: Blocks, layout: Parallelism, cluster: Cluster, policy: str = "eager", *,
-    state: str | None = None, overlap: bool = True,
+    profile: Profile, blocks: Blocks, layout: Parallelism, cluster: Cluster, policy: str = "eager",
+    **kept: Unpack[StateOptions],
 ) -> Training:  # fmt: skip
     """The step of a traced rank, whose ``blocks`` are those on the cluster; arguments and errors as of
     :func:`parallel`."""
-    kept = state or ("float32" if profile.workload.dtype == "float32" else "mixed")
-    options: dict[str, Any] = {"state": kept, "overlap": overlap}
+    said = filled(StateOptions, kept)
+    state = said.state or ("float32" if profile.workload.dtype == "float32" else "mixed")
+    options: dict[str, Any] = {"state": state, "overlap": said.overlap}
     step = training_step(blocks, layout, cluster, **options)
     return Training(profile, blocks, hardware_of(cluster), step, options, policy)

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.files import uncollected
+from memwall.core.question import filled, signature_of
 from memwall.core.units import counted
 from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
@@ -32,8 +32,8 @@ from memwall.training.blocks import Block, Blocks, BlockWork
 from memwall.training.candidates import LayoutCandidate, check_among, layouts, no_layout, wanted
 from memwall.training.layout import Parallelism
 from memwall.training.memory import STATES
+from memwall.training.question import LayoutSearch
 from memwall.training.rank import blocks_of, light_blocks_of, shortened, split_of, trace_rank
-from memwall.training.run import DEFAULT_CLUSTER
 from memwall.training.step import TrainingStep, least_step_s, step_memory, training_step
 
 #: models with more layers are traced as three of them
@@ -71,12 +71,11 @@ class Layouts:
     pruned: Mapping[str, int]
 
 
+@signature_of(LayoutSearch)
 @seeded()
 def search_layouts(
-    target: str, *, gpus: int, global_batch: int, cluster: str | Path | Cluster = DEFAULT_CLUSTER,
-    seq: int | None = None, dtype: str | None = None, autocast: str | None = None, policy: str = "eager",
-    state: str | None = None, overlap: bool = True, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
-    progress: Callable[[str], None] = lambda message: None,
+    target: str, *, gpus: int, global_batch: int, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
+    progress: Callable[[str], None] = lambda message: None, **job: Unpack[LayoutSearch],
 ) -> Layouts:  # fmt: skip
     """The fastest ways to train a model on so many GPUs: tp, sp, pp, dp, fsdp, the microbatch, schedule and recompute;
     cp and ep where ``among`` names them.
@@ -94,11 +93,12 @@ def search_layouts(
         UsageError: as :func:`memwall.parallel`; or no layout is possible, or fits.
     """
     check_among(among or {})
-    joined = load_cluster(cluster)
+    said = filled(LayoutSearch, job)
+    joined = load_cluster(said.cluster)
     joined.groups(gpus)
-    options = {"state": state, "overlap": overlap}
-    ranks = _Ranks(target, joined, {"seq": seq}, {"dtype": dtype, "autocast": autocast}, policy, progress)
-    search = _Search(ranks, joined, options, Counter())
+    cast = {"dtype": said.dtype, "autocast": said.autocast}
+    ranks = _Ranks(target, joined, {"seq": said.seq}, cast, said.policy, progress)
+    search = _Search(ranks, joined, {"state": said.state, "overlap": said.overlap}, Counter())
     shared = [sorted({1, *map(int, (among or {}).get(key, ()))}) for key in ("cp", "ep")]
     every = layouts(gpus, global_batch, len(ranks.whole.layers), *shared)
     found = [each for each in every if wanted(each, among or {})]

@@ -172,12 +172,12 @@ def test_the_page_and_what_is_refused(run, model, tmp_path):
         (("--among", "fsdp=ful"), "did you mean full?"),
         (("--among", "tp=x"), "tp of a layout is a whole number above 0, not 'x'"),
         (("--among", "schedule=1f1"), "did you mean 1f1b?"),
-        (("--slo", "tpot<1s"), "--mode training is searched without --slo"),
+        (("--slo", "tpot<1s"), "--slo has no effect with --mode training"),
         (("--among", "tp=3"), "no layout of 2 GPUs divides a global batch of 4 among batch=1,2 schedule=1f1b tp=3"),
     ]:
         assert said in run(*words, *more).error
     assert "say how many samples a step has" in run(*words[:6]).error
-    assert "--mode serving is searched without --global-batch" in run("search", "m.py", "--global-batch", "4").error
+    assert "--global-batch has no effect with --mode serving" in run("search", "m.py", "--global-batch", "4").error
     with pytest.raises(UsageError, match="GPUs"):
         search_layouts(model(2), gpus=2, global_batch=0)
 

@@ -126,8 +126,8 @@ def test_utilization_is_of_what_the_cast_multiplies_with(run, tmp_path):
         (("--parallel", "tp=3"), "tp=3 does not divide the 256 of"),
         (("--parallel", "pp=5"), "5 stages of layers, and the model has 4 equal layers"),
         (("--parallel", "dp=2", "--mode", "inference"), "--parallel is of a training step"),
-        (("--parallel", "dp=2", "--explain", "mm"), "without --explain"),
-        (("--parallel", "dp=2", "--gpu", "h100"), "without --gpu"),
+        (("--parallel", "dp=2", "--explain", "mm"), "--explain has no effect with --parallel"),
+        (("--parallel", "dp=2", "--gpu", "h100"), "--gpu has no effect with --parallel"),
     ],
 )
 def test_bad_input_gets_one_line(profile, words, said):
@@ -206,7 +206,7 @@ def test_the_timeline_of_a_layout(profile, tmp_path):
 
 
 def test_scale_is_of_a_layout_and_not_of_fewer_gpus(profile):
-    assert "--scale goes with --parallel" in profile("--scale", "64").err
+    assert "--scale has no effect without --parallel" in profile("--scale", "64").err
     words = ("--parallel", "dp=16", "--cluster", "dgx-h100", "--scale", "8")
     assert "dp=16 has 16 GPUs already, more than 8" in profile(*words).err
 

@@ -120,7 +120,7 @@ def test_traces_of_two_ranks_say_who_waits(run, folder):
     record = json.loads(run(*line, "--json").out)
     assert [row["op"] for row in record["collectives"]] == ["all_reduce", "all_gather"]
     assert [row["last"] for row in record["ranks"]] == [1, 3]
-    assert "goes with a profiler's trace" in run("profile", "net.py", "--other-rank", "two.json").error
+    assert "which is no profiler's trace" in run("profile", "net.py", "--other-rank", "two.json").error
 
 
 @pytest.mark.parametrize(
