@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -12,7 +12,6 @@ from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, 
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, signature_of
-from memwall.core.structure import BadRecord, read
 from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import MODES, SIZES
 from memwall.fusion import check_policies
@@ -24,8 +23,8 @@ from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_neare
 from memwall.ops import graph_costs
 from memwall.ops.sdpa import RUNS
 from memwall.record.format import WorkloadInfo
-from memwall.record.job import job_of
 from memwall.record.profile import Profile
+from memwall.record.traced import Traced
 from memwall.step import ATTENTION, Step
 from memwall.wings import part
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memwall.frontend.targets import Workload
-    from memwall.frontend.torch import Traced
+    from memwall.frontend.torch import TraceResult
 
 Names = str | Gpu | Iterable[str | Gpu]
 
@@ -113,7 +112,7 @@ def profile(
             asked.replay, gpus[0], asked.mode == "forward" and not asked.no_grad, assume,
         )  # fmt: skip
         traced = trace(workload, options, say)
-        result = _unsimulated(traced, workload.name, workload.target, asked.mode, asked.autocast, asked.attention)
+        result = profile_of(traced, workload, asked.mode, asked.autocast, asked.attention)
         result = _with_other_kernels(_alone(result, asked.world).on(gpus), asked.attention)
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
@@ -125,31 +124,17 @@ def profile(
 
 def _alone(made: Profile, world: int | None) -> Profile:
     """The profile, with a note where it is of a program of several ranks that makes no process group."""
-    if (world or 1) == 1 or job_of(made):
+    if (world or 1) == 1 or made.traced.job:
         return made
-    from memwall.frontend.torch.options import NOTES_KEY
-
-    note = (f"the program makes no process group: this is the step of one GPU, not of {world:,}; --parallel dp={world}"
-            " puts a model on so many")  # fmt: skip
-    return replace(made, capture={**made.capture, NOTES_KEY: [*made.notes, note]})
-
-
-@dataclass(frozen=True)
-class _GpuAsked:
-    """What a record says of the GPU that answered for torch.cuda, and of which names in it were asked for."""
-
-    gpu: str
-    asked: tuple[str, ...]
+    return made.noted(
+        f"the program makes no process group: this is the step of one GPU, not of {world:,}; --parallel dp={world}"
+        " puts a model on so many"
+    )
 
 
 def of_another_gpu(made: Profile, gpus: Sequence[Gpu]) -> str:
-    """What to say where a graph depends on the answers of a GPU that is not among these alone; else empty. Raises
-    ``UsageError``: the record is damaged there."""
-    saved = made.capture.get("asked_gpu")
-    try:
-        known = None if saved is None else read(_GpuAsked, saved, "asked_gpu")
-    except BadRecord as error:
-        raise UsageError(f"the profile's capture is damaged: {error}") from None
+    """What to say where a graph depends on the answers of a GPU that is not among these alone; else empty."""
+    known = made.traced.asked_gpu
     if known is None or all(gpu.name == known.gpu for gpu in gpus):
         return ""
     names = ", ".join(known.asked)
@@ -172,11 +157,10 @@ def _with_other_kernels(made: Profile, attention: str) -> Profile:
     others = {name for graph in made.graphs for name in graph.backends} - {attention}
     if attention == "auto" or not others:
         return made
-    from memwall.frontend.torch.options import NOTES_KEY
-
-    note = (f"attention in {' and '.join(sorted(others))} kernels: torch's {attention} kernel does not take the dtype,"
-            " head size or mask of those calls, or the model excludes it")  # fmt: skip
-    return replace(made, capture={**made.capture, NOTES_KEY: [*made.notes, note]})
+    return made.noted(
+        f"attention in {' and '.join(sorted(others))} kernels: torch's {attention} kernel does not take the dtype,"
+        " head size or mask of those calls, or the model excludes it"
+    )
 
 
 def _preferred(attention: str, gpu: Gpu) -> str:
@@ -190,12 +174,14 @@ def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cu
     return traced.with_simulations(tuple(traced.schedule(gpu, policy, launch=launch) for policy, gpu in runs))
 
 
-def _unsimulated(
-    traced: Traced, name: str, target: str, mode: str, autocast: str | None = None, attention: str = "auto"
+def profile_of(
+    traced: TraceResult, workload: Workload | str, mode: str, autocast: str | None = None, attention: str = "auto"
 ) -> Profile:
-    """The profile of what was traced, on no GPU yet. ``attention`` is the user's choice for all GPUs."""
+    """The profile of what was traced, on no GPU yet; of a workload, or of code that has this name. ``attention`` is the
+    user's choice for all GPUs."""
     import torch
 
+    name, target = (workload, "") if isinstance(workload, str) else (workload.name, workload.target)
     kernels = traced.attention
     if kernels is not None and attention != "auto":
         kernels = replace(kernels, preferred=attention)
@@ -206,7 +192,7 @@ def _unsimulated(
         ),
         graphs=(traced.graph,),
         costs=(graph_costs(traced.graph),),
-        capture=dict(traced.capture),
+        traced=Traced(**vars(traced.facts)),
         environment={"torch": torch.__version__.partition("+")[0]},
         attention=kernels,
     )  # fmt: skip
@@ -273,13 +259,12 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
         others: inputs of further calls, as a workload holds them.
     """
     from memwall.frontend.torch import TraceOptions
-    from memwall.record.capture import CAPTURE_KEY
 
     keys = ("mode", "dtype", "autocast", "real", "max_ops", "assume")
     given = {key: options[key] for key in keys if options.get(key) is not None}
     traced = TraceOptions(attention=made.graph.attention, gpu=made.gpus[0] if made.gpus else None, **given)
     found = part("inductor.capture")(workload, traced, made.graph, others)
-    return replace(made, capture={**made.capture, CAPTURE_KEY: found.to_dict()})
+    return made.with_facts(dynamo=found)
 
 
 class Trace:
@@ -310,7 +295,7 @@ class Trace:
             self._state = "empty: no PyTorch op ran inside it, or only on tensors without elements"
             return
         mode = "inference" if all(op.phase == "forward" for op in traced.graph.ops) else "training"
-        self._record = _unsimulated(traced, self._name or ", ".join(self._live.roots) or "trace", "", mode)
+        self._record = profile_of(traced, self._name or ", ".join(self._live.roots) or "trace", mode)
 
     def __repr__(self) -> str:
         if self._record is None:

@@ -14,7 +14,6 @@ from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import split_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.pipeline import started, workload_of
-from memwall.record.job import job_of, pipeline_of
 from memwall.record.profile import Profile
 
 
@@ -31,11 +30,11 @@ def profile_ranks(made: Profile, target: Any, options: Mapping[str, Any], trace:
     Raises:
         UsageError: as :func:`memwall.profile`, of any of the ranks.
     """
-    pipeline = pipeline_of(made)
+    pipeline = made.traced.pipeline
     if pipeline is None or len(pipeline.ranks) < 2:
         return {}
     say(f"tracing which of {len(pipeline.ranks)} ranks differ")
-    like, job = ranks_alike(made, target, options), job_of(made)
+    like, job = ranks_alike(made, target, options), made.traced.job
     profiles = {job.rank: made} if job else {}
     return {rank: profiles[of] if of in profiles else profiles.setdefault(of, trace(of)) for rank, of in like.items()}
 
@@ -45,7 +44,7 @@ def ranks_alike(made: Profile, target: Any, options: Mapping[str, Any]) -> dict[
     errors as of :func:`profile_ranks`."""
     from memwall.frontend.torch.ranks.outlines import alike, outline_of
 
-    pipeline, job = pipeline_of(made), job_of(made)
+    pipeline, job = made.traced.pipeline, made.traced.job
     if pipeline is None or job is None:
         return {}
     sizes, others = split_sizes(options)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from memwall.core.structure import key_of
+from memwall.core.structure import SavedAs, saved_of
 
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}, Any: {},
@@ -29,10 +29,9 @@ def json_schema(cls: Any, title: str, name: str) -> dict[str, Any]:
 
 
 def _object(cls: type, parts: dict[str, Any]) -> dict[str, Any]:
-    hints, own = get_type_hints(cls, include_extras=True), fields(cls)
-    keys = {f.name: key_of(f) for f in own}
-    required = [keys[f.name] for f in own if f.default is f.default_factory is MISSING]
-    properties = {keys[f.name]: _schema(hints[f.name], parts) for f in own}
+    own = saved_of(cls)
+    required = [each.key for each in own if each.default is MISSING]
+    properties = {each.key: _schema(each.hint, parts) for each in own}
     return {"type": "object", "required": required, "properties": properties}
 
 
@@ -41,6 +40,8 @@ def _schema(hint: Any, parts: dict[str, Any]) -> dict[str, Any]:
         return _PLAIN[hint]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
+        if form := next((each for each in arguments[1:] if isinstance(each, SavedAs)), None):
+            return _schema(form.hint, parts)
         known = next((check.choices for check in arguments[1:] if hasattr(check, "choices")), None)
         return {"enum": [*known]} if known else _schema(arguments[0], parts)
     if origin in (Union, UnionType):

@@ -32,7 +32,7 @@ from memwall.core.errors import MemwallError
 from memwall.core.graph import Graph, TensorSpec
 from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions
-from memwall.frontend.torch.options import NOTES_KEY, Traced
+from memwall.frontend.torch.options import TraceResult
 from memwall.frontend.torch.process.device import TracedDevice
 from memwall.frontend.torch.run import trace
 from memwall.ops import graph_costs
@@ -106,7 +106,7 @@ def _passes_on(frame: FrameType) -> bool:
 class Seen:
     """A trace, and the numbers that the model's Python read in it."""
 
-    traced: Traced
+    traced: TraceResult
     answers: list[Any]
 
     @property
@@ -119,7 +119,7 @@ class Seen:
 
     @property
     def assumed(self) -> list[str]:
-        notes = self.traced.capture.get(NOTES_KEY, ())
+        notes = self.traced.facts.notes
         return [note.removeprefix("assumed: ") for note in notes if note.startswith("assumed: ")]
 
 

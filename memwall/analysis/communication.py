@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 
 from memwall.core.errors import UsageError
 from memwall.core.ranks import ranks_text
@@ -11,8 +11,9 @@ from memwall.hardware.links import Cluster
 from memwall.ops.collective import receives
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s, levels_of, link_of, message_time, placed
-from memwall.record.job import RANKS_KEY, RankFigures, place_of
+from memwall.record.job import place_of
 from memwall.record.profile import Profile
+from memwall.record.traced import RankFigures
 from memwall.simulate.schedule import Schedule
 
 
@@ -88,7 +89,7 @@ def with_figures(made: Profile, profiles: Mapping[int, Profile]) -> Profile:
             sent, exposed = sent_bytes(profile, schedule), exposed_s(profile, schedule)
             peak = schedule.totals.peak_memory_bytes
             rows.append(RankFigures(rank, alike, *place_of(schedule), peak, sent, exposed))
-    return replace(made, capture={**made.capture, RANKS_KEY: [asdict(row) for row in rows]}) if rows else made
+    return made.with_facts(ranks=tuple(rows)) if rows else made
 
 
 def traced_ranks(profiles: Mapping[int, Profile]) -> dict[int, Profile]:

@@ -21,7 +21,7 @@ from memwall.analysis.table import summed
 from memwall.analysis.whatif import Change, Outcome, what_if
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.graph import Graph
-from memwall.core.structure import finite
+from memwall.core.structure import finite, write
 from memwall.core.units import few
 from memwall.core.version import __version__
 from memwall.fusion import COMPILED, Plan, why_not
@@ -94,7 +94,7 @@ class FusedProfile:
             "agreement": {name: asdict(found) for name, found in self.plan_diffs.items()},
             **({"compiled": [made.to_dict() for made in self.compiled.values()]} if self.compiled else {}),
             "alternatives": [asdict(family) for family in self.alternatives],
-            "capture": self.capture.to_dict() if self.capture else None,
+            "capture": write(self.capture),
             "funnel": self.op_counts.to_dict() if self.op_counts else None,
             "what_if": [outcome.to_dict() for outcome in self.what_ifs],
             "notes": list(self.notes),

@@ -16,9 +16,9 @@ from typing import Any
 
 from memwall.analysis.communication import exposed_s, traced_ranks
 from memwall.core.ranks import ranks_text
+from memwall.frontend.facts import Pipeline
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import link_s, message_time
-from memwall.record.job import Pipeline, pipeline_of
 from memwall.record.kernels import Rates, kernel_phase, rates
 from memwall.record.profile import Profile
 from memwall.simulate.pipeline import ORDERS, PipelineRun, Stage, StageTask, run_pipeline
@@ -117,7 +117,7 @@ def pipeline_step(profiles: Mapping[int, Profile]) -> PipelineStep | None:
         UsageError: ranks wait for each other; names the tasks.
     """
     first = next(iter(profiles.values()))
-    pipeline = pipeline_of(first)
+    pipeline = first.traced.pipeline
     if pipeline is None or not (pipeline.orders or pipeline.schedule in _SCHEDULES):
         return None
     orders = _orders(pipeline)

@@ -53,9 +53,7 @@ def of_every_rank(name: str, read: Read) -> Read:
 
 def graph_breaks(profile: Profile, schedule: Schedule | None = None) -> float | None:
     """TorchDynamo's graph breaks in the step, each line as often as it is reached; None without a capture."""
-    from memwall.record.capture import capture_of
-
-    capture = capture_of(profile.capture)
+    capture = profile.traced.dynamo
     return None if capture is None or capture.failure else float(sum(b.count for b in capture.breaks))
 
 

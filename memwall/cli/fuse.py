@@ -117,11 +117,9 @@ def _read(
     target: str, names: Sequence[str], given: dict[str, Any], sizes: dict[str, int], captured: bool, messages: Messages
 ) -> FuseInputs:
     """A saved profile, which has no model to capture."""
-    from memwall.record.capture import capture_of
-
     options.refuse({f"second_{key}": value for key, value in sizes.items()}, f"{target} is already traced")
     profile = make_profile(target, names, given, messages)
-    capture = capture_of(profile.capture) if captured else None
+    capture = profile.traced.dynamo if captured else None
     missing = (f"no capture: it needs the model, and {target} has none",) * (captured and capture is None)
     return FuseInputs(profile, capture, profile.gpus, missing)
 
@@ -129,7 +127,6 @@ def _read(
 def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseInputs:
     """A model, traced and captured."""
     from memwall.analysis.fused import MOST_UNASKED, distinct_ops
-    from memwall.record.capture import capture_of
 
     with running(model.target, model.messages):
         workload = model.workload()
@@ -139,7 +136,7 @@ def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseIn
         note = f"no capture: TorchDynamo would take {count:,} ops one by one"
         return FuseInputs(profile, None, model.gpus, (note,) * captured, model)
     profile = model.with_capture(profile, workload, sizes)
-    return FuseInputs(profile, capture_of(profile.capture), model.gpus, (), model)
+    return FuseInputs(profile, profile.traced.dynamo, model.gpus, (), model)
 
 
 def _fused(

@@ -2,10 +2,12 @@
 
 A field's type is its check: ``str``, ``bool``, ``int`` (a count: 0 or more), ``float`` (0 or more), ``T | None``,
 ``tuple[T, ...]``, ``Mapping[str, T]``, another dataclass, ``Any``. ``Annotated[T, check]`` replaces it by a function
-that returns the value or raises :class:`BadRecord`. The keys of a mapping may be of a type that has ``parse``.
+that returns the value or raises :class:`BadRecord`; ``Annotated[T, SavedAs(...)]`` says how a record has it instead.
+The keys of a mapping may be of a type that has ``parse``.
 
-A class with ``OMIT_DEFAULTS = True`` leaves fields with their default out when written; its ``check()``, if it has one,
-sees each object that was read. ``field(metadata={"key": "class"})`` is the name that a record has for a field.
+A class with ``OMIT_DEFAULTS = True`` leaves fields with their default out when written, and one with ``SAVED`` writes
+these attributes, properties among them, in place of its fields; its ``check()``, if it has one, sees each object that
+was read. ``field(metadata={"key": "class"})`` is the name that a record has for a field.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import MISSING, Field, fields
 from functools import cache, partial
 from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from memwall.core.errors import UsageError
 from memwall.core.units import few
@@ -42,6 +44,17 @@ class BadRecord(ValueError):
     def inside(self, parent: str) -> BadRecord:
         """The same complaint seen from the object around it; ``parent`` is ``.key``, ``[3]`` or the root's name."""
         return BadRecord(self.what, parent + self.path)
+
+
+class SavedAs(NamedTuple):
+    """How a record has a field: as ``hint``, which ``read`` turns into the value and ``write`` makes of it."""
+
+    hint: Any
+    read: Check
+    write: Check
+
+    def __call__(self, value: Any) -> Any:
+        return self.read(value)
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -297,7 +310,7 @@ def _make_writer(hint: Any) -> Check | None:
     origin, arguments = get_origin(hint), get_args(hint)
     kind: Any = origin or hint
     if kind is Annotated:
-        return _writer(arguments[0])
+        return next((each.write for each in arguments[1:] if isinstance(each, SavedAs)), _writer(arguments[0]))
     if kind in (Union, UnionType):
         inner = _writer(_not_none(arguments))
         return inner and (lambda value: None if value is None else inner(value))
@@ -322,13 +335,12 @@ def _write_items(writer: Check, value: Any) -> list[Any]:
 
 
 def _object_writer(cls: type) -> Check:
-    hints, own = get_type_hints(cls, include_extras=True), fields(cls)
-    keys = [key_of(f) for f in own]
-    values = attrgetter("__class__", *(f.name for f in own))  # one extra name: with a single name it returns no tuple
-    optional = [f for f in own if (f.default, f.default_factory) != (MISSING, MISSING)]
-    defaults = [(key_of(f), f.default if f.default_factory is MISSING else f.default_factory()) for f in optional]
-    omitted = defaults if getattr(cls, "OMIT_DEFAULTS", False) else []
-    writers = [(key_of(f), writer) for f in own if (writer := _writer(hints[f.name]))]
+    own = saved_of(cls)
+    keys = [each.key for each in own]
+    values = attrgetter("__class__", *(each.name for each in own))  # one extra: with a single name it returns no tuple
+    omitted = [(each.key, each.default) for each in own if each.default is not MISSING]
+    omitted = omitted if getattr(cls, "OMIT_DEFAULTS", False) else []
+    writers = [(each.key, writer) for each in own if (writer := _writer(each.hint))]
 
     def write_object(value: Any) -> dict[str, Any]:
         record = dict(zip(keys, values(value)[1:], strict=True))
@@ -341,6 +353,29 @@ def _object_writer(cls: type) -> Check:
         return record
 
     return write_object
+
+
+class Saved(NamedTuple):
+    """An attribute that is written: its key, its name, its type, and its default, MISSING without one."""
+
+    key: str
+    name: str
+    hint: Any
+    default: Any
+
+
+def saved_of(cls: type) -> list[Saved]:
+    """What is written of the objects of a class, in order."""
+    hints, own = get_type_hints(cls, include_extras=True), {f.name: f for f in fields(cls)}
+    found = []
+    for name in getattr(cls, "SAVED", own):
+        if (spec := own.get(name)) is None:
+            hint = get_type_hints(getattr(cls, name).fget, include_extras=True)["return"]
+            found.append(Saved(name, name, hint, MISSING))
+        else:
+            default = spec.default if spec.default_factory is MISSING else spec.default_factory()
+            found.append(Saved(key_of(spec), name, hints[name], default))
+    return found
 
 
 def key_of(spec: Field[Any]) -> str:

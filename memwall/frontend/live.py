@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
+from memwall.frontend.facts import TraceFacts, noted
 from memwall.frontend.torch.build import fused_everywhere
 from memwall.frontend.torch.dispatch.attention_kinds import lowered
 from memwall.frontend.torch.dispatch.cuda_forms import CudaForms, RealForms
@@ -33,7 +34,7 @@ from memwall.frontend.torch.dispatch.origin import ModuleTimeline, module_calls,
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.dispatch.triton_calls import triton_calls
-from memwall.frontend.torch.options import Traced, noted
+from memwall.frontend.torch.options import TraceResult
 from memwall.frontend.torch.process.settings import inference_mode_as_no_grad
 from memwall.frontend.torch.run import exclusive
 from memwall.ops.sdpa import GENERATIONS
@@ -289,7 +290,7 @@ class LiveTrace:
         for recorder in self.recorders.values():
             recorder.phase, recorder.counts_on_host = "forward", False
 
-    def traced(self) -> Traced | None:
+    def traced(self) -> TraceResult | None:
         """The trace of the first of ``DEVICES`` on which anything ran; None where nothing ran."""
         gc.collect()  # so that only referenced tensors count as alive
         recorder = next((r for r in self.recorders.values() if r.ops), None)
@@ -298,6 +299,6 @@ class LiveTrace:
         with exclusive(), torch.inference_mode(False):
             graph, attention = lowered(recorder.finished(self.attention, self.roots), self.attention)
         optimizer = ", ".join(self.optimizers) or None
-        capture = {"device": recorder.device, **noted(assumed=self.assumed)}
-        found = Traced.of(graph, recorder.counted, optimizer, capture)
+        facts = TraceFacts(device=recorder.device, notes=noted((), self.assumed))
+        found = TraceResult.of(graph, recorder.counted, optimizer, facts)
         return replace(found, attention=attention)

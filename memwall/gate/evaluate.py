@@ -21,7 +21,6 @@ from memwall.gate.memory_formats import given_up, layouts
 from memwall.gate.result import Check, Problem
 from memwall.hardware.lookup import load_gpu
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.capture import capture_of
 from memwall.record.job import figures_of
 from memwall.record.kernels import kernel_module
 from memwall.record.profile import Profile
@@ -165,7 +164,7 @@ def _check(
     value, before = values
     verdict, why, allowed = "pass", "", None
     if value is None:
-        capture = capture_of(head.profile.capture) if quantity.name == "graph_breaks" else None
+        capture = head.profile.traced.dynamo if quantity.name == "graph_breaks" else None
         failed = f"TorchDynamo captures nothing: {capture.failure}" if capture and capture.failure else ""
         verdict, why = "inconclusive", failed or f"{quantity.title}: the profile does not hold them"
     elif limit.sign > 0 and before is None and base is not None and value == 0 and quantity.lower:
@@ -215,7 +214,7 @@ def _explained(
 ) -> Check:
     """A check with the causes of its figure; ``pairs``: head op id → base op id."""
     if quantity.name == "graph_breaks":
-        before, after = (capture_of(side.profile.capture) if side else None for side in (base, head))
+        before, after = (side.profile.traced.dynamo if side else None for side in (base, head))
         return replace(check, causes=new_breaks(before, after, head.profile.graph)[:MOST_CAUSES])
     if quantity.name == "coverage":
         names = ", ".join(unmodeled(head.profile)[:MOST_CAUSES])

@@ -22,7 +22,6 @@ from memwall.frontend.targets.sizes import SIZES
 from memwall.gate.evaluate import kernels_in
 from memwall.perfmodel.roofline import Estimate
 from memwall.pipeline import profile as make_profile
-from memwall.record.capture import capture_of
 from memwall.record.kernels import WALLS, collapse, kernel_module, peak_place, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule
@@ -146,7 +145,7 @@ def _largest(profile: Profile, schedule: Schedule, quantity: Quantity) -> Iterat
         lines = [f"{size(count)}  {name.replace('_', ' ')}" for name, count in parts if count]
         lines += [f"peak {place}" for place in (peak_place(profile, schedule),) if place]
     elif quantity.name == "graph_breaks":
-        capture = capture_of(profile.capture)
+        capture = profile.traced.dynamo
         breaks = sorted(capture.breaks, key=lambda row: -row.count) if capture else []
         lines = [f"x{row.count}  {row.file}:{row.line}, {row.reason}: {row.source_line}" for row in breaks]
     elif quantity.name == "coverage":

@@ -34,7 +34,6 @@ from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.first import others_below
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import TraceJob, TraceOutcome, Tracers, Tree, differ, profile_both, repeated
-from memwall.record.capture import capture_of
 from memwall.record.profile import Profile
 from memwall.wings import part
 
@@ -215,7 +214,7 @@ def _unknown(head: Profile, base: Profile | None, *, saved: bool, served: bool) 
 
 
 def _captured(profile: Profile | None) -> bool:
-    capture = capture_of(profile.capture) if profile is not None else None
+    capture = profile.traced.dynamo if profile is not None else None
     return capture is not None and not capture.failure
 
 

@@ -35,7 +35,7 @@ from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
 from memwall.pipeline import profile, with_capture
 from memwall.programs import profile_ranks
-from memwall.record.capture import REAL_BYTES, capture_of
+from memwall.record.capture import REAL_BYTES
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 
@@ -117,7 +117,7 @@ def _by_name(rows: Sequence[TraceOutcome]) -> dict[str, TraceOutcome]:
 def _alike(job: TraceJob, other: TraceOutcome) -> TraceJob:
     """The job as the other side has it: on real tensors where that was, whose strides may differ from those of tensors
     without data; with TorchDynamo, which takes most of the time, only where the other may have a graph break."""
-    capture = capture_of(other.profile.capture) if other.profile is not None else None
+    capture = other.profile.traced.dynamo if other.profile is not None else None
     breaks = job.breaks and (capture is None or capture.failure is not None or bool(capture.breaks))
     return _on_data(replace(job, breaks=breaks), other)
 
@@ -323,7 +323,7 @@ def _trace(job: TraceJob) -> TraceOutcome:
             notes.append(f"no capture: TorchDynamo would take {count:,} ops one by one")
         elif job.breaks or notes:
             found = with_capture(found, workload, options)
-            captured = capture_of(found.capture)
+            captured = found.traced.dynamo
             if captured is not None and captured.failure:
                 notes.append(f"TorchDynamo captures nothing: {captured.failure}")
     except MemwallError as error:

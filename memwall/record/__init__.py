@@ -7,8 +7,8 @@ without the model; only this package plans.
 
 Start with :mod:`~memwall.record.profile`. :mod:`~memwall.record.format` has the rows of the file,
 :mod:`~memwall.record.measurement` what was timed on a device, :mod:`~memwall.record.schedules` the plans and schedules
-that are made once, :mod:`~memwall.record.kernels` where a kernel belongs, :mod:`~memwall.record.capture` what Dynamo
-captured.
+that are made once, :mod:`~memwall.record.kernels` where a kernel belongs, :mod:`~memwall.record.traced` what is known
+of the trace beside the graph, :mod:`~memwall.record.capture` what Dynamo captured.
 
 A field of the file is a field of a row in ``format``, ``graphs`` or ``measurement``, and of ``Estimate``, ``Totals``
 and ``MemoryPeak``, which are saved as they are. To rename one in Python alone give it ``metadata={"key": OLD}``; else

@@ -13,17 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from memwall.core.errors import UsageError
 from memwall.core.graph import EAGER, Op
-from memwall.core.structure import BadRecord, read, write
+from memwall.core.structure import BadRecord, SavedAs
 
 #: Ops beyond which the regions of a saved capture are damage.
 MAX_OPS = 10_000_000
-
-#: where a saved profile keeps its capture
-CAPTURE_KEY = "dynamo"
 
 #: Bytes of weights beyond which a model is not run on real tensors for its breaks.
 REAL_BYTES = 4 << 30
@@ -79,8 +75,7 @@ class Recompile:
     dynamic: tuple[str, ...]
 
 
-def _regions(value: Any) -> tuple[int, ...]:
-    """``regions`` from runs of ``[region, ops]``."""
+def _read_regions(value: Any) -> tuple[int, ...]:
     try:
         runs = [(int(region), int(count)) for region, count in value]
     except (TypeError, ValueError):
@@ -88,6 +83,14 @@ def _regions(value: Any) -> tuple[int, ...]:
     if sum(count for _, count in runs) > MAX_OPS:
         raise BadRecord("holds more ops than a profile can have")
     return tuple([region for region, count in runs for _ in range(count)])
+
+
+def _write_regions(regions: tuple[int, ...]) -> list[list[int]]:
+    return [[region, len([*ops])] for region, ops in groupby(regions)]
+
+
+#: a record has the regions of ops as runs of ``[region, ops]``
+_REGIONS = SavedAs(tuple[tuple[int, ...], ...], _read_regions, _write_regions)
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,18 @@ class Capture:
     that replaces a loss.
     """
 
+    SAVED: ClassVar = (
+        "graphs", "captures", "breaks", "guard_kinds", "guards", "recompiles", "regions", "unmatched", "data", "notes",
+        "failure", "behind", "guards_left_out",
+    )  # fmt: skip
+
     graphs: tuple[PartialGraph, ...] = ()
     captures: int = 0
     breaks: tuple[Break, ...] = ()
     guard_kinds: Mapping[str, int] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
-    regions: Annotated[tuple[int, ...], _regions] = ()
+    regions: Annotated[tuple[int, ...], _REGIONS] = ()
     unmatched: int = 0
     data: str = "meta"
     notes: tuple[str, ...] = ()
@@ -118,24 +126,6 @@ class Capture:
     def guards_left_out(self) -> int:
         """Guards that are counted in ``guard_kinds`` and not listed."""
         return sum(self.guard_kinds.values()) - len(self.guards)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it; ``regions`` as runs of ``[region, ops]``."""
-        runs = [[region, len([*ops])] for region, ops in groupby(self.regions)]
-        return {**write(self), "regions": runs, "guards_left_out": self.guards_left_out}
-
-
-def capture_of(record: Mapping[str, Any]) -> Capture | None:
-    """The capture that a saved profile holds, if it holds one.
-
-    Raises:
-        UsageError: it is damaged; names the key.
-    """
-    saved = record.get(CAPTURE_KEY)
-    try:
-        return None if saved is None else read(Capture, saved, "capture")
-    except BadRecord as error:
-        raise UsageError(f"the profile's capture is damaged: {error}") from None
 
 
 def carry(

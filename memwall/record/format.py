@@ -17,6 +17,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops.sdpa import AttentionGraph
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.graphs import AttentionRow, Costed, GraphRow, exist, read_attention, read_graph
+from memwall.record.traced import Traced, read_traced
 from memwall.simulate.issue import LAUNCHES, work_of
 from memwall.simulate.launch_queue import waits_within
 from memwall.simulate.memory import MemoryPeak
@@ -149,7 +150,7 @@ class SavedProfile:
     coverage: Any
     gpus: Mapping[str, Any]
     simulations: tuple[_Schedule, ...]
-    capture: Mapping[str, Any]
+    capture: Annotated[Traced, read_traced]
     measurements: tuple[Any, ...]
     environment: Mapping[str, Any]
 

@@ -5,61 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
-from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.core.ranks import read_ranks
-from memwall.core.structure import BadRecord, read
 from memwall.record.profile import Profile
+from memwall.record.traced import RankFigures
 from memwall.simulate.schedule import Schedule
-
-_T = TypeVar("_T")
-#: Key of a record's ``capture``: the figures of the other ranks that were traced, rows of :class:`RankFigures`.
-RANKS_KEY = "ranks"
-
-
-@dataclass(frozen=True, slots=True)
-class RankJob:
-    """The traced rank and the number of ranks."""
-
-    rank: int
-    world: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """What a record says of the pipeline of its rank."""
-
-    ranks: tuple[int, ...]
-    schedule: str
-    microbatches: int
-    orders: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RankFigures:
-    """What was modeled of another rank, on a GPU of a cluster under a policy; ``alike``: further ones that are taken to
-    do the same (:mod:`memwall.core.ranks`)."""
-
-    rank: int
-    alike: str
-    gpu: str
-    cluster: str
-    policy: str
-    peak_memory: int
-    communication_bytes: float
-    exposed_communication_s: float
 
 
 def figures_of(profile: Profile, schedule: Schedule) -> list[RankFigures]:
-    """Those of other ranks under the same simulation; none in a record of one rank alone. Raises ``UsageError``: the
-    record is damaged."""
+    """The figures of other ranks under the same simulation; none in a record of one rank alone."""
     where = place_of(schedule)
-    rows = _said(profile, RANKS_KEY, tuple[RankFigures, ...]) or ()
-    return [row for row in rows if (row.gpu, row.cluster, row.policy) == where]
+    return [row for row in profile.traced.ranks if (row.gpu, row.cluster, row.policy) == where]
 
 
 def place_of(schedule: Schedule) -> tuple[str, str, str]:
@@ -68,30 +27,12 @@ def place_of(schedule: Schedule) -> tuple[str, str, str]:
     return schedule.gpu.name, cluster.name if cluster else "", schedule.policy
 
 
-def job_of(profile: Profile) -> RankJob | None:
-    """The job of a profiled rank; None of a program of one GPU. Raises ``UsageError``: the record is damaged."""
-    return _said(profile, "job", RankJob)
-
-
-def pipeline_of(profile: Profile) -> Pipeline | None:
-    """The pipeline of a profiled rank; None of a program without one. Raises ``UsageError``: the record is damaged."""
-    return _said(profile, "pipeline", Pipeline)
-
-
-def _said(profile: Profile, key: str, kind: type[_T]) -> _T | None:
-    try:
-        saved = profile.capture.get(key)
-        return None if saved is None else read(kind, saved, key)
-    except BadRecord as error:
-        raise UsageError(f"the profile's capture is damaged: {error}") from None
-
-
 def replicas(profile: Profile) -> float:
     """How many inputs like those of the traced rank a step of the job has: its ranks over those that share them. Ranks
     do that which exchange, forward, what follows from the inputs (products in shards, parts of a sequence) or are the
     stages of one pipeline; with an all-to-all only where one goes to one other, as each expert's ranks have inputs of
     their own."""
-    job, pipeline = job_of(profile), pipeline_of(profile)
+    job, pipeline = profile.traced.job, profile.traced.pipeline
     if job is None:
         return 1.0
     groups = {frozenset(pipeline.ranks)} if pipeline else set()

@@ -11,7 +11,7 @@ from memwall.core.layers import collapse as collapse
 from memwall.core.units import few, size
 from memwall.perfmodel.roofline import WALLS as WALLS
 from memwall.perfmodel.roofline import Estimate
-from memwall.record.job import job_of, pipeline_of, replicas
+from memwall.record.job import replicas
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import Schedule, time_by_wall
 
@@ -128,8 +128,8 @@ def rates(profile: Profile, schedule: Schedule, step_s: float | None = None) -> 
             without that of others is no step, then has no rate.
     """
     time_s = schedule.totals.time_s if step_s is None else step_s
-    steps, job, info = 1.0 / time_s if time_s else 0.0, job_of(profile), profile.workload
-    known = step_s is not None or pipeline_of(profile) is None
+    steps, job, info = 1.0 / time_s if time_s else 0.0, profile.traced.job, profile.workload
+    known = step_s is not None or profile.traced.pipeline is None
     counts = [
         None if count is None or not known else count * replicas(profile) for count in (info.samples, info.tokens)
     ]

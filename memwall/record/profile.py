@@ -27,6 +27,7 @@ from memwall.record.format import SavedProfile, WorkloadInfo, json_lines, read_p
 from memwall.record.graphs import attention_to_row, graph_to_row
 from memwall.record.measurement import Measurement
 from memwall.record.schedules import CHEAP, Schedules
+from memwall.record.traced import Traced
 from memwall.simulate.plan_context import MODEL_CLASSES
 from memwall.simulate.schedule import Schedule
 from memwall.simulate.step_bound import step_bound_s
@@ -64,7 +65,7 @@ class Profile:
     graphs: tuple[Graph, ...]
     costs: tuple[tuple[Cost, ...], ...]
     simulations: tuple[Schedule, ...] = ()
-    capture: Mapping[str, Any] = field(default_factory=dict)
+    traced: Traced = field(default_factory=Traced)
     measurements: tuple[Mapping[str, Any], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     memwall_version: str = __version__
@@ -189,8 +190,21 @@ class Profile:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the trace assumed, left out or counts as something else, a line each."""
-        said = self.capture.get("notes")
-        return tuple(map(str, said)) if isinstance(said, (list, tuple)) else ()
+        return self.traced.notes
+
+    def noted(self, note: str) -> Profile:
+        """A copy with a further note."""
+        return self.with_facts(notes=(*self.notes, note))
+
+    def with_facts(self, **facts: Any) -> Profile:
+        """A copy that says other things of its trace, fields of :class:`~memwall.record.traced.Traced`."""
+        return replace(self, traced=replace(self.traced, **facts))
+
+    @property
+    def capture(self) -> Mapping[str, Any]:
+        """What it says of its trace, as the record has it."""
+        found: Mapping[str, Any] = write(self.traced)
+        return found
 
     @cached_property
     def _schedules(self) -> Schedules:
@@ -303,7 +317,7 @@ class Profile:
             schema=SCHEMA, memwall_version=self.memwall_version, workload=self.workload, graph=rows[0],
             graphs=tuple(rows[1:]), attention=attention_to_row(self.attention, self.graph), coverage=self.coverage,
             gpus=dict(sorted(gpus.items())), simulations=tuple(map(schedule_to_row, self.simulations)),
-            capture=self.capture, measurements=self.measurements, environment=self.environment,
+            capture=self.traced, measurements=self.measurements, environment=self.environment,
         )  # fmt: skip
         record: dict[str, Any] = write(saved)
         return record

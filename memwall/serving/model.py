@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from memwall.core.errors import TooManyOps, UsageError, unknown
+from memwall.frontend.facts import ServingFacts
 from memwall.frontend.hf.quantized import StoredWeights
 from memwall.frontend.targets import resolve
 from memwall.frontend.targets.target import is_saved
@@ -78,30 +79,29 @@ def read_model(
             f"{made.workload.name} is given no cache: decode_inputs() hands it to forward under a name that says so"
             " (cache, past_key_values)"
         )
-    stated = made.capture.get("serving", {})
-    if weights == "model" and "refused" in stated:
-        raise UsageError(stated["refused"])
-    stored = StoredWeights(listed=tuple(stated.get("kept", ())), mixed=stated.get("mixed", {}),
-                    experts=stated.get("experts", ""))  # fmt: skip
+    stated = made.traced.serving or ServingFacts()
+    if weights == "model" and stated.refused:
+        raise UsageError(stated.refused)
+    stored = StoredWeights(listed=stated.kept or (), mixed=stated.mixed, experts=stated.experts)
     of = stored.of if weights == "model" else StoredWeights().of
-    kernels = served(made.graph, of, stated.get("context", 0), None if first is None else first.graph)
+    kernels = served(made.graph, of, stated.context, None if first is None else first.graph)
     notes = tuple(note for note in made.notes if not any(part in note for part in _SAID))
-    most = stated.get("most_tokens")
+    most = stated.most_tokens
     if most and context and context < min(most - 1, tokens or most):
         notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
-    cache = stated.get("cache", "")
+    cache = stated.cache
     if cache and cache not in CACHES:
         notes += (f"the checkpoint's cache, {cache}, is not modeled: it counts in the model's dtype",)
     if stored.mixed and weights == "model":
         counts = Counter(stored.mixed.values()).most_common()
         notes += (f"weights are {', '.join(f'{name} in {n:,} modules' for name, n in counts)}, the others as they are",)
-    encoder = stated.get("encoder")
+    encoder = stated.encoder
     if encoder is not None and first is None:
         notes += ("the encoder is not in a saved decode step: prompts take no time for it",)
-    scheme = stated.get("weights", "") if weights == "model" else WEIGHTS[weights]
+    scheme = (stated.weights or "") if weights == "model" else WEIGHTS[weights]
     return Model(
         name=made.workload.name, served=kernels, scheme=scheme, cache=CACHES.get(cache, ""), max_context=most,
-        encoder=encoder, guesses=stated.get("guesses", 0), fronts=tuple(stated.get("fronts", ())), notes=notes,
+        encoder=encoder, guesses=stated.guesses, fronts=stated.fronts, notes=notes,
     )  # fmt: skip
 
 

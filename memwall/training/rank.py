@@ -12,10 +12,9 @@ from memwall.core.errors import UsageError
 from memwall.hardware.cluster import all_at_once, hardware_of
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.links import Cluster
-from memwall.ops import graph_costs
 from memwall.ops.launches import Message
 from memwall.perfmodel.collectives import CollectiveTime, message_time
-from memwall.record.format import WorkloadInfo
+from memwall.pipeline import profile_of
 from memwall.record.profile import Profile
 from memwall.training.block_reader import light_blocks, read_blocks
 from memwall.training.blocks import Blocks
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
     from memwall.frontend.targets import Workload
     from memwall.frontend.torch import TraceOptions
     from memwall.training.sharding import Split
-
-#: what a rank's trace says of its parameters: names of those that it has a share of
-_SHARES = "shares"
 
 
 def trace_rank(
@@ -66,15 +62,7 @@ def trace_rank(
         raise UsageError(
             f"{told}: the model of one rank fails; {hint}{'; try without sp' * layout.sp}: {error}"
         ) from None
-    return Profile(
-        workload=WorkloadInfo(
-            workload.name, workload.target, "training", traced.dtype, traced.inputs, traced.parameters, traced.samples,
-            traced.tokens, None, options.autocast, traced.samples_assumed,
-        ),
-        graphs=(traced.graph,), costs=(graph_costs(traced.graph),),
-        capture={**traced.capture, **({_SHARES: list(shares)} if shares else {})},
-        attention=traced.attention,
-    )  # fmt: skip
+    return profile_of(traced, workload, "training", options.autocast).with_facts(shares=tuple(shares))
 
 
 def shortened(workload: Workload) -> Any:
@@ -151,7 +139,7 @@ def blocks_of(
     schedule = ranked.schedule(gpu, policy, regions=regions)
     held = {"contraction": 1 / gpu.trained_products, **slower}
     sent_s = partial(_message_s, all_at_once(cluster))
-    return read_blocks(graph, schedule, sent_s, held, profile.capture.get(_SHARES, ()))
+    return read_blocks(graph, schedule, sent_s, held, profile.traced.shares)
 
 
 def light_blocks_of(profile: Profile, cluster: Cluster, policy: str = "eager") -> Blocks:

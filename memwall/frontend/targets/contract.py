@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from memwall.core.errors import UsageError, nearest
+from memwall.frontend.facts import ServingFacts
 from memwall.frontend.targets.blame import blame
 from memwall.frontend.targets.inputs import input_builder
 from memwall.frontend.targets.loading import at_home
@@ -92,19 +93,20 @@ class Workload:
     stored: Callable[[], StoredWeights] | None = None
 
     @property
-    def serving(self) -> dict[str, Any]:
-        """What is said that a server needs and the traced graph does not show, as a profile keeps it."""
-        said: dict[str, Any] = {"most_tokens": self.most_tokens, "context": self.context, "guesses": self.guesses}
-        found = {name: value for name, value in said.items() if value}
-        found |= {} if self.encoder is None else {"encoder": self.encoder}
-        found |= {"fronts": [*self.fronts]} if self.fronts else {}
+    def serving(self) -> ServingFacts | None:
+        """What is said that a server needs and the traced graph does not show; None where nothing is."""
+        said = ServingFacts(
+            most_tokens=self.most_tokens or None, context=self.context or 0, guesses=self.guesses,
+            encoder=self.encoder, fronts=self.fronts,
+        )  # fmt: skip
         if self.stored is not None:
             try:
-                found |= {"weights": (how := self.stored()).scheme, "kept": [*how.listed]}
-                found |= {name: value for name in ("cache", "mixed", "experts") if (value := getattr(how, name))}
+                how = self.stored()
+                said = replace(said, weights=how.scheme, kept=how.listed, cache=how.cache, mixed=how.mixed,
+                               experts=how.experts)  # fmt: skip
             except UsageError as error:
-                found["refused"] = str(error)
-        return {"serving": found} if found else {}
+                said = replace(said, refused=str(error))
+        return None if said == ServingFacts() else said
 
 
 @dataclass(frozen=True)

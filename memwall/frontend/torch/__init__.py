@@ -5,7 +5,7 @@ records the calls with their module and line, in the form that CUDA would run; `
 of numbers; ``process`` what a process says of devices and settings; ``ranks`` programs of several GPUs from one rank.
 """
 
-from memwall.frontend.torch.options import Traced, TraceOptions
+from memwall.frontend.torch.options import TraceOptions, TraceResult
 from memwall.frontend.torch.run import trace
 
-__all__ = ["TraceOptions", "Traced", "trace"]
+__all__ = ["TraceOptions", "TraceResult", "trace"]

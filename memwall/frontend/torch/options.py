@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
+from memwall.frontend.facts import TraceFacts
 from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.frontend.torch.dispatch.tensors import dtype_name
 from memwall.hardware.lookup import Gpu
 from memwall.ops.sdpa import AttentionGraph
-
-#: Key of ``capture``: lines that every page of the profile states, such as assumptions.
-NOTES_KEY = "notes"
 
 #: dtypes that a model can be cast to
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -44,7 +42,7 @@ class TraceOptions:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TraceResult:
     """A graph, and the facts about the workload that the trace found. ``attention`` is what other GPUs need whose
     attention kernels may differ; ``samples_assumed``: the first axis of the inputs is taken for the batch."""
 
@@ -53,7 +51,7 @@ class Traced:
     inputs: tuple[Mapping[str, Any], ...]
     dtype: str
     optimizer: str | None
-    capture: Mapping[str, Any] = field(default_factory=dict)
+    facts: TraceFacts
     samples: int | None = None
     tokens: int | None = None
     attention: AttentionGraph | None = None
@@ -61,8 +59,8 @@ class Traced:
 
     @classmethod
     def of(
-        cls, graph: Graph, parameters: Iterable[torch.Tensor], optimizer: str | None, capture: Mapping[str, Any]
-    ) -> Traced:
+        cls, graph: Graph, parameters: Iterable[torch.Tensor], optimizer: str | None, facts: TraceFacts
+    ) -> TraceResult:
         """``dtype`` is the floating dtype of most parameters, else of the inputs."""
         specs = graph.specs(graph.inputs)
         sizes = [(dtype_name(p.dtype), p.numel()) for p in parameters]
@@ -76,13 +74,7 @@ class Traced:
                 dtype = max(total, key=total.__getitem__)
                 break
         inputs = tuple({"shape": list(spec.shape), "dtype": spec.dtype} for spec in specs)
-        return cls(graph, sum(count for _, count in sizes), inputs, dtype, optimizer, capture)
-
-
-def noted(notes: Iterable[str] = (), assumed: Iterable[str] = ()) -> dict[str, Any]:
-    """The part of ``capture`` that holds notes and, once each, assumptions; empty where there are none."""
-    lines = [*notes, *(f"assumed: {text}" for text in dict.fromkeys(assumed))]
-    return {NOTES_KEY: lines} if lines else {}
+        return cls(graph, sum(count for _, count in sizes), inputs, dtype, optimizer, facts)
 
 
 def parse_dtype(name: str) -> torch.dtype:

@@ -15,6 +15,7 @@ from memwall.core.errors import NeedsData, UsageError
 from memwall.core.graph import SERVING, Graph
 from memwall.frontend.blocks.replay import Replayer
 from memwall.frontend.blocks.template import ReplayMismatch
+from memwall.frontend.facts import AskedGpu, Pipeline, TraceFacts, noted
 from memwall.frontend.targets import Workload
 from memwall.frontend.targets.contract import parameters_of
 from memwall.frontend.targets.seeds import seed_all, undrawn
@@ -42,10 +43,10 @@ from memwall.frontend.torch.dispatch.shapes import SparseCopies
 from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, tensors_in
-from memwall.frontend.torch.options import Traced, TraceOptions, noted, parse_dtype
+from memwall.frontend.torch.options import TraceOptions, TraceResult, parse_dtype
 from memwall.frontend.torch.process.caches import empty_caches
 from memwall.frontend.torch.process.copies import is_lazy, shaping
-from memwall.frontend.torch.process.cuda_answers import ASKED_KEY, cuda_answers
+from memwall.frontend.torch.process.cuda_answers import cuda_answers
 from memwall.frontend.torch.process.device import TracedDevice
 from memwall.frontend.torch.process.failures import NeedsGradients, blaming
 from memwall.frontend.torch.process.light_imports import light_imports
@@ -71,7 +72,7 @@ Execute = Callable[[Callable[..., Any], Recorder, tuple[Any, ...], dict[str, Any
 def trace(
     workload: Workload, options: TraceOptions, warn: Callable[[str], None] = lambda message: None,
     execute: Execute | None = None, recorder: type[Recorder] = Recorder,
-) -> Traced:  # fmt: skip
+) -> TraceResult:  # fmt: skip
     """Trace one step of a workload.
 
     Args:
@@ -94,13 +95,13 @@ def trace(
         names = sorted({*asked, *workload.asked})
         if not names:
             return found
-        return replace(found, capture={**found.capture, ASKED_KEY: {"gpu": gpu.name, "asked": names}})
+        return replace(found, facts=replace(found.facts, asked_gpu=AskedGpu(gpu.name, tuple(names))))
 
 
 def _traced(
     workload: Workload, options: TraceOptions, warn: Callable[[str], None], execute: Execute | None,
     recorder: type[Recorder],
-) -> Traced:  # fmt: skip
+) -> TraceResult:  # fmt: skip
     """The trace; again without replay where a replay cannot represent it, with gradients where forward takes any."""
     while True:
         try:
@@ -147,7 +148,7 @@ class _TracedStep:
         self.saves = options.mode == "forward" and self.gradients
         self.assumed: list[str] = []
         self.replayer: Replayer | None = None
-        self.pipeline: dict[str, Any] = {}
+        self.pipeline: list[Pipeline] = []  # one, where a schedule runs
         self.autocast_dtype = None if options.autocast is None else parse_dtype(options.autocast)
         dtype = None if options.dtype is None else parse_dtype(options.dtype)
         self.known = None if options.real else KnownValues()
@@ -247,7 +248,7 @@ class _TracedStep:
         ):
             yield
 
-    def traced(self) -> Traced:
+    def traced(self) -> TraceResult:
         """Run the step; what was recorded."""
         with fused_everywhere("meta"), alike_once():
             optimizer = _optimizer(self.workload, self.parameters, self.recorder) if self.training else None
@@ -255,9 +256,6 @@ class _TracedStep:
                 result = self._run(optimizer)
                 graph = self._graph(result)
                 graph, attention = lowered(graph, self.options.attention, forms_open=self.device == "meta")
-        replayed = len(self.replayer.instances) if self.replayer else 0
-        capture: dict[str, Any] = {"replayed_blocks": replayed, "real": self.options.real}
-        capture |= this_rank() | self.pipeline
         notes = (note if isinstance(note, str) else note(self.module) for note in self.workload.notes)
         unused = list(self.options.assume)
         if self.known is not None and self.known.assumptions is not None:
@@ -268,9 +266,13 @@ class _TracedStep:
         alike = not self.pipeline and not any(is_wrapper(type(parameter)) for parameter in self.parameters)
         ranks = one_rank(graph), unexchanged(graph) if self.training and alike else ""
         also = filter(None, [*library_notes(graph), _searched(graph), *ranks, iterations(optimizer), *said])
-        capture |= self.workload.serving if self.options.mode in SERVING else {}
-        capture |= noted([*filter(None, notes), *self.left_out, *also], self.assumed)
-        found = Traced.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, capture)
+        facts = TraceFacts(
+            replayed_blocks=len(self.replayer.instances) if self.replayer else 0, real=self.options.real,
+            job=this_rank(), pipeline=next(iter(self.pipeline), None),
+            serving=self.workload.serving if self.options.mode in SERVING else None,
+            notes=noted((*filter(None, notes), *self.left_out, *also), self.assumed),
+        )  # fmt: skip
+        found = TraceResult.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, facts)
         first, tokens = _counts(self.given.tensors.values())
         known = self.workload.samples
         whole = whole_elements(self.module, self.parameters)

@@ -21,9 +21,8 @@ from memwall.core.units import bandwidth, counted, duration, few, flop_rate, flo
 from memwall.fusion import COMPILED
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
-from memwall.record.capture import CAPTURE_KEY
 from memwall.record.format import WorkloadInfo
-from memwall.record.job import job_of, pipeline_of, replicas
+from memwall.record.job import replicas
 from memwall.record.kernels import Rates, fit_text, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.report.document import Block, Column, Facts, Section, Sentence, Table, clean, known_facts
@@ -168,7 +167,7 @@ def _breaks_text(profile: Profile) -> str:
     """What the policies that compile take for granted, and a capture would tell."""
     named = dict.fromkeys(schedule.policy for schedule in profile.simulations)
     whole = [policy for policy in named if policy == "memwall" or policy in COMPILED]
-    if not whole or profile.capture.get(CAPTURE_KEY):
+    if not whole or profile.traced.dynamo:
         return ""
     return f"assumed absent under {' and '.join(whole)}; memwall fuse finds them"
 
@@ -281,13 +280,13 @@ def _rate_columns(profile: Profile, speeds: Sequence[Rates]) -> list[tuple[Colum
     counts = {"samples": profile.workload.samples, "tokens": profile.workload.tokens}
     known = [name for name, count in counts.items() if count is not None]
     columns = [column for name in known for column in col.of(speeds, f"{name}: {name}_per_s /s?")]
-    return columns + (col.of(speeds, f"of a GPU: {known[-1]}_per_s_per_gpu /s?") if job_of(profile) else [])
+    return columns + (col.of(speeds, f"of a GPU: {known[-1]}_per_s_per_gpu /s?") if profile.traced.job else [])
 
 
 def _job_note(profile: Profile) -> str:
     """What samples and tokens are of, where a program has many ranks."""
-    job, counts = job_of(profile), profile.workload.samples
-    if job is None or counts is None or pipeline_of(profile):
+    job, counts = profile.traced.job, profile.workload.samples
+    if job is None or counts is None or profile.traced.pipeline:
         return ""
     batches = replicas(profile)
     many = "one batch" if batches == 1 else f"{batches:g} batches"

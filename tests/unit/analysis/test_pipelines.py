@@ -135,12 +135,11 @@ def test_zero_bubble_waits_less():
 
 def test_a_deadlock_names_the_tasks():
     """Rank 1 wants to go backward before it has gone forward."""
-    orders = ["0F0 0B0", "1B0 1F0", "2F0 2B0", "3F0 3B0"]
+    orders = ("0F0 0B0", "1B0 1F0", "2F0 2B0", "3F0 3B0")
     profiles = {
-        rank: replace(made, capture={**made.capture, "pipeline": {
-            **made.capture["pipeline"], "microbatches": 1, "orders": orders}})
+        rank: made.with_facts(pipeline=replace(made.traced.pipeline, microbatches=1, orders=orders))
         for rank, made in traced().items()
-    }  # fmt: skip
+    }
     with pytest.raises(UsageError, match=r"deadlock: rank 0 at the backward of microbatch 0 in stage 0, rank 1 at the"):
         pipeline_step(profiles)
 

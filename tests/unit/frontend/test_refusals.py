@@ -77,9 +77,9 @@ class Blocks(nn.Module):
 def test_what_a_replayed_block_computes_of_assumed_values_is_said_to_be_assumed():
     """Half of 64 rows."""
     traced = trace(Workload(Blocks(), (torch.randn(64, 8),)), TraceOptions())
-    assert traced.capture["replayed_blocks"] == 2
+    assert traced.facts.replayed_blocks == 2
     assert traced.graph.values[traced.graph.outputs[0]].spec.shape == (32, 8)
-    assert "nonzero=0.5" in str(traced.capture)
+    assert "nonzero=0.5" in str(traced.facts)
 
 
 class LargeMask(nn.Module):

@@ -14,7 +14,7 @@ def both(workload, mode="training", **options):
     """The full trace and the replayed one, and how many blocks were replayed."""
     full = trace(workload, TraceOptions(mode=mode, replay=False, **options))
     replayed = trace(workload, TraceOptions(mode=mode, replay=True, **options))
-    return full.graph, replayed.graph, replayed.capture["replayed_blocks"]
+    return full.graph, replayed.graph, replayed.facts.replayed_blocks
 
 
 class Block(nn.Module):

@@ -517,8 +517,8 @@ class _Drawing(torch.nn.Module):
 
 def _drawn(before: Callable[[torch.Tensor], object], real: bool) -> tuple[list[float], str]:
     options = TraceOptions("forward", real=real)
-    capture = trace(memwall.Workload(_Drawing(before), (torch.zeros(8, 8),)), options).capture
-    return list(DRAWN), " ".join(capture.get("notes", ()))
+    facts = trace(memwall.Workload(_Drawing(before), (torch.zeros(8, 8),)), options).facts
+    return list(DRAWN), " ".join(facts.notes)
 
 
 @pytest.mark.parametrize(

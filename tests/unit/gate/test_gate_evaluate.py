@@ -17,7 +17,6 @@ from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.run import run_gate
 from memwall.gate.tracing import TraceJob, TraceOutcome, Tree, repeated
 from memwall.hardware.host import load_host
-from memwall.record.capture import CAPTURE_KEY
 from memwall.record.profile import Profile
 from tests.unit.one_call import Call
 
@@ -258,7 +257,7 @@ def captured(head: Profile, breaks: int | None, failure: str | None = None) -> P
     found = Capture(graphs=(), captures=0, breaks=rows, guard_kinds={}, guards=(), recompiles=(),
                     regions=(0,) * len(head.graph.ops), unmatched=0, data="meta", notes=(), behind=None,
                     failure=failure)  # fmt: skip
-    return replace(head, capture={CAPTURE_KEY: found.to_dict()})
+    return head.with_facts(dynamo=found)
 
 
 def test_graph_breaks(two):

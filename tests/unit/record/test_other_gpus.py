@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.hardware.chips import CHIPS, chip_of
 from memwall.ops.sdpa import AttentionCall
-from memwall.pipeline import of_another_gpu, resimulate
+from memwall.pipeline import resimulate
 from tests.unit.places import REFERENCE
 
 GPUS = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x")
@@ -176,9 +175,9 @@ def test_every_chip_takes_one_of_the_forms_of_a_call():
     ("t4", "is not an object"),
 ])  # fmt: skip
 def test_a_damaged_note_of_the_gpu_that_answered_is_the_users_error(asked, says):
-    made = memwall.profile(nn.Linear(2, 2), (torch.randn(1, 2),))
-    with pytest.raises(UsageError, match=says):
-        of_another_gpu(replace(made, capture={"asked_gpu": asked}), made.gpus)
+    record = memwall.profile(nn.Linear(2, 2), (torch.randn(1, 2),)).to_dict()
+    with pytest.raises(UsageError, match=f"capture is damaged: asked_gpu.*{says}"):
+        memwall.Profile.from_dict({**record, "capture": {"asked_gpu": asked}})
 
 
 class Restless(nn.Module):

@@ -10,8 +10,10 @@ import pytest
 from memwall.analysis.fused import fuse, refused_by_rule
 from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
+from memwall.core.structure import read, write
 from memwall.fusion import Plan, Refusal
-from memwall.record.capture import CAPTURE_KEY, Break, Capture, Guard, PartialGraph, Recompile, capture_of
+from memwall.record.capture import Break, Capture, Guard, PartialGraph, Recompile
+from memwall.record.traced import Traced
 from memwall.report import render
 from memwall.report.pages.fused import FusedReport
 from tests.unit.report_fixture import NEW, OLD, make_profile
@@ -97,9 +99,9 @@ def test_breaks_are_listed_beside_whatever_was_asked_for(found, top):
 def test_a_capture_comes_back_from_its_record():
     profile = make_profile()
     capture = made_up_capture(profile)
-    record = json.loads(json.dumps({CAPTURE_KEY: capture.to_dict()}))
-    assert capture_of(record) == capture
-    assert capture_of({}) is None
+    record = json.loads(json.dumps(write(Traced(dynamo=capture))))
+    assert read(Traced, record) == Traced(dynamo=capture)
+    assert record["dynamo"]["guards_left_out"] == capture.guards_left_out
 
 
 def test_refusals_are_summed_by_rule_with_their_counts():

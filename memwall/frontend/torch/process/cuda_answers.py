@@ -252,9 +252,6 @@ _OF_THE_GPU: Mapping[str, Callable[..., Any]] = {
     "mem_get_info": lambda gpu, device=None: (gpu.dram_bytes, gpu.dram_bytes),
 }
 
-#: Key of a record's ``capture``: the GPU that was asked, and the names in torch.cuda that it answered.
-ASKED_KEY = "asked_gpu"
-
 _LOCK = threading.RLock()
 _OPEN: list[dict[str, None]] = []
 

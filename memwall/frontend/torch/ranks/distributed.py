@@ -23,6 +23,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
 from memwall.core.ranks import ranks_text
 from memwall.core.units import counted, size
+from memwall.frontend.facts import RankJob
 from memwall.frontend.targets.blame import is_machinery
 from memwall.frontend.torch.dispatch.streams import Streams
 from memwall.frontend.torch.ranks.dtensors import forget_meshes
@@ -196,9 +197,9 @@ def end_group() -> None:
         forget_meshes()
 
 
-def this_rank() -> dict[str, Any]:
-    """What a record says of its rank, among several: ``job``."""
-    return {"job": {"rank": dist.get_rank(), "world": dist.get_world_size()}} if has_other_ranks() else {}
+def this_rank() -> RankJob | None:
+    """The job of this rank among several; None of one alone."""
+    return RankJob(dist.get_rank(), dist.get_world_size()) if has_other_ranks() else None
 
 
 def one_rank(graph: Graph) -> str:

@@ -15,11 +15,8 @@ import torch.distributed as dist
 from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.frontend.blocks.template import ReplayMismatch
+from memwall.frontend.facts import Pipeline
 
-#: Key of a record's ``capture``: ``ranks`` of the traced rank's pipeline, its ``schedule`` and ``microbatches``, and,
-#: where ranks have several stages, the ``orders`` of their tasks, as in ``0F0 0B0``: stage, forward, backward (``I``,
-#: ``W``: one half of it), micro-batch.
-PIPELINE_KEY = "pipeline"
 #: names of what torch asks the other stages before the first step: how shapes are known (from 2.13 on)
 _VOTES = compat.name_of("warmup_forward_vote"), compat.name_of("warmup_backward_result")
 #: method that a schedule calls for each micro-batch -> the phase of its ops; and after the last
@@ -29,9 +26,9 @@ _SCHEDULES = ("PipelineScheduleSingle", "PipelineScheduleMulti", compat.name_of(
 
 
 @contextlib.contextmanager
-def pipelined(found: dict[str, Any], recorder: Any, replays: bool) -> Iterator[None]:
+def pipelined(found: list[Pipeline], recorder: Any, replays: bool) -> Iterator[None]:
     """While open, stages take the shapes that the program states and ask no other stage, and what they run backward is
-    recorded as that; ``found`` gets the pipeline under :data:`PIPELINE_KEY`. Where blocks are replayed, a schedule,
+    recorded as that; ``found`` gets the pipeline. Where blocks are replayed, a schedule,
     which calls its stages for each micro-batch, raises a ReplayMismatch at once; torch's report of an error in a
     stage, all steps of its schedule, is left out."""
     stages = sys.modules.get("torch.distributed.pipelining.stage")
@@ -68,7 +65,7 @@ def _in_phase(recorder: Any, phase: str, original: Callable[..., Any]) -> Callab
     return chunk
 
 
-def _noting(found: dict[str, Any], replays: bool, original: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(found: list[Pipeline], replays: bool, original: Callable[..., Any]) -> Callable[..., Any]:
     def step(schedule: Any, *args: Any, **options: Any) -> Any:
         if replays:
             raise ReplayMismatch("a schedule calls its stages for each micro-batch")
@@ -77,11 +74,13 @@ def _noting(found: dict[str, Any], replays: bool, original: Callable[..., Any]) 
         )  # of one alone torch's 1F1B misnumbers the last rank's tasks
         orders = schedule.pipeline_order if several else {}
         group = (several[0] if several else compat.pipeline_stage(schedule)).group
-        found[PIPELINE_KEY] = {
-            "ranks": dist.get_process_group_ranks(group), "schedule": type(schedule).__name__,
-            "microbatches": compat.microbatches(schedule),
-            "orders": [" ".join(_tasks(orders[rank])) for rank in sorted(orders)],
-        }  # fmt: skip
+        found[:] = [
+            Pipeline(
+                ranks=tuple(dist.get_process_group_ranks(group)), schedule=type(schedule).__name__,
+                microbatches=compat.microbatches(schedule),
+                orders=tuple(" ".join(_tasks(orders[rank])) for rank in sorted(orders)),
+            )
+        ]  # fmt: skip
         return original(schedule, *args, **options)
 
     return step
