@@ -13,9 +13,15 @@ FLAGS = ("--policy", "memwall", "--no-capture", "-q")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """What is compiled once is kept for the other tests here."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
+def cache(monkeypatch, place):
+    monkeypatch.setenv("MEMWALL_CACHE", str(place))
 
 
 @pytest.mark.versions

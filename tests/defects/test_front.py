@@ -11,7 +11,6 @@ import sys
 import pytest
 
 from tests.defects.conftest import ROOT
-from tests.unit.processes import wait_for
 
 #: What a model written for a GPU asks of torch.cuda; {} is a line of forward.
 CUDA = """\
@@ -325,19 +324,6 @@ def test_c23_a_while_loop_is_a_loop(run, folder):
     assert done.code == 0, done.err
     record = json.loads((folder / "w.json").read_text(encoding="utf-8"))
     assert [op["name"] for op in record["graph"]["ops"]].count("aten.mul.Tensor") == 3
-
-
-def test_c31_a_measurement_that_is_terminated_shows_what_it_has(folder):
-    """measure took Ctrl-C for an order to finish, but not the signal by which a time limit ends a command."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "memwall", "measure", "net.py", "--device", "cpu", "--gpu", "h100", "--no-step",
-               "--executor", "eager", "--samples", "150", "-o", "so_far.json"]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True) as ran:
-        wait_for((folder / "so_far.json").exists)  # a first block of nine is measured
-        ran.terminate()
-        out, err = ran.communicate()
-    assert ran.returncode == 130, err
-    assert "CUT SHORT" in out
 
 
 def test_e40_the_readme_is_for_a_newcomer():

@@ -1,6 +1,7 @@
 """Runs generated kernels in Triton's interpreter and holds them against float64; one line of JSON for each kernel.
 
-``python -m tests.unit.generated_child FOLDER workloads MODE EVERY NAME...``, ``... cases NAME...`` or ``... planted NAME...``.
+``python -m tests.unit.generated_child FOLDER workloads MODE EVERY NAME...``, or ``... cases NAME...``, or ``... planted
+NAME...``.
 It is a process of its own because the interpreter has to be asked for before Triton is imported.
 """
 

@@ -164,6 +164,12 @@ def cache(tmp_path):
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def spills(tmp_path_factory):
+    """Where the kernel that spills is kept, which takes its compiler seconds."""
+    return tmp_path_factory.mktemp("spills")
+
+
 @needs_triton
 def test_kernels_written_by_hand_compile_without_spills(cache, monkeypatch):
     """A pointwise, a row and a column kernel; the interpreter's variable in this process changes nothing."""
@@ -211,12 +217,12 @@ def test_contractions_below_ampere_are_the_vendors(cache):
 
 
 @needs_triton
-def test_a_bad_kernel_costs_no_other(cache):
+def test_a_bad_kernel_costs_no_other(spills):
     """One spills, one does not compile, one ends the compiler, one is in order."""
     broken = kernel(POINT.replace("tl.math.erf", "tl.math.no_such"))
     fatal = kernel(f"import os\nos._exit(7)\n{POINT}")
     good = kernel(ROWS, "rows")
-    found = [r for (r,) in compile_all([(k, "sm_90") for k in (rows_in_one_warp(), broken, fatal, good)], cache=cache)]
+    found = [r for (r,) in compile_all([(k, "sm_90") for k in (rows_in_one_warp(), broken, fatal, good)], cache=spills)]
     assert found[0].status == "ok"
     assert found[0].spilled_bytes > 100
     assert found[0].limited_by == "registers"
@@ -224,7 +230,7 @@ def test_a_bad_kernel_costs_no_other(cache):
     assert "no_such" in found[1].reason
     assert (found[2].status, found[2].reason) == ("failed", "the compiler ended (exit 7)")
     assert found[3].status == "ok"
-    spilled = sorted(json.loads(kept(path))["spilled_bytes"] for path in cache.iterdir())
+    spilled = sorted(json.loads(kept(path))["spilled_bytes"] for path in spills.iterdir())
     assert spilled == [0, found[0].spilled_bytes]  # what failed is tried again
 
 
@@ -420,7 +426,7 @@ def test_constants_of_the_second_launch_have_its_number():
 
 
 @needs_triton
-def test_a_kernel_that_really_spills_is_refused(cache):
+def test_a_kernel_that_really_spills_is_refused(spills):
     """The generator puts rows of 8192 into one warp wherever a softmax takes another op along."""
 
     def generate(graph, flow, group, gpu):
@@ -431,7 +437,7 @@ def test_a_kernel_that_really_spills_is_refused(cache):
     b = Builder()
     x = b.given(4096, 8192, dtype="bfloat16")
     graph = b.graph(b.like("aten._softmax", ("self", b.like("aten.exp", ("self", x))), dim=1, half_to_float=False))
-    made = compiled(graph, None, generate=generate, compiler=None, cache=cache)
+    made = compiled(graph, None, generate=generate, compiler=None, cache=spills)
     assert groups_of(made.plan) == [(0,), (1,)]
     (refusal,) = made.plan.refusals
     assert refusal.rule == "register spill"

@@ -364,12 +364,12 @@ def test_workers_of_xdist_have_it_too(entry_point, pytester):
 import pytest
 
 @pytest.mark.memwall(max_kernels=1)
-@pytest.mark.parametrize("i", range(4))
+@pytest.mark.parametrize("i", range(2))
 def test_forgot(i, memwall):
     pass
 """)
-    result = pytester.runpytest_subprocess("-n", "2", "--strict-markers", "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=4)
+    result = pytester.runpytest_subprocess("-n", "1", "--strict-markers", "-p", "no:cacheprovider")
+    result.assert_outcomes(failed=2)
     says(result, "but the test profiled nothing")
 
 
