@@ -25,6 +25,10 @@ class Wing:
     points: Mapping[str, str] = field(default_factory=dict)
     #: class of a result → module and name of the page that shows it
     pages: Mapping[str, str] = field(default_factory=dict)
+    #: record that it writes → module and name of the dataclass that is saved, and what it is
+    records: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    #: settings that it takes, by the function whose keywords they are → module and name of the question
+    questions: Mapping[str, str] = field(default_factory=dict)
     #: what others ask of it → module
     parts: Mapping[str, str] = field(default_factory=dict)
 
@@ -36,6 +40,7 @@ def _each(module: str, names: str) -> dict[str, str]:
 WINGS: Mapping[str, Wing] = {
     "codegen": Wing(
         about="groups of ops as Triton kernels",
+        records={"emit": ("emit.EmitIndex", "generated kernels in a folder: index.json of memwall fuse --emit")},
         parts={
             **_each("", "covers generate"), **_each("kernel", "Kernel"), **_each("planned", "compiled_plan"),
             **_each("page", "compiled_section"), **_each("compiling", "triton_version"),
@@ -50,6 +55,13 @@ WINGS: Mapping[str, Wing] = {
     ),
     "traces": Wing(
         about="what PyTorch's profiler recorded, next to the model",
+        records={
+            "trace": ("saved.SavedTrace", "a profiler's trace compared with a GPU"),
+            "trace_comparison": (
+                "comparison.SavedComparison",
+                "traces compared with each other, or with the model",
+            ),
+        },
         parts={
             **_each("command", "analyse_file is_trace profile_trace refuse_trace"), **_each("schemas", "schemas_of"),
             **_each("comparison", "compare_traces compare_with_model"),
@@ -58,11 +70,18 @@ WINGS: Mapping[str, Wing] = {
     ),
     "bench": Wing(
         about="kernels, models and this machine timed, and the model scored against it",
+        records={
+            "accuracy": (
+                "accuracy.page.SavedCell",
+                "how far the model is from measured kernels: what memwall accuracy --json prints",
+            )
+        },
         commands={"measure": "measure_command", "calibrate": "calibrate_command", "accuracy": "accuracy_command"},
         parts={**_each("ab", "Side run_ab"), **_each("device", "RUN_OPTIONS")},
     ),
     "gate": Wing(
         about="limits on figures of workloads, for CI",
+        records={"history": ("history.HistoryRow", "one workload's figures at one commit: a line of a history")},
         commands={"gate": "command"},
         parts={**_each("history", "read"), **_each("history_page", "HistoryReport")},
     ),
@@ -72,12 +91,20 @@ WINGS: Mapping[str, Wing] = {
         policies={"server": "steps.plan.server_plan"},
         points={"decode": "kinds.DECODE", "serve": "kinds.SERVE"},
         pages={"SavedServing": "page.ServingReport"},
+        questions={"serve": "question.ServeOptions"},
+        records={
+            "serving": (
+                "saved.SavedServing",
+                "what servers of a model do under load, their memory and their kernels",
+            )
+        },
         parts={**_each("", "read_model serve"), **_each("question", "SearchOptions ServeOptions"),
                **_each("search", "search"), **_each("search_page", "SearchReport")},
     ),
     "training": Wing(
         about="a training step under a layout of many GPUs",
         points={"training": "kinds.TRAINING"},
+        questions={"parallel": "question.Job", "layout": "layout.Parallelism"},
         parts={**_each("command", "profile_parallel"), **_each("search", "search_layouts"),
                **_each("search_page", "LayoutsReport"), **_each("question", "LayoutSearch StateOptions")},
     ),
@@ -114,6 +141,18 @@ def page_of(result: str) -> Any:
     """The page of a class of results; None where no wing has one."""
     found = (_of(wing, row.pages[result]) for wing, row in WINGS.items() if result in row.pages)
     return next(found, None)
+
+
+def records_of_wings() -> dict[str, tuple[str, str]]:
+    """The records that wings write, each with module and name of the dataclass that is saved, and what it is."""
+    return {
+        name: (f"{wing}.{place}", what) for wing, row in WINGS.items() for name, (place, what) in row.records.items()
+    }
+
+
+def questions_of_wings() -> dict[str, Any]:
+    """The questions of wings, by the function whose keywords their options are."""
+    return {name: _of(wing, place) for wing, row in WINGS.items() for name, place in row.questions.items()}
 
 
 def kinds_of_points() -> list[Any]:

@@ -28,9 +28,9 @@ RECORDS: Mapping[str, tuple[str, set[str]]] = {
 
 def _print_schema(context: click.Context, _: click.Parameter, name: str | None) -> None:
     if name is not None and not context.resilient_parsing:
-        from importlib.resources import files
+        from memwall.report.json_schema import schema_text
 
-        print_text(files("memwall.report").joinpath(f"schemas/{name}-1.schema.json").read_text(encoding="utf-8"))
+        print_text(schema_text(name))
         context.exit()
 
 

@@ -12,5 +12,5 @@ of the trace beside the graph, :mod:`~memwall.record.capture` what Dynamo captur
 
 A field of the file is a field of a row in ``format``, ``graphs`` or ``measurement``, and of ``Estimate``, ``Totals``
 and ``MemoryPeak``, which are saved as they are. To rename one in Python alone give it ``metadata={"key": OLD}``; else
-older files and ``profiles/baselines`` are refused. ``tools/schemas.py`` writes the schema.
+older files and ``profiles/baselines`` are refused. :mod:`memwall.report.json_schema` makes the schema.
 """

@@ -14,6 +14,7 @@ from torch import nn
 import memwall
 from memwall.codegen.emit import check_folder, write_folder
 from memwall.core.errors import UsageError
+from memwall.report.json_schema import schema_text
 from tests.unit.emitted_child import CASES, GPU, Tokens, written_out
 from tests.unit.places import ROOT
 from tests.unit.report_fixture import HOSTILE_MODULE, make_profile
@@ -29,7 +30,7 @@ def test_the_kernels_compute_what_the_model_computes():
 
 def test_the_index_keeps_its_schema():
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((ROOT / "memwall/report/schemas/emit-1.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(schema_text("emit"))
     profile = memwall.profile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), (torch.ones(2, 8),), gpu=GPU)
     index = json.loads(written_out(profile)[1]["index.json"])
     jsonschema.validate(index, schema)

@@ -13,12 +13,12 @@ from memwall.cli.options import asked
 from memwall.core.question import Option, filled, options_of, signature_of
 from memwall.gate.reading import settings_of
 from memwall.points import options_of as axes_of
+from memwall.report.json_schema import schema_text, settings_schema
 from memwall.serving.question import DecodeOptions, SearchOptions, ServeOptions
 from memwall.step import Step
 from memwall.training.kinds import LAYOUT, NUMBERS, OPTIONS
 from memwall.training.layout import FLAGS, KEYS, SETTINGS, Parallelism
 from memwall.training.question import Job, LayoutSearch
-from tools.schemas import settings_schema
 
 
 class Wider(Step, total=False):
@@ -85,8 +85,5 @@ def test_a_field_of_a_layout_is_a_key_with_its_reader_and_an_axis():
     }  # fmt: skip
 
 
-def test_the_shipped_schema_of_settings_is_that_of_a_step(monkeypatch):
-    from importlib.resources import files
-
-    shipped = files("memwall.report").joinpath("schemas/settings-1.schema.json").read_text(encoding="utf-8")
-    assert json.loads(shipped) == settings_schema(Step)
+def test_the_schema_of_settings_is_that_of_a_step():
+    assert json.loads(schema_text("settings")) == settings_schema(Step)

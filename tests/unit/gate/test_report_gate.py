@@ -27,6 +27,7 @@ from memwall.gate.page import GateReport
 from memwall.gate.result import GateResult, Problem
 from memwall.gate.wording import counts, finding_of, name, sentence, subject
 from memwall.report import render
+from memwall.report.json_schema import schema_text
 from tests.unit import gate_fixture as fixture
 
 ROOT = Path(__file__).parents[3]
@@ -503,14 +504,14 @@ def test_a_uri_is_percent_encoded():
 
 
 def test_the_record_keeps_its_schema(result):
-    schema = json.loads((ROOT / "memwall/report/schemas/gate-1.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(schema_text("gate"))
     text = render_gate(result, "json")
     jsonschema.Draft202012Validator(schema).validate(json.loads(text))
     assert text == result.to_json()
 
 
 def test_a_record_with_more_or_less_than_the_schema_is_refused():
-    schema = json.loads((ROOT / "memwall/report/schemas/gate-1.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(schema_text("gate"))
     validator = jsonschema.Draft202012Validator(schema)
     for spoil in (
         lambda r: r.update(extra=1), lambda r: r["checks"][0].pop("measured"),
