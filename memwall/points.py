@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from memwall.analysis.quantities import Quantity, swept
+from memwall.analysis.quantities import Quantity, answered
 from memwall.core.errors import MemwallError
 from memwall.trace_cache import Traces
 
@@ -55,7 +55,7 @@ class PointKind:
     @cached_property
     def quantities(self) -> list[Quantity]:
         """Its columns."""
-        return swept(self.name)
+        return answered(self.name)
 
     def trace_key(self, point: Options) -> tuple[tuple[str, Any], ...]:
         """What of a point changes its trace."""

@@ -10,13 +10,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.dtypes import emulations
 from memwall.analysis.explanation import calibration_text
 from memwall.analysis.levers import Lever
 from memwall.analysis.pipes import mfu_peaks
+from memwall.analysis.quantities import answer_of, answered
 from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
@@ -28,7 +29,7 @@ from memwall.core.views import view
 from memwall.fusion import UNIVERSAL
 from memwall.hardware.gpu import DTYPES
 from memwall.hardware.lookup import Gpu
-from memwall.record.kernels import peak_place, rates, schedule_label, wall_shares
+from memwall.record.kernels import peak_place, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule, Totals, time_by_wall
@@ -52,46 +53,27 @@ NOTABLE = 1e-3
 Prices = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One workload on one GPU under one policy. None where the workload or the GPU does not state it."""
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """One workload on one GPU under one policy; the quantities of a step (:mod:`memwall.analysis.quantities`) are
+    further fields, None where the workload or the GPU does not state one."""
 
     label: str
     workload: str
     gpu: str
     policy: str
-    time_s: float
-    #: the 80 % interval of the time, and how the constants behind it are known; empty on a CPU
-    low_s: float
-    high_s: float
+    #: how the constants behind the time are known; empty on a CPU
     calibrated: str
-    bound_s: float
     #: how many times faster than the entry that it is compared with (the first, or the baseline's on the same GPU)
     speedup: float
     #: its 80 % interval (:func:`ratio_interval`); None where both are on one GPU, whose errors they share
     speedup_low: float | None
     speedup_high: float | None
-    kernels: int
-    flops: int
-    dram_bytes: int
-    mfu: float
     #: the peaks that ``mfu`` is relative to, by pipe, the busiest first
     mfu_peaks: Mapping[str, float]
-    mbu: float
-    samples_per_s: float | None
-    tokens_per_s: float | None
     wall_shares: Mapping[str, float]
-    peak_memory_bytes: int
     #: where most memory is alive: "in the optimizer step, at _foreach_sqrt"; empty where it is not known
     peak_at: str
-    #: assumed for the context and the allocator
-    reserved_bytes: int
-    gpu_bytes: int
-    fits: bool
-    energy_j: float | None
-    usd_per_step: float | None
-    usd_per_million_samples: float | None
-    usd_per_million_tokens: float | None
     #: sentences: the dtypes of its products that the GPU has no tensor cores for
     emulated: tuple[str, ...]
     #: what issues the kernels; empty on a CPU, and where a CUDA graph does
@@ -104,8 +86,30 @@ class Entry:
     @property
     def time_text(self) -> str:
         """``1.65 ms (1.55 ms to 1.80 ms)``: the time and its interval."""
-        ends = "" if self.low_s == self.high_s else f" ({duration(self.low_s)} to {duration(self.high_s)})"
-        return f"{duration(self.time_s)}{ends}"
+        low_s, time_s, high_s = map(self.figure, ("low_s", "time_s", "high_s"))
+        return duration(time_s) + ("" if low_s == high_s else f" ({duration(low_s)} to {duration(high_s)})")
+
+    def figure(self, name: str) -> Any:
+        """A quantity of a step."""
+        return getattr(self, NAMES.get(name, name))
+
+
+#: quantity -> its key in a record, where that is another
+NAMES = {"peak_memory": "peak_memory_bytes"}
+
+if TYPE_CHECKING:
+
+    class Entry(_Entry):
+        def __init__(self, **values: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _TYPES = {"word": str, "flag": bool}
+    Entry = make_dataclass(
+        "Entry",
+        [(NAMES.get(q.name, q.name), _TYPES.get(q.unit, float | None), None) for q in answered("profile")],
+        bases=(_Entry,), frozen=True, kw_only=True, namespace={"__module__": __name__},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,24 +273,19 @@ def ratio_interval(base: Totals, other: Totals) -> tuple[float, float] | None:
 
 
 def _entry(profile: Profile, schedule: Schedule, label: str, base: Schedule, price: Prices | None) -> Entry:
-    totals, gpu, workload = schedule.totals, schedule.gpu, profile.workload
-    speed = rates(profile, schedule)
-    usd = price[gpu.name] * totals.time_s / 3600 if price and gpu.name in price else None
+    totals, gpu = schedule.totals, schedule.gpu
     apart = None if base.gpu.name == gpu.name else ratio_interval(base.totals, totals)
+    figures = answer_of(profile, schedule, (price or {}).get(gpu.name))
     return Entry(
-        label=label, workload=workload.name, gpu=gpu.name, policy=schedule.policy, time_s=totals.time_s,
-        low_s=totals.low_s, high_s=totals.high_s, calibrated=calibration_text(profile, schedule),
+        label=label, workload=profile.workload.name, gpu=gpu.name, policy=schedule.policy,
+        **{NAMES.get(name, name): value for name, value in figures.items()},
+        calibrated=calibration_text(profile, schedule),
         host=gpu.host.name if gpu.cpu is None and schedule.launch != "graph" else "",
-        bound_s=totals.bound_s, speedup=base.totals.time_s / totals.time_s if totals.time_s else 0.0,
-        speedup_low=apart and apart[0], speedup_high=apart and apart[1], kernels=totals.kernels,
-        flops=totals.flops, dram_bytes=totals.dram_bytes, mfu=totals.mfu,
-        mfu_peaks={str(pipe): rate for pipe, rate in mfu_peaks(profile, schedule).items()}, mbu=schedule.mbu,
-        samples_per_s=speed.samples_per_s, tokens_per_s=speed.tokens_per_s, wall_shares=wall_shares(schedule),
-        peak_memory_bytes=totals.peak_memory_bytes, peak_at=peak_place(profile, schedule),
-        reserved_bytes=schedule.reserved_bytes, gpu_bytes=gpu.dram_bytes, fits=schedule.fits,
-        energy_j=gpu.tdp_w * totals.time_s if gpu.tdp_w else None, usd_per_step=usd,
-        usd_per_million_samples=_per_million(usd, workload.samples),
-        usd_per_million_tokens=_per_million(usd, workload.tokens), emulated=emulations(profile, schedule),
+        speedup=base.totals.time_s / totals.time_s if totals.time_s else 0.0,
+        speedup_low=apart and apart[0], speedup_high=apart and apart[1],
+        mfu_peaks={str(pipe): rate for pipe, rate in mfu_peaks(profile, schedule).items()},
+        wall_shares=wall_shares(schedule), peak_at=peak_place(profile, schedule),
+        emulated=emulations(profile, schedule),
     )  # fmt: skip
 
 
@@ -298,10 +297,6 @@ def _levered(entries: Sequence[Entry], ran: Sequence[tuple[Profile, Schedule]]) 
     return [
         replace(entry, bound_by=each.bound_by, levers=each.levers) for entry, each in zip(entries, told, strict=True)
     ]
-
-
-def _per_million(usd: float | None, count: int | None) -> float | None:
-    return usd / count * 1e6 if usd is not None and count else None
 
 
 def _check_prices(price: Prices | None, names: Sequence[str]) -> None:

@@ -2,7 +2,8 @@
 
 A row says what the quantity is called, its unit, which way is better, how it is read from a kernel (or some kernels
 together) and from a whole workload, and where it appears: as a column of a table, as a key of ``--sort``, as a limit of
-a gate (and so in a history), as an objective of a server, as a column of a sweep. A new row appears there by itself.
+a gate (and so in a history), as an objective of a server, as a column of a sweep or a
+comparison. A new row appears there by itself.
 
 A whole-workload figure is read from a schedule or a profile; a quantity that adds up over kernels can be limited per
 module too. A kernel belongs to a module pattern if all its ops' common module, or a parent of it, matches.
@@ -18,7 +19,9 @@ from operator import attrgetter
 from typing import Any
 
 from memwall.analysis.whole_profile import (
+    cost,
     coverage,
+    energy,
     graph_breaks,
     limited_by,
     materialized_bytes,
@@ -27,6 +30,7 @@ from memwall.analysis.whole_profile import (
     of_messages,
     rate,
     wall_share,
+    world,
 )
 
 
@@ -44,13 +48,11 @@ class Quantity:
     #: what a gate's limit on it depends on: ``schedule`` (GPU and policy), ``profile`` (neither), ``server`` (GPU and
     #: load) or ``machine`` (timed by :mod:`memwall.gate.run` only); empty if it cannot be limited
     per: str = ""
-    #: kind of result -> how the figure is read from one: ``profile`` from a profile and one of its schedules, ``serve``
-    #: from a :class:`memwall.serving.candidates.ServerCandidate`, ``decode`` from a
-    #: :class:`memwall.serving.candidates.Decoding`, ``training`` from a :class:`memwall.training.kinds.Trained`
+    #: kind of result -> how the figure is read from one: ``profile`` from a profile and one of its schedules (USD also
+    #: from the price of an hour of a GPU), ``serve`` from a :class:`memwall.serving.candidates.ServerCandidate`,
+    #: ``decode`` from a :class:`memwall.serving.candidates.Decoding`, ``training`` from a
+    #: :class:`memwall.training.kinds.Trained`
     readers: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
-    #: kinds of sweeps that have it as a column: ``profile``, ``decode``, ``serve``, ``training``; with ``+`` the page
-    #: shows it too
-    sweep: str = ""
     #: the attribute of a kernel, and of rows of kernels
     attribute: str = ""
     #: whether it adds up over kernels, so that a limit can be on a module
@@ -67,6 +69,8 @@ class Quantity:
     place: int = 0
     #: the quantity whose scale a column of seconds takes
     like: str = ""
+    #: digits behind the point of a count
+    digits: int = 0
     #: whether it is unknown for kernels that no formula models
     needs_formula: bool = False
     #: of a program of many GPUs, whether it is that of the rank with the most
@@ -84,10 +88,6 @@ class Quantity:
     def appears(self, table: str) -> str:
         """``kernel`` or ``kernel?`` in the table ``kernel``; empty where it has no column."""
         return next((word for word in self.tables.split() if word.rstrip("?") == table), "")
-
-    def swept(self, kind: str) -> str:
-        """``decode`` or ``decode+`` in sweeps of the kind ``decode``; empty where it has no column."""
-        return next((word for word in self.sweep.split() if word.rstrip("+") == kind), "")
 
 
 #: a function of a result, or the name of an attribute
@@ -129,38 +129,36 @@ _PLACES = {"": ("mean", "mean"), "_p50": ("p50", "median"), "_p90": ("p90", "90t
            "_p99": ("p99", "99th percentile of the")}  # fmt: skip
 
 
-def _server(name: str, title: str, unit: str, *, sweep: str = "serve", **more: Any) -> Quantity:
-    return _row(name, title, unit, per="server", sweep=sweep, **more)
+def _server(name: str, title: str, unit: str, **more: Any) -> Quantity:
+    return _row(name, title, unit, per="server", **more)
 
-
-#: those that the table of a sweep shows
-_SHOWN = ("ttft", "ttft_p99", "tpot")
 
 #: of a server
 _SERVED = (
     *(_server(f"{name}{suffix}_s", f"{which} {title}", "s", serve=_spread(name, place),
-              sweep="serve" + "+" * (f"{name}{suffix}" in _SHOWN),
-              heading=f"{name.upper()} {place}".removesuffix(" mean"))
+              heading=f"{name.upper()} {place}".removesuffix(" mean"), like=f"{name}_s" * bool(suffix))
       for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
-    _server("tokens_per_s", "tokens", "per s", lower=False, sweep="profile decode serve training", heading="tokens",
+    _server("tokens_per_s", "tokens", "per s", lower=False, heading="tokens",
             serve="tokens_per_s", profile=rate("tokens_per_s"), decode="tokens_per_s", training="tokens_per_s"),
-    _server("tokens_per_s_per_user", "tokens for each user", "per s", lower=False, sweep="decode+ serve+",
+    _server("tokens_per_s_per_user", "tokens for each user", "per s", lower=False, unit_text="tokens/s",
             heading="per user", serve="tokens_per_s_per_user", decode=lambda step: 1 / step.time_s),
-    _server("tokens_per_s_per_gpu", "tokens on each GPU", "per s", lower=False, sweep="decode+ serve+ training+",
+    _server("tokens_per_s_per_gpu", "tokens on each GPU", "per s", lower=False, unit_text="tokens/s",
             heading="per GPU", serve=lambda candidate: candidate.run.tokens_per_s / candidate.gpus,
             decode=lambda step: step.tokens_per_s / step.gpus, training="tokens_per_s_per_gpu"),
     _server("requests_per_s", "requests", "per s", lower=False, serve="requests_per_s"),
     # a gate's workload has a setting of this name
-    _row("batch", "mean decoding sequences", "count", lower=False, sweep="serve+", serve="batch"),
+    _row("batch", "mean decoding sequences", "count", lower=False, heading="batch", digits=1, serve="batch"),
     _server("cache_use", "share of the KV cache that is taken", "fraction", serve="cache_use"),
     _server("preemptions", "sequences preempted", "count", serve="preemptions"),
     _server("kv_bytes_per_token", "KV cache of one more token on a GPU", "B", serve=attrgetter("kv_bytes_per_token")),
-    _server("usd_per_million_tokens", "all cost, by million tokens", "USD", sweep="decode+ serve+ training+",
-            heading="1 M tokens", serve=lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s),
+    _server("usd_per_million_tokens", "all cost, by million tokens", "USD",
+            heading="1 M tokens", profile=cost("tokens_per_s"),
+            serve=lambda candidate: candidate.usd_per_million(candidate.run.tokens_per_s),
             decode="usd_per_million", training="usd_per_million"),
-    _server("usd_per_million_prompt_tokens", "all cost, by million tokens of prompts", "USD",
+    _server("usd_per_million_prompt_tokens", "all cost, by million tokens of prompts", "USD", heading="1 M in",
             serve=lambda candidate: candidate.usd_per_million(candidate.run.prompt_tokens_per_s)),
-    _server("energy_per_token_j", "energy of a generated token", "J", sweep="decode serve", heading="energy",
+    _server("energy_per_token_j", "energy of a generated token, at the power limit", "J", heading="energy",
+            unit_text="J/token",
             serve=attrgetter("energy_per_token_j"), decode="energy_per_token_j"),
 )  # fmt: skip
 
@@ -168,58 +166,69 @@ _SERVED = (
 _ROWS = (
     # what a gate limits, in the order in which a history lists them
     _row("kernels", "kernels launched", "count", per="schedule", attribute="launches", adds=True,
-         tables="module? class? share?", heading="kernels", place=10, sweep="profile", profile="kernels"),
+         tables="module? class? share?", heading="kernels", place=10, profile="kernels"),
     _row("dram_bytes", "DRAM bytes", "B", per="schedule", attribute="bytes", adds=True, sort="bytes",
-         tables="module class? share? kernel?", heading="bytes", place=30, sweep="profile", profile="dram_bytes"),
+         tables="module class? share? kernel?", heading="bytes", place=30, profile="dram_bytes"),
     _row("flops", "FLOPs", "FLOP", per="schedule", attribute="flops", adds=True, sort="flops",
-         tables="module class? share? kernel? csv", heading="FLOPs", place=20, needs_formula=True, sweep="profile",
+         tables="module class? share? kernel? csv", heading="FLOPs", place=20, needs_formula=True,
          profile="flops"),
     _row("bound_s", "speed of light", "s", per="schedule", attribute="bound_s", adds=True, sort="bound",
-         tables="share kernel? csv", heading="bound", place=50, like="time_s", sweep="profile", profile="bound_s"),
+         tables="share kernel? csv", heading="bound", place=50, like="time_s", profile="bound_s"),
     _row("time_s", "modeled time", "s", per="schedule", attribute="time_s", adds=True, sort="time",
-         tables="module class share kernel csv", heading="time", place=60, sweep="profile+ decode+ training+",
+         tables="module class share kernel csv", heading="time", place=60,
          profile="time_s", decode="time_s", training="time_s"),
-    _row("peak_memory", "peak memory", "B", per="schedule", heading="peak", sweep="profile+ decode+ training+",
+    _row("peak_memory", "peak memory", "B", per="schedule", heading="peak memory",
          every_rank=True, profile=of_every_rank("peak_memory", _named_reader("profile", "peak_memory_bytes")),
          decode="memory_bytes", training="peak_bytes"),
-    _row("materialized_bytes", "materialized intermediates", "B", per="schedule", sweep="profile",
+    _row("materialized_bytes", "materialized intermediates", "B", per="schedule",
          profile=materialized_bytes),
     _row("communication_bytes", "bytes sent to other GPUs", "B", per="schedule", every_rank=True,
          profile=of_every_rank("communication_bytes", of_messages("sent_bytes"))),
-    _row("exposed_communication_s", "exposed communication", "s", per="schedule", every_rank=True, sweep="training",
+    _row("exposed_communication_s", "exposed communication", "s", per="schedule", every_rank=True,
          heading="exposed", profile=of_every_rank("exposed_communication_s", of_messages("exposed_s")),
          training="link_s"),
-    _row("mfu", "MFU", "fraction", lower=False, per="schedule", heading="MFU", sweep="profile+ training+",
+    _row("mfu", "MFU", "fraction", lower=False, per="schedule", heading="MFU",
          profile="mfu", training="mfu"),
-    _row("hfu", "HFU", "fraction", lower=False, per="schedule", heading="HFU", sweep="profile training", profile="hfu",
+    _row("hfu", "HFU", "fraction", lower=False, per="schedule", heading="HFU", profile="hfu",
          training="hfu"),
-    _row("mbu", "MBU", "fraction", lower=False, per="schedule", heading="MBU", sweep="profile",
+    _row("mbu", "MBU", "fraction", lower=False, per="schedule", heading="MBU",
          profile=lambda profile, schedule: schedule.mbu),
-    _row("compute_share", "share of the time under the compute wall", "fraction", lower=False, per="schedule",
-         sweep="profile", profile=wall_share("compute")),
-    _row("bandwidth_share", "share of the time under the bandwidth wall", "fraction", per="schedule", sweep="profile",
-         profile=wall_share("bandwidth")),
-    _row("latency_share", "share of the time under the latency wall", "fraction", per="schedule", sweep="profile",
+    _row("compute_share", "share of the time under the compute wall", "fraction", heading="compute", lower=False,
+         per="schedule", profile=wall_share("compute")),
+    _row("bandwidth_share", "share of the time under the bandwidth wall", "fraction", heading="bandwidth",
+         per="schedule", profile=wall_share("bandwidth")),
+    _row("latency_share", "share of the time under the latency wall", "fraction", heading="latency", per="schedule",
          profile=wall_share("latency")),
-    _row("overhead_share", "share of the time under the overhead wall", "fraction", per="schedule", sweep="profile",
+    _row("overhead_share", "share of the time under the overhead wall", "fraction", heading="overhead", per="schedule",
          profile=wall_share("overhead")),
+    _row("link_share", "share of the time under the link wall", "fraction", heading="link", per="schedule",
+         profile=wall_share("link")),
     _row("graph_breaks", "graph breaks", "count", per="profile", profile=graph_breaks),
-    _row("nchw_bytes", "bytes of convolutions in NCHW", "B", per="profile", sweep="profile", profile=nchw_bytes),
+    _row("nchw_bytes", "bytes of convolutions in NCHW", "B", per="profile", profile=nchw_bytes),
     _row("measured_s", "measured time", "s", per="machine"),
-    _row("coverage", "ops with a formula", "fraction", lower=False, per="profile", sweep="profile", profile=coverage),
+    _row("coverage", "ops with a formula", "fraction", lower=False, per="profile", profile=coverage),
     # of a sweep
-    _row("samples_per_s", "samples", "per s", lower=False, sweep="profile+ training", heading="samples",
+    _row("samples_per_s", "samples", "per s", lower=False, heading="samples",
          profile=rate("samples_per_s"), training="samples_per_s"),
     _row("fits", "whether the memory holds it", "flag", lower=False, heading="fits",
-         sweep="profile+ decode+ serve training+", profile=lambda profile, schedule: schedule.fits,
-         serve=lambda candidate: True, decode="fits", training="fits"),
-    _row("gpus", "GPUs", "count", sweep="training+", heading="GPUs", training="gpus"),
-    _row("bubble_s", "seconds that the slowest rank waits for others", "s", sweep="training", heading="bubble",
+         profile=lambda profile, schedule: schedule.fits, serve=lambda candidate: True, decode="fits", training="fits"),
+    _row("gpus", "GPUs", "count", heading="GPUs", profile=world, serve=attrgetter("gpus"), decode="gpus",
+         training="gpus"),
+    _row("reserved_bytes", "assumed for the context and the allocator", "B", heading="assumed",
+         profile=lambda profile, schedule: schedule.reserved_bytes),
+    _row("gpu_bytes", "memory of a GPU", "B", lower=False, heading="GPU memory",
+         profile=lambda profile, schedule: schedule.gpu.dram_bytes),
+    _row("energy_j", "energy of a step, at the power limit of all GPUs", "J", per="schedule", heading="energy at TDP",
+         unit_text="J/step", profile=energy),
+    _row("usd_per_step", "cost of a step on all GPUs", "USD", heading="per step", profile=cost("")),
+    _row("usd_per_million_samples", "cost of a million samples", "USD", heading="1 M samples",
+         profile=cost("samples_per_s")),
+    _row("bubble_s", "seconds that the slowest rank waits for others", "s", heading="bubble",
          training="bubble_s"),
-    _row("largest_batch", "sequences that the memory holds", "count", lower=False, sweep="decode+", heading="largest",
-         decode="largest_batch"),
-    _row("weights_bytes", "weights on a GPU", "B", sweep="decode", heading="weights", decode="weights_bytes"),
-    _row("kv_bytes", "cache of a sequence on a GPU", "B", sweep="decode", heading="a cache", decode="kv_bytes"),
+    _row("largest_batch", "sequences that the memory holds", "count", lower=False, heading="largest",
+         serve=attrgetter("largest_batch"), decode="largest_batch"),
+    _row("weights_bytes", "weights on a GPU", "B", heading="weights", decode="weights_bytes"),
+    _row("kv_bytes", "cache of a sequence on a GPU", "B", heading="a cache", decode="kv_bytes"),
     # of totals next to others
     _row("speedup", "times as fast", "ratio", lower=False, heading="speed-up"),
     _row("saved_s", "seconds less than eager", "s", lower=False, heading="saved"),
@@ -254,10 +263,10 @@ _ROWS = (
     _row("times_fewer", "times fewer FLOP/s than the matrix classes", "ratio", attribute="times_fewer", tables="class",
          heading="times fewer", unit_text="FLOP/s", place=71),
     _row("limited_by", "the wall", "word", attribute="limited_by", tables="module class share kernel csv",
-         heading="limited by", place=80, sweep="profile+ decode+ serve+ training+", profile=limited_by,
+         heading="limited by", place=80, profile=limited_by,
          serve=attrgetter("wall"), decode="limited_by", training="wall"),
-    _row("low_s", "low end of the 80 % interval", "s", attribute="low_s", tables="csv", place=81),
-    _row("high_s", "high end of the 80 % interval", "s", attribute="high_s", tables="csv", place=82),
+    _row("low_s", "low end of the 80 % interval", "s", attribute="low_s", tables="csv", place=81, profile="low_s"),
+    _row("high_s", "high end of the 80 % interval", "s", attribute="high_s", tables="csv", place=82, profile="high_s"),
     *_SERVED,
 )  # fmt: skip
 
@@ -299,15 +308,45 @@ ALIASES = {
 }  # fmt: skip
 
 
+#: kind of answer -> title of a table -> its columns, in order; with ``?`` a column may go where the page is narrow
+ANSWERS: Mapping[str, Mapping[str, str]] = {
+    "profile": {
+        "": "time_s interval_s bound_s? samples_per_s tokens_per_s mfu mbu? limited_by",
+        "Walls and memory": "compute_share bandwidth_share latency_share overhead_share link_share peak_memory"
+                            " reserved_bytes gpu_bytes fits",
+        "Energy and cost": "energy_j usd_per_step usd_per_million_samples usd_per_million_tokens",
+    },
+    "decode": {
+        "": "time_s tokens_per_s_per_user tokens_per_s_per_gpu peak_memory largest_batch fits usd_per_million_tokens"
+            " energy_per_token_j? limited_by",
+    },
+    "serve": {
+        "": "ttft_s ttft_p99_s? tpot_s tpot_p99_s? tokens_per_s_per_user tokens_per_s_per_gpu batch largest_batch"
+            " usd_per_million_tokens usd_per_million_prompt_tokens? energy_per_token_j? limited_by",
+    },
+    "training": {
+        "": "time_s tokens_per_s_per_gpu mfu gpus peak_memory fits usd_per_million_tokens limited_by",
+    },
+}  # fmt: skip
+
+
 def quantity_of(attribute: str) -> Quantity | None:
     """The quantity that an attribute of a row holds, by its name, another name of it, or a kernel's name for it."""
     known = QUANTITIES.get(ALIASES.get(attribute, attribute))
     return known or next((row for row in _ROWS if row.attribute == attribute), None)
 
 
-def swept(kind: str) -> list[Quantity]:
-    """The quantities that sweeps of a kind have columns of."""
-    return [row for row in _ROWS if row.swept(kind)]
+def answered(kind: str) -> list[Quantity]:
+    """The quantities of a kind of answer."""
+    return [row for row in _ROWS if kind in row.readers]
+
+
+def answer_of(profile: Any, schedule: Any, usd_per_gpu_hour: float | None = None) -> dict[str, Any]:
+    """Every quantity of a step, by name; None where it is not known."""
+    return {
+        row.name: row.read("profile", profile, schedule, *[usd_per_gpu_hour] * (row.unit == "USD"))
+        for row in answered("profile")
+    }
 
 
 def columns_of(table: str) -> list[Quantity]:

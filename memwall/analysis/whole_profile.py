@@ -17,12 +17,12 @@ Read = Callable[["Profile", "Schedule"], "float | None"]
 
 
 def wall_share(name: str) -> Read:
-    """The share of the time under a wall."""
+    """The share of the time under a wall; None where no kernel can hit it."""
 
-    def read(profile: Profile, schedule: Schedule) -> float:
+    def read(profile: Profile, schedule: Schedule) -> float | None:
         from memwall.record.kernels import wall_shares
 
-        return wall_shares(schedule)[name]
+        return wall_shares(schedule).get(name)
 
     return read
 
@@ -116,6 +116,35 @@ def rate(name: str) -> Read:
 
         found: float | None = getattr(rates(profile, schedule), name)
         return found
+
+    return read
+
+
+def world(profile: Profile, schedule: Schedule) -> int:
+    """The GPUs of the program."""
+    from memwall.record.job import job_of
+
+    job = job_of(profile)
+    return job.world if job else 1
+
+
+def energy(profile: Profile, schedule: Schedule) -> float | None:
+    """Joules of a step if all GPUs draw their power limit; None where it is not known."""
+    return schedule.gpu.tdp_w * world(profile, schedule) * schedule.totals.time_s or None
+
+
+def cost(per: str) -> Callable[..., float | None]:
+    """USD of a step, or of a million of what comes at a rate of :func:`memwall.record.kernels.rates`; None without a
+    price."""
+
+    def read(profile: Profile, schedule: Schedule, usd_per_gpu_hour: float | None = None) -> float | None:
+        if usd_per_gpu_hour is None:
+            return None
+        usd_per_s = usd_per_gpu_hour / 3600 * world(profile, schedule)
+        if not per:
+            return usd_per_s * schedule.totals.time_s
+        per_s = rate(per)(profile, schedule)
+        return usd_per_s / per_s * 1e6 if per_s else None
 
     return read
 

@@ -6,13 +6,14 @@ The unit is the one in which the largest number has one to four digits before th
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from memwall.analysis.quantities import QUANTITIES, columns_of, quantity_of
+from memwall.analysis.quantities import QUANTITIES, Quantity, columns_of, quantity_of
 from memwall.core.units import PREFIXES, counted
 from memwall.record.kernels import short_name
 from memwall.report.document import Column, Table, clean
@@ -202,6 +203,50 @@ def quantities(table: str, rows: Sequence[Any], digits: Mapping[str, int] | None
         made = replace(column, unit=shown.unit_text or column.unit), cells
         columns.append(optional(made) if shown.appears(table).endswith("?") else made)
     return columns
+
+
+def answer(names: str, values: Callable[[str], Sequence[Any]]) -> list[CellColumn]:
+    """The columns of quantities in the order of their ``names``, without those that no row knows; what ends in ``?``
+    goes where the page is narrow. ``values`` has a name's value of each row; a time that is ``like`` another one takes
+    its unit."""
+    columns = []
+    for name in names.split():
+        shown, ends = QUANTITIES[name.rstrip("?")], ("low_s", "high_s")
+        is_pair = shown.unit == "interval"
+        cells: list[Any] = (
+            list(zip(*map(values, ends), strict=True)) if is_pair else [_known(v) for v in values(shown.name)]
+        )
+        like = [_known(v) for v in values(shown.like or shown.name)] if shown.unit in _TIMES else []
+        made = _answered(shown, cells, readable([v for v in like if v is not None]))
+        columns.append(optional(made) if name.endswith("?") else made)
+    return known(columns)
+
+
+#: units whose columns take the unit of another one
+_TIMES = ("s", "interval")
+
+
+def _known(value: Any) -> Any:
+    """None for what is not known."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _answered(shown: Quantity, cells: list[Any], like: Sequence[float]) -> CellColumn:
+    heading, unit = shown.heading or shown.name, shown.unit_text or shown.unit
+    if shown.unit == "per s":
+        return fixed(heading, unit, cells, 1.0, 1) if shown.unit_text else si(heading, "/s", cells)
+    if shown.unit == "USD":
+        return plain(heading, cells, _money_digits(cells), unit)
+    if shown.unit == "J":
+        return si(heading, unit, cells)
+    kinds = {"fraction": "%", "count": f"count{shown.digits}", "flag": "fits"}
+    return _column(heading, kinds.get(shown.unit, shown.unit), cells, like)
+
+
+def _money_digits(values: Numbers) -> int:
+    """Enough digits for two significant ones of the smallest."""
+    least = min((v for v in values if v), default=1.0)
+    return next((digits for digits in range(2, 12) if least * 10**digits >= 10), 12)
 
 
 def _column(heading: str, kind: str, values: list[Any], like: Sequence[Any]) -> CellColumn:

@@ -33,7 +33,8 @@ WALLS = {
 class ServerCandidate:
     """A server under a workload, of which ``load`` says what comes (``64 clients``). ``gpus`` are all that it needs,
     with what each costs and draws; ``wall`` is what limits a decode step of its engine, if known (``bandwidth``);
-    ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU."""
+    ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU, ``largest_batch`` the
+    most sequences that its scheduler takes and its cache holds."""
 
     name: str
     run: Requests | Steady
@@ -43,6 +44,7 @@ class ServerCandidate:
     watts_per_gpu: float | None = None
     wall: str = ""
     kv_bytes_per_token: int | None = None
+    largest_batch: int | None = None
 
     @property
     def cost(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import memwall.report.columns as col
 from memwall.analysis.levers import NOTABLE
+from memwall.analysis.quantities import ANSWERS
 from memwall.analysis.verdict import MOST_NAMED
 from memwall.core.errors import UsageError
 from memwall.core.structure import write
@@ -82,21 +83,9 @@ class ServingReport(Report):
 
     def _loads(self) -> Table:
         ran = self.found.ran
-        of = lambda name: [point.figure(name) for point in ran]  # noqa: E731
-        columns = [
-            col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran]),
-            col.seconds("TTFT", of("ttft_s")), col.seconds("p99", of("ttft_p99_s"), like=of("ttft_s")),
-            col.seconds("TPOT", of("tpot_s")), col.seconds("p99", of("tpot_p99_s"), like=of("tpot_s")),
-            col.fixed("per user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
-            col.fixed("per GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
-            col.fixed("batch", "", of("batch"), 1.0, 1), col.plain("largest", [point.largest_batch for point in ran]),
-        ]  # fmt: skip
-        priced = any(of("usd_per_million_tokens"))
-        if priced:
-            columns.append(col.fixed("1 M out", "USD", of("usd_per_million_tokens"), 1.0, 2))
-            columns.append(col.fixed("1 M in", "USD", of("usd_per_million_prompt_tokens"), 1.0, 3))
-        columns.append(col.fixed("energy", "J/token", of("energy_per_token_j"), 1.0, 2))
-        columns.append(col.text("wall", [point.wall for point in ran]))
+        columns = [col.text("GPUs", [point.name for point in ran]), col.text("load", [point.load for point in ran])]
+        columns += col.answer(ANSWERS["serve"][""], lambda name: [point.figure(name) for point in ran])
+        priced = any(point.figure("usd_per_million_tokens") for point in ran)
         return col.table("", columns, _NOTE.format(_PRICED_NOTE if priced else ""))
 
     def _memory(self) -> Table:
@@ -133,7 +122,7 @@ _NOTE = (
     "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: the most that the "
     "scheduler takes and the cache holds while they grow, half generated in the mean; {}energy: at the GPU's power "
-    "limit; wall: what most of a decode step waits for; all modeled"
+    "limit; limited by: what most of a decode step waits for; all modeled"
 )
 _LEVER_NOTE = (
     "the same load with one change, which the option shows, added to the command or in place of its own; of: what is "

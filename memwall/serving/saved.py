@@ -64,7 +64,7 @@ class _SavedPoint:
 
     def figure(self, name: str) -> float | None:
         """A quantity of a server."""
-        found: float | None = getattr(self, name)
+        found: float | None = getattr(self, "wall" if name == "limited_by" else name)
         return found
 
 

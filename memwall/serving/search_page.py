@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.quantities import SERVED
+from memwall.analysis.quantities import QUANTITIES, SERVED
 from memwall.core.files import json_pieces
 from memwall.core.units import counted
 from memwall.report.document import Document, Section, Sentence, Table
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memwall.serving.search import EngineChoice, Found
 
 SCHEMA = "memwall.search/1"
+_FIGURES = "ttft_s ttft_p99_s tpot_s tokens_per_s_per_user tokens_per_s_per_gpu"
 _OPTIONS = ("gpu", "weights", "kv", "tp", "ep", "dp", "pp")
 
 
@@ -51,12 +52,8 @@ class SearchReport(Report):
         columns = [col.names(name, [each.options[name] for each in shown]) for name in _OPTIONS[:3]]
         columns += [col.plain(name, [each.options[name] for each in shown]) for name in _OPTIONS[3:]]
         columns += [col.plain("engines", [each.engines for each in shown]), col.plain("GPUs", [e.gpus for e in shown])]
-        of = lambda name: [SERVED[name].read("serve", each.candidate) for each in shown]  # noqa: E731
-        columns += [
-            col.seconds("TTFT", of("ttft_s")), col.seconds("p99", of("ttft_p99_s"), like=of("ttft_s")),
-            col.seconds("TPOT", of("tpot_s")), col.fixed("per user", "tokens/s", of("tokens_per_s_per_user"), 1.0, 1),
-            col.fixed("per GPU", "tokens/s", of("tokens_per_s_per_gpu"), 1.0, 1),
-        ]  # fmt: skip
+        read = lambda name: [QUANTITIES[name].read("serve", each.candidate) for each in shown]  # noqa: E731
+        columns += col.answer(_FIGURES, read)
         priced = self.found.best.candidate.usd_per_gpu_hour is not None
         heading, unit = ("1 M tokens", "USD") if priced else ("a token", "GPU s")
         columns.append(col.fixed(heading, unit, [each.usd_per_million for each in shown], 1.0, 3 if priced else 6))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memwall.analysis.limits import UNITS, parse_limit
 from memwall.analysis.quantities import ALIASES, QUANTITIES, SERVED_ALIASES
 from memwall.core.errors import UsageError, unknown
+from memwall.sweeping.kinds import NAMED, named
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -68,7 +69,7 @@ def parse_condition(text: str, columns: Sequence[str]) -> Condition:
         raise UsageError(f"{text.strip()}: {column} is true or false; say {column}, or not {column}")
     if row is not None and row.unit in UNITS:
         return Condition(text.strip(), column, compare, parse_limit(row, value).amount)
-    return Condition(text.strip(), column, compare, _plain(value))
+    return Condition(text.strip(), column, compare, named(column, value) if column in NAMED else _plain(value))
 
 
 def _plain(text: str) -> Any:

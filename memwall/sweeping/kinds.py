@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from memwall.analysis.quantities import ALIASES, SERVED_ALIASES
+from memwall.analysis.quantities import ALIASES, SERVED_ALIASES, answer_of
 from memwall.core.errors import MemwallError, UsageError, message_of, suggest, unknown
 from memwall.core.files import uncollected
 from memwall.frontend.targets.sizes import MODES
@@ -40,18 +42,17 @@ def _profiles(task: Task, traces: Traces) -> list[Row]:
     rows: list[Row] = []
     for point in task.points:
         options = {name: value for name, value in point.items() if name not in _NUMBERS}
-        rows.append(tried(lambda: _profiled(task.target, point, options, traces)))  # noqa: B023  called here
+        rows.append(tried(lambda: _profiled(task, point, options, traces)))  # noqa: B023  called here
     return rows
 
 
-def _profiled(target: str, point: Options, options: Options, traces: Traces) -> Row:
+def _profiled(task: Task, point: Options, options: Options, traces: Traces) -> Row:
     cluster = point.get("cluster")
-    gpu = point.get("gpu") or gpu_of(cluster)
-    made = traces.profile(target, gpu, options)
+    asked = point.get("gpu") or gpu_of(cluster)
+    gpu, made = load_gpu(asked), traces.profile(task.target, asked, options)
     said = {name: point[name] for name in ("policy", "cuda_graph", "host") if point.get(name) is not None}
-    found = resimulate(made, joined([load_gpu(gpu)], cluster, point.get("world")), **said)
-    schedule = found.simulations[0]
-    return tuple(quantity.read("profile", found, schedule) for quantity in PROFILE.quantities)
+    found = resimulate(made, joined([gpu], cluster, point.get("world")), **said)
+    return tuple(answer_of(found, found.simulations[0], task.prices.get(gpu.name)).values())
 
 
 PROFILE = PointKind(
@@ -94,18 +95,30 @@ def kind_of(names: Sequence[str], asked: str | None = None, mentioned: Iterable[
     raise UsageError(f"no kind of sweep has all of {', '.join(names)}: {', '.join(lacking)}")
 
 
-#: option → what refuses a name that there is not
-_NAMED: Mapping[str, Callable[[Any], object]] = {"gpu": load_gpu, "cluster": load_cluster, "host": load_host}
+#: option → what finds a name, and refuses one that there is not
+NAMED: Mapping[str, Callable[[Any], Any]] = {"gpu": load_gpu, "cluster": load_cluster, "host": load_host}
 
 
-def check_names(axes: Iterable[Axis]) -> None:
-    """Refuse values that name nothing, before any work. Raises ``UsageError``: names the nearest."""
+def named(name: str, value: Any) -> Any:
+    """A value of an option, a GPU, a cluster and a host by the name under which memwall knows it; a file as it is.
+    Raises ``UsageError``: it names nothing."""
+    if name not in NAMED or value is None:
+        return value
+    found = NAMED[name](value)
+    return found.name if isinstance(value, str) and not re.search(r"[/\\]|\.toml$", value, re.IGNORECASE) else value
+
+
+def checked(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """The axes with the names that memwall has for their values. Raises ``UsageError``, before any work: a value names
+    nothing; the message has the nearest."""
     listed = {name: row for kind in KINDS.values() for name, row in kind.listed.items()}
-    for axis in axes:
-        for name, values in zip(axis.names, zip(*axis.values, strict=True), strict=True):
-            for value in dict.fromkeys(value for value in values if value is not None):
-                if name in listed and value not in listed[name][1]:
-                    kind, known = listed[name]
-                    raise unknown(kind, value, known)
-                if name in _NAMED:
-                    _NAMED[name](value)
+
+    def of(name: str, value: Any) -> Any:
+        if value is not None and name in listed and value not in listed[name][1]:
+            raise unknown(listed[name][0], value, listed[name][1])
+        return named(name, value)
+
+    return tuple(
+        replace(axis, values=tuple(dict.fromkeys(tuple(map(of, axis.names, step)) for step in axis.values)))
+        for axis in axes
+    )

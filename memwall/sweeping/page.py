@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.quantities import QUANTITIES, Quantity
+from memwall.analysis.quantities import ANSWERS, QUANTITIES, Quantity
 from memwall.core.errors import UsageError
 from memwall.core.units import counted, duration, few, percent, si, size
 from memwall.report.document import (
@@ -38,6 +38,8 @@ SCHEMA = "memwall.sweep/1"
 _FRONT, _REASONS = 20, 5
 #: lines of the parallel coordinates at most
 _LINES = 3000
+#: units of quantities that have an axis of them
+_DRAWN = ("s", "B", "count", "fraction", "per s", "USD", "J", "flag")
 #: pixels of an axis of them at least; a narrow page scrolls
 _AXIS = 84
 
@@ -59,6 +61,7 @@ class SweepReport(Report):
             heading = f"The best by {best.title} ({best.name})"
             shown = self.found.left.head(self.top)
             sections.append(Section(heading, (*self._best(), self._table(shown, len(self.found.left) - len(shown)))))
+            sections += self._further(shown)
         if (grown := self.growth()) is not None:
             shown = _growth(grown)
             if kind == "html":
@@ -109,7 +112,7 @@ class SweepReport(Report):
         """A canvas with its points, those that are best, as JSON for its script."""
         found, kind = self.found, self.found.question.kind
         shown = found.left.head(_LINES)
-        names = [row.name for row in kind.quantities if row.swept(kind.name).endswith("+") and row.unit != "word"]
+        names = [name for name in ANSWERS[kind.name][""].replace("?", "").split() if QUANTITIES[name].unit in _DRAWN]
         names = [name for name in dict.fromkeys((*names, *found.axes, found.best)) if shown[name].nunique() > 1]
         axes, columns = [], []
         for name in (*found.varied, *names):
@@ -176,13 +179,22 @@ class SweepReport(Report):
         return lines
 
     def _table(self, rows: DataFrame, left: int = 0) -> Table:
+        """The first table of an answer, with what was asked for and is not in it."""
         found = self.found
-        columns = [_option(name, rows[name].tolist()) for name in found.varied]
-        wanted = {found.best, *found.axes, *(each.condition.column for each in found.pruned)}
-        for quantity in found.question.kind.quantities:
-            if quantity.swept(found.question.kind.name).endswith("+") or quantity.name in wanted:
-                columns.append(_column(quantity, rows[quantity.name].tolist()))
-        return col.table("", col.known(columns), left=left)
+        asked = dict.fromkeys((found.best, *found.axes, *(each.condition.column for each in found.pruned)))
+        names = ANSWERS[found.question.kind.name][""]
+        more = [name for name in asked if name in QUANTITIES and f" {name} " not in f" {names.replace('?', '')} "]
+        return col.table("", self._columns(rows, " ".join((names, *more))), left=left)
+
+    def _further(self, rows: DataFrame) -> list[Section]:
+        """The further tables of an answer, of the points that the first one lists."""
+        answer, own = ANSWERS[self.found.question.kind.name], len(self.found.varied)
+        tables = [(title, self._columns(rows, names)) for title, names in answer.items()]
+        return [Section(title, (col.table("", columns),)) for title, columns in tables if title and len(columns) > own]
+
+    def _columns(self, rows: DataFrame, names: str) -> list[col.CellColumn]:
+        options = [_option(name, rows[name].tolist()) for name in self.found.varied]
+        return [*options, *col.answer(names, lambda name: rows[name].tolist())]
 
     def record(self) -> Iterable[str]:
         from memwall.core.files import json_pieces
@@ -221,25 +233,6 @@ def _option(name: str, values: Sequence[Any]) -> col.CellColumn:
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return col.plain(name, values)
     return col.names(name, ["-" if value is None or value != value else value for value in values])
-
-
-def _column(quantity: Quantity, values: Sequence[Any]) -> col.CellColumn:
-    """A column in the unit of its quantity."""
-    known = [_plain(value) for value in values]
-    heading = quantity.heading or quantity.name
-    if quantity.unit == "flag":
-        return col.text(heading, ["yes" if value else "NO" for value in known])
-    if quantity.unit == "word":
-        return col.text(heading, known)
-    if quantity.unit in ("per s", "USD", "J"):
-        units = {"per s": "samples/s" if quantity.name == "samples_per_s" else "tokens/s"}
-        digits = 1 if quantity.unit == "per s" else 3
-        return col.fixed("" if quantity.name == "samples_per_s" else heading, units.get(quantity.unit, quantity.unit),
-                         known, 1.0, digits)  # fmt: skip
-    makers: dict[str, Callable[..., col.CellColumn]] = {
-        "s": col.seconds, "fraction": col.percent, "count": col.plain
-    }  # fmt: skip
-    return makers[quantity.unit](heading, known) if quantity.unit in makers else col.si(heading, quantity.unit, known)
 
 
 def value_text(quantity: Quantity, value: float) -> str:

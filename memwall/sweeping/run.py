@@ -18,7 +18,7 @@ from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
 from memwall.core.scratch import scratch
 from memwall.core.version import __version__
-from memwall.hardware.lookup import load_gpu
+from memwall.hardware.lookup import DEFAULT_GPU, load_gpu
 from memwall.hardware.prices import prices_of
 from memwall.points import Options, PointKind, Row, Task
 from memwall.sweeping.axes import Space, axes_of
@@ -26,7 +26,7 @@ from memwall.sweeping.choice import Pruned, kept, pareto, ranked
 from memwall.sweeping.conditions import Condition, column_of, mentioned, parse_condition
 from memwall.sweeping.dataset import Dataset
 from memwall.sweeping.engines import Done, local, on_dask
-from memwall.sweeping.kinds import KINDS, check_names, evaluate, kind_of
+from memwall.sweeping.kinds import checked, evaluate, kind_of
 from memwall.trace_cache import Traces, contents_of, file_digest, trace_folder
 
 if TYPE_CHECKING:
@@ -136,19 +136,13 @@ def sweep(
 
 
 def _check_prices(spaces: Sequence[Space], question: Question) -> None:
-    """Raises ``UsageError``: a price has no effect on any point."""
-    kind, axes = question.kind, [axis for space in spaces for axis in space.axes]
-    if question.prices and not any(row.unit.startswith("USD") for row in kind.quantities):
-        priced = [each.name for each in KINDS.values() if any(row.unit.startswith("USD") for row in each.quantities)]
-        raise UsageError(
-            f"--price has no effect on points of kind {kind.name}, which have no cost: --of {' or '.join(priced)} has,"
-            " and memwall compare --price of one step"
-        )
+    """Raises ``UsageError``: there is a price of a GPU that is not among the points."""
+    axes = [axis for space in spaces for axis in space.axes]
     if any("cluster" in axis.names for axis in axes):  # which says what the GPUs are
         return
-    swept = {load_gpu(point[axis.names.index("gpu")]).name for axis in axes if "gpu" in axis.names
-             for point in axis.values}  # fmt: skip
-    for name in question.prices if swept else ():
+    asked = {point[axis.names.index("gpu")] for axis in axes if "gpu" in axis.names for point in axis.values}
+    swept = {load_gpu(gpu).name for gpu in asked or {DEFAULT_GPU}}
+    for name in question.prices:
         if name not in swept:
             raise UsageError(f"a price of {name}, which is not among the GPUs: {', '.join(sorted(swept))}")
 
@@ -166,7 +160,7 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     front = front or list(kind.front)
     if len(set(front)) not in (2, 3) or len(set(front)) < len(front):
         raise UsageError("a Pareto front is of two or three quantities")
-    check_names(axis for space in spaces for axis in space.axes)
+    spaces = [replace(space, axes=checked(space.axes)) for space in spaces]
     _check_prices(spaces, question)
     _ask_if_large(spaces, question)
     points = [(space.target, point) for space in spaces for point in space.points()]

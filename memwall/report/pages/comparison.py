@@ -9,6 +9,7 @@ from typing import Any
 import memwall.report.columns as col
 from memwall.analysis.compare import MOST_LEVERED, Comparison, Entry, Flip, ProfileChange
 from memwall.analysis.pipes import mfu_note, peaks_text
+from memwall.analysis.quantities import ANSWERS
 from memwall.core.units import duration, few, percent
 from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.report.document import Block, Column, Document, Picture, Section, Sentence, Table, clean
@@ -133,23 +134,19 @@ def _speedup_range(entry: Entry, form: str, without: str = "") -> str:
 def _speed_table(comparison: Comparison) -> Table:
     """The times with their intervals, the speed-ups with theirs, and what each entry makes of its GPU."""
     entries = comparison.entries
-    times_s = [entry.time_s for entry in entries]
-    like, specs = col.readable(times_s), ""
-    for name in ("samples", "tokens"):
-        if any(getattr(e, f"{name}_per_s") is not None for e in entries):
-            specs += f"{name}: {name}_per_s /s, "
+    first, second, others = ANSWERS["profile"][""].split(" ", 2)
+    ranges = [_speedup_range(e, "{}-{}", col.NOTHING) for e in entries]
     columns = [
-        *col.of(entries, ": label name"),
-        col.seconds("time", times_s, like=like),
-        col.interval([(e.low_s, e.high_s) for e in entries], like),
-        *col.of(entries, "speedup"),
-        *col.known([(Column("80 % range", "x"), [_speedup_range(e, "{}-{}", col.NOTHING) for e in entries])]),
-        col.optional(col.seconds("bound", [e.bound_s for e in entries], like=like)),
-        *col.of(entries, f"{specs}mfu, mbu"),
-    ]
+        *col.of(entries, ": label name"), *_figures(entries, f"{first} {second}"), *col.of(entries, "speedup"),
+        *col.known([(Column("80 % range", "x"), ranges)]), *_figures(entries, others),
+    ]  # fmt: skip
     words = f"time: modeled; bound: speed of light; speed-up: over {comparison.baseline}"
     notes = words, _range_note(entries), _mfu_note(entries)
     return col.table("", columns, "; ".join(filter(None, notes)))
+
+
+def _figures(entries: Sequence[Entry], names: str) -> list[col.CellColumn]:
+    return col.answer(names, lambda name: [entry.figure(name) for entry in entries])
 
 
 def _range_note(entries: Sequence[Entry]) -> str:
@@ -187,12 +184,7 @@ def _work_table(entries: Sequence[Entry]) -> Table:
 
 
 def _wall_table(entries: Sequence[Entry]) -> Table:
-    columns = [
-        *col.of(entries, ": label name"),
-        *col.walls([e.wall_shares for e in entries]),
-        *col.of(entries, "peak memory: peak_memory_bytes, assumed: reserved_bytes B, GPU memory: gpu_bytes B"),
-        *col.of(entries, "fits fits"),
-    ]
+    columns = [*col.of(entries, ": label name"), *_figures(entries, ANSWERS["profile"]["Walls and memory"])]
     places: dict[str, list[str]] = {}
     for entry in entries:
         if entry.peak_at:
@@ -227,20 +219,10 @@ def _lever_table(entries: Sequence[Entry]) -> list[Block]:
 
 
 def _cost_table(entries: Sequence[Entry]) -> Table:
-    columns = col.of(entries, ": label name, energy at TDP: energy_j J/step")
-    if any(e.energy_j is not None for e in entries):
-        columns.append(_of_first(entries, "energy_j"))
-    for what in ("step", "million_samples", "million_tokens"):
-        values = [getattr(e, f"usd_per_{what}") for e in entries]
-        if any(v is not None for v in values):
-            columns.append(col.plain(f"per {what.replace('_', ' ')}", values, _money_digits(values), "USD"))
-    return col.table("", columns)
-
-
-def _money_digits(values: Sequence[float | None]) -> int:
-    """Enough digits for two significant ones of the smallest."""
-    least = min((v for v in values if v), default=1.0)
-    return next((digits for digits in range(2, 12) if least * 10**digits >= 10), 12)
+    energy, costs = ANSWERS["profile"]["Energy and cost"].split(" ", 1)
+    drawn = _figures(entries, energy)
+    over = [_of_first(entries, energy)] * len(drawn)
+    return col.table("", [*col.of(entries, ": label name"), *drawn, *over, *_figures(entries, costs)])
 
 
 def _flip_block(flips: Sequence[Flip], entries: Sequence[Entry]) -> Table | Sentence:

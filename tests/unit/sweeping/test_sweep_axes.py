@@ -54,15 +54,15 @@ def test_an_option_is_on_one_axis():
 
 
 FRAME = pd.DataFrame({
-    "gpu": ["a", "a", "b", "b"], "batch": [1, 2, 1, 2], "time_s": [0.1, 0.15, 0.3, float("nan")],
+    "target": ["a", "a", "b", "b"], "batch": [1, 2, 1, 2], "time_s": [0.1, 0.15, 0.3, float("nan")],
     "fits": [True, False, True, None], "tokens_per_s": [10.0, 13.3, 3.3, float("nan")],
     "limited_by": ["compute", "bandwidth", "compute", None], "error": ["", "", "", "broken"],
 })  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "left"), [
-    ("fits", [0, 2]), ("not fits", [1]), ("time_s<200ms", [0, 1]), ("time <= 0.1", [0]), ("gpu==b", [2]),
-    ("gpu != b", [0, 1]), ("batch>=2", [1]), ("limited_by=compute", [0, 2]),
+    ("fits", [0, 2]), ("not fits", [1]), ("time_s<200ms", [0, 1]), ("time <= 0.1", [0]), ("target==b", [2]),
+    ("target != b", [0, 1]), ("batch>=2", [1]), ("limited_by=compute", [0, 2]),
 ])  # fmt: skip
 def test_a_condition(text, left):
     found, pruned = kept(FRAME, [parse_condition(text, list(FRAME.columns))])
@@ -82,8 +82,8 @@ def test_a_condition_that_is_none(text, said):
 def test_what_nothing_satisfies_is_said():
     with pytest.raises(UsageError, match=r"time_s<1ms: time_s goes from 0.1 to 0.3"):
         kept(FRAME, [parse_condition("time_s<1ms", list(FRAME.columns))])
-    both = [parse_condition(text, list(FRAME.columns)) for text in ("not fits", "gpu==b")]
-    with pytest.raises(UsageError, match="of 3 points: 1 not fits, 1 gpu==b"):
+    both = [parse_condition(text, list(FRAME.columns)) for text in ("not fits", "target==b")]
+    with pytest.raises(UsageError, match="of 3 points: 1 not fits, 1 target==b"):
         kept(FRAME, both)
 
 
