@@ -122,10 +122,7 @@ def rate(name: str) -> Read:
 
 def world(profile: Profile, schedule: Schedule) -> int:
     """The GPUs of the program."""
-    from memwall.record.job import job_of
-
-    job = job_of(profile)
-    return job.world if job else 1
+    return profile.traced.job.world if profile.traced.job else 1
 
 
 def energy(profile: Profile, schedule: Schedule) -> float | None:
