@@ -99,14 +99,14 @@ WINGS: Mapping[str, Wing] = {
             )
         },
         parts={**_each("", "read_model serve"), **_each("question", "SearchOptions ServeOptions"),
-               **_each("search", "search"), **_each("search_page", "SearchReport")},
+               **_each("search", "search"), **_each("search_page", "engines_page")},
     ),
     "training": Wing(
         about="a training step under a layout of many GPUs",
         points={"training": "kinds.TRAINING"},
         questions={"parallel": "question.Job", "layout": "layout.Parallelism"},
         parts={**_each("command", "profile_parallel"), **_each("search", "search_layouts"),
-               **_each("search_page", "LayoutsReport"), **_each("question", "LayoutSearch StateOptions")},
+               **_each("search_page", "layouts_page"), **_each("question", "LayoutSearch StateOptions")},
     ),
     "sweeping": Wing(  # "sweep" is the public function memwall.sweep
         about="one question at thousands of points",

@@ -1,9 +1,9 @@
-"""The cheapest engines for a load that keep the objectives, exact: what is not simulated is ruled out by a bound.
+"""The cheapest engines for a load that keep the objectives, exact (:mod:`memwall.core.best_first`).
 
-No step is faster than the speed of light of its kernels (:func:`memwall.perfmodel.roofline.bound_s`), of which those
-that read the cache and all messages are left out. So a token takes no less than a step of one sequence, a prompt no
-less than its FLOPs at the peaks, and an engine makes no more tokens per second than the best batch of such steps, which
-bounds its cost from below. Candidates are simulated in the order of that bound until it exceeds the best cost found.
+No step is faster than the speed of light of its kernels (:func:`memwall.perfmodel.roofline.bound_s`), without kernels
+that read the cache and without messages. So a token takes no less than a step of one sequence, a prompt no less than
+its FLOPs at the peaks, and an engine makes no more tokens per second than the best batch of such steps, which bounds
+its cost from below.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Unpack
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Unpack
 
 from memwall.analysis.limits import Limit
+from memwall.core.best_first import best_first
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, signature_of
-from memwall.hardware.lookup import DEFAULT_GPU, load_gpus
+from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
 from memwall.hardware.prices import check_priced, prices_of
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, serve, steps_of
@@ -36,6 +37,8 @@ from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
 from memwall.serving.steps.kernels import Collective, Experts
 from memwall.trace_cache import Traces, trace_folder
 
+#: what is said of candidates whose bound is enough
+_DEARER = "costs more than the best even at its bound"
 #: kernels whose bound is not counted
 _UNBOUNDED = (Attention, Compressed, Latent, Index, Collective)
 #: between nodes a step's time is linear, so it is at least that of so much smaller a step
@@ -68,14 +71,12 @@ class Found:
     objectives: tuple[Limit, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Open:
-    """A candidate that no bound rules out yet, and the least that it can cost."""
+class EngineCandidate(NamedTuple):
+    """Engines that are alike: the options of one, how many there are, and the load of each."""
 
     options: Mapping[str, Any]
     engines: int
     load: Mapping[str, Any]
-    least_cost: float
 
 
 @signature_of(SearchOptions)
@@ -104,28 +105,21 @@ def search(
     limits, prices = tuple(objective(text) for text in slo), prices_of(price or {})
     hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
     check_priced(prices, hardware)
-    traces, pruned = Traces(trace_folder() if cache else None), Counter[str]()
-    own = {"utilization": said.utilization, "engine": said.engine}
-    common = {"prompt": said.prompt or PROMPT, "generate": said.generate, **own}
-    open_ones: list[_Open] = []
-    for name, scheme, dtype in itertools.product(hardware, said.weights, said.kv):
-        model = shared_model(traces, target, scheme, tokens=common["prompt"] + common["generate"])
-        for layout in _layouts(gpus, model):
-            options = {"gpu": name, "weights": scheme, "kv": dtype, **layout}
-            loads = _loads(gpus, layout, said.concurrency, said.rate)
-            found = _bounded(model, options, own, loads, limits, prices, common)
-            for each in found:
-                if isinstance(each, str):
-                    pruned[each] += 1
-                else:
-                    open_ones.append(each)
-    count = len(open_ones) + sum(pruned.values())
-    simulated = _simulated(open_ones, target, traces, limits, prices, common, pruned, progress)
-    keeping = [each for each in simulated if stop(each.candidate, limits) is None]
+    run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
+    candidates = [
+        EngineCandidate({"gpu": name, "weights": scheme, "kv": dtype, **layout}, engines, load)
+        for name, scheme, dtype in itertools.product(hardware, said.weights, said.kv)
+        for layout in _layouts(gpus, run.model(scheme))
+        for engines, load in _loads(gpus, layout, said.concurrency, said.rate)
+    ]
+    done = best_first(candidates, [(_DEARER, run.least_cost), ("simulated", run.cost)])
+    keeping = [each for each in run.simulated if stop(each.candidate, limits) is None]
     if not keeping:
-        raise UsageError(_unreachable(simulated, limits, pruned, count))
+        raise UsageError(_unreachable(run.simulated, limits, done.pruned, len(candidates)))
     keeping.sort(key=lambda each: (each.usd_per_million, each.gpus))
-    return Found(best=keeping[0], simulated=tuple(keeping), count=count, pruned=dict(pruned), objectives=limits)
+    return Found(
+        best=keeping[0], simulated=tuple(keeping), count=len(candidates), pruned=done.pruned, objectives=limits
+    )
 
 
 def _layouts(gpus: int, model: Model) -> Iterator[dict[str, int]]:
@@ -149,34 +143,78 @@ def _loads(
     return [(n, {"concurrency": -(-concurrency // n)}) for n in range(1, min(most, concurrency) + 1)]
 
 
-def _bounded(
-    model: Model, options: Mapping[str, Any], own: Mapping[str, Any], loads: Sequence[tuple[int, dict[str, Any]]],
-    limits: Sequence[Limit], prices: Mapping[str, float], common: Mapping[str, Any],
-) -> list[_Open | str]:  # fmt: skip
-    """Each load of an engine: open, or why it is out."""
-    layout = {name: options[name] for name in ("tp", "ep", "dp", "pp")}
-    (gpu,) = load_gpus([options["gpu"]])
-    try:
-        steps = steps_of(model, gpu, **layout, kv=options["kv"], **own)
-    except UsageError:
-        return ["the model does not divide so, or no cluster joins so many GPUs"] * len(loads)
-    asked = RequestLoad(prompt=Lengths(common["prompt"]), generate=Lengths(common["generate"]), concurrency=1)
-    try:
-        largest_batch(steps, asked)
-    except UsageError:
-        return ["weights and the cache of one request do not fit"] * len(loads)
-    least = _least(steps, common["prompt"], common["generate"])
-    for limit in limits:
-        value = least.get(_stem(limit.quantity.name))
-        if value is not None and not limit.holds(value):
-            return [f"no run keeps {objective_text(limit)} by its bound"] * len(loads)
-    found: list[_Open | str] = []
-    for engines, load in loads:
-        most = DEFAULT.max_batch * layout["dp"]
-        most = min(load.get("concurrency", most), most)
-        cost = _cost(steps.layout.gpus, prices.get(options["gpu"]), _most_tokens_per_s(steps, most))
-        found.append(_Open(options=options, engines=engines, load=load, least_cost=cost))
-    return found
+@dataclass
+class _EngineSearch:
+    """The bounds of candidates; ``said`` are the options of the search, ``simulated`` all that were."""
+
+    target: str
+    hardware: Mapping[str, Gpu]
+    limits: Sequence[Limit]
+    prices: Mapping[str, float]
+    said: Any
+    traces: Traces
+    say: Callable[[str], None]
+    simulated: list[EngineChoice] = field(default_factory=list)
+    #: the steps of the candidates before, which share an engine, or why it is out
+    _before: tuple[Mapping[str, Any], GpuSteps | str] = ({}, "")
+
+    def __post_init__(self) -> None:
+        self.prompt = self.said.prompt or PROMPT
+        self.own = {"utilization": self.said.utilization, "engine": self.said.engine}
+
+    def model(self, scheme: str) -> Model:
+        """The model with a scheme of weights."""
+        return shared_model(self.traces, self.target, scheme, tokens=self.prompt + self.said.generate)
+
+    def least_cost(self, each: EngineCandidate) -> float | str:
+        """What candidates cost at least, or why they are out, without a simulation."""
+        if each.options is not self._before[0]:
+            self._before = each.options, self._steps(each.options)
+        steps = self._before[1]
+        if isinstance(steps, str):
+            return steps
+        most = DEFAULT.max_batch * each.options["dp"]
+        most = min(each.load.get("concurrency", most), most)
+        return _cost(steps.layout.gpus, self.prices.get(each.options["gpu"]), _most_tokens_per_s(steps, most))
+
+    def _steps(self, options: Mapping[str, Any]) -> GpuSteps | str:
+        """The steps of an engine, or why it is out under any load."""
+        layout = {name: options[name] for name in ("tp", "ep", "dp", "pp")}
+        try:
+            steps = steps_of(
+                self.model(options["weights"]), self.hardware[options["gpu"]], kv=options["kv"], **layout, **self.own
+            )
+        except UsageError:
+            return "the model does not divide so, or no cluster joins so many GPUs"
+        asked = RequestLoad(prompt=Lengths(self.prompt), generate=Lengths(self.said.generate), concurrency=1)
+        try:
+            largest_batch(steps, asked)
+        except UsageError:
+            return "weights and the cache of one request do not fit"
+        least = _least(steps, self.prompt, self.said.generate)
+        for limit in self.limits:
+            value = least.get(_stem(limit.quantity.name))
+            if value is not None and not limit.holds(value):
+                return f"no run keeps {objective_text(limit)} by its bound"
+        return steps
+
+    def cost(self, each: EngineCandidate) -> float | str:
+        """What candidates cost, simulated; infinity where they miss an objective."""
+        self.say(f"simulating {each.engines} x {', '.join(f'{k} {v}' for k, v in each.options.items())}")
+        options = dict(each.options)
+        model, name = self.model(options.pop("weights")), options["gpu"]
+        price = {name: self.prices[name]} if name in self.prices else None
+        asked = {"prompt": self.prompt, "generate": self.said.generate, **self.own, **each.load}
+        try:
+            (point,) = serve(model, **options, **asked, price=price).points
+        except UsageError:
+            return "refused by its simulation"
+        assert point.candidate is not None
+        choice = EngineChoice(
+            options=each.options, engines=each.engines, gpus=each.engines * point.gpus, candidate=point.candidate
+        )
+        self.simulated.append(choice)
+        return choice.usd_per_million if stop(choice.candidate, self.limits) is None else math.inf
 
 
 def _stem(name: str) -> str:
@@ -213,36 +251,6 @@ def _most_tokens_per_s(steps: GpuSteps, most: int) -> float:
 
 def _cost(gpus: int, price: float | None, tokens_per_s: float) -> float:
     return gpus / tokens_per_s * (1.0 if price is None else price / 3600 * 1e6)
-
-
-def _simulated(
-    candidates: list[_Open], target: str, traces: Traces, limits: Sequence[Limit], prices: Mapping[str, float],
-    common: Mapping[str, Any], pruned: Counter[str], progress: Callable[[str], None],
-) -> list[EngineChoice]:  # fmt: skip
-    """Simulate in the order of the least cost, until no further one can be cheaper than the best that keeps all."""
-    found: list[EngineChoice] = []
-    best = math.inf
-    ordered = sorted(candidates, key=lambda each: each.least_cost)
-    for number, each in enumerate(ordered):
-        if each.least_cost > best:
-            pruned["costs more than the best even at its bound"] += len(ordered) - number
-            break
-        progress(f"sweeping {number + 1:,} of {len(ordered):,} candidates")
-        options = dict(each.options)
-        model = shared_model(traces, target, options.pop("weights"), tokens=common["prompt"] + common["generate"])
-        price = {name: usd for name, usd in prices.items() if name == options["gpu"]}
-        try:
-            (point,) = serve(model, **options, **each.load, **common, price=price or None).points
-        except UsageError:
-            pruned["refused by its simulation"] += 1
-            continue
-        assert point.candidate is not None
-        made = EngineChoice(options=each.options, engines=each.engines, gpus=each.engines * point.gpus,
-                      candidate=point.candidate)  # fmt: skip
-        found.append(made)
-        if stop(made.candidate, limits) is None:
-            best = min(best, made.usd_per_million)
-    return found
 
 
 def _unreachable(

@@ -38,7 +38,7 @@ from memwall.wings import part
 @click.option("--among", cls=SeveralOption, metavar="KEY=VALUES...",
               help="Of training: search these alone, such as tp=1,2..8 schedule=1f1b batch=1,2.")  # fmt: skip
 @click.option("--no-cache", is_flag=True, help="Use no trace of the cache folder, and leave none there.")
-@options.common("serving.search_page.SearchReport")
+@options.common("report.pages.search.SearchReport")
 def command(out: Out, target: str, mode: str, **given: Any) -> None:
     """Find the cheapest engines that serve a load of TARGET within all objectives: GPU, how many, and their layout.
     With --mode training: the fastest layouts of a training step on --gpus of --cluster.
@@ -46,8 +46,11 @@ def command(out: Out, target: str, mode: str, **given: Any) -> None:
     The search is exact: a candidate is left out only where a bound proves that it keeps no objective, does not fit, or
     costs or takes more.
     """
+    from memwall.report.pages.search import SearchReport
+
     others = _TRAINING if mode == "serving" else _SERVING
     options.refuse_given(f"with --mode {mode}", *others)
+    out.plan(SearchReport)
     kept = options.given(**{name: value for name, value in given.items() if name not in others})
     (_search_layouts if mode == "training" else _search_engines)(out, target, **kept)
 
@@ -65,8 +68,6 @@ def _search_layouts(
 ) -> None:  # fmt: skip
     from memwall.sweeping.axes import split_axis
 
-    page = part("training.LayoutsReport")
-    out.plan(page)
     if global_batch is None:
         raise UsageError("say how many samples a step has: --global-batch")
     values = {key: words for text in among for key, words in split_axis(text).items()}
@@ -75,16 +76,14 @@ def _search_layouts(
             target, global_batch=global_batch, among=values, overlap=not no_overlap, progress=out.messages.progress,
             **more,
         )  # fmt: skip
-    out.show(page(found))
+    out.show(part("training.layouts_page")(found))
 
 
 def _search_engines(out: Out, target: str, top: int, gpus: int, no_cache: bool = False, **more: Any) -> None:
-    page = part("serving.SearchReport")
-    out.plan(page)
     if gpus > _MOST_GPUS:
         raise UsageError(f"--mode serving searches engines of at most {_MOST_GPUS} GPUs together")
     try:
         found = part("serving.search")(target, gpus=gpus, cache=not no_cache, progress=out.messages.progress, **more)
     finally:
         out.messages.clear()
-    out.show(page(found, target, top))
+    out.show(part("serving.engines_page")(found, target, top))

@@ -1,21 +1,18 @@
-"""The fastest layouts of a training step on so many GPUs, exact: what is not simulated is ruled out by a bound.
+"""The fastest layouts of a training step on so many GPUs, exact (:mod:`memwall.core.best_first`).
 
-Each layout has a chain of bounds, each closer and dearer than the one before, the last of which is its simulated step
-(:func:`memwall.training.step.training_step`). The one with the smallest bound is always the next to be looked at,
-so that when one comes up simulated, no other can be faster. A rank is traced when its turn comes, and deep models as
-three of their layers where a whole trace shows that those between are all alike.
+The last bound of a layout is its simulated step (:func:`memwall.training.step.training_step`). A rank is traced when
+its turn comes, and deep models as three of their layers where a whole trace shows that the layers between are alike.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Unpack
 
+from memwall.core.best_first import best_first
 from memwall.core.errors import MemwallError, UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, signature_of
@@ -98,19 +95,20 @@ def search_layouts(
     joined.groups(gpus)
     cast = {"dtype": said.dtype, "autocast": said.autocast}
     ranks = _Ranks(target, joined, {"seq": said.seq}, cast, said.policy, progress)
-    search = _Search(ranks, joined, {"state": said.state, "overlap": said.overlap}, Counter())
+    search = _Search(ranks, joined, {"state": said.state, "overlap": said.overlap})
     shared = [sorted({1, *map(int, (among or {}).get(key, ()))}) for key in ("cp", "ep")]
     every = layouts(gpus, global_batch, len(ranks.whole.layers), *shared)
     found = [each for each in every if wanted(each, among or {})]
     if not found:
         raise UsageError(no_layout(gpus, global_batch, among or {}))
-    chosen, simulated = search.first(found, top)
-    if not chosen:
-        reasons = "; ".join(f"{count:,}: {why}" for why, count in search.pruned.most_common())
+    done = best_first(found, [(why, partial(bound, search)) for why, bound in _BOUNDS], top)
+    if not done.chosen:
+        reasons = "; ".join(f"{count:,}: {why}" for why, count in done.pruned.items())
         raise UsageError(f"none of {counted(len(found), 'layout')} can run: {reasons}")
     return Layouts(
-        name=ranks.profile.workload.name, cluster=joined, gpus=gpus, global_batch=global_batch, order=tuple(chosen),
-        count=len(found), simulated=simulated, ranks=ranks.traced, pruned=dict(search.pruned.most_common()),
+        name=ranks.profile.workload.name, cluster=joined, gpus=gpus, global_batch=global_batch,
+        order=tuple(map(search.chosen, done.chosen)), count=len(found), simulated=done.evaluated, ranks=ranks.traced,
+        pruned=done.pruned,
     )  # fmt: skip
 
 
@@ -217,12 +215,11 @@ def _is_alike(one: Block, other: Block) -> bool:
 
 @dataclass
 class _Search:
-    """Candidates with their bounds; ``pruned``: why → how many."""
+    """The bounds of candidates."""
 
     ranks: _Ranks
     cluster: Cluster
     options: dict[str, Any]
-    pruned: Counter[str]
 
     def __post_init__(self) -> None:
         info = self.ranks.profile.workload
@@ -231,27 +228,8 @@ class _Search:
         self._steps: dict[LayoutCandidate, TrainingStep] = {}
         self._totals: dict[tuple[int, str], tuple[BlockWork, BlockWork]] = {}
 
-    def first(self, candidates: Sequence[LayoutCandidate], top: int) -> tuple[list[LayoutChoice], int]:
-        """The fastest, and how many were simulated. Among equal ones those that come first."""
-        open_ones = [(0.0, number, 0) for number in range(len(candidates))]
-        chosen: list[LayoutChoice] = []
-        while open_ones and len(chosen) < top:
-            bound_s, number, at = heapq.heappop(open_ones)
-            each = candidates[number]
-            if at == len(_BOUNDS):
-                chosen.append(self._chosen(each))
-                continue
-            value = _BOUNDS[at][1](self, each)
-            if isinstance(value, str):
-                self.pruned[value] += 1
-            else:
-                heapq.heappush(open_ones, (max(bound_s, value), number, at + 1))
-        simulated = len(chosen) + sum(at == len(_BOUNDS) for _, _, at in open_ones)
-        slower = Counter(_BOUNDS[at - 1][0] for _, _, at in open_ones if at < len(_BOUNDS))
-        self.pruned += Counter({f"slower than those found, {why}": count for why, count in slower.items()})
-        return chosen, simulated
-
-    def _chosen(self, each: LayoutCandidate) -> LayoutChoice:
+    def chosen(self, each: LayoutCandidate) -> LayoutChoice:
+        """What the step of a candidate has."""
         step, info = self._steps[each], self.ranks.profile.workload
         tokens = None if info.tokens is None else info.tokens * each.batch * each.layout.microbatches * each.layout.dp
         rate = None if tokens is None else tokens / step.time_s / each.layout.world
@@ -267,7 +245,7 @@ class _Search:
     # The bounds of a candidate, each a number of seconds that its step does not stay below, or why it is out.
 
     def light_s(self, each: LayoutCandidate) -> float | str:
-        """Without a trace of its rank: all products at the peaks of all GPUs, in the pipeline; and weights that fit."""
+        """Without a trace of its rank: all matmuls at the peaks of all GPUs, in the pipeline; and weights that fit."""
         if self._least_bytes(each) > self.gpu.dram_bytes:
             return "weights, gradients and the optimizer's state alone do not fit"
         whole, weight = self._total(self.ranks.whole, each.layout.recompute)
@@ -385,11 +363,11 @@ def _divided_s(whole_s: float, weight_s: float, layout: Parallelism) -> float:
     return whole_s / (1 - (1 - 1 / microbatches) ** ranks) * _ROUNDED
 
 
-#: what is said of the candidates that a bound rules out, and the bound; the last is the step itself
+#: what is said of the candidates that a bound is enough for, and the bound; the last is the step itself
 _BOUNDS: tuple[tuple[str, Callable[[_Search, LayoutCandidate], float | str]], ...] = (
-    ("by the speed of light of the model's products", _Search.light_s),
-    ("by the speed of light of what a rank computes and sends", _Search.rank_s),
-    ("by their blocks, divided as evenly as can be", _Search.blocks_s),
-    ("by the slowest rank of their pipeline", _Search.stages_s),
+    ("slower than the layouts found, by the speed of light of the model's matmuls", _Search.light_s),
+    ("slower than the layouts found, by the speed of light of what a rank computes and sends", _Search.rank_s),
+    ("slower than the layouts found, by their blocks, divided as evenly as can be", _Search.blocks_s),
+    ("slower than the layouts found, by the slowest rank of their pipeline", _Search.stages_s),
     ("simulated", _Search.step_s),
 )

@@ -12,12 +12,12 @@ import pytest
 import memwall
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import hardware_of, load_cluster
+from memwall.report.pages.search import gathered
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import ORDERS, Stage, in_flight, least_ends_s, run_pipeline
 from memwall.training import search as searching
 from memwall.training.candidates import layouts
 from memwall.training.search import search_layouts
-from memwall.training.search_page import _gathered
 from memwall.training.step import least_step_s, step_memory, training_step
 
 MODEL = """
@@ -146,7 +146,7 @@ def test_equal_stages_reach_the_bound():
 def test_every_bound_of_a_layout_is_below_its_step(model):
     target, cluster = model(6), load_cluster("dgx-h100")
     ranks = searching._Ranks(target, cluster, {"seq": None}, {}, "eager", lambda message: None)
-    search = searching._Search(ranks, cluster, {"state": None, "overlap": True}, {})
+    search = searching._Search(ranks, cluster, {"state": None, "overlap": True})
     every = [each for each in layouts(8, 16, 6) if each.layout.tp <= 4]
     for each in random.Random(1).sample(every, 30):
         bounds = [bound(search, each) for _, bound in searching._BOUNDS]
@@ -201,6 +201,6 @@ def test_the_winner_is_what_its_profile_shows(run, model):
 def test_splits_that_fail_for_one_reason_stand_together():
     """With or without a colon behind the split."""
     every = {"tp=4: no linear layer": 2, "tp=8: no linear layer": 1, "tp=3 does not divide 8": 5, "slower": 1}
-    assert _gathered(every) == [
+    assert gathered(every) == [
         ("tp=3: does not divide 8", 5), ("tp=4; tp=8: no linear layer", 3), ("slower", 1)
     ]  # fmt: skip

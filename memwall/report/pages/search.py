@@ -1,0 +1,56 @@
+"""Search → Document: what is best, the candidates next to it, and why others were not simulated."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memwall.core.files import json_pieces
+from memwall.report.document import Document, Section, Sentence, Table
+from memwall.report.kinds import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchReport(Report):
+    """A search, of which a wing says the ``best`` in a sentence, what was counted in another, and the rows. ``head``
+    is the record without its rows, which it has by the name of ``listed``."""
+
+    noun = "a search"
+    kinds = ("text", "md", "html", "csv", "parquet", "json")
+    title: str
+    best: str
+    counted: str
+    pruned: Mapping[str, int]
+    heading: str
+    table: Callable[[], Table]
+    head: Mapping[str, Any]
+    listed: str
+    columns: Sequence[str]
+    values: Sequence[tuple[Any, ...]]
+
+    def document(self, kind: str) -> Document:
+        lines = [Sentence(self.best, strong=True), Sentence(self.counted)]
+        lines += [Sentence(f"Not simulated, {count:,}: {why}.") for why, count in gathered(self.pruned)]
+        return Document(self.title, (Section("", tuple(lines)), Section(self.heading, (self.table(),))))
+
+    def record(self) -> Iterable[str]:
+        rows = (dict(zip(self.columns, row, strict=True)) for row in self.values)
+        return json_pieces({**self.head, "pruned": dict(self.pruned), self.listed: rows})
+
+    def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
+        return tuple(self.columns), self.values
+
+
+def gathered(pruned: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Why candidates are out and how many, the most first; splits that fail for one reason stand together."""
+    counts: Counter[str] = Counter()
+    splits: dict[str, list[str]] = {}
+    for why, count in pruned.items():
+        split = named[0] if (named := re.match(r"tp=[^:\s]+", why)) else ""
+        reason = why.removeprefix(split).lstrip(": ")
+        counts[reason] += count
+        splits.setdefault(reason, []).append(split)
+    return [("; ".join(splits[reason]) + ": " * any(splits[reason]) + reason, n) for reason, n in counts.most_common()]
