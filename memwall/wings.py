@@ -56,7 +56,7 @@ WINGS: Mapping[str, Wing] = {
     "traces": Wing(
         about="what PyTorch's profiler recorded, next to the model",
         records={
-            "trace": ("saved.SavedTrace", "a profiler's trace compared with a GPU"),
+            "trace": ("analysis.SavedTrace", "a profiler's trace compared with a GPU"),
             "trace_comparison": (
                 "comparison.SavedComparison",
                 "traces compared with each other, or with the model",

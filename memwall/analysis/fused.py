@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from memwall.analysis.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
 from memwall.analysis.plan_diff import PlanDiff, plan_diff
 from memwall.analysis.rewrites import Family
-from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, policy_sets
+from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, policy_sets
 from memwall.analysis.table import summed
 from memwall.analysis.whatif import Change, Outcome, what_if
 from memwall.core.errors import MemwallError, UsageError
@@ -60,6 +60,35 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class SavedGpu:
+    """What fusion wins on one GPU, each mapping by policy, and what the breaks cost there."""
+
+    gpu: str
+    policies: tuple[PolicyRow, ...]
+    groups: Mapping[str, tuple[Saving, ...]]
+    refused: Mapping[str, tuple[Refused, ...]]
+    missed: Mapping[str, tuple[Missed, ...]]
+    breaks: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedFusion:
+    """``memwall.fusion/1``; its page does not show what may be anything."""
+
+    schema: str
+    memwall_version: str
+    workload: Mapping[str, str]
+    gpus: tuple[SavedGpu, ...]
+    agreement: Any = None
+    compiled: Any = None
+    alternatives: Any = None
+    capture: Capture | None = None
+    funnel: Any = None
+    what_if: Any = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class FusedProfile:
     """A profile simulated under every policy on every GPU, with its fusion analysis. ``prices`` of the breaks,
     ``lowered``, ``plan_diffs`` (memwall's plan with Inductor's) and ``compiled`` (generated kernels) are by GPU.
@@ -87,18 +116,15 @@ class FusedProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """``memwall.fusion/1``: plain JSON types, base SI units."""
-        return {
-            "schema": SCHEMA, "memwall_version": __version__,
-            "workload": {"name": self.profile.workload.name, "mode": self.profile.workload.mode},
-            "gpus": [_gpu_dict(self, policies) for policies in policy_sets(self.profile)],
-            "agreement": {name: asdict(found) for name, found in self.plan_diffs.items()},
-            **({"compiled": [made.to_dict() for made in self.compiled.values()]} if self.compiled else {}),
-            "alternatives": [asdict(family) for family in self.alternatives],
-            "capture": write(self.capture),
-            "funnel": self.op_counts.to_dict() if self.op_counts else None,
-            "what_if": [outcome.to_dict() for outcome in self.what_ifs],
-            "notes": list(self.notes),
-        }  # fmt: skip
+        info = self.profile.workload
+        saved = SavedFusion(
+            schema=SCHEMA, memwall_version=__version__, workload={"name": info.name, "mode": info.mode},
+            gpus=tuple(_saved_gpu(self, policies) for policies in policy_sets(self.profile)),
+            agreement=self.plan_diffs, compiled=[made.to_dict() for made in self.compiled.values()],
+            alternatives=self.alternatives, capture=self.capture, funnel=self.op_counts, what_if=self.what_ifs,
+            notes=self.notes,
+        )  # fmt: skip
+        return {key: value for key, value in write(saved).items() if key != "compiled" or value}
 
 
 def refused_by_rule(plan: Plan) -> tuple[Refused, ...]:
@@ -305,16 +331,12 @@ def _with_op_counts(found: FusedProfile, say: Say) -> FusedProfile:
         return replace(found, notes=(*found.notes, f"no op counts by IR level: {error}"))
 
 
-def _gpu_dict(found: FusedProfile, policies: PolicySet) -> dict[str, Any]:
-    prices = found.prices.get(policies.gpu.name)
-    return {
-        "gpu": policies.gpu.name,
-        "policies": [asdict(row) for row in policies.rows()],
-        "groups": {s.policy: [asdict(row) for row in group_savings(policies, s)] for s in policies.schedules},
-        "refused": {s.policy: [asdict(row) for row in refused_by_rule(found.plan(s))] for s in policies.schedules},
-        "missed": {
-            s.policy: [asdict(row) for row in missed_fusions(found.profile, s, found.plan(s))]
-            for s in policies.schedules
-        },
-        "breaks": None if prices is None else asdict(prices),
-    }
+def _saved_gpu(found: FusedProfile, policies: PolicySet) -> SavedGpu:
+    schedules = policies.schedules
+    return SavedGpu(
+        policies.gpu.name, tuple(policies.rows()),
+        {s.policy: tuple(group_savings(policies, s)) for s in schedules},
+        {s.policy: refused_by_rule(found.plan(s)) for s in schedules},
+        {s.policy: tuple(missed_fusions(found.profile, s, found.plan(s))) for s in schedules},
+        found.prices.get(policies.gpu.name),
+    )  # fmt: skip

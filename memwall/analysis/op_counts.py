@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -45,6 +45,8 @@ Rules = Mapping[Any, Callable[..., Any]]
 class IrLevel:
     """One level: ``ops`` has the calls of each operator that does work, ``free_calls`` counts views and allocations."""
 
+    SAVED: ClassVar = ("name", "distinct", "calls", "free_calls", "ops")
+
     name: str
     ops: Mapping[str, int]
     free_calls: int = 0
@@ -71,18 +73,6 @@ class OpCounts:
 
     def level(self, name: str) -> IrLevel | None:
         return next((level for level in self.levels if level.name == name), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "levels": [
-                {"name": level.name, "distinct": level.distinct, "calls": level.calls, "free_calls": level.free_calls,
-                 "ops": dict(level.ops)}
-                for level in self.levels
-            ],
-            "no_decomposition": dict(self.no_decomposition),
-            "fallbacks": list(self.fallbacks),
-            "failed": dict(self.failed),
-        }  # fmt: skip
 
 
 def op_counts(graph: Graph, lowered: Any = None) -> OpCounts:

@@ -14,7 +14,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memwall.analysis.dtypes import DTYPES, in_dtype, known_dtype
@@ -237,7 +237,7 @@ _EXAMPLES = {"FLOP/s": "200TFLOP/s", "B/s": "2TB/s", "B": "100MB", "s": "3us", "
 class Outcome:
     """What a what-if changes for one policy on one GPU. ``specs`` are applied together."""
 
-    specs: tuple[str, ...]
+    specs: tuple[str, ...] = field(metadata={"key": "what_if"})
     gpu: str
     policy: str
     before: Totals
@@ -251,12 +251,6 @@ class Outcome:
     @property
     def speedup(self) -> float:
         return self.before.time_s / self.after.time_s if self.after.time_s else 1.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "what_if": list(self.specs), "gpu": self.gpu, "policy": self.policy, "before": asdict(self.before),
-            "after": asdict(self.after), "notes": list(self.notes),
-        }  # fmt: skip
 
 
 def what_if(

@@ -5,9 +5,10 @@ A field's type is its check: ``str``, ``bool``, ``int`` (a count: 0 or more), ``
 that returns the value or raises :class:`BadRecord`; ``Annotated[T, SavedAs(...)]`` says how a record has it instead.
 The keys of a mapping may be of a type that has ``parse``.
 
-A class with ``OMIT_DEFAULTS = True`` leaves fields with their default out when written, and one with ``SAVED`` writes
-these attributes, properties among them, in place of its fields; its ``check()``, if it has one, sees each object that
-was read. ``field(metadata={"key": "class"})`` is the name that a record has for a field.
+A class with ``OMIT_DEFAULTS = True`` leaves fields with their default out when written. One with ``SAVED`` writes these
+attributes in place of its fields, properties and attributes of attributes among them (``"op=message.op"``: under this
+key). Its ``check()``, if it has one, sees each object that was read. ``field(metadata={"key": "class"})`` is the name
+that a record has for a field.
 """
 
 from __future__ import annotations
@@ -366,16 +367,25 @@ class Saved(NamedTuple):
 
 def saved_of(cls: type) -> list[Saved]:
     """What is written of the objects of a class, in order."""
-    hints, own = get_type_hints(cls, include_extras=True), {f.name: f for f in fields(cls)}
+    own = {f.name: f for f in fields(cls)}
     found = []
-    for name in getattr(cls, "SAVED", own):
-        if (spec := own.get(name)) is None:
-            hint = get_type_hints(getattr(cls, name).fget, include_extras=True)["return"]
-            found.append(Saved(name, name, hint, MISSING))
-        else:
-            default = spec.default if spec.default_factory is MISSING else spec.default_factory()
-            found.append(Saved(key_of(spec), name, hints[name], default))
+    for said in getattr(cls, "SAVED", own):
+        key, _, path = said.rpartition("=")
+        name, spec = path.rpartition(".")[2], own.get(path)
+        default = MISSING
+        if spec is not None:
+            name, default = key_of(spec), spec.default if spec.default_factory is MISSING else spec.default_factory()
+        found.append(Saved(key or name, path, _hint_of(cls, path), default))
     return found
+
+
+def _hint_of(cls: Any, path: str) -> Any:
+    """The type of an attribute of a class, or of an attribute of that."""
+    name, _, rest = path.partition(".")
+    said = getattr(cls, name, None)
+    of, asked = (said.fget, "return") if isinstance(said, property) else (cls, name)
+    hint = get_type_hints(of, include_extras=True)[asked]
+    return _hint_of(hint, rest) if rest else hint
 
 
 def key_of(spec: Field[Any]) -> str:

@@ -23,10 +23,7 @@ RECORDS: Mapping[str, tuple[str, str]] = {
         "one run of one executor, kernel by kernel: an item of a profile's measurements",
     ),
     "comparison": ("analysis.compare.Comparison", "one workload on several GPUs, or several profiles"),
-    "fusion": (
-        "report.pages.fusion_record.SavedFusion",
-        "what fusion wins: policies, groups, refusals, missed fusions, capture",
-    ),
+    "fusion": ("analysis.fused.SavedFusion", "what fusion wins: policies, groups, refusals, missed fusions, capture"),
     **records_of_wings(),
 }
 #: records that state no schema, a part of another and a list

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from memwall.analysis.table import share
 from memwall.core.graph import Pipe
+from memwall.core.structure import write
 from memwall.core.units import counted
 from memwall.core.version import __version__
 from memwall.hardware.gpu import Gpu
@@ -26,7 +27,7 @@ from memwall.traces.calls import Surroundings
 from memwall.traces.collectives import Alike, RankWaits, collectives, rank_waits, unshared
 from memwall.traces.costs import Price, Pricing, older_kernels_note, reading, row_cost
 from memwall.traces.reading import memory_note, ran_elsewhere, vendors_of
-from memwall.traces.records import ProfilerTrace, TracedOp
+from memwall.traces.records import Gap, ProfilerTrace, TraceDevice, TracedOp
 from memwall.traces.rows import KernelRows, Launches, RowCost, is_call
 
 SCHEMA = "memwall.trace/1"
@@ -36,7 +37,6 @@ _US = 1e-6
 _NOTABLE_PIPE = 0.05
 #: what rows are grouped by -> the attribute of a kind
 _GROUPED = {"op": "key", "module": "module", "class": "op_class", "phase": "phase"}
-_SHARES = ("matched_share", "shaped_share", "costed_share", "costed_of_shaped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,54 @@ def _is_bounded(kind: RowKind) -> bool:
 
 def _is_modeled(kind: RowKind) -> bool:
     return kind.modeled_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceTotals:
+    """Sums over all rows; the shares are of their measured time."""
+
+    kernels: int
+    rows: int
+    measured_s: float
+    busy_s: float
+    gap_s: float
+    span_s: float
+    exposed_communication_s: float
+    matched_share: float
+    shaped_share: float
+    costed_share: float
+    costed_of_shaped: float
+    flops: int
+    bytes: int
+    bound_s: float
+    modeled_s: float
+    modeled_rows_measured_s: float
+    over_roof: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTrace:
+    """The record; ``over_roof`` are ids of rows."""
+
+    OMIT_DEFAULTS: ClassVar = True
+
+    schema: str
+    memwall_version: str
+    trace: str
+    devices: tuple[TraceDevice, ...]
+    gpu: str
+    resolution_s: float
+    totals: TraceTotals
+    by_wall_s: Mapping[str, float]
+    by_class_s: Mapping[str, float]
+    by_class_with_figures_s: Mapping[str, float]
+    over_roof: tuple[int, ...]
+    rows: tuple[TraceRow, ...]
+    gaps: tuple[Gap, ...]
+    cluster: str = ""
+    collectives: tuple[Alike, ...] = ()
+    ranks: tuple[RankWaits, ...] = ()
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -212,37 +260,30 @@ class TraceAnalysis:
 
     def record(self) -> dict[str, Any]:
         """The same, but rows and gaps are iterators: there may be millions."""
-        trace = self.trace
-        return {
-            "schema": SCHEMA, "memwall_version": __version__, "trace": trace.path_name,
-            "devices": [{"index": d.index, "name": d.name, "kernels": d.kernels} for d in trace.devices if d.kernels],
-            "gpu": self.gpu.name, "resolution_s": self.resolution_s,
-            "totals": self.totals(),
-            "by_wall_s": self.by_wall(),
-            "by_class_s": {group.key: group.measured_s for group in self.groups("class")},
-            "by_class_with_figures_s": {group.key: group.bounded_s for group in self.groups("class")},
-            "over_roof": list(self.over_roof.numbers),
-            "rows": map(TraceRow.to_dict, self.rows),
-            "gaps": ({"device": gap.device, "start_s": gap.start_us * _US, "time_s": gap.dur_us * _US,
-                      "cause": gap.cause} for gap in trace.gaps),
-            **({"cluster": self.cluster.name} if self.cluster and self.collectives else {}),
-            **({"collectives": [row.to_dict() for row in self.collectives]} if self.collectives else {}),
-            **({"ranks": [asdict(row) for row in self.ranks]} if self.ranks else {}),
-            "notes": list(self.notes),
-        }  # fmt: skip
+        trace, classes = self.trace, self.groups("class")
+        saved = SavedTrace(
+            schema=SCHEMA, memwall_version=__version__, trace=trace.path_name,
+            devices=tuple(device for device in trace.devices if device.kernels),
+            gpu=self.gpu.name, resolution_s=self.resolution_s, totals=self.totals(), by_wall_s=self.by_wall(),
+            by_class_s={group.key: group.measured_s for group in classes},
+            by_class_with_figures_s={group.key: group.bounded_s for group in classes},
+            over_roof=tuple(self.over_roof.numbers), rows=(), gaps=(),
+            cluster=self.cluster.name if self.cluster and self.collectives else "",
+            collectives=self.collectives, ranks=self.ranks, notes=self.notes,
+        )  # fmt: skip
+        return {**write(saved), "rows": map(write, self.rows), "gaps": map(write, trace.gaps)}
 
-    def totals(self) -> dict[str, Any]:
+    def totals(self) -> TraceTotals:
         """The sums of the record."""
-        return {
-            "kernels": len(self.trace.kernels), "rows": len(self.rows), "measured_s": self.measured_s,
-            "busy_s": self.busy_s, "gap_s": self.gap_s, "span_s": self.trace.span_us * _US,
-            "exposed_communication_s": sum(self.trace.exposed_communication_us.values()) * _US,
-            **{what: getattr(self, what) for what in _SHARES},
-            "flops": sum(self.rows.values("flops")), "bytes": sum(self.rows.values("bytes")),
-            "bound_s": sum(self.rows.values("bound_s"), 0.0),
-            "modeled_s": self.modeled_s, "modeled_rows_measured_s": self.modeled_of_s,
-            "over_roof": len(self.over_roof),
-        }  # fmt: skip
+        return TraceTotals(
+            kernels=len(self.trace.kernels), rows=len(self.rows), measured_s=self.measured_s, busy_s=self.busy_s,
+            gap_s=self.gap_s, span_s=self.trace.span_us * _US,
+            exposed_communication_s=sum(self.trace.exposed_communication_us.values()) * _US,
+            matched_share=self.matched_share, shaped_share=self.shaped_share, costed_share=self.costed_share,
+            costed_of_shaped=self.costed_of_shaped, flops=sum(self.rows.values("flops")),
+            bytes=sum(self.rows.values("bytes")), bound_s=sum(self.rows.values("bound_s"), 0.0),
+            modeled_s=self.modeled_s, modeled_rows_measured_s=self.modeled_of_s, over_roof=len(self.over_roof),
+        )  # fmt: skip
 
 
 # ---- making it

@@ -11,10 +11,10 @@ import copy
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import chain, compress
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from memwall.core.graph import Pipe
 from memwall.traces.records import ColumnTable, Key, Numbered, TracedKernel
@@ -22,19 +22,14 @@ from memwall.traces.rows import KernelRows
 
 V = TypeVar("V")
 _US = 1e-6
-#: attributes of a row in its record, and those that have another name there
-_WRITTEN = ("id", "name", "op_class", "phase", "module", "source", "shapes", "device", "start_s", "measured_s", "flops",
-            "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall", "assumed",
-            "reason")  # fmt: skip
-_KEYS = {"name": "op", "op_class": "class"}
 
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
     """What rows of one kind share. Seconds and bytes; None: not known."""
 
-    name: str
-    op_class: str
+    name: str = field(metadata={"key": "op"})
+    op_class: str = field(metadata={"key": "class"})
     phase: str
     module: str
     source: str
@@ -78,6 +73,13 @@ class RowKind:
 class TraceRow(RowKind):
     """What one op execution launched, or a kernel without a known op."""
 
+    OMIT_DEFAULTS: ClassVar = True
+    SAVED: ClassVar = (
+        "id", "name", "op_class", "phase", "module", "source", "shapes", "device", "start_s", "measured_s", "flops",
+        "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall", "assumed", "reason",
+        "notes", "kernels", "dram_bytes",
+    )  # fmt: skip
+
     id: int
     start_s: float
     kernels: tuple[TracedKernel, ...]
@@ -85,19 +87,12 @@ class TraceRow(RowKind):
     #: the time compared with the roof: ``measured_s`` plus what its kernels' durations may have lost by truncation
     longest_s: float
     #: by Nsight Compute, all kernels of the row together
-    dram_bytes: int | None
+    dram_bytes: int | None = field(default=None, metadata={"key": "measured_dram_bytes"})
 
     @property
     def of_roof(self) -> float | None:
         """Speed of light over measured time."""
         return self.bound_s / self.longest_s if self.bound_s is not None and self.longest_s > 0 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its part of the record."""
-        record = {_KEYS.get(name, name): getattr(self, name) for name in _WRITTEN}
-        kernels = [{"name": k.name, "stream": k.stream, "time_s": k.dur_us * _US} for k in self.kernels]
-        measured = {} if self.dram_bytes is None else {"measured_dram_bytes": self.dram_bytes}
-        return {**record, "notes": list(self.notes), "kernels": kernels, **measured}
 
 
 _shared = attrgetter(*(field.name for field in fields(RowKind)))

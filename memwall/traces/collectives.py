@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
@@ -85,7 +85,13 @@ def _tensors(op: TracedOp) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Collectives of a trace that are alike, with the seconds of each in order; ``modeled``: on a cluster."""
+    """Collectives of a trace that are alike, with the seconds of each in order; ``modeled``: on a cluster, None where
+    it cannot run them."""
+
+    SAVED: ClassVar = (
+        "message.op", "message.group", "message.ranks", "bytes=message.nbytes", "count", "measured_s", "shortest_s",
+        "bus_bytes_per_s", "link_share", "modeled_s",
+    )  # fmt: skip
 
     message: TracedMessage
     seconds: tuple[float, ...]
@@ -112,15 +118,13 @@ class Alike:
         """Seconds of a ring's bytes at the links' nominal rate, over those of the shortest."""
         return self.modeled.wire_s / self.shortest_s if self.modeled and self.shortest_s else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """For a JSON record."""
-        message = self.message
-        return {
-            "op": message.op, "group": message.group, "ranks": message.ranks, "bytes": message.nbytes,
-            "count": len(self.seconds), "measured_s": self.measured_s, "shortest_s": self.shortest_s,
-            "bus_bytes_per_s": self.bus_bytes_per_s, "link_share": self.link_share,
-            "modeled_s": self.modeled.time_s if self.modeled else None,
-        }  # fmt: skip
+    @property
+    def count(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def modeled_s(self) -> float | None:
+        return self.modeled.time_s if self.modeled else None
 
 
 def collectives(trace: ProfilerTrace, cluster: Cluster | None) -> list[Alike]:

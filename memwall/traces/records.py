@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import eq, index
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from memwall.core.units import size
 
@@ -28,6 +28,7 @@ Key = TypeVar("Key", bound=Hashable)
 Dims = tuple[Any, ...]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+_US = 1e-6
 
 
 def nothing() -> Mapping[str, Any]:
@@ -100,6 +101,8 @@ class TraceDevice:
     ``kernels`` counts those that ran on it: a trace lists all GPUs of the machine.
     """
 
+    SAVED: ClassVar = ("index", "name", "kernels")
+
     index: int
     name: str = ""
     sm_count: int | None = None
@@ -158,6 +161,8 @@ class TracedOp:
 class TracedKernel:
     """One row of a GPU stream; ``id`` is its index in :attr:`ProfilerTrace.kernels`, which are sorted by start."""
 
+    SAVED: ClassVar = ("name", "stream", "time_s")
+
     id: int
     name: str
     category: str  # "kernel", "memcpy", "memset" or "communication", by the category and the name
@@ -179,15 +184,29 @@ class TracedKernel:
     def end_us(self) -> float:
         return self.start_us + self.dur_us
 
+    @property
+    def time_s(self) -> float:
+        return self.dur_us * _US
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
     """A time in which no stream of a device ran anything, and what the CPU did at its end."""
 
+    SAVED: ClassVar = ("device", "start_s", "time_s", "cause")
+
     device: int
     start_us: float
     dur_us: float
     cause: str  # "host: aten::linear", "sync: cudaStreamSynchronize", "graph launch: cudaGraphLaunch", "unknown"
+
+    @property
+    def start_s(self) -> float:
+        return self.start_us * _US
+
+    @property
+    def time_s(self) -> float:
+        return self.dur_us * _US
 
 
 class OpKind(NamedTuple):

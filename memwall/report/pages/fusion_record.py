@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import memwall.report.columns as col
-from memwall.analysis.fused import SCHEMA, Refused
-from memwall.analysis.savings import Missed, PolicyRow, Saving
+from memwall.analysis.fused import SCHEMA, SavedFusion, SavedGpu
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read
@@ -19,29 +18,6 @@ from memwall.report.document import Block, Document, Section, Table, known_facts
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
 from memwall.report.pages.capture import MAX_BREAKS
-
-
-@dataclass(frozen=True)
-class SavedGpu:
-    """What fusion wins on one GPU, each mapping by policy."""
-
-    gpu: str
-    policies: tuple[PolicyRow, ...]
-    groups: Mapping[str, tuple[Saving, ...]]
-    refused: Mapping[str, tuple[Refused, ...]]
-    missed: Mapping[str, tuple[Missed, ...]]
-
-
-@dataclass(frozen=True)
-class SavedFusion:
-    """What of the record its page shows; the rest is for programs."""
-
-    schema: str
-    memwall_version: str
-    workload: Mapping[str, str]
-    gpus: tuple[SavedGpu, ...]
-    capture: Capture | None = None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

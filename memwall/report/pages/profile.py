@@ -16,6 +16,7 @@ from memwall.analysis.validation import rows as measured_rows
 from memwall.analysis.validation import summary
 from memwall.analysis.verdict import verdict
 from memwall.analysis.whatif import Outcome
+from memwall.core.structure import write
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import kernel_module, kernel_phase, schedule_label, shapes_text, short_name
 from memwall.record.profile import Profile
@@ -78,7 +79,7 @@ class ProfileReport(Report):
         """``memwall.profile/1``; verdicts, what-ifs, explanations, ranks, their pipeline and the sums of what was
         measured, which readers pass over, under keys of their own."""
         further: dict[str, Any] = {"verdicts": [_verdict_dict(self.profile, s) for s in self.profile.simulations]}
-        further |= {"what_if": [o.to_dict() for o in self.what_ifs]} if self.what_ifs else {}
+        further |= {"what_if": write(self.what_ifs)} if self.what_ifs else {}
         if self.explained:
             further["explanations"] = [_explanation_dict(schedule, why) for schedule, why in self.explained]
         if self.ranks:

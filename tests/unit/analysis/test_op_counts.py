@@ -17,6 +17,7 @@ import memwall.analysis.op_counts
 from memwall.analysis.fused import fuse
 from memwall.analysis.op_counts import IrLevel, OpCounts, op_counts
 from memwall.core.errors import UsageError
+from memwall.core.structure import write
 from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.inductor import Lowered, LoweredKernel
@@ -134,7 +135,7 @@ def test_inductors_levels_follow_when_they_are_given():
     assert [level.name for level in found.levels] == names
     assert (found.level("loop IR").distinct, found.level("loop IR").calls) == (3, 5)
     assert found.fallbacks == ("aten.sort",)
-    assert json.loads(json.dumps(found.to_dict()))["levels"][4]["ops"] == {"mul": 3, "load": 1, "store": 1}
+    assert json.loads(json.dumps(write(found)))["levels"][4]["ops"] == {"mul": 3, "load": 1, "store": 1}
 
 
 def test_a_reference_model_decomposes_without_failure():

@@ -85,10 +85,10 @@ def test_a_trace_keeps_its_schema(tmp_path):
     )), "json"))  # fmt: skip
     known = validator("trace")
     known.validate(record)
-    places = {"": record, "SavedDevice": record["devices"][0], "SavedTotals": record["totals"],
-              "SavedRow": record["rows"][0], "SavedKernel": record["rows"][0]["kernels"][0],
-              "SavedGap": record["gaps"][0], "SavedCollective": record["collectives"][0],
-              "SavedRank": record["ranks"][0]}  # fmt: skip
+    places = {"": record, "TraceDevice": record["devices"][0], "TraceTotals": record["totals"],
+              "TraceRow": record["rows"][0], "TracedKernel": record["rows"][0]["kernels"][0],
+              "Gap": record["gaps"][0], "Alike": record["collectives"][0],
+              "RankWaits": record["ranks"][0]}  # fmt: skip
     assert set(known.schema["$defs"]) == places.keys() - {""}
     assert {part: keys(known.schema, part) for part in places} == {part: {*own} for part, own in places.items()}
     assert [row.get("measured_dram_bytes") for row in record["rows"]] == [7, 9, None]

@@ -865,7 +865,7 @@ def test_a_resnet_without_dtypes_has_the_flops_of_the_same_with_them(tmp_path: P
         event.get("args", {}).pop("Input type", None)
     bare = tmp_path / "trace.json"
     bare.write_text(json.dumps(recorded), encoding="utf-8")
-    flops = [analyse(read_trace(each), load_gpu("v100-sxm2-32gb")).totals()["flops"] for each in (path, bare)]
+    flops = [analyse(read_trace(each), load_gpu("v100-sxm2-32gb")).totals().flops for each in (path, bare)]
     assert flops[0] == flops[1] > 4e12
 
 
