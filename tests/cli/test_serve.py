@@ -42,7 +42,7 @@ def points(run, *words):
 
 def test_a_table_of_loads(run, model, tmp_path):
     files = ("-o", str(tmp_path / "s.csv"), "-o", str(tmp_path / "s.html"))
-    result = run("serve", model, *"--gpu h100 --tp 1 2 --concurrency 1 16".split(), *files)
+    result = run("serve", model, *["--gpu", "h100", "--tp", "1", "2", "--concurrency", "1", "16"], *files)
     assert result.code == 0, result.err
     assert "h100-sxm x 2" in result.out and "16 clients" in result.out
     assert len((tmp_path / "s.csv").read_text(encoding="utf-8").splitlines()) == 5

@@ -39,25 +39,6 @@ def simulations(path):
     return json.loads(path.read_text(encoding="utf-8"))["simulations"]
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-def test_a03_a_record_of_another_gpu_runs_the_kernels_of_this_one(run, folder, mode):
-    """The trace chose the attention kernel of the GPU that it was made for, and a saved profile kept it on every other
-    GPU."""
-    write(folder / "net.py")
-    how = ("--mode", mode, "--dtype", "bf16")
-    gpus = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x", "mi100")
-    assert run("profile", "net.py", *how, "--gpu", "h100", "-o", "h100.json").code == 0
-    assert run("profile", "h100.json", "--gpu", *gpus, "-o", "again.json").code == 0
-    for gpu, again in zip(gpus, simulations(folder / "again.json"), strict=True):
-        assert run("profile", "net.py", *how, "--gpu", gpu, "-o", "direct.json").code == 0
-        (direct,) = simulations(folder / "direct.json")
-        assert again["totals"] == direct["totals"], gpu
-        assert [kernel["name"] for kernel in again["kernels"]] == [kernel["name"] for kernel in direct["kernels"]]
-        # bf16 runs in flash attention from Ampere on and on CDNA 3; before, its products and softmax are kernels apart
-        names = {kernel["name"] for kernel in again["kernels"]}
-        assert ("aten.bmm" in names) == (gpu != "mi300x"), gpu
-
-
 def test_a03_compare_takes_the_kernels_of_each_gpu(run, folder):
     """Comparing a saved profile gave another speed-up than comparing the model itself."""
     write(folder / "net.py")
@@ -102,18 +83,6 @@ def test_a09_the_second_choice_runs_where_the_first_is_switched_off(shell, folde
     assert "aten._scaled_dot_product_efficient_attention" in names
 
 
-def test_a09_the_gate_notices_the_change(shell, folder):
-    """A change of the attention backend left the profile as it was, so no gate could see it."""
-    write(folder / "net.py")
-    how = ("--dtype", "bf16", "--gpu", "h100")
-    assert shell("profile", "net.py", *how, "-o", "base.json").code == 0
-    write(folder / "net.py", head="torch.backends.cuda.enable_flash_sdp(False)\n"
-                                  "torch.backends.cuda.enable_mem_efficient_sdp(False)")  # fmt: skip
-    assert shell("profile", "net.py", *how, "-o", "now.json").code == 0
-    gate = shell("gate", "now.json", "--baseline", "base.json")
-    assert gate.code == 1, gate.out + gate.err
-
-
 GATHERS = """\
 import torch
 import torch.nn.functional as F
@@ -140,25 +109,3 @@ def test_a10_no_more_bytes_are_compulsory_than_can_be_touched(run, folder):
     assert sample["read_bytes"] <= 4 * (4 * 8 * points + 2 * points)  # four taps in each channel, two coordinates
     assert lower["read_bytes"] <= 4 * (triangle + 1024)
     assert upper["read_bytes"] <= 4 * triangle
-
-
-LSTM = """\
-import torch
-
-def model():
-    return torch.nn.LSTM(64, 128)
-
-def inputs():
-    return (torch.randn(10, 4, 64),)
-"""
-
-
-def test_a14_the_gates_of_recurrent_layers_count_their_steps(run, folder):
-    """cuDNN's recurrent layers counted their products alone, though the rules count element-wise steps."""
-    (folder / "lstm.py").write_text(LSTM, encoding="utf-8")
-    assert run("profile", "lstm.py", "--gpu", "h100", "-o", "lstm.json").code == 0
-    ops = json.loads((folder / "lstm.json").read_text(encoding="utf-8"))["graph"]["ops"]
-    (layer,) = (op for op in ops if "rnn" in op["name"])
-    products = 2 * 40 * 512 * (64 + 128)
-    # a hidden element of a step: 12 sums in 4 gates, 3 sigmoids of 3 steps, 2 tanh, 4 in the blend of the states
-    assert layer["flops"] == products + 40 * 128 * 27

@@ -259,12 +259,6 @@ def test_c30_optimizers_that_read_a_number_back(run, folder, name):
     assert {i for i, role in enumerate(roles) if role == "parameter"} <= written
 
 
-def test_c30_lbfgs_says_what_of_its_step_is_counted(run, folder):
-    """LBFGS, whose step takes a closure, got Python's complaint of a missing argument."""
-    done = run("profile", optimized(folder, "torch.optim.LBFGS(parameters)"), "--mode", "training")
-    assert done.code == 0 and "one evaluation of the model" in " ".join(done.out.split()), done.err + done.out
-
-
 def test_c30_a_process_group_made_by_the_model(run, folder):
     """A model that is built again after a first try made its process group twice."""
     top = (
@@ -314,16 +308,6 @@ def test_c23_flex_attention_and_cond_are_traced(run, folder, name):
     rows = 2 * 4 * 256
     # unfused attention: scores and their product with the values, 2 x rows x 256 x 64 each; cond: one of the layers
     assert products == (2 * 2 * rows * 256 * 64 if name == "Flex" else 2 * rows * 64 * 64)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_c23_a_while_loop_is_a_loop(run, folder):
-    """while_loop compiles its body first, which failed inside a trace without a way out."""
-    (folder / "functions.py").write_text(FUNCTIONS, encoding="utf-8")
-    done = run("profile", "functions.py:While", "--input", "f32[8,64]", "-o", "w.json")
-    assert done.code == 0, done.err
-    record = json.loads((folder / "w.json").read_text(encoding="utf-8"))
-    assert [op["name"] for op in record["graph"]["ops"]].count("aten.mul.Tensor") == 3
 
 
 def test_e40_the_readme_is_for_a_newcomer():

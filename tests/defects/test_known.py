@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import nn
 
@@ -53,25 +51,6 @@ def test_f51_attention_of_real_tensors_is_laid_out_as_a_gpu_does(folder):
     assert on_meta.simulations[0].totals.dram_bytes == real.simulations[0].totals.dram_bytes
 
 
-@functools.lru_cache
-def _positions(count: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(count, dtype=torch.float32, device=device)
-
-
-class Remembering(nn.Module):
-    """What detectors of transformers do: anchors are made once, in a function with a cache."""
-
-    def forward(self, x):
-        return x + _positions(x.shape[-1], x.device)
-
-
-def test_f43_a_trace_leaves_nothing_in_the_caches_of_functions(folder):
-    """Tensors of a trace stayed in functools.lru_cache, and the next trace missed the ops that make them."""
-    first, second = (memwall.profile(Remembering(), (torch.zeros(4, 64),), gpu="h100") for _ in range(2))
-    assert names(first) == names(second) == ["arange", "add.Tensor"]
-    assert Remembering()(torch.zeros(4, 64)).sum() == 4 * 63 * 64 / 2  # and the caller's own run works
-
-
 def test_f51_memory_that_is_written_in_parts_has_their_values(folder):
     """Values were lost where a model fills new memory part by part, as offsets of a batch: zero, then running sums."""
 
@@ -109,18 +88,6 @@ def test_f51_a_models_own_train_reads_values(folder):
     """eval() of a model whose own train() reads a buffer ended in torch's NotImplementedError, exit code 70."""
     made = memwall.profile(Remembered(), (torch.zeros(8, 64),), gpu="h100")
     assert names(made) == ["addmm"]
-
-
-def test_f52_lazy_modules_take_their_shapes_from_a_first_call(folder):
-    """Lazy layers were refused: their shapes come from the first call, which a trace had not made."""
-    lazy = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10))
-    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
-    for mode in ("inference", "training"):
-        made, wanted = (memwall.profile(m, (torch.zeros(2, 3, 8, 8),), gpu="h100", mode=mode) for m in (lazy, plain))
-        assert names(made) == names(wanted)
-        assert made.workload.parameters == wanted.workload.parameters == 8 * 27 + 8 + 288 * 10 + 10
-        assert made.graph.role_bytes == wanted.graph.role_bytes
-    assert isinstance(lazy[0], nn.LazyConv2d)  # the caller's is as it was
 
 
 class Graph(nn.Module):

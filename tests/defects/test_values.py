@@ -10,71 +10,6 @@ from torch import nn
 
 import memwall
 
-ASKING = """\
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(100, 64)
-        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 4)]
-        self.register_buffer("places", torch.arange(64))
-
-    def forward(self, ids, mask):
-        return sum(ask(self.table(ids), ids, mask).sum() for ask in (ASKS))
-
-ASKS
-def model():
-    return Net()
-
-def inputs():
-    return torch.arange(32).view(2, 16), torch.ones(2, 16, dtype=torch.long).tril(3)
-"""
-ASK = """\
-    def ask_{number}(self, x, ids, mask):
-        {line}
-        return x
-
-"""
-
-#: what forward asks → the line; the mask's rows have 4 and 5 ones, the ids are 0 to 31
-ASKED = {
-    "item": "assert mask.sum().item() == 9",
-    "if": "assert not mask.all() and (x * 2 if mask.any() else None) is not None",
-    "int": "x = x[:, : int(mask.sum(1).max())]; assert x.shape[1] == 5",
-    "mask as index": "x = x[mask.bool()]; assert x.shape == (9, 64)",
-    "masked write": "x[mask.bool()] = x[mask.bool()] * 2",
-    "masked_select": "x = x.masked_select(mask.bool()[..., None]); assert x.numel() == 9 * 64",
-    "nonzero": "assert (ids > 20).nonzero().shape == (11, 2)",
-    "where": "rows, columns = torch.where(ids > 20); x = x[rows, columns]; assert x.shape == (11, 64)",
-    "unique": "assert torch.unique(ids % 7).numel() == 7",
-    "one_hot": "assert nn.functional.one_hot(ids % 7).shape == (2, 16, 7)",
-    "repeat_interleave": "x = x[0].repeat_interleave(self.places[:16] % 3, dim=0); assert x.shape == (15, 64)",
-    "tolist": "x = torch.cat([part * 2 for part in x[0].split(mask.sum(1).tolist() + [7])])",
-    "cpu": "assert mask.cpu().numpy().sum() == 9",
-    "equal": "assert torch.equal(ids, ids) and not torch.equal(ids, mask)",
-    "bincount": "assert torch.bincount(ids.flatten() % 5).tolist() == [7, 7, 6, 6, 6]",
-    "in place": "n = ids.clone(); n[0] = 3; n.masked_fill_(n > 20, -1); assert n[1].sum() == 90 - 11",
-    "a view written": "n = torch.zeros(4, 4, device=x.device); n[1:3, 1] = 2; assert n.flatten()[5] * 2 == n.sum()",
-    "constants": "assert torch.tensor([[1, 2], [3, 4]], device=x.device)[1].sum() == 7",
-    "a mask of shapes": "assert torch.ones(8, 8, device=x.device, dtype=torch.bool).triu(1).sum() == 28",
-    "a format": "assert f'{mask.sum().item():d}' == '9'",
-}
-
-
-@pytest.mark.parametrize("mode", ["inference", "training"])
-def test_f51_what_follows_from_inputs_and_constants_is_known(run, folder, mode):
-    """Tensors on meta had no values at all, though those of integers and booleans follow from inputs and constants."""
-    asks = "".join(ASK.format(number=number, line=line) for number, line in enumerate(ASKED.values()))
-    names = "".join(f"self.ask_{number}, " for number in range(len(ASKED)))
-    text = ASKING.replace("(ASKS)", f"({names})").replace("ASKS\n", asks)
-    (folder / "asking.py").write_text(text, encoding="utf-8")
-    done = run("profile", "asking.py", "--gpu", "h100", "--mode", mode)
-    assert done.code == 0, done.err
-    assert run("profile", "asking.py", "--gpu", "h100", "--real", "--mode", mode).code == 0
-
-
 ROUTED = """\
 import torch
 from torch import nn
@@ -225,3 +160,22 @@ class Beams(nn.Module):
 def test_a_known_operand_decides_what_an_unknown_one_cannot_change(steps):
     profile = memwall.profile(Beams(steps), (torch.randn(4, 8),))
     assert [op.name for op in profile.graph.ops].count("aten.addmm") == steps
+
+
+ASKED = {
+    "a list as index": "n = n[:, [2, 0]]; assert n.tolist() == [[2, 0], [5, 3]]",
+    "a format": "assert f'expert_{n[0, 1]}, {n.sum():>4d}' == 'expert_1,   15'",
+}
+
+
+@pytest.mark.parametrize("line", ASKED.values(), ids=ASKED.keys())
+def test_f51_lists_as_indices_and_numbers_in_texts(run, folder, line):
+    """An index that is a list became a tensor without its numbers, and a known number was formatted as a tensor."""
+    (folder / "asks.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x, n):\n"
+        f"        {line}\n        return x * 2\n\n"
+        "def model():\n    return Net()\n\ndef inputs():\n"
+        "    return torch.randn(4, 4), torch.arange(6).view(2, 3)\n",
+        encoding="utf-8",
+    )
+    assert (result := run("profile", "asks.py", "--gpu", "h100")).code == 0, result.err

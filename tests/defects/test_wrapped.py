@@ -112,22 +112,6 @@ def test_f43_the_state_of_a_module_is_its_own_in_each_trace():
     assert peak(made) >= CACHE_BYTES + 2 * CACHE_BYTES + (64 * 64 + 64) * 4
 
 
-def test_f52_an_inner_compiled_module_is_traced():
-    """The copy of a module that torch.compile wrapped called the caller's original, whose tensors are the host's."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = torch.compile(nn.Linear(64, 64))
-            self.last = nn.Linear(64, 8)
-
-        def forward(self, x):
-            return self.last(self.inner(x))
-
-    made = memwall.profile(Net(), (torch.zeros(4, 64),))
-    assert made.simulations[0].totals.flops == 2 * 4 * 64 * 64 + 2 * 4 * 64 * 8
-
-
 def test_f52_ddp_is_one_ranks_view():
     """The copy of a DistributedDataParallel could not be made: its reducer and logger cannot be pickled."""
 
@@ -187,43 +171,6 @@ def test_f52_an_int8_weight_is_int8():
     assert made.graph.role_bytes["parameter"] == 1024 * 1024 + 1024 * 4
 
 
-def test_c30_lbfgs_is_counted_per_evaluation():
-    """LBFGS evaluates the model by a closure, which a trace did not give it."""
-    made = memwall.profile(
-        nn.Linear(64, 64), (torch.zeros(4, 64),), mode="training", optimizer=lambda p: torch.optim.LBFGS(p)
-    )
-    # parameters, gradients, and a history of 100 directions and steps
-    assert peak(made) >= 202 * (64 * 64 + 64) * 4
-
-
-def test_c30_asgd_may_be_capturable():
-    """The devices that capturable optimizers accept did not include the traced one."""
-    made = memwall.profile(
-        nn.Linear(64, 64), (torch.zeros(4, 64),), mode="training",
-        optimizer=lambda p: torch.optim.ASGD(p, capturable=True),
-    )  # fmt: skip
-    assert any(op.phase == "optimizer" for op in made.graph.ops)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_c23_scan_and_map_are_loops():
-    """Operators that take functions were refused, though without a compiler they are Python loops."""
-    from torch._higher_order_ops import map as map_rows
-    from torch._higher_order_ops.scan import scan
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.step = nn.Linear(64, 64)
-
-        def forward(self, x):
-            rows = map_rows(lambda row: self.step(row), x)
-            return scan(lambda carry, row: (self.step(row) + carry, carry * 1), rows[0] * 0, rows)[1]
-
-    made = memwall.profile(Net(), (torch.zeros(8, 64),))
-    assert [op.name for op in made.graph.ops].count("aten.addmm") == 8 + 8
-
-
 def test_c24_a_tensor_says_that_it_is_on_cuda():
     """A traced tensor said that its device is meta, which models that ask for a GPU refuse."""
 
@@ -235,11 +182,3 @@ def test_c24_a_tensor_says_that_it_is_on_cuda():
 
     made = memwall.profile(Net(64, 64), (torch.zeros(4, 64),))
     assert [op.name for op in made.graph.ops] == ["aten.addmm"]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_f52_a_torchscript_module_is_traced():
-    """A TorchScript module was refused, though its interpreter runs the same ops."""
-    made = memwall.profile(torch.jit.script(nn.Linear(64, 64)), (torch.zeros(4, 64),))
-    assert [op.name for op in made.graph.ops] == ["aten.addmm"]
-    assert made.workload.parameters == 64 * 64 + 64

@@ -108,6 +108,16 @@ def test_random_index_programs_equal_those_on_the_host(block):
             assert torch.equal(value, real) and mine.shape == real.shape, (seed, step)
 
 
+def test_numpy_and_a_comparison_see_known_values():
+    class Asks(torch.nn.Module):
+        def forward(self, x, mask):
+            assert mask.cpu().numpy().sum() == 9 and torch.equal(mask, mask) and not torch.equal(mask, mask + 1)
+            return x * 2
+
+    mask = torch.ones(2, 16, dtype=torch.long).tril(3)  # rows of 4 and of 5 ones
+    assert memwall.profile(Asks(), (torch.zeros(4), mask)).graph.ops
+
+
 def test_what_an_unknown_tensor_writes_is_unknown():
     known = KnownValues()
     with Carrying(known):
