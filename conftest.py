@@ -51,30 +51,37 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "versions: also runs with the newest and the oldest supported libraries")
 
 
-#: files of tests that compile, start processes, take large models or many: ``make test-fast`` leaves them out
+#: folders and files of tests that trace many models or large ones, compile, or start processes: ``make test-fast`` does
+#: not even import them
 SLOW = frozenset((
-    "cli", "test_ab", "test_accuracy_tables", "test_accuracy_training", "test_below_the_peak", "test_calibrate",
-    "test_capture", "test_clock", "test_codegen_compile", "test_codegen_gemm", "test_codegen_index",
-    "test_codegen_multi", "test_codegen_random", "test_compat", "test_deployed_configs", "test_deployments",
-    "test_diff", "test_docs", "test_emit", "test_families", "test_fusion_invariants", "test_gate_evaluate",
-    "test_generated", "test_generated_kernels", "test_generated_mutations", "test_hf_sound", "test_hf_vision",
-    "test_history", "test_inductor", "test_inductor_padding", "test_inductor_replay", "test_integrations",
-    "test_known_models", "test_levers", "test_library", "test_liger_pairs", "test_light_imports", "test_measure_cpu",
-    "test_measure_cuda", "test_measured_report", "test_op_counts", "test_oracle", "test_other_gpus", "test_package",
-    "test_pictures_layout", "test_pipelines", "test_plan_diff", "test_process", "test_programs", "test_pytest_plugin",
-    "test_ranks", "test_reference_models", "test_repeats", "test_report_html", "test_reports",
-    "test_served_architectures", "test_server", "test_serving_steady", "test_serving_steps", "test_sharding",
-    "test_step_bound", "test_trace_bytes", "test_trace_costs", "test_trace_memory", "test_trace_reading",
-    "test_trace_replay", "test_trace_viewers", "test_tracing", "test_training", "test_utilization_experts",
-    "test_values", "test_workload_hf", "test_world", "test_wrapped", "test_zoo_sample",
+    "cli", "codegen", "defects", "frontend", "gpu", "inductor", "tests",
+    "test_ab", "test_below_the_peak", "test_calibrate", "test_clock", "test_compat", "test_cost_quantised",
+    "test_diff", "test_fusion_invariants", "test_fusion_loops", "test_gate_evaluate", "test_generated", "test_history",
+    "test_levers", "test_library", "test_measure_cpu", "test_measure_cuda", "test_op_counts", "test_other_gpus",
+    "test_pictures_layout", "test_pipelines", "test_plan_diff", "test_process", "test_profile_loader", "test_programs",
+    "test_pytest_plugin", "test_reference_models", "test_report_chrome", "test_report_figures", "test_report_gate",
+    "test_report_html", "test_served_architectures", "test_server", "test_serving_steady", "test_serving_steps",
+    "test_sharding", "test_step_bound", "test_touched_bytes", "test_trace_bytes", "test_trace_costs",
+    "test_trace_memory", "test_trace_reading", "test_trace_viewers", "test_training", "test_unused_ops",
+    "test_utilization_experts", "test_utilization_latent",
 ))  # fmt: skip
+
+
+def is_slow(path: Path) -> bool:
+    return bool(SLOW & {path.stem, path.parent.name})
+
+
+def pytest_ignore_collect(collection_path, config):
+    if config.option.markexpr == "not slow" and collection_path.suffix == ".py" and is_slow(collection_path):
+        return True
+    return None
 
 
 def pytest_collection_modifyitems(config, items):
     sys.dont_write_bytecode = KEEPS_NO_BYTECODE
     cases, left = Counter(), set()
     for item in items:
-        if SLOW & {item.path.stem, item.path.parent.name}:
+        if is_slow(item.path):
             item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("sampled")
         if item.get_closest_marker("whole") and not config.getoption("--whole"):

@@ -50,6 +50,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_no_two_classes_have_one_name():
     found = Counter(
         node.name

@@ -246,6 +246,7 @@ def liger_rows():
         ]
 
 
+@pytest.mark.slow
 def test_time_paid_is_what_others_measured():
     """Liger's loop is torch's but for a fused softmax; its chunks are twice as long as torch's choice. No constant was
     fitted to these rows."""

@@ -336,6 +336,7 @@ ODD = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), value=ODD)
 def test_odd_values_are_read_or_refused(data, value):

@@ -144,6 +144,7 @@ def test_a_sample_of_one_call_begins_on_an_idle_device():
     assert order == 3 * ["run", "wait", "run"]  # warm, idle, timed
 
 
+@pytest.mark.slow
 def test_there_is_a_loop_for_every_kind():
     pytest.importorskip("torch")
     from memwall.bench.calibrate import host_benchmarks as host

@@ -57,6 +57,7 @@ def test_a_generated_kernel_draws_by_tritons_generator():
     assert "54 integer instructions for a random number" in explain(one, H200, predict(one, H200))
 
 
+@pytest.mark.slow
 def test_inductor_uses_one_number_of_four_in_rows():
     """An H200 takes 149.5 us for Inductor's kernel of this softmax and dropout, 128 us for ours with one of four."""
     torch = pytest.importorskip("torch")

@@ -371,6 +371,7 @@ def test_a_name_is_found_without_large_libraries() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(hardware.__file__).parents[2])
 
 
+@pytest.mark.slow
 def test_gpus_from_the_cache_are_those_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "from memwall.hardware import lookup as h; print(hash(repr(h.all_gpus())), len(h.all_gpus()))"
     printed = []
@@ -599,6 +600,7 @@ def test_fuzz_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> No
     survives(tmp_path_factory.getbasetemp() / "fuzz.toml", data)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=300, deadline=None)
 def test_fuzz_a_real_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -617,6 +619,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(load_gpu("t4").to_dict())), VALUES)
 @settings(max_examples=300, deadline=None)
 def test_fuzz_a_record(key: str, value: object) -> None:

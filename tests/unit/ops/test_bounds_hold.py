@@ -62,6 +62,7 @@ def aiconfigurator(row):
     return call("aten.mm", ("self", "mat2"), [(m, k), (k, n)], (m, n), "bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "read", "least"), [
     ("neusight_ops_train_subsample.csv", neusight, 5000),
     ("neusight_ops_amd.csv", neusight, 2000),

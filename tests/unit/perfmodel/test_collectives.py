@@ -192,6 +192,7 @@ def error(samples):
 NVLINK = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300")
 
 
+@pytest.mark.slow
 def test_held_out_rows_inside_nvlink(held_out):
     """Goals: 12 % under 1 MiB and 10 % from there; measured 8.4 and 9.2, without vTrain's rows 10.2."""
     inside = (*NVLINK, "a100_sxm(vtrain)", "v100(vtrain)")
@@ -200,6 +201,7 @@ def test_held_out_rows_inside_nvlink(held_out):
     assert error([sample for sample in own if sample.nbytes >= 1 << 20]) < 0.10
 
 
+@pytest.mark.slow
 def test_a_gpu_left_out(held_out):
     """Goal: 15 %; measured 9.3 to 14.4."""
     for label in NVLINK:

@@ -191,6 +191,7 @@ def held_out():
     return score_files([path], split=True).split.held_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", BOARDS)
 def test_measured_decode_steps_that_no_constant_was_fitted_to(held_out, gpu):
     """Median errors 6.8 to 8.5 %; of batches up to 4 they are 5.6 to 9.9 %."""

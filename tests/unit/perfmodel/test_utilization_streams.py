@@ -302,6 +302,7 @@ def _modeled_s(gpu, work, host=None):
     return call_s(host or gpu, predict(work, gpu, kept).time_s, work)
 
 
+@pytest.mark.slow
 def test_shapes_not_fitted_to_are_within_a_tenth(measured):
     errors = defaultdict(list)
     for board, kind, (b, h), work, seconds in measured:

@@ -118,6 +118,7 @@ ODD = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.floats(), st.te
                 st.just({}), st.just(10**30), st.just(1e-320), st.just([999]))  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=ODD)
 def test_whatever_is_loaded_can_be_rendered(profile, data, value):

@@ -94,6 +94,7 @@ def test_collectives_that_other_ranks_do_not_have_are_said(tmp_path: Path) -> No
     assert sum("left out" in note for note in analysis.notes) == 1
 
 
+@pytest.mark.slow
 def test_those_of_a_real_trace_are_near_the_model() -> None:
     """Large messages of eight A100, which wait for nobody when they are shortest."""
     path = shared("traces/a100_inductor_train_rank0.json.gz")
