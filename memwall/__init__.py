@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 from memwall.core.version import __version__
 
 if TYPE_CHECKING:
-    from memwall.analysis.compare import Comparison
     from memwall.core.errors import MemwallError
     from memwall.core.graph import Pipe
     from memwall.frontend.targets import Workload
     from memwall.frontend.targets.inputs import on_host
     from memwall.hardware.lookup import Gpu, load_gpu
     from memwall.ops import Call, Cost, register_cost
-    from memwall.pipeline import compare, profile, trace
+    from memwall.pipeline import profile, trace
     from memwall.record.profile import Profile
     from memwall.serving import serve
+    from memwall.sweeping.comparison import Comparison, compare
     from memwall.sweeping.run import sweep
 
 __all__ = [
@@ -47,14 +47,14 @@ __all__ = [
 #: Public name -> the module that defines it.
 _HOMES = {
     "Call": "memwall.ops",
-    "Comparison": "memwall.analysis.compare",
+    "Comparison": "memwall.sweeping.comparison",
     "Cost": "memwall.ops",
     "Gpu": "memwall.hardware.lookup",
     "MemwallError": "memwall.core.errors",
     "Pipe": "memwall.core.graph",
     "Profile": "memwall.record.profile",
     "Workload": "memwall.frontend.targets",
-    "compare": "memwall.pipeline",
+    "compare": "memwall.sweeping.comparison",
     "load_gpu": "memwall.hardware.lookup",
     "on_host": "memwall.frontend.targets.inputs",
     "parallel": "memwall.training.run",

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from memwall.analysis.compare import Comparison, compare_gpus, compare_profile, compare_profiles
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, signature_of
@@ -19,7 +18,7 @@ from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
 from memwall.hardware.links import Cluster
-from memwall.hardware.lookup import Gpu, load_gpu, load_gpus, stated, with_nearest_constants
+from memwall.hardware.lookup import Gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
 from memwall.ops.sdpa import RUNS
 from memwall.record.format import WorkloadInfo
@@ -90,14 +89,14 @@ def profile(
         MissingError: an optional dependency is missing.
     """
     asked, say = filled(Step, step), progress or (lambda message: None)
-    gpus = joined(_gpus(gpu or gpu_of(asked.cluster), asked.host), asked.cluster, asked.world)
+    gpus = joined(asked_gpus(gpu or gpu_of(asked.cluster), asked.host), asked.cluster, asked.world)
     _check("mode", asked.mode, MODES)
     if asked.no_grad and asked.mode != "forward":
         raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
     _check("attention", asked.attention, ATTENTION)
     for each in gpus:
         _check_attention(asked.attention, each)
-    check_policies(_names(policy), gpus)
+    check_policies(policy_names(policy), gpus)
     with uncollected(), seeded(), started(asked.world, asked.rank, gpus[0]):
         from memwall.frontend.torch import TraceOptions, trace
 
@@ -119,7 +118,7 @@ def profile(
         if asked.strict and result.coverage.unmodeled:
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
         say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
-        return _simulated(result, gpus, _names(policy), asked.cuda_graph)
+        return _simulated(result, gpus, policy_names(policy), asked.cuda_graph)
 
 
 def _alone(made: Profile, world: int | None) -> Profile:
@@ -198,44 +197,6 @@ def profile_of(
     )  # fmt: skip
 
 
-def compare(
-    target_or_profiles: Any = None,
-    *,
-    gpu: Names = (),
-    price: Mapping[str, float] | None = None,
-    policy: str | Iterable[str] = (),
-    host: str | Path | Host | None = None,
-    **options: Any,
-) -> Comparison:
-    """One workload on N GPUs, N profiles side by side, or, without a target, the machines themselves.
-
-    Args:
-        target_or_profiles: a target, module or workload (profiled first, with ``options`` as for :func:`profile`), a
-            profile, a list of profiles, or None.
-        gpu: the GPUs; the profile's own when empty.
-        price: USD per hour by GPU name.
-        policy: how ops are grouped into kernels, one way or several; the profile's own where none is named.
-        host: what issues the kernels, as for :func:`profile`; the profile's own where none is named.
-
-    Raises:
-        UsageError: fewer than two things to compare, or as :func:`profile`.
-    """
-    own = target_or_profiles if isinstance(target_or_profiles, Profile) else None
-    gpus, policies = _gpus(gpu, host, own) if gpu else [], _names(policy)
-    if target_or_profiles is None:
-        return compare_gpus(gpus or [load_gpu(name) for name in ("p100-sxm2-16gb", "h100-sxm")])
-    if isinstance(target_or_profiles, (list, tuple)) and len(target_or_profiles) > 1:
-        return compare_profiles(list(target_or_profiles), price=price)
-    if isinstance(target_or_profiles, (list, tuple)):
-        target_or_profiles = target_or_profiles[0]
-    if not isinstance(target_or_profiles, Profile):
-        options |= {"gpu": gpus or "h100-sxm", "policy": policies or "eager", "host": host}
-        target_or_profiles = profile(target_or_profiles, **options)
-    if not gpus and target_or_profiles.gpus:
-        gpus = _gpus(target_or_profiles.gpus, host)
-    return compare_profile(target_or_profiles.on(gpus), gpus, price=price, policies=policies)
-
-
 def resimulate(
     saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False,
     host: str | Path | Host | None = None, cluster: str | Path | Cluster | None = None,
@@ -246,9 +207,9 @@ def resimulate(
     Attention runs in the kernels of each GPU. A record of an older memwall holds only those of the GPUs that it was
     made for; :meth:`Profile.doubts` says where that matters.
     """
-    gpus = joined(_gpus(gpu, host, saved), cluster)  # those of an older record state no constants
+    gpus = joined(asked_gpus(gpu, host, saved), cluster)  # those of an older record state no constants
     known = [gpu if gpu.utilization or gpu.cpu else with_nearest_constants(gpu, stated()) for gpu in gpus]
-    return _simulated(saved.on(known), known, _names(policy), cuda_graph)
+    return _simulated(saved.on(known), known, policy_names(policy), cuda_graph)
 
 
 def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], others: Sequence[Any] = ()) -> Profile:
@@ -349,7 +310,7 @@ def trace(*, name: str = "", attention: str = "flash", max_ops: int = 200_000) -
     return Trace(name, attention, max_ops)
 
 
-def _gpus(gpu: Names, host: str | Path | Host | None = None, saved: Profile | None = None) -> list[Gpu]:
+def asked_gpus(gpu: Names, host: str | Path | Host | None = None, saved: Profile | None = None) -> list[Gpu]:
     """The GPUs, those that are no CPU on the host that is named; else, where theirs is assumed, on the one that a saved
     profile was made for."""
     names = [gpu] if isinstance(gpu, (str, Gpu, Path)) else list(gpu)
@@ -382,7 +343,7 @@ def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise UsageError(f"{option} is {value!r}; want one of {', '.join(choices)}")
 
 
-def _names(policy: str | Iterable[str]) -> tuple[str, ...]:
+def policy_names(policy: str | Iterable[str]) -> tuple[str, ...]:
     return (policy,) if isinstance(policy, str) else tuple(policy)
 
 

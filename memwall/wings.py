@@ -109,7 +109,9 @@ WINGS: Mapping[str, Wing] = {
                **_each("search_page", "layouts_page"), **_each("question", "LayoutSearch StateOptions")},
     ),
     "sweeping": Wing(  # "sweep" is the public function memwall.sweep
-        about="one question at thousands of points",
+        about="one question at a few points or at thousands",
+        records={"comparison": ("comparison.Comparison", "one workload on several GPUs, or several profiles")},
+        pages={"Comparison": "comparison_page.ComparisonReport"},
         commands={"sweep": "command", "search": "search_command", "compare": "compare_command"},
     ),
 }  # fmt: skip

@@ -9,10 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-#: the module whose functions are the views
-_HOME = "memwall.report.notebook"
-
 
 def view(name: str, *args: Any, **options: Any) -> Any:
-    """The view ``name`` of a record, its first argument."""
-    return getattr(import_module(_HOME), name)(*args, **options)
+    """The view of a record, its first argument: a function by its place, ``report.notebook.profile_frame``."""
+    module, _, function = name.rpartition(".")
+    return getattr(import_module(f"memwall.{module}"), function)(*args, **options)

@@ -268,7 +268,7 @@ class Profile:
         Raises:
             UsageError: no such ``by``.
         """
-        frame: DataFrame = view("profile_frame", self, by)
+        frame: DataFrame = view("report.notebook.profile_frame", self, by)
         return frame
 
     def roofline(
@@ -287,12 +287,12 @@ class Profile:
         Raises:
             UsageError: the profile has no such simulation, or the file cannot be written.
         """
-        figure: Figure = view("roofline", self, path, gpu, policy)
+        figure: Figure = view("report.notebook.roofline", self, path, gpu, policy)
         return figure
 
     def _repr_html_(self) -> str:
         """What a notebook shows of a profile."""
-        text: str = view("profile_fragment", self)
+        text: str = view("report.notebook.profile_fragment", self)
         return text
 
     def save(self, path: str | os.PathLike[str]) -> None:

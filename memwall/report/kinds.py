@@ -99,10 +99,7 @@ _WRITERS: Mapping[str, Callable[[Report], str | bytes | Iterable[str]]] = {
 #: kinds that have escapes of their own for what does not print
 _ESCAPED = ("json", "trace.json")
 #: results of the analyzer -> module and name of the page that shows them
-_PAGES = {
-    "Profile": ("profile", "ProfileReport"), "Comparison": ("comparison", "ComparisonReport"),
-    "SavedFusion": ("fusion_record", "FusionRecordReport"),
-}  # fmt: skip
+_PAGES = {"Profile": ("profile", "ProfileReport"), "SavedFusion": ("fusion_record", "FusionRecordReport")}
 
 
 def report_of(result: str) -> type[Report]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwall.analysis.compare import Comparison
 from memwall.analysis.savings import by_gpu
 from memwall.analysis.table import TableRow, class_rows, kernel_rows, module_rows, phase_rows
 from memwall.analysis.verdict import verdict
@@ -20,14 +19,12 @@ from memwall.core.errors import UsageError
 from memwall.core.files import write_whole
 from memwall.hardware.lookup import load_gpu
 from memwall.record.profile import Profile
-from memwall.report.document import Picture, Section, Sentence
+from memwall.report.document import Picture, Sentence
 from memwall.report.figures.canvas import saved, to_figure
-from memwall.report.figures.comparison import times_chart
 from memwall.report.figures.picture import KINDS, picture, sheet
 from memwall.report.figures.profile import schedule_roofline, walls_chart
 from memwall.report.figures.roofline import roofline_charts
-from memwall.report.html import blocks_html, escape, resource, section_html
-from memwall.report.pages.comparison import ComparisonReport
+from memwall.report.html import blocks_html, escape, resource
 from memwall.report.pages.profile import KERNEL_COLUMNS, profile_rows
 from memwall.report.pages.profile_text import full_title, header_facts, kernel_table, totals_table
 from memwall.simulate.schedule import Schedule
@@ -84,14 +81,6 @@ def profile_frame(profile: Profile, by: str) -> DataFrame:
         for row in rows_of(profile, s)
     ]
     return DataFrame.from_records(rows, columns=["gpu", "policy", *columns])
-
-
-def comparison_frame(comparison: Comparison) -> DataFrame:
-    """One row per entry, or per machine; see :meth:`memwall.Comparison.to_pandas`."""
-    from pandas import json_normalize
-
-    record = comparison.to_dict()
-    return json_normalize(record["entries"] or record["machines"])
 
 
 def roofline(profile: Profile, path: str | os.PathLike[str] | None, gpu: str | None, policy: str | None) -> Figure:
@@ -154,17 +143,10 @@ def profile_fragment(profile: Profile) -> str:
     if not sims or left_out > 0:
         note = f"{left_out} more simulations are in the table alone." if sims else "Not simulated on any GPU."
         parts.append(f'<p class="note">{note}</p>')
-    return _fragment(facts["workload"], parts)
+    return fragment(facts["workload"], parts)
 
 
-def comparison_fragment(comparison: Comparison) -> str:
-    """A comparison as HTML: bars of the times by wall, then its tables."""
-    document = ComparisonReport(comparison).document("text")
-    bars = [blocks_html((Picture(times_chart(comparison), "time per step, by wall"),))] if comparison.entries else []
-    sections = [section_html(section) for section in document.sections if isinstance(section, Section)]
-    return _fragment(document.title, [*bars, *sections])
-
-
-def _fragment(title: str, parts: Sequence[str]) -> str:
+def fragment(title: str, parts: Sequence[str]) -> str:
+    """Pieces of HTML as one for another page."""
     style = f"<style>\n{resource('notebook.css')}</style>"
     return "\n".join(['<div class="memwall">', style, f'<p class="title">{escape(title)}</p>', *parts, "</div>"])

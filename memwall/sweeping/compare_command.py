@@ -18,7 +18,7 @@ from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus
 from memwall.wings import part
 
 if TYPE_CHECKING:
-    from memwall.analysis.compare import Comparison
+    from memwall.sweeping.comparison import Comparison
 
 #: columns of a comparison: A to Z
 _MOST_COLUMNS = 26
@@ -33,7 +33,7 @@ _MOST_COLUMNS = 26
 )
 @options.workload
 @options.policies
-@options.common("report.pages.comparison.ComparisonReport")
+@options.common("sweeping.comparison_page.ComparisonReport")
 def command(
     targets: tuple[str, ...], gpus: tuple[str, ...], machines: bool, prices: tuple[str, ...], out: Out, **workload: Any
 ) -> None:
@@ -49,7 +49,7 @@ def command(
     After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
     """
     from memwall.record.profile import default_record_path
-    from memwall.report.pages.comparison import ComparisonReport
+    from memwall.sweeping.comparison_page import ComparisonReport
 
     if any(map(part("traces.is_trace"), targets)):
         _compare_traces(targets, load_gpus(gpus), out, workload, priced=bool(prices))
@@ -85,8 +85,8 @@ def _compare(
     targets: tuple[str, ...], gpus: list[Gpu], price: dict[str, float], workload: dict[str, Any], messages: Messages
 ) -> Comparison:
     """The targets on the GPUs, or side by side, or the GPUs themselves."""
-    from memwall.pipeline import compare
     from memwall.record.profile import Profile
+    from memwall.sweeping.comparison import compare
 
     policies, host = workload.pop("policies"), workload.pop("host")
     models = [target for target in targets if not is_record(target)]

@@ -9,7 +9,6 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.analysis.savings import policy_sets
 from memwall.bench.accuracy import TimedRow as Timed
 from memwall.bench.accuracy.figure import scatter_chart
@@ -17,7 +16,6 @@ from memwall.gate.figure import trend_chart
 from memwall.gate.history import HistoryRow
 from memwall.hardware.lookup import load_gpu
 from memwall.report.figures.colors import CLASS_COLORS
-from memwall.report.figures.comparison import comparison_chart
 from memwall.report.figures.profile import profile_chart, shares_chart, walls_chart, waterfall_chart
 from memwall.report.figures.scene import Area, Chart, Dot, Dust, Rect, Scene, Stroke, Text
 from memwall.serving import Model, Serving, serve
@@ -27,6 +25,8 @@ from memwall.serving.saved import saved
 from memwall.serving.steps import ServedKernels
 from memwall.serving.steps.attention import Attention
 from memwall.serving.steps.kernels import Between, Collective, Product, Sampling
+from memwall.sweeping.comparison import compare_gpus, compare_profile, compare_profiles
+from memwall.sweeping.comparison_figure import comparison_chart
 from memwall.traces import read_trace
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.comparison import compare_traces

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import memwall.report.columns as col
-from memwall.analysis.compare import Machine, best_peak, compare_gpus
+from memwall.analysis.machines import Machine, best_peak, machines_of
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent, si, size
 from memwall.hardware.gpu import DTYPES
@@ -130,7 +130,7 @@ def machine_sections(machines: Sequence[Machine]) -> list[Section]:
     """Datasheets side by side, then their growth, and that from P100 to H100 unless it is among them."""
     grown = [machines]
     if machines[0].name != WALL[0] or WALL[1] not in [m.name for m in machines]:
-        grown.append(compare_gpus([load_gpu(name) for name in WALL]).machines)
+        grown.append(machines_of([load_gpu(name) for name in WALL]))
     growth = [Section(f"Growth over {clean(m[0].name)}", (_growth_table(m), *_moral(m))) for m in grown]
     return [Section("", (_datasheet(machines),)), *growth]
 

@@ -12,10 +12,10 @@ from html.parser import HTMLParser
 import pytest
 
 import memwall
-from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.pages.profile import KERNEL_COLUMNS
+from memwall.sweeping.comparison import compare_gpus, compare_profile
 from tests.unit.places import CHROMIUM, ROOT
 from tests.unit.processes import HANGS_S
 from tests.unit.report_fixture import NEW, OLD, make_profile
@@ -126,7 +126,7 @@ def test_a_users_script_is_checked_through_the_lazy_names(tmp_path):
                           check=False)  # fmt: skip
     revealed = re.findall(r'Revealed type is "(?:builtins\.)?([\w.]+)', done.stdout)
     assert revealed[:4] == [
-        "memwall.record.profile.Profile", "memwall.record.profile.Profile", "memwall.analysis.compare.Comparison",
+        "memwall.record.profile.Profile", "memwall.record.profile.Profile", "memwall.sweeping.comparison.Comparison",
         "memwall.hardware.gpu.Gpu",
     ], done.stdout + done.stderr  # fmt: skip
     assert revealed[-1] == "memwall.record.profile.Profile"

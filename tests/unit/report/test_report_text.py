@@ -7,7 +7,6 @@ import re
 import pytest
 
 import memwall.report.columns as col
-from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import all_gpus, load_gpu
 from memwall.report import render
@@ -16,6 +15,7 @@ from memwall.report.markdown import escape
 from memwall.report.pages.gpus import GpuReport, GpusReport
 from memwall.report.pages.ops import RulesReport
 from memwall.report.text import cut, fit, to_text
+from memwall.sweeping.comparison import compare_gpus, compare_profile, compare_profiles
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
 

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from memwall.analysis import fused
-from memwall.analysis.compare import compare_gpus, compare_profile
 from memwall.analysis.fused import fuse
 from memwall.bench.accuracy import score_files
 from memwall.bench.accuracy.page import AccuracyReport
@@ -21,6 +20,7 @@ from memwall.report.json_schema import RECORDS, schema_text
 from memwall.report.pages.fused import FusedReport
 from memwall.serving import saved as serving
 from memwall.serving.saved import saved
+from memwall.sweeping.comparison import compare_gpus, compare_profile
 from memwall.traces import read_trace
 from memwall.traces.analysis import analyse
 from memwall.traces.comparison import compare_traces, compare_with_model

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import memwall.report.columns as col
-from memwall.analysis.compare import MOST_LEVERED, Comparison, Entry, Flip, ProfileChange
 from memwall.analysis.pipes import mfu_note, peaks_text
 from memwall.analysis.quantities import ANSWERS
 from memwall.core.units import duration, few, percent
 from memwall.perfmodel.roofline import LINK, WALLS
 from memwall.report.document import Block, Column, Document, Picture, Section, Sentence, Table, clean
-from memwall.report.figures.comparison import comparison_chart
 from memwall.report.figures.scene import Chart
+from memwall.report.html import blocks_html, section_html
 from memwall.report.kinds import Report
+from memwall.report.notebook import fragment
 from memwall.report.pages.gpus import machine_sections
+from memwall.sweeping.comparison import MOST_LEVERED, Comparison, Entry, Flip, ProfileChange
+from memwall.sweeping.comparison_figure import comparison_chart, times_chart
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +267,22 @@ def _change_table(kind: str, rows: Sequence[ProfileChange]) -> Table:
         col.ratio("bytes", [r.after_bytes / r.before_bytes if r.before_bytes else None for r in rows]),
     ]
     return col.table({"class": "Classes", "kernel": "Kernels"}[kind], columns)
+
+
+# -- in a notebook -----------------------------------------------------------------------------------------------------
+
+
+def comparison_frame(comparison: Comparison) -> DataFrame:
+    """One row per entry, or per machine; see :meth:`memwall.Comparison.to_pandas`."""
+    from pandas import json_normalize
+
+    record = comparison.to_dict()
+    return json_normalize(record["entries"] or record["machines"])
+
+
+def comparison_fragment(comparison: Comparison) -> str:
+    """A comparison as HTML: bars of the times by wall, then its tables."""
+    document = ComparisonReport(comparison).document("text")
+    bars = [blocks_html((Picture(times_chart(comparison), "time per step, by wall"),))] if comparison.entries else []
+    sections = [section_html(section) for section in document.sections if isinstance(section, Section)]
+    return fragment(document.title, [*bars, *sections])

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import memwall.report.columns as col
-from memwall.analysis.compare import Comparison, Entry, Machine
+from memwall.analysis.machines import Machine
 from memwall.core.units import percent
 from memwall.report.document import clean
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_x, draw_y
@@ -16,6 +16,7 @@ from memwall.report.figures.colors import WALL_COLORS, series_color
 from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.picture import time_unit
 from memwall.report.figures.scene import Chart, Scene, Text, side_by_side, stacked, text_width
+from memwall.sweeping.comparison import Comparison, Entry
 
 #: what grows -> key of ``Machine.growth``
 _SERIES = {"fp16 FLOP/s": "float16", "DRAM bandwidth": "bandwidth", "DRAM capacity": "capacity"}

@@ -9,26 +9,29 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memwall.analysis.dtypes import emulations
 from memwall.analysis.explanation import calibration_text
 from memwall.analysis.levers import Lever
+from memwall.analysis.machines import Machine, machines_of
 from memwall.analysis.pipes import mfu_peaks
 from memwall.analysis.quantities import answer_of, answered
 from memwall.analysis.table import Sums, class_rows, equal_kernels, group_by, join
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import UsageError
-from memwall.core.graph import Pipe
 from memwall.core.structure import write
 from memwall.core.units import duration
 from memwall.core.version import __version__
 from memwall.core.views import view
 from memwall.fusion import UNIVERSAL
-from memwall.hardware.gpu import DTYPES
-from memwall.hardware.lookup import Gpu
+from memwall.hardware.host import Host
+from memwall.hardware.lookup import Gpu, load_gpu
+from memwall.pipeline import Names, asked_gpus, policy_names
+from memwall.pipeline import profile as make_profile
 from memwall.record.kernels import peak_place, schedule_label, wall_shares
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
@@ -143,23 +146,6 @@ class ProfileChange:
         return self.after_s - self.before_s
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A GPU's datasheet, and each number over that of the first (``growth``; None where either lacks it)."""
-
-    name: str
-    full_name: str
-    release: str
-    peak_flop_per_s: Mapping[str, float]
-    ridge_points: Mapping[str, float]
-    dram_bytes_per_s: float
-    dram_bytes: int
-    l2_bytes: int
-    link_bytes_per_s: float
-    tdp_w: float
-    growth: Mapping[str, float | None]
-
-
 @dataclass(frozen=True)
 class Comparison:
     """What is compared (one of ``KINDS``) and the rows: entries for workloads, machines for GPUs alone."""
@@ -192,12 +178,12 @@ class Comparison:
     def to_pandas(self) -> DataFrame:
         """One row per entry (or per machine), the columns those of the CSV: the fields of :class:`Entry`, the shares of
         the walls as ``wall_shares.compute`` and so on; seconds and bytes in base units."""
-        frame: DataFrame = view("comparison_frame", self)
+        frame: DataFrame = view("sweeping.comparison_page.comparison_frame", self)
         return frame
 
     def _repr_html_(self) -> str:
         """What a notebook shows of a comparison."""
-        text: str = view("comparison_fragment", self)
+        text: str = view("sweeping.comparison_page.comparison_fragment", self)
         return text
 
 
@@ -313,16 +299,15 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
     UsageError: fewer than two profiles, one without a simulation, or a price for a GPU that is not compared."""
     if len(profiles) < 2:
         raise UsageError("nothing to compare: name at least two profiles, or one profile and GPUs")
-    for profile in profiles:
-        if not profile.simulations:
-            raise UsageError(f"{profile.workload.name} has no simulation to compare; profile it on a GPU")
+    if bare := [each.workload.name for each in profiles if not each.simulations]:
+        raise UsageError(f"{bare[0]} has no simulation to compare; profile it on a GPU")
     _check_prices(price, [s.gpu.name for p in profiles for s in p.simulations])
     seen: Counter[str] = Counter()
     names = []
-    for profile in profiles:
-        seen[profile.workload.name] += 1
-        times = seen[profile.workload.name]
-        names.append(profile.workload.name + (f" #{times}" if times > 1 else ""))
+    for each in profiles:
+        seen[each.workload.name] += 1
+        times = seen[each.workload.name]
+        names.append(each.workload.name + (f" #{times}" if times > 1 else ""))
     entries, changes = [], []
     for profile, name in zip(profiles, names, strict=True):
         for schedule in profile.simulations:
@@ -381,35 +366,49 @@ def _by_name(profile: Profile, schedule: Schedule) -> dict[str, Sums]:
 # -- the machines themselves -------------------------------------------------------------------------------------------
 
 
-def best_peak(gpu: Gpu, dtype: str) -> float | None:
-    """The faster of a GPU's two engines for a dtype; None where neither does it natively."""
-    return max(gpu.peak_flop_per_s.get(Pipe(engine, dtype), 0.0) for engine in ("tensor", "vector")) or None
-
-
-def growth_numbers(gpu: Gpu) -> dict[str, float | None]:
-    """The quantities of the growth factors: peaks per dtype, bandwidth, capacity, ridge points and power."""
-    numbers: dict[str, float | None] = {dtype: best_peak(gpu, dtype) for dtype in DTYPES}
-    numbers |= {
-        "bandwidth": gpu.dram_bytes_per_s, "capacity": float(gpu.dram_bytes), "l2": float(gpu.l2_bytes) or None,
-        "link": gpu.link_bytes_per_s or None, "tdp": gpu.tdp_w or None,
-    }  # fmt: skip
-    numbers["ridge_float16"] = numbers["float16"] and numbers["float16"] / gpu.dram_bytes_per_s
-    return numbers
-
-
 def compare_gpus(gpus: Sequence[Gpu]) -> Comparison:
     """The machines themselves; growth is relative to the first. Raises UsageError: no GPU."""
     if not gpus:
         raise UsageError("nothing to compare: name at least one GPU")
-    base = growth_numbers(gpus[0])
-    return Comparison("machines", "machines", "machines", machines=tuple(_machine(gpu, base) for gpu in gpus))
+    return Comparison("machines", "machines", "machines", machines=machines_of(gpus))
 
 
-def _machine(gpu: Gpu, base: Mapping[str, float | None]) -> Machine:
-    peaks = {str(pipe): gpu.peak_flop_per_s[pipe] for pipe in sorted(gpu.peak_flop_per_s)}
-    return Machine(
-        gpu.name, gpu.full_name, gpu.release, peaks,
-        {pipe: rate / gpu.dram_bytes_per_s for pipe, rate in peaks.items()},
-        gpu.dram_bytes_per_s, gpu.dram_bytes, gpu.l2_bytes, gpu.link_bytes_per_s, gpu.tdp_w,
-        {key: value / old if value and old else None for key, old, value in join(base, growth_numbers(gpu))},
-    )  # fmt: skip
+# -- any of these ------------------------------------------------------------------------------------------------------
+
+
+def compare(
+    target_or_profiles: Any = None,
+    *,
+    gpu: Names = (),
+    price: Mapping[str, float] | None = None,
+    policy: str | Iterable[str] = (),
+    host: str | Path | Host | None = None,
+    **options: Any,
+) -> Comparison:
+    """One workload on N GPUs, N profiles side by side, or, without a target, the machines themselves.
+
+    Args:
+        target_or_profiles: a target, module or workload (profiled first, with ``options`` as for :func:`profile`), a
+            profile, a list of profiles, or None.
+        gpu: the GPUs; the profile's own when empty.
+        price: USD per hour by GPU name.
+        policy: how ops are grouped into kernels, one way or several; the profile's own where none is named.
+        host: what issues the kernels, as for :func:`profile`; the profile's own where none is named.
+
+    Raises:
+        UsageError: fewer than two things to compare, or as :func:`profile`.
+    """
+    own = target_or_profiles if isinstance(target_or_profiles, Profile) else None
+    gpus, policies = asked_gpus(gpu, host, own) if gpu else [], policy_names(policy)
+    if target_or_profiles is None:
+        return compare_gpus(gpus or [load_gpu(name) for name in ("p100-sxm2-16gb", "h100-sxm")])
+    if isinstance(target_or_profiles, (list, tuple)) and len(target_or_profiles) > 1:
+        return compare_profiles(list(target_or_profiles), price=price)
+    if isinstance(target_or_profiles, (list, tuple)):
+        target_or_profiles = target_or_profiles[0]
+    if not isinstance(target_or_profiles, Profile):
+        options |= {"gpu": gpus or "h100-sxm", "policy": policies or "eager", "host": host}
+        target_or_profiles = make_profile(target_or_profiles, **options)
+    if not gpus and target_or_profiles.gpus:
+        gpus = asked_gpus(target_or_profiles.gpus, host)
+    return compare_profile(target_or_profiles.on(gpus), gpus, price=price, policies=policies)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import memwall
-from memwall.analysis.compare import compare_gpus, compare_profile, compare_profiles, ratio_interval
 from memwall.bench.accuracy.reading import read_measured
 from memwall.bench.accuracy.samples import Sample, halves, model_rows
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
 from memwall.simulate.schedule import Totals
+from memwall.sweeping.comparison import compare_gpus, compare_profile, compare_profiles, ratio_interval
 from tests.unit.places import truth
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
@@ -164,8 +164,8 @@ def test_each_gpu_has_its_levers_unless_they_are_many(profile):
 
 
 def test_most_of_many_gpus_are_the_others():
-    from memwall.analysis.compare import Flip
-    from memwall.report.pages.comparison import _listed
+    from memwall.sweeping.comparison import Flip
+    from memwall.sweeping.comparison_page import _listed
 
     labels = ["a", "b", "c", "d", "e"]
     flip = Flip("mm", "", "forward", 1, ("compute",) * 4 + ("overhead",), (1.0,) * 5)
