@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
-from memwall.core.question import filled, signature_of
+from memwall.core.question import completed, signature_of
 from memwall.frontend.targets.seeds import seeded
-from memwall.frontend.targets.sizes import MODES, SIZES
+from memwall.frontend.targets.sizes import MODES, split_sizes
 from memwall.fusion import check_policies
 from memwall.hardware.chips import chip_of
 from memwall.hardware.cluster import gpu_of, joined
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memwall.frontend.targets import Workload
-    from memwall.frontend.torch import TraceResult
+    from memwall.frontend.torch import TraceOptions, TraceResult
 
 Names = str | Gpu | Iterable[str | Gpu]
 
@@ -49,76 +49,58 @@ def profile(
             target as on the command line: ``model.py``, ``model.py:name``, ``package.module:name``, ``hf:DIR``.
         inputs: what the module is called with: a tuple (positional) or a dict (keywords) of tensors on any device.
         gpu: names, specs or paths to specs; one or a list. None: the cluster's, else ``h100-sxm``.
-        mode: ``inference`` (``eval()``, forward), ``training`` (``train()``, forward, loss, backward, optimizer
-            step), ``forward``: the module as it stands, gradients enabled, and what they need kept in memory; or, of a
-            language model, ``prefill`` (a prompt that fills a cache) or ``decode`` (one more token with a cache).
-        no_grad: without gradients; of ``forward`` alone.
-        host: what issues the kernels: a name (``bare-metal``, ``cloud-vm``), a spec or the path of one; None takes
-            bare-metal, or what a GPU's file states.
-        cluster: how the GPUs are joined that the program runs on: a name (``dgx-h100``), a spec or the path of one.
-            None takes the one that memwall knows with the GPU where ``world`` is given.
-        world: the program is one of so many that ``torchrun`` starts, and is traced as ``rank`` of them.
         policy: how ops are grouped into kernels, one or a list: ``eager`` launches each alone, ``memwall`` fuses what
             its planner finds legal and faster, ``inductor`` what torch.compile would fuse on that GPU (needs Triton),
             ``ideal`` moves only what no fusion can avoid.
-        optimizer: a name (``adamw``, ``adam``, ``sgd``; ``:fused``, ``:foreach`` or ``:loop`` appended), a function of
-            the parameters, or None to stop after backward. A target's own ``optimizer`` wins over the default.
         loss: output → scalar; None takes the target's own, else the output's ``.loss``, else the sum of its floats.
-        dtype: cast parameters and floating inputs to this first.
-        autocast: run forward under CUDA's autocast to this dtype.
-        batch, seq: passed to the target's functions that take them; so are the following four.
-        image: height and width in pixels, as in ``"1024x1024"``.
-        images: images of a sample.
-        video: frames of a video.
-        seconds: length of a sound.
-        prompt, context: of ``prefill`` the tokens of a prompt, of both modes the tokens that the cache holds before.
-        input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
-        assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``, ``rounded=4``,
-            ``number=1``, ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; ``notes`` state what was
-            used.
-        attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
-        cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
-        real: trace small real tensors, for models whose Python depends on data.
-        strict: refuse a model with ops that no formula models.
-        max_ops: stop a runaway trace.
-        replay: trace repeated blocks once; False traces every one.
         progress: called with one-line messages.
 
     Raises:
         UsageError: the model, its inputs or an option is wrong.
         MissingError: an optional dependency is missing.
     """
-    asked, say = filled(Step, step), progress or (lambda message: None)
-    gpus = joined(asked_gpus(gpu or gpu_of(asked.cluster), asked.host), asked.cluster, asked.world)
-    _check("mode", asked.mode, MODES)
-    if asked.no_grad and asked.mode != "forward":
-        raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
-    _check("attention", asked.attention, ATTENTION)
-    for each in gpus:
-        _check_attention(asked.attention, each)
+    asked, say = completed(Step, step), progress or (lambda message: None)
+    gpus = joined(asked_gpus(gpu or gpu_of(asked["cluster"]), asked["host"]), asked["cluster"], asked["world"])
+    _check_step(asked, gpus)
     check_policies(policy_names(policy), gpus)
-    with uncollected(), seeded(), started(asked.world, asked.rank, gpus[0]):
-        from memwall.frontend.torch import TraceOptions, trace
+    with uncollected(), seeded(), started(asked["world"], asked["rank"], gpus[0]):
+        from memwall.frontend.torch import trace
 
-        sizes = {name: getattr(asked, name) for name in SIZES}
-        workload = workload_of(
-            module_or_target, inputs, loss, asked.optimizer, sizes, asked.input_specs, asked.mode, gpus[0]
-        )
+        workload = workload_of(module_or_target, asked, gpus[0], inputs, loss)
         say(f"tracing {workload.name}")
-        assume = (asked.assume,) if isinstance(asked.assume, str) else tuple(asked.assume)
-        options = TraceOptions(
-            asked.mode, asked.dtype, asked.autocast, _preferred(asked.attention, gpus[0]), asked.real, asked.max_ops,
-            asked.replay, gpus[0], asked.mode == "forward" and not asked.no_grad, assume,
-        )  # fmt: skip
-        traced = trace(workload, options, say)
-        result = profile_of(traced, workload, asked.mode, asked.autocast, asked.attention)
-        result = _with_other_kernels(_alone(result, asked.world).on(gpus), asked.attention)
+        traced = trace(workload, _trace_options(asked, gpus[0]), say)
+        result = profile_of(traced, workload, asked["mode"], asked["autocast"], asked["attention"])
+        result = _with_other_kernels(_alone(result, asked["world"]).on(gpus), asked["attention"])
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
-        if asked.strict and result.coverage.unmodeled:
+        if asked["strict"] and result.coverage.unmodeled:
             raise UsageError(f"--strict: no formula models {', '.join(result.coverage.unmodeled)}")
         say(f"simulating {len(result.graph.ops):,} ops on {', '.join(g.name for g in gpus)}")
-        return _simulated(result, gpus, policy_names(policy), asked.cuda_graph)
+        return _simulated(result, gpus, policy_names(policy), asked["cuda_graph"])
+
+
+def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
+    """Raises ``UsageError``: an option is none of its choices, or has no meaning with another one or with a GPU."""
+    _check("mode", asked["mode"], MODES)
+    if asked["no_grad"] and asked["mode"] != "forward":
+        raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
+    _check("attention", asked["attention"], ATTENTION)
+    for each in gpus:
+        _check_attention(asked["attention"], each)
+
+
+def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
+    """How a step is traced for a GPU."""
+    from memwall.frontend.torch import TraceOptions
+
+    assume, attention = asked["assume"], asked["attention"]
+    return TraceOptions(
+        mode=asked["mode"], dtype=asked["dtype"], autocast=asked["autocast"],
+        attention=chip_of(gpu).attention if attention == "auto" else attention, real=asked["real"],
+        max_ops=asked["max_ops"], replay=asked["replay"], gpu=gpu,
+        gradients=asked["mode"] == "forward" and not asked["no_grad"],
+        assume=(assume,) if isinstance(assume, str) else tuple(assume),
+    )  # fmt: skip
 
 
 def _alone(made: Profile, world: int | None) -> Profile:
@@ -160,10 +142,6 @@ def _with_other_kernels(made: Profile, attention: str) -> Profile:
         f"attention in {' and '.join(sorted(others))} kernels: torch's {attention} kernel does not take the dtype,"
         " head size or mask of those calls, or the model excludes it"
     )
-
-
-def _preferred(attention: str, gpu: Gpu) -> str:
-    return chip_of(gpu).attention if attention == "auto" else attention
 
 
 def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cuda_graph: bool) -> Profile:
@@ -348,13 +326,16 @@ def policy_names(policy: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def workload_of(
-    target: Any, inputs: Any, loss: Any, optimizer: Any, sizes: Mapping[str, Any], input_specs: Sequence[str],
-    mode: str, gpu: Gpu,
-) -> Workload:  # fmt: skip
+    target: Any, step: Mapping[str, Any], gpu: Gpu, inputs: Any = None, loss: Callable[[Any], Any] | None = None
+) -> Workload:
+    """The workload of a target, made for a GPU; ``step`` has options of a step, the others are arguments and errors as
+    of :func:`profile`."""
     from memwall.frontend.targets import Workload, resolve
     from memwall.frontend.targets.target import is_saved
 
-    given = [name for name, size in {**sizes, "input_specs": input_specs}.items() if size not in (None, ())]
+    sizes, optimizer = split_sizes(step)[0], step.get("optimizer", "adamw")
+    specs, mode = step.get("input_specs") or (), step.get("mode") or "inference"
+    given = [name for name, size in {**sizes, "input_specs": specs}.items() if size not in (None, ())]
     if given and not isinstance(target, (str, Path)):
         raise UsageError(
             f"{', '.join(given)} belongs to a model file or to hf:, whose inputs are made to it: give a module inputs"
@@ -366,7 +347,7 @@ def workload_of(
                 f"{target} is a saved profile, traced already: read it with memwall.Profile.load({str(target)!r}), and"
                 " put it on other GPUs with memwall.compare(profile, gpu=[...])"
             )
-        workload = resolve(str(target), **sizes, input_specs=input_specs, mode=mode, gpu=gpu)
+        workload = resolve(str(target), **sizes, input_specs=specs, mode=mode, gpu=gpu)
         if inputs is not None:
             workload = replace(workload, inputs=inputs, samples=None)
     elif isinstance(target, Workload):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memwall.frontend.targets.seeds import seeded
-from memwall.frontend.targets.sizes import split_sizes
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu
 from memwall.pipeline import started, workload_of
 from memwall.record.profile import Profile
@@ -47,12 +46,10 @@ def ranks_alike(made: Profile, target: Any, options: Mapping[str, Any]) -> dict[
     pipeline, job = made.traced.pipeline, made.traced.job
     if pipeline is None or job is None:
         return {}
-    sizes, others = split_sizes(options)
     gpu: Gpu = made.gpus[0] if made.gpus else load_gpu(DEFAULT_GPU)
-    inputs, loss, specs = others.get("inputs"), others.get("loss"), others.get("input_specs") or ()
-    optimizer, mode = others.get("optimizer", "adamw"), others.get("mode") or "inference"
     outlines = {}
     for rank in pipeline.ranks:
         with seeded(), started(job.world, rank, gpu):
-            outlines[rank] = outline_of(workload_of(target, inputs, loss, optimizer, sizes, specs, mode, gpu), gpu)
+            workload = workload_of(target, options, gpu, options.get("inputs"), options.get("loss"))
+            outlines[rank] = outline_of(workload, gpu)
     return alike(outlines)

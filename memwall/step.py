@@ -30,7 +30,39 @@ class SampleInputs(TypedDict, total=False):
 
 
 class Step(SampleInputs, total=False):
-    """One step of a model, as keywords of :func:`memwall.profile`; what is not given has the default of its option."""
+    """One step of a model, as keywords of :func:`memwall.profile`; what is not given has the default of its option.
+
+    Attributes:
+        mode: ``inference`` (``eval()``, forward), ``training`` (``train()``, forward, loss, backward, optimizer
+            step), ``forward``: the module as it stands, gradients enabled, and what they need kept in memory; or, of a
+            language model, ``prefill`` (a prompt that fills a cache) or ``decode`` (one more token with a cache).
+        no_grad: without gradients; of ``forward`` alone.
+        batch, seq: passed to the target's functions that take them; so are the following four.
+        image: height and width in pixels, as in ``"1024x1024"``.
+        images: images of a sample.
+        video: frames of a video.
+        seconds: length of a sound.
+        prompt, context: of ``prefill`` the tokens of a prompt, of both modes the tokens that the cache holds before.
+        dtype: cast parameters and floating inputs to this first.
+        autocast: run forward under CUDA's autocast to this dtype.
+        input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
+        optimizer: a name (``adamw``, ``adam``, ``sgd``; ``:fused``, ``:foreach`` or ``:loop`` appended), a function of
+            the parameters, or None to stop after backward. A target's own ``optimizer`` wins over the default.
+        attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
+        cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
+        assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``, ``rounded=4``,
+            ``number=1``, ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; ``notes`` state what was
+            used.
+        real: trace small real tensors, for models whose Python depends on data.
+        max_ops: stop a runaway trace.
+        replay: trace repeated blocks once; False traces every one.
+        strict: refuse a model with ops that no formula models.
+        host: what issues the kernels: a name (``bare-metal``, ``cloud-vm``), a spec or the path of one; None takes
+            bare-metal, or what a GPU's file states.
+        cluster: how the GPUs are joined that the program runs on: a name (``dgx-h100``), a spec or the path of one.
+            None takes the one that memwall knows with the GPU where ``world`` is given.
+        world: the program is one of so many that ``torchrun`` starts, and is traced as ``rank`` of them.
+    """
 
     mode: Annotated[
         str,

@@ -1,6 +1,6 @@
 """A Python child process that answers over a pipe, each time within a limit, and reports its cause of death.
 
-It calls one target (``module:name``; one instance if a class) with each request, and sends back the result or the
+It calls one target (one instance, if it is a class) with each request, and sends back the result or the
 :class:`MemwallError` that it raises. Any other exception ends it. Where each request is to find the process as it was
 at first, whatever the last one did to it, each is answered in a fork (``apart``), several at once if several are sent:
 what is imported is shared, and only the answer comes back. It ends with its parent in any case, even in the middle of a
@@ -72,7 +72,7 @@ class Child:
     """A running process; :meth:`stop` kills it and its children.
 
     Args:
-        target: ``module:name`` of the callable.
+        target: what is called; ``module:name`` where this process is not to import it.
         environment: its variables; see :func:`environment`.
         folder: its working folder.
         own_path: leave the working folder out of ``sys.path``.
@@ -88,8 +88,8 @@ class Child:
     """
 
     def __init__(
-        self, target: str, environment: Mapping[str, str], *, folder: Path | None = None, own_path: bool = False,
-        shown: bool = False, apart: bool = False,
+        self, target: Callable[..., Any] | str, environment: Mapping[str, str], *, folder: Path | None = None,
+        own_path: bool = False, shown: bool = False, apart: bool = False,
     ) -> None:  # fmt: skip
         if not hasattr(os, "killpg"):  # nor can a pipe be handed on
             raise MissingError("this runs the model in a process of its own, which needs Linux or macOS; use WSL here")
@@ -101,9 +101,10 @@ class Child:
         self._kept = None if shown else tempfile.TemporaryFile()  # noqa: SIM115  closed by stop()
         output = sys.stderr if shown and _has_descriptor(sys.stderr) else subprocess.DEVNULL
         options = ["-P"] if own_path else []
+        named = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *options, "-c", _START, str(theirs.fileno()), target, *["apart"] * self._apart],
+                [sys.executable, *options, "-c", _START, str(theirs.fileno()), named, *["apart"] * self._apart],
                 pass_fds=[theirs.fileno()], env=environment, cwd=folder, start_new_session=True,
                 stdin=subprocess.PIPE, stdout=output, stderr=self._kept,
             )  # fmt: skip

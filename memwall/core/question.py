@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+Q = TypeVar("Q", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,17 @@ def options_of(question: Any) -> Mapping[str, Option]:
     return found
 
 
-def filled(question: Any, given: Mapping[str, Any]) -> Any:
-    """What is asked: an object with each option, the default where it is not given. Raises TypeError: no such
-    option."""
+def completed(question: type[Q], given: Q) -> Q:
+    """What is asked: the default of each option that is not given. Raises TypeError: no such option."""
     if unknown := [name for name in given if name not in options_of(question)]:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
-    return types.SimpleNamespace(**{**{name: said.default for name, said in options_of(question).items()}, **given})
+    whole: Any = {**{name: said.default for name, said in options_of(question).items()}, **given}
+    return whole
+
+
+def filled(question: Any, given: Mapping[str, Any]) -> Any:
+    """As :func:`completed`, as an object with an attribute for each option."""
+    return types.SimpleNamespace(**completed(question, given))
 
 
 def part_of(question: Any, given: Mapping[str, Any]) -> Any:
@@ -89,7 +95,8 @@ def _types(hint: Any) -> Iterator[type]:
 
 
 def signature_of(question: Any) -> Callable[[F], F]:
-    """A decorator: a function that takes the options of a question as ``**`` keywords says them in its signature."""
+    """A decorator: a function that takes the options of a question as ``**`` keywords says them in its signature, and
+    behind its docstring what the question's says of its attributes."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
@@ -101,6 +108,8 @@ def signature_of(question: Any) -> Callable[[F], F]:
         ]  # fmt: skip
         function.__signature__ = signature.replace(parameters=[*own, *asked])  # type: ignore[attr-defined]
         function.__annotations__.update({p.name: p.annotation for p in asked})
+        if attributes := inspect.cleandoc(question.__doc__ or "").partition("\nAttributes:\n")[2]:
+            function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{attributes}"
         return function
 
     return decorate

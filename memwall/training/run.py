@@ -312,8 +312,8 @@ def rank_of(
 
     with uncollected(), seeded():
         said = filled(SampleInputs, sample)
-        sizes = {"batch": batch, "seq": said.seq}
-        workload = workload_of(module_or_target, inputs, loss, "adamw", sizes, (), "training", gpu)
+        step = {"batch": batch, "seq": said.seq, "mode": "training"}
+        workload = workload_of(module_or_target, step, gpu, inputs, loss)
         say(f"tracing {workload.name}")
         return trace_rank(workload, layout, TraceOptions("training", said.dtype, said.autocast, gpu=gpu), warn=say)
 

@@ -170,7 +170,7 @@ class _Ranks:
         from memwall.frontend.torch import TraceOptions
 
         gpu = hardware_of(self.cluster)
-        workload = workload_of(self.target, None, None, "adamw", {"batch": batch, **self.sizes}, (), "training", gpu)
+        workload = workload_of(self.target, {"batch": batch, **self.sizes, "mode": "training"}, gpu)
         if self._short is not None:
             workload = replace(workload, model=self._short)
         options = TraceOptions("training", **self.cast, gpu=gpu)
@@ -187,9 +187,7 @@ class _Ranks:
     def _shorten(self) -> None:
         """Trace three layers from now on, where they say what all do, but for what the host does between layers."""
         try:
-            workload = workload_of(
-                self.target, None, None, "adamw", self.sizes, (), "training", hardware_of(self.cluster)
-            )
+            workload = workload_of(self.target, {**self.sizes, "mode": "training"}, hardware_of(self.cluster))
             self._short = shortened(workload)
             stretched = self._read(self._trace(Parallelism(), 1)).blocks
         except (MemwallError, ValueError):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from memwall.core.errors import UsageError
 from memwall.frontend.hf.config import all_parts, text_config
 
@@ -197,8 +199,6 @@ class AskedModel:
 
     @property
     def dtype(self) -> Any:
-        import torch
-
         return getattr(self.config, "dtype", None) or torch.float32
 
     @property
@@ -235,6 +235,11 @@ class AskedModel:
     @property
     def images(self) -> int:
         return int(self.sizes.get("images", 1))
+
+    @property
+    def pictures(self) -> int:
+        """Images of the whole batch."""
+        return self.batch * self.images
 
     @cached_property
     def patch(self) -> int:

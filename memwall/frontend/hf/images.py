@@ -7,30 +7,27 @@ becomes is asked of the model (:mod:`.inputs`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from memwall.core import compat
 from memwall.core.errors import UsageError
 from memwall.frontend.hf.asked import AskedModel, number, pair
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Tensors = dict[str, "Tensor"]
+Tensors = dict[str, Tensor]
 
 
 def _plain(asked: AskedModel) -> Tensors:
     """(images, channels, height, width)."""
-    import torch
-
-    shape = (asked.batch * asked.images, asked.channels, *asked.image)
+    shape = (asked.pictures, asked.channels, *asked.image)
     return {"pixel_values": torch.randn(shape, dtype=asked.dtype)}
 
 
 def _clip(asked: AskedModel) -> Tensors:
     """(batch, frames, channels, height, width)."""
-    import torch
-
     shape = (asked.batch, asked.frames, asked.channels, *asked.image)
     return {"pixel_values": torch.randn(shape, dtype=asked.dtype)}
 
@@ -38,15 +35,12 @@ def _clip(asked: AskedModel) -> Tensors:
 def _patches(asked: AskedModel) -> Tensors:
     """Qwen2-VL and what follows it: all patches of all images in a row, each with two frames, and the grid of each
     image in time, height and width (image_processing_qwen2_vl.py)."""
-    import torch
-
     height, width = (size // asked.patch for size in asked.image)
-    count = asked.batch * asked.images
     depth = number(asked.vision, "temporal_patch_size", "patch_temporal") or 1
     values = asked.channels * depth * asked.patch * asked.patch
-    pixels = torch.randn((count * height * width, values), dtype=asked.dtype)
-    grid = torch.tensor([[1, height, width]] * count, dtype=torch.int64)
-    merged = torch.full((count,), asked.merge, dtype=torch.int64)  # VideoLLaMA 3 may merge other patches in videos
+    pixels = torch.randn((asked.pictures * height * width, values), dtype=asked.dtype)
+    grid = torch.tensor([[1, height, width]] * asked.pictures, dtype=torch.int64)
+    merged = torch.full((asked.pictures,), asked.merge, dtype=torch.int64)  # VideoLLaMA 3 merges others in videos
     return {
         "pixel_values": pixels, "hidden_states": pixels, "image_grid_thw": grid, "grid_thw": grid,
         "image_merge_sizes": merged, "merge_sizes": merged,
@@ -56,40 +50,32 @@ def _patches(asked: AskedModel) -> Tensors:
 def _flat_patches(asked: AskedModel) -> Tensors:
     """SigLIP 2 and LFM2-VL: the patches of each image in a row, a mask of those that are there, and the grid
     (image_processing_siglip2.py)."""
-    import torch
-
     most = number(asked.vision, "num_patches") or number(asked.config, "max_num_patches") or 256
     side = int(most**0.5)
     height, width = (size // asked.patch for size in asked.sizes.get("image", (side * asked.patch,) * 2))
-    count = asked.batch * asked.images
     values = asked.channels * asked.patch * asked.patch
     return {
-        "pixel_values": torch.randn((count, height * width, values), dtype=asked.dtype),
-        "pixel_attention_mask": torch.ones((count, height * width), dtype=torch.int64),
-        "spatial_shapes": torch.tensor([[height, width]] * count, dtype=torch.int64),
+        "pixel_values": torch.randn((asked.pictures, height * width, values), dtype=asked.dtype),
+        "pixel_attention_mask": torch.ones((asked.pictures, height * width), dtype=torch.int64),
+        "spatial_shapes": torch.tensor([[height, width]] * asked.pictures, dtype=torch.int64),
     }
 
 
 def _positioned_patches(asked: AskedModel) -> Tensors:
     """Gemma 4: patches in a row with the column and row of each (image_processing_gemma4.py)."""
-    import torch
-
     pool = number(asked.vision, "pooling_kernel_size") or 1
     step = asked.patch * pool
     height, width = (max(size // step, 1) * pool for size in asked.image)
-    count = asked.batch * asked.images
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    places = torch.stack((columns, rows), -1).reshape(1, height * width, 2).repeat(count, 1, 1)
+    places = torch.stack((columns, rows), -1).reshape(1, height * width, 2).repeat(asked.pictures, 1, 1)
     values = asked.channels * asked.patch * asked.patch
-    pixels = torch.randn((count, height * width, values), dtype=asked.dtype)
+    pixels = torch.randn((asked.pictures, height * width, values), dtype=asked.dtype)
     return {"pixel_values": pixels, "image_position_ids": places, "pixel_position_ids": places}
 
 
 def _aspect_tiles(asked: AskedModel) -> Tensors:
     """Llama 3.2 Vision: (batch, images, tiles, channels, height, width), one tile of four filled
     (image_processing_mllama.py)."""
-    import torch
-
     tiles = number(asked.vision, "max_num_tiles") or 4
     lead = (asked.batch, asked.images)
     mask = torch.zeros((*lead, tiles), dtype=torch.int64)
@@ -107,17 +93,14 @@ def _aspect_tiles(asked: AskedModel) -> Tensors:
 def _any_resolution(asked: AskedModel) -> Tensors:
     """LLaVA-NeXT: the image scaled down, and tiles of it: (images, 1 + tiles, channels, height, width), with the size
     before; the grid with the least tiles (image_processing_llava_next.py)."""
-    import torch
-
     side = asked._trained_image
     grids = [found for each in asked.config.image_grid_pinpoints if (found := pair(each)) is not None]
     height, width = asked.sizes.get("image") or min(grids, key=lambda grid: grid[0] * grid[1])
     best = min(grids, key=lambda grid: _misfit(grid, (height, width)))
     tiles = 1 + (best[0] // side[0]) * (best[1] // side[1])
-    count = asked.batch * asked.images
     return {
-        "pixel_values": torch.randn((count, tiles, asked.channels, *side), dtype=asked.dtype),
-        "image_sizes": torch.tensor([[height, width]] * count, dtype=torch.int64),
+        "pixel_values": torch.randn((asked.pictures, tiles, asked.channels, *side), dtype=asked.dtype),
+        "image_sizes": torch.tensor([[height, width]] * asked.pictures, dtype=torch.int64),
     }
 
 
@@ -130,18 +113,13 @@ def _misfit(grid: tuple[int, int], image: tuple[int, int]) -> tuple[float, float
 
 def _sized(asked: AskedModel) -> Tensors:
     """Pixtral: (images, channels, height, width) and the size of each."""
-    import torch
-
     made = _plain(asked)
-    count = asked.batch * asked.images
-    return {**made, "image_sizes": torch.tensor([list(asked.image)] * count, dtype=torch.int64)}
+    return {**made, "image_sizes": torch.tensor([list(asked.image)] * asked.pictures, dtype=torch.int64)}
 
 
 def _masked(asked: AskedModel) -> Tensors:
     """Idefics: (batch, images, channels, height, width), a mask of the pixels that are there, and in its first version
     of the images that each token sees."""
-    import torch
-
     lead = (asked.batch, asked.images)
     return {
         "pixel_values": torch.randn((*lead, asked.channels, *asked.image), dtype=asked.dtype),
@@ -153,23 +131,18 @@ def _masked(asked: AskedModel) -> Tensors:
 def _strips(asked: AskedModel) -> Tensors:
     """MiniCPM-V: the patches of all images side by side, (1, channels, patch, patches x patch), and the patches of each
     along its height and width, multiples of 4: the tower merges 2 x 2 twice (image_processing_minicpmv4_6.py)."""
-    import torch
-
     height, width = (max(size // (4 * asked.patch), 1) * 4 for size in asked.image)
-    count = asked.batch * asked.images
-    strip = (1, asked.channels, asked.patch, count * height * width * asked.patch)
+    strip = (1, asked.channels, asked.patch, asked.pictures * height * width * asked.patch)
     return {
         "pixel_values": torch.randn(strip, dtype=asked.dtype),
-        "target_sizes": torch.tensor([[height, width]] * count, dtype=torch.int32),
+        "target_sizes": torch.tensor([[height, width]] * asked.pictures, dtype=torch.int32),
     }
 
 
 def _two_resolutions(asked: AskedModel) -> Tensors:
     """DeepSeek-VL hybrid: each image for both towers, each at the size that its tower was trained with."""
-    import torch
-
     side = pair(getattr(asked.config.high_res_vision_config, "image_size", None)) or asked.image
-    shape = (asked.batch * asked.images, asked.channels, *side)
+    shape = (asked.pictures, asked.channels, *side)
     return {**_plain(asked), "high_res_pixel_values": torch.randn(shape, dtype=asked.dtype)}
 
 
@@ -181,9 +154,6 @@ def _overlapping_crops(asked: AskedModel) -> Tensors:
     """Molmo 2: each image as one crop and cut into crops that overlap, (crops, patches, values); for each token the
     2 x 2 patches that it pools, -1 beyond the edge; and the tokens of both along height and width
     (image_processing_molmo2.py)."""
-    import torch
-    from torch.nn import functional
-
     side = asked._trained_image[0] // asked.patch
     down, across = _tiling(asked.sizes.get("image") or asked._trained_image, side, asked.patch)
     sizes = [(side, side), (down * (side - _SHARED) + _SHARED, across * (side - _SHARED) + _SHARED)]
@@ -192,15 +162,15 @@ def _overlapping_crops(asked: AskedModel) -> Tensors:
         places = torch.arange(first, first + rows * columns).reshape(rows, columns)
         places = functional.pad(places, (0, columns % 2, 0, rows % 2), value=-1)
         pooled.append(places.unfold(0, 2, 2).unfold(1, 2, 2).reshape(-1, 4))
-    each, count, crops = torch.cat(pooled), asked.batch * asked.images, 1 + down * across
-    shape = (count * crops, side * side, asked.channels * asked.patch**2)
+    each, crops = torch.cat(pooled), 1 + down * across
+    shape = (asked.pictures * crops, side * side, asked.channels * asked.patch**2)
     grid = [(size + 1) // 2 for view in sizes for size in view]
-    firsts = (torch.arange(count) * crops * side * side)[:, None, None]
+    firsts = (torch.arange(asked.pictures) * crops * side * side)[:, None, None]
     return {
         "pixel_values": torch.randn(shape, dtype=asked.dtype),
         "image_token_pooling": torch.where(each < 0, each, each + firsts).reshape(-1, 4),
-        "image_grids": torch.tensor([grid] * count),
-        "image_num_crops": torch.full((count,), crops),
+        "image_grids": torch.tensor([grid] * asked.pictures),
+        "image_num_crops": torch.full((asked.pictures,), crops),
     }
 
 
@@ -222,8 +192,6 @@ def _tiling(image: tuple[int, int], side: int, patch: int) -> tuple[int, int]:
 def _cameras(asked: AskedModel) -> Tensors:
     """pi0: (batch, cameras, channels, height, width), which cameras there are, and a token for each patch in front of
     the text (processing_pi0.py)."""
-    import torch
-
     from memwall.frontend.hf.makers import MAKERS
 
     lead = (asked.batch, asked.images)
@@ -239,14 +207,11 @@ def _cameras(asked: AskedModel) -> Tensors:
 def _token_blocks(asked: AskedModel) -> Tensors:
     """Inkling 2: for each token of an image its block of merged patches, (tokens, side, side, channels), and the grid
     of each image counted in tokens (image_processing_inkling2.py)."""
-    import torch
-
     side = asked.patch * asked.merge
     height, width = (max(size // side, 1) for size in asked.image)
-    count = asked.batch * asked.images
     return {
-        "pixel_values": torch.randn((count * height * width, side, side, asked.channels), dtype=asked.dtype),
-        "image_grid_thw": torch.tensor([[1, height, width]] * count, dtype=torch.int64),
+        "pixel_values": torch.randn((asked.pictures * height * width, side, side, asked.channels), dtype=asked.dtype),
+        "image_grid_thw": torch.tensor([[1, height, width]] * asked.pictures, dtype=torch.int64),
     }
 
 
@@ -275,8 +240,6 @@ def images(asked: AskedModel) -> Tensors:
 
 def _pairs(asked: AskedModel) -> Tensors:
     """Two images to find the same points in: (batch, 2, channels, height, width)."""
-    import torch
-
     return {"pixel_values": torch.randn((asked.batch, 2, asked.channels, *asked.image), dtype=asked.dtype)}
 
 
@@ -299,8 +262,6 @@ _BY_TYPE: Mapping[str, Callable[[AskedModel], Tensors]] = {
 
 def videos(asked: AskedModel) -> Tensors:
     """(batch, frames, channels, height, width)."""
-    import torch
-
     shape = (asked.batch, asked.frames, asked.channels, *asked.image)
     return {"pixel_values_videos": torch.randn(shape, dtype=asked.dtype)}
 

@@ -10,16 +10,16 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from memwall.core.errors import UsageError
 from memwall.frontend.hf.asked import POSITIONS, AskedModel, number
 from memwall.frontend.hf.images import images, tokens_of, videos
 from memwall.frontend.hf.makers import MAKERS
 from memwall.frontend.targets.blame import first_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Note = Callable[[str], None]
 
@@ -55,8 +55,6 @@ def make_inputs(asked: AskedModel, model: Callable[[], Any], note: Note) -> dict
 def with_mask(asked: AskedModel, made: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inputs with a mask that says that nothing is padded, where this transformers (4.56) takes a batch that has
     neither mask nor cache for packed sequences, and keeps them apart by masks of its own: a tokenizer gives one."""
-    import torch
-
     find = getattr(sys.modules.get("transformers.masking_utils"), "find_packed_sequence_indices", None)
     masks = hasattr(sys.modules[asked.model.__module__], "create_causal_mask")
     if not masks or "input_ids" not in made or "attention_mask" in made or not asked.takes("attention_mask"):
@@ -185,8 +183,6 @@ def _without_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, why
 
 
 def _with_part(asked: AskedModel, made: dict[str, Tensor], part: _Tokens, token: int, module: Any) -> dict[str, Tensor]:
-    import torch
-
     homes: tuple[Any, ...] = (getattr(module, "model", None), module)  # the outer one hands on what it does not name
     ask = next((getattr(home, name) for name in part.ask for home in homes if hasattr(home, name)), None)
     if ask is None and part.name == "image":  # attended to, and no tokens

@@ -6,14 +6,14 @@ Detection and mask heads match their outputs to the objects of an image on the h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from memwall.frontend.hf.asked import AskedModel, number
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Inputs = Mapping[str, "Tensor"]
+Inputs = Mapping[str, Tensor]
 #: characters that a second of speech is written with
 _CHARACTERS_PER_S = 15
 #: columns of a spectrogram that a token is spoken in
@@ -22,8 +22,6 @@ _COLUMNS_PER_TOKEN = 4
 
 def _zeros(*shape: int) -> Tensor:
     """Class 0, which exists whatever the number of classes."""
-    import torch
-
     return torch.zeros(shape, dtype=torch.int64)
 
 
@@ -50,8 +48,6 @@ def _transcript(asked: AskedModel, inputs: Inputs) -> Tensor:
 
 def _heard(asked: AskedModel, inputs: Inputs) -> Tensor | None:
     """A mask of a spectrogram's columns, from which CTC takes its lengths."""
-    import torch
-
     features = inputs.get("input_features")
     return None if features is None else torch.ones(features.shape[:2], dtype=torch.int64)
 
@@ -61,8 +57,6 @@ def _pixel(asked: AskedModel, inputs: Inputs) -> Tensor:
 
 
 def _hidden_patches(asked: AskedModel, inputs: Inputs) -> Tensor:
-    import torch
-
     height, width = (size // asked.patch for size in asked.image)
     hidden = torch.arange(height * width) % 2 == 0
     return hidden.expand(asked.batch, -1)

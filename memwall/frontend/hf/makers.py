@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter, methodcaller
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from memwall.frontend.hf.asked import SEQ, AskedModel, number
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Make = Callable[[AskedModel], Any]
+Size = Callable[[AskedModel], int]
 
 #: Model types whose tokens are one of text with one of each codebook.
 _TEXT_AND_CODES = frozenset(("kyutai_speech_to_text",))
@@ -19,8 +21,6 @@ _TEXT_AND_CODES = frozenset(("kyutai_speech_to_text",))
 
 def _ids(asked: AskedModel) -> Tensor:
     """Tokens of text, none of them with a meaning of its own."""
-    import torch
-
     books = number(asked.config, "num_codebooks") if asked.config.model_type in _TEXT_AND_CODES else None
     if books:
         return torch.randint(0, asked.vocabulary, (asked.batch, asked.seq, 1 + books))
@@ -29,43 +29,23 @@ def _ids(asked: AskedModel) -> Tensor:
     return torch.where(torch.isin(drawn, torch.tensor(sorted(asked.special))), plain, drawn)
 
 
-def _floats(*shape: Callable[[AskedModel], int]) -> Make:
+def _sizes(asked: AskedModel, shape: tuple[Size | int, ...]) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else size(asked) for size in shape)
+
+
+def _floats(*shape: Size | int) -> Make:
     """A maker of normal numbers."""
-
-    def make(asked: AskedModel) -> Tensor:
-        import torch
-
-        return torch.randn(tuple(size(asked) for size in shape), dtype=asked.dtype)
-
-    return make
+    return lambda asked: torch.randn(_sizes(asked, shape), dtype=asked.dtype)
 
 
-def _whole(value: int, *shape: Callable[[AskedModel], int]) -> Make:
-    """A maker of equal whole numbers."""
-
-    def make(asked: AskedModel) -> Tensor:
-        import torch
-
-        return torch.full(tuple(size(asked) for size in shape), value, dtype=torch.int64)
-
-    return make
+def _whole(value: int, *shape: Size | int, dtype: torch.dtype = torch.int64) -> Make:
+    """A maker of equal whole numbers, or of a mask."""
+    return lambda asked: torch.full(_sizes(asked, shape), value, dtype=dtype)
 
 
-def _batch(asked: AskedModel) -> int:
-    return asked.batch
-
-
-def _seq(asked: AskedModel) -> int:
-    return asked.seq
-
-
-def _of(*names: str, default: int = 1) -> Callable[[AskedModel], int]:
+def _of(*names: str, default: int = 1) -> Size:
     """A size that the configuration states under one of some names."""
     return lambda asked: number(asked.config, *names) or number(asked.text, *names) or default
-
-
-def _constant(value: int) -> Callable[[AskedModel], int]:
-    return lambda asked: value
 
 
 #: Model types whose spectrograms are (batch, mels, columns), though nothing else tells.
@@ -76,8 +56,6 @@ _CHANNELS_FIRST = frozenset(
 
 def _spectrogram(asked: AskedModel) -> Tensor:
     """Whisper's is (batch, mels, columns), 30 s by its encoder's positions; others' are (batch, columns, mels)."""
-    import torch
-
     columns = asked.fixed_columns
     if asked.config.model_type in _CHANNELS_FIRST:
         return torch.randn((asked.batch, asked.mels, asked.columns()), dtype=asked.dtype)
@@ -87,22 +65,8 @@ def _spectrogram(asked: AskedModel) -> Tensor:
     return torch.randn((asked.batch, *shape), dtype=asked.dtype)
 
 
-def _spectrogram_mask(asked: AskedModel) -> Tensor:
-    import torch
-
-    return torch.ones((asked.batch, asked.fixed_columns or asked.columns()), dtype=torch.int64)
-
-
-def _longer(asked: AskedModel) -> Tensor:
-    import torch
-
-    return torch.zeros((asked.batch, 1), dtype=torch.bool)
-
-
 def _sound(asked: AskedModel) -> Tensor:
     """A waveform: (batch, samples), (batch, channels, samples) for codecs; or a spectrogram of fixed length."""
-    import torch
-
     longest = number(asked.config, "max_length")
     if longest and number(asked.config, "num_mel_bins"):
         return torch.randn((asked.batch, longest, asked.mels), dtype=asked.dtype)
@@ -114,8 +78,6 @@ def _sound(asked: AskedModel) -> Tensor:
 
 def _coded(asked: AskedModel) -> Tensor:
     """What a half of a codec takes: a waveform, (batch, channels, samples), or its decoder (batch, width, frames)."""
-    import torch
-
     ratios = getattr(asked.config, "upsampling_ratios", None)
     if not asked.takes("padding_cache"):
         return _floats(_batch, _seq, _hidden)(asked)
@@ -131,20 +93,10 @@ def _context(asked: AskedModel) -> int:
     return (number(asked.config, "context_length", "prediction_length") or SEQ) + max(lags)
 
 
-def _horizon(asked: AskedModel) -> int:
-    return number(asked.config, "prediction_length", "horizon_length") or 1
-
-
-def _time_features(asked: AskedModel) -> int:
-    return int(getattr(asked.config, "num_time_features", 0) or 0)
-
-
-def _series(steps: Callable[[AskedModel], int]) -> Make:
+def _series(steps: Size) -> Make:
     """(batch, steps), with a third axis where there are several variables."""
 
     def make(asked: AskedModel) -> Tensor:
-        import torch
-
         several = number(asked.config, "num_input_channels")
         width = several or number(asked.config, "input_size") or 1
         last = (width,) if several or width > 1 else ()
@@ -153,26 +105,8 @@ def _series(steps: Callable[[AskedModel], int]) -> Make:
     return make
 
 
-def _observed(steps: Callable[[AskedModel], int]) -> Make:
-    def make(asked: AskedModel) -> Tensor:
-        import torch
-
-        return torch.ones_like(_series(steps)(asked), dtype=torch.bool)
-
-    return make
-
-
-def _unpadded(asked: AskedModel) -> Tensor:
-    """TimesFM: where the past is padding, as numbers (modeling_timesfm.py)."""
-    import torch
-
-    return torch.zeros_like(_series(_context)(asked))
-
-
 def _codes(asked: AskedModel) -> Tensor:
     """Ids of the decoder: those of text, or for several codebooks a row for each."""
-    import torch
-
     decoder = getattr(asked.config, "decoder", getattr(asked.config, "decoder_config", None))
     books, channels = number(decoder, "num_codebooks") or 1, number(decoder, "num_channels")
     vocabulary = number(decoder, "vocab_size") or asked.vocabulary
@@ -181,16 +115,8 @@ def _codes(asked: AskedModel) -> Tensor:
     return torch.randint(0, vocabulary, (asked.batch * books, asked.seq)) if books > 1 else _ids(asked)
 
 
-def _steps(asked: AskedModel) -> Tensor:
-    import torch
-
-    return torch.arange(asked.seq).expand(asked.batch, -1)
-
-
 def _flattened(asked: AskedModel) -> Tensor:
     """Pix2Struct: patches with row and column in front (image_processing_pix2struct.py)."""
-    import torch
-
     patches = asked.seq if "seq" in asked.sizes else 2048
     values = number(asked.vision, "patch_embed_hidden_size") or asked.patch**2 * asked.channels
     made = torch.randn((asked.batch, patches, values + 2), dtype=asked.dtype)
@@ -199,42 +125,13 @@ def _flattened(asked: AskedModel) -> Tensor:
     return made
 
 
-def _pixel_mask(asked: AskedModel) -> Tensor:
-    import torch
-
-    return torch.ones((asked.batch, *asked.image), dtype=torch.int64)
-
-
 def _image_places(asked: AskedModel) -> Tensor:
     """Kosmos-2: which tokens the image takes the place of."""
-    import torch
-
     return (torch.arange(asked.seq) < (number(asked.config, "latent_query_num") or 64)).expand(asked.batch, -1)
-
-
-def _height(asked: AskedModel) -> int:
-    return asked.image[0]
-
-
-def _width(asked: AskedModel) -> int:
-    return asked.image[1]
-
-
-def _channels(asked: AskedModel) -> int:
-    return asked.channels
-
-
-def _nothing_padded(asked: AskedModel) -> Tensor:
-    """A mask of what is padding."""
-    import torch
-
-    return torch.zeros((asked.batch, asked.columns()), dtype=torch.bool)
 
 
 def _perceived(asked: AskedModel) -> Tensor:
     """Perceiver: ids of bytes for its heads on text, pixels for those on images, else what is attended to."""
-    import torch
-
     name = asked.model.__name__
     if name.endswith(("ForMaskedLM", "ForSequenceClassification")):
         return torch.randint(
@@ -246,8 +143,6 @@ def _perceived(asked: AskedModel) -> Tensor:
 def _session(asked: AskedModel) -> Any:
     """SAM 2: a video of one frame and a point on one object in it, as the processor's init_video_session and
     add_inputs_to_inference_session make them (processing_sam2_video.py)."""
-    import torch
-
     kind = asked.parameters["inference_session"].annotation
     if not hasattr(kind, "add_point_inputs"):  # SAM 3 finds the objects by text
         return None
@@ -266,10 +161,15 @@ def _session(asked: AskedModel) -> Any:
     return session
 
 
-_ONE = _constant(1)
-_CLASSES = _constant(8)
+_CLASSES = 8
+_batch, _seq = attrgetter("batch"), attrgetter("seq")
+_columns = methodcaller("columns")
+_height, _width = (lambda asked: asked.image[0]), (lambda asked: asked.image[1])
 _hidden = _of("hidden_size", "d_model", "n_embd")
-_image = _floats(_batch, _channels, _height, _width)
+_horizon = _of("prediction_length", "horizon_length")
+_image = _floats(_batch, attrgetter("channels"), _height, _width)
+_spectrogram_mask = _whole(1, _batch, lambda asked: asked.fixed_columns or asked.columns())
+_time_features: Size = lambda asked: int(getattr(asked.config, "num_time_features", 0) or 0)  # noqa: E731
 
 #: Parameter of forward → its tensor.
 MAKERS: Mapping[str, Make] = {
@@ -280,37 +180,37 @@ MAKERS: Mapping[str, Make] = {
     "lang_ids": _whole(0, _batch),
     "noise_embeds": _floats(_batch, _of("block_size", default=16), _hidden),
     "context_hidden_states": _floats(_batch, _seq, lambda a: len(a.config.target_layer_ids) * _hidden(a)),
-    "bbox": _whole(0, _batch, _seq, _constant(4)),
-    "qformer_input_ids": _whole(1, _batch, _constant(32)),
-    "query_embeds": _floats(_ONE, _of("num_query_tokens", default=32), _hidden),
+    "bbox": _whole(0, _batch, _seq, 4),
+    "qformer_input_ids": _whole(1, _batch, 32),
+    "query_embeds": _floats(1, _of("num_query_tokens", default=32), _hidden),
     "inputs": _perceived,
-    "encoder_hidden_states": _floats(_batch, _constant(257), _of("encoder_hidden_size", "hidden_size")),
+    "encoder_hidden_states": _floats(_batch, 257, _of("encoder_hidden_size", "hidden_size")),
     # sound
-    "is_longer": _longer,
-    "audio_mel": _floats(_batch, lambda a: a.columns(), lambda a: a.mels),
-    "audio_mel_mask": _nothing_padded,
-    "latents": _floats(_batch, _hidden, _constant(125)),
+    "is_longer": _whole(0, _batch, 1, dtype=torch.bool),
+    "audio_mel": _floats(_batch, _columns, attrgetter("mels")),
+    "audio_mel_mask": _whole(0, _batch, _columns, dtype=torch.bool),  # of what is padding
+    "latents": _floats(_batch, _hidden, 125),
     "input_values": _sound,
     "hidden_states": _coded,
     "input_features": _spectrogram,
     "input_features_mask": _spectrogram_mask,
     "feature_attention_mask": _spectrogram_mask,
-    "spectrogram": _floats(_batch, lambda a: a.columns(), _of("model_in_dim", "num_mel_bins", default=80)),
+    "spectrogram": _floats(_batch, _columns, _of("model_in_dim", "num_mel_bins", default=80)),
     # images
     "flattened_patches": _flattened,
     "image": _image,
     "prompt_pixel_values": _image,
     "prompt_masks": _image,
-    "pixel_mask": _pixel_mask,
+    "pixel_mask": _whole(1, _batch, _height, _width),
     "image_embeds_position_mask": _image_places,
-    "input_points": _floats(_batch, _ONE, _ONE, _constant(2)),
+    "input_points": _floats(_batch, 1, 1, 2),
     "task_inputs": _whole(1, _batch, _of("task_seq_len", default=77)),
-    "visual_feats": _floats(_batch, _constant(36), _of("visual_feat_dim", default=2048)),
-    "visual_pos": _floats(_batch, _constant(36), _of("visual_pos_dim", default=4)),
-    "classes_input_ids": _whole(1, _CLASSES, _constant(16)),
-    "classes_attention_mask": _whole(1, _CLASSES, _constant(16)),
-    "tasks_input_ids": _whole(1, _batch, _constant(16)),
-    "tasks_attention_mask": _whole(1, _batch, _constant(16)),
+    "visual_feats": _floats(_batch, 36, _of("visual_feat_dim", default=2048)),
+    "visual_pos": _floats(_batch, 36, _of("visual_pos_dim", default=4)),
+    "classes_input_ids": _whole(1, _CLASSES, 16),
+    "classes_attention_mask": _whole(1, _CLASSES, 16),
+    "tasks_input_ids": _whole(1, _batch, 16),
+    "tasks_attention_mask": _whole(1, _batch, 16),
     "classes_structure": _whole(8, _batch),
     # videos and robots
     "inference_session": _session,
@@ -320,15 +220,15 @@ MAKERS: Mapping[str, Make] = {
     "timestep": _floats(_batch),
     # time series and decisions
     "past_values": _series(_context),
-    "past_observed_mask": _observed(_context),
-    "past_values_padding": _unpadded,
-    "freq": _whole(0, _batch, _ONE),
+    "past_observed_mask": lambda asked: torch.ones_like(_series(_context)(asked), dtype=torch.bool),
+    "past_values_padding": lambda asked: torch.zeros_like(_series(_context)(asked)),  # TimesFM: as numbers
+    "freq": _whole(0, _batch, 1),
     "past_time_features": _floats(_batch, _context, _time_features),
     "future_time_features": _floats(_batch, _horizon, _time_features),
     "future_values": _series(_horizon),
     "states": _floats(_batch, _seq, _of("state_dim")),
     "actions": _floats(_batch, _seq, _of("act_dim")),
-    "rewards": _floats(_batch, _seq, _ONE),
-    "returns_to_go": _floats(_batch, _seq, _ONE),
-    "timesteps": _steps,
+    "rewards": _floats(_batch, _seq, 1),
+    "returns_to_go": _floats(_batch, _seq, 1),
+    "timesteps": lambda asked: torch.arange(asked.seq).expand(asked.batch, -1),
 }

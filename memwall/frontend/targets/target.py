@@ -80,7 +80,7 @@ def resolve(
     if mode == "decode" and input_specs:
         raise UsageError("--input makes no cache, which --mode decode reads; give a model file with decode_inputs()")
     if kind == "hf":
-        from memwall.frontend.hf import from_config
+        from memwall.frontend.hf.workload import from_config
 
         _refuse_hub_id(place)
         return from_config(Path(place), target, mode=mode, sizes=sizes, input_specs=input_specs)
