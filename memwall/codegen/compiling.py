@@ -229,10 +229,10 @@ class _Compiler:
             variables = {key: value for key, value in environment().items() if key != "TRITON_INTERPRET"}
             variables |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}
             variables["TRITON_DUMP_PTXAS_LOG"] = "1"
-            self.process = Child("memwall.codegen.compiling:answer", variables)
+            self.process = Child(answer, variables)
         try:
-            answer: dict[str, Any] = self.process.ask(self.limit_s, job)
-            return answer
+            said: dict[str, Any] = self.process.ask(self.limit_s, job)
+            return said
         except Lost as lost:
             self.close()
             if lost.status == "timeout":

@@ -220,8 +220,8 @@ class Tracers:
         if not (FORKS and self._children):
             # the order of a set in a model is no difference between base and head
             variables = {**environment(), "PYTHONHASHSEED": "0"}
-            target = f"{__name__}:{self._target.__name__}"
-            self._children.append(Child(target, variables, folder=Path("/"), own_path=True, shown=True, apart=True))
+            child = Child(self._target, variables, folder=Path("/"), own_path=True, shown=True, apart=True)
+            self._children.append(child)
         return self._children[-1]
 
     def _answer(self, child: Child) -> TraceOutcome | str:

@@ -292,7 +292,7 @@ def _kernels(point: Point, step: EngineStep) -> dict[str, SavedKernels]:
     flops: dict[str, dict[Pipe, int]] = {}
     nbytes: dict[str, int] = {}
     for kernel, n, own in point.steps.each(step):
-        cost, kind = kernel.cost(own, point.layout), type(kernel).__name__
+        cost, kind = kernel.cost(own, point.layout), kernel.kind
         nbytes[kind] = nbytes.get(kind, 0) + n * cost.bytes
         by_pipe = flops.setdefault(kind, {})
         for pipe, count in cost.flops.items():

@@ -76,7 +76,7 @@ def pool(tasks: Sequence[Task], folder: Path | None, workers: int) -> Done:
         while waiting or busy:
             while waiting and len(busy) < workers:
                 number, tries = waiting.popleft()
-                child = idle.pop() if idle else Child(f"{__name__}:SweepWorker", environment(), shown=True)
+                child = idle.pop() if idle else Child(SweepWorker, environment(), shown=True)
                 busy[child] = number, tries
                 child.send(tasks[number], folder)
             done = wait([*busy])

@@ -123,7 +123,7 @@ def _started(name: str, kind: str, side: Side) -> Child:
     # both sides hash alike, so that sets and dicts of names lie alike
     environment = {**timing_environment(kind), "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
     try:
-        return Child("memwall.bench.ab.sides:SideWorker", environment, folder=side.folder, own_path=True)
+        return Child(SideWorker, environment, folder=side.folder, own_path=True)
     except OSError as error:
         raise UsageError(f"the {name} cannot be started in its folder: {error.strerror}") from None
 

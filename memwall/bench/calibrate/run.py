@@ -81,7 +81,7 @@ def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
     It is separate because glibc's allocator reads its settings at the start: memory that is freed and allocated again
     costs a page fault per 4 KiB, which is slower than any kernel that writes there.
     """
-    child = Child("memwall.bench.calibrate.run:measure_here", timing_environment("cpu", job["threads"]))
+    child = Child(measure_here, timing_environment("cpu", job["threads"]))
     try:
         answer: dict[str, Any] = child.ask(LIMIT_S, job)
         return answer

@@ -276,10 +276,10 @@ class GpuSteps:
         """Seconds of a step by the class of its kernels; messages that belong to a kernel are ``Collective``."""
         taken: dict[str, float] = {}
         for kernel, n, own in self.each(step):
-            name, waited_s = type(kernel).__name__, self._waited_s(kernel, own)
+            name, waited_s = kernel.kind, self._waited_s(kernel, own)
             taken[name] = taken.get(name, 0.0) + n * (self.kernel_s(kernel, own) - waited_s)
             if waited_s:
-                taken["Collective"] = taken.get("Collective", 0.0) + n * waited_s
+                taken[Collective.kind] = taken.get(Collective.kind, 0.0) + n * waited_s
         return taken
 
     def wall(self, step: EngineStep) -> str:

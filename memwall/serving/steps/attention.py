@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost, table_calls
@@ -21,6 +21,8 @@ class Attention(StepKernel):
     """Attention with a paged cache, which rotates queries and keys and stores keys and values; ``window`` is the most
     keys that a query attends to, 0 for all. ``source``: all queries attend to so many keys of an encoder's results,
     which no step but the first writes. An encoder's own attention is not ``causal``, and keeps nothing."""
+
+    kind: ClassVar[str] = "Attention"
 
     heads: int
     kv_heads: int
@@ -62,6 +64,8 @@ class Latent(StepKernel):
     """Multi-head latent attention: decodes attend to the latents themselves (absorbed), prompts to the keys and values
     that are made of them. The cache, ``rank + rope`` numbers of a token, is on every GPU. ``top_k``: a query attends to
     the latents of no more tokens, which an index chooses; 0: to all."""
+
+    kind: ClassVar[str] = "Latent"
 
     heads: int
     nope: int
@@ -110,6 +114,8 @@ class Index(StepKernel):
     token before, and the ``top_k`` of the largest weighted sums are attended to. The keys, in fp8 with a float32 scale
     each, are a cache of their own, which is, like the index, whole on every GPU."""
 
+    kind: ClassVar[str] = "Index"
+
     heads: int
     size: int
     top_k: int
@@ -135,6 +141,8 @@ class Compressed(StepKernel):
     stand for ``ratio`` tokens each (0: it has none): to all, or to the ``top_k`` that an index chooses. One vector of
     ``size`` numbers is key and value of all heads. The cache is on every GPU: the window, the entries, and ``opened``
     numbers of each token since the last entry, of which the next one is made."""
+
+    kind: ClassVar[str] = "Compressed"
 
     heads: int
     size: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
@@ -23,8 +24,10 @@ _NORM_COLUMNS = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKernel:
     """One kernel of a step, or a few that follow one another. ``place`` is not part of it: layers are alike.
-    ``beside``: it needs nothing of the experts, nor they of it, so that a second stream runs it next to them."""
+    ``beside``: it needs nothing of the experts, nor they of it, so that a second stream runs it next to them.
+    ``kind`` is what a record calls the class."""
 
+    kind: ClassVar[str]
     beside: bool = False
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
@@ -49,6 +52,8 @@ def share_of(count: int, parts: int) -> int:
 class Product(StepKernel):
     """``[rows, k] x [k, n]`` with weights. ``split``: the GPUs share its columns (``column``), its rows (``row``) or
     nothing (``whole``). ``of_sequences``: it has a row for each sequence, not for each token."""
+
+    kind: ClassVar[str] = "Product"
 
     n: int
     k: int
@@ -83,6 +88,8 @@ class Encoded(StepKernel):
     """A kernel of an encoder, or of the keys of its results: it runs once for each sequence, with its first tokens, on
     ``tokens`` rows."""
 
+    kind: ClassVar[str] = "Encoded"
+
     kernel: StepKernel
     tokens: int
 
@@ -108,6 +115,8 @@ class State(StepKernel):
     """The update of a state of constant size: the state is read and written once for each sequence, the rest for each
     token."""
 
+    kind: ClassVar[str] = "State"
+
     state_bytes: int
     read_bytes: int
     write_bytes: int
@@ -130,6 +139,8 @@ class State(StepKernel):
 class Experts(StepKernel):
     """The fused layer of a mixture: permute, grouped products, activation, combine. The tokens of a step are those of
     all groups."""
+
+    kind: ClassVar[str] = "Experts"
 
     hidden: int
     inter: int
@@ -167,6 +178,8 @@ class Between(StepKernel):
     """Element-wise ops and norms between two anchors: bytes of each token, and those read once. ``columns``: the row
     that it reduces over; 0 for none. ``shared``: of tensors that the GPUs share."""
 
+    kind: ClassVar[str] = "Between"
+
     read_bytes: int
     write_bytes: int
     weight_bytes: int
@@ -191,6 +204,8 @@ class Between(StepKernel):
 class Collective(StepKernel):
     """A message between the GPUs of an engine: ``width`` bytes for each token, or for each sequence."""
 
+    kind: ClassVar[str] = "Collective"
+
     op: str
     width: int
     of_sequences: bool = False
@@ -206,6 +221,8 @@ class Collective(StepKernel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling(StepKernel):
     """The next token from the logits: their float32 form, its largest, and a sum over it."""
+
+    kind: ClassVar[str] = "Sampling"
 
     vocabulary: int
 
