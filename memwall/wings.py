@@ -53,6 +53,14 @@ WINGS: Mapping[str, Wing] = {
         policies={"inductor": "compiled.inductor_plan", "max-autotune": "autotuned.autotuned_plan"},
         parts={**_each("compiled", "kernels_of plan_of"), **_each("dynamo.run", "capture")},
     ),
+    "fuse": Wing(
+        about="what fusion would win, what it misses and why, and the code of it",
+        records={
+            "fusion": ("run.SavedFusion", "what fusion wins: policies, groups, refusals, missed fusions, capture")
+        },
+        commands={"fuse": "command"},
+        pages={"SavedFusion": "record_page.FusionRecordReport"},
+    ),
     "traces": Wing(
         about="what PyTorch's profiler recorded, next to the model",
         records={

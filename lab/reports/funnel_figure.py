@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-from memwall.analysis.op_counts import OpCounts
 from memwall.core.errors import UsageError
+from memwall.fuse.op_counts import OpCounts
 from memwall.report.document import clean
 from memwall.report.figures.axes import PlotAxis, draw_frame, draw_y, plain
 from memwall.report.figures.colors import series_color

@@ -27,6 +27,9 @@ from memwall.fusion.short_graph import Entries, GraphBuilder
 #: layers of a run that are kept; with the first and the last layer of the list, four layers are left
 KEPT = 2
 
+#: Most ops, equal layers counted once, that are compiled and captured by default: beyond, either takes many minutes.
+MOST_UNASKED = 20_000
+
 #: Steps of a loop that are kept, so that an op finds as many siblings in the steps before it as in the whole graph
 #: (MAX_SIBLINGS of the planner); and the last ones, which stay outside the run: as many as it has candidates for an op
 #: that reads all of them (MAX_CANDIDATES).
@@ -162,6 +165,12 @@ class Cutting:
                 for n in range(-1 if track.direction < 0 else 0, run.count + (track.direction > 0))
             }
         )
+
+
+def distinct_ops(graph: Graph) -> int:
+    """How many ops a compiler is given: a few of the repeated layers represent all."""
+    short = shorten(graph)
+    return len(graph.ops if short is None else short.graph.ops)
 
 
 def shorten(graph: Graph, *, loops: bool = True) -> Shortened:

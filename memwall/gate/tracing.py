@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any
 
 from memwall.analysis.communication import with_figures
-from memwall.analysis.fused import MOST_UNASKED, distinct_ops
 from memwall.core.errors import MemwallError, NeedsData
 from memwall.core.graph import Graph, Op
 from memwall.core.process import FORKS, HOME, Child, Lost, environment
@@ -31,6 +30,7 @@ from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.targets.blame import blame
 from memwall.frontend.targets.seeds import seeded
 from memwall.frontend.targets.sizes import split_sizes
+from memwall.fusion.repeats import MOST_UNASKED, distinct_ops
 from memwall.gate.config import DEFAULT_POLICIES
 from memwall.hardware.lookup import Gpu
 from memwall.pipeline import profile, with_capture

@@ -22,7 +22,6 @@ RECORDS: Mapping[str, tuple[str, str]] = {
         "record.measurement.Measurement",
         "one run of one executor, kernel by kernel: an item of a profile's measurements",
     ),
-    "fusion": ("analysis.fused.SavedFusion", "what fusion wins: policies, groups, refusals, missed fusions, capture"),
     **records_of_wings(),
 }
 #: records that state no schema, a part of another and a list

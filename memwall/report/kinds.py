@@ -98,16 +98,15 @@ _WRITERS: Mapping[str, Callable[[Report], str | bytes | Iterable[str]]] = {
 }
 #: kinds that have escapes of their own for what does not print
 _ESCAPED = ("json", "trace.json")
-#: results of the analyzer -> module and name of the page that shows them
-_PAGES = {"Profile": ("profile", "ProfileReport"), "SavedFusion": ("fusion_record", "FusionRecordReport")}
 
 
 def report_of(result: str) -> type[Report]:
     """The page of a class of results. Raises KeyError: it has none."""
     found: Any = page_of(result)
+    if found is None and result == "Profile":
+        found = import_module("memwall.report.pages.profile").ProfileReport
     if found is None:
-        module, name = _PAGES[result]
-        found = getattr(import_module(f"memwall.report.pages.{module}"), name)
+        raise KeyError(result)
     return found
 
 

@@ -26,8 +26,9 @@ LIGHT = ("memwall", "memwall.serving.command", "memwall.sweeping.command", "memw
          "memwall.sweeping.compare_command", "memwall.gate.command", "memwall.gate.pytest_plugin",
          "memwall.bench.accuracy_command", "memwall.bench.calibrate_command", "memwall.bench.measure_command",
          *(f"memwall.{name}" for name in (*ANALYZER, *WINGS)),
-         *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "report", "fuse", "cache")),
-         "memwall.analysis.fused", "memwall.bench.accuracy", "memwall.gate.history", "memwall.gate.run",
+         *(f"memwall.cli.{name}" for name in ("gpus", "ops", "profile", "report", "cache")),
+         "memwall.fuse.command", "memwall.fuse.run",
+         "memwall.bench.accuracy", "memwall.gate.history", "memwall.gate.run",
          "memwall.frontend.targets", "memwall.record.capture", "memwall.record.profile", "memwall.bench.kernels",
          "memwall.bench.ab", "memwall.bench.calibrate", "memwall.traces.analysis", "memwall.codegen.emit")  # fmt: skip
 

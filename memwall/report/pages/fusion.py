@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import memwall.report.columns as col
 from memwall.analysis.explanation import choices_text
-from memwall.analysis.fused import Refused
 from memwall.analysis.pipes import mfu_base, mfu_note
 from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, module_savings
 from memwall.analysis.table import OTHERS
@@ -27,9 +26,6 @@ POLICY_NOTE = (
 )
 GROUP_NOTE = "xN: so many equal groups, their figures summed; →: from the eager kernels of the same ops to the group"
 MODULE_NOTE = "a kernel stands under the module that all its ops share, and so do the eager kernels that it replaces"
-REFUSED_NOTE = (
-    "pairs not fused, by the first rule against it; bytes, time: what each alone would save; reason: of the largest"
-)
 MISSED_NOTE = "what each fusion alone would save; where two share a tensor, not both can save it"
 
 
@@ -102,12 +98,6 @@ def missed_table(rows: Sequence[Missed]) -> Table:
     )
 
 
-def refusal_table(rows: Sequence[Refused], top: int | None = None) -> Table:
-    """The first refusals, summed by rule."""
-    specs = "rule, pairs: count count, bytes: saved_bytes B, time: saved_s s, reason prose"
-    return col.listing("Refusals by rule", rows[:top], specs, REFUSED_NOTE, left=len(rows) - len(rows[:top]))
-
-
 def explained(policies: PolicySet) -> tuple[Schedule, ...]:
     """The schedules whose groups are kernels of their own: neither eager nor the floor that ``ideal`` is."""
     return tuple(schedule for schedule in policies.schedules if schedule.policy not in ("eager", "ideal"))
@@ -134,20 +124,6 @@ def _ranges(policies: PolicySet) -> Iterator[Sentence]:
         if open_ := choices_text(policies.profile, schedule):
             low, time, high = map(duration, (schedule.totals.low_s, schedule.totals.time_s, schedule.totals.high_s))
             yield Sentence(f"{schedule.policy} is a range, {low} to {high} (80 %) around {time}: {open_}.")
-
-
-def gpus_table(sets: Sequence[PolicySet], top: int) -> Table:
-    """The time of each policy on each GPU, the first GPUs alone."""
-    shown = sets[:top]
-    eager_s = [policies.eager.totals.time_s for policies in shown]
-    columns = [col.text("GPU", [policies.gpu.name for policies in shown]), col.seconds("eager", eager_s)]
-    for name in dict.fromkeys(s.policy for policies in shown for s in policies.schedules if s.policy != "eager"):
-        found = [next((p.row(s) for s in p.schedules if s.policy == name), None) for p in shown]
-        columns.append(col.seconds(name, [row.time_s if row else None for row in found], like=eager_s))
-        columns.append(col.ratio("speed-up", [row.speedup if row else None for row in found]))
-    columns += col.of([policies.eager for policies in shown], "fits fits")
-    note = "modeled time of a step; speed-up: over eager; one GPU alone has its groups and refusals listed"
-    return col.table("Policies", columns, note, left=len(sets) - len(shown))
 
 
 def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:

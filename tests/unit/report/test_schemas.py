@@ -6,18 +6,18 @@ import json
 
 import pytest
 
-from memwall.analysis import fused
-from memwall.analysis.fused import fuse
 from memwall.bench.accuracy import score_files
 from memwall.bench.accuracy.page import AccuracyReport
 from memwall.cli.report import SCHEMAS
+from memwall.fuse import run as fused
+from memwall.fuse.page import FusedReport
+from memwall.fuse.run import fuse
 from memwall.gate.history import entry_of
 from memwall.hardware.cluster import load_cluster
 from memwall.hardware.lookup import load_gpu
 from memwall.record import profile
 from memwall.report import render
 from memwall.report.json_schema import RECORDS, schema_text
-from memwall.report.pages.fused import FusedReport
 from memwall.serving import saved as serving
 from memwall.serving.saved import saved
 from memwall.sweeping.comparison import compare_gpus, compare_profile

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import memwall.report.columns as col
-from memwall.analysis.fused import SCHEMA, SavedFusion, SavedGpu
 from memwall.core.errors import UsageError
 from memwall.core.files import read_json
 from memwall.core.structure import BadRecord, check_schema, read
+from memwall.fuse.capture_page import MAX_BREAKS
+from memwall.fuse.page import refusal_table
+from memwall.fuse.run import SCHEMA, SavedFusion, SavedGpu
 from memwall.record.capture import Capture
 from memwall.report.document import Block, Document, Section, Table, known_facts
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
-from memwall.report.pages.capture import MAX_BREAKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class FusionRecordReport(Report):
             if groups := sorted(row.groups.get(policy, ()), key=lambda group: -abs(group.saved_s)):
                 own.append(fusion.group_table(groups, self.top))
             if refused := row.refused.get(policy):
-                own.append(fusion.refusal_table(refused))
+                own.append(refusal_table(refused))
             if missed := row.missed.get(policy):
                 own.append(fusion.missed_table(missed[: fusion.MAX_MISSED]))
             tables += [table._replace(title=f"{table.title}: {policy}") for table in own]

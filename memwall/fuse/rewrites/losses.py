@@ -14,9 +14,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memwall.analysis.rewrites.rewrite import Priced, Rewrite, new_op
 from memwall.core.flow import Flow
 from memwall.core.graph import Graph, Op
+from memwall.fuse.rewrites.rewrite import Priced, Rewrite, new_op
 from memwall.ops import Cost
 
 #: ops that pass the logits, or their gradient, through unchanged

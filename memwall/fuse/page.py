@@ -9,11 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import memwall.report.columns as col
-from memwall.analysis.fused import FusedProfile, refused_by_rule
-from memwall.analysis.plan_diff import PlanDiff
-from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import PolicySet, group_savings, missed_fusions, module_savings, policy_sets
 from memwall.core.units import few, size
+from memwall.fuse.capture_page import capture_section
+from memwall.fuse.plan_diff import PlanDiff
+from memwall.fuse.rewrites import Family
+from memwall.fuse.run import FusedProfile, Refused, refused_by_rule
 from memwall.fusion import Plan
 from memwall.record.kernels import collapse, short_name
 from memwall.report.document import Block, Document, Facts, Picture, Section, Sentence, Table, known_facts
@@ -21,14 +22,13 @@ from memwall.report.figures.profile import profile_chart, waterfall_chart
 from memwall.report.figures.scene import Chart
 from memwall.report.kinds import Report
 from memwall.report.pages import fusion
-from memwall.report.pages.capture import capture_section
 from memwall.report.pages.profile_text import host_text, inputs_text
 from memwall.report.text import to_text
 from memwall.simulate.schedule import Schedule
 from memwall.wings import part
 
 if TYPE_CHECKING:
-    from memwall.analysis.op_counts import OpCounts
+    from memwall.fuse.op_counts import OpCounts
 
 #: rows of the tables of groups, recomputed ops, Inductor's reasons and differences; operators that an IR level lists
 DEFAULT_TOP, MAX_AGAIN, MAX_REASONS, MAX_DIFFERENCES, MAX_KEPT = 15, 8, 8, 8, 8
@@ -57,7 +57,7 @@ class FusedReport(Report):
             return to_text(self.document("text"), width=width, color=color)
         pages = [partial(self._brief, *rows) for rows in BRIEF_ROWS]
         if len(sets := policy_sets(self.found.profile)) > 1 and not self.top:
-            together = [Section("", (fusion.gpus_table(sets, BRIEF_GPUS),))]
+            together = [Section("", (_gpus_table(sets, BRIEF_GPUS),))]
             pages += [partial(self._around, together, breaks) for _, _, breaks in BRIEF_ROWS]
         fits = (page for page in pages if to_text(page(asked=False), width=width).count("\n") <= BRIEF_LINES)
         return to_text(next(fits, pages[-1])(asked=True), width=width, color=color)
@@ -143,7 +143,7 @@ def _savings_tables(policies: PolicySet, schedule: Schedule, by: str, top: int) 
 
 def _refusal_tables(plan: Plan, top: int | None = None) -> list[Table]:
     refused = refused_by_rule(plan)
-    return [fusion.refusal_table(refused, top)] if refused else []
+    return [refusal_table(refused, top)] if refused else []
 
 
 def _brief_tables(found: FusedProfile, policies: PolicySet, by: str, top: int, refusals: int) -> list[Table]:
@@ -226,7 +226,7 @@ DIFFERENCE_NOTE = (
 
 
 def _op_count_section(counts: OpCounts) -> Section:
-    from memwall.analysis.op_counts import PUBLISHED, PUBLISHED_SOURCE  # where there are counts there is torch
+    from memwall.fuse.op_counts import PUBLISHED, PUBLISHED_SOURCE  # where there are counts there is torch
 
     rows = [(v.name, v.distinct, v.calls, v.free_calls or None, PUBLISHED.get(v.name, "-")) for v in counts.levels]
     specs = "level: 0, distinct ops: 1 count, calls: 2 count, free calls: 3 count, announced: 4"
@@ -262,3 +262,28 @@ def _rewrite_table(families: Sequence[Family]) -> Table:
         make = col.seconds if field == "time_s" else partial(col.si, unit="B")
         columns += [make(heading, values=values), make("→", values=less, like=values, signed=True)]
     return col.table("", [*columns, *col.of(forms, "kernels, note prose")], REWRITE_NOTE)
+
+
+REFUSED_NOTE = (
+    "pairs not fused, by the first rule against it; bytes, time: what each alone would save; reason: of the largest"
+)
+
+
+def refusal_table(rows: Sequence[Refused], top: int | None = None) -> Table:
+    """The first refusals, summed by rule."""
+    specs = "rule, pairs: count count, bytes: saved_bytes B, time: saved_s s, reason prose"
+    return col.listing("Refusals by rule", rows[:top], specs, REFUSED_NOTE, left=len(rows) - len(rows[:top]))
+
+
+def _gpus_table(sets: Sequence[PolicySet], top: int) -> Table:
+    """The time of each policy on each GPU, the first GPUs alone."""
+    shown = sets[:top]
+    eager_s = [policies.eager.totals.time_s for policies in shown]
+    columns = [col.text("GPU", [policies.gpu.name for policies in shown]), col.seconds("eager", eager_s)]
+    for name in dict.fromkeys(s.policy for policies in shown for s in policies.schedules if s.policy != "eager"):
+        found = [next((p.row(s) for s in p.schedules if s.policy == name), None) for p in shown]
+        columns.append(col.seconds(name, [row.time_s if row else None for row in found], like=eager_s))
+        columns.append(col.ratio("speed-up", [row.speedup if row else None for row in found]))
+    columns += col.of([policies.eager for policies in shown], "fits fits")
+    note = "modeled time of a step; speed-up: over eager; one GPU alone has its groups and refusals listed"
+    return col.table("Policies", columns, note, left=len(sets) - len(shown))

@@ -13,9 +13,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from memwall.analysis.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
-from memwall.analysis.plan_diff import PlanDiff, plan_diff
-from memwall.analysis.rewrites import Family
 from memwall.analysis.savings import Missed, PolicyRow, PolicySet, Saving, group_savings, missed_fusions, policy_sets
 from memwall.analysis.table import summed
 from memwall.analysis.whatif import Change, Outcome, what_if
@@ -24,8 +21,11 @@ from memwall.core.graph import Graph
 from memwall.core.structure import finite, write
 from memwall.core.units import few
 from memwall.core.version import __version__
+from memwall.fuse.breaks import BreakPrices, Cut, is_broken, planned, price_breaks
+from memwall.fuse.plan_diff import PlanDiff, plan_diff
+from memwall.fuse.rewrites import Family
 from memwall.fusion import COMPILED, Plan, why_not
-from memwall.fusion.repeats import shorten
+from memwall.fusion.repeats import MOST_UNASKED, distinct_ops
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import is_users_own
 from memwall.record.capture import Break, Capture, carry, place_before
@@ -34,15 +34,12 @@ from memwall.simulate.schedule import Schedule
 from memwall.wings import part
 
 if TYPE_CHECKING:
-    from memwall.analysis.op_counts import OpCounts
+    from memwall.fuse.op_counts import OpCounts
 
 SCHEMA = "memwall.fusion/1"
 
 #: What is planned when no policy is named; ``inductor`` only with a torch and a Triton that memwall supports.
 DEFAULT_POLICIES = ("eager", "inductor", "memwall", "ideal")
-
-#: Most ops, equal layers counted once, that are compiled and captured by default: beyond, either takes many minutes.
-MOST_UNASKED = 20_000
 
 Say = Callable[[str], None]
 
@@ -191,12 +188,6 @@ def _own_kernels(graph: Graph) -> list[str]:
             f" them: {listed}"]  # fmt: skip
 
 
-def distinct_ops(graph: Graph) -> int:
-    """How many ops a compiler is given: a few of the repeated layers represent all."""
-    short = shorten(graph)
-    return len(graph.ops if short is None else short.graph.ops)
-
-
 class _Maker:
     """Makes plans and simulates them."""
 
@@ -322,7 +313,7 @@ def _moved(first: int | None, places: Sequence[int | None]) -> int | None:
 def _with_op_counts(found: FusedProfile, say: Say) -> FusedProfile:
     """The op counts of the first graph, with Inductor's levels where it was lowered."""
     try:
-        from memwall.analysis.op_counts import op_counts
+        from memwall.fuse.op_counts import op_counts
 
         say("tracing the levels of lowering")
         lowered = next(iter(found.lowered.values()), None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import memwall.report.columns as col
-from memwall.analysis.breaks import Loss
-from memwall.analysis.fused import FusedProfile
 from memwall.core.units import counted, duration, percent, size
+from memwall.fuse.breaks import Loss
+from memwall.fuse.run import FusedProfile
 from memwall.record.capture import Break, Capture, Recompile
 from memwall.report.document import Block, Section, Sentence, clean, known_facts
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from memwall.analysis.fused import fuse, refused_by_rule
 from memwall.analysis.whatif import parse_change
 from memwall.core.errors import UsageError
 from memwall.core.structure import read, write
+from memwall.fuse.page import FusedReport
+from memwall.fuse.run import fuse, refused_by_rule
 from memwall.fusion import Plan, Refusal
 from memwall.record.capture import Break, Capture, Guard, PartialGraph, Recompile
 from memwall.record.traced import Traced
 from memwall.report import render
-from memwall.report.pages.fused import FusedReport
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 POLICIES = ("eager", "memwall", "ideal")

@@ -19,8 +19,8 @@ from memwall.core.errors import UsageError
 from memwall.wings import part
 
 if TYPE_CHECKING:
-    from memwall.analysis.fused import FusedProfile
     from memwall.analysis.whatif import Change
+    from memwall.fuse.run import FusedProfile
     from memwall.hardware.lookup import Gpu
     from memwall.record.capture import Capture
     from memwall.record.profile import Profile
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     "--second-batch", type=click.IntRange(1), metavar="N", help="Capture again with this --batch: what recompiles."
 )
 @click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
-@options.common("report.pages.fused.FusedReport")
+@options.common("fuse.page.FusedReport")
 def command(
     target: str, gpus: tuple[str, ...], policies: tuple[str, ...], folder: Path | None, targets: tuple[str, ...],
     what_ifs: tuple[str, ...], top: int | None, by: str | None, whole: bool, alternatives: bool, no_capture: bool,
@@ -73,8 +73,8 @@ def command(
     .json.
     """  # fmt: skip
     from memwall.analysis.whatif import parse_change
+    from memwall.fuse.page import FusedReport
     from memwall.fusion import check_policies
-    from memwall.report.pages.fused import FusedReport
 
     out.plan(FusedReport)
     changes = [parse_change(text) for text in what_ifs]
@@ -126,7 +126,7 @@ def _read(
 
 def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseInputs:
     """A model, traced and captured."""
-    from memwall.analysis.fused import MOST_UNASKED, distinct_ops
+    from memwall.fusion.repeats import MOST_UNASKED, distinct_ops
 
     with running(model.target, model.messages):
         workload = model.workload()
@@ -149,8 +149,8 @@ def _fused(
     messages: Messages,
 ) -> FusedProfile:
     """What fusion wins on it; other forms of the model are ``priced`` where asked for."""
-    from memwall.analysis.fused import fuse
-    from memwall.analysis.rewrites import alternatives
+    from memwall.fuse.rewrites import alternatives
+    from memwall.fuse.run import fuse
 
     with running(made.profile.workload.target, messages):
         found = fuse(

@@ -13,17 +13,17 @@ from torch import nn
 from torch.nn import functional
 
 import memwall
-from memwall.analysis.rewrites import alternatives
-from memwall.analysis.rewrites.forms import attention_form, optimizer_form
-from memwall.analysis.rewrites.losses import default_rows, linear_losses, with_chunked_loss
-from memwall.analysis.rewrites.norms import decomposed_norms, with_fused_norms
 from memwall.core.graph import Pipe
+from memwall.fuse.page import rewrite_sections
+from memwall.fuse.rewrites import alternatives
+from memwall.fuse.rewrites.forms import attention_form, optimizer_form
+from memwall.fuse.rewrites.losses import default_rows, linear_losses, with_chunked_loss
+from memwall.fuse.rewrites.norms import decomposed_norms, with_fused_norms
 from memwall.fusion import eager_plan
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import load_gpu
 from memwall.report.document import Document
 from memwall.report.markdown import to_markdown
-from memwall.report.pages.fused import rewrite_sections
 from memwall.report.text import to_text
 from memwall.simulate.schedule import simulate
 from tests.unit.places import truth
