@@ -19,7 +19,7 @@ from tests.unit.forking import Forks
 from tests.unit.gating import Gates
 
 # a busy machine is no failure
-hypothesis.settings.register_profile("memwall", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("memwall", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("whole", deadline=None, max_examples=200)
 
 os.environ.pop("COLUMNS", None)  # xdist sets it; output that is not for a terminal would obey it

@@ -12,7 +12,7 @@ SPEC.loader.exec_module(render)
 
 
 #: what models all reference workloads, measured pairs or odd models anew: facts of these have tests of their own
-LONG = ("flops.md", "fusion.md", "liger_pairs.md", "odd_models.md")
+LONG = ("bytes.md", "flops.md", "fusion.md", "liger_pairs.md", "odd_models.md")
 
 
 @pytest.mark.parametrize(

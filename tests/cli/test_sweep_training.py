@@ -52,18 +52,18 @@ def test_a_training_step_at_each_point_is_that_of_its_layout_alone(gpt):
     vary = {"gpu": ["h100-sxm", "b200"], "batch": [4], "parallel.tp": [1, 2], "parallel.sp": [False, True],
             "parallel.pp": [1, 2], "parallel.dp": [1, 4], "parallel.microbatches": [4],
             "parallel.fsdp": ["none", "full"], "parallel.schedule": ["1f1b", "interleaved:2"],
-            "parallel.recompute": ["none", "full"], "policy": ["eager", "memwall"]}  # fmt: skip
+            "parallel.recompute": ["none", "full"]}  # fmt: skip
     frame = memwall.sweep(gpt, vary, workers=0, price={"b200": 3.6})
-    assert len(frame) == 512 and frame["id"].is_unique
+    assert len(frame) == 256 and frame["id"].is_unique
     refused = frame[frame["error"] != ""]
-    assert (refused["parallel.sp"] & (refused["parallel.tp"] == 1)).all() and len(refused) == 128
+    assert (refused["parallel.sp"] & (refused["parallel.tp"] == 1)).all() and len(refused) == 64
     ran = frame[frame["error"] == ""]
-    for place in random.Random(7).sample(range(len(ran)), 8):
+    for place in random.Random(7).sample(range(len(ran)), 5):
         row = ran.iloc[place]
         keys = ("tp", "pp", "dp", "microbatches", "fsdp", "schedule", "recompute")
         layout = ",".join(["sp"] * int(row["parallel.sp"]) + [f"{key}={row[f'parallel.{key}']}" for key in keys])
         cluster = {"h100-sxm": "dgx-h100", "b200": "aws-p6-b200"}[row["gpu"]]
-        alone = memwall.parallel(gpt, layout=layout, cluster=cluster, batch=int(row["batch"]), policy=row["policy"])
+        alone = memwall.parallel(gpt, layout=layout, cluster=cluster, batch=int(row["batch"]))
         assert row["time_s"] == alone.step.time_s and row["mfu"] == alone.mfu and row["hfu"] == alone.hfu, layout
         assert row["gpus"] == row["parallel.tp"] * row["parallel.pp"] * row["parallel.dp"]
         assert row["peak_memory"] == max(memory.total for memory in alone.step.memory)

@@ -56,7 +56,7 @@ def totals(run, *args) -> dict:
     return simulation["totals"]
 
 
-@pytest.mark.parametrize("gpu", ["v100-sxm2-16gb", "t4", "p100-sxm2-16gb"])
+@pytest.mark.parametrize("gpu", ["v100-sxm2-16gb"])
 def test_a04_a_dtype_without_tensor_cores_is_said(run, wide, gpu):
     """The pipe that stands in for one that the GPU lacks was taken in silence."""
     for command in ("profile", "compare"):

@@ -24,3 +24,12 @@ def shared(name: str) -> Path | None:
 def truth(name: str) -> Path | None:
     """The file of measured rows of that name, or None where it is not here."""
     return shared(f"truth/{name}")
+
+
+def part_of(path: Path, every: int, folder: Path) -> Path:
+    """A table with every n-th of another's rows; comments before its head stay."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if not line.startswith("#")) + 1
+    part = folder / path.name
+    part.write_text("".join(lines[:first] + lines[first::every]), encoding="utf-8")
+    return part

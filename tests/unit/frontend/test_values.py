@@ -86,6 +86,7 @@ class _Programs(torch.nn.Module):
         return [_program(x.device, seed)[-1] for seed in self.seeds]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", range(10))
 def test_random_index_programs_run_the_same_ops_with_data(block):
     """A trace on ``meta`` records what one of real tensors does: the same ops, attributes, shapes, strides, dtypes."""
@@ -96,6 +97,7 @@ def test_random_index_programs_run_the_same_ops_with_data(block):
     assert described(on_meta) == described(real)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", range(10))
 def test_random_index_programs_equal_those_on_the_host(block):
     for seed in range(30 * block, 30 * block + 30):

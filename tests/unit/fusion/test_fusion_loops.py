@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ def loops(draw):
     return Case(b.graph(state), None, draw(st.sampled_from(GPUS)))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(loops())
 def test_a_loop_is_planned_as_if_each_step_were_planned(case):
     short, whole = alike(case.graph, case.gpu)
@@ -145,6 +147,7 @@ CASES = {
 }  # fmt: skip
 
 
+@cache
 def traced(name: str, mode: str):
     pytest.importorskip("torch")
     import memwall

@@ -108,6 +108,7 @@ def groups(nodes) -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize(
     ("make", "shape"),

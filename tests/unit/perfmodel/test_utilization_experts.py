@@ -10,7 +10,7 @@ from memwall.ops import table_calls
 from memwall.ops.experts import SCHEMES, expected_active, loads_of
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.roofline import bound_s, predict_cost
-from tests.unit.places import truth
+from tests.unit.places import part_of, truth
 
 H100 = load_gpu("h100-sxm")
 MIXTRAL = {"hidden": 4096, "inter": 14336, "top_k": 2, "experts": 8}
@@ -126,16 +126,19 @@ def test_the_explanation_has_the_numbers():
     assert "2.82 GB of the experts' weights" in said
 
 
-def test_measured_layers_of_experts_that_no_constant_was_fitted_to():
+def test_measured_layers_of_experts_that_no_constant_was_fitted_to(request, tmp_path):
+    """All rows with --whole, else each fourth."""
     path = truth("aiconfigurator_moe.csv")
     if path is None:
         pytest.skip("aiconfigurator's layers of experts are not here")
-    found = score_files([path], split=True)
+    every = 1 if request.config.getoption("--whole") else 4
+    found = score_files([part_of(path, every, tmp_path)], split=True)
     errors = sorted(abs(row.modeled_s / row.measured_s - 1) for row in found.split.held_out)
-    assert len(errors) > 4900
+    assert len(errors) > 4900 // every
     assert errors[len(errors) // 2] < 0.13  # 11.6 %; a roofline of 75 % and 85 % and 3 us: 63 %
     assert sum(errors) / len(errors) < 0.20  # 17.9 %; 57 %
     others = sorted(abs(row.modeled_s / row.measured_s - 1) for row in found.split.left_out)
     assert others[len(others) // 2] < 0.18  # 15.8 % with the constants of the nearest other GPU
     # one row reads 256 experts at 1.6 times its GPU's DRAM bandwidth: what ran is not known
-    assert [row.shape.split()[-1] for row in found.rows if row.is_violation] == ["64,7168,2048,8,256,16,1,balanced"]
+    violations = {row.shape.split()[-1] for row in found.rows if row.is_violation}
+    assert violations <= {"64,7168,2048,8,256,16,1,balanced"} and (every > 1 or violations)
