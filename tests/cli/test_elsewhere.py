@@ -59,7 +59,7 @@ def test_a_process_of_its_own_is_refused_in_a_line(folder):
 def test_a_sweep_has_workers(folder):
     done = memwall("macos", "sweep", "net.py", "--vary", "gpu=h100,a100", "batch=4,8", "--workers", "1", "-q")
     assert done.returncode == 0, done.stderr
-    best = done.stdout.partition("Where to stop")[0]
+    best = done.stdout.partition("Walls and memory")[0]
     rows = [line.split()[0] for line in best.splitlines() if line.strip()]
     assert rows.count("h100-sxm") == rows.count("a100-80gb-sxm") == 2
 
