@@ -84,6 +84,8 @@ def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
     _check("mode", asked["mode"], MODES)
     if asked["no_grad"] and asked["mode"] != "forward":
         raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
+    if asked["mode"] != "training" and asked["optimizer"] not in (None, "adamw"):
+        raise UsageError(f"optimizer goes with mode 'training'; mode {asked['mode']!r} has no step of an optimizer")
     _check("attention", asked["attention"], ATTENTION)
     for each in gpus:
         _check_attention(asked["attention"], each)

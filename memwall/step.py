@@ -29,7 +29,21 @@ class SampleInputs(TypedDict, total=False):
     ]
 
 
-class Step(SampleInputs, total=False):
+class HostOption(TypedDict, total=False):
+    """What issues kernels."""
+
+    host: Annotated[
+        str | Path | Host | None,
+        Option(
+            None,
+            "The CPU that issues kernels: bare-metal, cloud-vm, or the path of a TOML file. [default: bare-metal]",
+            metavar="NAME",
+            completes="hosts",
+        ),
+    ]
+
+
+class Step(SampleInputs, HostOption, total=False):
     """One step of a model, as keywords of :func:`memwall.profile`; what is not given has the default of its option.
 
     Attributes:
@@ -118,15 +132,6 @@ class Step(SampleInputs, total=False):
     max_ops: Annotated[int, Option(200_000, "Stop a runaway trace. [default: 200000]", least=1, metavar="N")]
     replay: Annotated[bool, Option(True, "Trace every block, also blocks that repeat.")]
     strict: Annotated[bool, Option(False, "Fail if any op has no formula.", internal=True)]
-    host: Annotated[
-        str | Path | Host | None,
-        Option(
-            None,
-            "The CPU that issues kernels: bare-metal, cloud-vm, or the path of a TOML file. [default: bare-metal]",
-            metavar="NAME",
-            completes="hosts",
-        ),
-    ]
     cluster: Annotated[
         str | Path | Cluster | None,
         Option(

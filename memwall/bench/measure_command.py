@@ -74,8 +74,9 @@ def command(
         strict_device=strict_device,
     )  # fmt: skip
     source: str | Profile = target
-    keywords, messages, code = options.profile_options(workload), out.messages, 0
-    if is_record(target):
+    messages, code, saved = out.messages, 0, is_record(target)
+    keywords = options.profile_options(workload, "" if saved else "inference")
+    if saved:
         options.refuse(keywords, f"{target} is already traced; measure the model itself")
         source = Profile.load(target)
     paths = [output.path for output in out.files if output.kind == "json" and not strict_device]  # refused: no file

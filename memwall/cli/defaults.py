@@ -34,9 +34,12 @@ class CommandWithDefaults(Command):
     def _apply(self, ctx: click.Context, table: dict[str, Any], where: str) -> None:
         params = {flag: param for param in self.params for flag in param.opts}
         taken = []
+        mode = ctx.params.get("mode") or table.get("mode")
         for key, value in table.items():
             param = params.get(f"--{key.replace('_', '-')}")
             if param is None or param.name is None or ctx.get_parameter_source(param.name) != ParameterSource.DEFAULT:
+                continue
+            if key == "optimizer" and mode != "training":
                 continue
             ctx.params[param.name] = _value(ctx, param, value, f"{where}: {key}")
             taken.append(f"{key} = {', '.join(map(str, value)) if isinstance(value, list) else value}")

@@ -225,6 +225,8 @@ def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F
             *, outputs: tuple[str, ...], as_json: bool, quiet: bool, no_progress: bool, style: str = "screen",
             **given: Any,
         ) -> Any:  # fmt: skip
+            if not any(output.lower().endswith(_PICTURES) for output in outputs):
+                refuse_given(f"without -o FILE that ends in {', '.join(_PICTURES)}", "style", "picture")
             out = Out(outputs, as_json=as_json, style=style, quiet=quiet, no_progress=no_progress)
             return function(out=out, **given)
 
@@ -233,6 +235,8 @@ def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F
     return decorate
 
 
+#: ends of pictures
+_PICTURES = (".png", ".svg", ".pdf")
 #: keywords of what every command has, whatever it answers
 _EVERYWHERE = ("outputs", "as_json", "quiet", "no_progress", "style")
 
@@ -261,13 +265,16 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
 
 
-def profile_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of :func:`memwall.profile` from those of :data:`workload`."""
+def profile_options(options: dict[str, Any], mode: str = "inference") -> dict[str, Any]:
+    """The keywords of :func:`memwall.profile` from those of :data:`workload`; ``mode`` is the step's where none is
+    given, empty where nothing is traced. Raises ``UsageError``: an optimizer of a step that has none."""
     renamed = given(**options)
     if "policies" in renamed:
         renamed["policy"] = list(renamed.pop("policies"))
     if renamed.pop("no_replay", False):
         renamed["replay"] = False
+    if mode and "optimizer" in renamed and (mode := renamed.get("mode", mode)) != "training":
+        raise UsageError(f"--optimizer has no effect in --mode {mode}: add --mode training")
     if renamed.get("optimizer") == "adamw":
         renamed["optimizer"] = "adamw:foreach"  # the same on CUDA; the bare name leaves the file's own in place
     return renamed

@@ -125,8 +125,8 @@ class ModelTarget:
 def make_profile(target: str, names: Sequence[str | Gpu], workload: dict[str, Any], messages: Messages) -> Profile:
     """The profile of a target on the GPUs named, traced or simulated again from a saved record. Raises ``UsageError``:
     an option that does not go with a saved record, or as :func:`memwall.profile`."""
-    keywords = options.profile_options(workload)
-    if is_record(target):
+    keywords = options.profile_options(workload, "" if (saved := is_record(target)) else "inference")
+    if saved:
         return _again(target, names, keywords, messages)
     gpus = None if keywords.get("cluster") and not names else chosen_gpus(names, messages.say)
     with running(target, messages):

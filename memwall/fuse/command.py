@@ -134,9 +134,9 @@ def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseIn
     count = distinct_ops(profile.graph)
     if not captured or count > MOST_UNASKED:
         note = f"no capture: TorchDynamo would take {count:,} ops one by one"
-        return FuseInputs(profile, None, model.gpus, (note,) * captured, model)
+        return FuseInputs(profile, None, profile.gpus, (note,) * captured, model)
     profile = model.with_capture(profile, workload, sizes)
-    return FuseInputs(profile, profile.traced.dynamo, model.gpus, (), model)
+    return FuseInputs(profile, profile.traced.dynamo, profile.gpus, (), model)
 
 
 def _fused(

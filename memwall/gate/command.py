@@ -74,15 +74,20 @@ def command(
     from memwall.hardware.lookup import load_gpus
 
     if init:
+        options.refuse_given("with --init, which writes a configuration", but=("init", "gpus", "policies"))
         return _init(targets, gpus, policies, out)
     out.plan(GateReport, GATE_SUFFIXES)
     messages = out.messages
+    if not measured:
+        options.refuse_given("without --measured", "device")
     if device == "auto":
         device = "cuda" if measured and this_machine() is not None else "cpu"
     given = options.given(**workload)
     whole = configuration(config, limits)
     chosen = _with_options(given, selected(whole, targets, load_gpus(gpus), policies))
     place, ref = base_of(whole, baseline, baseline_ref, update)
+    if place is None and ref is None:
+        options.refuse_given("without a baseline", "allow_new")
     if targets and place is not None and place.is_file() and not (update or gpus or whole.gpus):
         chosen = on_gpus_of(place, chosen)
     kept = history if history is not None else whole.history and str(whole.root / whole.history)
@@ -131,7 +136,8 @@ def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> 
     from memwall.frontend.targets.target import is_saved
     from memwall.hardware.host import host_names, load_host
 
-    named = options.profile_options(given)
+    training = [workload for workload in workloads if workload.options.get("mode") == "training"]
+    named = options.profile_options(given, "training" if training else "inference")
     if "host" in named:  # refused here, and found from another tree
         load_host(named["host"])
         named["host"] = named["host"] if named["host"] in host_names() else str(Path(named["host"]).resolve())
@@ -141,7 +147,11 @@ def _with_options(given: dict[str, Any], workloads: Sequence[GatedWorkload]) -> 
         if is_saved(workload.target):
             tracing = {name: value for name, value in given.items() if name != "host"}
             options.refuse(tracing, f"{workload.target} is already traced")
-    return [replace(workload, options={**workload.options, **named}) for workload in workloads]
+    others = {name: value for name, value in named.items() if name != "optimizer" or "mode" in named}
+    return [
+        replace(workload, options={**workload.options, **(named if workload in training else others)})
+        for workload in workloads
+    ]
 
 
 def _update(

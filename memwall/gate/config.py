@@ -118,7 +118,9 @@ class GateConfig:
     ) -> GatedWorkload:  # fmt: skip
         """A workload with what the gate says where it says nothing; a saved profile has GPUs of its own, and what is
         served runs as servers do unless it says otherwise itself."""
-        saved, how = is_saved(target), {**self.options, **(options or {})}
+        saved, how, own = is_saved(target), {**self.options, **(options or {})}, options or {}
+        if how.get("mode") != "training" and "optimizer" not in own:  # which the gate has for workloads that train
+            how.pop("optimizer", None)
         usual = SERVED_POLICIES if how.get("mode") == "serve" else self.policies or (() if saved else DEFAULT_POLICIES)
         gpus = gpus or self.gpus or (() if saved else (load_gpu("h100-sxm"),))
         return GatedWorkload(name, target, how, gpus, policies or usual, scope)

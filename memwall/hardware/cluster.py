@@ -21,15 +21,17 @@ from memwall.core.structure import BadRecord, one_line, read
 from memwall.hardware.files import packaged, read_stated
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import places_of
+from memwall.hardware.host import Host, load_host
 from memwall.hardware.links import KINDS, PROTOCOLS, Cluster, Link, Protocol
 from memwall.hardware.lookup import DEFAULT_GPU, distance, load_gpu
 
 SCHEMA = "memwall.cluster/1"
 
 
-def hardware_of(cluster: Cluster) -> Gpu:
-    """The GPU that a cluster is made of."""
-    return load_gpu(cluster.gpu)
+def hardware_of(cluster: Cluster, host: str | Path | Host | None = None) -> Gpu:
+    """The GPU that a cluster is made of; on another host than its own if one is named."""
+    gpu = load_gpu(cluster.gpu)
+    return gpu if host is None else replace(gpu, host=load_host(host))
 
 
 def cluster_names() -> tuple[str, ...]:

@@ -18,6 +18,15 @@ def prices_of(price: Mapping[str, float]) -> dict[str, float]:
     return named
 
 
+def prices_among(price: Mapping[str, float] | None, gpus: Iterable[str]) -> dict[str, float]:
+    """As :func:`prices_of`. Raises ``UsageError``: a price has no effect, as its GPU is not one of ``gpus``."""
+    named, names = prices_of(price or {}), list(gpus)
+    for name in named:
+        if name not in names:
+            raise UsageError(f"a price of {name}, which is not among the GPUs: {', '.join(names)}")
+    return named
+
+
 def check_priced(prices: Mapping[str, float], gpus: Iterable[str]) -> None:
     """Raises ``UsageError``: some of the GPUs have a price, and others none."""
     if prices and (unpriced := [name for name in gpus if name not in prices]):

@@ -14,7 +14,7 @@ from memwall.core.question import filled, signature_of
 from memwall.frontend.hf.config import GUESSING
 from memwall.hardware.engine import ENGINES as ENGINES
 from memwall.hardware.lookup import Gpu, load_gpus
-from memwall.hardware.prices import check_priced, prices_of
+from memwall.hardware.prices import check_priced, prices_among
 from memwall.pipeline import Names
 from memwall.serving.answer import Point, Serving, notes_of
 from memwall.serving.candidates import ServerCandidate, choices, objective
@@ -80,7 +80,7 @@ def serve(
     answer = Lengths.parse(said.generate, said.lengths)
     load_of = partial(_loads, said.concurrency, said.rate, generate=answer, hit=said.prefix_hit, trace=said.trace)
     loads = load_of(prompt=Lengths.parse(said.prompt or PROMPT, said.lengths))
-    prices = _prices(price or {}, gpus)
+    prices = prices_among(price, [each.name for each in gpus])
     if limits:
         check_priced(prices, [each.name for each in gpus])
     longest = max(load.longest.prompt_tokens + load.longest.generated_tokens for load in loads)
@@ -162,14 +162,6 @@ def _loads(
     if not numbers:
         raise UsageError("no load given: name concurrency, or a rate")
     return [RequestLoad(**common, concurrency=number) for number in numbers]
-
-
-def _prices(price: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, float]:
-    named = prices_of(price)
-    for name in named:
-        if name not in {gpu.name for gpu in gpus}:
-            raise UsageError(f"a price of {name}, which is not among the GPUs: {', '.join(g.name for g in gpus)}")
-    return named
 
 
 def points_of(asked: AskedEngine, loads: Sequence[RequestLoad]) -> list[Point]:

@@ -21,7 +21,7 @@ from memwall.core.errors import UsageError
 from memwall.core.files import uncollected
 from memwall.core.question import filled, signature_of
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpus
-from memwall.hardware.prices import check_priced, prices_of
+from memwall.hardware.prices import check_priced, prices_among
 from memwall.perfmodel.roofline import bound_s, peak_compute_s
 from memwall.serving import Model, serve, steps_of
 from memwall.serving.candidates import ServerCandidate, objective, objective_text, stop
@@ -102,8 +102,9 @@ def search(
     said = filled(SearchOptions, load)
     if (said.concurrency is None) == (said.rate is None):
         raise UsageError("say how requests come: concurrency, or a rate")
-    limits, prices = tuple(objective(text) for text in slo), prices_of(price or {})
+    limits = tuple(objective(text) for text in slo)
     hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
+    prices = prices_among(price, hardware)
     check_priced(prices, hardware)
     run = _EngineSearch(target, hardware, limits, prices, said, Traces(trace_folder() if cache else None), progress)
     candidates = [

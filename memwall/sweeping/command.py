@@ -119,6 +119,8 @@ def command(
     out.plan(SweepReport)
     if resume and not keep:
         raise UsageError("--resume goes with --keep FOLDER, which has the finished points")
+    if more["engine"] != "dask":
+        options.refuse_given("without --engine dask", "scheduler")
     asked = _SweepAsked([], [*vary], [*where], best, top, [*pareto], of, prices)
     for target in targets:
         if target.endswith(".toml"):

@@ -92,7 +92,7 @@ def _compare(
     models = [target for target in targets if not is_record(target)]
     if not models:
         reason = f"{targets[0]} is already traced" if targets else "no target and no profile is compared"
-        options.refuse(options.profile_options(workload), reason)
+        options.refuse(options.profile_options(workload, ""), reason)
     if not targets:
         for flag in ("--price",) * bool(price) + ("--policy",) * bool(policies) + ("--host",) * bool(host):
             raise UsageError(f"{flag} goes with a workload: name a target")
@@ -125,7 +125,7 @@ def _compare_traces(
     for path in paths:
         if not part("traces.is_trace")(path):
             raise UsageError(f"{path} is no profiler's trace; compare traces with traces, or with the model by --gpu")
-    options.refuse(options.profile_options(unused), f"{paths[0]} is a profiler's trace of one that ran")
+    options.refuse(options.profile_options(unused, ""), f"{paths[0]} is a profiler's trace of one that ran")
     if priced:
         raise UsageError(f"--price goes with a model or a profile, and {paths[0]} is a profiler's trace")
     if len(paths) > _MOST_COLUMNS or len(gpus) >= _MOST_COLUMNS:

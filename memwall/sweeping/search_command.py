@@ -58,7 +58,7 @@ def command(out: Out, target: str, mode: str, **given: Any) -> None:
 #: of all engines together
 _MOST_GPUS = 64
 #: options of one mode alone
-_SERVING = ("gpu", "slo", "price", "no_cache", *options_of(part("serving.SearchOptions")))
+_SERVING = ("gpu", "slo", "no_cache", *options_of(part("serving.SearchOptions")))
 _TRAINING = ("global_batch", "among", "no_overlap", *options_of(part("training.LayoutSearch")))
 
 

@@ -53,7 +53,7 @@ def _value(name: str, text: str, kind: PointKind) -> Any:
     except click.UsageError as error:
         raise UsageError(f"--vary {name}: {error.message}") from None
     if option.name == "optimizer":
-        return options.profile_options({"optimizer": value})["optimizer"]
+        return options.profile_options({"optimizer": value}, "training")["optimizer"]
     return value[0] if option.multiple and _KEYWORDS.get(name, name) not in _LISTS else value
 
 

@@ -42,6 +42,7 @@ class Rank:
     profile: Profile
     blocks: Blocks
     walls: Mapping[str, float]
+    host: Any = None
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,11 @@ def trained_at(
     said = {name: value for name, value in point.items() if value is not None}
     options = {name: said[name] for name in _INPUTS if name in said}
     policy = point.get("policy") or "eager"
-    key = (layout.traced, *options.items(), point.get("gpu"), str(point.get("cluster")), policy)
+    key = (layout.traced, *options.items(), point.get("gpu"), str(point.get("cluster")), str(point.get("host")), policy)
     if key not in known:
         known[key] = _rank(target, point, layout, traces, options, policy)
     rank, gpu = known[key], hardware_of(known[key].cluster)
-    found = trained(rank.profile, rank.blocks, layout, rank.cluster, policy, **part_of(StateOptions, said))
+    found = trained(rank.profile, rank.blocks, layout, rank.cluster, policy, rank.host, **part_of(StateOptions, said))
     return Trained(found, rank.walls, prices.get(gpu.name))
 
 
@@ -140,9 +141,10 @@ def _rank(
     made = lambda: rank_of(target, None, layout, load_gpu(cluster.gpu), **options)  # noqa: E731
     said = {**options, "layout": str(layout.traced)}
     profile = traces.of_any_gpu("rank", target, cluster.gpu, said, made)
-    gpu = hardware_of(cluster)
+    host = point.get("host")
+    gpu = hardware_of(cluster, host)
     walls = wall_shares(profile.on([gpu]).schedule(gpu, policy))
-    return Rank(cluster, profile, blocks_of(profile, cluster, policy), walls)
+    return Rank(cluster, profile, blocks_of(profile, cluster, policy, gpu=gpu), walls, host)
 
 
 def joined_at(point: Mapping[str, Any]) -> Cluster:

@@ -10,7 +10,7 @@ from typing import Annotated, TypedDict
 
 from memwall.core.question import Option
 from memwall.hardware.links import Cluster
-from memwall.step import SampleInputs
+from memwall.step import HostOption, SampleInputs
 from memwall.training.memory import STATES
 
 #: the cluster of training steps where none is named
@@ -27,7 +27,7 @@ class StateOptions(TypedDict, total=False):
         True, "Messages between replicas and stages wait for kernels, and kernels for messages.")]  # fmt: skip
 
 
-class LayoutSearch(SampleInputs, StateOptions, total=False):
+class LayoutSearch(SampleInputs, HostOption, StateOptions, total=False):
     """A training step whose layout is searched for, on all GPUs of a cluster or some of them."""
 
     policy: Annotated[str, Option("eager", "How kernels are fused: eager, memwall or ideal.", metavar="NAME")]

@@ -142,9 +142,9 @@ def blocks_of(
     return read_blocks(graph, schedule, sent_s, held, profile.traced.shares)
 
 
-def light_blocks_of(profile: Profile, cluster: Cluster, policy: str = "eager") -> Blocks:
+def light_blocks_of(profile: Profile, cluster: Cluster, policy: str = "eager", *, gpu: Gpu | None = None) -> Blocks:
     """As :func:`blocks_of`, by :func:`memwall.training.block_reader.light_blocks`."""
-    gpu = hardware_of(cluster)
+    gpu = gpu or hardware_of(cluster)
     ranked = profile.on([gpu])
     graph, joined = ranked.graphs[ranked.graph_for(gpu)], all_at_once(cluster)
     return light_blocks(graph, ranked.schedule(gpu, policy), lambda *message: _message(joined, *message).bound_s)

@@ -26,6 +26,7 @@ from memwall.core.question import filled, part_of, signature_of
 from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.gpu import Gpu
+from memwall.hardware.host import Host
 from memwall.hardware.links import Cluster
 from memwall.pipeline import workload_of
 from memwall.record.kernels import short_name
@@ -65,7 +66,8 @@ class Scaled:
 @dataclass(frozen=True)
 class Training:
     """A step on many GPUs. ``profile`` is that of the traced rank and microbatch; ``options`` are those of
-    :func:`memwall.training.step.training_step`, ``policy`` is how kernels are fused."""
+    :func:`memwall.training.step.training_step`, ``policy`` is how kernels are fused, ``host`` issues them in place of
+    the GPU's own."""
 
     profile: Profile
     blocks: Blocks
@@ -73,6 +75,7 @@ class Training:
     step: TrainingStep
     options: Mapping[str, Any]
     policy: str = "eager"
+    host: str | Path | Host | None = None
 
     @property
     def layout(self) -> Parallelism:
@@ -171,9 +174,10 @@ class Training:
         if cluster is None:
             return replace(self, step=training_step(self.blocks, asked, self.step.cluster, **self.options))
         joined = load_cluster(cluster)
-        blocks = blocks_of(self.profile, joined, self.policy)
+        gpu = hardware_of(joined, self.host)
+        blocks = blocks_of(self.profile, joined, self.policy, gpu=gpu)
         step = training_step(blocks, asked, joined, **self.options)
-        return replace(self, blocks=blocks, gpu=hardware_of(joined), step=step)
+        return replace(self, blocks=blocks, gpu=gpu, step=step)
 
     @uncollected()
     def scaled(self, most: int) -> tuple[Scaled, ...]:
@@ -230,7 +234,7 @@ class Training:
     def _policies(self) -> Iterator[TrainingChange]:
         for policy, name in (("memwall", "fusion by memwall"), ("ideal", "perfect fusion")):
             if self.policy == "eager":
-                blocks = blocks_of(self.profile, self.step.cluster, policy)
+                blocks = blocks_of(self.profile, self.step.cluster, policy, gpu=self.gpu)
                 step = training_step(blocks, self.layout, self.step.cluster, **self.options)
                 yield TrainingChange(name, f"--policy {policy}", "", step)
 
@@ -275,6 +279,7 @@ def parallel(
         world: GPUs, to be compared with those of the layout.
         loss, dtype, autocast, batch, seq: as for :func:`memwall.profile`; ``batch`` is that of a microbatch.
         policy: how kernels are fused: ``eager``, ``memwall`` or ``ideal``.
+        host: the CPU that issues kernels, as for :func:`memwall.profile`.
         state: what a parameter takes, a key of :data:`memwall.training.memory.STATES`; None: ``mixed`` for 16-bit
             weights, else ``float32``.
         overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
@@ -286,6 +291,7 @@ def parallel(
     asked, said = Parallelism.parse(layout) if isinstance(layout, str) else layout, filled(Job, job)
     asked.check(world=said.world)
     joined = load_cluster(said.cluster)
+    gpu = hardware_of(joined, said.host)
     say = progress or (lambda message: None)
     profile = rank_of(
         module_or_target,
@@ -299,8 +305,8 @@ def parallel(
     )
     say(f"simulating {asked.world:,} GPUs of {joined.name}")
     with uncollected():
-        blocks = blocks_of(profile, joined, said.policy)
-        return trained(profile, blocks, asked, joined, said.policy, **part_of(StateOptions, job))
+        blocks = blocks_of(profile, joined, said.policy, gpu=gpu)
+        return trained(profile, blocks, asked, joined, said.policy, said.host, **part_of(StateOptions, job))
 
 
 def rank_of(
@@ -320,7 +326,7 @@ def rank_of(
 
 def trained(
     profile: Profile, blocks: Blocks, layout: Parallelism, cluster: Cluster, policy: str = "eager",
-    **kept: Unpack[StateOptions],
+    host: str | Path | Host | None = None, **kept: Unpack[StateOptions],
 ) -> Training:  # fmt: skip
     """The step of a traced rank, whose ``blocks`` are those on the cluster; arguments and errors as of
     :func:`parallel`."""
@@ -328,4 +334,4 @@ def trained(
     state = said.state or ("float32" if profile.workload.dtype == "float32" else "mixed")
     options: dict[str, Any] = {"state": state, "overlap": said.overlap}
     step = training_step(blocks, layout, cluster, **options)
-    return Training(profile, blocks, hardware_of(cluster), step, options, policy)
+    return Training(profile, blocks, hardware_of(cluster, host), step, options, policy, host)

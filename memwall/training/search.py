@@ -20,6 +20,7 @@ from memwall.core.units import counted
 from memwall.frontend.targets.seeds import seeded
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster
+from memwall.hardware.prices import prices_among
 from memwall.perfmodel.roofline import least_compute_s
 from memwall.pipeline import workload_of
 from memwall.record.profile import Profile
@@ -43,13 +44,14 @@ _ROUNDED = 1 - 1e-4
 @dataclass(frozen=True, kw_only=True)
 class LayoutChoice:
     """A layout that fits, and its step; ``peak_bytes`` of its fullest GPU, with what is assumed for context and
-    allocator."""
+    allocator; ``usd_per_million``: cost of a million tokens."""
 
     layout: Parallelism
     batch: int
     step: TrainingStep
     peak_bytes: int
     tokens_per_s_per_gpu: float | None
+    usd_per_million: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class Layouts:
 @seeded()
 def search_layouts(
     target: str, *, gpus: int, global_batch: int, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
+    price: Mapping[str, float] | None = None,
     progress: Callable[[str], None] = lambda message: None, **job: Unpack[LayoutSearch],
 ) -> Layouts:  # fmt: skip
     """The fastest ways to train a model on so many GPUs: tp, sp, pp, dp, fsdp, the microbatch, schedule and recompute;
@@ -84,6 +87,7 @@ def search_layouts(
         among: key of a layout, or ``batch``, the samples of a microbatch → the values to try, as a layout has them;
             ``sp`` has yes and no. All that divide where it does not say.
         top: how many layouts are wanted.
+        price: USD per hour of the cluster's GPU, by name.
         others: as :func:`memwall.parallel`.
 
     Raises:
@@ -94,8 +98,10 @@ def search_layouts(
     joined = load_cluster(said.cluster)
     joined.groups(gpus)
     cast = {"dtype": said.dtype, "autocast": said.autocast}
-    ranks = _Ranks(target, joined, {"seq": said.seq}, cast, said.policy, progress)
-    search = _Search(ranks, joined, {"state": said.state, "overlap": said.overlap})
+    name = hardware_of(joined).name
+    usd = prices_among(price, [name]).get(name)
+    ranks = _Ranks(target, joined, {"seq": said.seq}, cast, said.policy, progress, said.host)
+    search = _Search(ranks, joined, {"state": said.state, "overlap": said.overlap}, usd)
     shared = [sorted({1, *map(int, (among or {}).get(key, ()))}) for key in ("cp", "ep")]
     every = layouts(gpus, global_batch, len(ranks.whole.layers), *shared)
     found = [each for each in every if wanted(each, among or {})]
@@ -127,16 +133,17 @@ class _Ranks:
 
     def __init__(
         self, target: str, cluster: Cluster, sizes: Mapping[str, Any], cast: Mapping[str, Any], policy: str,
-        say: Callable[[str], None],
+        say: Callable[[str], None], host: Any = None,
     ) -> None:  # fmt: skip
         self.target, self.cluster, self.sizes, self.cast = target, cluster, sizes, cast
         self.policy, self.say = policy, say
+        self.gpu = hardware_of(cluster, host)
         self._short: Any = None
         self._split: Any = None
         #: what a trace depends on but for the microbatch → samples of this → the rank, or why it cannot run
         self._known: dict[Parallelism, dict[int, _Rank | str]] = {}
         self.profile = self._trace(Parallelism(), 1)
-        self.whole = blocks_of(self.profile, cluster, policy)
+        self.whole = blocks_of(self.profile, cluster, policy, gpu=self.gpu)
         if len(self.whole.layers) > _FEW:
             self._shorten()
 
@@ -169,8 +176,8 @@ class _Ranks:
     def _trace(self, layout: Parallelism, batch: int) -> Profile:
         from memwall.frontend.torch import TraceOptions
 
-        gpu = hardware_of(self.cluster)
-        workload = workload_of(self.target, {"batch": batch, **self.sizes, "mode": "training"}, gpu)
+        gpu, sizes = self.gpu, {"batch": batch, **self.sizes}
+        workload = workload_of(self.target, {**sizes, "mode": "training"}, gpu)
         if self._short is not None:
             workload = replace(workload, model=self._short)
         options = TraceOptions("training", **self.cast, gpu=gpu)
@@ -181,13 +188,13 @@ class _Ranks:
 
     def _read(self, profile: Profile) -> _Rank:
         """Of the whole model."""
-        made = (read(profile, self.cluster, self.policy) for read in (blocks_of, light_blocks_of))
+        made = (read(profile, self.cluster, self.policy, gpu=self.gpu) for read in (blocks_of, light_blocks_of))
         return _Rank(*(each if self._short is None else each.stretched(len(self.whole.layers)) for each in made))
 
     def _shorten(self) -> None:
         """Trace three layers from now on, where they say what all do, but for what the host does between layers."""
         try:
-            workload = workload_of(self.target, {**self.sizes, "mode": "training"}, hardware_of(self.cluster))
+            workload = workload_of(self.target, {**self.sizes, "mode": "training"}, self.gpu)
             self._short = shortened(workload)
             stretched = self._read(self._trace(Parallelism(), 1)).blocks
         except (MemwallError, ValueError):
@@ -218,6 +225,7 @@ class _Search:
     ranks: _Ranks
     cluster: Cluster
     options: dict[str, Any]
+    usd_per_gpu_hour: float | None = None
 
     def __post_init__(self) -> None:
         info = self.ranks.profile.workload
@@ -231,8 +239,9 @@ class _Search:
         step, info = self._steps[each], self.ranks.profile.workload
         tokens = None if info.tokens is None else info.tokens * each.batch * each.layout.microbatches * each.layout.dp
         rate = None if tokens is None else tokens / step.time_s / each.layout.world
+        usd = None if rate is None or self.usd_per_gpu_hour is None else self.usd_per_gpu_hour / 3600 / rate * 1e6
         return LayoutChoice(
-            layout=each.layout, batch=each.batch, step=step, tokens_per_s_per_gpu=rate,
+            layout=each.layout, batch=each.batch, step=step, tokens_per_s_per_gpu=rate, usd_per_million=usd,
             peak_bytes=self._held(max(memory.total for memory in step.memory)),
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "memwall.layouts/1"
 _COLUMNS = ("layout", "batch", "time_s", "tokens_per_s_per_gpu", "mfu", "hfu", "bubble_s", "exposed_s", "tensor_s",
-            "peak_bytes")  # fmt: skip
+            "peak_bytes", "usd_per_million_tokens")  # fmt: skip
 
 
 def layouts_page(found: Layouts) -> SearchReport:
@@ -33,19 +33,21 @@ def layouts_page(found: Layouts) -> SearchReport:
         listed="layouts", columns=_COLUMNS,
         values=[
             (str(each.layout), each.batch, each.step.time_s, each.tokens_per_s_per_gpu, each.step.mfu, each.step.hfu,
-             each.step.bubble_s, each.step.exposed_s, each.step.tensor_s, each.peak_bytes)
+             each.step.bubble_s, each.step.exposed_s, each.step.tensor_s, each.peak_bytes, each.usd_per_million)
             for each in found.order
         ],
     )  # fmt: skip
 
 
 def _table(order: tuple[LayoutChoice, ...]) -> Table:
+    priced = order[0].usd_per_million is not None
     rows = [
         (str(each.layout), each.batch, duration(each.step.time_s), each.step.mfu, each.step.hfu,
          each.step.bubble_s / each.step.time_s,
-         (each.step.exposed_s + each.step.tensor_s) / each.step.time_s, size(each.peak_bytes))
+         (each.step.exposed_s + each.step.tensor_s) / each.step.time_s, size(each.peak_bytes),
+         f"{each.usd_per_million:.3f}" if priced else "")
         for each in order
     ]  # fmt: skip
     specs = ("layout: 0, batch: 1, a step: 2 right, MFU: 3 %, HFU: 4 %, bubble: 5 %, messages: 6 %,"
-             " peak memory: 7 right")  # fmt: skip
+             " peak memory: 7 right" + ", USD for 1 M tokens: 8 right" * priced)  # fmt: skip
     return col.listing("", rows, specs, f"batch: samples of a microbatch; peak memory: {PEAK}")

@@ -104,7 +104,7 @@ def test_the_fastest_are_those_of_an_exhaustive_search(model, monkeypatch, layer
     peaks, dice = sorted(peak for *_, peak in steps), random.Random(layers)
     for share in (1.0, 0.3, dice.uniform(0.02, 0.9)):
         small = replace(gpu, dram_bytes=peaks[max(int(share * len(peaks)), 1) - 1])
-        monkeypatch.setattr(searching, "hardware_of", lambda cluster, small=small: small)
+        monkeypatch.setattr(searching, "hardware_of", lambda cluster, host=None, small=small: small)
         found = search_layouts(target, cluster=cluster, gpus=gpus, global_batch=global_batch, top=5)
         fitting = [step for step in steps if step[-1] <= small.dram_bytes]
         assert [each.step.time_s for each in found.order] == sorted(time_s for time_s, *_ in fitting)[:5]

@@ -1,0 +1,161 @@
+"""Which command does what with an option: it works, or one line says why it has no effect; none is ignored.
+
+A row is a command on a target. An option of ``works`` changes what is printed; ``refused`` has those that the command
+knows and cannot use here, with a part of the line that says so. Options that a command does not have at all are
+refused by the parser.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.cli.test_layouts import MODEL
+from tests.unit.configs import SHORT_LLAMA, target_of
+from tests.unit.traces.test_trace_comparison import _launch, write
+
+NET = """
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+
+def inputs(batch=4):
+    return (torch.zeros(batch, 64),)
+"""
+#: option -> how it is given
+GIVEN = {
+    "price": "--price h100=3", "host": "--host cloud-vm", "what-if": "--what-if dram_bytes_per_s*=2",
+    "optimizer": "--optimizer sgd", "style": "--style paper", "figure": "--figure roofline", "depth": "--depth 2",
+    "explain": "--explain mm", "cuda-graph": "--cuda-graph", "policy": "--policy ideal", "dtype": "--dtype bf16",
+    "world": "--world 8", "rank": "--rank 1", "context": "--context 8", "image": "--image 32", "no-grad": "--no-grad",
+    "state": "--state bf16", "no-overlap": "--no-overlap", "scale": "--scale 8", "ncu": "--ncu x.csv",
+    "other-rank": "--other-rank x.json", "accept": "--accept 0.5", "device": "--device cpu",
+    "allow-new": "--allow-new", "scheduler": "--scheduler tls://x", "slo": "--slo tpot<1s", "seq": "--seq 64",
+    "global-batch": "--global-batch 4", "closed-form": "--closed-form", "limit": "--limit kernels=9",
+    "host-axis": "--vary host=cloud-vm", "resume": "--resume", "quantity": "--quantity time_s",
+}  # fmt: skip
+_PICTURE = {"style": "without -o FILE that ends in .png", "figure": "without -o FILE that ends in .png"}
+_TRACING = "says how to trace a model"
+
+
+@dataclass(frozen=True)
+class Row:
+    words: str
+    works: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+#: a row for each command and kind of target
+ROWS = {
+    "profile, a model": Row("profile net.py --gpu h100", "host what-if cuda-graph policy dtype explain", {
+        "optimizer": "in --mode inference", "depth": "goes with --by module", "rank": "--world N",
+        "context": "--mode prefill", "image": "takes no 'image'", "no-grad": "goes with mode 'forward'",
+        "state": "without --parallel", "no-overlap": "without --parallel", "scale": "without --parallel",
+        "ncu": "no profiler's trace", "other-rank": "no profiler's trace", **_PICTURE,
+    }),
+    "profile, training": Row("profile net.py --gpu h100 --mode training", "optimizer host", {
+        "no-grad": "goes with mode 'forward'",
+    }),
+    "profile, a record": Row("profile saved.json", "host what-if cuda-graph policy explain", {
+        **dict.fromkeys(("optimizer", "world", "context", "dtype", "no-grad"), _TRACING),
+        "state": "without --parallel", "ncu": "no profiler's trace", **_PICTURE,
+    }),
+    "profile, a trace": Row("profile trace.json --gpu h100", "", dict.fromkeys(
+        ("host", "what-if", "optimizer", "depth", "explain", "cuda-graph", "policy", "world", "state",
+         "scale", "context"), "on trace.json, a profiler's trace",
+    )),
+    "profile, a layout": Row("profile gpt.py --parallel dp=2,pp=2", "host what-if policy dtype state no-overlap scale",
+                             dict.fromkeys(("optimizer", "depth", "explain", "cuda-graph", "context",
+                                            "no-grad", "ncu"), "with --parallel")),
+    "compare, a model": Row("compare net.py --gpu h100 a100", "price host cuda-graph policy dtype", {
+        "optimizer": "in --mode inference", "no-grad": "goes with mode 'forward'",
+        "style": _PICTURE["style"],
+    }),
+    "compare, records": Row("compare saved.json saved2.json", "host policy", {
+        **dict.fromkeys(("optimizer", "cuda-graph", "context", "dtype"), _TRACING), "style": _PICTURE["style"],
+    }),
+    "compare, traces": Row("compare trace.json trace.json", "", {
+        **dict.fromkeys(("host", "optimizer", "cuda-graph", "policy"), _TRACING), "price": "goes with a model",
+    }),
+    "compare, machines": Row("compare --machines --gpu h100", "", {
+        "price": "goes with a workload", "host": "goes with a workload", "policy": "goes with a workload",
+        "optimizer": _TRACING,
+    }),
+    "sweep, steps": Row("sweep net.py --workers 0 --vary batch=2 gpu=h100", "price host-axis", {
+        "scheduler": "without --engine dask", "resume": "--keep", "style": _PICTURE["style"],
+    }),
+    "sweep, layouts": Row("sweep gpt.py --workers 0 --vary parallel.dp=2 gpu=h100", "price host-axis"),
+    "sweep, decode steps": Row("sweep LLAMA --workers 0 --of decode --vary batch=2 context=64 gpu=h100", "price"),
+    "sweep, servers": Row("sweep LLAMA --workers 0 --of serve --vary concurrency=2 prompt=64 gpu=h100", "price"),
+    "search, engines": Row("search LLAMA --gpus 1 --concurrency 2 --prompt 64 --generate 16", "price slo", {
+        **dict.fromkeys(("policy", "dtype", "state", "no-overlap", "seq", "global-batch", "host"), "--mode serving"),
+        "style": _PICTURE["style"],
+    }),
+    "search, layouts": Row(
+        "search gpt.py --mode training --gpus 2 --global-batch 2 --among fsdp=none schedule=1f1b",
+        "price host policy dtype state no-overlap", {"slo": "--mode training"},
+    ),
+    "serve": Row("serve LLAMA --gpu h100 --concurrency 2 --prompt 64 --generate 16", "price what-if slo closed-form", {
+        "accept": "without --draft", "style": _PICTURE["style"],
+    }),
+    "gate": Row("gate net.py --limit time_s=1s", "host cuda-graph policy limit", {
+        "optimizer": "in --mode inference", "device": "without --measured", "allow-new": "without a baseline",
+    }),
+    "gate --init": Row("gate net.py --init", "", dict.fromkeys(("limit", "dtype", "device"), "with --init")),
+    "fuse, a model": Row("fuse net.py --gpu h100 --no-capture", "host what-if cuda-graph policy dtype", {
+        "optimizer": "in --mode inference", "no-grad": "goes with mode 'forward'", "style": _PICTURE["style"],
+    }),
+    "fuse, a record": Row("fuse saved.json --no-capture", "host what-if cuda-graph policy", {
+        **dict.fromkeys(("optimizer", "dtype", "context"), _TRACING),
+    }),
+    "measure": Row("measure net.py --device cpu", "", {"optimizer": "in --mode inference"}),
+    "report": Row("report saved.json", "", {**_PICTURE, "quantity": "--history", "depth": "goes with --by module"}),
+}  # fmt: skip
+
+
+@pytest.fixture
+def asked(run, tmp_path, monkeypatch):
+    """``asked("profile net.py", option)``: the command line on targets that are there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
+    (tmp_path / "gpt.py").write_text(MODEL.replace("LAYERS", "2"), encoding="utf-8")
+    write(tmp_path, _launch(1, "aten::add", 64, 10))
+
+    def go(words, option=""):
+        if "saved" in words and not (tmp_path / "saved.json").is_file():
+            for name, batch in (("saved", "4"), ("saved2", "8")):
+                run("profile", "net.py", "--gpu", "h100", "--batch", batch, "-q", "-o", f"{name}.json")
+        if "LLAMA" in words:
+            pytest.importorskip("transformers", reason="transformers is not installed")
+            words = words.replace("LLAMA", target_of(tmp_path / "llama", SHORT_LLAMA))
+        if (given := GIVEN.get(option, "")).startswith("--vary"):  # into the axes that are there
+            words, given = words.replace("--vary", given, 1), ""
+        return run(*words.split(), *given.split(), "-q")
+
+    return go
+
+
+def figures(text):
+    """What is printed, without the time that a sweep took."""
+    return [line for line in text.splitlines() if " points in " not in line and " point in " not in line]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_option_works_or_one_line_says_why_it_has_no_effect(asked, name):
+    row = ROWS[name]
+    for option, said in row.refused.items():
+        result = asked(row.words, option)
+        assert (result.code, len(result.err.splitlines())) == (2, 1), (option, result.err)
+        assert said in result.error, (option, result.error)
+    if not row.works:
+        return
+    plain = asked(row.words)
+    assert plain.code == 0, plain.err
+    for option in row.works.split():
+        result = asked(row.words, option)
+        assert result.code in (0, 1), (option, result.err)
+        assert figures(result.out) != figures(plain.out), f"{name} ignores --{option}"
