@@ -16,7 +16,7 @@ from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
 from memwall.ops.launches import Launch, Stream
-from memwall.ops.passes import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.passes import first_result, launched, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.product_launches import Gemm
 from memwall.ops.recorded import Recorded, Specs
 from memwall.ops.registry import formula
@@ -48,11 +48,8 @@ def nms(call: Call) -> Cost:
     return launched(cost, order, sorted_boxes, compared, scanned)
 
 
-@formula("other", "torchvision::box_iou_rotated")
-def rotated_overlaps(call: Call) -> Cost:
-    """At least the 12 FLOP of an overlap of upright boxes for each pair; polygons are clipped by comparisons."""
-    pairs = call.outputs[0]
-    return streamed(call.cost(vector_flops(pairs, _IOU_FLOPS * pairs.numel)), pairs.numel)
+# at least the 12 FLOP of an overlap of upright boxes for each pair; polygons are clipped by comparisons
+formula("other", "torchvision::box_iou_rotated")(per_element(first_result, _IOU_FLOPS))
 
 
 def _pooled(call: Recorded) -> Specs:

@@ -23,7 +23,7 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, always
 from memwall.ops.expressions import Expression
 from memwall.ops.launches import Stream
-from memwall.ops.passes import loop_instructions, pass_over, streamed, vector_flops
+from memwall.ops.passes import first_result, loop_instructions, pass_over, per_element, streamed, vector_flops
 from memwall.ops.recorded import same
 from memwall.ops.registry import define, find_row, flops_of, formula, rows
 from memwall.ops.results import movement as moved
@@ -144,12 +144,11 @@ def random_fill(call: Call) -> Cost:
     return streamed(call.cost(), output.numel, draws=output.numel, instructions=each * output.numel)
 
 
-@op("_standard_gamma _sample_dirichlet binomial", is_random=True, loop=loops.opaque)
-@op("randperm", loop=loops.opaque, results=moved.permuted)
-@op("multinomial poisson", loop=loops.opaque)
-def sample(call: Call) -> Cost:
-    """Samples whose kernels loop as their data say: bytes only."""
-    return streamed(call.cost(), call.outputs[0].numel)
+#: samples whose kernels loop as their data say: bytes only
+_sampled = per_element(first_result, 0)
+op("_standard_gamma _sample_dirichlet binomial", is_random=True, loop=loops.opaque)(_sampled)
+op("randperm", loop=loops.opaque, results=moved.permuted)(_sampled)
+op("multinomial poisson", loop=loops.opaque)(_sampled)
 
 
 # -- rows: names, FLOPs per element, expression -----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import POSITIVE, ascending_to, nth_index, places, rows_counted, rows_of, sparse_rows
-from memwall.ops.movement import one_pass
+from memwall.ops.movement import one_pass, whole_pass
 from memwall.ops.passes import launched, looped, pass_over, stream_of, streamed, vector_flops
 from memwall.ops.recorded import same, shaped
 from memwall.ops.registry import formula
@@ -65,6 +65,7 @@ def _fetched(call: Call, source: TensorSpec, count: int) -> tuple[int, int]:
 @op("_unsafe_index", loop=loops.gather, results=results.indexed)
 @op("gather", loop=loops.gather, results=shaped("index", "self"), domains={"index": places(distinct=False)})
 @op("take take_along_dim", loop=loops.gather, results=shaped("index", "self"))
+@op("_unsafe_masked_index", results=pointwise)
 def gather(call: Call) -> Cost:
     """``self`` at some indices: as many elements as the output has."""
     return _gather_cost(call, "self")
@@ -287,10 +288,8 @@ def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
     return math.prod(next((n for n in sizes if n != 1), 1) for sizes in zip(*aligned, strict=True))
 
 
-@op("_convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo")
-def row_bounds(call: Call) -> Cost:
-    """Where each row of sorted places begins, or the rows of such bounds."""
-    return one_pass(call.cost(), call)
+# where each row of sorted places begins, or the rows of such bounds
+op("_convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo")(whole_pass)
 
 
 @op("index_reduce index_reduce_", results=same)
@@ -315,12 +314,6 @@ def max_unpool(call: Call) -> Cost:
     data = call.need("self")
     placed = pass_over(call.read_bytes, fetched_bytes(call.outputs[0], data.numel), data.numel)
     return call.cost(launches=(pass_over(0, call.write_bytes), placed))
-
-
-@op("_unsafe_masked_index", results=pointwise)
-def masked_index(call: Call) -> Cost:
-    """Elements at some places, and a number where the mask says so."""
-    return _gather_cost(call, "self")
 
 
 @op("_unsafe_masked_index_put_accumulate masked_scatter_backward")
@@ -352,8 +345,6 @@ def embedding_renorm(call: Call) -> Cost:
     return streamed(cost, count * weight.shape[-1])
 
 
-@op("masked_scatter", results=pointwise)
-@op("masked_scatter_ put_")
-def masked_scatter(call: Call) -> Cost:
-    """Writes under a mask: charged in full, since the mask's content is not known."""
-    return one_pass(call.cost(), call)
+# writes under a mask: charged in full, since the mask's content is not known
+op("masked_scatter", results=pointwise)(whole_pass)
+op("masked_scatter_ put_")(whole_pass)

@@ -10,14 +10,15 @@ eigenvalues and singular values as Golub and Van Loan do (Matrix Computations, 4
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops.base import Call, Cost
 from memwall.ops.contraction import product_flops, product_pipe
-from memwall.ops.passes import pass_over, streamed
+from memwall.ops.passes import of_scalars, pass_over, streamed
 from memwall.ops.recorded import same, shaped
-from memwall.ops.registry import formula
+from memwall.ops.registry import Formula, formula
 
 op = partial(formula, "other")
 
@@ -52,26 +53,28 @@ def qr_flops(m: int, n: int) -> float:
     return 2 * max(m, n) * k**2 - 2 * k**3 / 3
 
 
-@op("cholesky linalg_cholesky_ex", results=same)
-def cholesky(call: Call) -> Cost:
-    """n^3/3."""
-    data = call.need("self")
-    n = data.shape[-1]
-    return _cost(call, data, n**3 / 3, n)
+def _square(name: str, flops: Callable[[int, Call], float], blocks: int = 0) -> Formula:
+    """So many FLOP of each n x n matrix, in n columns after each other, and so many times all blocks of rows."""
+
+    def cost(call: Call) -> Cost:
+        data = _matrix(call, name)
+        n = data.shape[-1]
+        return _cost(call, data, flops(n, call), n + blocks * _blocks(n))
+
+    return cost
 
 
-@op("linalg_ldl_factor_ex", results=same)
-def ldl(call: Call) -> Cost:
-    """n^3/3, as Cholesky, with pivots."""
-    return cholesky(call)
-
-
-@op("cholesky_inverse", results=same)
-def cholesky_inverse(call: Call) -> Cost:
-    """2n^3/3: the inverse of the triangle, and its product with itself."""
-    data = call.need("self")
-    n = data.shape[-1]
-    return _cost(call, data, 2 * n**3 / 3, n)
+# Cholesky n^3/3, LDL the same with pivots
+op("cholesky linalg_cholesky_ex linalg_ldl_factor_ex", results=same)(_square("self", lambda n, call: n**3 / 3))
+# 2n^3/3: the inverse of the triangle, and its product with itself
+op("cholesky_inverse", results=same)(_square("self", lambda n, call: 2 * n**3 / 3))
+# 2n^3: LU, and the solution for the identity
+op("linalg_inv_ex", results=shaped("A"))(_square("A", lambda n, call: 2 * n**3, 2))
+# 4n^3/3 for the eigenvalues of a symmetric matrix, 9n^3 with their vectors
+op("_linalg_eigh")(_square("A", lambda n, call: (9 if call.attributes.get("compute_v", True) else 4 / 3) * n**3))
+# 10n^3 for the eigenvalues (Hessenberg form and QR steps), 25n^3 with vectors
+op("linalg_eig")(_square("self", lambda n, call: 25 * n**3))
+op("_linalg_eigvals")(_square("self", lambda n, call: 10 * n**3))
 
 
 @op("linalg_lu_factor_ex linalg_lu _linalg_det _linalg_slogdet")
@@ -79,14 +82,6 @@ def lu(call: Call) -> Cost:
     """LU with partial pivots; a determinant is the product of its diagonal."""
     data = _matrix(call, "A")
     return _cost(call, data, lu_flops(*data.shape[-2:]), min(data.shape[-2:]))
-
-
-@op("linalg_inv_ex", results=shaped("A"))
-def inverse(call: Call) -> Cost:
-    """2n^3: LU, and the solution for the identity."""
-    data = call.need("A")
-    n = data.shape[-1]
-    return _cost(call, data, 2 * n**3, n + 2 * _blocks(n))
 
 
 def _blocks(n: int) -> int:
@@ -184,22 +179,6 @@ def least_squares(call: Call) -> Cost:
     return _cost(call, data, flops, k + 2 * _blocks(k))
 
 
-@op("_linalg_eigh")
-def symmetric_eigen(call: Call) -> Cost:
-    """4n^3/3 for the eigenvalues, 9n^3 with their vectors."""
-    data = _matrix(call, "A")
-    n = data.shape[-1]
-    return _cost(call, data, (9 if call.attributes.get("compute_v", True) else 4 / 3) * n**3, n)
-
-
-@op("linalg_eig _linalg_eigvals")
-def eigen(call: Call) -> Cost:
-    """10n^3 for the eigenvalues (Hessenberg form and QR steps), 25n^3 with vectors."""
-    data = call.need("self")
-    n = data.shape[-1]
-    return _cost(call, data, (10 if "eigvals" in call.name else 25) * n**3, n)
-
-
 @op("_linalg_svd")
 def singular_values(call: Call) -> Cost:
     """For m >= n the values 4mn^2 - 4n^3/3, with both sides' vectors 14mn^2 + 8n^3, or 6mn^2 + 20n^3 after a QR where
@@ -235,7 +214,5 @@ def matrix_exponential(call: Call) -> Cost:
     return Cost(cost.flops, cost.read_bytes, cost.write_bytes, launches=(*cost.launches, *again))
 
 
-@op("_linalg_check_errors")
-def check_errors(call: Call) -> Cost:
-    """The error codes of a factorization, read back by the host."""
-    return streamed(call.cost(), 1)
+# the error codes of a factorization, read back by the host
+op("_linalg_check_errors")(of_scalars)

@@ -10,7 +10,7 @@ from memwall.core.graph import TensorSpec
 from memwall.ops import loops
 from memwall.ops.base import Call, Cost, fetched_bytes
 from memwall.ops.domains import class_number, counted_targets
-from memwall.ops.passes import launched, looped, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.passes import launched, looped, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
 from memwall.ops.results import rows as results
 from memwall.ops.results import windows
@@ -119,11 +119,8 @@ def multi_margin(call: Call) -> Cost:
     )  # fmt: skip
 
 
-@op("multilabel_margin_loss_forward multilabel_margin_loss_backward")
-def multilabel_margin(call: Call) -> Cost:
-    """Each class against each target of a row: 3 FLOP a pair. How many targets a row has is in data: one, the least."""
-    data = call.need("self")
-    return streamed(call.cost(vector_flops(data, 3 * data.numel)), data.numel)
+# each class against each target of a row: 3 FLOP a pair; how many targets a row has is in data: one, the least
+op("multilabel_margin_loss_forward multilabel_margin_loss_backward")(per_element("self", 3))
 
 
 @picked("nll_loss_forward", loop=loops.nll, results=results.nll_loss, domains={"target": class_number})

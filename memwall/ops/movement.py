@@ -87,6 +87,11 @@ def triangle(call: Call) -> Cost:
     return one_pass(call.cost(read_bytes=min(kept * output.itemsize, call.read_bytes)), call)
 
 
+def whole_pass(call: Call) -> Cost:
+    """One stream over all that the call reads and returns."""
+    return one_pass(call.cost(), call)
+
+
 def one_pass(cost: Cost, call: Call, **how: Any) -> Cost:
     """The cost as one stream over all that the call returns."""
     return streamed(cost, sum(output.numel for output in call.outputs), **how)

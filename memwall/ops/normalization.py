@@ -22,6 +22,7 @@ from memwall.ops.domains import MEAN, POSITIVE
 from memwall.ops.launches import WELFORD_STEPS, Launch, Rows, Stream
 from memwall.ops.passes import (
     broadcast_instructions,
+    first_result,
     in_one_piece,
     launched,
     pass_over,
@@ -312,39 +313,16 @@ def _training_gradients(call: Call, cost: Cost, data: TensorSpec) -> Cost:
 
 # Batch norm over several GPUs: each its own statistics, all of them gathered, then applied (Normalization.cuh).
 
-
-@op("batch_norm_stats", loop=loops.batch_norm)
-def batch_norm_stats(call: Call) -> Cost:
-    """4 per element: sum; subtract, square, sum."""
-    data = call.need("input")
-    return streamed(call.cost(vector_flops(data, 4 * data.numel)), data.numel)
-
-
-@op("batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_update_stats")
-def batch_norm_gather_stats(call: Call) -> Cost:
-    """The statistics of all GPUs into one, and the running ones: a few FLOP per channel, not counted."""
-    return streamed(call.cost(), call.outputs[0].numel)
-
-
-@op("batch_norm_elemt", results=same)
-def batch_norm_apply(call: Call) -> Cost:
-    """3 per element, with 4 for the statistics the 7 of batch norm: scale, weight, bias."""
-    data = call.need("input")
-    return streamed(call.cost(vector_flops(data, 3 * data.numel)), data.numel)
-
-
-@op("batch_norm_backward_reduce")
-def batch_norm_backward_sums(call: Call) -> Cost:
-    """4 per element: the gradient's sum; subtract, multiply, sum."""
-    data = call.need("input")
-    return streamed(call.cost(vector_flops(data, 4 * data.numel)), data.numel)
-
-
-@op("batch_norm_backward_elemt", results=same)
-def batch_norm_backward_apply(call: Call) -> Cost:
-    """9 per element, as batch norm's gradient of its input."""
-    data = call.need("input")
-    return streamed(call.cost(vector_flops(data, 9 * data.numel)), data.numel)
+# 4 per element: sum; subtract, square, sum
+op("batch_norm_stats", loop=loops.batch_norm)(per_element("input", 4))
+# the statistics of all GPUs into one, and the running ones: a few FLOP per channel, not counted
+op("batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_update_stats")(per_element(first_result, 0))
+# 3 per element, with 4 for the statistics the 7 of batch norm: scale, weight, bias
+op("batch_norm_elemt", results=same)(per_element("input", 3))
+# 4 per element: the gradient's sum; subtract, multiply, sum
+op("batch_norm_backward_reduce")(per_element("input", 4))
+# 9 per element, as batch norm's gradient of its input
+op("batch_norm_backward_elemt", results=same)(per_element("input", 9))
 
 
 # -- results of calls that other libraries recorded --------------------------------------------------------------------

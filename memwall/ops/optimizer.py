@@ -16,7 +16,7 @@ from typing import Any
 from memwall.ops.base import Call, Cost
 from memwall.ops.domains import POSITIVE, SECOND_MOMENT, WEIGHT_SCALE, always
 from memwall.ops.elementwise import scalar_flops
-from memwall.ops.passes import streamed, vector_flops
+from memwall.ops.passes import of_scalars, streamed, vector_flops
 from memwall.ops.reduction import norm_flops
 from memwall.ops.registry import flops_of, formula
 from memwall.ops.results.pointwise import norms
@@ -100,10 +100,7 @@ def unscale(call: Call) -> Cost:
     return streamed(cost, total)
 
 
-@op("_amp_update_scale_")
-def update_scale(call: Call) -> Cost:
-    """A few scalars."""
-    return streamed(call.cost(), 1)
+op("_amp_update_scale_")(of_scalars)
 
 
 def _adam_flops(given: Mapping[str, Any]) -> int:

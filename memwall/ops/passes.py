@@ -4,7 +4,7 @@ way. Any family's cost is made of these; FLOPs are counted as :mod:`memwall.ops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,14 +58,23 @@ def looped(
     return streamed(cost, elements, steps=steps, blocks=blocks, block_threads=block_threads, about=about, **how)
 
 
-def per_element(argument: str, flops: int) -> Formula:
-    """So many FLOPs for each element of an argument, in one pass."""
+def per_element(of: str | Callable[[Call], TensorSpec], flops: int) -> Formula:
+    """So many FLOPs for each element of an argument, or of what is found of the call, in one pass."""
 
     def cost(call: Call) -> Cost:
-        spec = call.need(argument)
+        spec = call.need(of) if isinstance(of, str) else of(call)
         return streamed(call.cost(vector_flops(spec, flops * spec.numel)), spec.numel)
 
     return cost
+
+
+def first_result(call: Call) -> TensorSpec:
+    return call.outputs[0]
+
+
+def of_scalars(call: Call) -> Cost:
+    """The cost of an op on a few numbers."""
+    return streamed(call.cost(), 1)
 
 
 def pass_over(read_bytes: int, write_bytes: int, elements: int = 0) -> Stream:

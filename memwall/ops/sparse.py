@@ -11,7 +11,7 @@ from functools import partial
 
 from memwall.core.graph import TensorSpec
 from memwall.ops.base import Call, Cost, fetched_bytes
-from memwall.ops.passes import launched, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.passes import launched, pass_over, per_element, stream_of, streamed, vector_flops
 from memwall.ops.registry import formula
 
 op = partial(formula, "contraction")
@@ -46,11 +46,8 @@ def sparse_product(call: Call) -> Cost:
     return streamed(cost, out.numel)
 
 
-@op("sparse::_sparse_sparse_matmul")
-def sparse_times_sparse(call: Call) -> Cost:
-    """An element of the result is one product at least, and one addition, which is what is counted."""
-    made = call.outputs[-1]
-    return streamed(call.cost(vector_flops(made, 2 * made.numel)), made.numel)
+#: an element of the result is one product at least, and one addition, which is what is counted
+sparse_times_sparse = op("sparse::_sparse_sparse_matmul")(per_element(lambda call: call.outputs[-1], 2))
 
 
 @op("sparse::sparse_sampled_addmm")
@@ -63,25 +60,12 @@ def sampled_product(call: Call) -> Cost:
     return streamed(call.cost(vector_flops(values, 2 * values.numel * depth), read_bytes=read), values.numel)
 
 
-@formula("normalization", "sparse::_sparse_softmax sparse::_sparse_log_softmax")
-def sparse_softmax(call: Call) -> Cost:
-    """5 per stored element (max, subtract, exp, sum, divide), after its rows are found by sorting."""
-    values = stored_values(call)
-    return streamed(call.cost(vector_flops(values, 5 * values.numel)), values.numel)
-
-
-@formula("normalization", "sparse::_sparse_softmax_backward_data sparse::_sparse_log_softmax_backward_data")
-def sparse_softmax_backward(call: Call) -> Cost:
-    """4 per stored element."""
-    values = stored_values(call)
-    return streamed(call.cost(vector_flops(values, 4 * values.numel)), values.numel)
-
-
-@formula("reduction", "sparse::_sparse_sum sparse::sum")
-def sparse_sum(call: Call) -> Cost:
-    """One add per stored element."""
-    values = stored_values(call)
-    return streamed(call.cost(vector_flops(values, values.numel)), values.numel)
+# 5 per stored element (max, subtract, exp, sum, divide), after its rows are found by sorting; 4 backward; one add
+formula("normalization", "sparse::_sparse_softmax sparse::_sparse_log_softmax")(per_element(stored_values, 5))
+formula("normalization", "sparse::_sparse_softmax_backward_data sparse::_sparse_log_softmax_backward_data")(
+    per_element(stored_values, 4)
+)
+formula("reduction", "sparse::_sparse_sum sparse::sum")(per_element(stored_values, 1))
 
 
 @formula("movement", "sparse::_to_dense sparse::to_dense")

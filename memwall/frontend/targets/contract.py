@@ -115,8 +115,8 @@ class Source:
 
     module: ModuleType
     shown: str
-    target: str
     name: str
+    target: str
     sizes: Mapping[str, Any]
     input_specs: Sequence[str] = ()
     mode: str = "inference"

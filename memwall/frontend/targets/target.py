@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError, nearest
@@ -93,25 +94,24 @@ def resolve(
     from memwall.frontend.torch.process.cuda_answers import cuda_answers
     from memwall.frontend.torch.process.device import TracedDevice
 
+    def made() -> Workload:
+        source = Source(*_loaded(kind, place), target, sizes, input_specs, mode)
+        return by_name(source, name) if name else by_contract(source)
+
     if gpu is None:
-        return _loaded(kind, place, name, target, sizes, input_specs, mode)
+        return made()
     with cuda_answers(load_gpu(gpu)) as asked, TracedDevice("cpu", building=True):
-        made = _loaded(kind, place, name, target, sizes, input_specs, mode)
-    return replace(made, asked=tuple(asked))
+        found = made()
+    return replace(found, asked=tuple(asked))
 
 
-def _loaded(
-    kind: str, place: str, name: str, target: str, sizes: Mapping[str, Any], input_specs: Sequence[str], mode: str
-) -> Workload:
-    if kind == "file":
-        path = Path(place)
-        module = load_file(path)
-        # profiles/bert_large/model.py is bert_large; any other file has its own name
-        title = path.parent.name if path.stem == "model" and path.parent.name else path.stem
-    else:
-        module, title = load_module(place), place.rpartition(".")[2]
-    source = Source(module, place, target, title, sizes, input_specs, mode)
-    return by_name(source, name) if name else by_contract(source)
+def _loaded(kind: str, place: str) -> tuple[ModuleType, str, str]:
+    """The module of a file or a package, where it is, and its name in reports: ``profiles/bert_large/model.py`` is
+    bert_large, any other file has its own."""
+    if kind != "file":
+        return load_module(place), place, place.rpartition(".")[2]
+    path = Path(place)
+    return load_file(path), place, path.parent.name if path.stem == "model" and path.parent.name else path.stem
 
 
 def _refuse_hub_id(place: str) -> None:
