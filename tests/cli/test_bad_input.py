@@ -141,13 +141,6 @@ def test_one_line_and_nothing_written(run, bad_folder, line):
     assert left_behind(bad_folder) == before
 
 
-def test_no_contract_shows_the_smallest_file_that_works(run, bad_folder):
-    result = run("profile", "empty.py", "--gpu", "h100")
-    assert (result.code, result.out) == (2, "")
-    (bad_folder / "smallest.py").write_text(result.err.partition("\n\n")[2], encoding="utf-8")
-    assert run("profile", "smallest.py", "--gpu", "h100").code == 0
-
-
 def test_negative_peak(run, folder, record):
     text = record.read_text(encoding="utf-8")
     data = json.loads(text)
@@ -193,14 +186,6 @@ def test_a_bug_of_ours_says_so(run, record, monkeypatch):
     result = run("report", record)
     assert result.code == 70
     assert result.error == "internal error: AssertionError: first (a bug of memwall; --debug shows where)"
-
-
-def test_a_missing_extra(run, folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    (folder / "config.json").write_text("{}", encoding="utf-8")
-    result = run("profile", "hf:config.json", "--gpu", "h100")
-    assert result.code == 3
-    assert "pip install 'memwall-roofline[hf]'" in result.error
 
 
 def test_a_renderer_that_fails_leaves_no_file(run, folder, record, monkeypatch):

@@ -47,16 +47,6 @@ def broken(folder) -> str:
     return "broken.py"
 
 
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys; from memwall.cli import main; code = main(['fuse', '--help-all']); "
-        "sys.exit(code or len({'torch', 'pandas', 'matplotlib', 'numpy', 'triton'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--what-if SPEC" in done.stdout
-
-
 def test_the_page_of_a_model(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "118")
     result = run("fuse", "--all", "net.py", "--mode", "training", "--gpu", "a100", *PLAIN)

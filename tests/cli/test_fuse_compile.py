@@ -7,8 +7,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from memwall.core.errors import MissingError
-
 FLAGS = ("--policy", "memwall", "--no-capture", "-q")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
@@ -67,10 +65,3 @@ def test_what_it_refuses(run, words, said):
     result = run("fuse", "net.py", "--no-capture", "-q", *words)
     assert result.code == 2
     assert said in result.error
-
-
-def test_without_triton(run, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = run("fuse", "net.py", "--no-capture", "-q", "--compile")
-    assert result.code == MissingError.exit_code
-    assert "pip install 'memwall-roofline[triton]'" in result.error

@@ -97,15 +97,6 @@ def test_what_is_refused_in_one_line(ran, arguments, code, words, capsys, monkey
     assert len(err.strip().splitlines()) == 1
 
 
-def test_a_missing_compiler_is_exit_3_and_named(ran, capsys, monkeypatch, tmp_path):
-    folder, _ = ran
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert main(["measure", "net.py", "--device", "cpu", "--gpu", "h100-sxm"]) == 3
-    assert "found no g++ or clang++" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_gpu_is_exit_3(ran, capsys, monkeypatch):
     folder, _ = ran

@@ -296,21 +296,6 @@ def test_every_engine_makes_the_same_rows_and_files(mlp, tmp_path, monkeypatch):
         assert frame.equals(frames[0]) and kept == files[0]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="Dask is not installed")
-def test_a_dask_scheduler_of_ones_own(mlp):
-    from distributed import LocalCluster
-
-    vary = {"batch": [1, 2], "mode": ["inference", "training"], "gpu": ["h100"]}
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster:
-        address, said = cluster.scheduler_address, []
-        frame = memwall.sweep(mlp, vary, engine="dask", scheduler=address, progress=said.append)
-    assert [line for line in said if "is not encrypted" in line] == [
-        f"the Dask scheduler {address} is not encrypted: whoever reaches its port can run code as you, here and on its"
-        " workers; a tls:// address with keys (distributed.comm.tls of its settings) lets nobody else in"
-    ]
-    assert frame.equals(memwall.sweep(mlp, vary, workers=0))
-
-
 @pytest.mark.skipif(importlib.util.find_spec("distributed") is not None, reason="Dask is installed")
 def test_without_dask_a_line_says_what_to_install(run, mlp):
     result = run("sweep", mlp, "--vary", "batch=1,2", "--engine", "dask")

@@ -66,10 +66,11 @@ def start(tmp_path):
         process.wait()
 
 
-def kills(process):
-    """A callback of progress that kills a process after the first finished points."""
+def kills(process, said):
+    """A callback of progress that kills a process after the first finished points, and keeps what is said."""
 
     def progress(message):
+        said.append(message)
         if " points" in message and process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
@@ -84,8 +85,13 @@ def files(folder):
 @pytest.mark.versions
 @needs_dask
 def test_a_killed_worker_loses_nothing_and_nothing_comes_twice(mlp, tmp_path, start):
-    address, (_, worker, _) = start()
-    frame = memwall.sweep(mlp, VARY, engine="dask", scheduler=address, keep=tmp_path / "dask", progress=kills(worker))
+    (address, (_, worker, _)), said = start(), []
+    kill = kills(worker, said)
+    frame = memwall.sweep(mlp, VARY, engine="dask", scheduler=address, keep=tmp_path / "dask", progress=kill)
+    assert [line for line in said if "is not encrypted" in line] == [
+        f"the Dask scheduler {address} is not encrypted: whoever reaches its port can run code as you, here and on its"
+        " workers; a tls:// address with keys (distributed.comm.tls of its settings) lets nobody else in"
+    ]
     assert worker.poll() is not None and len(frame) == 12 and frame["id"].is_unique
     assert frame.equals(memwall.sweep(mlp, VARY, workers=0, keep=tmp_path / "here"))
     assert files(tmp_path / "dask") == files(tmp_path / "here")

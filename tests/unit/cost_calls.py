@@ -5,7 +5,6 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.registry import cost_of
 
 TENSOR_BF16 = Pipe("tensor", "bfloat16")
-TENSOR_FP16 = Pipe("tensor", "float16")
 TF32 = Pipe("tensor", "tf32")
 TENSOR_FP32 = Pipe("tensor", "float32")  # the vector engine everywhere but on AMD
 VECTOR = Pipe("vector", "float32")

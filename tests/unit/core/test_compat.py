@@ -109,17 +109,6 @@ def test_an_attribute_is_read_called_and_named():
     assert compat.name_of("is_view") == "_is_view"
 
 
-def test_importing_the_table_imports_no_library():
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, memwall.core.compat; print([m for m in ('torch', 'triton', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_each_row_is_used_and_each_use_is_a_row():
     known, used = {name for name, _ in rows()}, set()
     for nodes in sources().values():

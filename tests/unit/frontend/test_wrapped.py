@@ -33,8 +33,6 @@ def flops(made: memwall.Profile) -> int:
     return made.simulations[0].totals.flops
 
 
-#: 8 rows: two products, a ReLU and an addition
-MLP_FLOPS = 2 * 2 * 8 * 64 * 256
 PLAIN = ["addmm", "relu", "addmm", "add.Tensor"]
 
 
