@@ -134,7 +134,7 @@ def test_every_option_is_in_a_table_of_axes_or_has_a_reason():
         assert {flag for flag, key in keywords.items() if key not in axes} == set(NO_AXES[name]), name
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("kind", "option"), [(kind, option) for kind, own in AXES.items() for option in own])
 def test_an_option_is_an_axis(kind, option, folder, monkeypatch):
     """Both values are points with results; two numbers or names make different ones, but where they need not."""

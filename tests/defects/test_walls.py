@@ -87,7 +87,7 @@ def seconds(text: str) -> tuple[float, float]:
     return float(number) * scale, 0.5000001 * 10**-digits * scale
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @EACH
 def test_a01_the_verdict_saves_what_the_what_if_saves(profiled, workload):
     """The verdict halved all memory and compute seconds of the kernels, also those that bandwidth and FLOP/s cannot
@@ -100,7 +100,7 @@ def test_a01_the_verdict_saves_what_the_what_if_saves(profiled, workload):
             assert saved[f"--what-if '{change}'"] == what_if["before"]["time_s"] - what_if["after"]["time_s"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @EACH
 def test_a02_the_label_is_the_largest_term(profiled, workload):
     """Instructions, dependent steps and clocks of row kernels were charged to memory, so that kernels were called
@@ -142,7 +142,7 @@ TERMS_SAID = re.compile(
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @EACH
 def test_a02_explain_names_the_wall_of_every_kernel(profiled, workload):
     """The sentence about a kernel took its wall from other seconds than the label did."""
@@ -189,7 +189,7 @@ def printed_walls(page: str) -> list[list[str]]:
     return [[row[i] for i in places] for row in body]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @EACH
 def test_a02_shares_of_the_walls_add_up(profiled, workload):
     """Each share was rounded to a whole percent alone: a row of the table added up to 99 or 101 %. Rounding a share so

@@ -61,7 +61,7 @@ def as_before():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("cast", CASTS, ids=str)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_profiles(name, cast):
@@ -73,7 +73,7 @@ def test_profiles(name, cast):
             assert max(shares) <= 1, (each.gpu.name, each.policy, mode, shares)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.defect("5")
 @pytest.mark.parametrize("cast", CASTS, ids=str)
 @pytest.mark.parametrize("name", WORKLOADS)

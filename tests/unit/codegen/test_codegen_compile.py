@@ -187,8 +187,8 @@ def test_kernels_written_by_hand_compile_without_spills(cache, monkeypatch):
 @needs_triton
 def test_generated_kernels_compile_for_every_architecture_without_spills(cache, request):
     """Gelu with a residual and the softmax that follows; column sums of another tensor; a list of parameters. With
-    --whole for every architecture, else for the oldest and newest of each vendor."""
-    names = tuple(CHIPS) if request.config.getoption("--whole") else ("sm_60", "sm_120", "gfx90a", "gfx950")
+    --whole for every architecture, else for one of each vendor."""
+    names = tuple(CHIPS) if request.config.getoption("--whole") else ("sm_60", "gfx950")
     b = Builder()
     x = b.given(4096, 1024, dtype="bfloat16")
     y = b.like("aten.add.Tensor", ("self", b.like("aten.gelu", ("self", x))), ("other", x))

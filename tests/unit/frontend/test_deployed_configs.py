@@ -135,6 +135,7 @@ def test_parameters_and_dtype_are_those_of_the_published_model(name):
     assert weights > 0.99 * counted * 1e9
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TRACED)
 def test_one_of_each_kind_is_traced(name):
     traced = trace(resolve(f"hf:{CONFIGS / name}", seq=512), TraceOptions())

@@ -23,8 +23,8 @@ NAMES = (
     "bert", "canine", "clip", "deepseek_v3", "esm", "informer", "layoutlm", "mixtral", "qwen3_moe", "reformer",
     "time_series_transformer", "whisper",
 )  # fmt: skip
-#: experts, random numbers and buckets, whose values decide what runs; the others with --whole
-ALWAYS = ("deepseek_v3", "informer", "qwen3_moe", "reformer")
+#: experts and random numbers, whose values decide what runs; the others with --whole
+ALWAYS = ("deepseek_v3", "informer")
 
 
 @pytest.mark.slow

@@ -246,6 +246,7 @@ def flat(strategy: str = "FULL_SHARD", **options):
 ALL_GATHER, REDUCE_SCATTER = "c10d._allgather_base_", "c10d._reduce_scatter_base_"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options", [{}, {"use_orig_params": True, "device_id": 0}, {"device_id": torch.device("cuda")}]
 )

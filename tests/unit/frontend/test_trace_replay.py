@@ -181,7 +181,7 @@ def test_blocks_that_know_their_number(name, reads, count):
     assert [getattr(block, name) for block in blocks] == [0, 1, 2, 3]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize(
     "folder", ["resnet50", "bert_large", "gpt2_xl", "llama3_8b", "vit_l16", "mixtral_8x7b", "unet"]

@@ -37,7 +37,8 @@ FAMILIES = {
     "document, protein, other": ("layoutlmv3", "esm", "decision_transformer"),
 }
 NAMES = [name for names in FAMILIES.values() for name in names]
-FIRST = [names[0] for names in FAMILIES.values()]
+#: of every second family one type is traced without --whole
+FIRST = [names[0] for names in [*FAMILIES.values()][::2]]
 
 
 def test_the_sample_has_sixty_types():

@@ -180,7 +180,7 @@ _NOT_REPLAYED = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", sorted((ROOT / "tests/models").glob("*.py")), ids=lambda p: p.stem)
 def test_models_replay_to_the_same_numbers(path):
     if path.stem in _NOT_REPLAYED:

@@ -19,9 +19,8 @@ from tests.unit.places import REFERENCE
 
 GPUS = ("v100-sxm2-16gb", "t4", "p100-sxm2-16gb", "mi300x")
 HEAVY = {"llama3_405b", "llama3_70b"}
-#: attention that GPUs run by other kernels, in both modes, convolutions, and experts; the others with --whole
-ALWAYS = {("bert_layer", "training"), ("bert_large", "inference"), ("resnet50", "inference"),
-          ("mixtral_8x7b", "inference")}  # fmt: skip
+#: attention that GPUs run by other kernels, and convolutions; the others with --whole
+ALWAYS = {("bert_large", "inference"), ("bert_layer", "training"), ("resnet50", "inference")}
 
 
 @pytest.mark.slow
