@@ -14,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.unit.commands import folder, run  # noqa: F401  fixtures
 from tests.unit.configs import target_of
 from tests.unit.forking import Forks
 from tests.unit.gating import Gates

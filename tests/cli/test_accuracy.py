@@ -96,7 +96,7 @@ def test_it_imports_nothing_heavy(shell, measured):
     import subprocess
     import sys
 
-    from tests.cli.conftest import ROOT
+    from tests.unit.places import ROOT
 
     code = (
         "import sys; from memwall.cli import main; code = main(sys.argv[1:]); "

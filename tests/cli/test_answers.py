@@ -7,7 +7,7 @@ import json
 import pytest
 
 from memwall.analysis.quantities import answered
-from tests.cli.conftest import MODEL
+from tests.unit.commands import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 
 GPUS = ("v100", "a100", "h100")

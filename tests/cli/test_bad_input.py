@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import MODEL, ROOT
+from tests.unit.commands import MODEL
 from tests.unit.configs import SHORT_LLAMA
+from tests.unit.places import ROOT
 
 BAD_FILES = {
     "syntax.py": "def model(:\n",

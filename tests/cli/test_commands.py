@@ -16,7 +16,7 @@ from memwall.cli.target import DEFAULT_GPU
 from memwall.hardware.cluster import cluster_names
 from memwall.hardware.host import HostWork
 from memwall.hardware.lookup import gpu_names
-from tests.cli.conftest import ROOT
+from tests.unit.places import ROOT
 
 
 def test_version_and_help(run):

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from tests.cli.conftest import MODEL
 from tests.cli.test_gate import commit, only_tree
+from tests.unit.commands import MODEL
 from tests.unit.places import ROOT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")

@@ -13,7 +13,7 @@ import pytest
 
 from memwall.core.errors import MissingError
 from memwall.fusion import POLICIES
-from tests.cli.conftest import ROOT
+from tests.unit.places import ROOT
 
 BROKEN = """\
 import torch

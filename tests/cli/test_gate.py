@@ -17,9 +17,10 @@ import pytest
 
 from memwall.hardware.lookup import load_gpu
 from memwall.record.profile import Profile
-from tests.cli.conftest import ROOT, Result, in_process
 from tests.unit import gate_repo
+from tests.unit.commands import Result, in_process
 from tests.unit.gate_repo import REGRESSIONS, git
+from tests.unit.places import ROOT
 from tests.unit.processes import wait_for
 from tests.unit.report_fixture import make_profile
 

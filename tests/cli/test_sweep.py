@@ -15,7 +15,7 @@ import memwall
 from memwall.serving import read_model, serve
 from memwall.serving.steps import EngineStep
 from memwall.sweeping.kinds import kind_of
-from tests.cli.conftest import MODEL
+from tests.unit.commands import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 
 pytest.importorskip("transformers", reason="transformers is not installed")

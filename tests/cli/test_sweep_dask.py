@@ -14,7 +14,7 @@ import pytest
 import memwall
 from memwall.core.errors import UsageError
 from memwall.sweeping import dataset
-from tests.cli.conftest import MODEL
+from tests.unit.commands import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 
 VARY = {"batch": [1, 2, 3, 4, 5, 6], "gpu": ["a100", "h100"]}

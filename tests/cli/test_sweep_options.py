@@ -12,8 +12,8 @@ from memwall.cli.profile import command as profile
 from memwall.serving.command import command as serve
 from memwall.sweeping.kinds import KINDS
 from memwall.sweeping.vary import _KEYWORDS, parse_axes
-from tests.cli.conftest import MODEL
 from tests.cli.test_sweep_training import RANKED
+from tests.unit.commands import MODEL
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from memwall import trace_cache as traces
-from tests.cli.conftest import MODEL
+from tests.unit.commands import MODEL
 from tests.unit.processes import HANGS_S
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.defects.conftest import ROOT
+from tests.unit.places import ROOT
 
 #: What a model written for a GPU asks of torch.cuda; {} is a line of forward.
 CUDA = """\

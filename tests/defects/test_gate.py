@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Result
+from tests.unit.commands import Result
 
 NET = """\
 import torch

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.defects.conftest import ROOT
+from tests.unit.places import ROOT
 from tests.unit.processes import HANGS_S
 
 #: a file of this kind is read in about a second

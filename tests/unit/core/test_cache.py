@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import MODEL
+from tests.unit.commands import MODEL
 
 
 @pytest.fixture

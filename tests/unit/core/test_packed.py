@@ -9,7 +9,7 @@ import pytest
 
 import memwall
 from memwall.hardware import lookup
-from tests.cli.conftest import MODEL
+from tests.unit.commands import MODEL
 
 
 def types_of(value: object) -> object:
