@@ -49,11 +49,13 @@ def test_only_what_was_given_is_passed_on():
     assert profile_options({**nothing, "no_replay": True, "policies": ("eager",)}) == {
         "replay": False, "policy": ["eager"],
     }  # fmt: skip
-    assert profile_options({**nothing, "optimizer": "sgd"}) == {"optimizer": "sgd"}
+    training = {"mode": "training", "optimizer": "sgd"}
+    assert profile_options({**nothing, **training}) == training
 
 
 def test_an_adamw_asked_for_replaces_the_file_s_own_optimizer():
-    assert profile_options({"optimizer": "adamw"}) == {"optimizer": "adamw:foreach"}
+    asked = profile_options({"mode": "training", "optimizer": "adamw"})
+    assert asked == {"mode": "training", "optimizer": "adamw:foreach"}
 
 
 def test_the_suffix_says_the_kind(tmp_path):
