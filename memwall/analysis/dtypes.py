@@ -57,7 +57,7 @@ def in_dtype(profile: Profile, schedule: Schedule, dtype: str) -> Profile:
     graph = profile.graphs[schedule.graph]
     if dtype == "tf32":
         if source != "float32":
-            raise UsageError(f"TF32 is for products of float32, and those of {profile.workload.name} are of {source}")
+            raise UsageError(f"TF32 is for matmuls of float32, and matmuls of {profile.workload.name} are of {source}")
         graph, attention = _with_tf32(graph), attention and _all_with_tf32(attention)
     elif attention is None:
         graph = _recast(graph, source, dtype)
@@ -130,7 +130,7 @@ def _ungrouped(profile: Profile, schedule: Schedule) -> Iterator[str]:
     ops = profile.graphs[schedule.graph].ops
     if "flash" not in RUNS[chip_of(schedule.gpu).attention] and any(op.name == "aten._grouped_mm" for op in ops):
         yield (
-            f"torch has no grouped product for {schedule.gpu.name}, which needs compute capability 8.0: experts are"
+            f"torch has no grouped matmul for {schedule.gpu.name}, which needs compute capability 8.0: experts are"
             " modeled as if it had, and code that runs there multiplies expert by expert."
         )
 
@@ -140,7 +140,7 @@ def _emulation(profile: Profile, schedule: Schedule, pipe: Pipe) -> str:
     runs_on = gpu.ceiling_pipe(pipe)
     refused = next((why for dtype, is_refused, why in _REFUSED if dtype == pipe.dtype and is_refused(gpu)), "")
     how = f"{refused} and are modeled" if refused else "run"
-    text = f"{gpu.name} has no {pipe.dtype} tensor cores: products {how} on {runs_on} at {flop_rate(gpu.peak(runs_on))}"
+    text = f"{gpu.name} has no {pipe.dtype} tensor cores: matmuls {how} on {runs_on} at {flop_rate(gpu.peak(runs_on))}"
     other, option = _OTHER_HALF.get(pipe.dtype, ("", ""))
     if Pipe("tensor", other) not in gpu.peak_flop_per_s:
         return f"{text}."

@@ -226,7 +226,7 @@ def _choice(kernel: Estimate, cost: Cost, gpu: Gpu) -> Iterator[str]:
             f" {least_s}."
         )
     else:
-        yield f"A template of the product before it may do this too, and then adds {least_s} to it instead of {own_s}."
+        yield f"A template of the matmul before it may do this too, and then adds {least_s} to it instead of {own_s}."
 
 
 #: the terms that overlap, in words
@@ -252,7 +252,7 @@ def _around(kernel: Estimate, gpu: Gpu, latencies: int) -> str:
     launched = f"{counted(latencies, 'launch')} at {duration(launch_floor_s(gpu))}"
     if kernel.launches > latencies:
         launched += (
-            f" (those of the other {counted(kernel.launches - latencies, 'kernel')} are within the terms before)"
+            f" (launches of the other {counted(kernel.launches - latencies, 'kernel')} are within the terms before)"
         )
     waited = f" and {duration(kernel.wait_s)} of waiting for the CPU" if kernel.wait_s > 1e-9 else ""
     linked = f"; {duration(kernel.link_s)} on the link" if kernel.link_s else ""

@@ -144,7 +144,7 @@ def _numbers(profile: Profile, schedule: Schedule) -> Iterator[MadeLever]:
     gpu = schedule.gpu
     is_hosted = schedule.launch == "eager" and gpu.cpu is None
     known = numbers_of(gpu, is_hosted, any(cost.link_bytes for cost in profile.costs[schedule.graph]))
-    dtypes = [Number(f"products in {dtype}", f"dtype={dtype}", "") for dtype in _dtypes(profile, schedule)]
+    dtypes = [Number(f"matmuls in {dtype}", f"dtype={dtype}", "") for dtype in _dtypes(profile, schedule)]
     for number in (*known, *dtypes):
         try:
             told = outcome(profile, schedule, [parse_change(number.change)])

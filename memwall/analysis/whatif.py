@@ -191,7 +191,7 @@ def parse_change(text: str) -> Change:
     name, _, operand = (part.strip() for part in text.partition(sign))
     if name == "dtype" and sign == "=":
         if known_dtype(operand) not in DTYPES:
-            raise UsageError(f"--what-if {text}: products have no dtype {shown(operand)}; {suggest(operand, DTYPES)}")
+            raise UsageError(f"--what-if {text}: matmuls have no dtype {shown(operand)}; {suggest(operand, DTYPES)}")
         return DtypeChange(text, known_dtype(operand))
     field, key = _field(name)
     unit = next(unit for end, unit in _UNITS.items() if field.endswith(end)) if sign == "=" else ""

@@ -39,14 +39,14 @@ class Bytes(click.ParamType):
     help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv. [default: all_reduce]",
 )
 @click.option("--gpus", "--world", "gpus", type=int, metavar="N",
-              help="GPUs that take part. [default: those of a node]")  # fmt: skip
+              help="GPUs that take part. [default: the GPUs of a node]")  # fmt: skip
 @click.option("--per-node", type=int, metavar="N", help="GPUs on each node. [default: as many as fit]")
 @click.option("--min", "least", type=Bytes(), default="1K", show_default=True, help="The smallest message.")
 @click.option(
     "--max", "most", type=Bytes(), default="1G", show_default=True, help="The largest; each is twice the last."
 )
 @click.option("--library", default="nccl", show_default=True, metavar="NAME",
-              help="nccl; custom: all-reduces of vLLM and SGLang; trtllm: those of TensorRT-LLM.")  # fmt: skip
+              help="nccl; custom: all-reduces of vLLM and SGLang; trtllm: collectives of TensorRT-LLM.")  # fmt: skip
 @click.option(
     "--launch",
     default="graph",

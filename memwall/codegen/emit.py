@@ -50,8 +50,8 @@ NAMED_OPS = 4
 LISTED_MODULES = 8
 
 _ARGUMENTS = (
-    "run() takes and returns tensors of the shapes and strides given; those that are views of one storage must be such"
-    " views, and what the kernel writes over is written in place."
+    "run() takes and returns tensors of the shapes and strides given; tensors that are views of one storage must be"
+    " such views, and what the kernel writes over is written in place."
 )
 _SEED = "It draws random numbers: give every launch a seed of its own, or all of them draw the same."
 
@@ -249,7 +249,7 @@ def _readme(profile: Profile, sets: Sequence[EmittedSet]) -> str:
     lines = [
         f"# Kernels of {_cell(profile.workload.name)}, {profile.workload.mode}", "",
         "One file for each distinct kernel, in launch order. `index.json` has every launch of a step: its file, its ops"
-        " and the values that it reads and writes. Bytes and times are those of one launch; times are modeled.", "",
+        " and the values that it reads and writes. Bytes and times are of one launch; times are modeled.", "",
     ]  # fmt: skip
     for entry in sets:
         lines += [

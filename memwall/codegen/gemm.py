@@ -110,7 +110,7 @@ class _ProductNest(Lowering):
     def _element(self, body: Body, indices: Indices, addend: Tensor | None) -> str:
         """The sum over the depth, and what the op adds to it."""
         if tuple(indices) != self.place:
-            raise _Misplaced("the product is read in another order than its tiles have")
+            raise _Misplaced("the matmul is read in another order than its tiles have")
         alpha, beta = (float(self.product.attributes.get(name, 1)) for name in ("alpha", "beta"))
         text = "total" if alpha == 1 else f"{alpha!r} * total"
         if addend is None or beta == 0:
@@ -137,7 +137,7 @@ class _Gemm(Writer):
         op_ids = (*group.op_ids, *group.recomputes)
         products = [graph.ops[i] for i in op_ids if graph.ops[i].op_class == "contraction"]
         if len(products) != 1:
-            raise NotGenerated(f"{len(products)} products in one kernel")
+            raise NotGenerated(f"{len(products)} matmuls in one kernel")
         product = products[0]
         if packet_of(product.name) not in PRODUCTS:
             raise NotGenerated(f"no template for {product.name}")
@@ -145,7 +145,7 @@ class _Gemm(Writer):
         pairs = zip(product.arguments, product.inputs, strict=True)
         dtypes = {graph.values[i].spec.dtype for name, i in pairs if name in operands}
         if len(dtypes) != 1 or not dtypes <= {"float16", "bfloat16", "float32"}:
-            raise NotGenerated(f"a product of {' and '.join(sorted(dtypes))}")
+            raise NotGenerated(f"a matmul of {' and '.join(sorted(dtypes))}")
         self.dtype = dtypes.pop()
         made = _ProductNest(graph, flow, op_ids, product)
         super().__init__(File(graph), "matmul")
@@ -249,7 +249,7 @@ class _Gemm(Writer):
         """The line that writes a result of the group."""
         value, made = self.graph.values[value_id], self.lowering
         if value.spec.numel != made.batch * made.m * made.n:
-            raise NotGenerated("a result of another size than the product's")
+            raise NotGenerated("a result of another size than the matmul's")
         last = {v: version for i in sorted(self.group.op_ids) for v, version in self.flow.writes[i]}
         tensor = made.view(value_id, last[value_id])
         for place in self._orders(value):
@@ -261,7 +261,7 @@ class _Gemm(Writer):
                 del body.lines[before[0] :]
                 body.known = before[1]
         else:
-            raise NotGenerated("a result in another order than the product's")
+            raise NotGenerated("a result in another order than the matmul's")
         dtype = value.spec.dtype
         cast = "" if compute_dtype(dtype) == dtype else f".to({triton_dtype(dtype)})"
         where = body.spread(offset(place, value.spec.strides), frozenset("mn"))
@@ -296,7 +296,7 @@ class _Gemm(Writer):
 
     def reduced(self, body: Body, reduction: TensorReduction, kept: AffineIndex, component: int) -> str:
         """Refused: the product is the only reduction."""
-        raise NotGenerated("a reduction next to a product")
+        raise NotGenerated("a reduction next to a matmul")
 
     def mask(self, axes: frozenset[str]) -> list[str]:
         return [text for name, text in self.masks.items() if name in axes]

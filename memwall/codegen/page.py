@@ -16,7 +16,7 @@ from memwall.report.document import Block, Facts, Section, Sentence, Table, know
 MAX_NAMED = 6
 KERNEL_NOTE = (
     "registers and spills of a thread, shared memory of a block; occupancy: warps that fit a multiprocessor at once, of"
-    " those that it holds; bytes: of all launches of a step"
+    " the warps that it holds; bytes: of all launches of a step"
 )
 LEFT_NOTE = "groups that no kernel is generated for; bytes: of all of them in a step"
 
@@ -46,7 +46,7 @@ def _facts(made: CompiledPlan) -> Facts:
     schedules = ", ".join(f"{name} {count:,}" for name, count in made.schedules().items())
     return known_facts(
         ("kernels", f"{len(made.kernels):,} distinct" + (f": {schedules}" if schedules else "")),
-        ("coverage", f"{percent(made.coverage)} of {size(made.dram_bytes)} that kernels without a product move"),
+        ("coverage", f"{percent(made.coverage)} of {size(made.dram_bytes)} that kernels without a matmul move"),
         ("plans", f"{made.rounds}: the earlier ones held kernels that spill" if made.rounds > 1 else ""),
     )
 

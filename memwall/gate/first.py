@@ -16,7 +16,7 @@ _DEPTH = 3
 _FORMS = ({"workload"}, {"model", "inputs"}, {"Model", "get_inputs"})
 
 _HEAD = """\
-# What memwall gate checks. The settings are those of memwall profile; docs/gate.md has all quantities.
+# What memwall gate checks. The settings are options of memwall profile; docs/gate.md has all quantities.
 [gate]
 {places}baseline = "memwall_baselines"  # memwall gate --update writes it; commit it
 kernels = "+0"

@@ -79,8 +79,8 @@ class GemmConstants(Constants):
     tile_clocks: float = constant(2500.0, 0.0, 9000.0, "clocks to begin and to end a tile of 128 x 256")
     store: float = constant(10.0, 1.0, 64.0, "bytes of results that an SM writes in a clock")
     dram: float = constant(0.85, 0.4, 1.0, "fraction of the DRAM bandwidth that operands stream at")
-    split_s: float = constant(2.5e-6, 0.0, 2e-5, "seconds to add the parts of a product split along k")
-    start_s: float = constant(0.0, 0.0, 2e-5, "seconds of the shortest product beyond an empty kernel")
+    split_s: float = constant(2.5e-6, 0.0, 2e-5, "seconds to add the parts of a matmul split along k")
+    start_s: float = constant(0.0, 0.0, 2e-5, "seconds of the shortest matmul beyond an empty kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +94,16 @@ class VectorGemmConstants(Constants):
     plateau: float = constant(0.92, 0.2, 1.05, "fraction of the peak of 128x128 tiles at the boost clock")
     flop_per_joule: float = constant(5.3e10, 1e10, 1e12, "FLOP that a joule pays for on a chip of 16 nm")
     burst_s: float = constant(5e-4, 0.0, 1e-1, "seconds until it does")
-    batched: float = constant(1.0, 0.5, 1.3, "rate of a batch over that of a product alone")
+    batched: float = constant(1.0, 0.5, 1.3, "rate of a batch over that of a matmul alone")
     biased: float = constant(1.0, 0.5, 1.3, "rate with a bias added (cuBLASLt) over that without")
     operand_load: float = constant(5.0, 0.0, 40.0, "multiply-adds that loading an operand's element takes")
     step_clocks: float = constant(450.0, 50.0, 4000.0, "clocks of a lone block's step of 8 in k")
     tile_clocks: float = constant(2500.0, 0.0, 20000.0, "clocks to fill a wave and store its results")
-    split_s: float = constant(4e-6, 0.0, 2e-5, "seconds to add the parts of a product whose k is split")
+    split_s: float = constant(4e-6, 0.0, 2e-5, "seconds to add the parts of a matmul whose k is split")
     reach_bytes: float = constant(9e7, 1e6, 1e10, "operand rows in flight, end to end, that the TLB reaches")
     walk: float = constant(0.0, 0.0, 10.0, "how much longer a step takes where every row misses the TLB")
     conflict: float = constant(0.0, 0.0, 10.0, "how much longer where rows lie a multiple of 128 KiB apart")
-    deep: float = constant(1.0, 0.2, 1.2, "rate of a batch of deep products with small results, over others")
+    deep: float = constant(1.0, 0.2, 1.2, "rate of a batch of deep matmuls with small results, over others")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ class ConvolutionConstants(Constants):
     reuse: float = constant(0.45, 0.0, 1.0, "exponent of a tile's m n / (m + n) in its rate")
     ramp: float = constant(40.0, 0.0, 400.0, "steps of k that the start and the end of a tile cost")
     lone_tile: float = constant(1.2e4, 500.0, 6e4, "elements of a tile that fills a multiprocessor by itself")
-    part_steps: float = constant(6000.0, 64.0, 1e5, "steps of k in the shortest part of a split product")
+    part_steps: float = constant(6000.0, 64.0, 1e5, "steps of k in the shortest part of a split matmul")
     channel_slice: float = constant(32.0, 1.0, 64.0, "tensor cores take channels in multiples of this")
     relayout: float = constant(0.2, 0.0, 1.0, "share of NCHW tensors that tensor cores need copied to NHWC")
     copy_launches: float = constant(0.0, 0.0, 3.0, "launches of these copies that relayout's share does not hold")
-    winograd: float = constant(0.6, 0.1, 1.0, "fraction of the peak that Winograd's products reach")
+    winograd: float = constant(0.6, 0.1, 1.0, "fraction of the peak that Winograd's matmuls reach")
     winograd_traffic: float = constant(1.3, 0.1, 3.0, "rate of its transforms over that of the DRAM")
     winograd_fused: float = constant(0.5, 0.1, 1.0, "fraction of the peak that Winograd in one kernel reaches")
     depthwise: float = constant(0.125, 0.01, 1.0, "fraction of the peak of depthwise kernels")
@@ -145,8 +145,8 @@ class AttentionConstants(Constants):
     FOREIGN: ClassVar[tuple[float, float]] = (0.78, 1.21)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.78, 2.34)
     # the loop over a tile's keys
-    plateau: float = constant(0.6, 0.05, 1.5, "rate of a tile's products over that of large GEMMs")
-    softmax_instructions: float = constant(6.0, 0.0, 40.0, "float32 instructions per score, not hidden by products")
+    plateau: float = constant(0.6, 0.05, 1.5, "rate of a tile's matmuls over that of large GEMMs")
+    softmax_instructions: float = constant(6.0, 0.0, 40.0, "float32 instructions per score, not hidden by matmuls")
     # around that loop
     block_clocks: float = constant(0.0, 0.0, 1e5, "clocks of a block before and after its loop")
     latency_s: float = constant(2e-6, 0.0, 1e-4, "seconds of dependent steps beyond the launch latency")
@@ -183,7 +183,7 @@ class LatentConstants(Constants):
     )  # fmt: skip
     FOREIGN: ClassVar[tuple[float, float]] = (0.80, 1.46)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.74, 2.16)
-    plateau: float = constant(0.6, 0.02, 1.2, "fraction of the peak that products reach inside a tile")
+    plateau: float = constant(0.6, 0.02, 1.2, "fraction of the peak that matmuls reach inside a tile")
     rows: float = constant(0.5, 0.005, 3.0, "fraction of the DRAM bandwidth that queries, results and new latents take")
     start_s: float = constant(1e-5, 0.0, 5e-4, "seconds of the shortest call beyond its launch latency")
     host_s: float = constant(1.5e-4, 0.0, 1e-2, "seconds that the server's host takes outside of a CUDA graph")
@@ -284,7 +284,7 @@ class LaunchConstants(Constants):
     softmax: float = constant(1.25, 0.0, 10.0, "way of nn.Softmax")
     layer_norm: float = constant(1.76, 0.0, 10.0, "way of nn.LayerNorm: checks, three results")
     batched: float = constant(1.2, 0.0, 10.0, "way of torch.bmm")
-    linear: float = constant(1.97, 0.0, 10.0, "way of a product of 3 axes with 2: views around the call of cuBLAS")
+    linear: float = constant(1.97, 0.0, 10.0, "way of a matmul of 3 axes with 2: views around the call of cuBLAS")
     convolution: float = constant(2.6, 0.0, 20.0, "way of nn.Conv2d: cuDNN's plan is looked up")
 
 

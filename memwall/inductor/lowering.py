@@ -239,7 +239,7 @@ def _gathered(graph: Graph, result: _Result) -> Lowered:
 
 _DECOMPOSED = (
     "the attention is decomposed; torch.compile replaces some forms of it by one fused kernel in "
-    "training, and this plan keeps the products and the softmax apart"
+    "training, and this plan keeps the matmuls and the softmax apart"
 )
 
 

@@ -108,7 +108,7 @@ def _half_byte_product(call: Recorded) -> Counted:
     """A product with weights of 4 bits, two in each byte; the arithmetic is in the dtype of the activations."""
     left, packed = call.need("left"), call.need("packed")
     if not left.shape or not left.shape[-1]:
-        raise Unsupported("not a product with packed weights")
+        raise Unsupported("not a matmul with packed weights")
     depth = left.shape[-1]
     m, n = left.numel // depth, 2 * packed.nbytes // depth
     more = sum(spec.nbytes for name in ("absmax", "code", "w_scale", "w_zp", "bias") if (spec := call.tensor(name)))
@@ -191,10 +191,10 @@ def _product(call: Recorded) -> Counted:
     """``[m, k] x [n, k]`` or ``[m, k] x [k, n]``, by the shapes."""
     left, right = call.need("left"), call.need("right")
     if len(right.shape) != 2 or not left.shape:
-        raise Unsupported("not a product of two matrices")
+        raise Unsupported("not a matmul")
     depth = left.shape[-1]
     if depth not in right.shape:
-        raise Unsupported("the shapes make no product")
+        raise Unsupported("the shapes make no matmul")
     m, n = left.numel // max(depth, 1), right.numel // max(depth, 1)
     itemsize = left.itemsize if left.itemsize > 1 else 2
     pipe = product_pipe(left.dtype, {})
@@ -209,7 +209,7 @@ def _engine_product(call: Recorded) -> Counted:
     left, right, out = (call.need(name) for name in ("left", "right", "out"))
     depth = left.shape[-1] if call.value("transa", 1) else left.shape[0]
     if len(left.shape) != 2 or not depth or left.numel * right.numel != out.numel * depth**2:
-        raise Unsupported("the shapes make no product")
+        raise Unsupported("the shapes make no matmul")
     dtype = "float8_e4m3fn" if left.itemsize == 1 else left.dtype
     pipe, m, n = product_pipe(dtype, {}, allow_tf32=True), left.numel // depth, right.numel // depth
     bias, gelu = (spec.nbytes if (spec := call.tensor(name)) else 0 for name in ("bias", "pre_gelu"))
@@ -225,7 +225,7 @@ def _packed_product(call: Recorded) -> Counted:
     of the result, and the arithmetic is in the dtype of the activations."""
     left, packed, scales = (call.need(name) for name in ("left", "packed", "scales"))
     if not left.shape or len(scales.shape) != 2:
-        raise Unsupported("not a product with packed weights")
+        raise Unsupported("not a matmul with packed weights")
     depth, n = left.shape[-1], scales.shape[-1]
     m = left.numel // max(depth, 1)
     read = left.nbytes + packed.nbytes + scales.nbytes

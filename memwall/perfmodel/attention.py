@@ -157,7 +157,7 @@ def _explain_tiled(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, 
         f"{launch.queries} queries x {launch.keys} keys for {launch.batch * launch.heads} heads in tiles of "
         f"{tiles.rows} x {tiles.columns} ({100 * min(filled, 1):.0f} % of the pairs in them are needed): "
         f"{counted(tiles.blocks, 'block')} on {gpu.sm_count} SMs = {tiles.blocks / gpu.sm_count:.1f} waves{run}; "
-        f"products at {_product_rate(launch, gpu, known) / 1e12:.4g} TFLOP/s and {known.softmax_instructions:.1f} "
+        f"matmuls at {_product_rate(launch, gpu, known) / 1e12:.4g} TFLOP/s and {known.softmax_instructions:.1f} "
         f"instructions of softmax a pair take {_ms(facts['loops_s'])}, to load and store tiles "
         f"{_ms(facts['loading_s'])}, against {_ms(facts['traffic_s'])} of memory{prepare}: "
         f"{100 * share:.0f} % of {peak / 1e12:.4g} TFLOP/s."
@@ -206,7 +206,7 @@ def _explain_decode(launch: FusedAttention, gpu: Gpu, known: AttentionConstants,
     split = facts["parts"] > 1
     parts = f" in {facts['parts']} parts" if split else ""
     joined = f", {1e6 * facts['join_s']:.1f} us of it to join the parts" if split else ""
-    busy = {"latency": "the memory waits", "bandwidth": "the memory is busy", "compute": "the products take longest"}
+    busy = {"latency": "the memory waits", "bandwidth": "the memory is busy", "compute": "the matmuls take longest"}
     return (
         f"{launch.bytes / 1e6:.4g} MB, keys and values of {launch.pairs} tokens for each of {facts['sequences']} "
         f"sequences{parts}: {blocks} blocks of {facts['clocks']:.0f} clocks on {gpu.sm_count} SMs = "

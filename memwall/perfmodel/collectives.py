@@ -299,7 +299,7 @@ def collective_s(
         links = ", ".join(f"{each.name} ({each.link.kind})" for each in levels)
         raise UsageError(
             f"{found.name}: {library} has no algorithm for {op} over {links}: they state none of the protocols that"
-            " one needs on all of them (memwall clusters shows those of a cluster)"
+            " one needs on all of them (memwall clusters shows a cluster's protocols)"
         )
     bound_s = _bound_s(OPS[op], levels) * nbytes
     time_s, way = min(((way.time_s(nbytes), way) for way in ways), key=lambda item: item[0])

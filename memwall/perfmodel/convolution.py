@@ -269,7 +269,7 @@ def _say_direct(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
 
 def _say_fused(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
     return (
-        f"Winograd in one kernel, which transforms the weights too: 16 products {_sizes(facts)} in {facts['blocks']}"
+        f"Winograd in one kernel, which transforms the weights too: 16 matmuls {_sizes(facts)} in {facts['blocks']}"
         f" blocks of {winograd.FUSED_BLOCK} squares by {winograd.FUSED_BLOCK} channels on {gpu.sm_count} SMs ="
         f" {facts['blocks'] / gpu.sm_count:.3g} waves, run as {facts['rounds']}; {_plateau(gpu, facts)}"
     )
@@ -277,7 +277,7 @@ def _say_fused(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
 
 def _say_staged(launch: Convolution, gpu: Gpu, facts: Facts) -> str:
     return (
-        f"Winograd, {facts['points']} products {_tiles(gpu, facts)}; the transforms before and after them take"
+        f"Winograd, {facts['points']} matmuls {_tiles(gpu, facts)}; the transforms before and after them take"
         f" {duration(facts['transforms_s'])}, with {size(facts['between'])} between the stages"
     )
 

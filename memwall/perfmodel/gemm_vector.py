@@ -110,14 +110,14 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
     share = reached * _kernel(launch, known)
     limit = f", held by its power limit of {_power_w(gpu):.0f} W" if reached < known.plateau else ""
     if known.deep < 1 and _deep(launch):
-        limit += f", {percent(known.deep, 0)} of the usual for so deep a product"
+        limit += f", {percent(known.deep, 0)} of the usual for so deep a matmul"
     if launch.converts:
         limit += f", {percent(_CONVERTED, 0)} of the usual for operands that are converted to float32"
     return (
         f"{times}{launch.m}x{launch.n}x{launch.k} in {plan.tile[0]}x{plan.tile[1]} tiles{parts}:"
         f" {counted(plan.blocks, 'block')} on {gpu.sm_count} SMs = {plan.blocks / gpu.sm_count:.2f} each,"
         f" run as {plan.rounds}; {percent(useful, 0)} of the tiles' area is needed;"
-        f" large products sustain {percent(share, 0)} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit};"
+        f" large matmuls sustain {percent(share, 0)} of {gpu.peak(launch.pipe) / 1e12:.3g} TFLOP/s{limit};"
         f" {spent}; a block's steps wait {duration(plan.steps_s)}, {duration(plan.ends_s)} to fill and store."
     )
 

@@ -91,7 +91,7 @@ def explain(launch: LatentLaunch, gpu: Gpu, known: LatentConstants, terms: Terms
     rate = f"{percent(known.plateau, 0)} of {flop_rate(gpu.peak(launch.pipe))}"
     work = (
         f"{launch.queries} queries x {launch.keys} {form} of {counted(launch.batch, 'sequence')} for {launch.heads} "
-        f"heads in {counted(facts['blocks'], 'block')} on {gpu.sm_count} SMs: {duration(terms.compute_s)} of products "
+        f"heads in {counted(facts['blocks'], 'block')} on {gpu.sm_count} SMs: {duration(terms.compute_s)} of matmuls "
         f"at {rate}"
     )
     moved = f"{duration(facts['moved_s'])} for queries and results"

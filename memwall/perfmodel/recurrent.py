@@ -193,12 +193,12 @@ def explain(launch: Recurrent, gpu: Gpu, known: RecurrentConstants, terms: Terms
     name = {"lstm": "an LSTM", "gru": "a GRU"}.get(launch.cell, "an RNN")
     name = f"The gradient of {name}" if launch.backward else f"A{name[1:]}"
     work = f"{name} of {layers}, {counted(launch.steps, 'step')} of {counted(_batch(launch), 'row')}"
-    of_all = "gradients of inputs and weights" if launch.backward else "products of the inputs"
+    of_all = "gradients of inputs and weights" if launch.backward else "matmuls of the inputs"
     before = f"{of_all} over all steps take {duration(facts['whole_s'])}"
     if facts["why"]:
         return (
             f"{work}, by a persistent kernel, since {facts['why']}: the recurrent weights stay on chip; {before}, then"
-            f" {counted(wave.count, 'step')} of {duration(wave.time_s)} each follow one another: the product and"
+            f" {counted(wave.count, 'step')} of {duration(wave.time_s)} each follow one another: the matmul and"
             f" {known.step_clk:.0f} clocks until all blocks have the new state."
         )
     product = next(_steps(launch, 1))
@@ -212,7 +212,7 @@ def explain(launch: Recurrent, gpu: Gpu, known: RecurrentConstants, terms: Terms
         fed = f"{duration(facts['chain_s'])} in all, since no host launches them one by one"
     return (
         f"{work}, by {_library(gpu)} ({_refused(launch, gpu)}): {before}, then {wave.count:,} waves of"
-        f" {counted(wave.side, 'step')}{' side by side' * (wave.side > 1)} take {duration(wave.time_s)} each, a product"
+        f" {counted(wave.side, 'step')}{' side by side' * (wave.side > 1)} take {duration(wave.time_s)} each, a matmul"
         f" {product.m}x{product.n}x{product.k} with {size(weights)} of weights, the cell"
         f"{', the projection' * launch.is_projected} and {counted(3 if launch.is_projected else 2, 'launch')} at"
         f" {duration(gpu.launch_overhead_s)}; {fed}."

@@ -184,7 +184,7 @@ class Profile:
             return ()
         return (
             f"{gpu.name} has no {' or '.join(kept)} attention: the trace keeps that kernel, so time and memory are not"
-            " those of this GPU; profile the model again for it",
+            " this GPU's; profile the model again for it",
         )
 
     @property

@@ -243,7 +243,7 @@ def _ways(point: Point) -> Iterator[_Way]:
         cache = partial(replace, asked, layout=replace(layout, kv=CACHES["fp8"]))
         yield _Way("a cache in fp8", "--kv fp8", "", cache)
     wider = partial(replace, asked, layout=replace(layout, tp=2 * layout.tp))
-    yield _Way("twice the GPUs for each product", f"--tp {2 * layout.tp}", "", wider)
+    yield _Way("twice the GPUs for each matmul", f"--tp {2 * layout.tp}", "", wider)
     if layout.ep == 1 < layout.stage_gpus and any(isinstance(kernel, Experts) for kernel, _ in model.served.kernels):
         apart = partial(replace, asked, layout=replace(layout, ep=layout.stage_gpus))
         yield _Way("whole experts on each GPU", f"--ep {layout.stage_gpus}", "", apart)

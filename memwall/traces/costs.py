@@ -137,7 +137,7 @@ def _read_typed(op: TracedOp, hints: Hints) -> RowCost:
     try:
         if (rule := library_rule(op.name)) is not None:
             if (recorded := record_of(op, hints)) is None:
-                return _arguments_alone(op, op_class, "its arguments are not those of a version that is known")
+                return _arguments_alone(op, op_class, "no version that is known has its arguments")
             cost, op_class, notes = rule(recorded)
             return RowCost(cost, op_class, may_read_less=op.strides is None, notes=notes)
         read = read_call(op, hints)
@@ -286,7 +286,7 @@ def older_kernels_note(kernels: TraceKernels, numbers: Iterable[int], gpu: Gpu) 
     if not ran:
         return ""
     count = "1 kernel" if len(ran) == 1 else f"{len(ran):,} kernels"
-    taken = f"{kernels.total_us(ran):,.0f} us of products ran in {count}"
+    taken = f"{kernels.total_us(ran):,.0f} us of matmuls ran in {count}"
     longest = older[kernels.kind[max(ran, key=kernels.dur_us.__getitem__)]]
     return f"{taken} of an earlier GPU generation ({longest[0]}): the model takes {gpu.name}'s own"
 

@@ -80,15 +80,15 @@ def _elements(op: TracedOp) -> int:
 def _template(names: str, specs: list[TensorSpec]) -> tuple[Cost, str]:
     """A product from Inductor's templates: the FLOPs of the three matrices whose sizes match."""
     if "mm" not in names.split("_") and "addmm" not in names and "bmm" not in names:
-        raise Unsupported("a template kernel that is no product")
+        raise Unsupported("a template kernel that is no matmul")
     out = specs[-1]
     for left, right in permutations([spec for spec in specs if len(spec.shape) in (2, 3)], 2):
         if len(left.shape) != len(right.shape) or left.shape[-1] != right.shape[-2]:
             continue
         if out.numel == math.prod(left.shape[:-1]) * right.shape[-1]:
             flops = {product_pipe(left.dtype, {}, allow_tf32=True): 2 * out.numel * left.shape[-1]}
-            return Cost(flops, sum(spec.nbytes for spec in specs[:-1]), out.nbytes), "a product from a template"
-    raise Unsupported("no three of its arguments make a product")
+            return Cost(flops, sum(spec.nbytes for spec in specs[:-1]), out.nbytes), "a matmul from a template"
+    raise Unsupported("no three of its arguments make a matmul")
 
 
 @cache

@@ -43,7 +43,7 @@ def test_a_gpu_and_an_architecture(run):
 def test_without_a_name_it_is_the_gpu_of_the_run(run, words):
     out = run("fuse", *words, *FLAGS).out
     assert "\n── t4: kernels compiled for sm_75\n" in out
-    assert "coverage  100.0 % of 2.05 kB that kernels without a product move" in out
+    assert "coverage  100.0 % of 2.05 kB that kernels without a matmul move" in out
     assert "\nKernels on sm_75\n" in out
 
 

@@ -49,7 +49,7 @@ def test_ranks_that_differ_are_a_table(run, program):
     page = run(*program, "--world", "16").out
     assert run(*program, "--nodes", "2").out == page  # of 8 GPUs each
     assert "rank 0 of 16" in page and "h100-sxm" in page
-    assert "traced: 0, 1, 15; 2-14 build modules like those of rank 1" in " ".join(page.split())
+    assert "traced: 0, 1, 15; 2-14 build modules like rank 1's" in " ".join(page.split())
     table = page.partition("Ranks\n")[2].partition("──\n")[2]
     assert [line.split()[0] for line in table.splitlines()[:3]] == ["0", "1", "15"]
     sent = page.partition("Collectives\n")[2].partition("──\n")[2].splitlines()[:2]

@@ -61,7 +61,7 @@ def test_a04_a_dtype_without_tensor_cores_is_said(run, wide, gpu):
     """The pipe that stands in for one that the GPU lacks was taken in silence."""
     for command in ("profile", "compare"):
         said = one_line(run(command, wide, "--gpu", gpu, "--dtype", "bf16").out)
-        assert f"{gpu} has no bfloat16 tensor cores: products " in said
+        assert f"{gpu} has no bfloat16 tensor cores: matmuls " in said
         assert " on vector.float32 at " in said
         assert f"{gpu} has no" not in run(command, wide, "--gpu", gpu, "--dtype", "fp32").out
     assert not run("profile", wide, "--gpu", gpu, "--dtype", "bf16", "-o", "page.html").code

@@ -132,7 +132,7 @@ def test_a02_explain_names_the_term_of_the_label(run, folder):
 
 #: what --explain says of one launch -> the wall that those words name
 WORDS = {
-    "inside a tile an SM reaches": "compute", "holds the chip at": "compute", "the products take longest": "compute",
+    "inside a tile an SM reaches": "compute", "holds the chip at": "compute", "the matmuls take longest": "compute",
     "go through DRAM at": "bandwidth", "the memory is busy": "bandwidth", "an SM loads": "latency",
     "alone on its SM waits": "latency", "an SM stores": "latency", "the memory waits": "latency",
 }  # fmt: skip

@@ -195,7 +195,7 @@ def test_a_stage_in_the_middle_that_differs_is_traced():
     assert step.slowest == 3
     assert step.stages[3].forward_s > 2 * step.stages[1].forward_s == 2 * step.stages[4].forward_s
     page = " ".join(render(ProfileReport(found[0], ranks=found, pipeline=step), "text").split())
-    assert "traced: 0, 1, 3, 7; 2,4-6 build modules like those of rank 1" in page
+    assert "traced: 0, 1, 3, 7; 2,4-6 build modules like rank 1's" in page
     # one pipeline, so one replica: its eight samples in the step of all ranks
     assert f"{MICRO_BATCHES / step.time_s:,.0f} samples/s in all" in page
     assert rates(found[0], found[0].simulations[0]).samples_per_s is None

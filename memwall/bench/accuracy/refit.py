@@ -50,7 +50,7 @@ def refit(path: str | Path) -> Refit:
         )
     names = sorted({sample.gpu.name for sample in samples})
     if len(names) > 1:
-        raise UsageError(f"{path} has rows of several GPUs: {', '.join(names)}; keep those of one")
+        raise UsageError(f"{path} has rows of several GPUs: {', '.join(names)}; keep the rows of one")
     if names[0] not in gpu_names():
         raise UsageError(f"{path} has rows of the GPU {shown(names[0])}, of which memwall has no file to go by")
     fits = fit_gpu(samples)

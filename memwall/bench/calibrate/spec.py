@@ -98,7 +98,7 @@ def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, SampledQuantity
     float32, dram = rates.best(_FLOAT32), rates.best(_DRAM)
     low = [dtype for dtype in ("bfloat16", "float16", "int8") if f"product.{dtype}" in quantities]
     linear = "linear layer of 256 x 1024 x 1024 with its bias over the peak"
-    own_rate = "the peak is a product's own rate"
+    own_rate = "the peak is a matmul's own rate"
     busy = "; other processes ran meanwhile (--accept-busy)" if job["accept_busy"] else ""
     title = f"{cpu_name()} ({counted(job['threads'], 'thread')})"
     how = f"memwall calibrate, torch {answer['torch']}, {answer['isa']}{busy}"
@@ -230,7 +230,7 @@ def _of_datasheet(gpu: Gpu, quantities: Mapping[str, SampledQuantity], host: Seq
         pipe = gpu.ceiling_pipe(Pipe("tensor", dtype))
         if pipe.dtype == dtype:
             share = fraction(quantity.rate / gpu.peak_flop_per_s[pipe])
-            reached[pipe.engine].append(SpecLine(dtype, share, note(quantity, "square product")))
+            reached[pipe.engine].append(SpecLine(dtype, share, note(quantity, "square matmul")))
     return {
         "compute": lines("compute", "sm_count", "boost_clock_hz"),
         **{f"peak_flop_per_s.{engine}": found for engine, found in peaks.items()},
@@ -249,7 +249,7 @@ def _as_measured(
     peaks: dict[str, list[SpecLine]] = {"tensor": [], "vector": []}
     for dtype, quantity in _products(quantities).items():
         engine = "vector" if dtype in ("float32", "float64") else "tensor"
-        peaks[engine].append(SpecLine(dtype, number(quantity.rate), note(quantity, "square product")))
+        peaks[engine].append(SpecLine(dtype, number(quantity.rate), note(quantity, "square matmul")))
     own = "the peak is the rate that was measured"
     return {
         "compute": [SpecLine("sm_count", str(answer["sm_count"]))],
@@ -326,7 +326,7 @@ def _product(gpu: Gpu, dtype: str, quantity: SampledQuantity) -> tuple[str, list
 
     factor = _factor(time_s, quantity.seconds)
     origin = f"{source} of {gpu.fitted_on.get(source, 'a similar GPU')}" if source else "a GPU without data"
-    said = note(quantity, f"square product of {side}, {factor:.3f} times {origin}")
+    said = note(quantity, f"square matmul of {side}, {factor:.3f} times {origin}")
     return table, [
         SpecLine(name, f"{value:.5g}", said if name in _RATES else f"as {origin}")
         for name, value in scaled(factor).items()

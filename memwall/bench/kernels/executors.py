@@ -88,7 +88,7 @@ class KernelBuilder:
         it."""
 
         if is_library_call(self.graph, group.op_ids):
-            raise NotGenerated("the library keeps it: a product, convolution or attention alone")
+            raise NotGenerated("the library keeps it: a matmul, convolution or attention alone")
         kernel = part("codegen.generate")(self.graph, self.flow, group, self.gpu)
         module = load_source(kernel.source, self.folder)
 

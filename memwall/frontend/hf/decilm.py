@@ -44,7 +44,7 @@ def as_llama(raw: Mapping[str, Any], source: Path) -> dict[str, Any] | None:
                              " of several sizes, are not modeled")  # fmt: skip
         heads = raw["num_attention_heads"] // groups.pop()
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise UsageError(f"{source}: block_configs are not those of a DeciLM: {type(error).__name__} {error}") from None
+        raise UsageError(f"{source}: these are no block_configs of a DeciLM: {type(error).__name__} {error}") from None
     return {**raw, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": heads,
             "intermediate_size": max(widths)}  # fmt: skip
 

@@ -13,7 +13,7 @@ def product(left: str, right: str) -> Rule:
     def rule(call: Recorded) -> Specs:
         a, b = call.need(left), call.need(right)
         if not a.shape or not b.shape:
-            raise Unsupported("an operand of a product has no dims")
+            raise Unsupported("an operand of a matmul has no dims")
         rows = a.shape[:-1] if len(a.shape) > 1 else ()
         columns = b.shape[-1:] if len(b.shape) > 1 else ()
         batch = broadcast([a.shape[:-2], b.shape[:-2]]) if len(b.shape) > 2 else None

@@ -16,8 +16,8 @@ from memwall.simulate.schedule import Schedule
 
 _NOTE = (
     "message: as nccl-tests define its size; time: of one; exposed: seconds of all in which the GPU computes nothing,"
-    " and those that kernels next to them take longer, the only ones that are part of the step; taken: NCCL's algorithm"
-    " and protocol"
+    " and seconds that kernels next to them take longer, the only seconds that are part of the step; taken: NCCL's"
+    " algorithm and protocol"
 )
 _NO_CLUSTER = "without --cluster a collective takes as long as its bytes on the GPU's own link"
 _RANKS_NOTE = (
@@ -62,9 +62,9 @@ def rank_section(traced: Mapping[int, Profile], step: PipelineStep | None) -> Se
 
 
 def _alike(rows: Sequence[RankRow]) -> str:
-    """``traced: 0, 1 and 7; 2-6 have modules like those of rank 1 and are taken to do the same``."""
+    """``traced: 0, 1 and 7; 2-6 build modules like rank 1's and are taken to do the same``."""
     traced = f"traced: {few([str(row.rank) for row in rows], len(rows))}"
-    others = [f"{row.alike} build modules like those of rank {row.rank}" for row in rows if row.alike]
+    others = [f"{row.alike} build modules like rank {row.rank}'s" for row in rows if row.alike]
     taken = " and are taken to do the same, with no more micro-batches in flight" if others else ""
     return f"{'; '.join([traced, *others])}{taken}"
 

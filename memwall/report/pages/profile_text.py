@@ -32,7 +32,7 @@ from memwall.report.pages.validation import measured_sections
 from memwall.simulate.schedule import Schedule
 
 MATRIX_NOTE = (
-    "times fewer FLOP/s: than contraction, convolution and attention reach together; "
+    "times fewer FLOP/s: than matmuls, convolution and attention reach together; "
     "FLOPs are the model's and bytes compulsory, also of kernels that compute more (scores again) or fewer (Winograd); "
     "time is modeled"
 )
@@ -291,7 +291,7 @@ def _job_note(profile: Profile) -> str:
     batches = replicas(profile)
     many = "one batch" if batches == 1 else f"{batches:g} batches"
     return (
-        f"samples, tokens: of all {job.world:,} ranks, which take {many} like this one's, as those that exchange"
+        f"samples, tokens: of all {job.world:,} ranks, which take {many} like this one's, as ranks that exchange"
         " activations share theirs; of a GPU: over the ranks"
     )
 
@@ -362,7 +362,7 @@ def _by_op(profile: Profile, schedule: Schedule, top: int, sort: str, depth: int
 def _kernel_note(rows: Sequence[KernelRow]) -> str:
     """What the columns mean, of what stands in these rows alone."""
     shapes = [
-        "MxNxK of a product" if any(row.op_class == "contraction" for row in rows) else "",
+        "MxNxK of a matmul" if any(row.op_class == "contraction" for row in rows) else "",
         "dX or dW: gradient of the input or weight" if any(row.problem[:2] in ("dX", "dW") for row in rows) else "",
     ]
     parts = (

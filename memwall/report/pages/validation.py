@@ -27,12 +27,12 @@ LARGEST = 1e21
 
 RUN_NOTE = (
     "modeled, measured: summed over the timed kernels and their repeats; error: modeled over measured, less 1; |error|:"
-    " median of the distinct kernels; of bound: speed of light over measured; of copy: bytes per second over those of a"
-    " large copy on this device; step: timed as a whole"
+    " median of the distinct kernels; of bound: speed of light over measured; of copy: bytes per second over what a"
+    " large copy moves on this device; step: timed as a whole"
 )
 KERNEL_NOTE = (
     "xN: so many equal kernels in a step; measured: median of one launch; +-: half of its interval; in step: measured"
-    " seconds of all repeats over those of all timed kernels; error: modeled over measured, less 1"
+    " seconds of all repeats over the seconds of all timed kernels; error: modeled over measured, less 1"
 )
 
 

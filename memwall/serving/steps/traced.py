@@ -137,7 +137,7 @@ class TracedStep:
         ]  # fmt: skip
         if not cores:
             raise UsageError(
-                f"the attention of {region.place} is of no kind that the server policy models: it has no product of"
+                f"the attention of {region.place} is of no kind that the server policy models: it has no matmul of"
                 " queries and keys"
             )
         query, result = values[cores[0].inputs[0]], values[cores[-1].outputs[0]]

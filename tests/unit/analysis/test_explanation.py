@@ -179,4 +179,4 @@ def test_a_transposed_convolutions_passes_are_named_in_their_own_roles():
 def test_the_launches_of_a_recurrent_layer_are_not_one():
     made = memwall.profile(nn.LSTM(32, 256, 2), (torch.ones(16, 4, 32),), gpu="h100-sxm")
     (found,) = explanations(made, made.simulations[0], "_cudnn_rnn")
-    assert f"those of the other {found.kernel.launches - 1} kernels are within the terms before" in found.around
+    assert f"launches of the other {found.kernel.launches - 1} kernels are within the terms before" in found.around

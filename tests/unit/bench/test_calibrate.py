@@ -279,7 +279,7 @@ def test_each_constant_says_what_was_measured(tmp_path):
     values = [line for line in lines[start:] if " = " in line]
     assert all("#" in line for line in values)
     assert any(line.startswith("copy") and "copy of large arrays; 15 samples" in line for line in values)
-    assert any(line.startswith("plateau") and "square product of 8192" in line for line in values)
+    assert any(line.startswith("plateau") and "square matmul of 8192" in line for line in values)
 
 
 def test_of_an_unknown_board_the_measured_rates_are_the_peaks(as_measured):

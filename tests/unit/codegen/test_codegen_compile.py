@@ -466,7 +466,7 @@ def test_the_page_flags_what_spills_and_lists_what_has_no_kernel():
     text = to_text(Document("page", (compiled_section(made, 15),)), width=118)
     assert "round: kernels compiled for sm_70, sm_90" in text
     # 4 bytes x 2 x 2^20 elements of the one, half of that of the other
-    assert "66.7 % of 12.58 MB that kernels without a product move" in text
+    assert "66.7 % of 12.58 MB that kernels without a matmul move" in text
     assert "aten.relu spilled registers at every block size tried." in text
     spilled = next(line for line in text.splitlines() if "SPILLS" in line)
     assert spilled.split()[-7:] == ["4", "255", "80", "0", "12", "registers", "SPILLS"]

@@ -80,7 +80,7 @@ def test_a_product_of_two_sparse_matrices_is_refused_with_the_remedy():
         found = _sparse_meta(COO.coalesce()).coalesce().to_sparse_csr()
     assert [_specs(part) for part in sparse_parts(found)] == [_specs(part) for part in sparse_parts(CSR)]
     ring = torch.stack([torch.arange(10), torch.arange(10).roll(1)]), torch.ones(10)
-    with pytest.raises(NeedsData, match=r"product of two sparse matrices.*--real"):
+    with pytest.raises(NeedsData, match=r"matmul of two sparse matrices.*--real"):
         memwall.profile(Squared(), ring)
     made = memwall.profile(Squared(), ring, real=True)
     costs = {op.name: cost for op, cost in zip(made.graph.ops, graph_costs(made.graph), strict=True)}

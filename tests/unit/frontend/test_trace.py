@@ -688,7 +688,7 @@ def exits(x):
 
 
 @pytest.mark.parametrize(("function", "dtype", "message"), [
-    (lambda x: x @ x, torch.int64, "CUDA has no matrix product"),
+    (lambda x: x @ x, torch.int64, "CUDA has no matmul"),
     (exits, torch.float32, "SystemExit"),
     (lambda x: torch.bincount(x.int()), torch.float32, "--real"),
     (lambda x: torch.where(x > 0, x, ON_THE_HOST), torch.float32, r"device=x\.device"),

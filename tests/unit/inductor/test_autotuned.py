@@ -81,7 +81,7 @@ def test_the_choice_is_said_in_words():
     profile, schedule, _ = planned(nn.Sequential(nn.Linear(512, 1024, bias=False), nn.Sigmoid()), 4096, 512)
     product, sigmoid = (explanations(profile, schedule, number)[0] for number in ("0", "1"))
     assert "Which kernel runs is open: max-autotune times the library's" in product.launches[-1]
-    assert sigmoid.launches[-1].startswith("A template of the product before it may do this too")
+    assert sigmoid.launches[-1].startswith("A template of the matmul before it may do this too")
     assert choices_text(profile, schedule).startswith("2 kernels of ")
     assert "open choices" in render(profile, "text")
     assert "open choices" in render(profile, "html")

@@ -176,7 +176,7 @@ def test_an_output_without_places_takes_no_time_and_divides_by_nothing():
 
 @pytest.mark.parametrize(("work", "words"), [
     (launch(), ["100352x64x576", "784 tiles of 128x64", "132 SMs", "run as 6 (99 %)", "TFLOP/s"]),
-    (launch(FP32, cin=512, cout=512, hw=28), ["36 products 1568x512x512", "between the stages"]),
+    (launch(FP32, cin=512, cout=512, hw=28), ["36 matmuls 1568x512x512", "between the stages"]),
     (launch(Pipe("vector", "float32"), cin=1, cout=1, groups=64), ["each of 64 channels", "window of 3x3"]),
     (launch(role="weight"), ["with k split in"]),
 ])  # fmt: skip

@@ -119,7 +119,7 @@ def test_amd_runs_deep_products_of_a_batch_at_half_the_rate() -> None:
     assert rates[0] == pytest.approx(12.1e12, rel=0.15)
     assert rates[1] == pytest.approx(22.2e12, rel=0.15)
     said = explain(_work(96, 384, 384, 1024), load_gpu("mi210"), _terms("mi210", 96, 384, 384, batch=1024))
-    assert "of the usual for so deep a product" in said
+    assert "of the usual for so deep a matmul" in said
 
 
 def test_power_limits_long_products_more_than_short_ones() -> None:

@@ -237,7 +237,7 @@ COUNTED = {
     ),
     "apex's layer norm": ("FusedLayerNormAffineFunction", [[6, 8], [8], [8], [], []], [BF16, BF16, BF16, "", "Scalar"],
         ["", "", "", "", "1e-05"], ["k"], 5 * 48, 2 * (48 + 16), 2 * 48),
-    "a product of Transformer Engine, in FP8: [32, 16] transposed with [6, 16], and a bias": (
+    "a matmul of Transformer Engine, in FP8: [32, 16] transposed with [6, 16], and a bias": (
         "tex_ts::te_gemm_ts", [[32, 16], [3], [], [], [], [6, 16], [3], [], [], [], [6, 32], [0], [], [0], [32], [],
          [0], [], [4096], [], [], []],
         ["unsigned char", F32, *["Scalar"] * 3, "unsigned char", F32, *["Scalar"] * 3, BF16, F32, "Scalar", F32, BF16,

@@ -209,7 +209,7 @@ def _batch_norm_sums(
 # -- sparse matrices ---------------------------------------------------------------------------------------------------
 
 
-SPARSE_TWICE = "a product of two sparse matrices has as many elements as its data says"
+SPARSE_TWICE = "a matmul of two sparse matrices has as many elements as its data says"
 
 
 def _sparse_product(added: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:

@@ -172,10 +172,10 @@ def check_product(operands: tuple[str, ...], names: list[str], tensors: list[tor
     a, b = dtype_name(left.dtype), dtype_name(right.dtype)
     if a != b:
         raise RuntimeError(  # a TypeError would vanish inside the @ operator
-            f"{operands[0]} is {a} and {operands[1]} is {b}: the operands of a product must have one dtype"
+            f"{operands[0]} is {a} and {operands[1]} is {b}: the operands of a matmul must have one dtype"
         )
     if not (left.is_floating_point() or left.is_complex()) or a.startswith("float8"):
-        raise RuntimeError(f"CUDA has no matrix product or convolution of {a} tensors")
+        raise RuntimeError(f"CUDA has no matmul or convolution of {a} tensors")
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:
