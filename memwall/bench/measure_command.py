@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: seconds between two writings of what was measured so far
 PARTIAL_EVERY_S = 5.0
 INTERRUPTED = 130
+#: options of the command that say what is timed, and how
+_TIMING = ("device", "executors", "gpu", "samples", "top", "time_limit_s")
 
 
 def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -53,8 +55,7 @@ def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[
 @click.option("--strict-device", is_flag=True, help="Fail (3) where the device is throttled or shared.")
 @options.common("report.pages.profile.MeasuredReport")
 def command(
-    target: str, executors: tuple[str, ...], strict_device: bool, no_check: bool, no_step: bool, device: str | None,
-    gpu: str | None, samples: int | None, top: int | None, time_limit_s: float | None, out: Out, **workload: Any,
+    target: str, strict_device: bool, no_check: bool, no_step: bool, out: Out, **given: Any
 ) -> int:  # fmt: skip
     """Time every kernel of TARGET on this machine, and the whole step, next to the modeled time.
 
@@ -69,13 +70,10 @@ def command(
     from memwall.report.pages.profile import MeasuredReport
 
     out.plan(MeasuredReport)
-    given = options.given(
-        device=device, executors=executors, gpu=gpu, samples=samples, top=top, time_limit_s=time_limit_s,
-        strict_device=strict_device,
-    )  # fmt: skip
+    timing = options.given(**{name: given.pop(name) for name in _TIMING}, strict_device=strict_device)
     source: str | Profile = target
     messages, code, saved = out.messages, 0, is_record(target)
-    keywords = options.profile_options(workload, "" if saved else "inference")
+    keywords = options.profile_options(given, "" if saved else "inference")
     if saved:
         options.refuse(keywords, f"{target} is already traced; measure the model itself")
         source = Profile.load(target)
@@ -84,7 +82,7 @@ def command(
         with running(target, messages):
             profile = measure(
                 source, progress=messages.progress, updated=_writer(paths), check=not no_check, steps=not no_step,
-                **given, **keywords,
+                **timing, **keywords,
             )  # fmt: skip
     except Interrupted as interrupted:
         profile, code = interrupted.profile, INTERRUPTED

@@ -80,8 +80,6 @@ def command(
     messages = out.messages
     if not measured:
         options.refuse_given("without --measured", "device")
-    if device == "auto":
-        device = "cuda" if measured and this_machine() is not None else "cpu"
     given = options.given(**workload)
     whole = configuration(config, limits)
     chosen = _with_options(given, selected(whole, targets, load_gpus(gpus), policies))
@@ -97,7 +95,7 @@ def command(
         committed(whole.root, kept)  # refuses what no commit has, before the work
     run = run_gate(
         whole, chosen, baseline=place, baseline_ref=ref, allow_new=allow_new or update, first=update,
-        measured_on=device if measured else None, say=messages.progress,
+        measured_on=_device(device) if measured else None, say=messages.progress,
     )  # fmt: skip
     messages.clear()
     if update:
@@ -111,6 +109,11 @@ def command(
     # what was compared with what it has just been written as says nothing, unless a budget does not hold
     out.show(report, before_print=annotate, text=not update or run.result.verdict != "pass")
     return run.result.exit_code
+
+
+def _device(device: str) -> str:
+    """The device that ``--measured`` times on."""
+    return ("cuda" if this_machine() is not None else "cpu") if device == "auto" else device
 
 
 def _init(targets: Sequence[str], gpus: Sequence[str], policies: Sequence[str], out: Out) -> int:

@@ -96,7 +96,31 @@ class ServerOptions(ModelOptions, total=False):
 
 
 class ServeOptions(ServerOptions, LoadOptions, total=False):
-    """A server under a load."""
+    """A server under a load, as keywords of :func:`memwall.serve`.
+
+    Attributes:
+        tp: how many GPUs share each matmul, one number or several.
+        ep: GPUs that hold different experts, out of ``tp * dp``; the other GPUs share columns of experts.
+        dp: groups of ``tp`` GPUs that attend to sequences of their own (attention data parallelism).
+        pp: stages of ``tp * dp`` GPUs that have the layers one after another (pipeline parallelism).
+        cluster: how the GPUs are joined; None takes the one that memwall knows with the GPU.
+        prompt, generate: tokens of a request; ``lengths`` is the range of both, ``0.8-1.0`` of nominal. Of a model with
+            an encoder of text the prompt is what that reads, always whole. None takes 1,024, or 4 of the decoder where
+            an encoder reads something else.
+        concurrency: clients that each wait for an answer before they ask again, one number or several.
+        rate: requests per second at random times, instead of clients.
+        weights, kv: a key of :data:`WEIGHTS` and of :data:`CACHES`; ``model`` takes what its configuration says.
+        prefix_hit: share of a prompt that is in the cache already.
+        utilization: share of a GPU's memory that the server takes.
+        engine: whose kernels run, one of :data:`ENGINES`.
+        closed_form: each load is solved for its steady state, not simulated request by request; no percentiles.
+        trace: a CSV file of requests, instead of clients: arrival_s, prompt_tokens, generated_tokens.
+        draft: a smaller model that guesses ``draft_tokens`` tokens, of which each is accepted with probability
+            ``accept`` if those before it are; one step of the model verifies them. :data:`OWN` is the model's own
+            module (MTP), which guesses as many as the configuration says where no number is given; else 4.
+        disaggregate: engines that run prompts alone, and engines that decode; caches go over the network between them.
+        dtype: cast the models to this first.
+    """
 
 
 class SearchOptions(RequestOptions, EngineOptions, total=False):

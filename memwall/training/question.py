@@ -37,7 +37,18 @@ class LayoutSearch(SampleInputs, HostOption, StateOptions, total=False):
 
 
 class Job(LayoutSearch, total=False):
-    """A training step under a layout of many GPUs, as keywords of :func:`memwall.parallel`."""
+    """A training step under a layout of many GPUs, as keywords of :func:`memwall.parallel`.
+
+    Attributes:
+        cluster: a name of ``memwall clusters``, or the path of a TOML file.
+        world: GPUs, to be compared with the GPUs of the layout.
+        dtype, autocast, seq, host: as for :func:`memwall.profile`.
+        batch: samples of a microbatch.
+        policy: how kernels are fused: ``eager``, ``memwall`` or ``ideal``.
+        state: what a parameter takes, a key of :data:`memwall.training.memory.STATES`; None: ``mixed`` for 16-bit
+            weights, else ``float32``.
+        overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
+    """
 
     batch: Annotated[int | None, Option(None, "Samples of a microbatch.", least=1, metavar="N")]
     world: Annotated[int | None, Option(None, "GPUs that the layout has to fill.", least=1, metavar="N")]

@@ -275,14 +275,7 @@ def parallel(
         module_or_target: as for :func:`memwall.profile`: a module that knows nothing of other GPUs.
         inputs: of one microbatch on one replica.
         layout: such as ``tp=8,sp,pp=4,dp=16,microbatches=32,schedule=interleaved:2,recompute=selective``.
-        cluster: a name of ``memwall clusters``, or the path of a TOML file.
-        world: GPUs, to be compared with those of the layout.
-        loss, dtype, autocast, batch, seq: as for :func:`memwall.profile`; ``batch`` is that of a microbatch.
-        policy: how kernels are fused: ``eager``, ``memwall`` or ``ideal``.
-        host: the CPU that issues kernels, as for :func:`memwall.profile`.
-        state: what a parameter takes, a key of :data:`memwall.training.memory.STATES`; None: ``mixed`` for 16-bit
-            weights, else ``float32``.
-        overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
+        loss: as for :func:`memwall.profile`.
         progress: called with one-line messages.
 
     Raises:
@@ -294,14 +287,7 @@ def parallel(
     gpu = hardware_of(joined, said.host)
     say = progress or (lambda message: None)
     profile = rank_of(
-        module_or_target,
-        inputs,
-        asked,
-        hardware_of(joined),
-        loss=loss,
-        batch=said.batch,
-        say=say,
-        **part_of(SampleInputs, job),
+        module_or_target, inputs, asked, gpu, loss=loss, batch=said.batch, say=say, **part_of(SampleInputs, job)
     )
     say(f"simulating {asked.world:,} GPUs of {joined.name}")
     with uncollected():

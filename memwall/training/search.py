@@ -97,10 +97,9 @@ def search_layouts(
     said = filled(LayoutSearch, job)
     joined = load_cluster(said.cluster)
     joined.groups(gpus)
-    cast = {"dtype": said.dtype, "autocast": said.autocast}
     name = hardware_of(joined).name
     usd = prices_among(price, [name]).get(name)
-    ranks = _Ranks(target, joined, {"seq": said.seq}, cast, said.policy, progress, said.host)
+    ranks = _Ranks(target, joined, said, progress)
     search = _Search(ranks, joined, {"state": said.state, "overlap": said.overlap}, usd)
     shared = [sorted({1, *map(int, (among or {}).get(key, ()))}) for key in ("cp", "ep")]
     every = layouts(gpus, global_batch, len(ranks.whole.layers), *shared)
@@ -131,19 +130,17 @@ class _Rank(NamedTuple):
 class _Ranks:
     """The ranks of layouts, traced when they are asked for."""
 
-    def __init__(
-        self, target: str, cluster: Cluster, sizes: Mapping[str, Any], cast: Mapping[str, Any], policy: str,
-        say: Callable[[str], None], host: Any = None,
-    ) -> None:  # fmt: skip
-        self.target, self.cluster, self.sizes, self.cast = target, cluster, sizes, cast
-        self.policy, self.say = policy, say
-        self.gpu = hardware_of(cluster, host)
+    def __init__(self, target: str, cluster: Cluster, said: Any, say: Callable[[str], None]) -> None:
+        """``said`` has each option of :class:`LayoutSearch`."""
+        self.target, self.cluster, self.policy, self.say = target, cluster, said.policy, say
+        self.sizes, self.cast = {"seq": said.seq}, {"dtype": said.dtype, "autocast": said.autocast}
+        self.gpu = hardware_of(cluster, said.host)
         self._short: Any = None
         self._split: Any = None
         #: what a trace depends on but for the microbatch → samples of this → the rank, or why it cannot run
         self._known: dict[Parallelism, dict[int, _Rank | str]] = {}
         self.profile = self._trace(Parallelism(), 1)
-        self.whole = blocks_of(self.profile, cluster, policy, gpu=self.gpu)
+        self.whole = blocks_of(self.profile, cluster, self.policy, gpu=self.gpu)
         if len(self.whole.layers) > _FEW:
             self._shorten()
 

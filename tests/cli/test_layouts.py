@@ -11,12 +11,14 @@ import pytest
 
 import memwall
 from memwall.core.errors import UsageError
+from memwall.core.question import filled
 from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.report.pages.search import gathered
 from memwall.simulate.memory import reserved_bytes
 from memwall.simulate.pipeline import ORDERS, Stage, in_flight, least_ends_s, run_pipeline
 from memwall.training import search as searching
 from memwall.training.candidates import layouts
+from memwall.training.question import LayoutSearch
 from memwall.training.search import search_layouts
 from memwall.training.step import least_step_s, step_memory, training_step
 
@@ -145,7 +147,7 @@ def test_equal_stages_reach_the_bound():
 
 def test_every_bound_of_a_layout_is_below_its_step(model):
     target, cluster = model(6), load_cluster("dgx-h100")
-    ranks = searching._Ranks(target, cluster, {"seq": None}, {}, "eager", lambda message: None)
+    ranks = searching._Ranks(target, cluster, filled(LayoutSearch, {}), lambda message: None)
     search = searching._Search(ranks, cluster, {"state": None, "overlap": True})
     every = [each for each in layouts(8, 16, 6) if each.layout.tp <= 4]
     for each in random.Random(1).sample(every, 12):
