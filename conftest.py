@@ -97,9 +97,13 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left]
 
 
-def pytest_collection_finish(session):
-    gc.collect()
-    gc.freeze()  # what all tests have imported is not looked at again and again: a third of a tracing test
+def pytest_runtest_setup(item):
+    """What earlier files of tests have imported and made is not looked at again and again by the garbage collector: in
+    the end it would take a good part of each test that traces."""
+    if item.path != getattr(item.session, "frozen_at", None):
+        item.session.frozen_at = item.path
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture
