@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -367,13 +368,13 @@ class Replayer:
             return new
 
         for op in recorder.ops[segment.start : segment.stop]:
-            recorder.append(
-                op.name, op.phase, path + op.module[cut:],
-                tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.inputs]),
-                tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.outputs]),
-                op.arguments, op.attributes, op.source,
-                (op.stream, [i + later for i in op.waits if i >= segment.start]), op.again,
+            copy = replace(
+                op, module=path + op.module[cut:],
+                inputs=tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.inputs]),
+                outputs=tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.outputs]),
+                waits=tuple([i + later for i in op.waits if i >= segment.start]),
             )  # fmt: skip
+            recorder.append(copy, copied=True)
         recorder.free_calls.update(segment.free_calls)
 
     def _tensor(self, handed: Handed, stand_ins: StandIns, passable: Sequence[torch.Tensor]) -> torch.Tensor:

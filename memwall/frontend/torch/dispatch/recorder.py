@@ -351,18 +351,16 @@ class Recorder(compat.TorchDispatchMode):
         phase, module = self._where(node)
         line = self._line(node)
         again = phase == "backward" and self.passes.computes_again()
-        self.append(name, phase, module, read, written, tuple([n for n, _ in pairs]), mapping, line, again=again)
+        arguments = tuple([n for n, _ in pairs])
+        self.append(Op(0, name, classify(name, phase), phase, module, read, written, arguments, mapping, line,
+                       again=again))  # fmt: skip
 
-    def append(
-        self, name: str, phase: str, module: str, inputs: tuple[int, ...], outputs: tuple[int, ...],
-        arguments: tuple[str, ...], attributes: Mapping[str, Any], source: str,
-        issued: tuple[int, Iterable[int]] | None = None, again: bool = False,
-    ) -> None:  # fmt: skip
-        """Add an op to the list; ``issued``: the stream and the waits of one that it copies; ``again``: backward
-        computes it again."""
-        number, order = len(self.ops), self.streams.issue(self.values, inputs, outputs, issued)
-        call = name, classify(name, phase), phase, module, inputs, outputs, arguments, attributes, source
-        self.ops.append(Op(number, *call, *order, again))
+    def append(self, op: Op, copied: bool = False) -> None:
+        """Add an op to the list, under the next number: on the current stream, or on the op's own and with its waits
+        where it is a copy of another."""
+        number, known = len(self.ops), (op.stream, op.waits) if copied else None
+        stream, waits = self.streams.issue(self.values, op.inputs, op.outputs, known)
+        self.ops.append(replace(op, id=number, stream=stream, waits=waits))
         if number + 1 >= self.max_ops // 4:
             self._watch_length(number + 1)
 
