@@ -21,7 +21,6 @@ from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus, stated, with_nearest_constants
 from memwall.ops import graph_costs
 from memwall.ops.sdpa import RUNS
-from memwall.record.format import WorkloadInfo
 from memwall.record.profile import Profile
 from memwall.record.traced import Traced
 from memwall.step import ATTENTION, Step
@@ -69,7 +68,7 @@ def profile(
         workload = workload_of(module_or_target, asked, gpus[0], inputs, loss)
         say(f"tracing {workload.name}")
         traced = trace(workload, _trace_options(asked, gpus[0]), say)
-        result = profile_of(traced, workload, asked["mode"], asked["autocast"], asked["attention"])
+        result = profile_of(traced, asked["attention"])
         result = _with_other_kernels(_alone(result, asked["world"]).on(gpus), asked["attention"])
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
@@ -153,22 +152,15 @@ def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cu
     return traced.with_simulations(tuple(traced.schedule(gpu, policy, launch=launch) for policy, gpu in runs))
 
 
-def profile_of(
-    traced: TraceResult, workload: Workload | str, mode: str, autocast: str | None = None, attention: str = "auto"
-) -> Profile:
-    """The profile of what was traced, on no GPU yet; of a workload, or of code that has this name. ``attention`` is the
-    user's choice for all GPUs."""
+def profile_of(traced: TraceResult, attention: str = "auto") -> Profile:
+    """The profile of what was traced, on no GPU yet. ``attention`` is the user's choice for all GPUs."""
     import torch
 
-    name, target = (workload, "") if isinstance(workload, str) else (workload.name, workload.target)
     kernels = traced.attention
     if kernels is not None and attention != "auto":
         kernels = replace(kernels, preferred=attention)
     return Profile(
-        workload=WorkloadInfo(
-            name, target, mode, traced.dtype, traced.inputs, traced.parameters, traced.samples, traced.tokens,
-            traced.optimizer, autocast, traced.samples_assumed,
-        ),
+        workload=traced.workload,
         graphs=(traced.graph,),
         costs=(graph_costs(traced.graph),),
         traced=Traced(**vars(traced.facts)),
@@ -235,8 +227,8 @@ class Trace:
         if traced is None:
             self._state = "empty: no PyTorch op ran inside it, or only on tensors without elements"
             return
-        mode = "inference" if all(op.phase == "forward" for op in traced.graph.ops) else "training"
-        self._record = profile_of(traced, self._name or ", ".join(self._live.roots) or "trace", mode)
+        made = profile_of(traced)
+        self._record = replace(made, workload=replace(made.workload, name=self._name)) if self._name else made
 
     def __repr__(self) -> str:
         if self._record is None:

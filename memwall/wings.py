@@ -66,7 +66,7 @@ WINGS: Mapping[str, Wing] = {
         records={
             "trace": ("analysis.SavedTrace", "a profiler's trace compared with a GPU"),
             "trace_comparison": (
-                "comparison.SavedComparison",
+                "comparison.TraceComparison",
                 "traces compared with each other, or with the model",
             ),
         },

@@ -5,7 +5,7 @@ then the kernels of the wall that binds. A step that the CPU holds says so first
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from memwall.analysis.communication import message_rows
@@ -38,9 +38,6 @@ class Verdict:
     def notable(self) -> tuple[Lever, ...]:
         """The levers that are worth a row: those of :data:`memwall.analysis.levers.NOTABLE` and more."""
         return tuple(lever for lever in self.levers if lever.share >= NOTABLE)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def verdict(profile: Profile, schedule: Schedule) -> Verdict:

@@ -5,5 +5,6 @@ that a CUDA device would run, in call order, with the tensors that it reads and 
 
 ``targets/`` finds the model, its inputs, loss and optimizer: start there; ``hf/`` builds models of transformers from
 their configurations. ``torch/`` runs one step on tensors without data and records the calls; ``blocks/`` traces blocks
-that repeat once. ``live`` records code as it runs. This door and ``targets/`` import no torch.
+that repeat once. ``live`` records code as it runs. ``facts`` has what is known of a trace beside the graph. This door,
+``facts`` and ``targets/`` import no torch.
 """

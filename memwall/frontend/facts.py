@@ -1,10 +1,48 @@
-"""What a trace found beside the graph: facts that pages state, and that a record keeps under ``capture``."""
+"""What a trace found beside the graph: what was traced, and facts that a record keeps under ``capture``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
+
+from memwall.core.structure import read
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _input(value: Any) -> dict[str, Any]:
+    read(_Tensor, value, "")
+    return dict(value)
+
+
+@dataclass(frozen=True)
+class WorkloadInfo:
+    """What was profiled. ``parameters`` is a count of elements; ``samples`` and ``tokens`` are per step, the samples
+    taken from the first axis of the inputs where they are ``samples_assumed``."""
+
+    name: str
+    target: str
+    mode: str
+    dtype: str
+    inputs: tuple[Annotated[Mapping[str, Any], _input], ...]
+    parameters: int
+    samples: int | None = None
+    tokens: int | None = None
+    optimizer: str | None = None
+    autocast: str | None = None
+    samples_assumed: bool = False
+
+    @property
+    def configuration(self) -> str:
+        """``training, float16, batch 8``: mode, dtype and batch."""
+        dtype = f"{self.dtype} (autocast {self.autocast})" if self.autocast else self.dtype
+        assumed = " (the first axis)" * self.samples_assumed
+        return ", ".join((self.mode, dtype, *((f"batch {self.samples:,}{assumed}",) if self.samples else ())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from memwall.frontend.torch.dispatch.origin import ModuleTimeline, module_calls,
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.dispatch.triton_calls import triton_calls
-from memwall.frontend.torch.options import TraceResult
+from memwall.frontend.torch.options import TraceResult, described
 from memwall.frontend.torch.process.settings import inference_mode_as_no_grad
 from memwall.frontend.torch.run import exclusive
 from memwall.ops.sdpa import GENERATIONS
@@ -300,5 +300,7 @@ class LiveTrace:
             graph, attention = lowered(recorder.finished(self.attention, self.roots), self.attention)
         optimizer = ", ".join(self.optimizers) or None
         facts = TraceFacts(device=recorder.device, notes=noted((), self.assumed))
-        found = TraceResult.of(graph, recorder.counted, optimizer, facts)
-        return replace(found, attention=attention)
+        mode = "inference" if all(op.phase == "forward" for op in graph.ops) else "training"
+        name = ", ".join(self.roots) or "trace"
+        traced = described(graph, recorder.counted, name=name, target="", mode=mode, optimizer=optimizer)
+        return TraceResult(graph, traced, facts, attention)

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Annotated, Any, ClassVar
 
 from memwall.core.structure import BadRecord, number, one_of, read, shown
+from memwall.frontend.facts import WorkloadInfo
 from memwall.hardware.lookup import Gpu
 from memwall.ops.sdpa import AttentionGraph
 from memwall.perfmodel.roofline import Estimate
@@ -24,42 +25,6 @@ from memwall.simulate.memory import MemoryPeak
 from memwall.simulate.schedule import Schedule, Totals
 
 # -- the rows ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def _input(value: Any) -> dict[str, Any]:
-    read(_Tensor, value, "")
-    return dict(value)
-
-
-@dataclass(frozen=True)
-class WorkloadInfo:
-    """What was profiled. ``parameters`` is a count of elements; ``samples`` and ``tokens`` are per step, the samples
-    taken from the first axis of the inputs where they are ``samples_assumed``."""
-
-    name: str
-    target: str
-    mode: str
-    dtype: str
-    inputs: tuple[Annotated[Mapping[str, Any], _input], ...]
-    parameters: int
-    samples: int | None = None
-    tokens: int | None = None
-    optimizer: str | None = None
-    autocast: str | None = None
-    samples_assumed: bool = False
-
-    @property
-    def configuration(self) -> str:
-        """``training, float16, batch 8``: mode, dtype and batch."""
-        dtype = f"{self.dtype} (autocast {self.autocast})" if self.autocast else self.dtype
-        assumed = " (the first axis)" * self.samples_assumed
-        return ", ".join((self.mode, dtype, *((f"batch {self.samples:,}{assumed}",) if self.samples else ())))
 
 
 def _seconds(value: Any) -> float:

@@ -18,12 +18,13 @@ from memwall.core.graph import Graph
 from memwall.core.structure import BadRecord, check_schema, read, write
 from memwall.core.version import __version__
 from memwall.core.views import view
+from memwall.frontend.facts import WorkloadInfo
 from memwall.fusion import Plan
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
 from memwall.ops.sdpa import AttentionGraph, not_run_by
-from memwall.record.format import SavedProfile, WorkloadInfo, json_lines, read_profile, schedule_to_row
+from memwall.record.format import SavedProfile, json_lines, read_profile, schedule_to_row
 from memwall.record.graphs import attention_to_row, graph_to_row
 from memwall.record.measurement import Measurement
 from memwall.record.schedules import CHEAP, Schedules

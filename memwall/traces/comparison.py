@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from memwall.analysis.table import group_by
 from memwall.core.structure import one_of, write
@@ -68,9 +68,11 @@ class TraceComparison:
     """``ops`` by the size of their difference, ``classes``: op class -> seconds in each column, those that are not
     modeled apart."""
 
+    SAVED: ClassVar = ("per_step", "columns", "compared_s", "classes", "ops", "notes")
+
     columns: tuple[TraceColumn, ...]
     ops: tuple[OpChange, ...]
-    classes: Mapping[str, tuple[float, ...]]
+    classes: Mapping[str, tuple[float, ...]] = field(metadata={"key": "by_class_s"})
     per_step: bool
     notes: tuple[str, ...]
 
@@ -82,21 +84,7 @@ class TraceComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """``memwall.trace_comparison/1``: plain JSON types in a fixed order."""
-        record = SavedComparison(self.per_step, self.columns, self.compared_s, self.classes, self.ops, self.notes)
-        return {"schema": SCHEMA, "memwall_version": __version__, **write(record)}
-
-
-@dataclass(frozen=True, slots=True)
-class SavedComparison:
-    """The comparison as it is saved."""
-
-    per_step: bool
-    columns: tuple[TraceColumn, ...]
-    #: seconds of each column in the ops that are compared
-    compared_s: tuple[float, ...]
-    by_class_s: Mapping[str, tuple[float, ...]]
-    ops: tuple[OpChange, ...]
-    notes: tuple[str, ...]
+        return {"schema": SCHEMA, "memwall_version": __version__, **write(self)}
 
 
 def compare_traces(analyses: Sequence[TraceAnalysis]) -> TraceComparison:

@@ -62,7 +62,7 @@ def trace_rank(
         raise UsageError(
             f"{told}: the model of one rank fails; {hint}{'; try without sp' * layout.sp}: {error}"
         ) from None
-    return profile_of(traced, workload, "training", options.autocast).with_facts(shares=tuple(shares))
+    return profile_of(traced).with_facts(shares=tuple(shares))
 
 
 def shortened(workload: Workload) -> Any:

@@ -7,12 +7,13 @@ and an op with a hostile name; one backward product per block; one fused optimiz
 from __future__ import annotations
 
 from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
+from memwall.frontend.facts import WorkloadInfo
 from memwall.fusion import eager_plan
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.launches import Plain
-from memwall.record.profile import Profile, WorkloadInfo
+from memwall.record.profile import Profile
 from memwall.simulate.schedule import simulate
 
 TENSOR, VECTOR = Pipe("tensor", "float16"), Pipe("vector", "float32")

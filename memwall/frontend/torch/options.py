@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
-from memwall.frontend.facts import TraceFacts
+from memwall.frontend.facts import TraceFacts, WorkloadInfo
 from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.frontend.torch.dispatch.tensors import dtype_name
 from memwall.hardware.lookup import Gpu
@@ -43,38 +43,31 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class TraceResult:
-    """A graph, and the facts about the workload that the trace found. ``attention`` is what other GPUs need whose
-    attention kernels may differ; ``samples_assumed``: the first axis of the inputs is taken for the batch."""
+    """A graph, what was traced, and what else the trace found. ``attention`` is what other GPUs need whose attention
+    kernels may differ."""
 
     graph: Graph
-    parameters: int
-    inputs: tuple[Mapping[str, Any], ...]
-    dtype: str
-    optimizer: str | None
+    workload: WorkloadInfo
     facts: TraceFacts
-    samples: int | None = None
-    tokens: int | None = None
-    attention: AttentionGraph | None = None
-    samples_assumed: bool = False
+    attention: AttentionGraph | None
 
-    @classmethod
-    def of(
-        cls, graph: Graph, parameters: Iterable[torch.Tensor], optimizer: str | None, facts: TraceFacts
-    ) -> TraceResult:
-        """``dtype`` is the floating dtype of most parameters, else of the inputs."""
-        specs = graph.specs(graph.inputs)
-        sizes = [(dtype_name(p.dtype), p.numel()) for p in parameters]
-        dtype = "float32"
-        for some in (sizes, [(spec.dtype, spec.numel) for spec in specs]):
-            total: Counter[str] = Counter()
-            for name, count in some:
-                if "float" in name:
-                    total[name] += count
-            if total:
-                dtype = max(total, key=total.__getitem__)
-                break
-        inputs = tuple({"shape": list(spec.shape), "dtype": spec.dtype} for spec in specs)
-        return cls(graph, sum(count for _, count in sizes), inputs, dtype, optimizer, facts)
+
+def described(graph: Graph, tensors: Iterable[torch.Tensor], **said: Any) -> WorkloadInfo:
+    """What was traced, of these parameters: its dtype is the floating one of most of them, else of the inputs; ``said``
+    are further fields."""
+    specs = graph.specs(graph.inputs)
+    sizes = [(dtype_name(p.dtype), p.numel()) for p in tensors]
+    dtype = "float32"
+    for some in (sizes, [(spec.dtype, spec.numel) for spec in specs]):
+        total: Counter[str] = Counter()
+        for name, count in some:
+            if "float" in name:
+                total[name] += count
+        if total:
+            dtype = max(total, key=total.__getitem__)
+            break
+    inputs = tuple({"shape": list(spec.shape), "dtype": spec.dtype} for spec in specs)
+    return WorkloadInfo(dtype=dtype, inputs=inputs, **{"parameters": sum(count for _, count in sizes), **said})
 
 
 def parse_dtype(name: str) -> torch.dtype:

@@ -43,7 +43,7 @@ from memwall.frontend.torch.dispatch.shapes import SparseCopies
 from memwall.frontend.torch.dispatch.tensors import flat_tensors, is_wrapper, plain_parts
 from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, tensors_in
-from memwall.frontend.torch.options import TraceOptions, TraceResult, parse_dtype
+from memwall.frontend.torch.options import TraceOptions, TraceResult, described, parse_dtype
 from memwall.frontend.torch.process.caches import empty_caches
 from memwall.frontend.torch.process.copies import is_lazy, shaping
 from memwall.frontend.torch.process.cuda_answers import cuda_answers
@@ -272,12 +272,15 @@ class _TracedStep:
             serving=self.workload.serving if self.options.mode in SERVING else None,
             notes=noted((*filter(None, notes), *self.left_out, *also), self.assumed),
         )  # fmt: skip
-        found = TraceResult.of(graph, self.parameters, type(optimizer).__name__ if optimizer else None, facts)
         first, tokens = _counts(self.given.tensors.values())
         known = self.workload.samples
-        whole = whole_elements(self.module, self.parameters)
-        return replace(found, parameters=whole, samples=known or first, tokens=tokens, attention=attention,
-                       samples_assumed=not known and first is not None)  # fmt: skip
+        traced = described(
+            graph, self.parameters, name=self.workload.name, target=self.workload.target, mode=self.options.mode,
+            parameters=whole_elements(self.module, self.parameters), samples=known or first, tokens=tokens,
+            optimizer=type(optimizer).__name__ if optimizer else None, autocast=self.options.autocast,
+            samples_assumed=not known and first is not None,
+        )  # fmt: skip
+        return TraceResult(graph, traced, facts, attention)
 
     def _graph(self, result: Any) -> Graph:
         """What was recorded."""

@@ -134,7 +134,7 @@ def _explanation_dict(schedule: Schedule, why: Explanation) -> dict[str, Any]:
 
 def _verdict_dict(profile: Profile, schedule: Schedule) -> dict[str, Any]:
     key = {"gpu": schedule.gpu.name, "policy": schedule.policy, "launch": schedule.launch}
-    return key | verdict(profile, schedule).to_dict()
+    return {**key, **write(verdict(profile, schedule))}
 
 
 _CSV = columns_of("csv")

@@ -18,10 +18,10 @@ from memwall.analysis.whatif import Outcome
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, counted, duration, few, flop_rate, flops, intensity, percent, si, size
+from memwall.frontend.facts import WorkloadInfo
 from memwall.fusion import COMPILED
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
-from memwall.record.format import WorkloadInfo
 from memwall.record.job import replicas
 from memwall.record.kernels import Rates, fit_text, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile

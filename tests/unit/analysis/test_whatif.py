@@ -7,9 +7,10 @@ import pytest
 from memwall.analysis.whatif import FuseChange, GpuChange, parse_change, what_if
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph
+from memwall.frontend.facts import WorkloadInfo
 from memwall.fusion import eager_plan, plan_graph
 from memwall.fusion.hand_fused import fuse_modules, modules_of
-from memwall.record.profile import Profile, WorkloadInfo
+from memwall.record.profile import Profile
 from memwall.simulate.schedule import simulate
 from tests.unit.report_fixture import TENSOR, VECTOR, Builder, make_gpu
 

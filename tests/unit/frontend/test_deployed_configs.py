@@ -139,7 +139,7 @@ def test_parameters_and_dtype_are_those_of_the_published_model(name):
 @pytest.mark.parametrize("name", TRACED)
 def test_one_of_each_kind_is_traced(name):
     traced = trace(resolve(f"hf:{CONFIGS / name}", seq=512), TraceOptions())
-    assert traced.dtype == "bfloat16"
+    assert traced.workload.dtype == "bfloat16"
     notes = " ".join(traced.facts.notes)
     assert "tower not run" not in notes
     assert ("quantised" in notes) == (

@@ -62,7 +62,7 @@ CODEC = {"num_filters": 4, "downsampling_ratios": [2, 4], "depths": [1, 1, 1], "
 ], ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "")  # fmt: skip
 def test_inputs_are_what_the_processor_makes(save, config, sizes, inputs):
     traced = trace(resolve(save(config), **sizes), TraceOptions())
-    assert [tuple(given["shape"]) for given in traced.inputs] == list(inputs.values())
+    assert [tuple(given["shape"]) for given in traced.workload.inputs] == list(inputs.values())
 
 
 TRAINED = {
@@ -92,7 +92,7 @@ TRAINED = {
 @pytest.mark.parametrize(("config", "sizes", "inputs"), TRAINED.values(), ids=TRAINED)
 def test_what_training_is_given(save, config, sizes, inputs):
     traced = trace(resolve(save(config), mode="training", **sizes), TraceOptions(mode="training"))
-    assert [tuple(given["shape"]) for given in traced.inputs] == inputs
+    assert [tuple(given["shape"]) for given in traced.workload.inputs] == inputs
 
 
 def test_what_is_copied_to_the_host_while_a_model_is_built_needs_no_data(save):

@@ -102,7 +102,11 @@ def test_a_video_is_followed_from_a_point_on_its_first_frame(save):
     backbone = {"model_type": "sam2_hiera_det_model", **hiera}
     vision = {"backbone_config": backbone, "backbone_channel_list": [64, 32, 16, 8]}
     traced = trace(resolve(save({"model_type": "sam2_video", "vision_config": vision})), TraceOptions())
-    assert sorted(tuple(given["shape"]) for given in traced.inputs) == [(1, 1, 1), (1, 1, 1, 2), (3, 1024, 1024)]
+    assert sorted(tuple(given["shape"]) for given in traced.workload.inputs) == [
+        (1, 1, 1),
+        (1, 1, 1, 2),
+        (3, 1024, 1024),
+    ]
 
 
 def test_a_session_without_points_names_the_parts(save):

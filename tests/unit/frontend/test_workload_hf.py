@@ -168,21 +168,21 @@ CLIP = {"model_type": "clip_vision_model", **TINY, "image_size": 28, "patch_size
 ], ids=["llava", "llava-next", "video", "sound"])  # fmt: skip
 def test_inputs_are_what_the_processor_makes(save, config, sizes, inputs):
     traced = trace(resolve(save(config), **sizes), TraceOptions())
-    assert [tuple(given["shape"]) for given in traced.inputs] == list(inputs.values())
+    assert [tuple(given["shape"]) for given in traced.workload.inputs] == list(inputs.values())
     assert "tower not run" not in str(traced.facts.notes)
 
 
 def test_an_image_that_does_not_fit_is_left_out_and_said(save):
     config = {"model_type": "llava", "text_config": TEXT, "vision_config": CLIP, "image_token_index": 98}
     traced = trace(resolve(save(config), image="14x42"), TraceOptions())
-    assert [given["shape"] for given in traced.inputs] == [[1, 512]]
+    assert [given["shape"] for given in traced.workload.inputs] == [[1, 512]]
     assert any(note.startswith("image tower not run: ") for note in traced.facts.notes)
 
 
 def test_quantised_weights_are_counted_as_built_and_said(save):
     quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
     traced = trace(resolve(save({**LLAMA, "quantization_config": quantised})), TraceOptions())
-    assert traced.dtype == "bfloat16"  # what is left of a model whose dtype is not said
+    assert traced.workload.dtype == "bfloat16"  # what is left of a model whose dtype is not said
     weights = 3 * 32 * 64  # of the one MLP; attention and the head are not converted
     built, packed = weights * 2, weights * 4.25 / 8
     assert traced.facts.notes[0] == (
