@@ -266,7 +266,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def profile_options(options: dict[str, Any], mode: str = "inference") -> dict[str, Any]:
-    """The keywords of :func:`memwall.profile` from those of :data:`workload`; ``mode`` is the step's where none is
+    """The keywords of :func:`memwall.profile` from options of :data:`workload`; ``mode`` is the step's where none is
     given, empty where nothing is traced. Raises ``UsageError``: an optimizer of a step that has none."""
     renamed = given(**options)
     if "policies" in renamed:

@@ -60,7 +60,7 @@ def plan_output(text: str, kinds: Sequence[str], suffixes: Mapping[str, str] = S
 
 
 def _write(files: Sequence[tuple[Path, str | bytes | Iterable[str]]], say: Callable[[str], None]) -> None:
-    """Write each file whole; a failure names those that were written before it."""
+    """Write each file whole; a failure names the files that were written before it."""
     done: list[str] = []
     for path, data in files:
         try:

@@ -131,7 +131,7 @@ class Command(click.Command):
         return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options in titled groups: those that people use first, or all."""
+        """The options in titled groups: options that people use first, or all."""
         first = {f"--{name}" for name in (*FIRST_OPTIONS.get(self.name or "", "").split(), "help", "help-all")}
         if len(first) == 2 or ctx.meta.get(_ALL):
             first = set()

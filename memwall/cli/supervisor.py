@@ -16,7 +16,7 @@ from memwall.core.process import end_if_forked, leave
 
 #: signals that are passed on to the fork where somebody sent them to this process; a terminal sends them to both
 _PASSED = signals("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-#: those that end this process like the fork
+#: signals that end this process like the fork
 _SAME_END = (*_PASSED, *signals("SIGPIPE"))
 _ON_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG of prctl.h
 

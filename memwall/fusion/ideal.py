@@ -40,7 +40,7 @@ class _Ideal:
 
     def plan(self) -> Plan:
         on_chip: set[int] = set()  # the versions that a flash-style kernel does not write
-        flash: dict[int, int] = {}  # product -> the last one of its attention in its phase
+        flash: dict[int, int] = {}  # matmul -> the last one of its attention in its phase
         for _, family, products in attention_scores(self.graph, self.flow):
             on_chip |= family
             last = {self.graph.ops[p].phase: p for p in products}
@@ -48,7 +48,7 @@ class _Ideal:
         self.on_chip = frozenset(on_chip)
         try:
             groups = in_order(self.flow, [self._group(ops) for ops in self._members(flash)])
-        except ValueError:  # an op between the two products needs a third one: no flash-style kernel
+        except ValueError:  # an op between the two matmuls needs a third one: no flash-style kernel
             self.on_chip = frozenset()
             self.read_before = set()
             groups = in_order(self.flow, [self._group(ops) for ops in self._members({})])
@@ -97,7 +97,7 @@ class _Ideal:
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
 
     def _operands(self, matrix: Sequence[int]) -> tuple[dict[int, None], int]:
-        """The products' operands except the scores, and their bytes; shared operands count once."""
+        """The matmuls' operands except the scores, and their bytes; shared operands count once."""
         values, flow = self.graph.values, self.flow
         uses = [(i, v) for i in matrix for v, version in flow.reads[i] if version not in self.on_chip]
         reads = dict.fromkeys(v for _, v in uses)
@@ -111,7 +111,7 @@ class _Ideal:
 
     def _first_reads(self, glue: Sequence[int], operands: set[int]) -> tuple[list[int], int]:
         """Values of tensors from before the step that these ops are the first to read (neither earlier ops nor the
-        products of their own kernel did), and their bytes."""
+        matmuls of their own kernel did), and their bytes."""
         whole: list[Value] = []
         found, part_bytes = [], 0
         for i in glue:
@@ -145,10 +145,10 @@ class _Ideal:
 
 
 def attention_scores(graph: Graph, flow: Flow) -> Iterator[tuple[Op, set[int], list[int]]]:
-    """Each softmax of decomposed attention, with the versions of its scores and the products before and behind them.
+    """Each softmax of decomposed attention, with the versions of its scores and the matmuls before and behind them.
 
-    Scores are the tensors between a product and a softmax, or a softmax and a product, with as many elements as the
-    softmax, forward and backward. A softmax needs a product on both sides.
+    Scores are the tensors between a matmul and a softmax, or a softmax and a matmul, with as many elements as the
+    softmax, forward and backward. A softmax needs a matmul on both sides.
     """
     for op in graph.ops:
         row = find_row(op.name)
@@ -159,7 +159,7 @@ def attention_scores(graph: Graph, flow: Flow) -> Iterator[tuple[Op, set[int], l
 
 
 def _family(graph: Graph, flow: Flow, softmax: int) -> tuple[set[int], list[int]]:
-    """The versions of a softmax's size on the paths to and from it, and the products at their ends. Its inputs are
+    """The versions of a softmax's size on the paths to and from it, and the matmuls at their ends. Its inputs are
     followed to their producers and no further: a bias that all layers share does not connect them."""
     values = graph.values
     numel = values[graph.ops[softmax].outputs[0]].spec.numel

@@ -37,7 +37,7 @@ class Cost:
     spared_link_bytes: float = 0.0
     #: one after another; none given: one that moves the bytes and does the FLOPs
     launches: tuple[Launch, ...] = _ONE
-    #: what would remain of it if a compiler's template, which timing may choose, did it or the product before it
+    #: what would remain of it if a compiler's template, which timing may choose, did it or the matmul before it
     template: Cost | None = None
     #: of ``read_bytes``, those that are expected and that a run may spare: of experts that no token chose
     spared_read_bytes: int = 0

@@ -1,17 +1,17 @@
-"""Matrix products.
+"""Matmuls.
 
-- A product of ``[m, k]`` with ``[k, n]`` is ``2 * m * n * k`` FLOP, whatever is added to it: the adds of a bias and the
+- A matmul of ``[m, k]`` with ``[k, n]`` is ``2 * m * n * k`` FLOP, whatever is added to it: the adds of a bias and the
   multiplies by ``alpha`` and ``beta`` are not counted, the bytes of the bias are. A complex multiply-add is 8 FLOP.
 - The pipe follows the dtype of the left operand: half, bfloat16, float8 (one pipe, ``tensor.fp8``) and int8 use the
   tensor engine, float64 its double-precision mode. float32 is ``tensor.tf32`` where the call's ``allow_tf32`` says so,
   else ``tensor.float32``, which only AMD's matrix cores have: elsewhere its ceiling is that of the vector engine.
 - Four-bit floats stand two to an element (torch's ``float4_e2m1fn_x2``): k is twice as long as the tensor says. Their
-  products are NVFP4's kernels, with scales of blocks of 16 or 32 as operands.
-- A grouped product reads the weights of the groups that have rows. Where tokens choose among groups as among experts,
+  matmuls are NVFP4's kernels, with scales of blocks of 16 or 32 as operands.
+- A grouped matmul reads the weights of the groups that have rows. Where tokens choose among groups as among experts,
   as many have rows as the trace assumes of the choices, and the bound takes the fewest that may. Where it is not known
   which rows go to which group, each row goes to any by chance.
 
-A product is one launch, a :class:`memwall.ops.product_launches.Gemm`, of full precision a
+A matmul is one launch, a :class:`memwall.ops.product_launches.Gemm`, of full precision a
 :class:`memwall.ops.product_launches.VectorGemm`; scalar and outer products, which use no matrix kernel, stream.
 """
 
@@ -46,12 +46,12 @@ _PACKED = {"float4_e2m1fn_x2": 2}
 #: the scheme of such operands (:mod:`memwall.ops.quantised`)
 _FOUR_BITS = "nvfp4"
 _COMPLEX_PIPES = {"complex32": "float32", "complex64": "float32", "complex128": "float64"}
-#: pipes whose products are not made in the tiles of tensor cores
+#: pipes whose matmuls are not made in the tiles of tensor cores
 _FULL_PRECISION = frozenset(("float32", "float64"))
 
 
 def product_pipe(dtype: str, attributes: Mapping[str, Any], allow_tf32: bool = False) -> Pipe:
-    """The ceiling of a product of ``dtype`` operands; ``allow_tf32`` is torch's default for the op."""
+    """The ceiling of a matmul of ``dtype`` operands; ``allow_tf32`` is torch's default for the op."""
     if dtype == "float32" and attributes.get("allow_tf32", allow_tf32):
         return Pipe("tensor", "tf32")
     if dtype in _TENSOR_PIPES:
@@ -213,7 +213,7 @@ def addr(call: Call) -> Cost:
 @op("_trilinear")
 def trilinear(call: Call) -> Cost:
     """Three tensors multiplied over the axes of all and summed over some (``nn.Bilinear``: x1 W x2): for each slice of
-    ``unroll_dim`` a product of the first two, summed over what the third lacks, and one with the third (Linear.cpp)."""
+    ``unroll_dim`` a matmul of the first two, summed over what the third lacks, and one with the third (Linear.cpp)."""
     tensors = [call.need(name) for name in ("i1", "i2", "i3")]
     expands = [set(call.attributes.get(f"expand{i}", ())) for i in (1, 2, 3)]
     rank = len(tensors[0].shape) + len(expands[0])
@@ -234,7 +234,7 @@ def trilinear(call: Call) -> Cost:
 
 @op("linear_backward", results=results.linear_backward)
 def linear_backward(call: Call) -> Cost:
-    """One product each for the gradients of input and weight; the bias sum is not counted."""
+    """One matmul each for the gradients of input and weight; the bias sum is not counted."""
     grad, weight = call.need("grad_output"), call.need("weight")
     wanted = tuple(map(bool, call.attributes.get("output_mask", (True, True))[:2]))
     n, k = weight.shape
@@ -279,7 +279,7 @@ def grouped_product(call: Call) -> Cost:
 
 @op("transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward")
 def product_of_each_group(call: Call) -> Cost:
-    """transformers' grouped product where torch has none: a product [rows, k] x [k, n] for each group that has rows,
+    """transformers' grouped matmul where torch has none: a matmul [rows, k] x [k, n] for each group that has rows,
     into zeros; backward two, for the gradients of the rows and of the weights."""
     left, stacked = call.need("input"), call.need("weight")
     groups, k, n = stacked.shape
@@ -307,7 +307,7 @@ def _groups(call: Call, groups: int, rows: int) -> tuple[int, int]:
 
 @op("_foreach_mm")
 def foreach_product(call: Call) -> Cost:
-    """A list of independent products, one launch each."""
+    """A list of independent matmuls, one launch each."""
     lefts, rights = call.args("self"), call.args("mat2")
     pairs = tuple(zip(lefts, rights, strict=True))
     multiply_adds = sum(left.numel * right.shape[-1] for left, right in pairs)

@@ -1,7 +1,7 @@
 """How fused attention kernels use a GPU.
 
 Many queries: a thread block holds a tile of queries of one head and loops over tiles of keys. A step takes the clocks
-of its products on the tensor cores and those of its softmax on the vector lanes, which overlap only in part; that
+of its matmuls on the tensor cores and those of its softmax on the vector lanes, which overlap only in part; that
 keeps fast tensor cores at half of their peak. Tiles are whole: a causal call pays for the upper halves of the tiles
 on its diagonal, a short sequence for a whole tile.
 
@@ -40,7 +40,7 @@ XQA_SPLIT, XQA_BLOCKS = (8, 128), 4
 ROUNDING = 0.5
 #: blocks of unequal length end unevenly: by this fraction of the longest, on average
 UNEVEN_END = 0.5
-#: a float32 product on TF32 cores takes three of them (CUTLASS, OpMultiplyAddFastF32)
+#: a float32 matmul on TF32 cores takes three of them (CUTLASS, OpMultiplyAddFastF32)
 TF32_PRODUCTS = 3
 _LANES = Pipe.parse("vector.float32")
 
@@ -114,12 +114,12 @@ def _tiled(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, resident
 
 
 def _product_rate(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
-    """FLOP/s of the products alone: relative to GEMMs, since a power-limited GPU is limited in both."""
+    """FLOP/s of the matmuls alone: relative to GEMMs, since a power-limited GPU is limited in both."""
     return gpu.peak(launch.pipe) * min(gpu.achievable_fraction(launch.pipe) * known.plateau, 1.0)
 
 
 def _pair_clocks(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
-    """Clocks of a multiprocessor per (query, key) pair of a tile: the products and the softmax."""
+    """Clocks of a multiprocessor per (query, key) pair of a tile: the matmuls and the softmax."""
     products = TF32_PRODUCTS if launch.itemsize == 4 and gpu.ceiling_pipe(launch.pipe).dtype == "tf32" else 1
     per_clock = gpu.sm_count * gpu.boost_clock_hz
     product_clocks = products * launch.flops_per_pair * per_clock / _product_rate(launch, gpu, known)

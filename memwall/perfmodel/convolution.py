@@ -4,7 +4,7 @@ The library has several engines and a heuristic that takes a fast one; :func:`pr
 serve the launch (:data:`_ENGINES`):
 
 - the implicit GEMM, ``[images x places, channels x window] x [channels x window, channels]``, in tiles of one block;
-- Winograd in stages (Lavin and Gray 2015): input and weights are transformed, the products of all points of the
+- Winograd in stages (Lavin and Gray 2015): input and weights are transformed, the matmuls of all points of the
   transformed squares make 4 x 4 outputs each (5 x 5 of windows of 5), and those are transformed back. For windows of 3
   that is a quarter of the multiplies, but 36/16 of each tensor is written and read between the stages;
 - Winograd F(2 x 2, 3 x 3) in one kernel: a block transforms what it loads and keeps it, 32 squares for 32 channels. It
@@ -22,7 +22,7 @@ GEMM. A transposed convolution is the data gradient of another. With a stride in
 kernels run over all taps of the window, of which 1 in ``stride`` along each axis meets an output (KernelBench: such
 gradients take ``stride^2`` times as long; DeepBench searched, and found kernels in which each phase of the stride has
 its own taps, as they have in three dimensions, but none in float16 on vector units). Where the stride leaves places
-without any tap, they are zeroed before. Depthwise convolutions are no products: :mod:`memwall.perfmodel.depthwise`.
+without any tap, they are zeroed before. Depthwise convolutions are no matmuls: :mod:`memwall.perfmodel.depthwise`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TILES = {
     "vector": ((128, 128), (128, 64), (128, 32), (128, 16), (128, 8), (128, 1), (64, 64), (64, 32)),
     "tensor": ((256, 128), (128, 128), (128, 64), (64, 64)),
 }
-#: side of the tiles of a product split along k
+#: side of the tiles of a matmul split along k
 _SPLIT_TILE = 64
 #: steps of k in the shortest part of a weight's gradient, whose k is long: fits DeepBench's float32 rows best
 _WEIGHT_PART_STEPS = 256
@@ -67,7 +67,7 @@ _DIRECT_COLUMNS, _DIRECT_STRIDED_COLUMNS, _DIRECT_RAMP, _DIRECT_SLICE = 16, 32, 
 #: channels along k below which a float32 data gradient is not given to TF32's tensor cores, nor with a stride to
 #: another implicit GEMM (KernelBench: 3, 8 and 16 are not, 32 are)
 _GRADIENT_CHANNELS = 32
-#: share of the copies that windows of one place need with the kernels that came with TF32: they are products of
+#: share of the copies that windows of one place need with the kernels that came with TF32: they are matmuls of
 #: matrices as they lie, and kernels named nhwckrsc_nchw have one of the two tensors channels last alone
 _ONE_SIDE = 0.5
 
@@ -95,7 +95,7 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
 
 def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants) -> Terms:
     """The terms with copies to the layout that the kernels want, and back, a launch each."""
-    # with channels last a window of one place is a product of matrices as they lie; TF32 came with kernels for the rest
+    # with channels last a window of one place is a matmul of matrices as they lie; TF32 came with kernels for the rest
     is_later = gpu.ceiling_pipe(_TF32).engine == "tensor"
     if launch.channels_last and (math.prod(launch.kernel) == 1 or is_later or pipe.engine == "tensor"):
         return terms
@@ -141,7 +141,7 @@ def _exposed(launch: Convolution, k: float) -> float:
 
 
 def _dimensions(launch: Convolution, channel_slice: float, *, phased: bool = True) -> tuple[int, int, float]:
-    """m, n and k of a group's product; the channels at each window position are padded to whole slices."""
+    """m, n and k of a group's matmul; the channels at each window position are padded to whole slices."""
     window, places = math.prod(launch.kernel), launch.images * math.prod(launch.places_out)
     padded_in = math.ceil(launch.channels_in / channel_slice) * channel_slice
     if launch.role == "forward":
@@ -154,7 +154,7 @@ def _dimensions(launch: Convolution, channel_slice: float, *, phased: bool = Tru
 
 
 def _phased(launch: Convolution, pipe: Pipe) -> bool:
-    """Whether each phase of a data gradient's stride is a product of its own."""
+    """Whether each phase of a data gradient's stride is a matmul of its own."""
     if launch.itemsize == 2 and pipe.engine == "vector":
         return len(launch.kernel) > 2
     return len(launch.kernel) > 2 or launch.searched or launch.itemsize != 4
@@ -168,7 +168,7 @@ def _skips(launch: Convolution) -> bool:
 def _met(launch: Convolution, *, phased: bool) -> tuple[float, float]:
     """Of a data gradient: the places of an image that are computed, and the taps of each. A place contributes to window
     / stride outputs; places that the stride skips are not computed, and taps that meet no output only where each phase
-    of the stride is a product of its own."""
+    of the stride is a matmul of its own."""
     places, window, phases = math.prod(launch.places_in), math.prod(launch.kernel), math.prod(launch.stride)
     if phased or _skips(launch):
         return places * min(window / phases, 1.0), max(window / phases, 1.0)

@@ -2,14 +2,14 @@
 
 Assumptions, each with a constant that ``memwall calibrate`` measures on a benchmark of its own::
 
-    compute_s  = FLOPs at the rate of the library that runs them (matrix product, convolution, attention), or elements
+    compute_s  = FLOPs at the rate of the library that runs them (matmul, convolution, attention), or elements
                  at the rate of a kernel that evaluates functions, whichever is longer,
-                 + the traffic of a matrix product that its arithmetic does not hide
+                 + the traffic of a matmul that its arithmetic does not hide
     memory_s   = bytes at the rate of the cache that holds all that the kernel touches, or of DRAM
 
 A read hits a cache if no more bytes than the cache holds have moved since the last touch. A write goes to the cache
 that holds what the kernel touches: the allocator reuses the memory that was freed last. CUDA kernels' extra FLOPs
-(three TF32 products for a float32 one) do not apply; second passes over rows hit a cache.
+(three TF32 matmuls for a float32 one) do not apply; second passes over rows hit a cache.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How depthwise convolutions use a GPU: each channel by a window of its own.
 
-They are no products. PyTorch's kernels loop over the window with one thread per output (DepthwiseConv2d.cu); cuDNN's,
+They are no matmuls. PyTorch's kernels loop over the window with one thread per output (DepthwiseConv2d.cu); cuDNN's,
 for narrower types and channels last, reach a fraction of the peak, but for float32 with channels last on chips like the
 A100: there a block makes one place of all channels and waits for each tap.
 """

@@ -1,7 +1,7 @@
-"""How the experts of a mixture use a GPU: two grouped products in one launch each, and what moves rows around them.
+"""How the experts of a mixture use a GPU: two grouped matmuls in one launch each, and what moves rows around them.
 
 An expert's rows are cut into blocks, the last one filled up; with few rows for each expert most of a block is filling.
-For each height of the menu, and each of the two products::
+For each height of the menu, and each of the two matmuls::
 
     rounds   = waves of tiles over the multiprocessors, half of a partial wave's idle time lost
     pipe_s   = rounds x (arithmetic of a tile at ``plateau`` of a multiprocessor's peak + ``tile_clocks``)
@@ -10,7 +10,7 @@ For each height of the menu, and each of the two products::
     time_s   = hypot(longer of pipe and load; stream_s)
 
 and the shortest is taken. Rows are sorted, activated and summed at ``stream`` of the bandwidth before, between and
-after the products, and ``start_s`` is what the shortest layer takes.
+after the matmuls, and ``start_s`` is what the shortest layer takes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from memwall.perfmodel.base import Terms, traffic_s
 _ROWS, _LEAST_ROWS, _COLUMNS = (8, 16, 32, 64, 128), 16, 128
 #: share of a partial wave's idle time that is lost
 _ROUNDING = 0.5
-#: bytes of a number of a row outside of the products
+#: bytes of a number of a row outside of the matmuls
 _ITEMSIZE = 2
 
 
 class _GroupedProduct(NamedTuple):
-    """One grouped product: its seconds, and its terms each alone."""
+    """One grouped matmul: its seconds, and its terms each alone."""
 
     total_s: float
     pipe_s: float
@@ -65,7 +65,7 @@ def _around_bytes(launch: ExpertsLaunch) -> int:
 
 
 def _product(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, n: int, k: int, warm: float) -> _GroupedProduct:
-    """The grouped product in blocks of the height that takes least."""
+    """The grouped matmul in blocks of the height that takes least."""
     weight_bytes, clock = launch.expert_bytes / sum(n * k for n, k in launch.products), gpu.boost_clock_hz
     weights = launch.active * n * k * weight_bytes
     stream_s = traffic_s(gpu, weights * (1 - warm), weights * warm, known.dram)

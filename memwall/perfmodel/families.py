@@ -37,7 +37,7 @@ MATRIX = (Gemm, Convolution, FusedAttention, LatentLaunch, Recurrent, ExpertsLau
 
 
 def _predict_plain(launch: Plain, gpu: Gpu, known: PlainConstants, resident_bytes: int = 0) -> Terms:
-    """FLOPs at the fraction of the peak that large matrix products reach, bytes at that of a triad."""
+    """FLOPs at the fraction of the peak that large matmuls reach, bytes at that of a triad."""
     compute_s = sum((n / (gpu.peak(p) * gpu.achievable_fraction(p)) for p, n in launch.flops.items()), 0.0)
     resident = min(resident_bytes, launch.read_bytes)
     return Terms.of(compute_s, traffic_s(gpu, launch.bytes - resident, resident), facts={"resident": resident})
@@ -85,7 +85,7 @@ def predict(launch: Launch, gpu: Gpu, resident_bytes: int = 0) -> Terms:
 
 
 def as_run(launch: Launch, gpu: Gpu) -> Launch:
-    """The launch as a GPU runs it: a reduction in the blocks that it has there, a product on vector units where there
+    """The launch as a GPU runs it: a reduction in the blocks that it has there, a matmul on vector units where there
     are no tensor cores for the dtype, a quantised one with weights dequantised, and plain FLOPs and bytes where there
     is nothing to compute or no family describes the kernels."""
     if isinstance(launch, Plain):

@@ -1,6 +1,6 @@
-"""How matrix products use a GPU: the tile and the split along k that a library would choose, and what they cost.
+"""How matmuls use a GPU: the tile and the split along k that a library would choose, and what they cost.
 
-A product is cut into tiles, one tile to an SM at a time, and may be split along k where it has few tiles. For each tile
+A matmul is cut into tiles, one tile to an SM at a time, and may be split along k where it has few tiles. For each tile
 and split of the menu::
 
     rounds   = waves of blocks over the SMs, a partial wave counted as a whole one by ``rounding``
@@ -17,7 +17,7 @@ are arithmetic, DRAM bytes are traffic, and ``load``, ``depth``, ``store``, ``sp
 An operand whose rows do not begin at multiples of 16 bytes can be copied neither by TMA nor 16 bytes at a time:
 ``plateau`` falls to the share that the chip's other kernels reach (:mod:`memwall.hardware.chips`).
 
-Quantised products (:mod:`memwall.ops.quantised`) run so too, each kernel with constants of its own: bytes are those of
+Quantised matmuls (:mod:`memwall.ops.quantised`) run so too, each kernel with constants of its own: bytes are those of
 the stored operands, scales included; ``plateau``, ``load`` and ``tile`` hold what dequantisation and scaling cost.
 Those of scaled operands are not split along k.
 """
@@ -72,7 +72,7 @@ class TileChoice(NamedTuple):
 @lru_cache(maxsize=4096)
 def predict(launch: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 0) -> Terms:
     """The terms of a launch with the constants given."""
-    # results stay in L2 where all that the product touches fits
+    # results stay in L2 where all that the matmul touches fits
     dram_bytes: float = launch.read_bytes - min(resident_bytes, launch.read_bytes)
     dram_bytes += launch.write_bytes * (1 - kept_share(gpu, launch.bytes))
     stored_s = launch.write_bytes / (known.store * gpu.boost_clock_hz * gpu.sm_count)
@@ -86,7 +86,7 @@ def predict(launch: Gemm, gpu: Gpu, known: GemmConstants, resident_bytes: int = 
 
 
 def dequantised(launch: QuantisedGemm, gpu: Gpu) -> QuantisedGemm:
-    """The product as the GPU runs it: without the scheme's pipe, of 16-bit activations and dequantised weights."""
+    """The matmul as the GPU runs it: without the scheme's pipe, of 16-bit activations and dequantised weights."""
     pipe = gpu.ceiling_pipe(launch.pipe)
     if pipe == launch.pipe:
         return launch

@@ -1,8 +1,8 @@
-"""How full-precision products use a GPU: tiles of the result on vector lanes, without tensor cores.
+"""How full-precision matmuls use a GPU: tiles of the result on vector lanes, without tensor cores.
 
 A block makes one tile of the result in steps of 8 along k; ``ceil(tiles / SMs)`` of them run one after another on the
 fullest multiprocessor. Partial tiles cost as much as whole ones. The library's tiles differ by GPU:
-cuBLAS runs batched products of any size in 128x128 tiles on an A100 (2048 clocks for 8 of k, whatever m and n), and
+cuBLAS runs batched matmuls of any size in 128x128 tiles on an A100 (2048 clocks for 8 of k, whatever m and n), and
 with 128 columns on Pascal (NeuSight bmm). Arithmetic and memory overlap by the hypotenuse: calls over 150 us on V100,
 P100, A100 and T4 take 1.3 to 2.1 times the longer of the two where these are alike, else 1.02 to 1.07 (NeuSight).
 """
@@ -27,10 +27,10 @@ _LARGE: Tile = (128, 128)
 _RESIDENT_RESULTS = 2 * 128 * 128
 #: parts that k may be split into where the tiles are less than a wave, the least k of a part, the most waves
 _SPLITS, _LEAST_PART, _MOST_WAVES = (1, 2, 4, 8, 16, 32, 64), 64, 2
-#: below this many large tiles of result, rocBLAS runs deep batched products with other kernels: an MI210 does
+#: below this many large tiles of result, rocBLAS runs deep batched matmuls with other kernels: an MI210 does
 #: 12 TFLOP/s of 96x384 by 384x384, and 22 of 384x96 by 96x384, which is as many multiply-adds (NeuSight bmm)
 _FEW_TILES = 8
-#: rate of products of bfloat16 that becomes float32 in the inner loop, relative to float32's: cuBLAS does 9.6 TFLOP/s
+#: rate of matmuls of bfloat16 that becomes float32 in the inner loop, relative to float32's: cuBLAS does 9.6 TFLOP/s
 #: of bfloat16 and 14.0 of float32 on a V100 (2048 rows, lablup/mlxcel pull request 1656), XLA half on a T4 (JAX issue
 #: 21212). float16 takes no longer than float32 on a P100 (DeepBench, pseudo_fp16)
 _CONVERTED = 9.6 / 14.0
@@ -40,12 +40,12 @@ _ROWS_IN_FLIGHT, _CHANNEL_TURN_BYTES = 2048, 128 * 1024
 #: FLOP per joule grow with 16 nm over the feature size to this power: 53 GFLOP on GPUs of 16 and 12 nm (T4,
 #: P4: NeuSight), 128 on one of 5 nm (RTX 4090: gemm_peak_measured.csv), 131 on another (L4: NeuSight)
 _REFERENCE_NM, _ENERGY_EXPONENT = 16, 0.75
-#: tiles (rows, columns of the result) of a product alone
+#: tiles (rows, columns of the result) of a matmul alone
 _LONE: tuple[Tile, ...] = (_LARGE, (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
 
 
 def on_vector_units(launch: Gemm, pipe: Pipe) -> VectorGemm:
-    """The same product where no tensor cores serve its dtype."""
+    """The same matmul where no tensor cores serve its dtype."""
     return VectorGemm(
         pipe=pipe, converts=launch.pipe.dtype == "bfloat16" and pipe.dtype == "float32", batch=launch.batch,
         m=launch.m, n=launch.n, k=launch.k, itemsize=launch.itemsize, read_bytes=launch.read_bytes,
@@ -54,7 +54,7 @@ def on_vector_units(launch: Gemm, pipe: Pipe) -> VectorGemm:
 
 
 class VectorPlan(NamedTuple):
-    """One way to run a product, and its seconds without memory."""
+    """One way to run a matmul, and its seconds without memory."""
 
     tile: Tile
     #: parts that k is split into
@@ -70,7 +70,7 @@ class VectorPlan(NamedTuple):
 
 
 class _OnGpu(NamedTuple):
-    """What the plans of one product have in common on a GPU."""
+    """What the plans of one matmul have in common on a GPU."""
 
     sm_count: int
     clock_hz: float
@@ -134,7 +134,7 @@ def _power_w(gpu: Gpu) -> float:
 
 
 def _kernel(launch: VectorGemm, known: VectorGemmConstants) -> float:
-    """Rate of the kernel for this kind of product over that for a plain one."""
+    """Rate of the kernel for this kind of matmul over that for a plain one."""
     rate = known.biased if launch.bias else 1.0
     if launch.converts:
         rate *= _CONVERTED

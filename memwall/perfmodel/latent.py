@@ -7,7 +7,7 @@ of the bandwidth besides. One query (decode): the latents of a sequence are stre
 
     part_s   = latents of a part at ``sm_bytes_per_clock``
     stream_s = latents at ``stream`` of the bandwidth
-    time_s   = hypot(longer of products and waves x part; stream_s) + queries and results at ``rows`` + ``start_s``
+    time_s   = hypot(longer of matmuls and waves x part; stream_s) + queries and results at ``rows`` + ``start_s``
 
 Outside of a CUDA graph it takes at least the ``host_s`` of the server's host.
 """

@@ -1,18 +1,18 @@
 """How a library runs recurrent layers: a chain of waves on the GPU, against the host that launches its kernels.
 
-cuDNN's standard algorithm multiplies the inputs of a layer for all steps at once; each step is then a recurrent product
+cuDNN's standard algorithm multiplies the inputs of a layer for all steps at once; each step is then a recurrent matmul
 and the cell. A step waits for the step before it and for the layer below, so that layers of one direction overlap::
 
     waves   = steps + layers - 1; with two directions, each layer needs both ends of the one below: steps x layers
-    wave_s  = products of all layers and directions at work + cells at L2's rate + a launch latency for each kernel
-    chain_s = products for all steps + waves x wave_s
+    wave_s  = matmuls of all layers and directions at work + cells at L2's rate + a launch latency for each kernel
+    chain_s = matmuls for all steps + waves x wave_s
     feed_s  = kernels x library_launch_s of the host, whose thread launches one after another
     time_s  = max(chain_s, feed_s)
 
 6 layers of 256 over 512 steps of 10 rows take 5.1 us per step, layer and direction on an L40S, 7 to 12 on cloud
 machines with A100, A10G and T4, whatever the cell and the number of directions: that is the host (KernelBench).
 
-Persistent kernels keep the recurrent weights on chip; a step is then their product, and a barrier. PyTorch asks for
+Persistent kernels keep the recurrent weights on chip; a step is then their matmul, and a barrier. PyTorch asks for
 them under the conditions of ``aten/src/ATen/native/cudnn/RNN.cpp``, ``get_algo`` (:func:`persistent`).
 """
 
@@ -30,7 +30,7 @@ from memwall.ops.product_launches import Gemm, Recurrent
 from memwall.perfmodel import gemm, gemm_vector
 from memwall.perfmodel.base import Terms, constants, kept_share, traffic_s
 
-#: elements of the cell's states and results that it moves, apart from two products for each gate
+#: elements of the cell's states and results that it moves, apart from two matmuls for each gate
 _STATES = 4
 #: multiprocessors from which PyTorch takes persistent kernels on compute capability 8.0 and later (RNN.cpp)
 _LEAST_SM_COUNT = 98
@@ -105,11 +105,11 @@ def _row_bytes(launch: Recurrent) -> int:
     return launch.rows * launch.directions * launch.state * launch.itemsize
 
 
-# -- products ----------------------------------------------------------------------------------------------------------
+# -- matmuls ----------------------------------------------------------------------------------------------------------
 
 
 def _whole(launch: Recurrent) -> Iterator[Gemm]:
-    """The products over all steps: of the inputs, or the gradients of inputs and weights."""
+    """The matmuls over all steps: of the inputs, or the gradients of inputs and weights."""
     gates, rows = launch.gates * launch.hidden, launch.rows
     for layer in range(launch.layers):
         inputs = launch.directions * launch.state if layer else launch.inputs
@@ -126,7 +126,7 @@ def _whole(launch: Recurrent) -> Iterator[Gemm]:
 
 
 def _steps(launch: Recurrent, side: int) -> Iterator[Gemm]:
-    """The products of ``side`` steps at once, as one of so many times the columns: independent products fill the
+    """The matmuls of ``side`` steps at once, as one of so many times the columns: independent matmuls fill the
     multiprocessors together."""
     gates, backward = launch.gates * launch.hidden, launch.backward
     pairs = [(gates, launch.state)] + [(launch.state, launch.hidden)] * launch.is_projected

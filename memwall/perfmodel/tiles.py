@@ -1,4 +1,4 @@
-"""The arithmetic of products that a library's convolutions run in tiles of one block."""
+"""The arithmetic of matmuls that a library's convolutions run in tiles of one block."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from memwall.hardware.lookup import Gpu
 
 #: m n / (m + n) of the tile for which the plateau is stated
 _FULL_REUSE = 64
-#: most that convolutions reach relative to what long products sustain: T4, 0.65 over 0.416 of its float32 peak. Only a
+#: most that convolutions reach relative to what long matmuls sustain: T4, 0.65 over 0.416 of its float32 peak. Only a
 #: GPU that is as power-limited is affected
 _OVER_SUSTAINED = 1.55
 
 
 class TiledProduct(NamedTuple):
-    """``batch`` products of [m, k] with [k, n]."""
+    """``batch`` matmuls of [m, k] with [k, n]."""
 
     batch: int
     m: int

@@ -19,9 +19,9 @@ from memwall.perfmodel.tiles import TiledProduct, rate_of, tiled
 #: windows that Winograd in stages serves -> side of the squares of outputs that it makes: cuDNN's kernels are named
 #: winogradForwardData4x4 and, for windows of 5, winogradForwardData9x9_5x5, from 9 x 9 inputs
 _SQUARES = {(3, 3): 4, (5, 5): 5}
-#: and the tiles of its products
+#: and the tiles of its matmuls
 _STAGED_TILES = ((128, 128), (128, 64), (128, 32), (64, 64), (64, 32))
-#: its kernels besides the products: two transforms before, one after
+#: its kernels besides the matmuls: two transforms before, one after
 _STAGES = 3
 #: side of the squares of outputs of Winograd in one kernel, squares and channels of a block (Lavin and Gray's; float32
 #: convolutions of NeuSight to 3 to 64 channels take the time of whole 32), channels that it loads at once

@@ -54,7 +54,7 @@ class Point:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of weights on one GPU, those of a draft among them."""
+        """Bytes of weights on one GPU, a draft's among them."""
         return sum(each.weights_bytes for each in self._loaded)
 
     @property

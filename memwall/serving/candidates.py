@@ -68,7 +68,7 @@ class ServerCandidate:
 class Decoding:
     """One decode step of an engine of ``gpus`` GPUs, with ``batch`` sequences of so long a cache that one takes
     ``kv_bytes``: seconds, and bytes on each GPU, of which a server takes up to ``capacity_bytes``. ``held_bytes`` are
-    weights and buffers; prices and powers as those of :class:`ServerCandidate`."""
+    weights and buffers; prices and powers as in :class:`ServerCandidate`."""
 
     batch: int
     gpus: int

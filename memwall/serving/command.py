@@ -54,7 +54,7 @@ def command(
     """Model a server of a language model: latency, throughput, memory and cost under load.
 
     TARGET is a model with a decode step: hf:FOLDER, a file with decode_inputs(), or a saved profile of such a step.
-    One step is traced; batching, chunked prompts and the cache are those of vLLM, SGLang and TensorRT-LLM. No GPU is
+    One step is traced; batching, chunked prompts and the cache follow vLLM, SGLang and TensorRT-LLM. No GPU is
     needed.
     """
     from memwall.serving import serve

@@ -87,7 +87,7 @@ def _level(scene: Scene, frame: Box, place: float, text: str, dash: tuple[float,
 
 
 def phases_charts(engines: Sequence[SavedEngine]) -> Chart:
-    """A roofline for each engine, all with the same axes: kernels of a decode step, and those of a prompt alone.
+    """A roofline for each engine, all with the same axes: kernels of a decode step, and kernels of a prompt alone.
     Messages, which move no DRAM bytes to speak of, are left out."""
     return side_by_side(roofline_charts([_phases(engine) for engine in engines_of(engines)]), 440)
 

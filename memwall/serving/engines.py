@@ -99,7 +99,7 @@ class AskedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """Engines under a policy; ``steps`` are those that decode."""
+    """Engines under a policy; ``steps`` are of the engines that decode."""
 
     steps: GpuSteps
     engines: GpuSteps | Disaggregated

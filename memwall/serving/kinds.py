@@ -61,7 +61,7 @@ def decode(
     **step: Unpack[DecodeOptions],
 ) -> Decoding:  # fmt: skip
     """One decode step of a server: ``batch`` sequences with ``context`` tokens in the cache of each make one more; the
-    other arguments are those of :func:`memwall.serve`.
+    other arguments are as of :func:`memwall.serve`.
 
     Raises:
         UsageError: as :func:`memwall.serve`, or the model has fewer positions.

@@ -92,7 +92,7 @@ class ServedOutcome:
     after: LeverFigures
 
 
-#: kind of a step -> its seconds, those that users see of it, and their name
+#: kind of a step -> its seconds, the seconds that users see of it, and their name
 _PHASES: Mapping[str, tuple[str, str, str]] = {
     "decode": ("decode_step_s", "tpot_s", "TPOT"), "prefill": ("prompt_step_s", "ttft_s", "TTFT"),
 }  # fmt: skip

@@ -37,7 +37,7 @@ Figure = Annotated[float, _figure]
 
 @dataclass(frozen=True, kw_only=True)
 class _SavedPoint:
-    """One engine under one load; ``tp`` are the GPUs that share each product, ``gpus`` all that it needs. ``refused``
+    """One engine under one load; ``tp`` are the GPUs that share each matmul, ``gpus`` all that it needs. ``refused``
     says why it does not run, ``misses`` names the first objective that it does not keep; empty where it does. All
     quantities of a server are further fields; null: not known, or endless."""
 
@@ -96,7 +96,7 @@ class SavedKernels:
 class SavedEngine:
     """An engine: memory of a GPU, of which a server takes ``capacity_bytes``, with the cache of a sequence of
     ``sequence_tokens``; the kernels by class of a decode step of ``batch`` sequences under its last load, and of a lone
-    prompt of ``prompt_tokens``. Where nothing runs there are no kernels. ``peaks`` are those of the pipes, FLOP/s."""
+    prompt of ``prompt_tokens``. Where nothing runs there are no kernels. ``peaks``: of the pipes, FLOP/s."""
 
     gpu: str
     name: str
@@ -149,7 +149,7 @@ class SavedChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedServing:
-    """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are those of the model on a GPU of
+    """A record. ``weights_bytes`` and ``kv_bytes_per_token`` (after the first 1,024) are the model's on a GPU of
     the first engine; ``requests`` and ``draft`` are in words; ``choices`` are for each load what keeps all objectives,
     ``best`` is the one of them whose tokens cost least, and ``cheaper`` what stops the next cheaper one of its load;
     ``verdicts`` are of each engine under its last load, ``what_ifs`` of each point that runs."""

@@ -1,6 +1,6 @@
 """A traced training step, cut into its blocks (:mod:`memwall.training.blocks`).
 
-Collectives among the ranks that share products and experts take their time on a cluster
+Collectives among the ranks that share matmuls and experts take their time on a cluster
 (:func:`memwall.perfmodel.collectives.collective_s`). Of keys and values that pass around a ring, only what takes longer
 than the attention of a step is waited for.
 """
@@ -23,7 +23,7 @@ from memwall.training.blocks import WORKS, Block, Blocks, BlockWork
 from memwall.training.dispatch import Routing
 from memwall.training.places import AFTER, BEFORE, collective_of, core_ops, places_of, repeated_ops
 
-#: of these, those of the ranks that share products
+#: of these, those of the ranks that share matmuls
 _OF_PRODUCTS = ("all_reduce", "all_gather", "reduce_scatter")
 
 #: collective, bytes of its message, the ranks of its group (:mod:`memwall.core.ranks`), and of an all-to-all that
@@ -40,8 +40,8 @@ def read_blocks(
     Args:
         schedule: of the same graph, with its plan.
         link_s: how long collectives take.
-        slower: op class → how many times longer its kernels take, such as those of an older library.
-        shares: names of the parameters of which each rank that shares products has a part.
+        slower: op class → how many times longer its kernels take, such as an older library's.
+        shares: names of the parameters of which each rank that shares matmuls has a part.
 
     Raises:
         UsageError: the model has no list of layers.
@@ -116,7 +116,7 @@ class _RingTimes:
 
 class _Tag(NamedTuple):
     """What of an op decides where its time counts. ``names``: its direction, and the parts of that which it is in;
-    ``repeated``: every rank that shares products computes it alike; ``collective`` of ``nbytes`` and ``group`` where
+    ``repeated``: every rank that shares matmuls computes it alike; ``collective`` of ``nbytes`` and ``group`` where
     it is one."""
 
     place: int
@@ -154,7 +154,7 @@ class _BlockReader:
             self._note(op)
         self._repeated = repeated_ops(graph, shares)
         self._tags = [self._tag(op) for op in graph.ops]
-        #: of each op a number that those of equal tags share, in whatever layer they are
+        #: of each op a number that ops of equal tags share, in whatever layer they are
         numbers: dict[Any, int] = {}
         self._kinds = [numbers.setdefault((tag.place in self._rings, *tag[1:]), len(numbers)) for tag in self._tags]
         self._numbers = {value.storage: value.spec.numel for value in (graph.values[i] for i in graph.parameters)}
@@ -176,7 +176,7 @@ class _BlockReader:
             self._read_forward[number].add(place)
         if op.id in self.core and (op.op_class in ("contraction", "attention") or read & self._of_core):
             self._of_core |= made - self._made_in.keys()
-        if name == "all_gather":  # gathered again for backward, next to a product
+        if name == "all_gather":  # gathered again for backward, next to a matmul
             share = self.graph.specs(op.inputs)[0].nbytes / max(self.graph.specs(op.outputs)[0].nbytes, 1)
             self._shares |= dict.fromkeys(made - read, share)
         if place in self._rings and (op.op_class == "attention" or name == "send_recv"):

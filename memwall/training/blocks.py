@@ -1,7 +1,7 @@
 """A training step as the blocks of a model: what stands before the repeated layers, each layer, and what stands after,
 each with what runs in it and what it holds.
 
-Times are those of one microbatch on one rank. :mod:`memwall.training.block_reader` finds them in a traced step.
+Times are of one microbatch on one rank. :mod:`memwall.training.block_reader` finds them in a traced step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from memwall.core.errors import UsageError
 @dataclass(frozen=True, slots=True)
 class BlockWork:
     """What runs in one direction: seconds of the GPU, of these those of collectives (``link_s``), of these those next
-    to products (``tensor_s``) and those to experts of other ranks and back (``a2a_s``; with HybridEP they take
+    to matmuls (``tensor_s``) and those to experts of other ranks and back (``a2a_s``; with HybridEP they take
     ``hybrid_s``, 0 where it is not known how many experts a token chooses), and seconds of the CPU to issue it.
-    ``flops``: of products and attention, which take ``matrix_s`` at the peaks of their pipes; of both ``repeated`` and
-    ``repeated_s`` are those that every rank that shares products computes alike; ``again`` and ``again_s`` are what
+    ``flops``: of matmuls and attention, which take ``matrix_s`` at the peaks of their pipes; of both ``repeated`` and
+    ``repeated_s`` are those that every rank that shares matmuls computes alike; ``again`` and ``again_s`` are what
     attention's backward computes again of its forward, beyond them."""
 
     busy_s: float = 0.0
@@ -135,7 +135,7 @@ class Blocks:
 
     @property
     def tied_trained(self) -> int:
-        """Of ``tied`` those that get a gradient."""
+        """The parameters of ``tied`` that get a gradient."""
         return self.tied if self.tied <= self.before.trained.parameters else 0
 
     def stretched(self, layers: int, first: int = 1) -> Blocks:
@@ -146,6 +146,6 @@ class Blocks:
 
 
 def merged(blocks: Iterable[Block]) -> Block:
-    """The numbers of several blocks as those of one."""
+    """The numbers of several blocks as one block's."""
     names, blocks = ("parameters", "experts", "frozen", "frozen_experts"), tuple(blocks)
     return Block(**{name: sum(getattr(block, name) for block in blocks) for name in names})

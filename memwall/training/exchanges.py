@@ -1,4 +1,4 @@
-"""What ranks that share products exchange: the inputs and the results of a module's layers, and their gradients.
+"""What ranks that share matmuls exchange: the inputs and the results of a module's layers, and their gradients.
 
 As in Megatron-LM, what is summed forward (an all-reduce) needs no message backward, and the other way around; along a
 sequence an all-gather forward is a reduce-scatter backward, and the other way around.
@@ -32,7 +32,7 @@ _WHOLE: dict[str, tuple[int, int, int]] = {}
 
 
 def join(layout: Parallelism) -> None:
-    """Make the fake process groups of rank 0: of the ranks that share products (``tp``), sequences (``cp``) and experts
+    """Make the fake process groups of rank 0: of the ranks that share matmuls (``tp``), sequences (``cp``) and experts
     (``ep``)."""
     sharing = layout.tp * layout.cp
     _WHOLE.clear()
@@ -80,7 +80,7 @@ def _of_result(exchange: Exchanges) -> Callable[..., Any]:
 
 
 def _look_up(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Rows of this rank's share of a table, zeros for those of others, summed."""
+    """Rows of this rank's share of a table, zeros for rows of others, summed."""
     return _SUM(forward(*(arg.clamp(max=0) for arg in args), **{key: arg.clamp(max=0) for key, arg in kwargs.items()}))
 
 

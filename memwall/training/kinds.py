@@ -47,7 +47,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Trained:
-    """A step under a layout. ``walls`` are those of the kernels of a rank."""
+    """A step under a layout. ``walls``: shares of the time of a rank's kernels."""
 
     found: Training
     walls: Mapping[str, float]

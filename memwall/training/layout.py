@@ -1,6 +1,6 @@
 """How a training job is laid out over GPUs: ``tp=8,sp,pp=4,dp=16,fsdp=full,microbatches=32,schedule=interleaved:2``.
 
-Ranks are numbered as Megatron does it: those that share tensors are next to each other, then those that share a
+Ranks are numbered as Megatron does it: ranks that share tensors are next to each other, then ranks that share a
 context, then the replicas, then the stages.
 """
 

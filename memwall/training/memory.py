@@ -5,9 +5,9 @@ That moment is in one of its blocks, while the activations of later ones are fre
 (computed again, if not kept), next to results that die in their pass, such as gradients of activations. Gradients stay
 allocated from step to step and are what is sent, as the buckets of Megatron-LM and of ``gradient_as_bucket_view`` are.
 With ``fsdp=optimizer`` they are whole and summed once a step, as Megatron-LM's distributed optimizer does (ZeRO-1).
-With ``fsdp=grad`` those of each microbatch are scattered and added to a share (ZeRO-2, FSDP's ``SHARD_GRAD_OP``), so
-that weights are whole and gradients only until they are scattered. Where weights are sharded, too (``fsdp=full``,
-ZeRO-3), those around the layers are gathered once, and those of two layers at a time.
+With ``fsdp=grad`` gradients of each microbatch are scattered and added to a share (ZeRO-2, FSDP's ``SHARD_GRAD_OP``):
+so weights are whole, gradients only until they are scattered. Where weights are sharded, too (``fsdp=full``,
+ZeRO-3), weights around the layers are gathered once, and weights of two layers at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memwall.training.layout import Parallelism
 
 
 class ParameterState(NamedTuple):
-    """Bytes that each parameter takes: its weight, its gradient, and what the optimizer keeps; and those that move to
+    """Bytes that each parameter takes: its weight, its gradient, and what the optimizer keeps; and bytes that move to
     add the gradient of a further microbatch."""
 
     weight: int
@@ -40,7 +40,7 @@ class ParameterState(NamedTuple):
 
 
 #: how numbers are kept -> bytes of a parameter. ``mixed``: 16-bit weights, gradients in float32, a master copy and
-#: Adam's two moments (Korthikanti et al., 2022: 18 bytes); ``fused``: the same, gradients summed by the products that
+#: Adam's two moments (Korthikanti et al., 2022: 18 bytes); ``fused``: the same, gradients summed by the matmuls that
 #: make them (Megatron-LM's gradient accumulation fusion); ``half``: gradients of 16 bits; ``fused half``: both
 STATES: Mapping[str, ParameterState] = {
     "mixed": ParameterState(2, 4, 12, 10), "fused": ParameterState(2, 4, 12, 0), "half": ParameterState(2, 2, 12, 6),
@@ -125,7 +125,7 @@ class Ranks:
 
     @cached_property
     def numbers(self) -> list[range]:
-        """Of each stage its blocks, by their numbers among those of the model."""
+        """Of each stage its blocks, by their numbers in the model."""
         cuts = self.blocks.cuts(self.count)
         return [range(*cut) for cut in pairwise((0, *(1 + cut for cut in cuts[1:-1]), len(self.blocks.every)))]
 

@@ -47,7 +47,7 @@ def _last(graph: Graph, numbers: list[int | None], phase: str) -> int:
 
 
 def _list_of_layers(graph: Graph) -> str:
-    """The path of the list with the most layers, of those that have half of the ops in modules with numbers."""
+    """The path of the list with the most layers, of lists that have half of the ops in modules with numbers."""
     ops: Counter[str] = Counter()
     layers: defaultdict[str, set[str]] = defaultdict(set)
     for module, count in Counter(op.module for op in graph.ops).items():
@@ -70,7 +70,7 @@ def _number(module: str, prefix: str) -> int | None:
 
 
 def core_ops(graph: Graph, places: list[int]) -> dict[int, int]:
-    """Ops of attention's core, and the layer of each: from the first product of activations in a layer's forward pass
+    """Ops of attention's core, and the layer of each: from the first matmul of activations in a layer's forward pass
     to the last."""
     products: defaultdict[int, list[int]] = defaultdict(list)
     for op in graph.ops:
@@ -89,7 +89,7 @@ def collective_of(op: Op) -> str:
 
 
 def repeated_ops(graph: Graph, shares: Collection[str]) -> frozenset[int]:
-    """Ops that every rank that shares products computes alike: nothing that they read or make follows from a rank's own
+    """Ops that every rank that shares matmuls computes alike: nothing that they read or make follows from a rank's own
     part of a parameter (``shares``, by name) or of the sequence. All-reduces and all-gathers make it whole again."""
     fixed = {each.id for each in graph.storages if each.role in ("parameter", "gradient") and each.name in shares}
     if not fixed:

@@ -31,7 +31,7 @@ def trace_rank(
     workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None = None,
     warn: Callable[[str], None] = lambda message: None,
 ) -> Profile:  # fmt: skip
-    """The training step of one microbatch on one of the ranks that share products, sequences and experts, without the
+    """The training step of one microbatch on one of the ranks that share matmuls, sequences and experts, without the
     optimizer.
 
     Args:

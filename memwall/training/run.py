@@ -1,6 +1,6 @@
 """A training step on many GPUs: any module, a layout and a cluster → time, memory of each rank, and what would help.
 
-One microbatch is traced on one of the ranks that share products (:mod:`memwall.training.sharding`), cut into its blocks
+One microbatch is traced on one of the ranks that share matmuls (:mod:`memwall.training.sharding`), cut into its blocks
 (:mod:`memwall.training.block_reader`) and put on all GPUs (:mod:`memwall.training.step`). Ranks that are alike are
 traced once: 4,096 GPUs take no longer than 8.
 """
@@ -65,7 +65,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Training:
-    """A step on many GPUs. ``profile`` is that of the traced rank and microbatch; ``options`` are those of
+    """A step on many GPUs. ``profile`` is of the traced rank and microbatch; ``options`` are keywords of
     :func:`memwall.training.step.training_step`, ``policy`` is how kernels are fused, ``host`` issues them in place of
     the GPU's own."""
 
@@ -110,7 +110,7 @@ class Training:
 
     @property
     def mfu_base(self) -> str:
-        """``989.40 TFLOP/s tensor.bfloat16``: the peaks that both are relative to; empty without products."""
+        """``989.40 TFLOP/s tensor.bfloat16``: the peaks that both are relative to; empty without matmuls."""
         on_gpu = self.profile.on([self.gpu])
         return peaks_text(peaks_of(product_flops(on_gpu, on_gpu.graph_for(self.gpu)), self.gpu))
 

@@ -5,8 +5,8 @@ The pipeline of microbatches is simulated (:mod:`memwall.simulate.pipeline`). Gr
 block by block while the last backward pass runs (with ``fsdp=grad`` and ``full`` that of each microbatch), and what
 does not fit next to it is exposed; weights that are sharded are gathered one block ahead. Both run in streams
 (:mod:`memwall.simulate.streams`), where a collective takes its multiprocessors from the blocks next to it: what these
-take longer counts as exposed, too. Of exchanges of parts of a product (asynchronous tensor parallelism) three quarters
-of what could be hidden is. Ranks that share products send a part each of what the next stage reads, which is gathered
+take longer counts as exposed, too. Of exchanges of parts of a matmul (asynchronous tensor parallelism) three quarters
+of what could be hidden is. Ranks that share matmuls send a part each of what the next stage reads, which is gathered
 there.
 
 With ``a2a_overlap`` a backward pass and the forward pass that follows it, of another microbatch, run together, and take
@@ -32,7 +32,7 @@ from memwall.training.layout import Parallelism
 from memwall.training.memory import STATES, Memory, Ranks, ReplicaMessage
 from memwall.training.messages import passed_bytes
 
-#: of exchanges that run next to parts of a product, the share that these hide: they take multiprocessors, and parts are
+#: of exchanges that run next to parts of a matmul, the share that these hide: they take multiprocessors, and parts are
 #: slower than the whole. Fitted to half of the rows of megatron_training.csv and megatron_tables.csv
 _HIDDEN = 0.75
 
@@ -40,10 +40,10 @@ _HIDDEN = 0.75
 @dataclass(frozen=True)
 class TrainingStep:
     """A step: seconds in all, of the pipeline, of communication that nothing hides (``exposed_s``: between replicas;
-    ``tensor_s``: within layers, between ranks that share products, sequences or experts, on the slowest rank), and of
-    the optimizer. ``memory`` is by stage; ``model_flops`` are those of the
-    model, each once; ``hardware_flops`` those that all GPUs compute: with what is computed again, and on every rank
-    that shares products; ``model_s`` and ``hardware_s`` are the seconds of both on one GPU at the datasheet's peaks of
+    ``tensor_s``: within layers, between ranks that share matmuls, sequences or experts, on the slowest rank), and of
+    the optimizer. ``memory`` is by stage; ``model_flops`` are the FLOPs of the
+    model, each once; ``hardware_flops`` the FLOPs that all GPUs compute: with what is computed again, and on every rank
+    that shares matmuls; ``model_s`` and ``hardware_s`` are the seconds of both on one GPU at the datasheet's peaks of
     the pipes that multiply them."""
 
     layout: Parallelism
@@ -77,7 +77,7 @@ class TrainingStep:
 
     @property
     def hfu(self) -> float:
-        """As :attr:`mfu`, with the FLOPs that are computed again, or on every rank that shares products."""
+        """As :attr:`mfu`, with the FLOPs that are computed again, or on every rank that shares matmuls."""
         return self.hardware_s / (self.time_s * self.layout.world)
 
 
@@ -147,7 +147,7 @@ def _job(blocks: Blocks, layout: Parallelism, cluster: Cluster, state: str, over
 class _Job(Ranks):
     cluster: Cluster
     overlap: bool
-    #: share of the collectives between the ranks that share products that runs next to them
+    #: share of the collectives between the ranks that share matmuls that runs next to them
     hidden: float
 
     # -- one microbatch ------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class _Job(Ranks):
         return {"none": BlockWork(), "selective": block.core, "full": block.forward}[self.layout.recompute]
 
     def _accumulate_s(self, part: Iterable[Block]) -> float:
-        """Gradients of a microbatch are added to those of the ones before, or a share of them to a share."""
+        """Gradients of a microbatch are added to the gradients of earlier ones, or a share to a share."""
         added = self.added_up(merged(part))
         return self._memory_s(self.state.accumulate * added) if self.layout.microbatches > 1 else 0.0
 
@@ -326,7 +326,7 @@ class _Job(Ranks):
 
     @property
     def matrix(self) -> tuple[BlockWork, BlockWork]:
-        """FLOPs of the model in a step, and those that all GPUs compute, with the seconds that they take one GPU at the
+        """FLOPs of the model in a step, and FLOPs that all GPUs compute, with the seconds that they take one GPU at the
         peaks."""
         every, tp = self.blocks.every, self.layout.tp
         times, again = self.layout.microbatches * self.layout.replicas, _sum(map(self._again, every))

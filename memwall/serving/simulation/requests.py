@@ -80,7 +80,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Of those that are known; None if none is."""
+        """Of the requests that are known; None if none is."""
         known = [value for value in values if value is not None]
         if len(known) < 2:
             return cls(*known * 4) if known else None

@@ -1,6 +1,6 @@
 """Continuous batching on one engine: which requests share each step, and when it ends.
 
-The rules are those of vLLM v1 (``vllm/v1/core/sched/scheduler.py``), which SGLang and TensorRT-LLM share but for names:
+The rules are vLLM v1's (``vllm/v1/core/sched/scheduler.py``), which SGLang and TensorRT-LLM share but for names:
 requests wait first come, first served; a step takes a token of each decoding sequence and then prompts up to a budget
 of tokens; a prompt is admitted when the cache has blocks for all of it; when the cache has no block left for the next
 token, the youngest sequence is preempted and computed again later. Steps of decodes alone between two events are one
@@ -281,7 +281,7 @@ class Scheduler:
         return self.engine.kv_bytes(request.prompt + self.policy.verified)
 
     def _used_bytes(self, steps: int = 0) -> int:
-        """Bytes of the blocks that the decode step after so many more needs, with those of prompts."""
+        """Bytes of the blocks that the decode step after so many more needs, with blocks of prompts."""
         reached = self.engine.tokens_per_step * (self._count + steps) + self.policy.verified
         decodes = sum(n * self.engine.kv_bytes(offset + reached) for offset, n in self._at.items())
         return decodes + sum(map(self._prompt_bytes, self._prompts))

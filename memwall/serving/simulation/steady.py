@@ -6,7 +6,7 @@ decode steps) and brings a new prompt. The stationary chain gives the requests p
 Little's law the times. Under Poisson arrivals the prompts come at random, as fast as requests end, and the engine is a
 server whose speed depends on the ``n`` it holds (a flow-equivalent server; Chandy, Herzog and Woo 1975), which gives
 the distribution of ``n``; requests over the largest batch wait. Lengths are taken at their means, and requests as
-independent of each other: those of equal lengths that once began together end together, and a simulation says so.
+independent of each other: requests of equal lengths that once began together end together, and a simulation says so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NEAR_OVERLOAD, _STALLS, _FULL_STEPS, _FEW = 0.75, 0.015, 0.97, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steady:
-    """Means of a server that has run for long; names and units as those of
+    """Means of a server that has run for long; names and units as of
     :class:`~memwall.serving.simulation.requests.Requests`. ``largest_batch`` sequences fit into the cache and the
     policy, with which the server makes ``most_requests_per_s``. The clients' first requests all come at once, with a
     mean TTFT of ``first_wave_s``; ``run_ttft_s`` is that of a run of as many requests as the workload has, the first

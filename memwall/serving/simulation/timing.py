@@ -329,7 +329,7 @@ class GpuSteps:
 
     def _exchanged_s(self, kernel: Experts, step: EngineStep) -> float:
         """Seconds in which groups with sequences of their own send tokens to experts and get results back: all tokens
-        to all GPUs, or each to those that have its experts, whichever takes less."""
+        to all GPUs, or each to GPUs that have its experts, whichever takes less."""
         assert self.cluster is not None
         workers, ep = self.layout.stage_gpus, self.layout.ep
         nbytes = 2 * kernel.hidden * step.tokens

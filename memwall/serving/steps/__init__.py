@@ -8,7 +8,7 @@ sizes, and :mod:`~memwall.serving.steps.caches` those of what has a cache, from 
 :mod:`~memwall.serving.steps.attention` say what each must do.
 
 The rewrites: attention reads a paged cache in place of a concatenated one, rotates and stores in the same kernel;
-products of one module that read the same tensor are one; the experts of a mixture are one fused layer; norms,
+matmuls of one module that read the same tensor are one; the experts of a mixture are one fused layer; norms,
 activations and residual sums between them are one kernel each; masks and rotary tables are prepared once.
 """
 

@@ -12,7 +12,7 @@ from memwall.ops.experts import SCHEMES as EXPERTS
 from memwall.ops.quantised import SCHEMES
 from memwall.serving.steps.step import EngineStep, Layout
 
-#: scheme of products -> that of experts, where it is another
+#: scheme of matmuls -> that of experts, where it is another
 OF_EXPERTS = {"fp8_static": "fp8", "int4_awq": "int4_wo", "mxfp4": "w4a16_mxfp4"}
 
 NO_COST = Cost(launches=())
@@ -137,7 +137,7 @@ class State(StepKernel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts(StepKernel):
-    """The fused layer of a mixture: permute, grouped products, activation, combine. The tokens of a step are those of
+    """The fused layer of a mixture: permute, grouped matmuls, activation, combine. The tokens of a step are those of
     all groups."""
 
     kind: ClassVar[str] = "Experts"

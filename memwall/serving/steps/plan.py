@@ -70,12 +70,12 @@ class ServedKernels:
 
     def guessing(self) -> ServedKernels:
         """A module that guesses the token after the next one (DeepSeek-V3's MTP): a layer like the model's last, and
-        its head. The product that joins the two inputs of its layer is left out."""
+        its head. The matmul that joins the two inputs of its layer is left out."""
         head = ((kernel, n) for kernel, n in self.kernels if of_head(kernel))
         return ServedKernels((*Counter(self.layer).items(), *head), 0, within=True)
 
     def token_bytes(self, tokens: int, layout: Layout) -> int:
-        """Bytes on one GPU that one more token adds to that, on average over those that one entry stands for."""
+        """Bytes on one GPU that one more token adds to that, on average over the tokens that one entry stands for."""
         every = max((getattr(kernel, "ratio", 1) for kernel, _ in self.kernels), default=1) or 1
         return (self.kv_bytes(tokens + every, layout) - self.kv_bytes(tokens, layout)) // every
 

@@ -1,6 +1,6 @@
 """Regions of a traced step → the kernels of a server: their sizes, and how GPUs share them.
 
-GPUs share the heads of attention, the columns of a product whose result no norm or choice needs whole, and the rows of
+GPUs share the heads of attention, the columns of a matmul whose result no norm or choice needs whole, and the rows of
 the one that follows it; its sums are added by an all-reduce (Shoeybi et al., Megatron-LM, arXiv 1909.08053).
 """
 
@@ -19,7 +19,7 @@ from memwall.serving.steps.kernels import Between, Collective, Encoded, Experts,
 from memwall.serving.steps.regions import Region
 from memwall.serving.steps.step import EngineStep
 
-#: of a product whose columns GPUs share: engines leave gates and mixers of fewer on each
+#: of a matmul whose columns GPUs share: engines leave gates and mixers of fewer on each
 _LEAST_COLUMNS = 32
 #: classes of ops that need whole rows; and ops, which choose from them
 _WHOLE_CLASSES, _CHOICES = ("reduction", "normalization"), ("topk", "sort", "argmax", "gather")
@@ -40,7 +40,7 @@ class Reader(CacheReader):
 
     @cached_property
     def _encoder(self) -> Reader:
-        """A reader of the same regions, for which the rows are those of the encoder."""
+        """A reader of the same regions, for which the rows are the encoder's."""
         first = min(i for i in self._of_source if self.regions[i].kind == "product")
         made = self.graph.specs(self.graph.ops[self.regions[first].ops[0]].outputs)[0]
         batch = self._shape[0]
@@ -115,7 +115,7 @@ class Reader(CacheReader):
         return next(a.shape[-1] for a, b in pairwise(specs) if len(a.shape) > 1 and len(b.shape) > 1)
 
     def _wholes(self, number: int, widths: set[int]) -> set[str]:
-        """Ops that reduce over, or choose from, whole rows of one of these widths, of those that read the results."""
+        """Ops that reduce over, or choose from, whole rows of one of these widths, of ops that read the results."""
         near = (region for region in self.regions if number in region.reads and region.kind in ("between", "experts"))
         ops = (self.graph.ops[i] for region in near for i in region.ops)
         found = set()

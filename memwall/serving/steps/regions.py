@@ -1,6 +1,6 @@
 """A step with a cache → the kernels that a server runs in its place: which ops each of them stands for.
 
-Anchors come first: products with weights (those of one module that read the same tensor are one, as fused QKV and
+Anchors come first: matmuls with weights (matmuls of one module that read the same tensor are one, as fused QKV and
 gate-up projections), the experts of a mixture, and what is done with a cache (attention, or the update of a state) with
 all that is computed for it alone: rotary embeddings, norms of queries and keys, copies of the cache, masks. What
 follows from weights and positions alone is prepared once, when the server starts. All other ops between two anchors are
@@ -24,7 +24,7 @@ _PRODUCTS = ("contraction",)
 
 @dataclass(slots=True)
 class Region:
-    """Ops of one kernel, in call order. ``kind``: product, experts, attention, index (of sparse attention), state,
+    """Ops of one kernel, in call order. ``kind``: matmul, experts, attention, index (of sparse attention), state,
     between or prepared; ``place`` is the module."""
 
     kind: str
@@ -101,7 +101,7 @@ class _RegionWalk:
         return role in _FIXED or (role == "input" and single) or (left and (single or whole))
 
     def weight(self, op: Op) -> int | None:
-        """The value of the weights that a product reads, as they are or prepared."""
+        """The value of the weights that a matmul reads, as they are or prepared."""
         for value, version in self.flow.reads[op.id][::-1]:
             maker = self.flow.writer[version]
             fixed = self.role[self.graph.values[value].storage] == "parameter"
@@ -111,7 +111,7 @@ class _RegionWalk:
         return None
 
     def _experts(self) -> None:
-        """All that the modules do whose products have weights with an axis of experts."""
+        """All that the modules do whose matmuls have weights with an axis of experts."""
         places = {
             op.module for op in self.ops
             if op.op_class in _PRODUCTS and op.id not in self.owner and (weight := self.weight(op)) is not None
@@ -124,7 +124,7 @@ class _RegionWalk:
             self._take("experts", inside, place)
 
     def _of_each_expert(self, inside: set[int]) -> set[int]:
-        """Ops outside that make or read a row of each expert for every token: a server moves those that were chosen."""
+        """Ops outside that make or read a row of each expert for every token: a server moves the chosen rows."""
         values, flow = self.graph.values, self.flow
         products = [self.ops[op] for op in inside if self.ops[op].op_class in _PRODUCTS]
         sizes = [values[i].spec for op in products for i, _ in self._data(op)]
@@ -156,7 +156,7 @@ class _RegionWalk:
             if not is_product and (with_cache or is_core):
                 seeds.setdefault(op.module, set()).add(op.id)
                 cached |= {op.module} if with_cache else set()
-        if "kv_cache" in self.role:  # products of each token's own numbers, as of the streams of hyper-connections
+        if "kv_cache" in self.role:  # matmuls of each token's own numbers, as of the streams of hyper-connections
             seeds = {place: own for place, own in seeds.items() if place in cached or not self._is_of_each(own)}
         for op in self.ops:  # a choice from what the cache gives
             near = [place for place in seeds if f"{place}.".startswith(f"{op.module}.")]
@@ -178,7 +178,7 @@ class _RegionWalk:
             self._take("attention" if attends else "index" if chooses else "state", inside, place)
 
     def _of_latents(self, place: str, inside: set[int]) -> set[int]:
-        """Products whose results are both values and, next to numbers that all heads share, keys of the cache of an
+        """Matmuls whose results are both values and, next to numbers that all heads share, keys of the cache of an
         attention: a server keeps what they read, the latents."""
         found = set()
         for op in (self.ops[i] for i in self._inside(place)):
@@ -209,7 +209,7 @@ class _RegionWalk:
         return {self.graph.values[i].storage for i in (*op.inputs, *op.outputs)}
 
     def _is_of_each(self, products: set[int]) -> bool:
-        """Whether products have a matrix of their own for each token of a step."""
+        """Whether matmuls have a matrix of their own for each token of a step."""
         values, rows = self.graph.values, set[int]()
         for value in (values[i] for i in self.graph.inputs):
             if self.role[value.storage] not in CACHES and value.spec.shape:
@@ -249,7 +249,7 @@ class _RegionWalk:
         return inside
 
     def _products(self) -> None:
-        """Products with weights; those of one module that read the same tensor are one kernel."""
+        """Matmuls with weights; matmuls of one module that read the same tensor are one kernel."""
         alike: dict[tuple[str, int, int], list[int]] = {}
         for op in self.ops:
             if op.id not in self.owner and op.op_class in _PRODUCTS and (weight := self.weight(op)) is not None:

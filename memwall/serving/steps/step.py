@@ -35,7 +35,7 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an engine holds the model: ``tp`` GPUs share each product; ``dp`` such groups attend to sequences of their
+    """How an engine holds the model: ``tp`` GPUs share each matmul; ``dp`` such groups attend to sequences of their
     own, and all their GPUs share the experts, whole ones among ``ep`` of them and columns of each among the others;
     ``pp`` stages of such GPUs have the layers one after another. ``weights`` and ``experts`` name schemes of
     :mod:`memwall.ops.quantised` (empty: the model's own dtype, and as the other weights), ``kv`` the dtype of the

@@ -86,7 +86,7 @@ class TracedStep:
         return (region for region in self.regions if region.kind == kind)
 
     def outside(self, region: Region) -> tuple[list[Value], list[Value]]:
-        """The values that a region reads of others, and those that others, or the caller, read of it."""
+        """The values that a region reads of others, and values that others, or the caller, read of it."""
         inside, values, flow = set(region.ops), self.graph.values, self.flow
         read = {v: values[i] for op in region.ops for i, v in flow.reads[op] if flow.writer[v] not in inside}
         views = {(value.storage, value.offset, value.spec): value for value in read.values()}
@@ -160,7 +160,7 @@ class TracedStep:
         return next((length for length in lengths if length != lengths[0]), 0)
 
     def _pairs(self, place: str) -> list[Region]:
-        """The pairs of products of a module and those below, of values and their weights, of which entries are made."""
+        """The pairs of matmuls of a module and those below, of values and their weights, of which entries are made."""
         return [r for r in self._of("product") if f"{r.place}.".startswith(f"{place}.") and len(r.ops) == 2]
 
     def _ratio(self, place: str) -> int:
