@@ -150,7 +150,7 @@ def test_a_commit_of_the_docs_has_no_alert_and_one_text(gate, broken, tmp_path):
     assert str(tmp_path) not in "".join(outputs[0])
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_wheel_says_what_the_checkout_says(gate, tmp_path):
     import zipfile
 
