@@ -55,16 +55,17 @@ def pytest_configure(config):
 #: folders and files of tests that trace many models or large ones, compile, or start processes: ``make test-fast`` does
 #: not even import them
 SLOW = frozenset((
-    "cli", "codegen", "defects", "frontend", "gpu", "inductor", "tests",
-    "test_ab", "test_below_the_peak", "test_calibrate", "test_clock", "test_compat", "test_cost_quantised",
-    "test_diff", "test_fusion_invariants", "test_fusion_loops", "test_gate_evaluate", "test_generated", "test_history",
-    "test_levers", "test_library", "test_measure_cpu", "test_measure_cuda", "test_op_counts", "test_other_gpus",
-    "test_pictures_layout", "test_pipelines", "test_plan_diff", "test_process", "test_profile_loader", "test_programs",
-    "test_pytest_plugin", "test_reference_models", "test_report_chrome", "test_report_figures", "test_report_gate",
-    "test_report_html", "test_served_architectures", "test_server", "test_serving_steady", "test_serving_steps",
-    "test_sharding", "test_step_bound", "test_touched_bytes", "test_trace_bytes", "test_trace_costs",
-    "test_trace_memory", "test_trace_reading", "test_trace_viewers", "test_training", "test_unused_ops",
-    "test_utilization_experts", "test_utilization_latent",
+    "cli", "codegen", "defects", "frontend", "gpu", "inductor", "tests", "test_ab", "test_accuracy_fit",
+    "test_alternatives", "test_below_the_peak", "test_calibrate", "test_clock", "test_compat",
+    "test_cost_quantised", "test_diff", "test_fusion_invariants", "test_fusion_loops", "test_gate_evaluate",
+    "test_generated", "test_history", "test_kernel_legend", "test_levers", "test_library", "test_measure_cpu",
+    "test_measure_cuda", "test_op_counts", "test_other_gpus", "test_pictures_layout", "test_pipelines",
+    "test_plan_diff", "test_process", "test_profile_loader", "test_programs", "test_pytest_plugin",
+    "test_reference_models", "test_report_chrome", "test_report_figures", "test_report_gate", "test_report_html",
+    "test_report_tables", "test_schemas", "test_served_architectures", "test_server", "test_serving_steady",
+    "test_serving_steps", "test_sharding", "test_step_bound", "test_sweep_page", "test_touched_bytes",
+    "test_trace_bytes", "test_trace_costs", "test_trace_memory", "test_trace_reading", "test_trace_viewers",
+    "test_training", "test_unused_ops", "test_utilization_experts", "test_utilization_latent",
 ))  # fmt: skip
 
 
