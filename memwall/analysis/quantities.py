@@ -102,14 +102,19 @@ def _spread(name: str, place: str) -> Callable[[Any], float | None]:
     return serve
 
 
-def _row(
-    name: str, title: str, unit: str, *, profile: _Reader | None = None, serve: _Reader | None = None,
-    decode: _Reader | None = None, training: _Reader | None = None, **more: Any,
-) -> Quantity:  # fmt: skip
-    """A quantity with its readers; a text is an attribute: of a schedule's totals, of what a server has run, of a
-    decode step or of a training step."""
-    given = {"profile": profile, "serve": serve, "decode": decode, "training": training}
-    readers = {kind: _named_reader(kind, read) for kind, read in given.items() if read is not None}
+def _end(name: str, end: str) -> Callable[[Any], float | None]:
+    return lambda candidate: candidate.end_s(name, end)
+
+
+#: kinds of answers
+KINDS = ("profile", "serve", "decode", "training")
+
+
+def _row(name: str, title: str, unit: str, **more: Any) -> Quantity:
+    """A quantity with its readers, by kind of answer; a text is an attribute: of a schedule's totals, of what a server
+    has run, of a decode step or of a training step."""
+    given = {kind: more.pop(kind) for kind in KINDS if kind in more}
+    readers = {kind: _named_reader(kind, read) for kind, read in given.items()}
     return Quantity(name=name, title=title, unit=unit, readers=readers, **more)
 
 
@@ -138,6 +143,8 @@ _SERVED = (
     *(_server(f"{name}{suffix}_s", f"{which} {title}", "s", serve=_spread(name, place),
               heading=f"{name.upper()} {place}".removesuffix(" mean"), like=f"{name}_s" * bool(suffix))
       for name, title in _TIMES.items() for suffix, (place, which) in _PLACES.items()),
+    *(_server(f"{name}_{end}_s", f"{end} end of the 80 % interval of the mean {_TIMES[name]}", "s", like=f"{name}_s",
+              serve=_end(name, end)) for name in ("ttft", "tpot") for end in ("low", "high")),
     _server("tokens_per_s", "tokens", "per s", lower=False, heading="tokens",
             serve="tokens_per_s", profile=rate("tokens_per_s"), decode="tokens_per_s", training="tokens_per_s"),
     _server("tokens_per_s_per_user", "tokens for each user", "per s", lower=False, unit_text="tokens/s",
@@ -201,7 +208,7 @@ _ROWS = (
          profile=wall_share("latency")),
     _row("overhead_share", "share of the time under the overhead wall", "fraction", heading="overhead", per="schedule",
          profile=wall_share("overhead")),
-    _row("link_share", "share of the time under the link wall", "fraction", heading="link", per="schedule",
+    _row("link_share", "share of the time under the link wall", "fraction", heading="link",
          profile=wall_share("link")),
     _row("graph_breaks", "graph breaks", "count", per="profile", profile=graph_breaks),
     _row("nchw_bytes", "bytes of convolutions in NCHW", "B", per="profile", profile=nchw_bytes),
@@ -219,8 +226,9 @@ _ROWS = (
     _row("gpu_bytes", "memory of a GPU", "B", lower=False, heading="GPU memory",
          profile=lambda profile, schedule: schedule.gpu.dram_bytes),
     _row("energy_j", "energy of a step, at the power limit of all GPUs", "J", per="schedule", heading="energy at TDP",
-         unit_text="J/step", profile=energy),
-    _row("usd_per_step", "cost of a step on all GPUs", "USD", heading="per step", profile=cost("")),
+         unit_text="J/step", profile=energy, training="energy_j"),
+    _row("usd_per_step", "cost of a step on all GPUs", "USD", heading="per step", profile=cost(""),
+         training="usd_per_step"),
     _row("usd_per_million_samples", "cost of a million samples", "USD", heading="1 M samples",
          profile=cost("samples_per_s")),
     _row("bubble_s", "seconds that the slowest rank waits for others", "s", heading="bubble",
@@ -258,6 +266,8 @@ _ROWS = (
     _row("overhead_s", "launches and waits for the CPU", "s", attribute="overhead_s", tables="csv", place=63),
     _row("interval_s", "80 % interval of the time", "interval", attribute="interval_s", tables="kernel?",
          heading="80 % range", place=64, like="time_s"),
+    *(_row(f"{name}_interval_s", f"80 % interval of the mean {_TIMES[name]}", "interval", heading="80 % range",
+           like=f"{name}_s") for name in ("ttft", "tpot")),
     _row("attained_flop_per_s", "FLOPs over modeled time", "FLOP/s", lower=False, attribute="attained_flop_per_s",
          tables="class", heading="modeled", place=70),
     _row("times_fewer", "times fewer FLOP/s than the matrix classes", "ratio", attribute="times_fewer", tables="class",
@@ -265,8 +275,10 @@ _ROWS = (
     _row("limited_by", "the wall", "word", attribute="limited_by", tables="module class share kernel csv",
          heading="limited by", place=80, profile=limited_by,
          serve=attrgetter("wall"), decode="limited_by", training="wall"),
-    _row("low_s", "low end of the 80 % interval", "s", attribute="low_s", tables="csv", place=81, profile="low_s"),
-    _row("high_s", "high end of the 80 % interval", "s", attribute="high_s", tables="csv", place=82, profile="high_s"),
+    _row("low_s", "low end of the 80 % interval", "s", attribute="low_s", tables="csv", place=81, profile="low_s",
+         decode="low_s", training="low_s"),
+    _row("high_s", "high end of the 80 % interval", "s", attribute="high_s", tables="csv", place=82, profile="high_s",
+         decode="high_s", training="high_s"),
     *_SERVED,
 )  # fmt: skip
 
@@ -317,15 +329,17 @@ ANSWERS: Mapping[str, Mapping[str, str]] = {
         "Energy and cost": "energy_j usd_per_step usd_per_million_samples usd_per_million_tokens",
     },
     "decode": {
-        "": "time_s tokens_per_s_per_user tokens_per_s_per_gpu peak_memory largest_batch fits usd_per_million_tokens"
-            " energy_per_token_j? limited_by",
+        "": "time_s interval_s tokens_per_s_per_user tokens_per_s_per_gpu peak_memory largest_batch fits"
+            " usd_per_million_tokens energy_per_token_j? limited_by",
     },
     "serve": {
-        "": "ttft_s ttft_p99_s? tpot_s tpot_p99_s? tokens_per_s_per_user tokens_per_s_per_gpu batch largest_batch"
-            " usd_per_million_tokens usd_per_million_prompt_tokens? energy_per_token_j? limited_by",
+        "": "ttft_s ttft_interval_s? tpot_s tpot_interval_s? tokens_per_s_per_user tokens_per_s_per_gpu batch"
+            " largest_batch usd_per_million_tokens usd_per_million_prompt_tokens? ttft_p99_s? tpot_p99_s?"
+            " energy_per_token_j? limited_by",
     },
     "training": {
-        "": "time_s tokens_per_s_per_gpu mfu gpus peak_memory fits usd_per_million_tokens limited_by",
+        "": "time_s interval_s tokens_per_s_per_gpu mfu gpus peak_memory fits usd_per_million_tokens energy_j?"
+            " limited_by",
     },
 }  # fmt: skip
 

@@ -22,12 +22,17 @@ ENGINES = ("vllm", "sglang", "trtllm")
 class EngineHost:
     """Seconds of the CPU: ``step_s`` for each step (scheduling, sampling, sending of tokens) that no kernel hides,
     ``launch_s`` for each kernel of a step that no CUDA graph holds, and ``request_s`` between a client and the queue of
-    the engine (HTTP, tokens of the prompt, the first token's way back)."""
+    the engine (HTTP, tokens of the prompt, the first token's way back). ``ttft_low`` to ``ttft_high`` and ``tpot_low``
+    to ``tpot_high`` are the 80 % intervals of a server's times, measured over modeled."""
 
     name: Line
     step_s: NotNegative = 0.0
     launch_s: NotNegative = 0.0
     request_s: NotNegative = 0.0
+    ttft_low: NotNegative = 1.0
+    ttft_high: NotNegative = 1.0
+    tpot_low: NotNegative = 1.0
+    tpot_high: NotNegative = 1.0
 
     def scaled(self, factor: float) -> EngineHost:
         """With all seconds by a factor."""

@@ -211,11 +211,12 @@ def answer(names: str, values: Callable[[str], Sequence[Any]]) -> list[CellColum
     its unit."""
     columns = []
     for name in names.split():
-        shown, ends = QUANTITIES[name.rstrip("?")], ("low_s", "high_s")
-        is_pair = shown.unit == "interval"
-        cells: list[Any] = (
-            list(zip(*map(values, ends), strict=True)) if is_pair else [_known(v) for v in values(shown.name)]
-        )
+        shown = QUANTITIES[name.rstrip("?")]
+        if shown.unit == "interval":
+            ends = (shown.name.replace("interval", end) for end in ("low", "high"))
+            cells: list[Any] = list(zip(*map(values, ends), strict=True))
+        else:
+            cells = [_known(value) for value in values(shown.name)]
         like = [_known(v) for v in values(shown.like or shown.name)] if shown.unit in _TIMES else []
         made = _answered(shown, cells, readable([v for v in like if v is not None]))
         columns.append(optional(made) if name.endswith("?") else made)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memwall.analysis.limits import Limit, parse_limit
 from memwall.analysis.numbers import apart
 from memwall.analysis.quantities import SERVED, SERVED_ALIASES
 from memwall.core.errors import UsageError, suggest
 from memwall.core.units import few
+from memwall.hardware.engine import EngineHost
 from memwall.serving.simulation.requests import Requests
 from memwall.serving.simulation.steady import Steady
 
@@ -34,7 +35,7 @@ class ServerCandidate:
     """A server under a workload, of which ``load`` says what comes (``64 clients``). ``gpus`` are all that it needs,
     with what each costs and draws; ``wall`` is what limits a decode step of its engine, if known (``bandwidth``);
     ``kv_bytes_per_token`` what one more token of its longest request adds to the cache on a GPU, ``largest_batch`` the
-    most sequences that its scheduler takes and its cache holds."""
+    most sequences that its scheduler takes and its cache holds; ``engine`` has its intervals."""
 
     name: str
     run: Requests | Steady
@@ -45,6 +46,13 @@ class ServerCandidate:
     wall: str = ""
     kv_bytes_per_token: int | None = None
     largest_batch: int | None = None
+    engine: EngineHost | None = None
+
+    def end_s(self, name: str, end: str) -> float | None:
+        """An ``end``, ``low`` or ``high``, of the 80 % interval of the mean ``ttft`` or ``tpot``; None where it is not
+        known."""
+        spread = getattr(self.run, name, None)
+        return spread.mean * getattr(self.engine, f"{name}_{end}") if spread and self.engine else None
 
     @property
     def cost(self) -> float:
@@ -80,6 +88,17 @@ class Decoding:
     capacity_bytes: int
     usd_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
+    engine: EngineHost = field(default_factory=lambda: EngineHost(""))
+
+    @property
+    def low_s(self) -> float:
+        """The low end of the 80 % interval of the seconds, that of a time per output token."""
+        return self.time_s * self.engine.tpot_low
+
+    @property
+    def high_s(self) -> float:
+        """The high end."""
+        return self.time_s * self.engine.tpot_high
 
     @property
     def tokens_per_s(self) -> float:

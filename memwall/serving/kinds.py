@@ -94,7 +94,7 @@ def _decoding(steps: GpuSteps, batch: Any, time_s: Any, wall: Any, kv_bytes: Any
     return Decoding(
         batch=batch, gpus=steps.layout.gpus, time_s=time_s, limited_by=wall, weights_bytes=steps.weights_bytes,
         held_bytes=steps.weights_bytes + steps.reserved_bytes, kv_bytes=kv_bytes, capacity_bytes=steps.capacity_bytes,
-        usd_per_gpu_hour=price, watts_per_gpu=steps.gpu.tdp_w,
+        usd_per_gpu_hour=price, watts_per_gpu=steps.gpu.tdp_w, engine=steps.host,
     )  # fmt: skip
 
 

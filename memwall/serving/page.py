@@ -119,7 +119,8 @@ _STEP_NOTE = (
     "GPUs"
 )
 _NOTE = (
-    "TTFT: time to first token, with the wait; TPOT: time per output token after it; tokens/s: generated, of a user "
+    "TTFT: time to first token, with the wait; TPOT: time per output token after it; 80 % range: of the mean, by the "
+    "errors on measured servers; tokens/s: generated, of a user "
     "after the first token and of a GPU over all requests; batch: mean decoding sequences, largest: the most that the "
     "scheduler takes and the cache holds while they grow, half generated in the mean; {}energy: at the GPU's power "
     "limit; limited by: what most of a decode step waits for; all modeled"

@@ -169,6 +169,6 @@ def _point(asked: AskedEngine, server: Server, load: RequestLoad) -> Point:
         usd_per_gpu_hour=asked.usd_per_gpu_hour, watts_per_gpu=steps.gpu.tdp_w,
         wall=steps.wall(EngineStep(batch, round(batch * point.context))),
         kv_bytes_per_token=steps.served.token_bytes(longest, steps.layout) // steps.layout.dp,
-        largest_batch=most,
+        largest_batch=most, engine=steps.host,
     )  # fmt: skip
     return replace(point, candidate=candidate, largest_batch=most)

@@ -1,26 +1,9 @@
 """Profiler traces: PyTorch's (Kineto's) Chrome traces and Nsight Compute's CSV, compared with a GPU.
 
 A file's events (``stream``) are kept in columns (``events``), some bytes for each, and linked: kernel to launch
-(``matching``), launch to the op around it (``nesting``), backward to forward (``owners``); :func:`read_trace` returns
+(``matching``), launch to the op around it (``nesting``), backward to forward (``owners``); :mod:`.reading` returns
 the :class:`ProfilerTrace`. Then what one execution of an op launched is a row (``rows``), and its record a call that
 the formulas of ``ops/`` count (``schemas``, ``calls``, ``triton``), with its context in the trace if the record is not
 enough. ``costs`` prices a row on a GPU, once for all that are alike; ``analysis.analyse`` returns the rows
 (``attained``) and their sums, ``saved`` is their record. Start reading in ``records``, then ``reading`` and
 ``analysis``."""
-
-from memwall.traces.ncu import NcuRow, join_ncu, read_ncu_csv
-from memwall.traces.reading import gpu_name, read_trace, used
-from memwall.traces.records import ProfilerTrace, TraceDevice, TracedKernel, TracedOp
-
-__all__ = [
-    "NcuRow",
-    "ProfilerTrace",
-    "TraceDevice",
-    "TracedKernel",
-    "TracedOp",
-    "gpu_name",
-    "join_ncu",
-    "read_ncu_csv",
-    "read_trace",
-    "used",
-]

@@ -14,8 +14,8 @@ from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
     from memwall.hardware.gpu import Gpu
-    from memwall.traces import ProfilerTrace
     from memwall.traces.analysis import TraceAnalysis
+    from memwall.traces.records import ProfilerTrace
 
 #: how much of a file is read to distinguish a trace from a record, and how a record of memwall begins
 _SNIFFED, _RECORD = 1 << 16, re.compile(r'\{\s*"schema":\s*"memwall\.')
@@ -110,15 +110,15 @@ def analyse_file(
     """The analysis of a trace's file on the GPU given, else on its own, and if that is not known on the first of those
     to take ``instead``. Raises ``UsageError``: the trace or the report of Nsight Compute is wrong, or its GPU is not
     known."""
-    from memwall.traces import read_trace
     from memwall.traces.analysis import analyse
+    from memwall.traces.reading import read_trace
 
     trace = read_trace(path)
     if not trace.kernels:
         hint = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         raise UsageError(f"{path} has no GPU kernels: {hint}")
     from memwall.hardware.cluster import cluster_of, load_cluster
-    from memwall.traces import gpu_name
+    from memwall.traces.reading import gpu_name
 
     gpu, notes = _gpu_of(trace, path, names or (instead[:1] if gpu_name(trace) is None else ()))
     dram_bytes: dict[int, int] = {}
@@ -139,8 +139,7 @@ def analyse_file(
 def _gpu_of(trace: ProfilerTrace, path: str, names: Sequence[str | Gpu]) -> tuple[Gpu, tuple[str, ...]]:
     """The GPU to compare the trace with, and what there is to say of it."""
     from memwall.hardware.lookup import load_gpu, load_gpus
-    from memwall.traces import gpu_name, used
-    from memwall.traces.reading import nearest_gpu
+    from memwall.traces.reading import gpu_name, nearest_gpu, used
 
     own = gpu_name(trace)
     ran_on = ", ".join(dict.fromkeys(device.label for device in used(trace) if device.label))

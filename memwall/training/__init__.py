@@ -5,8 +5,3 @@ pipeline's schedule, messages, optimizer and memory (:mod:`~memwall.training.ste
 finds the fastest layout, :mod:`~memwall.training.kinds` are the points of a sweep. Start with
 :mod:`memwall.training.run`.
 """
-
-from memwall.training.question import DEFAULT_CLUSTER
-from memwall.training.run import Training, parallel, rank_of, trained
-
-__all__ = ["DEFAULT_CLUSTER", "Training", "parallel", "rank_of", "trained"]

@@ -19,10 +19,10 @@ from memwall.step import SampleInputs
 from memwall.trace_cache import Traces
 from memwall.training.blocks import Blocks
 from memwall.training.layout import FLAGS, SETTINGS, TRACED, Parallelism
-from memwall.training.memory import STATES
 from memwall.training.question import DEFAULT_CLUSTER, Job, StateOptions
 from memwall.training.rank import blocks_of
 from memwall.training.run import Training, rank_of, trained
+from memwall.training.states import STATES
 
 #: option of a sweep → the key of a layout
 LAYOUT: Mapping[str, str] = {f"parallel.{key}": key for key in SETTINGS}
@@ -56,6 +56,14 @@ class Trained:
     @property
     def time_s(self) -> float:
         return self.found.step.time_s
+
+    @property
+    def low_s(self) -> float:
+        return self.found.step.interval_s[0]
+
+    @property
+    def high_s(self) -> float:
+        return self.found.step.interval_s[1]
 
     @property
     def gpus(self) -> int:
@@ -109,6 +117,16 @@ class Trained:
         seconds["bandwidth"] = seconds.get("bandwidth", 0.0) + step.optimizer_s
         seconds |= {"link": seconds.get("link", 0.0) + self.link_s, "bubble": step.bubble_s}
         return max(seconds, key=seconds.__getitem__)
+
+    @property
+    def energy_j(self) -> float | None:
+        """Of a step, at the power limit of all GPUs; None where it is not known."""
+        return self.found.gpu.tdp_w * self.gpus * self.time_s or None
+
+    @property
+    def usd_per_step(self) -> float | None:
+        """On all GPUs; None without a price."""
+        return None if self.usd_per_gpu_hour is None else self.usd_per_gpu_hour / 3600 * self.gpus * self.time_s
 
     @property
     def usd_per_million(self) -> float | None:

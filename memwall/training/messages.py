@@ -12,7 +12,8 @@ from memwall.training.block_reader import traced_messages
 from memwall.training.blocks import Block, Blocks, merged
 from memwall.training.dispatch import DispatchLeg, hybrid_legs
 from memwall.training.layout import Parallelism
-from memwall.training.memory import ParameterState, Ranks
+from memwall.training.memory import Ranks
+from memwall.training.states import ParameterState
 
 #: collective, bytes of its message as nccl-tests define them, GPUs that take part
 Sent = tuple[str, int, int]

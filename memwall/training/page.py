@@ -47,6 +47,7 @@ class TrainingReport(Report):
             ("model", self.found.profile.workload.name), ("layout", str(layout)),
             ("GPUs", f"{layout.world:,} of {step.cluster.full_name or step.cluster.name}"),
             ("a step", f"{duration(step.time_s)}" + (f" for {tokens:,} tokens" if tokens else "")),
+            ("80 % range", " to ".join(map(duration, step.interval_s))),
             ("tokens/s", f"{rate * layout.world:,.0f} in all, {rate:,.0f} on each GPU" if rate else ""),
             ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of {base}" if base else ""),
         )  # fmt: skip
@@ -163,6 +164,7 @@ class TrainingReport(Report):
         return json.dumps({
             "schema": SCHEMA, "model": found.profile.workload.name, "layout": str(found.layout),
             "world": found.layout.world, "cluster": step.cluster.name, "gpu": found.gpu.name, "time_s": step.time_s,
+            "low_s": step.interval_s[0], "high_s": step.interval_s[1],
             "tokens": found.tokens, "samples": found.samples, "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
             "mfu": found.mfu, "hfu": found.hfu, "model_flops": step.model_flops,
             "hardware_flops": step.hardware_flops, "parts_s": _parts(found), "slowest_stage": step.pipeline.slowest,

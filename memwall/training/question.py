@@ -11,7 +11,7 @@ from typing import Annotated, TypedDict
 from memwall.core.question import Option
 from memwall.hardware.links import Cluster
 from memwall.step import HostOption, SampleInputs
-from memwall.training.memory import STATES
+from memwall.training.states import STATES
 
 #: the cluster of training steps where none is named
 DEFAULT_CLUSTER = "dgx-h100"

@@ -36,10 +36,10 @@ from memwall.step import SampleInputs
 from memwall.training.block_reader import peak_op
 from memwall.training.blocks import Blocks
 from memwall.training.layout import Parallelism
-from memwall.training.memory import STATES
 from memwall.training.messages import rank_messages
 from memwall.training.question import Job, StateOptions
 from memwall.training.rank import blocks_of, trace_rank
+from memwall.training.states import STATES
 from memwall.training.step import TrainingStep, training_step
 
 

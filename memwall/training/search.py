@@ -29,9 +29,9 @@ from memwall.simulate.pipeline import in_flight
 from memwall.training.blocks import Block, Blocks, BlockWork
 from memwall.training.candidates import LayoutCandidate, check_among, layouts, no_layout, wanted
 from memwall.training.layout import Parallelism
-from memwall.training.memory import STATES
 from memwall.training.question import LayoutSearch
 from memwall.training.rank import blocks_of, light_blocks_of, shortened, split_of, trace_rank
+from memwall.training.states import STATES
 from memwall.training.step import TrainingStep, least_step_s, step_memory, training_step
 
 #: models with more layers are traced as three of them

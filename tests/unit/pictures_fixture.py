@@ -27,11 +27,11 @@ from memwall.serving.steps.attention import Attention
 from memwall.serving.steps.kernels import Between, Collective, Product, Sampling
 from memwall.sweeping.comparison import compare_gpus, compare_profile, compare_profiles
 from memwall.sweeping.comparison_figure import comparison_chart
-from memwall.traces import read_trace
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.comparison import compare_traces
 from memwall.traces.comparison_page import TraceComparisonReport
 from memwall.traces.figure import trace_chart
+from memwall.traces.reading import read_trace
 from tests.unit.fused_fixture import make_fused
 from tests.unit.measured_fixture import make_measured
 from tests.unit.report_fixture import NEW, OLD, make_profile

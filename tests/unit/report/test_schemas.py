@@ -21,11 +21,11 @@ from memwall.report.json_schema import RECORDS, schema_text
 from memwall.serving import saved as serving
 from memwall.serving.saved import saved
 from memwall.sweeping.comparison import compare_gpus, compare_profile
-from memwall.traces import read_trace
 from memwall.traces.analysis import analyse
 from memwall.traces.comparison import compare_traces, compare_with_model
 from memwall.traces.comparison_page import TraceComparisonReport
 from memwall.traces.page import TraceReport
+from memwall.traces.reading import read_trace
 from tests.unit.measured_fixture import make_measured
 from tests.unit.pictures_fixture import served
 from tests.unit.report_fixture import NEW, OLD, make_profile

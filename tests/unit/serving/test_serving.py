@@ -8,6 +8,7 @@ import pytest
 
 from memwall.analysis.quantities import SERVED
 from memwall.core.errors import UsageError
+from memwall.hardware.engine import EngineHost
 from memwall.serving.candidates import ServerCandidate, best, objective, stop, value_of
 from memwall.serving.simulation.engine import Policy
 from memwall.serving.simulation.requests import simulate_requests
@@ -32,10 +33,12 @@ def one_request(name="a", decode_s=0.1, prompt_s=0.01, **options):
         ("tokens_per_s>1", 5.5), ("tokens_per_s_per_user>20/s", 10.0), ("tokens_per_s_per_gpu>=1", 2.75),
         ("requests_per_s>1", 0.5), ("preemptions<1", 0), ("cost_per_mtok<2 USD", 2 * 1.98 / 3600 / 5.5 * 1e6),
         ("cost_per_prompt_mtok<2$", 2 * 1.98 / 3600 / 50 * 1e6), ("energy_per_token<1J", 2 * 550 / 5.5),
+        ("ttft_low<1s", 0.5), ("ttft_high<4s", 3.0), ("tpot_low<1s", 0.08), ("tpot_high<1s", 0.12),
     ],
 )  # fmt: skip
 def test_values_by_hand(text, value):
-    candidate = one_request(gpus=2, usd_per_gpu_hour=1.98, watts_per_gpu=550)
+    engine = EngineHost("", ttft_low=0.5, ttft_high=3, tpot_low=0.8, tpot_high=1.2)
+    candidate = one_request(gpus=2, usd_per_gpu_hour=1.98, watts_per_gpu=550, engine=engine)
     assert value_of(candidate, objective(text)) == pytest.approx(value)
 
 
@@ -137,5 +140,5 @@ def test_percentiles_need_a_simulation():
 
 
 def test_every_quantity_of_a_server_is_read():
-    candidate = one_request(usd_per_gpu_hour=1.0, watts_per_gpu=1.0, kv_bytes_per_token=1)
+    candidate = one_request(usd_per_gpu_hour=1.0, watts_per_gpu=1.0, kv_bytes_per_token=1, engine=EngineHost(""))
     assert [name for name, row in SERVED.items() if row.read("serve", candidate) is None] == []

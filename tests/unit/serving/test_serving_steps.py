@@ -428,7 +428,7 @@ def test_a_gpu_without_a_grouped_product_says_so(save):
     from memwall.analysis.dtypes import emulations
 
     profile = memwall.profile(save(MIXTURE), mode="decode", batch=2, context=16, gpu=["h100", "a100", "v100", "p100"])
-    said = [any("no grouped product" in text for text in emulations(profile, each)) for each in profile.simulations]
+    said = [any("no grouped matmul" in text for text in emulations(profile, each)) for each in profile.simulations]
     assert said == [False, False, True, True]  # the trace is that of the first
 
 

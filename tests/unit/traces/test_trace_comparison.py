@@ -9,10 +9,10 @@ import pytest
 from memwall.cli import main
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
-from memwall.traces import read_trace
 from memwall.traces.analysis import analyse
 from memwall.traces.comparison import TraceComparison, compare_traces, compare_with_model
 from memwall.traces.comparison_page import TraceComparisonReport
+from memwall.traces.reading import read_trace
 from tests.unit.traces_fixture import Event, annotation, call, kernel, op, write
 
 _GPU = "h100-sxm"

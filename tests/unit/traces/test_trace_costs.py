@@ -13,10 +13,10 @@ from memwall.core.errors import Unsupported
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.schemas import parse_value
 from memwall.perfmodel.roofline import WALLS
-from memwall.traces import gpu_name, read_trace
 from memwall.traces.analysis import UNKNOWN, TraceAnalysis, TraceRow, analyse
 from memwall.traces.calls import Hints, list_dtype, read_call
 from memwall.traces.costs import LINK
+from memwall.traces.reading import gpu_name, read_trace
 from memwall.traces.records import TracedOp
 from memwall.traces.triton import flops_per_element
 from tests.unit.traces_fixture import Event, annotation, call, kernel, op, real_traces, write

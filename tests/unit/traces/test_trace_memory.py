@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not STATUS.exists(), reason="peak memory is read
 _CHILD = """
 import sys
 from memwall.core.errors import UsageError
-from memwall.traces import read_trace
+from memwall.traces.reading import read_trace
 try:
     trace = read_trace(sys.argv[1])
     print(len(trace.kernels), len(trace.ops), sum(k.op is None for k in trace.kernels))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.traces import join_ncu, read_ncu_csv, read_trace
-from memwall.traces.ncu import function_name
+from memwall.traces.ncu import function_name, join_ncu, read_ncu_csv
+from memwall.traces.reading import read_trace
 from tests.unit.traces_fixture import call, kernel, op, write
 
 LAUNCH = (

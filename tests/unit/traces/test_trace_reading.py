@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from memwall.core.errors import UsageError
-from memwall.traces import gpu_name, read_trace, stream
+from memwall.traces import stream
 from memwall.traces.fields import is_communication, user_frame
+from memwall.traces.reading import gpu_name, read_trace
 from tests.unit.traces_fixture import annotation, call, frame, kernel, op, real_traces, write
 
 TRACES = real_traces()
