@@ -37,10 +37,15 @@ Names = str | Gpu | Iterable[str | Gpu]
 
 @signature_of(Step)
 def profile(
-    module_or_target: nn.Module | Workload | str | Path, inputs: Any = None, *, gpu: Names | None = None,
-    policy: str | Iterable[str] = "eager", loss: Callable[[Any], Any] | None = None,
-    progress: Callable[[str], None] | None = None, **step: Unpack[Step],
-) -> Profile:  # fmt: skip
+    module_or_target: nn.Module | Workload | str | Path,
+    inputs: Any = None,
+    *,
+    gpu: Names | None = None,
+    policy: str | Iterable[str] = "eager",
+    loss: Callable[[Any], Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+    **step: Unpack[Step],
+) -> Profile:
     """Trace a model without a GPU and without weights, and model its time on one or more GPUs.
 
     Args:
@@ -96,12 +101,17 @@ def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
 
     assume, attention = asked["assume"], asked["attention"]
     return TraceOptions(
-        mode=asked["mode"], dtype=asked["dtype"], autocast=asked["autocast"],
-        attention=chip_of(gpu).attention if attention == "auto" else attention, real=asked["real"],
-        max_ops=asked["max_ops"], replay=asked["replay"], gpu=gpu,
+        mode=asked["mode"],
+        dtype=asked["dtype"],
+        autocast=asked["autocast"],
+        attention=chip_of(gpu).attention if attention == "auto" else attention,
+        real=asked["real"],
+        max_ops=asked["max_ops"],
+        replay=asked["replay"],
+        gpu=gpu,
         gradients=asked["mode"] == "forward" and not asked["no_grad"],
         assume=(assume,) if isinstance(assume, str) else tuple(assume),
-    )  # fmt: skip
+    )
 
 
 def _alone(made: Profile, world: int | None) -> Profile:
@@ -166,13 +176,18 @@ def profile_of(traced: TraceResult, attention: str = "auto") -> Profile:
         traced=Traced(**vars(traced.facts)),
         environment={"torch": torch.__version__.partition("+")[0]},
         attention=kernels,
-    )  # fmt: skip
+    )
 
 
 def resimulate(
-    saved: Profile, gpu: Names, policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False,
-    host: str | Path | Host | None = None, cluster: str | Path | Cluster | None = None,
-) -> Profile:  # fmt: skip
+    saved: Profile,
+    gpu: Names,
+    policy: str | Iterable[str] = "eager",
+    *,
+    cuda_graph: bool = False,
+    host: str | Path | Host | None = None,
+    cluster: str | Path | Cluster | None = None,
+) -> Profile:
     """A saved profile on other GPUs; needs neither torch nor the model. ``cuda_graph``, ``host`` and
     ``cluster`` as for :func:`profile`; the host is the profile's own where none is named.
 
@@ -236,9 +251,13 @@ class Trace:
         return f"<memwall.trace of {self._record.workload.name}: {len(self._record.graph.ops):,} ops>"
 
     def profile(
-        self, gpu: Names = "h100-sxm", policy: str | Iterable[str] = "eager", *, cuda_graph: bool = False,
+        self,
+        gpu: Names = "h100-sxm",
+        policy: str | Iterable[str] = "eager",
+        *,
+        cuda_graph: bool = False,
         host: str | Path | Host | None = None,
-    ) -> Profile:  # fmt: skip
+    ) -> Profile:
         """Model what was recorded on one or more GPUs; may be called again for others.
 
         Args:

@@ -16,8 +16,13 @@ from memwall.pipeline import started, workload_of
 from memwall.record.profile import Profile
 
 
-def profile_ranks(made: Profile, target: Any, options: Mapping[str, Any], trace: Callable[[int], Profile],
-                  say: Callable[[str], None] = lambda message: None) -> dict[int, Profile]:  # fmt: skip
+def profile_ranks(
+    made: Profile,
+    target: Any,
+    options: Mapping[str, Any],
+    trace: Callable[[int], Profile],
+    say: Callable[[str], None] = lambda message: None,
+) -> dict[int, Profile]:
     """Each rank of the pipeline of a profiled one, with its profile or that of an earlier rank which does the same;
     nothing of a program without a pipeline.
 

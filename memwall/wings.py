@@ -138,8 +138,10 @@ def _of(wing: str, place: str) -> Any:
 
 def command_module(name: str) -> str:
     """The module of a command: in its wing, else among those of the analyzer."""
-    return next((f"memwall.{wing}.{row.commands[name]}" for wing, row in WINGS.items() if name in row.commands),
-                f"memwall.cli.{name}")  # fmt: skip
+    return next(
+        (f"memwall.{wing}.{row.commands[name]}" for wing, row in WINGS.items() if name in row.commands),
+        f"memwall.cli.{name}",
+    )
 
 
 def planner(policy: str) -> Any:

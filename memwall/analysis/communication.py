@@ -50,9 +50,16 @@ class CommRow:
 
 
 def sweep(
-    cluster: Cluster, ops: Iterable[str], workers: int, least: int, most: int, *, per_node: int | None = None,
-    library: str = "nccl", launch: str = "graph",
-) -> list[CommRow]:  # fmt: skip
+    cluster: Cluster,
+    ops: Iterable[str],
+    workers: int,
+    least: int,
+    most: int,
+    *,
+    per_node: int | None = None,
+    library: str = "nccl",
+    launch: str = "graph",
+) -> list[CommRow]:
     """Each op with messages of ``least`` bytes, and twice as many up to ``most``.
 
     Raises:
@@ -62,10 +69,15 @@ def sweep(
         raise UsageError(f"the smallest message, {least:,} bytes, is larger than the largest, {most:,} bytes")
     sizes = [least << i for i in range((most // least).bit_length())]
     return [
-        CommRow(op, nbytes, workers, collective_s(op, nbytes, workers, cluster, per_node=per_node, library=library,
-                                                  launch=launch))
-        for op in dict.fromkeys(ops) for nbytes in sizes
-    ]  # fmt: skip
+        CommRow(
+            op,
+            nbytes,
+            workers,
+            collective_s(op, nbytes, workers, cluster, per_node=per_node, library=library, launch=launch),
+        )
+        for op in dict.fromkeys(ops)
+        for nbytes in sizes
+    ]
 
 
 def sent_bytes(profile: Profile, schedule: Schedule) -> float:
@@ -134,8 +146,9 @@ def message_rows(profile: Profile, schedule: Schedule) -> list[MessageRow]:
         if cluster:
             time = message_time(message, cluster)
             taken, sent = f"{time.algorithm} {time.protocol}".strip(), _of_a_gpu(message, time, cluster)
-        found.append(MessageRow(name, message.group, links[message], message.nbytes, int(count), whole_s, exposed_s,
-                                taken, sent))  # fmt: skip
+        found.append(
+            MessageRow(name, message.group, links[message], message.nbytes, int(count), whole_s, exposed_s, taken, sent)
+        )
     return sorted(found, key=lambda row: -row.whole_s)
 
 

@@ -81,9 +81,10 @@ def _recast(graph: Graph, dtype: str, other: str) -> Graph:
         return replace(storage, nbytes=storage.nbytes * new // old) if held.get(storage.id) == {dtype} else storage
 
     return replace(
-        graph, values=tuple([replace(value, spec=changed[value.spec]) for value in graph.values]),
+        graph,
+        values=tuple([replace(value, spec=changed[value.spec]) for value in graph.values]),
         storages=tuple(map(resized, graph.storages)),
-    )  # fmt: skip
+    )
 
 
 def _with_tf32(graph: Graph) -> Graph:
@@ -100,8 +101,9 @@ def _with_tf32(graph: Graph) -> Graph:
 
 
 def _all_with_tf32(attention: AttentionGraph) -> AttentionGraph:
-    kinds = [replace(kind, forms={name: _with_tf32(form) for name, form in kind.forms.items()})
-             for kind in attention.kinds]  # fmt: skip
+    kinds = [
+        replace(kind, forms={name: _with_tf32(form) for name, form in kind.forms.items()}) for kind in attention.kinds
+    ]
     return replace(attention, traced=_with_tf32(attention.traced), kinds=tuple(kinds))
 
 

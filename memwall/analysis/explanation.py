@@ -89,8 +89,9 @@ def provenance(profile: Profile, schedule: Schedule) -> tuple[Provenance, ...]:
         gpus[HOST] = {}
     return tuple(
         Provenance(status, times_s[status], tuple(gpus[status]), tuple(sorted(families[status])))
-        for status in times_s if status in gpus
-    )  # fmt: skip
+        for status in times_s
+        if status in gpus
+    )
 
 
 def calibration_text(profile: Profile, schedule: Schedule) -> str:
@@ -164,9 +165,10 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
         return [kernels[int(wanted)]]
     pattern = wanted if "*" in wanted else f"*{wanted}*"
     chosen = [k for k in kernels if short_name(k.name) == wanted or k.name == wanted] or [
-        k for k in kernels
+        k
+        for k in kernels
         if fnmatch.fnmatchcase(k.name, pattern) or fnmatch.fnmatchcase(kernel_module(profile, schedule, k), pattern)
-    ]  # fmt: skip
+    ]
     if not chosen:
         names = dict.fromkeys(short_name(k.name) for k in kernels)
         near = nearest(wanted, names, 3, 0.5) or list(names)[:3]

@@ -37,9 +37,12 @@ def growth_numbers(gpu: Gpu) -> dict[str, float | None]:
     """The quantities of the growth factors: peaks per dtype, bandwidth, capacity, ridge points and power."""
     numbers: dict[str, float | None] = {dtype: best_peak(gpu, dtype) for dtype in DTYPES}
     numbers |= {
-        "bandwidth": gpu.dram_bytes_per_s, "capacity": float(gpu.dram_bytes), "l2": float(gpu.l2_bytes) or None,
-        "link": gpu.link_bytes_per_s or None, "tdp": gpu.tdp_w or None,
-    }  # fmt: skip
+        "bandwidth": gpu.dram_bytes_per_s,
+        "capacity": float(gpu.dram_bytes),
+        "l2": float(gpu.l2_bytes) or None,
+        "link": gpu.link_bytes_per_s or None,
+        "tdp": gpu.tdp_w or None,
+    }
     numbers["ridge_float16"] = numbers["float16"] and numbers["float16"] / gpu.dram_bytes_per_s
     return numbers
 
@@ -53,8 +56,15 @@ def machines_of(gpus: Sequence[Gpu]) -> tuple[Machine, ...]:
 def _machine(gpu: Gpu, base: Mapping[str, float | None]) -> Machine:
     peaks = {str(pipe): gpu.peak_flop_per_s[pipe] for pipe in sorted(gpu.peak_flop_per_s)}
     return Machine(
-        gpu.name, gpu.full_name, gpu.release, peaks,
+        gpu.name,
+        gpu.full_name,
+        gpu.release,
+        peaks,
         {pipe: rate / gpu.dram_bytes_per_s for pipe, rate in peaks.items()},
-        gpu.dram_bytes_per_s, gpu.dram_bytes, gpu.l2_bytes, gpu.link_bytes_per_s, gpu.tdp_w,
+        gpu.dram_bytes_per_s,
+        gpu.dram_bytes,
+        gpu.l2_bytes,
+        gpu.link_bytes_per_s,
+        gpu.tdp_w,
         {key: value / old if value and old else None for key, old, value in join(base, growth_numbers(gpu))},
-    )  # fmt: skip
+    )

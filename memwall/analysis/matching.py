@@ -81,9 +81,13 @@ def clusters(
 def _key(graph: Graph, op: Op) -> tuple[object, ...]:
     """What an op does, wherever it is."""
     return (
-        op.name, op.phase, graph.specs(op.inputs), graph.specs(op.outputs), op.arguments,
+        op.name,
+        op.phase,
+        graph.specs(op.inputs),
+        graph.specs(op.outputs),
+        op.arguments,
         tuple((name, repr(value)) for name, value in op.attributes.items()),
-    )  # fmt: skip
+    )
 
 
 def in_order(base: Sequence[object], head: Sequence[object]) -> list[tuple[int, int]]:

@@ -91,9 +91,14 @@ def _row(name: str, node: _Node, whole: Sums, total: int | None) -> ModuleRow:
     children.sort(key=lambda row: (-row.time_s, -(row.memory_bytes or 0), row.key))
     kernels = [*node.all_kernels()]
     row = ModuleRow.of(
-        kernels, key=name, whole=whole, count=len(node.paths) or 1, children=tuple(children),
-        memory_bytes=None if total is None else node.all_bytes(), whole_memory_bytes=total,
-    )  # fmt: skip
+        kernels,
+        key=name,
+        whole=whole,
+        count=len(node.paths) or 1,
+        children=tuple(children),
+        memory_bytes=None if total is None else node.all_bytes(),
+        whole_memory_bytes=total,
+    )
     return row if kernels else replace(row, limited_by="-")
 
 

@@ -63,12 +63,18 @@ class PipelineStep:
     def to_dict(self) -> dict[str, Any]:
         """For a JSON record: the step, its bubble and the seconds of each stage."""
         return {
-            "schedule": self.pipeline.schedule, "microbatches": self.pipeline.microbatches,
-            "ranks": list(self.pipeline.ranks), "time_s": self.time_s, "bubble": self.run.bubble,
-            "mfu": self.mfu, "hfu": self.hfu, "tokens_per_s": self.rates.tokens_per_s,
-            "tokens_per_s_per_gpu": self.rates.tokens_per_s_per_gpu, "slowest_rank": self.slowest,
+            "schedule": self.pipeline.schedule,
+            "microbatches": self.pipeline.microbatches,
+            "ranks": list(self.pipeline.ranks),
+            "time_s": self.time_s,
+            "bubble": self.run.bubble,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "tokens_per_s": self.rates.tokens_per_s,
+            "tokens_per_s_per_gpu": self.rates.tokens_per_s_per_gpu,
+            "slowest_rank": self.slowest,
             "stages": [stage._asdict() for stage in self.stages],
-        }  # fmt: skip
+        }
 
     @property
     def slowest(self) -> int:
@@ -104,8 +110,18 @@ def rank_rows(profiles: Mapping[int, Profile], step: PipelineStep | None) -> lis
         if step:
             place = step.pipeline.ranks.index(rank)
             waits_s, in_flight = step.run.time_s - step.run.busy_s[place], step.run.in_flight[place]
-        found.append(RankRow(rank, alike, own_s, exposed_s(profile, schedule), waits_s, state,
-                             schedule.totals.peak_memory_bytes, in_flight))  # fmt: skip
+        found.append(
+            RankRow(
+                rank,
+                alike,
+                own_s,
+                exposed_s(profile, schedule),
+                waits_s,
+                state,
+                schedule.totals.peak_memory_bytes,
+                in_flight,
+            )
+        )
     return found
 
 

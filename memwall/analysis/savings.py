@@ -135,11 +135,18 @@ class PolicySet:
         own, eager, ideal = schedule.totals, self.eager.totals, self.ideal.totals
         saved, rewrites = eager.dram_bytes - own.dram_bytes, schedule.policy in REWRITING
         return PolicyRow(
-            schedule.policy, own.time_s, eager.time_s / own.time_s if own.time_s else 1.0, own.kernels, own.dram_bytes,
-            saved, None if rewrites else _score(saved, eager.dram_bytes - ideal.dram_bytes),
+            schedule.policy,
+            own.time_s,
+            eager.time_s / own.time_s if own.time_s else 1.0,
+            own.kernels,
+            own.dram_bytes,
+            saved,
+            None if rewrites else _score(saved, eager.dram_bytes - ideal.dram_bytes),
             None if rewrites else _score(eager.time_s - own.time_s, eager.time_s - ideal.time_s),
-            own.mfu, own.peak_memory_bytes, schedule.fits,
-        )  # fmt: skip
+            own.mfu,
+            own.peak_memory_bytes,
+            schedule.fits,
+        )
 
 
 def _score(saved: float, ideal_saved: float) -> float | None:
@@ -170,14 +177,24 @@ def _policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
 
 def _saving(
     policies: PolicySet, kernels: Sequence[Estimate], name: str, module: str, phase: str, op_class: str, ops: int
-) -> Saving:  # fmt: skip
+) -> Saving:
     """What some kernels save over those that they replace."""
     own = sums(kernels, ("launches", "bytes", "time_s"))
     eager = sums([eager for kernel in kernels for eager in policies.replaced(kernel)], tuple(own))
     return Saving(
-        name, module, phase, op_class, len(kernels), ops, eager["launches"], own["launches"], eager["bytes"],
-        own["bytes"], eager["time_s"], own["time_s"],
-    )  # fmt: skip
+        name,
+        module,
+        phase,
+        op_class,
+        len(kernels),
+        ops,
+        eager["launches"],
+        own["launches"],
+        eager["bytes"],
+        own["bytes"],
+        eager["time_s"],
+        own["time_s"],
+    )
 
 
 def group_savings(policies: PolicySet, schedule: Schedule) -> tuple[Saving, ...]:
@@ -185,10 +202,16 @@ def group_savings(policies: PolicySet, schedule: Schedule) -> tuple[Saving, ...]
     ops = policies.profile.graphs[schedule.graph].ops
     changed = [kernel for kernel in schedule.kernels if [*map(_work, policies.replaced(kernel))] != [_work(kernel)]]
     keys = [
-        (tuple([ops[i].name for i in k.op_ids]), policies.module(schedule, k), ops[k.op_ids[0]].phase, k.op_class,
-         k.read_bytes, k.write_bytes)
+        (
+            tuple([ops[i].name for i in k.op_ids]),
+            policies.module(schedule, k),
+            ops[k.op_ids[0]].phase,
+            k.op_class,
+            k.read_bytes,
+            k.write_bytes,
+        )
         for k in changed
-    ]  # fmt: skip
+    ]
     rows = [
         _saving(policies, kernels, group_name(names), module, phase, op_class, len(names))
         for (names, module, phase, op_class, _, _), kernels in group_by(changed, keys).items()
@@ -251,11 +274,19 @@ def missed_fusions(
         if refusal.rule == DECLINED or again or group_of[refusal.producer] == where:
             continue
         producer, consumer = ops[refusal.producer], ops[refusal.consumer]
-        found.append(Missed(
-            producer.name, consumer.name, collapse(common_module([producer.module, consumer.module])), consumer.phase,
-            refusal.rule, refusal.reason, refusal.count, refusal.count * refusal.saved_bytes,
-            refusal.count * refusal.saved_s,
-        ))  # fmt: skip
+        found.append(
+            Missed(
+                producer.name,
+                consumer.name,
+                collapse(common_module([producer.module, consumer.module])),
+                consumer.phase,
+                refusal.rule,
+                refusal.reason,
+                refusal.count,
+                refusal.count * refusal.saved_bytes,
+                refusal.count * refusal.saved_s,
+            )
+        )
     keys = [(m.producer, m.consumer, m.module, m.phase, m.rule) for m in found]
     rows = [
         replace(row, producer=short_name(row.producer), consumer=short_name(row.consumer))

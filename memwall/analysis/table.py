@@ -215,8 +215,18 @@ def equal_kernels(profile: Profile, graph: int, kernels: Sequence[Estimate]) -> 
             starred[module] = collapse(module)
         shapes = tuple([values[i].spec for op in members for i in op.inputs])
         phase = phase_name(profile, members[0].phase)
-        keys.append((kernel.name, kernel.op_class, phase, starred[module], shapes, kernel.flops,
-                     kernel.read_bytes, kernel.write_bytes))  # fmt: skip
+        keys.append(
+            (
+                kernel.name,
+                kernel.op_class,
+                phase,
+                starred[module],
+                shapes,
+                kernel.flops,
+                kernel.read_bytes,
+                kernel.write_bytes,
+            )
+        )
     return keys
 
 
@@ -251,8 +261,14 @@ def _kernel_row(
     module = kernel_module(profile, schedule, kernel)
     specs = [graph.values[i].spec for op_id in kernel.op_ids for i in graph.ops[op_id].inputs]
     return KernelRow.of(
-        kernels, key=kernel.name, whole=whole, modeled=all(costs[i].modeled for i in kernel.op_ids),
-        op_class=kernel.op_class, phase=kernel_phase(profile, schedule, kernel),
-        module=collapse(module) if len(kernels) > 1 else module, shapes=shapes_text(specs), problem=problem,
+        kernels,
+        key=kernel.name,
+        whole=whole,
+        modeled=all(costs[i].modeled for i in kernel.op_ids),
+        op_class=kernel.op_class,
+        phase=kernel_phase(profile, schedule, kernel),
+        module=collapse(module) if len(kernels) > 1 else module,
+        shapes=shapes_text(specs),
+        problem=problem,
         count=len(kernels),
-    )  # fmt: skip
+    )

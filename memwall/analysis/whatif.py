@@ -168,9 +168,11 @@ def _with_latency(gpu: Gpu, factor: float) -> Gpu:
         for name in _LATENCIES.intersection(names_of(type(defaults))):
             constants[f"{table}.{name}"] = factor * constants.get(f"{table}.{name}", getattr(defaults, name))
     return replace(
-        gpu, launch_overhead_s=factor * gpu.launch_overhead_s, boost_clock_hz=gpu.boost_clock_hz / factor,
+        gpu,
+        launch_overhead_s=factor * gpu.launch_overhead_s,
+        boost_clock_hz=gpu.boost_clock_hz / factor,
         utilization=constants,
-    )  # fmt: skip
+    )
 
 
 def parse_change(text: str) -> Change:
@@ -254,9 +256,12 @@ class Outcome:
 
 
 def what_if(
-    profile: Profile, changes: Sequence[Change], gpus: Sequence[Gpu], policies: Sequence[str],
+    profile: Profile,
+    changes: Sequence[Change],
+    gpus: Sequence[Gpu],
+    policies: Sequence[str],
     regions: Mapping[int, Sequence[int]] | None = None,
-) -> list[Outcome]:  # fmt: skip
+) -> list[Outcome]:
     """Totals before and after each change, and after all of them together where there are several. Plans are those of
     the profile's own simulations; missing ones, and those of a saved record, are made here. ``regions``: number of a
     graph -> for each of its ops the region that the profile was planned with; memwall's planner fuses within one only.

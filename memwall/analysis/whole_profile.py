@@ -80,10 +80,16 @@ def nchw_tensors(graph: Graph, op: Op) -> list[TensorSpec] | None:
 
 def unmodeled(profile: Profile) -> tuple[str, ...]:
     """Names of the ops that no formula models, in any of the graphs."""
-    return tuple(sorted({
-        op.name for graph, costs in zip(profile.graphs, profile.costs, strict=True)
-        for op, cost in zip(graph.ops, costs, strict=True) if not cost.modeled
-    }))  # fmt: skip
+    return tuple(
+        sorted(
+            {
+                op.name
+                for graph, costs in zip(profile.graphs, profile.costs, strict=True)
+                for op, cost in zip(graph.ops, costs, strict=True)
+                if not cost.modeled
+            }
+        )
+    )
 
 
 def materialized_bytes(profile: Profile, schedule: Schedule) -> int:

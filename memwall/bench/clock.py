@@ -125,8 +125,14 @@ class CpuClock:
             return self._clocks.time(call)[0]
 
     def describe(self) -> dict[str, Any]:
-        return {"device": cpu_name(), "threads": 1, "cache_bytes": self._cache_bytes, **versions(),
-                "kernel": platform.release(), "note": "caches cleared before each sample"}  # fmt: skip
+        return {
+            "device": cpu_name(),
+            "threads": 1,
+            "cache_bytes": self._cache_bytes,
+            **versions(),
+            "kernel": platform.release(),
+            "note": "caches cleared before each sample",
+        }
 
     def free_bytes(self) -> int:
         return available_bytes()

@@ -118,11 +118,16 @@ class Cuda:
             version = pynvml.nvmlSystemGetDriverVersion()
             driver = version.decode() if isinstance(version, bytes) else str(version)
         return {
-            "device": properties.name, "bus_id": self._bus_id, "sm_count": properties.multi_processor_count,
-            "memory_bytes": properties.total_memory, "cache_bytes": self._l2_bytes, **versions(),
-            "cuda": self._torch.version.cuda, "driver": driver,
+            "device": properties.name,
+            "bus_id": self._bus_id,
+            "sm_count": properties.multi_processor_count,
+            "memory_bytes": properties.total_memory,
+            "cache_bytes": self._l2_bytes,
+            **versions(),
+            "cuda": self._torch.version.cuda,
+            "driver": driver,
             "note": "L2 cleared before each sample",
-        }  # fmt: skip
+        }
 
     def free_bytes(self) -> int:
         free, _ = self._torch.cuda.mem_get_info()

@@ -159,9 +159,10 @@ def open_nvml(bus_id: str | None) -> Sensing:
     try:
         nvml.nvmlInit()
         find, place = (
-            (nvml.nvmlDeviceGetHandleByIndex, 0) if bus_id is None
+            (nvml.nvmlDeviceGetHandleByIndex, 0)
+            if bus_id is None
             else (nvml.nvmlDeviceGetHandleByPciBusId, bus_id.encode())
-        )  # fmt: skip
+        )
         handle = find(place)
     except nvml.NVMLError as error:
         unknown = Sensors(flags=(f"unknown clocks: {error}",))

@@ -113,9 +113,14 @@ class Counters:
         else:
             waited_s = end.queued_s - self.queued_s
         return Usage(
-            wall_s, wall_s * end.cores, others_s, (end.stolen_s or 0.0) - (self.stolen_s or 0.0),
-            waited_s + end.held_s - self.held_s, end.throttles - self.throttles, flags,
-        )  # fmt: skip
+            wall_s,
+            wall_s * end.cores,
+            others_s,
+            (end.stolen_s or 0.0) - (self.stolen_s or 0.0),
+            waited_s + end.held_s - self.held_s,
+            end.throttles - self.throttles,
+            flags,
+        )
 
 
 def read_counters(root: Path = Path("/"), clock: Callable[[], float] = time.perf_counter) -> Counters:
@@ -131,9 +136,7 @@ def read_counters(root: Path = Path("/"), clock: Callable[[], float] = time.perf
         with contextlib.suppress(OSError, ValueError):
             throttles += int(_text(path))
     busy = _machine_time(root / "proc/stat")
-    return Counters(
-        clock(), time.process_time(), os.cpu_count() or 1, *busy, ran_s, queued_s, held_s, throttles
-    )  # fmt: skip
+    return Counters(clock(), time.process_time(), os.cpu_count() or 1, *busy, ran_s, queued_s, held_s, throttles)
 
 
 def machine_busy_s(stat: Path = Path("/proc/stat")) -> float:

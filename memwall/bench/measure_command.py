@@ -54,9 +54,7 @@ def _executors(context: click.Context, parameter: click.Parameter, texts: tuple[
 @click.option("--no-step", is_flag=True, help="Time kernels alone, not the whole step.")
 @click.option("--strict-device", is_flag=True, help="Fail (3) where the device is throttled or shared.")
 @options.common("report.pages.profile.MeasuredReport")
-def command(
-    target: str, strict_device: bool, no_check: bool, no_step: bool, out: Out, **given: Any
-) -> int:  # fmt: skip
+def command(target: str, strict_device: bool, no_check: bool, no_step: bool, out: Out, **given: Any) -> int:
     """Time every kernel of TARGET on this machine, and the whole step, next to the modeled time.
 
     Each distinct kernel is built, checked against eager PyTorch in float64, and timed alone with cold caches, in a
@@ -64,7 +62,7 @@ def command(
     profile (.json) is measured without its model.
 
     -o FILE.json is written while the measurement runs; Ctrl-C keeps what was measured (exit 130).
-    """  # fmt: skip
+    """
     from memwall.bench.kernels import Interrupted, measure
     from memwall.record.profile import Profile
     from memwall.report.pages.profile import MeasuredReport
@@ -81,9 +79,14 @@ def command(
     try:
         with running(target, messages):
             profile = measure(
-                source, progress=messages.progress, updated=_writer(paths), check=not no_check, steps=not no_step,
-                **timing, **keywords,
-            )  # fmt: skip
+                source,
+                progress=messages.progress,
+                updated=_writer(paths),
+                check=not no_check,
+                steps=not no_step,
+                **timing,
+                **keywords,
+            )
     except Interrupted as interrupted:
         profile, code = interrupted.profile, INTERRUPTED
     out.show(MeasuredReport(profile), before_print=partial(_doubts, profile, messages))

@@ -56,9 +56,16 @@ class Bytes(click.ParamType):
 )
 @options.common("report.pages.clusters.CommReport")
 def command(
-    out: Out, cluster: str, ops: tuple[str, ...], gpus: int | None, per_node: int | None, least: int, most: int,
-    library: str, launch: str,
-) -> None:  # fmt: skip
+    out: Out,
+    cluster: str,
+    ops: tuple[str, ...],
+    gpus: int | None,
+    per_node: int | None,
+    least: int,
+    most: int,
+    library: str,
+    launch: str,
+) -> None:
     """Model the time of collectives by message size: time, algorithm and bus bandwidth, and what was taken.
 
     Sizes are as nccl-tests define them. No GPU is needed.
@@ -67,6 +74,14 @@ def command(
 
     out.plan(CommReport)
     found = load_cluster(cluster)
-    rows = sweep(found, ops or ("all_reduce",), found.gpus_per_node if gpus is None else gpus, least, most,
-                 per_node=per_node, library=library, launch=launch)  # fmt: skip
+    rows = sweep(
+        found,
+        ops or ("all_reduce",),
+        found.gpus_per_node if gpus is None else gpus,
+        least,
+        most,
+        per_node=per_node,
+        library=library,
+        launch=launch,
+    )
     out.show(CommReport(found, rows))

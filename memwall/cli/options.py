@@ -79,11 +79,15 @@ def gpus_of(default: str) -> Callable[[F], F]:
     """``--gpu``, and ``--host``, what issues their kernels."""
     return _decorator(
         click.option(
-            "--gpu", "gpus", cls=SeveralOption, metavar="NAME...", shell_complete=completing("gpus"),
+            "--gpu",
+            "gpus",
+            cls=SeveralOption,
+            metavar="NAME...",
+            shell_complete=completing("gpus"),
             help=f"One GPU or several, by name (see memwall gpus) or by the path of a TOML file. [default: {default}]",
         ),
         asked(Step, "host"),
-    )  # fmt: skip
+    )
 
 
 gpus = gpus_of("this machine's GPU, else h100-sxm; a saved profile's own")
@@ -105,9 +109,14 @@ def _check_policies(
 def policies_of(help_text: str) -> Callable[[F], F]:
     """``--policy``."""
     return click.option(
-        "--policy", "policies", cls=SeveralOption, metavar="NAME...", callback=_check_policies, help=help_text,
+        "--policy",
+        "policies",
+        cls=SeveralOption,
+        metavar="NAME...",
+        callback=_check_policies,
+        help=help_text,
         shell_complete=completing("policies"),
-    )  # fmt: skip
+    )
 
 
 policies = policies_of(
@@ -210,21 +219,35 @@ def common(page: str, suffixes: Mapping[str, str] = SUFFIXES) -> Callable[[F], F
     messages: the command gets them as ``out``."""
     no_progress = click.option("--no-progress", is_flag=True, help="Show no progress while working.")
     files = click.option(
-        "-o", "--output", "outputs", cls=FilesOption, page=page, suffixes=suffixes, multiple=True, metavar="FILE",
+        "-o",
+        "--output",
+        "outputs",
+        cls=FilesOption,
+        page=page,
+        suffixes=suffixes,
+        multiple=True,
+        metavar="FILE",
         shell_complete=completing("files"),
-    )  # fmt: skip
+    )
     style = click.option(
-        "--style", type=click.Choice(STYLES), default="screen",
+        "--style",
+        type=click.Choice(STYLES),
+        default="screen",
         help="How a .png, .svg or .pdf looks; paper: one column, serif, without titles, for grey print.",
-    )  # fmt: skip
+    )
     pictures = [style] if ".svg" in suffixes else []
 
     def decorate(function: F) -> F:
         @wraps(function)
         def run(
-            *, outputs: tuple[str, ...], as_json: bool, quiet: bool, no_progress: bool, style: str = "screen",
+            *,
+            outputs: tuple[str, ...],
+            as_json: bool,
+            quiet: bool,
+            no_progress: bool,
+            style: str = "screen",
             **given: Any,
-        ) -> Any:  # fmt: skip
+        ) -> Any:
             if not any(output.lower().endswith(_PICTURES) for output in outputs):
                 refuse_given(f"without -o FILE that ends in {', '.join(_PICTURES)}", "style", "picture")
             out = Out(outputs, as_json=as_json, style=style, quiet=quiet, no_progress=no_progress)
@@ -245,10 +268,12 @@ def on_command_line() -> dict[str, str]:
     """Options that the command line of the running command has: keyword → flag."""
     context = click.get_current_context()
     return {
-        param.name: max(param.opts, key=len) for param in context.command.params
-        if isinstance(param, click.Option) and param.name is not None
+        param.name: max(param.opts, key=len)
+        for param in context.command.params
+        if isinstance(param, click.Option)
+        and param.name is not None
         and context.get_parameter_source(param.name) == ParameterSource.COMMANDLINE
-    }  # fmt: skip
+    }
 
 
 def refuse_given(why: str, *names: str, but: Collection[str] = ()) -> None:

@@ -147,9 +147,13 @@ class Out:
         self.files = [plan_output(text, report.kinds, suffixes) for text in dict.fromkeys(self.paths)]
 
     def show(
-        self, report: Report, *, before_files: Callable[[], None] = lambda: None,
-        before_print: Callable[[], None] = lambda: None, text: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        report: Report,
+        *,
+        before_files: Callable[[], None] = lambda: None,
+        before_print: Callable[[], None] = lambda: None,
+        text: bool = True,
+    ) -> None:
         """Render everything, then write the files, then print the result, unless it is a ``text`` that is not wanted.
         Raises ``UsageError``: a file cannot be written; ``MissingError``: a kind needs a dependency that is not
         installed."""

@@ -124,9 +124,13 @@ class Command(click.Command):
         found = super().get_params(ctx)
         if self.name in FIRST_OPTIONS:
             every = click.Option(
-                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_show_all,
                 help="Show every option and exit.",
-            )  # fmt: skip
+            )
             found.insert(len(found) - 1, every)
         return found
 

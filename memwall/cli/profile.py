@@ -132,7 +132,12 @@ def _profile(
     ranks = _ranks(made, target, gpus, given, out)
     made = with_figures(made, ranks)
     report = ProfileReport(
-        made, ranks=ranks, pipeline=pipeline_step(ranks) if ranks else None, what_ifs=tuple(totals),
-        explained=explained, assumed=assumed, **shape,
-    )  # fmt: skip
+        made,
+        ranks=ranks,
+        pipeline=pipeline_step(ranks) if ranks else None,
+        what_ifs=tuple(totals),
+        explained=explained,
+        assumed=assumed,
+        **shape,
+    )
     out.show(report, before_print=partial(remember, made, out.messages))

@@ -152,8 +152,14 @@ def _resources(launch: TritonLaunch, architecture: str, answer: Mapping[str, Any
 
 
 def _key(kernel: Kernel, launch: TritonLaunch, architecture: str, version: str) -> str:
-    depends = {**asdict(launch), "grid": None, "source": source_hash(_compiled_text(kernel.source)), "format": FORMAT,
-               "architecture": architecture, "triton": version}  # fmt: skip
+    depends = {
+        **asdict(launch),
+        "grid": None,
+        "source": source_hash(_compiled_text(kernel.source)),
+        "format": FORMAT,
+        "architecture": architecture,
+        "triton": version,
+    }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -220,11 +226,16 @@ class _Compiler:
         path = self.scratch / f"{source_hash(kernel.source)}.py"
         path.write_text(kernel.source, encoding="utf-8")
         job = {
-            "source": str(path), "function": launch.function, "arguments": launch.arguments,
-            "constants": dict(launch.constants), "num_warps": launch.num_warps, "num_stages": launch.num_stages,
-            "backend": "hip" if architecture.startswith("gfx") else "cuda", "architecture": architecture,
+            "source": str(path),
+            "function": launch.function,
+            "arguments": launch.arguments,
+            "constants": dict(launch.constants),
+            "num_warps": launch.num_warps,
+            "num_stages": launch.num_stages,
+            "backend": "hip" if architecture.startswith("gfx") else "cuda",
+            "architecture": architecture,
             "warp_size": CHIPS[architecture].warp_size,
-        }  # fmt: skip
+        }
         if self.process is None:
             variables = {key: value for key, value in environment().items() if key != "TRITON_INTERPRET"}
             variables |= {"TRITON_CACHE_DIR": str(self.scratch / "triton"), "TRITON_ALWAYS_COMPILE": "1"}

@@ -236,10 +236,19 @@ def _set(schedule: Schedule, kernels: Sequence[_Launches], names: Sequence[str])
     rows, order = [], {}
     for number, (name, launches) in enumerate(zip(names, kernels, strict=True)):
         _, first, written = launches[0]
-        rows.append(EmittedKernel(
-            name, written.how, len(launches), first.launches, first.read_bytes, first.write_bytes, first.flops,
-            sum(e.time_s for _, e, _ in launches), first.bound_s,
-        ))  # fmt: skip
+        rows.append(
+            EmittedKernel(
+                name,
+                written.how,
+                len(launches),
+                first.launches,
+                first.read_bytes,
+                first.write_bytes,
+                first.flops,
+                sum(e.time_s for _, e, _ in launches),
+                first.bound_s,
+            )
+        )
         for group, estimate, own in launches:
             order[estimate.id] = EmittedLaunch(number, group.op_ids, group.recomputes, own.inputs, own.outputs)
     return EmittedSet(schedule.gpu.name, schedule.policy, tuple(rows), tuple(order[launch] for launch in sorted(order)))
@@ -247,16 +256,21 @@ def _set(schedule: Schedule, kernels: Sequence[_Launches], names: Sequence[str])
 
 def _readme(profile: Profile, sets: Sequence[EmittedSet]) -> str:
     lines = [
-        f"# Kernels of {_cell(profile.workload.name)}, {profile.workload.mode}", "",
+        f"# Kernels of {_cell(profile.workload.name)}, {profile.workload.mode}",
+        "",
         "One file for each distinct kernel, in launch order. `index.json` has every launch of a step: its file, its ops"
-        " and the values that it reads and writes. Bytes and times are of one launch; times are modeled.", "",
-    ]  # fmt: skip
+        " and the values that it reads and writes. Bytes and times are of one launch; times are modeled.",
+        "",
+    ]
     for entry in sets:
         lines += [
-            f"## {entry.policy} on {entry.gpu}", "",
-            f"{len(entry.order):,} groups, {len(entry.kernels):,} distinct.", "",
-            "| file | repeats | launches | read | written | time |", "|:---|---:|---:|---:|---:|---:|",
-        ]  # fmt: skip
+            f"## {entry.policy} on {entry.gpu}",
+            "",
+            f"{len(entry.order):,} groups, {len(entry.kernels):,} distinct.",
+            "",
+            "| file | repeats | launches | read | written | time |",
+            "|:---|---:|---:|---:|---:|---:|",
+        ]
         for row in entry.kernels:
             lines.append(
                 f"| [{row.file}]({row.file}) | {row.repeats} | {row.launches} | {size(row.read_bytes)}"

@@ -156,8 +156,12 @@ class _Gemm(Writer):
         self.precision = {"float32": "tf32" if tf32 else "ieee"}.get(self.dtype, "")
         self.tiles = tiles((made.batch, made.m, made.n), ITEMSIZE[self.dtype], self._shapes(), gpu)
         self.function.constants, self.function.num_warps = self.tiles[0].constants(), self.tiles[0].warps
-        limits = {"m": (made.m, _WHOLE_TILE), "n": (made.n, _WHOLE_TILE),
-                  "k_left": (made.k, _WHOLE_DEPTH), "k_right": (made.k, _WHOLE_DEPTH)}  # fmt: skip
+        limits = {
+            "m": (made.m, _WHOLE_TILE),
+            "n": (made.n, _WHOLE_TILE),
+            "k_left": (made.k, _WHOLE_DEPTH),
+            "k_right": (made.k, _WHOLE_DEPTH),
+        }
         #: axis → its mask; none where every tile is whole
         self.masks = {name: f"({name} < {size})" for name, (size, tile) in limits.items() if size % tile}
 
@@ -184,8 +188,12 @@ class _Gemm(Writer):
         stores = [self._store_line(epilogue, value_id) for value_id in self.group.writes]
         self._refuse_races(operand_reads)
         function.lines = [
-            *self._places(), *outer.lines, *self._loop(inner.lines, left_tile, right_tile), *epilogue.lines, *stores,
-        ]  # fmt: skip
+            *self._places(),
+            *outer.lines,
+            *self._loop(inner.lines, left_tile, right_tile),
+            *epilogue.lines,
+            *stores,
+        ]
         matrices = f"{made.batch} x " if made.has_batch else ""
         function.doc = f"{matrices}[{made.m}, {made.k}] x [{made.k}, {made.n}] in {self.dtype}."
         tiles_text = f"triton.cdiv({made.m}, BLOCK_M) * triton.cdiv({made.n}, BLOCK_N)"

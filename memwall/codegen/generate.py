@@ -161,14 +161,18 @@ class _NestGenerator:
             return None
         sizes = {(cols, rows), (1, rows), (1, rows * cols)}
         late = [
-            r for key, r in self.every.items()
-            if key not in level and r.kind == "sum" and all(id(n) in level for n in self._needs(r.source))
+            r
+            for key, r in self.every.items()
+            if key not in level
+            and r.kind == "sum"
+            and all(id(n) in level for n in self._needs(r.source))
             and r.sizes in sizes
-        ]  # fmt: skip
+        ]
         chosen = [
-            store for store in self.ready
+            store
+            for store in self.ready
             if store.numel in (rows, rows * cols) and all(id(r) in level for r in self._all_needs(store))
-        ]  # fmt: skip
+        ]
         depths = range(1, max(level.values()) + 1)
         levels = [[self.every[k] for k, n in level.items() if n == depth] for depth in depths]
         writer = self._writer("rows")
@@ -198,10 +202,14 @@ class _NestGenerator:
             own = {id(p.reduction) for p in group}
             left = [s for s in self.free if s not in chosen and s not in done]
             follow = [
-                s for s in left
-                if s in self.ready and s.numel == kept and s.scatter is None
-                and (asked := self._needs(_source(s))) and all(id(r) in own for r in asked)
-            ]  # fmt: skip
+                s
+                for s in left
+                if s in self.ready
+                and s.numel == kept
+                and s.scatter is None
+                and (asked := self._needs(_source(s)))
+                and all(id(r) in own for r in asked)
+            ]
             done += follow
             later = {id(r) for s in left if s not in follow for r in self._needs(_source(s))}
             later |= {id(r) for key, one in self.every.items() if key not in own for r in self._needs(one.source)}

@@ -44,11 +44,12 @@ def _extremum(function: str, identity: str) -> LaneKind:
         return [f"tl.{function}({lanes[0]}, tl.where({mask}, {value}, {identity}), propagate_nan=tl.PropagateNan.ALL)"]
 
     return LaneKind(
-        (identity,), 1,
+        (identity,),
+        1,
         lambda body, value, mask, count: whole(body, f"tl.where({mask}, {value}, {identity})"),
         step,
         lambda body, lanes: whole(body, lanes[0]),
-    )  # fmt: skip
+    )
 
 
 def _moments_tile(body: Body, value: str, mask: str, count: int) -> list[str]:

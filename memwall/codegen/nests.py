@@ -52,9 +52,7 @@ def write_pointwise(writer: Writer, stores: Sequence[Store], gpu: Gpu) -> None:
     block, function.num_warps = pointwise_block(numel, itemsize, _loads(body), gpu)
     function.constants = {"XBLOCK": block}
     function.grid = (f"triton.cdiv({numel}, XBLOCK)",)
-    function.lines = [
-        f"x = {writer.program(0)} * XBLOCK + tl.arange(0, XBLOCK)", f"x_mask = x < {numel}", *body.lines,
-    ]  # fmt: skip
+    function.lines = [f"x = {writer.program(0)} * XBLOCK + tl.arange(0, XBLOCK)", f"x_mask = x < {numel}", *body.lines]
     function.schedule = "pointwise"
 
 
@@ -92,11 +90,15 @@ def write_split(
         function.fixed |= {"RBLOCK"}
     loop = [f"r = r0 + tl.arange(0, RBLOCK)[None, :]{writer.long}", f"r_mask = r < {reduced}", *body.lines]
     function.lines = [
-        f"x = {writer.program(0)} * XBLOCK + tl.arange(0, XBLOCK)[:, None]", f"x_mask = x < {kept}",
+        f"x = {writer.program(0)} * XBLOCK + tl.arange(0, XBLOCK)[:, None]",
+        f"x_mask = x < {kept}",
         f"STRIPE: tl.constexpr = (({reduced} + STRIPES - 1) // STRIPES + RBLOCK - 1) // RBLOCK * RBLOCK",
         f"start = {writer.program(1)} * STRIPE",
-        *top.lines, "for r0 in range(start, start + STRIPE, RBLOCK):", *indented(loop), *end.lines,
-    ]  # fmt: skip
+        *top.lines,
+        "for r0 in range(start, start + STRIPE, RBLOCK):",
+        *indented(loop),
+        *end.lines,
+    ]
     return partials
 
 
@@ -160,9 +162,12 @@ def write_finish(
     function.grid = (f"triton.cdiv({kept}, XBLOCK)",)
     function.schedule = "finish"
     function.lines = [
-        f"x = {writer.program(0)} * XBLOCK + tl.arange(0, XBLOCK)[:, None]", f"x_mask = x < {kept}",
-        f"r = tl.arange(0, RBLOCK)[None, :]{writer.long}", f"r_mask = r < {name}", *body.lines,
-    ]  # fmt: skip
+        f"x = {writer.program(0)} * XBLOCK + tl.arange(0, XBLOCK)[:, None]",
+        f"x_mask = x < {kept}",
+        f"r = tl.arange(0, RBLOCK)[None, :]{writer.long}",
+        f"r_mask = r < {name}",
+        *body.lines,
+    ]
     return found
 
 
@@ -173,9 +178,14 @@ class NestRows:
     """What a row nest has to do: reductions along the row by level, sums over rows, stores."""
 
     def __init__(
-        self, writer: Writer, sizes: tuple[int, int], levels: list[list[TensorReduction]], late: list[TensorReduction],
-        stores: list[Store], gpu: Gpu,
-    ) -> None:  # fmt: skip
+        self,
+        writer: Writer,
+        sizes: tuple[int, int],
+        levels: list[list[TensorReduction]],
+        late: list[TensorReduction],
+        stores: list[Store],
+        gpu: Gpu,
+    ) -> None:
         self.writer, self.levels, self.late, self.stores, self.gpu = writer, levels, late, stores, gpu
         self.rows, self.cols = sizes
         writer.x = Variable("x", self.rows, X)

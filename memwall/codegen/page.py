@@ -57,9 +57,19 @@ def _kernel_table(architecture: str, rows: Sequence[tuple[Compiled, Resources]],
     for compiled, r in rows[:top]:
         first, last = compiled is not last, compiled
         numbers = (r.registers, r.spilled_bytes, r.shared_bytes, r.occupancy) if r.registers else (None,) * 4
-        table.append((_label(compiled, r), _ops(compiled.ops) if first else "", len(compiled.groups) if first else 1,
-                      compiled.kernel.schedule, compiled.dram_bytes if first else None, r.num_warps, *numbers,
-                      r.limited_by, _remark(r)))  # fmt: skip
+        table.append(
+            (
+                _label(compiled, r),
+                _ops(compiled.ops) if first else "",
+                len(compiled.groups) if first else 1,
+                compiled.kernel.schedule,
+                compiled.dram_bytes if first else None,
+                r.num_warps,
+                *numbers,
+                r.limited_by,
+                _remark(r),
+            )
+        )
     specs = (
         "kernel: 0 name, ops: 1 name?, : 2 repeats, path: 3?, bytes: 4 B, warps: 5 count, registers: 6 count,"
         "spilled@B: 7 count, shared@B: 8 count, occupancy: 9 %0, limited by: 10?"

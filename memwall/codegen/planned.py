@@ -168,16 +168,28 @@ class CompiledPlan:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, base units; sources left out."""
         return {
-            "gpu": self.gpu, "architectures": list(self.architectures), "dram_bytes": self.dram_bytes,
-            "generated_bytes": self.generated_bytes, "coverage": self.coverage, "plans": self.rounds,
-            "kernels": [{
-                "name": one.kernel.name, "ops": list(one.ops), "op_ids": list(one.kernel.op_ids),
-                "groups": len(one.groups), "dram_bytes": one.dram_bytes, "schedule": one.kernel.schedule,
-                "config": dict(one.kernel.config), "has_other_blocks": one.has_other_blocks,
-                "launches": [asdict(r) for some in one.resources.values() for r in some],
-            } for one in self.kernels],
+            "gpu": self.gpu,
+            "architectures": list(self.architectures),
+            "dram_bytes": self.dram_bytes,
+            "generated_bytes": self.generated_bytes,
+            "coverage": self.coverage,
+            "plans": self.rounds,
+            "kernels": [
+                {
+                    "name": one.kernel.name,
+                    "ops": list(one.ops),
+                    "op_ids": list(one.kernel.op_ids),
+                    "groups": len(one.groups),
+                    "dram_bytes": one.dram_bytes,
+                    "schedule": one.kernel.schedule,
+                    "config": dict(one.kernel.config),
+                    "has_other_blocks": one.has_other_blocks,
+                    "launches": [asdict(r) for some in one.resources.values() for r in some],
+                }
+                for one in self.kernels
+            ],
             "left": [{**asdict(left), "groups": len(left.groups)} for left in self.left],
-        }  # fmt: skip
+        }
 
 
 def compiled_plan(

@@ -172,9 +172,16 @@ class File:
         """The kernel of the file; ``writes`` are the values that ``run()`` returns."""
         source, config = self._text(writes), self.constants()
         return Kernel(
-            name, source, tuple(self.inputs), tuple(writes), tuple(op_ids), tuple(f.launch() for f in self.functions),
-            schedule, config, is_random=any(f.draws for f in self.functions),
-        )  # fmt: skip
+            name,
+            source,
+            tuple(self.inputs),
+            tuple(writes),
+            tuple(op_ids),
+            tuple(f.launch() for f in self.functions),
+            schedule,
+            config,
+            is_random=any(f.draws for f in self.functions),
+        )
 
     def _text(self, writes: Sequence[int]) -> str:
         constants = "\n".join(f"{name} = {value}" for name, value in self.constants().items())

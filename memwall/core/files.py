@@ -151,8 +151,9 @@ def read_csv(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, str]
             raise UsageError(f"{path} is empty")
         for cells in reader:
             if cells and len(cells) != len(header):
-                raise UsageError(f"{path}:{comments + reader.line_num}: {len(cells)} cells where the header has"
-                                 f" {len(header)}")  # fmt: skip
+                raise UsageError(
+                    f"{path}:{comments + reader.line_num}: {len(cells)} cells where the header has {len(header)}"
+                )
             if cells:
                 yield comments + reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as error:

@@ -301,9 +301,14 @@ class Graph:
             if attributes is None:
                 attributes = texts[id(op.attributes)] = text_of(op.attributes)
             call = (
-                op.name, op.arguments, attributes, tuple([kind[i] for i in op.inputs]),
-                tuple([kind[i] for i in op.outputs]), self._overlaps(op.inputs), self._overlaps(op.outputs),
-            )  # fmt: skip
+                op.name,
+                op.arguments,
+                attributes,
+                tuple([kind[i] for i in op.inputs]),
+                tuple([kind[i] for i in op.outputs]),
+                self._overlaps(op.inputs),
+                self._overlaps(op.outputs),
+            )
             found.append(first.setdefault(call, len(found)))
         return found
 

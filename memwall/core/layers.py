@@ -272,9 +272,14 @@ def _cuts(firsts: Mapping[int, int], period: int, direction: int) -> dict[int, i
 
 
 def runs_along(
-    lanes: Sequence[Lane], twins_of: Callable[[], Twins], prefix: str, period: int, kept: int,
-    made: Mapping[int, int], tail: int = 0,
-) -> Iterator[LayerRun]:  # fmt: skip
+    lanes: Sequence[Lane],
+    twins_of: Callable[[], Twins],
+    prefix: str,
+    period: int,
+    kept: int,
+    made: Mapping[int, int],
+    tail: int = 0,
+) -> Iterator[LayerRun]:
     """The runs of more than ``kept`` equal instances along some lanes, without the last ``tail`` instances."""
     # an instance ends where its neighbour begins: the next one in forward, in backward the one before
     low = max(min(lane.firsts) for lane in lanes) + 1

@@ -88,9 +88,15 @@ class Child:
     """
 
     def __init__(
-        self, target: Callable[..., Any] | str, environment: Mapping[str, str], *, folder: Path | None = None,
-        own_path: bool = False, shown: bool = False, apart: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        target: Callable[..., Any] | str,
+        environment: Mapping[str, str],
+        *,
+        folder: Path | None = None,
+        own_path: bool = False,
+        shown: bool = False,
+        apart: bool = False,
+    ) -> None:
         if not hasattr(os, "killpg"):  # nor can a pipe be handed on
             raise MissingError("this runs the model in a process of its own, which needs Linux or macOS; use WSL here")
         self.answered: int | None = None
@@ -105,9 +111,14 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, *options, "-c", _START, str(theirs.fileno()), named, *["apart"] * self._apart],
-                pass_fds=[theirs.fileno()], env=environment, cwd=folder, start_new_session=True,
-                stdin=subprocess.PIPE, stdout=output, stderr=self._kept,
-            )  # fmt: skip
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=self._kept,
+            )
         except OSError:
             self._close(None)
             raise

@@ -104,8 +104,9 @@ def signature_of(question: Any) -> Callable[[F], F]:
         named = {p.name for p in own}
         asked = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=said.default, annotation=said.hint)
-            for name, said in options_of(question).items() if name not in named
-        ]  # fmt: skip
+            for name, said in options_of(question).items()
+            if name not in named
+        ]
         function.__signature__ = signature.replace(parameters=[*own, *asked])  # type: ignore[attr-defined]
         function.__annotations__.update({p.name: p.annotation for p in asked})
         if attributes := inspect.cleandoc(question.__doc__ or "").partition("\nAttributes:\n")[2]:

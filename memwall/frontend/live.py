@@ -72,9 +72,13 @@ class LiveRecorder(Recorder):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def emit(
-        self, name: str, names: Iterable[str], inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor],
+        self,
+        name: str,
+        names: Iterable[str],
+        inputs: Iterable[torch.Tensor],
+        outputs: Iterable[torch.Tensor],
         attributes: Iterable[tuple[str, Any]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record one call; what it reads but nothing has written existed before."""
         read = list(inputs)
         for tensor in read:

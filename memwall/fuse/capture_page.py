@@ -66,8 +66,10 @@ def _break_tables(found: FusedProfile, capture: Capture, most: int, brief: bool)
     for gpu, prices in found.prices.items() or [("", None)]:
         losses: list[Loss | None] = [None] * len(rows) if prices is None else [*prices.each[: len(rows)]]
         lost = [(None, None, None) if x is None else (x.dram_bytes, x.time_s, x.kernels) for x in losses]
-        table = [(f"{b.file}:{b.line}", b.count, b.after_op, *loss, _why(found, b))
-                 for b, loss in zip(rows, lost, strict=True)]  # fmt: skip
+        table = [
+            (f"{b.file}:{b.line}", b.count, b.after_op, *loss, _why(found, b))
+            for b, loss in zip(rows, lost, strict=True)
+        ]
         specs = "at: 0, : 1 repeats, after op: 2 count, bytes: 3 B, time: 4 s, kernels: 5 count, why: 6 prose"
         title = f"Graph breaks{f' and their price on {gpu}' if gpu else ''}"
         blocks.append(col.listing(title, table, specs, BREAK_NOTE, left=len(capture.breaks) - len(rows)))
@@ -79,8 +81,10 @@ def _break_tables(found: FusedProfile, capture: Capture, most: int, brief: bool)
 def _brief_breaks(found: FusedProfile, rows: Sequence[Break], left: int) -> list[Block]:
     """One table of the breaks, with the time that each costs on each GPU."""
     costs = [[None if loss is None else loss.time_s for loss in prices.each] for prices in found.prices.values()]
-    table = [(f"{b.file}:{b.line}", b.count, b.after_op, _why(found, b), *times)
-             for b, *times in zip(rows, *costs, strict=False)]  # fmt: skip
+    table = [
+        (f"{b.file}:{b.line}", b.count, b.after_op, _why(found, b), *times)
+        for b, *times in zip(rows, *costs, strict=False)
+    ]
     times = ", ".join(f"{clean(gpu)}: {4 + number} s" for number, gpu in enumerate(found.prices))
     specs = f"at: 0, : 1 repeats, after op: 2 count, {times}, why: 3 prose"
     said = [Sentence(_together(gpu, prices.together, found), strong=True) for gpu, prices in found.prices.items()]

@@ -53,10 +53,22 @@ if TYPE_CHECKING:
 @click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
 @options.common("fuse.page.FusedReport")
 def command(
-    target: str, gpus: tuple[str, ...], policies: tuple[str, ...], folder: Path | None, targets: tuple[str, ...],
-    what_ifs: tuple[str, ...], top: int | None, by: str | None, whole: bool, alternatives: bool, no_capture: bool,
-    second_batch: int | None, second_seq: int | None, out: Out, **workload: Any,
-) -> None:  # fmt: skip
+    target: str,
+    gpus: tuple[str, ...],
+    policies: tuple[str, ...],
+    folder: Path | None,
+    targets: tuple[str, ...],
+    what_ifs: tuple[str, ...],
+    top: int | None,
+    by: str | None,
+    whole: bool,
+    alternatives: bool,
+    no_capture: bool,
+    second_batch: int | None,
+    second_seq: int | None,
+    out: Out,
+    **workload: Any,
+) -> None:
     """Say what fusion wins on TARGET, and what it does not and why.
 
     For each GPU the policies side by side; for each policy its groups by what they save, what it computes again, what
@@ -71,7 +83,7 @@ def command(
 
     After --gpu, --policy and --compile any number of names may follow; put TARGET first, or see that it ends in .py or
     .json.
-    """  # fmt: skip
+    """
     from memwall.analysis.whatif import parse_change
     from memwall.fuse.page import FusedReport
     from memwall.fusion import check_policies
@@ -154,9 +166,15 @@ def _fused(
 
     with running(made.profile.workload.target, messages):
         found = fuse(
-            made.profile, made.gpus, policies, changes=changes, capture=made.capture, source=folder is not None,
-            architectures=architectures, say=messages.progress,
-        )  # fmt: skip
+            made.profile,
+            made.gpus,
+            policies,
+            changes=changes,
+            capture=made.capture,
+            source=folder is not None,
+            architectures=architectures,
+            say=messages.progress,
+        )
         if priced:
             retrace = made.model.retrace if made.model else None
             found = replace(found, alternatives=alternatives(found.profile, made.gpus, retrace))

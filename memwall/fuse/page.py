@@ -198,12 +198,19 @@ def _agreement_section(gpu: str, agreed: PlanDiff) -> Section:
     ours, theirs = agreed.kernels
     facts = (
         ("kernels", f"{ours:,} memwall, {theirs:,} Inductor ({_ratio(ours, theirs)})"),
-        ("DRAM bytes", f"{size(agreed.dram_bytes[0])} memwall, {size(agreed.dram_bytes[1])} Inductor"
-                       f" ({_ratio(*agreed.dram_bytes)})"),
+        (
+            "DRAM bytes",
+            f"{size(agreed.dram_bytes[0])} memwall, {size(agreed.dram_bytes[1])} Inductor"
+            f" ({_ratio(*agreed.dram_bytes)})",
+        ),
         ("pairs of ops", f"{agreed.all_share:.1%} of {agreed.all_pairs:,} are fused in both plans or in neither"),
-        ("neighbours", f"{agreed.share:.1%} of {agreed.pairs:,} (one reads what the other wrote, or both read the same"
-                       f" tensor); {agreed.only_first:,} fused by memwall alone, {agreed.only_second:,} by"
-                       " Inductor alone"))  # fmt: skip
+        (
+            "neighbours",
+            f"{agreed.share:.1%} of {agreed.pairs:,} (one reads what the other wrote, or both read the same"
+            f" tensor); {agreed.only_first:,} fused by memwall alone, {agreed.only_second:,} by"
+            " Inductor alone",
+        ),
+    )
     blocks: list[Block] = [Facts(facts)]
     if rows := agreed.differences[:MAX_DIFFERENCES]:
         table = [(d.module, d.count, d.bytes, d.time_s, "; ".join(d.ours), "; ".join(d.theirs)) for d in rows]

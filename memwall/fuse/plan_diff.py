@@ -77,11 +77,15 @@ def plan_diff(graph: Graph, first: Plan, second: Plan, gpu: Gpu) -> PlanDiff:
         counts[one, two] += 1
     ours, theirs = ([g for g in plan.groups if graph.ops[g.op_ids[0]].phase in _PHASES] for plan in (first, second))
     return PlanDiff(
-        counts.total(), counts[False, False] + counts[True, True], counts[True, False], counts[False, True],
+        counts.total(),
+        counts[False, False] + counts[True, True],
+        counts[True, False],
+        counts[False, True],
         *_rand(graph, first, second),
-        (sum(g.cost.kernels for g in ours), sum(g.cost.kernels for g in theirs)), (_bytes(ours), _bytes(theirs)),
+        (sum(g.cost.kernels for g in ours), sum(g.cost.kernels for g in theirs)),
+        (_bytes(ours), _bytes(theirs)),
         tuple(_differences(graph, ours, theirs, gpu)),
-    )  # fmt: skip
+    )
 
 
 def _rand(graph: Graph, first: Plan, second: Plan) -> tuple[int, int]:
@@ -134,10 +138,17 @@ def _differences(graph: Graph, ours: Sequence[Group], theirs: Sequence[Group], g
         if {(group.op_ids, group.cost.bytes) for group in mine} != {(g.op_ids, g.cost.bytes) for g in other}:
             first = graph.ops[mine[0].op_ids[0]]
             times = [sum(predict_cost(group.cost, gpu).time_s for group in groups) for groups in (mine, other)]
-            found.append(Difference(
-                collapse(first.module), first.phase, _names(graph, mine), _names(graph, other), 1,
-                _bytes(other) - _bytes(mine), times[1] - times[0],
-            ))  # fmt: skip
+            found.append(
+                Difference(
+                    collapse(first.module),
+                    first.phase,
+                    _names(graph, mine),
+                    _names(graph, other),
+                    1,
+                    _bytes(other) - _bytes(mine),
+                    times[1] - times[0],
+                )
+            )
     keys = [(row.module, row.phase, row.ours, row.theirs) for row in found]
     return sorted(summed(found, keys, ("count", "bytes", "time_s")), key=lambda r: (-abs(r.bytes), r.module, r.ours))
 

@@ -115,12 +115,18 @@ class FusedProfile:
         """``memwall.fusion/1``: plain JSON types, base SI units."""
         info = self.profile.workload
         saved = SavedFusion(
-            schema=SCHEMA, memwall_version=__version__, workload={"name": info.name, "mode": info.mode},
+            schema=SCHEMA,
+            memwall_version=__version__,
+            workload={"name": info.name, "mode": info.mode},
             gpus=tuple(_saved_gpu(self, policies) for policies in policy_sets(self.profile)),
-            agreement=self.plan_diffs, compiled=[made.to_dict() for made in self.compiled.values()],
-            alternatives=self.alternatives, capture=self.capture, funnel=self.op_counts, what_if=self.what_ifs,
+            agreement=self.plan_diffs,
+            compiled=[made.to_dict() for made in self.compiled.values()],
+            alternatives=self.alternatives,
+            capture=self.capture,
+            funnel=self.op_counts,
+            what_if=self.what_ifs,
             notes=self.notes,
-        )  # fmt: skip
+        )
         return {key: value for key, value in write(saved).items() if key != "compiled" or value}
 
 
@@ -172,9 +178,15 @@ def fuse(
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
     outcomes = what_if(made, changes, gpus, named, maker.planned)
     found = FusedProfile(
-        made, capture, maker.prices(gpus), maker.lowered, maker.plan_diffs(), maker.compiled,
-        what_ifs=tuple(outcomes), notes=maker.notes(),
-    )  # fmt: skip
+        made,
+        capture,
+        maker.prices(gpus),
+        maker.lowered,
+        maker.plan_diffs(),
+        maker.compiled,
+        what_ifs=tuple(outcomes),
+        notes=maker.notes(),
+    )
     return _with_op_counts(found, say) if op_counts else found
 
 
@@ -184,17 +196,23 @@ def _own_kernels(graph: Graph) -> list[str]:
     if not names:
         return []
     listed = few(f"{name} x{count:,}" if count > 1 else name for name, count in names.items())
-    return [f"kernels of the user's own (Triton, custom ops), into which no compiler looks, so that nothing fuses with"
-            f" them: {listed}"]  # fmt: skip
+    return [
+        f"kernels of the user's own (Triton, custom ops), into which no compiler looks, so that nothing fuses with"
+        f" them: {listed}"
+    ]
 
 
 class _Maker:
     """Makes plans and simulates them."""
 
     def __init__(
-        self, profile: Profile, capture: Capture | None, source: bool,
-        architectures: Mapping[str, Sequence[str]], say: Say,
-    ) -> None:  # fmt: skip
+        self,
+        profile: Profile,
+        capture: Capture | None,
+        source: bool,
+        architectures: Mapping[str, Sequence[str]],
+        say: Say,
+    ) -> None:
         self.profile, self.capture, self.source, self.say = profile, capture, source, say
         self.architectures = architectures
         self.compiled: dict[str, Any] = {}
@@ -325,9 +343,10 @@ def _with_op_counts(found: FusedProfile, say: Say) -> FusedProfile:
 def _saved_gpu(found: FusedProfile, policies: PolicySet) -> SavedGpu:
     schedules = policies.schedules
     return SavedGpu(
-        policies.gpu.name, tuple(policies.rows()),
+        policies.gpu.name,
+        tuple(policies.rows()),
         {s.policy: tuple(group_savings(policies, s)) for s in schedules},
         {s.policy: refused_by_rule(found.plan(s)) for s in schedules},
         {s.policy: tuple(missed_fusions(found.profile, s, found.plan(s))) for s in schedules},
         found.prices.get(policies.gpu.name),
-    )  # fmt: skip
+    )

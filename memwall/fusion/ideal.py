@@ -117,8 +117,9 @@ class _Ideal:
         for i in glue:
             old = [(v, n) for v, n in self.flow.reads[i] if self.flow.writer[n] < 0]
             values = [self.graph.values[v] for v, _ in self.flow.reads[i]]
-            made = sum(v.spec.nbytes for v, (_, n) in zip(values, self.flow.reads[i], strict=True)
-                       if self.flow.writer[n] >= 0)  # fmt: skip
+            made = sum(
+                v.spec.nbytes for v, (_, n) in zip(values, self.flow.reads[i], strict=True) if self.flow.writer[n] >= 0
+            )
             if self.costs[i].read_bytes < distinct_bytes(values):  # fetches some rows
                 part_bytes += max(self.costs[i].read_bytes - made, 0) if old else 0
                 found += [v for v, _ in old]

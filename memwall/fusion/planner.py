@@ -35,9 +35,12 @@ MAX_SIBLINGS = 4
 
 
 def memwall_plan(
-    graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None,
+    graph: Graph,
+    costs: Sequence[Cost],
+    gpu: Gpu,
+    regions: Sequence[int] | None = None,
     spills: Spills = MappingProxyType({}),
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Fuse what is legal and modeled faster on ``gpu``. Repeated layers are planned once.
 
     Args:
@@ -74,9 +77,7 @@ def _left_alone(pricer: Pricer, groups: Sequence[Group], regions: Sequence[int] 
     )
 
 
-def _parts(
-    pricer: Pricer, regions: Sequence[int] | None, spills: Spills
-) -> tuple[list[Part], tuple[Refusal, ...]]:  # fmt: skip
+def _parts(pricer: Pricer, regions: Sequence[int] | None, spills: Spills) -> tuple[list[Part], tuple[Refusal, ...]]:
     """The owned and recomputed ops of each group, in launch order, and the refusals."""
     walk = _PlanWalk(pricer, regions, spills)
     walk.run()
@@ -112,11 +113,13 @@ def _counted(
     source_of = {op: number for number, part in enumerate(parts) for op in part.op_ids}
     return tuple(
         replace(
-            refusal, producer=short.op_of[refusal.producer], consumer=short.op_of[refusal.consumer],
+            refusal,
+            producer=short.op_of[refusal.producer],
+            consumer=short.op_of[refusal.consumer],
             count=copies[source_of[refusal.consumer]],
         )
         for refusal in refusals
-    )  # fmt: skip
+    )
 
 
 def _cheapest(pricer: Pricer, part: Part, twin: Group | None, spills: Spills) -> Group:
@@ -192,9 +195,19 @@ class _PlanWalk:
         region = -2 if self.regions is None else self.regions[op_id]
         inside = frozenset((op_id,))
         return FusionCandidate(
-            [op_id], inside, self.makers[op_id], self.pricer.border((op_id,), inside), self.shapes[loop], op.phase,
-            region, op.op_class, sums, frozenset(late_outputs(self.graph, op, loop)), frozenset(again), views,
-        )  # fmt: skip
+            [op_id],
+            inside,
+            self.makers[op_id],
+            self.pricer.border((op_id,), inside),
+            self.shapes[loop],
+            op.phase,
+            region,
+            op.op_class,
+            sums,
+            frozenset(late_outputs(self.graph, op, loop)),
+            frozenset(again),
+            views,
+        )
 
     # -- who might join -----------------------------------------------------------------------------------------------
 
@@ -232,9 +245,18 @@ class _PlanWalk:
                     is_only = self._is_only(version)
                     is_last = is_only and graph.ops[writer].op_class in MATRIX_CLASSES and self._is_last(op_id)
                     edges.append(
-                        Edge(graph.ops[writer], op, written, graph.values[value_id], argument,
-                             kind, self.moves[op_id], is_only, is_last)
-                    )  # fmt: skip
+                        Edge(
+                            graph.ops[writer],
+                            op,
+                            written,
+                            graph.values[value_id],
+                            argument,
+                            kind,
+                            self.moves[op_id],
+                            is_only,
+                            is_last,
+                        )
+                    )
         return edges
 
     def _is_only(self, version: int) -> bool:
@@ -338,9 +360,14 @@ class _PlanWalk:
         x, y = one.shape, two.shape
         fixed = x if x.rows else y
         shape = Shape(
-            max(x.numel, y.numel), fixed.rows, fixed.cols, fixed.axes,
-            x.has_row or y.has_row, x.has_columns or y.has_columns, x.kinds | y.kinds,
-        )  # fmt: skip
+            max(x.numel, y.numel),
+            fixed.rows,
+            fixed.cols,
+            fixed.axes,
+            x.has_row or y.has_row,
+            x.has_columns or y.has_columns,
+            x.kinds | y.kinds,
+        )
         views = dict(one.views)
         for storage, value in two.views.items():
             known = views.setdefault(storage, value)
@@ -354,9 +381,20 @@ class _PlanWalk:
             moved |= {i for op in second_members for i in self.graph.ops[op].outputs}
         members = sorted((*one.members, *two.members))
         self.groups[keep] = FusionCandidate(
-            members, one.inside | two.inside, one.makers | two.makers, border, shape, one.phase, one.region,
-            one.op_class, one.accumulators + two.accumulators, late, one.overwritten | two.overwritten, views, moved,
-        )  # fmt: skip
+            members,
+            one.inside | two.inside,
+            one.makers | two.makers,
+            border,
+            shape,
+            one.phase,
+            one.region,
+            one.op_class,
+            one.accumulators + two.accumulators,
+            late,
+            one.overwritten | two.overwritten,
+            views,
+            moved,
+        )
         self.groups[drop] = None
         for member in members:
             self.group_of[member] = keep

@@ -44,9 +44,15 @@ MATRIX = (Gemm, Convolution, FusedAttention, Recurrent)
 
 
 def with_launches(
-    cost: Cost, eager: Iterable[Launch], *, kernels: int = 1, extra_bytes: int = 0, extra_flops: int = 0,
-    thread_blocks: int | None = None, numbers: int = 4,
-) -> Cost:  # fmt: skip
+    cost: Cost,
+    eager: Iterable[Launch],
+    *,
+    kernels: int = 1,
+    extra_bytes: int = 0,
+    extra_flops: int = 0,
+    thread_blocks: int | None = None,
+    numbers: int = 4,
+) -> Cost:
     """The cost of a group with its launches, given those of its ops as eager kernels.
 
     Products keep their shape and their share of the group's bytes; other ops add no launch. Without products the group
@@ -69,9 +75,18 @@ def with_launches(
         flops = cost.total_flops + extra_flops
         draws = sum(launch.draws for launch in known if isinstance(launch, Stream))
         launches = (
-            Stream(kind="generated", **moved, flops=flops, pipe=pipe, count=kernels, thread_blocks=thread_blocks,
-                   second_pass_bytes=extra_bytes, draws=draws, instructions=draws * DRAW_INSTRUCTIONS[numbers]),
-        )  # fmt: skip
+            Stream(
+                kind="generated",
+                **moved,
+                flops=flops,
+                pipe=pipe,
+                count=kernels,
+                thread_blocks=thread_blocks,
+                second_pass_bytes=extra_bytes,
+                draws=draws,
+                instructions=draws * DRAW_INSTRUCTIONS[numbers],
+            ),
+        )
     else:
         launches = (Plain(**moved, flops=cost.flops, count=kernels, thread_blocks=thread_blocks),)
     return replace(cost, launches=launches)
@@ -130,9 +145,13 @@ class Pricer:
     all ops outside a group run alone."""
 
     def __init__(
-        self, graph: Graph, costs: Sequence[Cost], gpu: Gpu, regions: Sequence[int] | None = None,
+        self,
+        graph: Graph,
+        costs: Sequence[Cost],
+        gpu: Gpu,
+        regions: Sequence[int] | None = None,
         flow: Flow | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.graph, self.costs, self.gpu = graph, costs, gpu
         self.flow = flow or Flow.of(graph)
         loops = {first: loop_of(graph, graph.ops[first]) for first in dict.fromkeys(graph.alike)}
@@ -234,7 +253,7 @@ class Pricer:
 
     def generated(
         self, op_ids: Sequence[int], inside: Set[int], border: Border, recomputes: Sequence[int] = ()
-    ) -> Cost:  # fmt: skip
+    ) -> Cost:
         """The cost of a generated kernel with this border; computed once for equal ops and bytes."""
         reads, writes = border
         read_bytes = self._read_bytes((*recomputes, *op_ids), inside, reads)

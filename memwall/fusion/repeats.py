@@ -335,8 +335,11 @@ def _list_of(graph: Graph, op: Op) -> Entries | None:
     if length < 2 or any(count not in (1, length) for count in counts.values()) or len(op.outputs) % length:
         return None
     values = graph.values
-    columns = [[i for i, name in zip(op.inputs, op.arguments, strict=True) if name == which]
-               for which, count in counts.items() if count == length]  # fmt: skip
+    columns = [
+        [i for i, name in zip(op.inputs, op.arguments, strict=True) if name == which]
+        for which, count in counts.items()
+        if count == length
+    ]
     columns += [list(op.outputs[i : i + length]) for i in range(0, len(op.outputs), length)]
     rows = zip(*([values[i].storage for i in column] for column in columns), strict=True)
     return Entries(op, length, tuple(rows))

@@ -63,9 +63,14 @@ class Shape:
         is_total = loop.kind == "column" and loop.cols == 1  # partial sums can be made in any order
         fixed = loop.kind in ("row", "column", "grid") and not is_total
         return cls(
-            loop.numel, loop.rows if fixed or loop.kind == "multi" else 0, loop.cols if fixed else 0, loop.axes,
-            loop.kind == "row", loop.columns, frozenset((loop.kind,)),
-        )  # fmt: skip
+            loop.numel,
+            loop.rows if fixed or loop.kind == "multi" else 0,
+            loop.cols if fixed else 0,
+            loop.axes,
+            loop.kind == "row",
+            loop.columns,
+            frozenset((loop.kind,)),
+        )
 
 
 @dataclass

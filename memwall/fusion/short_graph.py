@@ -66,10 +66,18 @@ class GraphBuilder:
         swap = self.swaps.get(op.id, _NO_SWAP)
         self._ops += 1
         return Op(
-            self._ops - 1, op.name, op.op_class, op.phase, op.module,
-            tuple([self.value(i, swap) for i in op.inputs]), tuple([self.value(i, swap) for i in op.outputs]),
-            op.arguments, op.attributes, op.source, again=op.again,
-        )  # fmt: skip
+            self._ops - 1,
+            op.name,
+            op.op_class,
+            op.phase,
+            op.module,
+            tuple([self.value(i, swap) for i in op.inputs]),
+            tuple([self.value(i, swap) for i in op.outputs]),
+            op.arguments,
+            op.attributes,
+            op.source,
+            again=op.again,
+        )
 
     def _without_rows(self, op: Op, found: Entries) -> Op:
         stays = [self.gone.isdisjoint(row) for row in found.rows]
@@ -103,6 +111,12 @@ class GraphBuilder:
             for ids in (whole.inputs, whole.parameters, whole.outputs)
         )
         return Graph(
-            tuple(self.values), tuple(self.storages), tuple(ops), inputs, parameters, outputs,
-            whole.free_calls, whole.attention,
-        )  # fmt: skip
+            tuple(self.values),
+            tuple(self.storages),
+            tuple(ops),
+            inputs,
+            parameters,
+            outputs,
+            whole.free_calls,
+            whole.attention,
+        )

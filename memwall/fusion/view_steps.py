@@ -40,8 +40,9 @@ def view_steps(base: TensorSpec, base_offset: int, wanted: TensorSpec, offset: i
     """
     if (base.shape, base.strides, base_offset) == (wanted.shape, wanted.strides, offset):
         return []
-    real, real_wanted = ([(n, s) for n, s in zip(spec.shape, spec.strides, strict=True) if n != 1]
-                         for spec in (base, wanted))  # fmt: skip
+    real, real_wanted = (
+        [(n, s) for n, s in zip(spec.shape, spec.strides, strict=True) if n != 1] for spec in (base, wanted)
+    )
     if base_offset == offset and real == real_wanted:  # only axes of one element differ
         return [ViewStep("view", (wanted.shape,))]
     found = _cut(base, wanted, offset - base_offset)

@@ -129,9 +129,12 @@ def from_files(place: Path, root: Path, workloads: Sequence[GatedWorkload], firs
 
 
 def from_commit(
-    ref: str, checkout: Checkout, workloads: Sequence[GatedWorkload], traced: Mapping[str, TraceOutcome],
+    ref: str,
+    checkout: Checkout,
+    workloads: Sequence[GatedWorkload],
+    traced: Mapping[str, TraceOutcome],
     heads: Mapping[str, TraceOutcome],
-) -> Bases:  # fmt: skip
+) -> Bases:
     base = Bases(Baseline("ref", ref, checkout.commit, notes=checkout.notes))
     for workload in workloads:
         kind, place, _ = split_target(workload.target)

@@ -68,8 +68,11 @@ class Checkout:
     def lacks(self, head: TraceOutcome) -> str:
         """What to do where the base fails for want of a file that the head has; empty where it has them all."""
         missing = [f"{path} is not in the base {self.commit[:12]}" for path in self._only_ours(head)]
-        missing += [f"{path} is a pointer of Git LFS there, and this clone has no contents for it: git lfs fetch origin"
-                    f" {self.commit[:12]}" for path in self.absent]  # fmt: skip
+        missing += [
+            f"{path} is a pointer of Git LFS there, and this clone has no contents for it: git lfs fetch origin"
+            f" {self.commit[:12]}"
+            for path in self.absent
+        ]
         way = (
             "or compare with a record of it: memwall profile -o base.json there, memwall gate --baseline base.json here"
         )
@@ -86,9 +89,14 @@ def _git(folder: Path, *arguments: str, given: str = "", **variables: str) -> tu
     environment = {key: value for key, value in os.environ.items() if key not in _HOOK} | variables
     try:
         done = subprocess.run(
-            ["git", "-c", f"core.hooksPath={os.devnull}", *arguments], cwd=folder, capture_output=True, text=True,
-            errors="surrogateescape", input=given, env={**environment, "LC_ALL": "C"},
-        )  # fmt: skip
+            ["git", "-c", f"core.hooksPath={os.devnull}", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            input=given,
+            env={**environment, "LC_ALL": "C"},
+        )
     except FileNotFoundError:
         raise UsageError("--baseline-ref needs git, which is not installed; use --baseline FILE") from None
     return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
@@ -177,8 +185,10 @@ def _submodules(ours: Path, theirs: Path, commit: str) -> Iterator[str]:
             if (here / ".git").exists() and not any(_git(here, *words, **index)[0] for words in fills):
                 yield from _submodules(here, there, inner)
                 continue
-        yield (f"the base lacks its submodule {path} at {inner[:12]}, which this clone does not have:"
-               " git submodule update --init --recursive, then git fetch in it")  # fmt: skip
+        yield (
+            f"the base lacks its submodule {path} at {inner[:12]}, which this clone does not have:"
+            " git submodule update --init --recursive, then git fetch in it"
+        )
 
 
 def _large_files(ours: Path, theirs: Path) -> Iterator[str]:

@@ -51,10 +51,23 @@ if TYPE_CHECKING:
 @options.workload
 @options.common("gate.page.GateReport", GATE_SUFFIXES)
 def command(
-    targets: tuple[str, ...], config: str | None, limits: tuple[str, ...], baseline: str | None,
-    baseline_ref: str | None, init: bool, update: bool, allow_new: bool, measured: bool, device: str,
-    history: str | None, github: bool, gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **workload: Any,
-) -> int:  # fmt: skip
+    targets: tuple[str, ...],
+    config: str | None,
+    limits: tuple[str, ...],
+    baseline: str | None,
+    baseline_ref: str | None,
+    init: bool,
+    update: bool,
+    allow_new: bool,
+    measured: bool,
+    device: str,
+    history: str | None,
+    github: bool,
+    gpus: tuple[str, ...],
+    policies: tuple[str, ...],
+    out: Out,
+    **workload: Any,
+) -> int:
     """Compare workloads with budgets and a baseline; say what moved and why.
 
     TARGET is as for memwall profile, a saved profile, or the name of a workload in [tool.memwall.gate] of
@@ -94,9 +107,15 @@ def command(
 
         committed(whole.root, kept)  # refuses what no commit has, before the work
     run = run_gate(
-        whole, chosen, baseline=place, baseline_ref=ref, allow_new=allow_new or update, first=update,
-        measured_on=_device(device) if measured else None, say=messages.progress,
-    )  # fmt: skip
+        whole,
+        chosen,
+        baseline=place,
+        baseline_ref=ref,
+        allow_new=allow_new or update,
+        first=update,
+        measured_on=_device(device) if measured else None,
+        say=messages.progress,
+    )
     messages.clear()
     if update:
         assert place is not None

@@ -113,9 +113,14 @@ class GateConfig:
     over: LimitScope = LimitScope()
 
     def workload(
-        self, name: str, target: str, options: Mapping[str, Any] | None = None, gpus: tuple[Gpu, ...] = (),
-        policies: tuple[str, ...] = (), scope: LimitScope = LimitScope(),
-    ) -> GatedWorkload:  # fmt: skip
+        self,
+        name: str,
+        target: str,
+        options: Mapping[str, Any] | None = None,
+        gpus: tuple[Gpu, ...] = (),
+        policies: tuple[str, ...] = (),
+        scope: LimitScope = LimitScope(),
+    ) -> GatedWorkload:
         """A workload with what the gate says where it says nothing; a saved profile has GPUs of its own, and what is
         served runs as servers do unless it says otherwise itself."""
         saved, how, own = is_saved(target), {**self.options, **(options or {})}, options or {}

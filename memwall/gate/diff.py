@@ -103,11 +103,12 @@ def _clusters(base: DiffSide, head: DiffSide, pairs: Mapping[int, int]) -> Itera
         heads, bases = [ours[i] for i in mine], [theirs[i] for i in other]
         ops = [head.graph.ops[op] for kernel in heads for op in kernel.op_ids]
         yield OpCluster(
-            bases, heads,
+            bases,
+            heads,
             appeared=[op for op in ops if op.id not in pairs],
             vanished=[base.graph.ops[op] for kernel in bases for op in kernel.op_ids if op not in stayed],
             kept=[(base.graph.ops[pairs[op.id]], op) for op in ops if op.id in pairs],
-        )  # fmt: skip
+        )
 
 
 def _cause(cluster: OpCluster, base: DiffSide, head: DiffSide, refusals: Mapping[int, list[Refusal]]) -> Cause | None:
@@ -244,10 +245,19 @@ def largest(side: DiffSide, quantity: str, kernels: Sequence[Estimate], count: i
     """The main contributors to a figure without a baseline: the kernels with the largest parts, equal ones together."""
     wanted = LIMITS[quantity] if LIMITS[quantity].adds else LIMITS["time_s"]
     causes = [
-        Cause("largest", short_name(kernel.name), *_place([side.graph.ops[i] for i in kernel.op_ids]), 1,
-              kernel.launches, kernel.flops, kernel.bytes, kernel.time_s, "")
+        Cause(
+            "largest",
+            short_name(kernel.name),
+            *_place([side.graph.ops[i] for i in kernel.op_ids]),
+            1,
+            kernel.launches,
+            kernel.flops,
+            kernel.bytes,
+            kernel.time_s,
+            "",
+        )
         for kernel in kernels
-    ]  # fmt: skip
+    ]
     keys = [(kernel.name, collapse(c.module), c.phase, c.source) for kernel, c in zip(kernels, causes, strict=True)]
     weight = {key: sum(map(wanted.of, own)) for key, own in group_by(kernels, keys).items()}
     found = group_by(causes, keys)

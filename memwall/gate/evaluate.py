@@ -158,9 +158,14 @@ def _with_outer(path: str) -> list[str]:
 
 
 def _check(
-    subject: Subject, head: DiffSide, base: DiffSide | None, quantity: Quantity, module: str, limit: Limit,
+    subject: Subject,
+    head: DiffSide,
+    base: DiffSide | None,
+    quantity: Quantity,
+    module: str,
+    limit: Limit,
     values: tuple[float | None, float | None],
-) -> Check:  # fmt: skip
+) -> Check:
     value, before = values
     verdict, why, allowed = "pass", "", None
     if value is None:

@@ -165,10 +165,14 @@ def _rows(
     """Kernels by place, equal places of repeated blocks as one, the heaviest first."""
     ops = profile.graphs[schedule.graph].ops
     places = [
-        (collapse(kernel_module(profile, schedule, kernel)), short_name(kernel.name),
-         next((ops[i].source for i in kernel.op_ids if ops[i].source), ""), kernel.limited_by)
+        (
+            collapse(kernel_module(profile, schedule, kernel)),
+            short_name(kernel.name),
+            next((ops[i].source for i in kernel.op_ids if ops[i].source), ""),
+            kernel.limited_by,
+        )
         for kernel in kernels
-    ]  # fmt: skip
+    ]
     sums = [(sum(map(weight, rows)), place, len(rows)) for place, rows in group_by(kernels, places).items()]
     total = sum(amount for amount, _, _ in sums)
     for amount, (module, name, source, wall), count in sorted(sums, key=lambda row: (-row[0], row[1]))[:LARGEST]:

@@ -55,8 +55,10 @@ def trend_chart(rows: Sequence[HistoryRow], quantities: Sequence[str]) -> Chart:
     found = steps(rows, quantities)
     charts: list[Chart] = []
     for (workload, mode), panel in drawn.items():
-        row = [_panel(panel, LIMITS[name], [s for s in found if s.quantity == name and s.row.series in panel], look)
-               for name in quantities]  # fmt: skip
+        row = [
+            _panel(panel, LIMITS[name], [s for s in found if s.quantity == name and s.row.series in panel], look)
+            for name in quantities
+        ]
         charts.append(_headed(f"{clean(workload)}, {clean(mode)}", side_by_side(row, _LEAST, 14)))
     return stacked([*charts, _legend(colors, policies, len(panels) - len(drawn))], gap=14)
 
@@ -86,8 +88,14 @@ def _panel(panel: _Panel, quantity: Quantity, found: Sequence[FigureStep], look:
         placer = Placer(scene.moved(frame))
         _versions(scene, frame, x, panel, look, placer)
         for color, series, known in lines:
-            _line(scene, placer, [(x(look.places[r.commit]), y(r.figures[quantity.name]), r) for r in known], color,
-                  _DASHES.get(series.policy, ()), dots=len(look.places) <= _POINTS)  # fmt: skip
+            _line(
+                scene,
+                placer,
+                [(x(look.places[r.commit]), y(r.figures[quantity.name]), r) for r in known],
+                color,
+                _DASHES.get(series.policy, ()),
+                dots=len(look.places) <= _POINTS,
+            )
         _steps(scene, placer, found, x, y, look)
         _commits(scene, frame, x, look)
         return frame.lower + 30
@@ -120,8 +128,9 @@ def _line(
         own = [(x, y) for x, y, _ in part]
         if len(own) > 1:
             scene.line(*own, color=color, width=1.6, dash=dash)
-        placer.lines += [LabelLine(a + scene.left, b + scene.top, c + scene.left, d + scene.top)
-                         for (a, b), (c, d) in pairwise(own)]  # fmt: skip
+        placer.lines += [
+            LabelLine(a + scene.left, b + scene.top, c + scene.left, d + scene.top) for (a, b), (c, d) in pairwise(own)
+        ]
         for px, py in own if dots or len(own) == 1 else ():
             placer.boxes.append(scene.dot(px, py, 2.4, color).box)
 
@@ -152,8 +161,9 @@ def _steps(
 def _versions(scene: Scene, frame: Box, x: PlotAxis, panel: _Panel, look: _TrendLook, placer: Placer) -> None:
     """A dashed line where, between two commits, another version of memwall begins; the last few are named."""
     pairs = (pair for trend in panel.values() for pair in pairwise(trend))
-    found = sorted({(look.places[b.commit] - 0.5, b.memwall_version) for a, b in pairs
-                    if a.memwall_version != b.memwall_version})  # fmt: skip
+    found = sorted(
+        {(look.places[b.commit] - 0.5, b.memwall_version) for a, b in pairs if a.memwall_version != b.memwall_version}
+    )
     for place, version in found:
         px = x(place)
         scene.line((px, frame.upper), (px, frame.lower), color="pale", width=0.9, dash=(4, 3))
@@ -199,7 +209,9 @@ def _legend(colors: Mapping[str, str], policies: Sequence[str], left_out: int) -
         entries.append(("several GPUs, equal", "dim", "line"))
     if policies != ["eager"]:
         entries += [(clean(policy), "pale", "dashed" if _DASHES.get(policy) else "line") for policy in policies]
-    entries += [(f"step for the {sign}", color, shape) for (sign, color), shape in
-                zip(SIGN_COLORS.items(), ("up", "down"), strict=True)]  # fmt: skip
+    entries += [
+        (f"step for the {sign}", color, shape)
+        for (sign, color), shape in zip(SIGN_COLORS.items(), ("up", "down"), strict=True)
+    ]
     heading = f"{left_out} further workloads are not drawn" if left_out else ""
     return lambda scene: scene.legend(0, entries, heading)

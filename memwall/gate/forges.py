@@ -44,8 +44,11 @@ def gate_commands(result: GateResult, top: int, folder: str) -> str:
     for number, found in enumerate(findings):
         same = (found.verdict, found.workload, place_of(found, folder))
         groups.setdefault(same if found.causes else number, []).append(found)
-    shown = [group for verdict in _LEVELS for group in
-             [each for each in groups.values() if each[0].verdict == verdict][:SHOWN]]  # fmt: skip
+    shown = [
+        group
+        for verdict in _LEVELS
+        for group in [each for each in groups.values() if each[0].verdict == verdict][:SHOWN]
+    ]
     lines = [_annotation(_LEVELS[group[0].verdict], group, top, folder) for group in shown]
     left_out = len(findings) - sum(map(len, shown))
     rest = f"; {left_out:,} more not shown here" if left_out else ""
@@ -86,12 +89,15 @@ def gate_code_quality(result: GateResult, folder: str, config: str) -> str:
     for finding, fingerprint in zip(findings, fingerprints(findings), strict=True):
         place = place_of(finding, folder, config) or FilePlace(CONFIG, 1)
         failed = "blocker" if finding.rule == "gate" else "major"
-        rows.append({
-            "description": "; ".join([finding.message, *map(say.cause_line, finding.causes[:1])]),
-            "check_name": f"memwall/{finding.rule}",
-            "fingerprint": fingerprint,
-            "severity": failed if finding.verdict == "fail" else "minor",
-            "location": {"path": place.path, "lines": {"begin": place.line}}})  # fmt: skip
+        rows.append(
+            {
+                "description": "; ".join([finding.message, *map(say.cause_line, finding.causes[:1])]),
+                "check_name": f"memwall/{finding.rule}",
+                "fingerprint": fingerprint,
+                "severity": failed if finding.verdict == "fail" else "minor",
+                "location": {"path": place.path, "lines": {"begin": place.line}},
+            }
+        )
     return json.dumps(rows, indent=1) + "\n"
 
 
@@ -175,14 +181,17 @@ def gate_sarif(result: GateResult, top: int, folder: str, config: str) -> str:
     for finding, fingerprint in zip(findings, fingerprints(findings), strict=True):
         place = place_of(finding, folder, config) or FilePlace(CONFIG, 1)
         text = "\n".join([finding.message, *say.cause_lines(finding.causes, top)])
-        rows.append({
-            "ruleId": finding.rule,
-            "ruleIndex": rules.index(finding.rule),
-            "level": _LEVELS[finding.verdict],
-            "message": _sarif_message(text),
-            "locations": [{"physicalLocation": _physical(place)}],
-            "relatedLocations": _related(finding.causes[:top], folder),
-            "partialFingerprints": {FINGERPRINT: fingerprint}})  # fmt: skip
+        rows.append(
+            {
+                "ruleId": finding.rule,
+                "ruleIndex": rules.index(finding.rule),
+                "level": _LEVELS[finding.verdict],
+                "message": _sarif_message(text),
+                "locations": [{"physicalLocation": _physical(place)}],
+                "relatedLocations": _related(finding.causes[:top], folder),
+                "partialFingerprints": {FINGERPRINT: fingerprint},
+            }
+        )
     driver = {"name": "memwall", "version": result.memwall_version, "rules": [_sarif_rule(rule) for rule in rules]}
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": rows}
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"

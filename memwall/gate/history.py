@@ -134,13 +134,19 @@ def entry_of(
     when = _utc(date)
     rows = [
         HistoryRow(
-            commit, when, profile.memwall_version, name, profile.workload.mode, schedule.gpu.name, schedule.policy,
+            commit,
+            when,
+            profile.memwall_version,
+            name,
+            profile.workload.mode,
+            schedule.gpu.name,
+            schedule.policy,
             {limit: value for limit, q in LIMITS.items() if (value := q.read("profile", profile, schedule)) is not None}
             | {**(served or {}).get((name, schedule.gpu.name), {})},
         )
         for name, profile in profiles.items()
         for schedule in profile.simulations
-    ]  # fmt: skip
+    ]
     if not rows:
         raise UsageError(f"no workload was simulated at {commit[:12]}; there is nothing to add to the history")
     return tuple(rows)
@@ -200,8 +206,10 @@ def read(path: str | os.PathLike[str]) -> tuple[HistoryRow, ...]:
         where = f"{path} line {number}"
         row = _row(line, where)
         if rows.setdefault(row.key, row) != row:
-            raise UsageError(f"{where}: {row.workload} on {row.gpu} at {row.commit[:12]} stands there twice, with other"
-                             " figures; take one of the lines out")  # fmt: skip
+            raise UsageError(
+                f"{where}: {row.workload} on {row.gpu} at {row.commit[:12]} stands there twice, with other"
+                " figures; take one of the lines out"
+            )
     return tuple(sorted(rows.values(), key=_order))
 
 

@@ -95,8 +95,18 @@ def _csv_rows(rows: Sequence[HistoryRow], quantities: Sequence[str]) -> Iterator
                 before = "" if step is None else step.before
                 change = "" if step is None or step.change is None else step.change
                 yield (
-                    row.commit, row.date, row.memwall_version, row.workload, row.mode, row.gpu, row.policy, name,
-                    row.figures[name], before, change)  # fmt: skip
+                    row.commit,
+                    row.date,
+                    row.memwall_version,
+                    row.workload,
+                    row.mode,
+                    row.gpu,
+                    row.policy,
+                    name,
+                    row.figures[name],
+                    before,
+                    change,
+                )
 
 
 def _known(rows: Sequence[HistoryRow]) -> list[str]:
@@ -140,9 +150,20 @@ def _step_table(rows: Sequence[HistoryRow], found: Sequence[FigureStep]) -> Tabl
     for group in shown:
         step, row = group[0], group[0].row
         before, after = apart([step.before, step.after], LIMITS[step.quantity].unit)
-        table.append((row.date[:10], row.commit[:SHORT], named(row), _together(group, gpus_of), row.policy,
-                      step.quantity, before, after, change_text(step.change) or "new",
-                      "worse" if step.worse else "better"))  # fmt: skip
+        table.append(
+            (
+                row.date[:10],
+                row.commit[:SHORT],
+                named(row),
+                _together(group, gpus_of),
+                row.policy,
+                step.quantity,
+                before,
+                after,
+                change_text(step.change) or "new",
+                "worse" if step.worse else "better",
+            )
+        )
     specs = (
         "date: 0, commit: 1, workload: 2 name, GPU: 3 name, policy: 4, quantity: 5, from: 6 right, to: 7 right,"
         "change: 8 right, : 9"

@@ -35,13 +35,16 @@ class GateReport(Report):
 
     noun = "a gate"
     kinds = ("text", "md", "summary", "github", "junit", "gitlab", "sarif", "json")
-    own = MappingProxyType({
-        "md": lambda r: gate_comment(r.result, r.top),
-        "summary": lambda r: gate_summary(r.result, r.top),
-        "github": lambda r: gate_commands(r.result, r.top, r.folder),
-        "junit": lambda r: gate_junit(r.result, r.top),
-        "gitlab": lambda r: gate_code_quality(r.result, r.folder, r.config),
-        "sarif": lambda r: gate_sarif(r.result, r.top, r.folder, r.config)})  # fmt: skip
+    own = MappingProxyType(
+        {
+            "md": lambda r: gate_comment(r.result, r.top),
+            "summary": lambda r: gate_summary(r.result, r.top),
+            "github": lambda r: gate_commands(r.result, r.top, r.folder),
+            "junit": lambda r: gate_junit(r.result, r.top),
+            "gitlab": lambda r: gate_code_quality(r.result, r.folder, r.config),
+            "sarif": lambda r: gate_sarif(r.result, r.top, r.folder, r.config),
+        }
+    )
 
     result: GateResult
     top: int = TOP
@@ -91,8 +94,19 @@ def _workload_section(heading: str, checks: Sequence[Check], top: int) -> Sectio
 
 def _checks_table(checks: Sequence[Check]) -> Table:
     table = [
-        (_WORD[check.verdict], say.subject(check), name(check.gpu), name(check.policy), shown.baseline, shown.value,
-         shown.change, name(check.limit, 24)) for check in checks for shown in [say.figures(check)]]  # fmt: skip
+        (
+            _WORD[check.verdict],
+            say.subject(check),
+            name(check.gpu),
+            name(check.policy),
+            shown.baseline,
+            shown.value,
+            shown.change,
+            name(check.limit, 24),
+        )
+        for check in checks
+        for shown in [say.figures(check)]
+    ]
     specs = (
         ": 0, check: 1 name, GPU: 2 name, policy: 3 name, baseline: 4 right, value: 5 right, change: 6 right,"
         "limit: 7 right"

@@ -109,7 +109,7 @@ def read_config(path: Path) -> GateConfig:
     places: dict[str, Any] = {key: settings.get(key) for key in ("baseline", "baseline_ref", "history")}
     config = GateConfig(
         path.parent.resolve(), path.name, scope=scope, options=options, gpus=gpus, policies=policies, **places
-    )  # fmt: skip
+    )
     if config.baseline is not None and config.baseline_ref is not None:
         raise UsageError(f"{where}: baseline and baseline_ref are two baselines; keep one")
     workloads = _workloads(config, settings, path.name)

@@ -27,7 +27,7 @@ from memwall.gate.baseline import (
     other_version,
     saved_profile,
     shown,
-)  # fmt: skip
+)
 from memwall.gate.checkout import Checkout, checked_out
 from memwall.gate.config import APART, GateConfig, GatedWorkload
 from memwall.gate.evaluate import Subject, check_workload
@@ -58,10 +58,17 @@ class GateRun:
 
 
 def run_gate(
-    config: GateConfig, workloads: Sequence[GatedWorkload], *, baseline: Path | None = None,
-    baseline_ref: str | None = None, allow_new: bool = False, first: bool = False, measured_on: str | None = None,
-    say: Callable[[str], None] = lambda message: None, tracers: Tracers | None = None,
-) -> GateRun:  # fmt: skip
+    config: GateConfig,
+    workloads: Sequence[GatedWorkload],
+    *,
+    baseline: Path | None = None,
+    baseline_ref: str | None = None,
+    allow_new: bool = False,
+    first: bool = False,
+    measured_on: str | None = None,
+    say: Callable[[str], None] = lambda message: None,
+    tracers: Tracers | None = None,
+) -> GateRun:
     """Judge some workloads by a configuration, against saved profiles, a git ref or nothing.
 
     Args:
@@ -113,8 +120,7 @@ def _no_workload(folder: Path) -> str:
     others = others_below(folder)
     if not others:
         return NO_WORKLOAD
-    return (f"no workload to gate here, but in {few(others, 8)}: run memwall gate --config {others[0]}, and so for"
-            " each")  # fmt: skip
+    return f"no workload to gate here, but in {few(others, 8)}: run memwall gate --config {others[0]}, and so for each"
 
 
 def _checked_twice(
@@ -126,9 +132,10 @@ def _checked_twice(
 ) -> dict[str, TraceOutcome]:
     """The heads that differ from their saved base, with whether they equal themselves."""
     rows = [
-        (heads, Tree(config.root), job) for job in jobs
+        (heads, Tree(config.root), job)
+        for job in jobs
         if job.name not in base.refused and differ(heads[job.name].profile, base.profiles.get(job.name))
-    ]  # fmt: skip
+    ]
     return {row.name: row for row in repeated(rows, tracers)} if rows and tracers else {}
 
 
@@ -176,10 +183,16 @@ def _judged(
         if {name for rows in limits.values() for name, _ in rows} <= APART:
             problems.append(Problem(workload.name, workload.target, "fail", NO_CHECK))
         subject = Subject(
-            workload.name, workload.target, head.profile, before, compared,
+            workload.name,
+            workload.target,
+            head.profile,
+            before,
+            compared,
             base.refused.get(workload.name, "") or other_version(head.profile) or not_comparable(head),
-            base.missing.get(workload.name, ""), allow_new and workload.name in base.missing, workload.load,
-        )  # fmt: skip
+            base.missing.get(workload.name, ""),
+            allow_new and workload.name in base.missing,
+            workload.load,
+        )
         found, wrong = check_workload(subject, limits)
         checks += found
         problems += wrong
@@ -231,9 +244,8 @@ def _slow_down(config: GateConfig, workload: GatedWorkload) -> Limit:
 
 
 def _measured(
-    config: GateConfig, workloads: Sequence[GatedWorkload], checkout: Checkout, device: str,
-    say: Callable[[str], None],
-) -> GateResult:  # fmt: skip
+    config: GateConfig, workloads: Sequence[GatedWorkload], checkout: Checkout, device: str, say: Callable[[str], None]
+) -> GateResult:
     """The head timed against the base, workload by workload. Raises ``UsageError``: a limit is no slow-down in percent;
     ``MissingError``: the device is not there."""
     limits = {workload.name: _slow_down(config, workload) for workload in workloads}
@@ -251,9 +263,21 @@ def _measured(
             problems.append(Problem(workload.name, workload.target, "fail", f"cannot be measured: {error}"))
             continue
         contests[workload.name] = found.to_dict()
-        checks.append(Check(
-            workload.name, workload.target, found.device, "eager", "", _MEASURED, limit.text, found.head_s,
-            found.base_s, limit.allowed(found.base_s) if found.base_s is not None else None, found.verdict,
-            found.sentence.removeprefix(found.verdict).lstrip(" :"), measured=True,
-        ))  # fmt: skip
+        checks.append(
+            Check(
+                workload.name,
+                workload.target,
+                found.device,
+                "eager",
+                "",
+                _MEASURED,
+                limit.text,
+                found.head_s,
+                found.base_s,
+                limit.allowed(found.base_s) if found.base_s is not None else None,
+                found.verdict,
+                found.sentence.removeprefix(found.verdict).lstrip(" :"),
+                measured=True,
+            )
+        )
     return GateResult(tuple(checks), tuple(problems), contests=contests)

@@ -88,9 +88,13 @@ class Tree:
 
 
 def profile_both(
-    head: Path, base: Tree | None, jobs: Sequence[TraceJob], say: Callable[[str], None], tracers: Tracers,
+    head: Path,
+    base: Tree | None,
+    jobs: Sequence[TraceJob],
+    say: Callable[[str], None],
+    tracers: Tracers,
     prepare: Callable[[Mapping[str, TraceOutcome]], None] = lambda rows: None,
-) -> tuple[dict[str, TraceOutcome], dict[str, TraceOutcome]]:  # fmt: skip
+) -> tuple[dict[str, TraceOutcome], dict[str, TraceOutcome]]:
     """The jobs profiled in the head's folder, then in the base's; ``prepare`` gets what the head has made before the
     base begins. Where both differ each is traced again, to see whether it equals itself."""
     say(f"tracing {counted(len(jobs), 'workload')}" + (" twice: head and base" if base else ""))

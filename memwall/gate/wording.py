@@ -290,12 +290,22 @@ class Finding(NamedTuple):
 def finding_of(found: Check | Problem) -> Finding:
     if isinstance(found, Problem):
         same = ("problem", found.workload, found.target, _NUMBER.sub("#", found.message))
-        return Finding(found.verdict, "gate", found.workload, name(found.workload), problem_sentence(found),
-                       found.target, (), same)  # fmt: skip
+        return Finding(
+            found.verdict, "gate", found.workload, name(found.workload), problem_sentence(found), found.target, (), same
+        )
     kind = "measured" if found.measured else "modeled"
     identity = (kind, found.workload, found.gpu, found.policy, found.module, found.quantity, found.limit)
-    return Finding(found.verdict, found.quantity, found.workload, title(found), explained(found), found.target,
-                   found.causes, identity, found)  # fmt: skip
+    return Finding(
+        found.verdict,
+        found.quantity,
+        found.workload,
+        title(found),
+        explained(found),
+        found.target,
+        found.causes,
+        identity,
+        found,
+    )
 
 
 def findings_of(result: GateResult) -> list[Finding]:

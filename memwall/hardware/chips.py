@@ -80,39 +80,77 @@ _UNALIGNED, _BY_WARP = 0.71, 0.629
 
 
 def _early(
-    architecture: str, shared_kib: int, block_kib: int, partitions: int = 4, warps: int = 64, blocks: int = 32,
-    batched_tiles: tuple[Tile, ...] = ((128, 128), (64, 128), (64, 64)), **more: bool,
-) -> Chip:  # fmt: skip
+    architecture: str,
+    shared_kib: int,
+    block_kib: int,
+    partitions: int = 4,
+    warps: int = 64,
+    blocks: int = 32,
+    batched_tiles: tuple[Tile, ...] = ((128, 128), (64, 128), (64, 64)),
+    **more: bool,
+) -> Chip:
     """Before Ampere: no products in Triton, no flash attention."""
     return Chip(
-        architecture=architecture, warps=warps, blocks=blocks, partitions=partitions, shared_bytes=shared_kib * KIB,
-        shared_block_bytes=block_kib * KIB, attention="efficient", batched_tiles=batched_tiles, triton_products=False,
-        unaligned=_UNALIGNED, **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+        architecture=architecture,
+        warps=warps,
+        blocks=blocks,
+        partitions=partitions,
+        shared_bytes=shared_kib * KIB,
+        shared_block_bytes=block_kib * KIB,
+        attention="efficient",
+        batched_tiles=batched_tiles,
+        triton_products=False,
+        unaligned=_UNALIGNED,
+        **more,  # type: ignore[arg-type]
+    )
 
 
 def _nvidia(
-    architecture: str, warps: int, blocks: int, shared_kib: int, energy_nm: float,
-    batched_tiles: tuple[Tile, ...] = (_LARGE,), **more: Tile | bool | float,
-) -> Chip:  # fmt: skip
+    architecture: str,
+    warps: int,
+    blocks: int,
+    shared_kib: int,
+    energy_nm: float,
+    batched_tiles: tuple[Tile, ...] = (_LARGE,),
+    **more: Tile | bool | float,
+) -> Chip:
     """From Ampere on; the driver takes 1 KiB of each block's shared memory."""
     return Chip(
-        architecture=architecture, warps=warps, blocks=blocks, shared_bytes=shared_kib * KIB, energy_nm=energy_nm,
-        shared_block_bytes=(shared_kib - 1) * KIB, shared_unit_bytes=128, shared_reserved_bytes=KIB,
-        batched_tiles=batched_tiles, **{"unaligned": _UNALIGNED, **more},  # type: ignore[arg-type]
-    )  # fmt: skip
+        architecture=architecture,
+        warps=warps,
+        blocks=blocks,
+        shared_bytes=shared_kib * KIB,
+        energy_nm=energy_nm,
+        shared_block_bytes=(shared_kib - 1) * KIB,
+        shared_unit_bytes=128,
+        shared_reserved_bytes=KIB,
+        batched_tiles=batched_tiles,
+        **{"unaligned": _UNALIGNED, **more},  # type: ignore[arg-type]
+    )
 
 
 def _amd(
-    architecture: str, registers: int, unit: int, waves: int, shared_kib: int = 64, shared_unit_bytes: int = 512,
+    architecture: str,
+    registers: int,
+    unit: int,
+    waves: int,
+    shared_kib: int = 64,
+    shared_unit_bytes: int = 512,
     attention: str = "flash",
-) -> Chip:  # fmt: skip
+) -> Chip:
     """Four SIMDs of 64 lanes. A block of several waves takes one of 16 barriers."""
     return Chip(
-        architecture=architecture, warp_size=64, warps=4 * waves, blocks=16, registers=4 * 64 * registers,
-        register_unit=64 * unit, shared_bytes=shared_kib * KIB, shared_block_bytes=shared_kib * KIB,
-        shared_unit_bytes=shared_unit_bytes, attention=attention,
-    )  # fmt: skip
+        architecture=architecture,
+        warp_size=64,
+        warps=4 * waves,
+        blocks=16,
+        registers=4 * 64 * registers,
+        register_unit=64 * unit,
+        shared_bytes=shared_kib * KIB,
+        shared_block_bytes=shared_kib * KIB,
+        shared_unit_bytes=shared_unit_bytes,
+        attention=attention,
+    )
 
 
 _PASCAL = ((128, 128), (64, 128))

@@ -97,8 +97,12 @@ def with_nearest_protocols(cluster: Cluster, others: Iterable[Cluster]) -> Clust
 
 def _donors(cluster: Cluster, link: Link, protocol: str, near: Iterable[Cluster]) -> list[tuple[str, Protocol]]:
     """The clusters from which a link takes a protocol, and how it runs there."""
-    stated = [(_unlike(known, link), other, known.protocols[protocol]) for other in near
-              for known in other.link.values() if known.lends and protocol in known.protocols]  # fmt: skip
+    stated = [
+        (_unlike(known, link), other, known.protocols[protocol])
+        for other in near
+        for known in other.link.values()
+        if known.lends and protocol in known.protocols
+    ]
     best = min((unlike for unlike, _, _ in stated), default=None)
     nearest: dict[str, tuple[str, Protocol]] = {}
     for unlike, other, how in stated:

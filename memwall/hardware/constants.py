@@ -58,9 +58,25 @@ class GemmConstants(Constants):
     FAMILY: ClassVar[str] = "gemm"
     #: by pipe; those of quantised products by kernel (:data:`memwall.ops.quantised.KERNELS`)
     VARIANTS: ClassVar[tuple[str, ...]] = (
-        "bfloat16", "float16", "tf32", "fp8", "int8", "float32", "float64", "int4_wo", "int8_wo", "sq", "fp8_scaled",
-        "fp8_block", "fp8_block_sglang", "nvfp4", "nvfp4_sglang", "nvfp4_trtllm", "latent_bfloat16", "latent_fp8",
-    )  # fmt: skip
+        "bfloat16",
+        "float16",
+        "tf32",
+        "fp8",
+        "int8",
+        "float32",
+        "float64",
+        "int4_wo",
+        "int8_wo",
+        "sq",
+        "fp8_scaled",
+        "fp8_block",
+        "fp8_block_sglang",
+        "nvfp4",
+        "nvfp4_sglang",
+        "nvfp4_trtllm",
+        "latent_bfloat16",
+        "latent_fp8",
+    )
     #: residuals of the fit half of aiconfigurator_quant_gemm with each GPU left out, GPU and table of equal weight
     FOREIGN_OF: ClassVar[Mapping[str, tuple[float, float]]] = {
         **dict.fromkeys(("int4_wo", "int8_wo", "sq"), (0.47, 1.35)),
@@ -140,8 +156,15 @@ class AttentionConstants(Constants):
 
     FAMILY: ClassVar[str] = "attention"
     VARIANTS: ClassVar[tuple[str, ...]] = (
-        "flash", "prefill", "cudnn", "efficient", "flash_backward", "cudnn_backward", "efficient_backward", "decode",
-    )  # fmt: skip
+        "flash",
+        "prefill",
+        "cudnn",
+        "efficient",
+        "flash_backward",
+        "cudnn_backward",
+        "efficient_backward",
+        "decode",
+    )
     FOREIGN: ClassVar[tuple[float, float]] = (0.78, 1.21)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.78, 2.34)
     # the loop over a tile's keys
@@ -178,9 +201,11 @@ class LatentConstants(Constants):
 
     FAMILY: ClassVar[str] = "latent"
     VARIANTS: ClassVar[tuple[str, ...]] = tuple(
-        f"{engine}_{phase}_{cache}" for phase in ("prefill", "decode") for cache in ("bfloat16", "fp8")
+        f"{engine}_{phase}_{cache}"
+        for phase in ("prefill", "decode")
+        for cache in ("bfloat16", "fp8")
         for engine in ("trtllm", "sglang", "vllm")
-    )  # fmt: skip
+    )
     FOREIGN: ClassVar[tuple[float, float]] = (0.80, 1.46)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.74, 2.16)
     plateau: float = constant(0.6, 0.02, 1.2, "fraction of the peak that matmuls reach inside a tile")
@@ -202,10 +227,10 @@ class ExpertsConstants(Constants):
 
     FAMILY: ClassVar[str] = "experts"
     VARIANTS: ClassVar[tuple[str, ...]] = tuple(
-        f"{engine}_{scheme}" for scheme in (
-            "bfloat16", "fp8", "fp8_block", "int4_wo", "nvfp4", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "w4afp8",
-        ) for engine in ("vllm", "trtllm", "sglang")
-    )  # fmt: skip
+        f"{engine}_{scheme}"
+        for scheme in ("bfloat16", "fp8", "fp8_block", "int4_wo", "nvfp4", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8", "w4afp8")
+        for engine in ("vllm", "trtllm", "sglang")
+    )
     FOREIGN: ClassVar[tuple[float, float]] = (0.66, 1.44)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 1.80)
     plateau: float = constant(0.7, 0.02, 1.1, "fraction of its peak that a multiprocessor reaches inside a tile")

@@ -32,7 +32,7 @@ from memwall.hardware.gpu import (
     Cpu,
     Gpu,
     host_of,
-)  # fmt: skip
+)
 
 SCHEMA = "memwall.gpu/1"
 

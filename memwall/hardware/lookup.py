@@ -78,10 +78,12 @@ def match_hardware(vendor: str, sm_count: int | None, dram_bytes: int | None) ->
     """The GPU of a vendor with so many multiprocessors and so much memory; None where none has, or several of other
     rates. Of several that differ in their links alone (the H100 and the H800) it is the one that came first."""
     found = [
-        gpu for gpu in all_gpus()
-        if gpu.vendor == vendor and gpu.sm_count == sm_count
+        gpu
+        for gpu in all_gpus()
+        if gpu.vendor == vendor
+        and gpu.sm_count == sm_count
         and (dram_bytes is None or abs(dram_bytes / gpu.dram_bytes - 1) < _MEMORY_TOLERANCE)
-    ]  # fmt: skip
+    ]
     rates = {(gpu.dram_bytes_per_s, max(gpu.peak_flop_per_s.values())) for gpu in found}
     return found[0] if len(rates) == 1 else None
 
@@ -137,8 +139,12 @@ def _files() -> Mapping[str, Path]:
 
 def _sources() -> list[Path]:
     """What the packaged GPUs follow from: their files, and the modules that read them and that their types are in."""
-    return [*_files().values(), *sorted(Path(__file__).parent.glob("*.py")), Path(graph.__file__),
-            Path(packed.__file__)]  # fmt: skip
+    return [
+        *_files().values(),
+        *sorted(Path(__file__).parent.glob("*.py")),
+        Path(graph.__file__),
+        Path(packed.__file__),
+    ]
 
 
 @cache

@@ -78,9 +78,16 @@ def _as_product(graph: Graph, group: Group) -> Group:
         return group
     pipe = product_pipe(_dtype(graph, graph.ops[group.op_ids[0]]), {})
     gemm = Gemm(
-        pipe=pipe, batch=1, m=launch.images * math.prod(launch.places_out), n=launch.channels_out, k=launch.channels_in,
-        itemsize=launch.itemsize, read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, count=launch.count,
-    )  # fmt: skip
+        pipe=pipe,
+        batch=1,
+        m=launch.images * math.prod(launch.places_out),
+        n=launch.channels_out,
+        k=launch.channels_in,
+        itemsize=launch.itemsize,
+        read_bytes=launch.read_bytes,
+        write_bytes=launch.write_bytes,
+        count=launch.count,
+    )
     cost = replace(group.cost, flops={pipe: gemm.flops}, launches=(gemm, *group.cost.launches[1:]))
     return replace(group, cost=cost)
 

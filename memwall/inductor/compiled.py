@@ -83,9 +83,13 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     group = pricer.group(kernel.op_ids, kernel.recomputes)
     kernels = max(kernel.launches, library_launches(graph, pricer.costs, kernel.op_ids))
     cost = with_launches(
-        group.cost, group.cost.launches, kernels=kernels, extra_bytes=_beyond(pricer, kernel, group),
-        extra_flops=group.cost.extra_flops, numbers=_numbers(kernel),
-    )  # fmt: skip
+        group.cost,
+        group.cost.launches,
+        kernels=kernels,
+        extra_bytes=_beyond(pricer, kernel, group),
+        extra_flops=group.cost.extra_flops,
+        numbers=_numbers(kernel),
+    )
     return replace(group, cost=_as_called(graph, cost, kernel), name=kernel.name, source=kernel.source)
 
 
@@ -150,6 +154,11 @@ def _on_operands(graph: Graph, launch: Gemm, kernel: LoweredKernel) -> Gemm:
     more = launch.batch * (m * k + k * n - launch.m * launch.k - launch.k * launch.n) * left.itemsize
     written = launch.batch * (m * n - launch.m * launch.n) * left.itemsize
     return replace(
-        launch, m=m, n=n, k=k, padded_from=asked, write_bytes=launch.write_bytes + written,
+        launch,
+        m=m,
+        n=n,
+        k=k,
+        padded_from=asked,
+        write_bytes=launch.write_bytes + written,
         read_bytes=max(launch.read_bytes + more, left.nbytes + right.nbytes),
-    )  # fmt: skip
+    )

@@ -144,9 +144,16 @@ def _attention_of_gpu(preferred: str) -> Iterator[None]:
     library: Any = torch.library.Library("aten", "IMPL")
 
     def checked(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
         if query.shape[:2] != key.shape[:2] or key.shape[:3] != value.shape[:3]:
             raise RuntimeError(f"attention of {query.shape}, {key.shape} and {value.shape}")
         given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -174,9 +181,12 @@ def partition(joint: Joint, module: GraphModule, mode: Any) -> tuple[GraphModule
     primals = len(joint.tangents) - sum(joint.tangents)
     with V.set_fake_mode(mode):
         forward, backward = min_cut_partition(
-            module, (values[:primals], values[primals:]), compiler="inductor",
-            num_fwd_outputs=joint.forward_outputs, static_lifetime_input_indices=static,
-        )  # fmt: skip
+            module,
+            (values[:primals], values[primals:]),
+            compiler="inductor",
+            num_fwd_outputs=joint.forward_outputs,
+            static_lifetime_input_indices=static,
+        )
     return forward, backward
 
 
@@ -206,9 +216,15 @@ class _Stop(BaseException):
 
 
 def schedule(
-    module: GraphModule, mode: Any, read: Callable[[Scheduled], Read], *,
-    backward: bool, inference: bool, visible: int, source: bool,
-) -> Read:  # fmt: skip
+    module: GraphModule,
+    mode: Any,
+    read: Callable[[Scheduled], Read],
+    *,
+    backward: bool,
+    inference: bool,
+    visible: int,
+    source: bool,
+) -> Read:
     """Lower one graph, fuse, and return what ``read`` makes of the schedule while Inductor still knows the graph.
     ``visible`` outputs, the first ones, keep the strides that they were traced with."""
     output = module.graph.output_node()
@@ -249,9 +265,13 @@ def schedule(
         contextlib.suppress(_Stop),
     ):
         compile_fx.compile_fx_inner(
-            module, inputs, is_backward=backward, is_inference=inference, static_input_idxs=range(len(inputs)),
+            module,
+            inputs,
+            is_backward=backward,
+            is_inference=inference,
+            static_input_idxs=range(len(inputs)),
             cudagraphs=BoxedBool(False),
-        )  # fmt: skip
+        )
     (result,) = found
     return result
 

@@ -42,13 +42,25 @@ def properties_of(gpu: Gpu) -> SimpleNamespace:
     major, minor = capability_of(gpu)
     chip = chip_of(gpu)
     return SimpleNamespace(
-        name=gpu.full_name, major=major, minor=minor, multi_processor_count=gpu.sm_count, warp_size=chip.warp_size,
-        max_threads_per_multi_processor=chip.threads, max_threads_per_block=_THREADS_PER_BLOCK,
-        regs_per_multiprocessor=chip.registers, total_memory=gpu.dram_bytes, L2_cache_size=gpu.l2_bytes,
-        shared_memory_per_block=_SHARED_PER_BLOCK, shared_memory_per_block_optin=chip.shared_block_bytes,
-        shared_memory_per_multiprocessor=chip.shared_bytes, gcnArchName="", is_integrated=0,
-        is_multi_gpu_board=0, uuid=gpu.name, clock_rate=int(gpu.boost_clock_hz / 1e3),
-    )  # fmt: skip
+        name=gpu.full_name,
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.sm_count,
+        warp_size=chip.warp_size,
+        max_threads_per_multi_processor=chip.threads,
+        max_threads_per_block=_THREADS_PER_BLOCK,
+        regs_per_multiprocessor=chip.registers,
+        total_memory=gpu.dram_bytes,
+        L2_cache_size=gpu.l2_bytes,
+        shared_memory_per_block=_SHARED_PER_BLOCK,
+        shared_memory_per_block_optin=chip.shared_block_bytes,
+        shared_memory_per_multiprocessor=chip.shared_bytes,
+        gcnArchName="",
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        uuid=gpu.name,
+        clock_rate=int(gpu.boost_clock_hz / 1e3),
+    )
 
 
 @contextlib.contextmanager
@@ -86,23 +98,33 @@ def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[An
 
     capability = known.major, known.minor
     common = {
-        "is_available": constant(True), "device_count": constant(1), "current_device": constant(0),
-        "get_device_properties": constant(known), "set_device": constant(None), "synchronize": constant(None),
-    }  # fmt: skip
+        "is_available": constant(True),
+        "device_count": constant(1),
+        "current_device": constant(0),
+        "get_device_properties": constant(known),
+        "set_device": constant(None),
+        "synchronize": constant(None),
+    }
     cuda = {
-        "get_device_capability": constant(capability), "get_device_name": constant(known.name),
-        compat.name_of("lazy_init"): constant(None), "is_tf32_supported": constant(capability >= (8, 0)),
+        "get_device_capability": constant(capability),
+        "get_device_name": constant(known.name),
+        compat.name_of("lazy_init"): constant(None),
+        "is_tf32_supported": constant(capability >= (8, 0)),
         "is_bf16_supported": constant(capability >= (8, 0)),
-        compat.name_of("exchange_device"): constant(0), compat.name_of("maybe_exchange_device"): constant(0),
+        compat.name_of("exchange_device"): constant(0),
+        compat.name_of("maybe_exchange_device"): constant(0),
         "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": constant(None),
-    }  # fmt: skip
+    }
     interface = {
-        "get_compute_capability": constant(known.major * 10 + known.minor), "get_raw_stream": constant(0),
-        "is_triton_capable": constant(True), "raise_if_triton_unavailable": constant(None),
+        "get_compute_capability": constant(known.major * 10 + known.minor),
+        "get_raw_stream": constant(0),
+        "is_triton_capable": constant(True),
+        "raise_if_triton_unavailable": constant(None),
         "is_bf16_supported": constant(capability >= (8, 0)),
-        "exchange_device": constant(0), "maybe_exchange_device": constant(0),
-    }  # fmt: skip
+        "exchange_device": constant(0),
+        "maybe_exchange_device": constant(0),
+    }
     return [
         (torch.cuda, common | cuda),
         (interfaces.CudaInterface, common | interface),
@@ -111,11 +133,14 @@ def _answers(gpu: Gpu, known: SimpleNamespace, interfaces: Any) -> list[tuple[An
         (compat.torch_c, {compat.name_of("conv_memory_format"): _conv_format}),
         (compat.torch_internal, {"max_clock_rate": constant(gpu.boost_clock_hz / 1e6)}),
         (compat.inductor_utils, {"get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9)}),
-        (compat.inductor_scheduler, {
-            "get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9),
-            "get_device_tflops": lambda dtype: _tflops(gpu, dtype),
-        }),
-    ]  # fmt: skip
+        (
+            compat.inductor_scheduler,
+            {
+                "get_gpu_dram_gbps": constant(gpu.dram_bytes_per_s / 1e9),
+                "get_device_tflops": lambda dtype: _tflops(gpu, dtype),
+            },
+        ),
+    ]
 
 
 def _conv_format(images: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
@@ -139,16 +164,22 @@ def _triton_driver(known: SimpleNamespace) -> Iterator[None]:
 
     target = GPUTarget("cuda", known.major * 10 + known.minor, known.warp_size)
     described = {
-        "max_shared_mem": known.shared_memory_per_block_optin, "max_num_regs": known.regs_per_multiprocessor,
-        "multiprocessor_count": known.multi_processor_count, "sm_clock_rate": known.clock_rate,
+        "max_shared_mem": known.shared_memory_per_block_optin,
+        "max_num_regs": known.regs_per_multiprocessor,
+        "multiprocessor_count": known.multi_processor_count,
+        "sm_clock_rate": known.clock_rate,
         "warpSize": known.warp_size,
-    }  # fmt: skip
+    }
     stub = SimpleNamespace(
-        get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda *args: 0,
-        get_device_capability=lambda *args: (known.major, known.minor), is_active=lambda: True,
-        get_device_interface=lambda: torch.cuda, get_active_torch_device=lambda: torch.device("cuda", 0),
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_current_stream=lambda *args: 0,
+        get_device_capability=lambda *args: (known.major, known.minor),
+        is_active=lambda: True,
+        get_device_interface=lambda: torch.cuda,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
         utils=SimpleNamespace(get_device_properties=lambda *args: described),
-    )  # fmt: skip
+    )
     driver = triton.runtime.driver
     held = (compat.name_of("active_driver"), compat.name_of("default_driver"), "active")
     before = {name: value for name, value in vars(driver).items() if name in held}

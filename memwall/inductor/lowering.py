@@ -167,9 +167,16 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
 
 
 def _compile(
-    graph: Graph, gpu: Gpu, scope: Any, operators: Any, table: Any, opaque: Any, target: Any, source: bool,
+    graph: Graph,
+    gpu: Gpu,
+    scope: Any,
+    operators: Any,
+    table: Any,
+    opaque: Any,
+    target: Any,
+    source: bool,
     result: _Result,
-) -> None:  # fmt: skip
+) -> None:
     from memwall.inductor.compiling import Scheduled, joint_passes, partition, schedule, write_back
     from memwall.inductor.origins import assign_origins, mark_results
     from memwall.inductor.padding import modeled_padding
@@ -197,9 +204,14 @@ def _compile(
         ops = [i for i in scope.op_ids if (graph.ops[i].phase == "backward") == is_backward]
         if compiled is not None and ops:
             result.schedules[is_backward, ops[0]] = schedule(
-                compiled, mode, read, backward=is_backward, inference=backward is None,
-                visible=len(scope.backward_keeps) if is_backward else visible, source=source,
-            )  # fmt: skip
+                compiled,
+                mode,
+                read,
+                backward=is_backward,
+                inference=backward is None,
+                visible=len(scope.backward_keeps) if is_backward else visible,
+                source=source,
+            )
 
 
 def _named(graph: Graph, launch: ScheduleNode) -> ScheduleNode:
@@ -216,9 +228,8 @@ def _eager(graph: Graph, op: Op) -> ScheduleNode:
     read = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.inputs))
     written = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.outputs))
     return ScheduleNode(
-        op.name, "eager", {op.id: 1}, alone, {op.id: written}, alone,
-        read_bytes=read, write_bytes=written,
-    )  # fmt: skip
+        op.name, "eager", {op.id: 1}, alone, {op.id: written}, alone, read_bytes=read, write_bytes=written
+    )
 
 
 def _gathered(graph: Graph, result: _Result) -> Lowered:

@@ -140,9 +140,12 @@ class _OwnedKernel:
 
 
 def _lowered(
-    graph: Graph, kernel: _OwnedKernel, by_library: Collection[int], fx_ops: Mapping[int, Mapping[str, int]],
+    graph: Graph,
+    kernel: _OwnedKernel,
+    by_library: Collection[int],
+    fx_ops: Mapping[int, Mapping[str, int]],
     names: Mapping[int, str],
-) -> LoweredKernel:  # fmt: skip
+) -> LoweredKernel:
     """A kernel as plain data. What a library owns is not recomputed: what is added to its result is. A library's kernel
     recomputes nothing: what launches before it make anew for it is in memory."""
     parts = [kernel.main, *kernel.others]
@@ -187,9 +190,11 @@ def _used(graph: Graph, op_ids: Iterable[int], others: Iterable[int]) -> tuple[i
 
 
 def own(
-    graph: Graph, op_ids: Iterable[int], schedules: Sequence[Sequence[ScheduleNode]],
+    graph: Graph,
+    op_ids: Iterable[int],
+    schedules: Sequence[Sequence[ScheduleNode]],
     fx_ops: Mapping[int, Mapping[str, int]] = MappingProxyType({}),
-) -> list[LoweredKernel]:  # fmt: skip
+) -> list[LoweredKernel]:
     """The kernels of some schedules (each one compiled graph, in launch order) that together compute the ops.
     ``fx_ops`` has the decomposed calls of each op."""
     wanted = sorted(op_ids)

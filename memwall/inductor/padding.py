@@ -73,9 +73,14 @@ def learned(left: torch.Tensor, right: torch.Tensor, made_before: Sequence[bool]
     sizes = (left.shape[0], left.shape[1], right.shape[1])
     added = [pad_mm.get_padded_length(size, pad_mm.get_alignment_size(left)) for size in sizes]
     tree = AutoHeuristic(
-        fallback=str, choices=["orig", _PAD], feedback=None, name="pad_mm", precondition=pad_mm_precondition,
-        context=pad_mm.get_context(left, right, *made_before, *added), augment_context=pad_mm_operations(),
-    )  # fmt: skip
+        fallback=str,
+        choices=["orig", _PAD],
+        feedback=None,
+        name="pad_mm",
+        precondition=pad_mm_precondition,
+        context=pad_mm.get_context(left, right, *made_before, *added),
+        augment_context=pad_mm_operations(),
+    )
     return tree.get_choice()
 
 

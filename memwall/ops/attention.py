@@ -127,11 +127,21 @@ def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes:
     """The launch that computes the pairs."""
     query = call.need("query")
     return FusedAttention(
-        pipe=pipe, kernel=next((name for name in _KERNELS if name in call.name), "flash"), backward=backward,
-        batch=shape.batch, heads=shape.heads, kv_heads=shape.key_heads, queries=shape.queries, keys=shape.keys,
-        head_size=shape.size, value_size=shape.value_size, pairs=_pairs(call, shape.queries, shape.keys),
-        itemsize=query.itemsize, read_bytes=read_bytes, write_bytes=write_bytes,
-    )  # fmt: skip
+        pipe=pipe,
+        kernel=next((name for name in _KERNELS if name in call.name), "flash"),
+        backward=backward,
+        batch=shape.batch,
+        heads=shape.heads,
+        kv_heads=shape.key_heads,
+        queries=shape.queries,
+        keys=shape.keys,
+        head_size=shape.size,
+        value_size=shape.value_size,
+        pairs=_pairs(call, shape.queries, shape.keys),
+        itemsize=query.itemsize,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+    )
 
 
 #: ``_scaled_dot_product_*``: [b, heads, length, size]; the others: [b, length, heads, size], or [tokens, heads, size]
@@ -149,10 +159,12 @@ def attention(call: Call) -> Cost:
     write_bytes = call.write_bytes - _random_state_bytes(call, call.outputs)
     read_bytes = call.read_bytes - _unseen_bytes(call, shape)
     return call.cost(
-        {pipe: flops}, read_bytes=read_bytes, write_bytes=write_bytes,
+        {pipe: flops},
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
         dense_flops=per_pair * shape.queries * shape.keys,
         launches=(_launch(call, shape, pipe, read_bytes, write_bytes, backward=False),),
-    )  # fmt: skip
+    )
 
 
 def _random_state_bytes(call: Call, specs: Sequence[TensorSpec]) -> int:

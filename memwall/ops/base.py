@@ -101,11 +101,16 @@ class Cost:
         if self.dense_flops is not None or other.dense_flops is not None:
             dense = sum(c.total_flops if c.dense_flops is None else c.dense_flops for c in (self, other))
         return Cost(
-            flops, self.read_bytes + other.read_bytes, self.write_bytes + other.write_bytes,
-            self.modeled and other.modeled, dense, self.link_bytes + other.link_bytes,
-            self.spared_link_bytes + other.spared_link_bytes, self.launches + other.launches,
+            flops,
+            self.read_bytes + other.read_bytes,
+            self.write_bytes + other.write_bytes,
+            self.modeled and other.modeled,
+            dense,
+            self.link_bytes + other.link_bytes,
+            self.spared_link_bytes + other.spared_link_bytes,
+            self.launches + other.launches,
             spared_read_bytes=self.spared_read_bytes + other.spared_read_bytes,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)

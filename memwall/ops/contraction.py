@@ -87,14 +87,29 @@ def launch(
     if pipe.dtype == "fp4":
         each = 1 / _PACKED[left.dtype]
         return QuantisedGemm(
-            pipe=pipe, batch=batch, m=m, n=n, k=k, itemsize=each, weight_itemsize=each, scheme=_FOUR_BITS,
-            kernel=kernels_of(_FOUR_BITS).product, read_bytes=read_bytes, write_bytes=write_bytes,
-        )  # fmt: skip
+            pipe=pipe,
+            batch=batch,
+            m=m,
+            n=n,
+            k=k,
+            itemsize=each,
+            weight_itemsize=each,
+            scheme=_FOUR_BITS,
+            kernel=kernels_of(_FOUR_BITS).product,
+            read_bytes=read_bytes,
+            write_bytes=write_bytes,
+        )
     gemm = Gemm(
-        pipe=pipe, batch=batch, m=m, n=n, k=parts * k, itemsize=max(left.itemsize // parts, 1),
-        read_bytes=read_bytes, write_bytes=write_bytes,
+        pipe=pipe,
+        batch=batch,
+        m=m,
+        n=n,
+        k=parts * k,
+        itemsize=max(left.itemsize // parts, 1),
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
         aligned=right is None or (is_aligned(left) and is_aligned(right)),
-    )  # fmt: skip
+    )
     if pipe.dtype not in _FULL_PRECISION:
         return gemm
     return VectorGemm(**{field.name: getattr(gemm, field.name) for field in fields(gemm)}, bias=bias)
@@ -247,7 +262,7 @@ def linear_backward(call: Call) -> Cost:
     return call.cost(
         _flops(grad, sum(wanted) * grad.numel * k, call.attributes),
         launches=tuple(one for one, asked in zip(launches, wanted, strict=True) if asked),
-    )  # fmt: skip
+    )
 
 
 @op("_grouped_mm _scaled_grouped_mm", results=results.grouped_product, domains={"offs": group_ends})
@@ -272,9 +287,11 @@ def grouped_product(call: Call) -> Cost:
     sizes = (max(touched, 1), math.ceil(rows / max(touched, 1)), width, _depth(left))
     work = replace(launch(left, call.attributes, sizes, read_bytes, call.write_bytes), rows=rows)
     return call.cost(
-        _flops(left, out.numel * _depth(left), call.attributes), read_bytes=read_bytes, launches=(work,),
+        _flops(left, out.numel * _depth(left), call.attributes),
+        read_bytes=read_bytes,
+        launches=(work,),
         spared_read_bytes=(touched - fewest) * each,
-    )  # fmt: skip
+    )
 
 
 @op("transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward")
@@ -287,14 +304,18 @@ def product_of_each_group(call: Call) -> Cost:
     rows, each, of_rows = math.ceil(left.shape[0] / max(touched, 1)), stacked.nbytes // groups, left.itemsize
     sizes = [((rows, n, k), of_rows * rows * k + each, of_rows * rows * n)]
     if call.name.endswith("_backward"):
-        sizes = [((rows, k, n), of_rows * rows * n + each, of_rows * rows * k),
-                 ((k, n, rows), of_rows * rows * (k + n), each)]  # fmt: skip
+        sizes = [
+            ((rows, k, n), of_rows * rows * n + each, of_rows * rows * k),
+            ((k, n, rows), of_rows * rows * (k + n), each),
+        ]
     products = tuple(launch(left, call.attributes, (1, *size), read, written) for size, read, written in sizes)
     read_bytes = call.read_bytes - (groups - touched) * each
     return call.cost(
-        _flops(left, len(sizes) * left.numel * n, call.attributes), read_bytes=read_bytes,
-        launches=products * max(touched, 1), spared_read_bytes=(touched - fewest) * each,
-    )  # fmt: skip
+        _flops(left, len(sizes) * left.numel * n, call.attributes),
+        read_bytes=read_bytes,
+        launches=products * max(touched, 1),
+        spared_read_bytes=(touched - fewest) * each,
+    )
 
 
 def _groups(call: Call, groups: int, rows: int) -> tuple[int, int]:
@@ -312,10 +333,15 @@ def foreach_product(call: Call) -> Cost:
     pairs = tuple(zip(lefts, rights, strict=True))
     multiply_adds = sum(left.numel * right.shape[-1] for left, right in pairs)
     launches = tuple(
-        launch(left, call.attributes, (1, left.shape[0], right.shape[1], left.shape[1]),
-               left.nbytes + right.nbytes, left.shape[0] * right.shape[1] * left.itemsize)
+        launch(
+            left,
+            call.attributes,
+            (1, left.shape[0], right.shape[1], left.shape[1]),
+            left.nbytes + right.nbytes,
+            left.shape[0] * right.shape[1] * left.itemsize,
+        )
         for left, right in pairs
-    )  # fmt: skip
+    )
     return call.cost(_flops(lefts[0], multiply_adds, call.attributes), launches=launches)
 
 

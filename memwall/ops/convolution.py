@@ -67,9 +67,11 @@ def convolution(call: Call) -> Cost:
     if call.name in _SEPARATE_BIAS and bias is not None and not _is_depthwise(call, weight):
         product = _launch(call, "forward", data, output, read - bias.nbytes, output.nbytes)
         added = Stream(
-            read_bytes=output.nbytes + bias.nbytes, write_bytes=output.nbytes, elements=output.numel,
+            read_bytes=output.nbytes + bias.nbytes,
+            write_bytes=output.nbytes,
+            elements=output.numel,
             about="a kernel of its own adds the bias",
-        )  # fmt: skip
+        )
         return call.cost(flops, read_bytes=read, launches=(product, added))
     product = _launch(call, "forward", data, output, read, call.write_bytes)
     return call.cost(flops, read_bytes=read, launches=(product,))
@@ -88,15 +90,24 @@ def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_by
     groups = max(data.shape[-len(kernel) - 1] // max(weight.shape[1], 1), 1)
     (pipe,) = _work(call, output, weight)
     return Convolution(
-        read_bytes=read_bytes, write_bytes=write_bytes, pipe=pipe, role=role, transposed=_is_transposed(call),
-        images=math.prod(output.shape[: -len(kernel) - 1]), groups=groups,
-        channels_in=weight.shape[1], channels_out=weight.shape[0] // groups,
-        places_in=data.shape[-len(kernel) :], places_out=output.shape[-len(kernel) :], kernel=kernel,
-        stride=tuple(per_axis(call.attributes.get("stride", 1), len(kernel))), itemsize=weight.itemsize,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        pipe=pipe,
+        role=role,
+        transposed=_is_transposed(call),
+        images=math.prod(output.shape[: -len(kernel) - 1]),
+        groups=groups,
+        channels_in=weight.shape[1],
+        channels_out=weight.shape[0] // groups,
+        places_in=data.shape[-len(kernel) :],
+        places_out=output.shape[-len(kernel) :],
+        kernel=kernel,
+        stride=tuple(per_axis(call.attributes.get("stride", 1), len(kernel))),
+        itemsize=weight.itemsize,
         searched=bool(call.attributes.get("benchmark")),
         dilation=tuple(per_axis(call.attributes.get("dilation", 1), len(kernel))),
         channels_last=not data.is_contiguous and data.strides[-len(kernel) - 1] == 1,
-    )  # fmt: skip
+    )
 
 
 def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: TensorSpec) -> int:
@@ -105,9 +116,13 @@ def _skipped_bytes(call: Call, data: TensorSpec, weight: TensorSpec, output: Ten
         return 0
     rank = len(weight.shape) - 2
     touched = touched_bytes(
-        data, weight.shape[2:], output.shape[-rank:], call.attributes["stride"],
-        call.attributes.get("padding", 0), call.attributes.get("dilation", 1),
-    )  # fmt: skip
+        data,
+        weight.shape[2:],
+        output.shape[-rank:],
+        call.attributes["stride"],
+        call.attributes.get("padding", 0),
+        call.attributes.get("dilation", 1),
+    )
     return data.nbytes - touched
 
 
@@ -135,10 +150,14 @@ def _gradients(call: Call, mask: list[bool], touched_bytes: int) -> tuple[Launch
         _launch(call, "input", data, grad, whole + weight.nbytes, data.nbytes),
         _launch(call, "weight", data, grad, whole + touched_bytes, weight.nbytes),
         Reduction(
-            read_bytes=grad.nbytes, write_bytes=channels * grad.itemsize, elements=grad.numel, outputs=channels,
-            reduced=grad.numel // max(channels, 1), inner=1 if grad.is_contiguous else channels,
+            read_bytes=grad.nbytes,
+            write_bytes=channels * grad.itemsize,
+            elements=grad.numel,
+            outputs=channels,
+            reduced=grad.numel // max(channels, 1),
+            inner=1 if grad.is_contiguous else channels,
         ),
-    )  # fmt: skip
+    )
     wanted = (launch for launch, asked in zip(launches, [*mask, False, False], strict=False) if asked)
     before = (replace(one, about="the expanded gradient is written out before") for one in written)
     return (*(before if any(mask[:2]) else ()), *wanted)
@@ -153,9 +172,15 @@ def time_major(call: Call) -> Cost:
     flops = {pipe: product_flops(output.numel * math.prod(weight.shape[:2]), weight.dtype)}
     rows, (taps, depth, channels) = output.numel // max(output.shape[-1], 1), weight.shape
     one = Gemm(
-        pipe=pipe, batch=1, m=rows, n=channels, k=depth, itemsize=weight.itemsize,
-        read_bytes=data.nbytes + weight.nbytes // max(taps, 1), write_bytes=output.nbytes,
-    )  # fmt: skip
+        pipe=pipe,
+        batch=1,
+        m=rows,
+        n=channels,
+        k=depth,
+        itemsize=weight.itemsize,
+        read_bytes=data.nbytes + weight.nbytes // max(taps, 1),
+        write_bytes=output.nbytes,
+    )
     return call.cost(flops, launches=(one,) * taps)
 
 

@@ -139,9 +139,15 @@ def _products(call: Call, passes: int) -> tuple[dict, list[Launch]]:
     flops = {pipe: passes * product_flops(weight.shape[0] * depth * places, weight.dtype)}
     read, written = columns * weight.itemsize + weight.nbytes, weight.shape[0] * places * weight.itemsize
     gemm = Gemm(
-        pipe=pipe, batch=groups, m=weight.shape[0] // groups, n=places, k=depth, itemsize=weight.itemsize,
-        read_bytes=read, write_bytes=written,
-    )  # fmt: skip
+        pipe=pipe,
+        batch=groups,
+        m=weight.shape[0] // groups,
+        n=places,
+        k=depth,
+        itemsize=weight.itemsize,
+        read_bytes=read,
+        write_bytes=written,
+    )
     return flops, [gemm] * passes
 
 

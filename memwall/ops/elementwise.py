@@ -60,9 +60,15 @@ _NORMAL = frozenset(("normal", "randn", "randn_like", "normal_functional", "_phi
 
 
 def pointwise(
-    names: str, flops: int, expression: Expression | None = None, *, in_place: bool = True, is_module: bool = False,
-    integers: str = "floats", **stages: Any,
-) -> None:  # fmt: skip
+    names: str,
+    flops: int,
+    expression: Expression | None = None,
+    *,
+    in_place: bool = True,
+    is_module: bool = False,
+    integers: str = "floats",
+    **stages: Any,
+) -> None:
     """Rows of pointwise ops: all that memwall has to know of one, from its cost to its generated kernel.
 
     Args:

@@ -125,20 +125,27 @@ def _settle(gpus: list[list[int]], missing: int, most: int) -> None:
 
 @lru_cache(maxsize=1 << 16)
 def cost_of_experts(
-    tokens: int, hidden: int, inter: int, loads: Loads, scheme: str, engine: str, *, gates: int = 2,
-    moved_rows: int = 0,
-) -> Cost:  # fmt: skip
+    tokens: int, hidden: int, inter: int, loads: Loads, scheme: str, engine: str, *, gates: int = 2, moved_rows: int = 0
+) -> Cost:
     """The experts of one GPU with their ``loads``; ``inter`` are its columns of each, ``moved_rows`` the rows around
     the products if they are more. Raises UsageError: the format is not known."""
     if scheme not in SCHEMES:
         raise unknown("format of experts", scheme, SCHEMES)
     stored, acts = SCHEMES[scheme].weights, SCHEMES[scheme].activations
     work = ExpertsLaunch(
-        pipe=Pipe("tensor", SCHEMES[scheme].pipe), engine=engine, scheme=scheme, tokens=tokens, hidden=hidden,
-        inter=inter, gates=gates, loads=loads, itemsize=acts.itemsize, count=KERNELS,
+        pipe=Pipe("tensor", SCHEMES[scheme].pipe),
+        engine=engine,
+        scheme=scheme,
+        tokens=tokens,
+        hidden=hidden,
+        inter=inter,
+        gates=gates,
+        loads=loads,
+        itemsize=acts.itemsize,
+        count=KERNELS,
         expert_bytes=stored.nbytes(gates * inter, hidden) + stored.nbytes(hidden, inter),
         moved_rows=max(moved_rows, sum(rows * experts for rows, experts in loads)),
-    )  # fmt: skip
+    )
     moved = _ROW_ITEMSIZE * min(tokens, work.rows) * hidden
     work = replace(work, read_bytes=work.active * work.expert_bytes + moved, write_bytes=moved)
     return Cost(work.pipe_flops, work.read_bytes, work.write_bytes, launches=(work,))

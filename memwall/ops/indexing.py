@@ -155,10 +155,12 @@ def embedding_backward(call: Call) -> Cost:
     of_bags = call.name.startswith("aten._embedding_bag")
     if count <= _DIRECT_INDICES and not of_bags:
         rows = replace(
-            pass_over(call.read_bytes, zeros, adds), steps=_DIRECT_STEPS * math.ceil(count / _DIRECT_ROWS),
-            blocks=math.ceil(size / _DIRECT_COLUMNS), block_threads=_DIRECT_ROWS * _DIRECT_COLUMNS,
+            pass_over(call.read_bytes, zeros, adds),
+            steps=_DIRECT_STEPS * math.ceil(count / _DIRECT_ROWS),
+            blocks=math.ceil(size / _DIRECT_COLUMNS),
+            block_threads=_DIRECT_ROWS * _DIRECT_COLUMNS,
             about=f"a block goes over all {count} rows for {_DIRECT_COLUMNS} columns",
-        )  # fmt: skip
+        )
         return call.cost(vector_flops(table, adds), launches=(clear, rows))
     if of_bags and (count <= _DIRECT_INDICES or call.attributes.get("mode") == _LARGEST):
         kernels = 1 if call.attributes.get("mode") == _LARGEST else _FEW_SORTED_KERNELS
@@ -167,9 +169,12 @@ def embedding_backward(call: Call) -> Cost:
     segments = min(count, table.shape[0]) + count // _SEGMENT_ROWS
     cost = call.cost(vector_flops(table, adds))
     sums = stream_of(
-        cost, adds, instructions=_SUM_INSTRUCTIONS * 2 * segments * size,
-        round_trips=_SORTED_KERNELS * _SORT_ROUND_TRIPS, count=_SORTED_KERNELS - 1,
-    )  # fmt: skip
+        cost,
+        adds,
+        instructions=_SUM_INSTRUCTIONS * 2 * segments * size,
+        round_trips=_SORTED_KERNELS * _SORT_ROUND_TRIPS,
+        count=_SORTED_KERNELS - 1,
+    )
     sums_bytes = 2 * segments * size * 4  # in float32
     return launched(cost, clear, replace(sums, read_bytes=cost.read_bytes + sums_bytes, write_bytes=zeros))
 
@@ -340,8 +345,9 @@ def embedding_renorm(call: Call) -> Cost:
     rows = fetched_bytes(weight, count * weight.shape[-1])
     cost = call.cost(
         vector_flops(weight, 3 * min(count * weight.shape[-1], weight.numel)),
-        read_bytes=call.need("indices").nbytes + rows, write_bytes=rows,
-    )  # fmt: skip
+        read_bytes=call.need("indices").nbytes + rows,
+        write_bytes=rows,
+    )
     return streamed(cost, count * weight.shape[-1])
 
 

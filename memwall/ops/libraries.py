@@ -278,10 +278,14 @@ def recorded_of(call: Call) -> Recorded:
     space, _, rest = call.name.partition(".")
     given = {name: call.args(name) for name in dict.fromkeys(call.arguments)}
     return Recorded(
-        name=call.name if "." in rest else f"{call.name}.default", recorded_name=f"{space}::{rest.partition('.')[0]}",
-        given=given, arguments=(*given, *call.attributes), values=call.attributes,
-        defaults=dict.fromkeys(call.attributes), results=len(call.outputs),
-    )  # fmt: skip
+        name=call.name if "." in rest else f"{call.name}.default",
+        recorded_name=f"{space}::{rest.partition('.')[0]}",
+        given=given,
+        arguments=(*given, *call.attributes),
+        values=call.attributes,
+        defaults=dict.fromkeys(call.attributes),
+        results=len(call.outputs),
+    )
 
 
 def counted(call: Call) -> Counted | None:

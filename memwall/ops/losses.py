@@ -114,9 +114,13 @@ def multi_margin(call: Call) -> Cost:
     classes = data.shape[-1] if data.shape else 1
     rows = data.numel // max(classes, 1)
     return looped(
-        call.cost(vector_flops(data, flops * data.numel)), data.numel, rows * _MARGIN_THREADS,
-        math.ceil(classes / _MARGIN_THREADS) + _MARGIN_STEPS, "a block goes over each row", _MARGIN_THREADS,
-    )  # fmt: skip
+        call.cost(vector_flops(data, flops * data.numel)),
+        data.numel,
+        rows * _MARGIN_THREADS,
+        math.ceil(classes / _MARGIN_THREADS) + _MARGIN_STEPS,
+        "a block goes over each row",
+        _MARGIN_THREADS,
+    )
 
 
 # each class against each target of a row: 3 FLOP a pair; how many targets a row has is in data: one, the least

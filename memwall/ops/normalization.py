@@ -100,9 +100,15 @@ def _norm_length(call: Call, data: TensorSpec) -> int:
 def _norm_rows(call: Call, data: TensorSpec, read_bytes: int, write_bytes: int, second_pass_bytes: int) -> Rows:
     length = _norm_length(call, data)
     return Rows(
-        kind="layer_norm", rows=data.numel // length if length else 0, columns=length, itemsize=data.itemsize,
-        read_bytes=read_bytes, write_bytes=write_bytes, second_pass_bytes=second_pass_bytes, rows_per_sm=_ROWS_PER_SM,
-    )  # fmt: skip
+        kind="layer_norm",
+        rows=data.numel // length if length else 0,
+        columns=length,
+        itemsize=data.itemsize,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        second_pass_bytes=second_pass_bytes,
+        rows_per_sm=_ROWS_PER_SM,
+    )
 
 
 @op("_fused_rms_norm", loop=loops.row_norm, results=results.layer_norm)
@@ -174,9 +180,13 @@ def _block_each(work: Stream, blocks: int, about: str, turn_steps: float = 1.0, 
     elements = work.elements / max(blocks, 1)
     threads = _MOMENT_THREADS if elements >= _MOMENT_THREADS else _WARP
     return replace(
-        work, steps=turn_steps * math.ceil(elements / threads) + join_steps, blocks=blocks, block_threads=threads,
-        resident_threads=_MOMENT_RESIDENT, about=about,
-    )  # fmt: skip
+        work,
+        steps=turn_steps * math.ceil(elements / threads) + join_steps,
+        blocks=blocks,
+        block_threads=threads,
+        resident_threads=_MOMENT_RESIDENT,
+        about=about,
+    )
 
 
 @op("native_group_norm_backward", loop=loops.group_norm_backward, results=results.norm_backward, domains=_MOMENTS)
@@ -265,9 +275,13 @@ def _a_block_per_channel(cost: Cost, data: TensorSpec) -> Cost:
     channels = data.shape[1]
     turns = math.ceil(data.numel / max(channels, 1) / _MOMENT_THREADS)
     return streamed(
-        cost, data.numel, steps=_CHANNEL_STEPS * turns + _CHANNEL_ENDS, blocks=channels, block_threads=_MOMENT_THREADS,
+        cost,
+        data.numel,
+        steps=_CHANNEL_STEPS * turns + _CHANNEL_ENDS,
+        blocks=channels,
+        block_threads=_MOMENT_THREADS,
         about="a block goes over each channel twice, for its sums and for its result, as cuDNN does",
-    )  # fmt: skip
+    )
 
 
 def _running_bytes(call: Call) -> int:

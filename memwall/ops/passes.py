@@ -38,9 +38,13 @@ def stream_of(cost: Cost, elements: int, **how: Any) -> Stream:
     """The launch that does all of a cost's compulsory work at once; ``how`` are further fields of the stream."""
     pipe = max(cost.flops, key=cost.flops.__getitem__, default=None)
     return Stream(
-        read_bytes=cost.read_bytes, write_bytes=cost.write_bytes, elements=elements,
-        flops=cost.total_flops, pipe=pipe, **how,
-    )  # fmt: skip
+        read_bytes=cost.read_bytes,
+        write_bytes=cost.write_bytes,
+        elements=elements,
+        flops=cost.total_flops,
+        pipe=pipe,
+        **how,
+    )
 
 
 def streamed(cost: Cost, elements: int, **how: Any) -> Cost:
@@ -52,7 +56,7 @@ def streamed(cost: Cost, elements: int, **how: Any) -> Cost:
 
 def looped(
     cost: Cost, elements: int, threads: int, steps: float, about: str, block_threads: int = 256, **how: Any
-) -> Cost:  # fmt: skip
+) -> Cost:
     """The cost as one launch of so many threads, each of which waits for ``steps`` loads one after another."""
     blocks = -(-threads // block_threads)
     return streamed(cost, elements, steps=steps, blocks=blocks, block_threads=block_threads, about=about, **how)

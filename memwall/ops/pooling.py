@@ -62,10 +62,13 @@ def _window_bytes(call: Call, size: list[int]) -> int:
     """Bytes of the input that the windows touch."""
     attributes = call.attributes
     return touched_bytes(
-        call.arg("self") or call.inputs[0], size, call.outputs[0].shape[-len(size) :],
-        attributes.get("stride") or attributes["kernel_size"], attributes.get("padding", 0),
+        call.arg("self") or call.inputs[0],
+        size,
+        call.outputs[0].shape[-len(size) :],
+        attributes.get("stride") or attributes["kernel_size"],
+        attributes.get("padding", 0),
         attributes.get("dilation", 1),
-    )  # fmt: skip
+    )
 
 
 def _new_share(call: Call, size: list[int]) -> float:

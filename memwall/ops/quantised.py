@@ -127,9 +127,18 @@ def product(m: int, n: int, k: int, scheme: str, out: str, *, engine: str = "", 
     pipe, before = Pipe("tensor", how.pipe), _conversions(m, k, how, kernels) if converts else ()
     stored, weights, written = how.activations.nbytes(m, k), how.weights.nbytes(n, k), m * n * ITEMSIZE[out]
     gemm = QuantisedGemm(
-        pipe=pipe, batch=1, m=m, n=n, k=k, itemsize=how.activations.itemsize, scheme=scheme, kernel=kernels.product,
-        weight_itemsize=how.weights.itemsize, read_bytes=stored + weights, write_bytes=written,
-    )  # fmt: skip
+        pipe=pipe,
+        batch=1,
+        m=m,
+        n=n,
+        k=k,
+        itemsize=how.activations.itemsize,
+        scheme=scheme,
+        kernel=kernels.product,
+        weight_itemsize=how.weights.itemsize,
+        read_bytes=stored + weights,
+        write_bytes=written,
+    )
     # The product comes first: which of its bytes are in L2 is known, and the others find what all of them touch.
     given = before[0].read_bytes if before else stored
     return Cost({pipe: gemm.flops}, given + weights, written, launches=(gemm, *before))
@@ -140,7 +149,10 @@ def _conversions(m: int, k: int, how: Scheme, kernels: EngineKernels) -> tuple[C
     if not kernels.conversions:
         return ()
     last = Conversion(
-        read_bytes=_HALF_BYTES * m * k, write_bytes=how.activations.nbytes(m, k), elements=m * k,
-        instructions=m * (k * kernels.instructions + kernels.row_instructions), product=Pipe("tensor", how.pipe),
-    )  # fmt: skip
+        read_bytes=_HALF_BYTES * m * k,
+        write_bytes=how.activations.nbytes(m, k),
+        elements=m * k,
+        instructions=m * (k * kernels.instructions + kernels.row_instructions),
+        product=Pipe("tensor", how.pipe),
+    )
     return (*[replace(last, write_bytes=0)] * (kernels.conversions - 1), last)

@@ -67,12 +67,23 @@ def _launch(call: Call, weights: tuple[TensorSpec, ...], passes: int) -> Recurre
     gates = max(first[0][0] // max(hidden, 1), 1)
     mode = attributes.get("mode")
     launch = Recurrent(
-        pipe=product_pipe(data.dtype, attributes), dtype=data.dtype, backward="_backward" in call.name,
-        cell=_CELL_OF.get(gates, "rnn_tanh") if mode is None else _MODES[mode], of_weights=passes > 1,
-        steps=max(steps, 1), rows=rows, layers=max(len(weights) // stride // directions, 1), directions=directions,
-        inputs=first[0][1], hidden=hidden, state=state, gates=gates, packed=bool(packed), itemsize=data.itemsize,
+        pipe=product_pipe(data.dtype, attributes),
+        dtype=data.dtype,
+        backward="_backward" in call.name,
+        cell=_CELL_OF.get(gates, "rnn_tanh") if mode is None else _MODES[mode],
+        of_weights=passes > 1,
+        steps=max(steps, 1),
+        rows=rows,
+        layers=max(len(weights) // stride // directions, 1),
+        directions=directions,
+        inputs=first[0][1],
+        hidden=hidden,
+        state=state,
+        gates=gates,
+        packed=bool(packed),
+        itemsize=data.itemsize,
         dropout=bool(attributes.get("dropout")),
-    )  # fmt: skip
+    )
     read, written = _requested(weights, rows, 1 if launch.is_small else launch.steps, stride)
     return replace(launch, count=_kernels(launch), read_bytes=passes * read, write_bytes=passes * written)
 

@@ -87,9 +87,7 @@ def _reduced(call: Call, cost: Cost) -> Cost:
     return replace(cost, launches=(replace(work, flops=cost.total_flops, pipe=pipe),))
 
 
-def reduction_of(
-    data: TensorSpec, dims: object, read_bytes: int, write_bytes: int, combine_clk: int = 0
-) -> Reduction:  # fmt: skip
+def reduction_of(data: TensorSpec, dims: object, read_bytes: int, write_bytes: int, combine_clk: int = 0) -> Reduction:
     """The launch that reduces ``data`` along ``dims``: all of them if there are none, one, or a list."""
     rank = len(data.shape)
     listed = [dims] if isinstance(dims, int) else list(dims) if isinstance(dims, list | tuple) else []
@@ -101,9 +99,15 @@ def reduction_of(
             break
         inner *= data.shape[dim]
     return Reduction(
-        kind="reduction", read_bytes=read_bytes, write_bytes=write_bytes, elements=data.numel,
-        outputs=data.numel // max(count, 1), reduced=count, inner=inner, combine_clk=combine_clk,
-    )  # fmt: skip
+        kind="reduction",
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        elements=data.numel,
+        outputs=data.numel // max(count, 1),
+        reduced=count,
+        inner=inner,
+        combine_clk=combine_clk,
+    )
 
 
 #: threads of a block of a scan (ScanUtils.cuh)
@@ -133,13 +137,15 @@ def _scanned(call: Call, cost: Cost) -> Cost:
     doublings = _row_doublings(rows, length)
     turns = math.ceil(length / 2 ** (doublings + 1))  # two elements for each thread
     return streamed(
-        cost, data.numel, kind="scan",
+        cost,
+        data.numel,
+        kind="scan",
         instructions=(_SCAN_INSTRUCTIONS + _SCAN_DOUBLING * (doublings + 1)) * data.numel,
         steps=turns * (1 + _DOUBLING_STEPS * (doublings + 1)),
         blocks=math.ceil(rows * 2**doublings / _SCAN_THREADS),
         about=f"a scan of {rows} rows of {length}, by {2**doublings} threads each in {turns} turns of a load and"
         f" {doublings + 1} additions with a barrier",
-    )  # fmt: skip
+    )
 
 
 def _row_doublings(rows: int, length: int) -> int:

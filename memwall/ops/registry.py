@@ -274,9 +274,14 @@ def call_of(graph: Graph, op: Op) -> Call:
     """An op as its formula sees it."""
     reads, writes = ([graph.values[i] for i in ids] for ids in (op.inputs, op.outputs))
     return Call(
-        op.name, tuple([v.spec for v in reads]), op.arguments, tuple([v.spec for v in writes]), op.attributes or {},
-        distinct_bytes(reads), distinct_bytes(writes),
-    )  # fmt: skip
+        op.name,
+        tuple([v.spec for v in reads]),
+        op.arguments,
+        tuple([v.spec for v in writes]),
+        op.attributes or {},
+        distinct_bytes(reads),
+        distinct_bytes(writes),
+    )
 
 
 def _load_families() -> None:

@@ -106,30 +106,41 @@ class AttentionCall:
         lengths = (self.tensors["query"].shape[-2], self.tensors["key"].shape[-2])
         no_backward = chip in _SMALL_SHARED and (192 < query <= 224 or (query > 224 and dropped))
         return (
-            chip.attention == "flash" and self._is_plain and self.tensors["query"].dtype in _HALF
-            and "attn_bias" not in self.tensors and query == key == value <= _flash_limit(chip)
+            chip.attention == "flash"
+            and self._is_plain
+            and self.tensors["query"].dtype in _HALF
+            and "attn_bias" not in self.tensors
+            and query == key == value <= _flash_limit(chip)
             and (self._has_equal_heads or bool(self.attributes.get("enable_gqa")))
             and not (causal and lengths[0] != lengths[1])
             and not (no_backward and bool(self.attributes.get("gradients")))
-        )  # fmt: skip
+        )
 
     def _efficient(self, chip: Chip) -> bool:
         query, key, value = self._sizes
         dtype, unit = self.tensors["query"].dtype, _alignment(self.tensors["query"].dtype, chip)
         return (
-            chip.attention != "math" and self._is_plain and self._has_equal_heads
+            chip.attention != "math"
+            and self._is_plain
+            and self._has_equal_heads
             and dtype in ("float16", "float32", *(["bfloat16"] if chip.attention == "flash" else ()))
-            and query == key and query % unit == value % unit == 0
-        )  # fmt: skip
+            and query == key
+            and query % unit == value % unit == 0
+        )
 
     def _cudnn(self, chip: Chip) -> bool:
         sizes, dropout_p = self._sizes, self.attributes.get("dropout_p", 0)
         return (
-            chip.attention == "flash" and chip.warp_size == 32 and self._is_plain
-            and self.tensors["query"].dtype in _HALF and max(sizes) <= 128 and not any(size % 8 for size in sizes)
-            and self.tensors["key"].shape[-2] != 1 and dropout_p * 16 == int(dropout_p * 16)
+            chip.attention == "flash"
+            and chip.warp_size == 32
+            and self._is_plain
+            and self.tensors["query"].dtype in _HALF
+            and max(sizes) <= 128
+            and not any(size % 8 for size in sizes)
+            and self.tensors["key"].shape[-2] != 1
+            and dropout_p * 16 == int(dropout_p * 16)
             and (self._has_equal_heads or bool(self.attributes.get("enable_gqa")))
-        )  # fmt: skip
+        )
 
 
 _TAKES = {
@@ -301,9 +312,14 @@ class _Lowered:
                 self._splice(replace(op, waits=waits), of, self.forms[kind], self.parts[kind, op.name])
             ends.append(len(self.ops) - 1)
         return replace(
-            self.traced, values=tuple(self.values), storages=tuple(self.storages), ops=tuple(self.ops),
-            free_calls=dict(free_calls), attention=label, backends=self.backends,
-        )  # fmt: skip
+            self.traced,
+            values=tuple(self.values),
+            storages=tuple(self.storages),
+            ops=tuple(self.ops),
+            free_calls=dict(free_calls),
+            attention=label,
+            backends=self.backends,
+        )
 
     def _splice(self, op: Op, of: int, form: Graph, part: Sequence[Op]) -> None:
         bound = self.bound.setdefault(of, {})
@@ -322,13 +338,21 @@ class _Lowered:
         for step in part:
             self.ops.append(
                 Op(
-                    len(self.ops), step.name, step.op_class, op.phase, op.module,
+                    len(self.ops),
+                    step.name,
+                    step.op_class,
+                    op.phase,
+                    op.module,
                     tuple([self._value(form, i, bound) for i in step.inputs]),
                     tuple([self._value(form, i, bound) for i in step.outputs]),
-                    step.arguments, step.attributes, op.source, op.stream, op.waits if step is part[0] else (),
+                    step.arguments,
+                    step.attributes,
+                    op.source,
+                    op.stream,
+                    op.waits if step is part[0] else (),
                     op.again,
                 )
-            )  # fmt: skip
+            )
 
     def _value(self, form: Graph, number: int, bound: dict[int, tuple[int, int]]) -> int:
         value = form.values[number]

@@ -44,12 +44,16 @@ def _softmax_launch(spec: TensorSpec, dim: int, read_bytes: int, write_bytes: in
         return _spatial_softmax(spec, length, inner, read_bytes + second_pass_bytes, write_bytes)
     in_warp = length <= 1024 and row_bytes <= 4096  # in registers (PersistentSoftmax.cuh); else a block of 1024 threads
     return Rows(
-        kind="softmax_warp" if in_warp else "softmax_block", rows=spec.numel // length, columns=length,
-        itemsize=spec.itemsize, read_bytes=read_bytes, write_bytes=write_bytes,
+        kind="softmax_warp" if in_warp else "softmax_block",
+        rows=spec.numel // length,
+        columns=length,
+        itemsize=spec.itemsize,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
         # a block holds the row in shared memory, or where it is no multiple of 16 bytes in L1 (SoftMax.cu)
         second_pass_bytes=0 if in_warp or row_bytes < _SHARED_BYTES else second_pass_bytes,
         rows_per_sm=2 * _BLOCKS_PER_SM,  # a row and its result
-    )  # fmt: skip
+    )
 
 
 def _spatial_softmax(spec: TensorSpec, length: int, inner: int, read_bytes: int, write_bytes: int) -> Stream:
@@ -61,10 +65,14 @@ def _spatial_softmax(spec: TensorSpec, length: int, inner: int, read_bytes: int,
         along *= 2
     columns, passes = spec.numel // length, max(math.ceil(read_bytes / max(spec.nbytes, 1)), 1)
     return Stream(
-        read_bytes=read_bytes, write_bytes=write_bytes, elements=spec.numel, steps=passes * math.ceil(length / along),
-        blocks=columns // inner * math.ceil(inner / across), block_threads=across * along,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        elements=spec.numel,
+        steps=passes * math.ceil(length / along),
+        blocks=columns // inner * math.ceil(inner / across),
+        block_threads=across * along,
         about=f"a thread goes along {math.ceil(length / along)} elements {inner} apart, {passes} times",
-    )  # fmt: skip
+    )
 
 
 @op("_softmax", loop=loops.softmax, results=results.softmax, cpu_rate="softmax", is_softmax=True)

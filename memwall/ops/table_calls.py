@@ -107,15 +107,20 @@ def layer_norm(shape: tuple[int, ...], dtype: str) -> Cost:
     data, weight = contiguous(shape, dtype), contiguous(shape[-1:], dtype)
     moments = contiguous((*shape[:-1], 1), "float32")
     inputs = (("input", data), ("weight", weight), ("bias", weight))
-    return cost("aten.native_layer_norm.default", inputs, [data, moments, moments],
-                normalized_shape=shape[-1:], eps=1e-5)  # fmt: skip
+    return cost(
+        "aten.native_layer_norm.default", inputs, [data, moments, moments], normalized_shape=shape[-1:], eps=1e-5
+    )
 
 
 @lru_cache(maxsize=1 << 16)
 def convolution(
-    data: tuple[int, ...], weight: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int],
-    dtype: str, role: str = "forward",
-) -> Cost:  # fmt: skip
+    data: tuple[int, ...],
+    weight: tuple[int, ...],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dtype: str,
+    role: str = "forward",
+) -> Cost:
     """A convolution in NCHW without bias and without TF32, or its backward for the ``input`` or the ``weight``; by the
     fastest of the library's engines (DeepBench and NeuSight searched for it)."""
     sizes = tuple(
@@ -124,8 +129,16 @@ def convolution(
     )
     x, w = contiguous(data, dtype), contiguous(weight, dtype)
     y = contiguous((data[0], weight[0], *sizes), dtype)
-    common = {"stride": list(stride), "padding": list(padding), "dilation": [1, 1], "transposed": False,
-              "output_padding": [0, 0], "groups": 1, "allow_tf32": False, "benchmark": True}  # fmt: skip
+    common = {
+        "stride": list(stride),
+        "padding": list(padding),
+        "dilation": [1, 1],
+        "transposed": False,
+        "output_padding": [0, 0],
+        "groups": 1,
+        "allow_tf32": False,
+        "benchmark": True,
+    }
     if role == "forward":
         return cost("aten.convolution.default", (("input", x), ("weight", w)), [y], **common)
     inputs = (("grad_output", y), ("input", x), ("weight", w))
@@ -167,10 +180,19 @@ LATENT_WIDTHS = (128, 64, 512, 128)
 
 @lru_cache(maxsize=1 << 16)
 def latent_prefill(
-    batch: int, heads: int, queries: int, keys: int, dtype: str = "bfloat16", *, engine: str = "trtllm",
-    absorbed: bool = False, eager: bool = False, widths: tuple[int, int, int, int] = LATENT_WIDTHS, top_k: int = 0,
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    dtype: str = "bfloat16",
+    *,
+    engine: str = "trtllm",
+    absorbed: bool = False,
+    eager: bool = False,
+    widths: tuple[int, int, int, int] = LATENT_WIDTHS,
+    top_k: int = 0,
     pairs: int = 0,
-) -> Cost:  # fmt: skip
+) -> Cost:
     """Causal latent attention (MLA) of ``queries`` new tokens whose last attends to all ``keys``, without the products
     before and after it; ``heads`` are those of one GPU, ``dtype`` that of the cache (bfloat16 or fp8). ``absorbed``
     kernels attend to the latents, and do more than is needed. ``top_k``: the most tokens that a query attends to;
@@ -184,10 +206,24 @@ def latent_prefill(
     read = 2 * batch * (queries * per_query + of_keys)
     write = 2 * batch * queries * heads * (rank if absorbed else value) + new_bytes
     work = LatentLaunch(
-        pipe=pipe, engine=engine, cache=dtype, itemsize=itemsize, batch=batch, heads=heads, queries=queries, keys=keys,
-        pairs=pairs, nope=nope, rope=rope, rank=rank, value=value, absorbed=absorbed, eager=eager,
-        read_bytes=read, write_bytes=write,
-    )  # fmt: skip
+        pipe=pipe,
+        engine=engine,
+        cache=dtype,
+        itemsize=itemsize,
+        batch=batch,
+        heads=heads,
+        queries=queries,
+        keys=keys,
+        pairs=pairs,
+        nope=nope,
+        rope=rope,
+        rank=rank,
+        value=value,
+        absorbed=absorbed,
+        eager=eager,
+        read_bytes=read,
+        write_bytes=write,
+    )
     flops = 2 * batch * heads * pairs * (nope + rope + value)
     return Cost({pipe: flops}, read, write, launches=(work,))
 
@@ -205,16 +241,31 @@ def index_scores(batch: int, heads: int, queries: int, keys: int, size: int, rat
     scale for each ``size`` numbers. A key stands for ``ratio`` tokens."""
     pipe, pairs = Pipe("tensor", "fp8"), pairs_of(queries, keys, keys) // ratio
     read, write = batch * (keys // ratio + queries * heads) * (size + 4), 4 * batch * pairs
-    work = Gemm(pipe=pipe, batch=batch, m=heads * queries, n=max(pairs // queries, 1), k=size, itemsize=1,
-                read_bytes=read, write_bytes=write)  # fmt: skip
+    work = Gemm(
+        pipe=pipe,
+        batch=batch,
+        m=heads * queries,
+        n=max(pairs // queries, 1),
+        k=size,
+        itemsize=1,
+        read_bytes=read,
+        write_bytes=write,
+    )
     return Cost({pipe: work.flops}, read, write, launches=(work,))
 
 
 @lru_cache(maxsize=1 << 16)
 def latent_decode(
-    batch: int, heads: int, keys: int, kv_dtype: str = "bfloat16", dtype: str = "bfloat16", *, engine: str = "trtllm",
-    eager: bool = False, widths: tuple[int, int, int, int] = LATENT_WIDTHS,
-) -> Cost:  # fmt: skip
+    batch: int,
+    heads: int,
+    keys: int,
+    kv_dtype: str = "bfloat16",
+    dtype: str = "bfloat16",
+    *,
+    engine: str = "trtllm",
+    eager: bool = False,
+    widths: tuple[int, int, int, int] = LATENT_WIDTHS,
+) -> Cost:
     """One new token of each sequence against the cached latents of ``keys`` tokens, all ``heads`` of one GPU sharing
     them: queries of ``rank + rope`` and results of ``rank`` numbers of ``dtype``, absorbed into which
     :func:`latent_product` is."""
@@ -223,32 +274,59 @@ def latent_decode(
     rows = batch * heads * ITEMSIZE[dtype]
     pipe = Pipe("tensor", kv_dtype)
     work = LatentLaunch(
-        pipe=pipe, engine=engine, cache=kv_dtype, itemsize=itemsize, batch=batch, heads=heads, queries=1, keys=keys,
-        pairs=keys, nope=nope, rope=rope, rank=rank, value=value, absorbed=True, eager=eager,
-    )  # fmt: skip
+        pipe=pipe,
+        engine=engine,
+        cache=kv_dtype,
+        itemsize=itemsize,
+        batch=batch,
+        heads=heads,
+        queries=1,
+        keys=keys,
+        pairs=keys,
+        nope=nope,
+        rope=rope,
+        rank=rank,
+        value=value,
+        absorbed=True,
+        eager=eager,
+    )
     work = replace(work, read_bytes=work.latent_bytes + rows * (rank + rope), write_bytes=rows * rank)
     return Cost(work.pipe_flops, work.read_bytes, work.write_bytes, launches=(work,))
 
 
 @lru_cache(maxsize=1 << 16)
-def latent_product(tokens: int, heads: int, kind: str, dtype: str = "bfloat16",
-                   widths: tuple[int, int, int, int] = LATENT_WIDTHS) -> Cost:  # fmt: skip
+def latent_product(
+    tokens: int, heads: int, kind: str, dtype: str = "bfloat16", widths: tuple[int, int, int, int] = LATENT_WIDTHS
+) -> Cost:
     """The products around absorbed attention, one for each head of one GPU: ``mla_gen_pre`` turns queries into the
     latent's space, ``mla_gen_post`` results out of it. With ``dtype`` fp8 they are quantised on the way."""
     nope, _, rank, value = widths
     n, k = {"mla_gen_pre": (rank, nope), "mla_gen_post": (value, rank)}[kind]
     pipe, itemsize = Pipe("tensor", dtype), 1 if dtype == "fp8" else 2
     read, write = heads * k * (2 * tokens + itemsize * n), 2 * heads * tokens * n
-    work = LatentProduct(pipe=pipe, batch=heads, m=tokens, n=n, k=k, itemsize=itemsize, read_bytes=read,
-                         write_bytes=write)  # fmt: skip
+    work = LatentProduct(
+        pipe=pipe, batch=heads, m=tokens, n=n, k=k, itemsize=itemsize, read_bytes=read, write_bytes=write
+    )
     return Cost({pipe: work.flops}, read, write, launches=(work,))
 
 
 def experts(
-    tokens: int, hidden: int, inter: int, top_k: int, experts: int, *, tp: int = 1, ep: int = 1,
-    dtype: str = "bfloat16", skew: float = 0.0, gated: bool = True, even: bool = False, engine: str = "vllm",
-    moved_rows: int = 0, alike: bool = False,
-) -> Cost:  # fmt: skip
+    tokens: int,
+    hidden: int,
+    inter: int,
+    top_k: int,
+    experts: int,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    dtype: str = "bfloat16",
+    skew: float = 0.0,
+    gated: bool = True,
+    even: bool = False,
+    engine: str = "vllm",
+    moved_rows: int = 0,
+    alike: bool = False,
+) -> Cost:
     """The experts of a mixture, without the router, on the GPU that has most rows.
 
     Args:
@@ -275,8 +353,13 @@ def experts(
 @lru_cache(maxsize=1 << 16)
 def stream(read_bytes: int, write_bytes: int, elements: int, *, instructions: int = 0, round_trips: int = 0) -> Cost:
     """A kernel that moves so many bytes once, with so many integer instructions for each of its ``elements``."""
-    work = Stream(read_bytes=read_bytes, write_bytes=write_bytes, elements=elements,
-                  instructions=instructions * elements, round_trips=round_trips)  # fmt: skip
+    work = Stream(
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        elements=elements,
+        instructions=instructions * elements,
+        round_trips=round_trips,
+    )
     return Cost({}, read_bytes, write_bytes, launches=(work,))
 
 
@@ -292,12 +375,25 @@ def rows(kind: str, shape: tuple[int, ...], dtype: str, read: int, written: int)
 
 @lru_cache(maxsize=1 << 16)
 def row_kernel(
-    kind: str, count: int, columns: int, itemsize: int, read_bytes: int, write_bytes: int,
+    kind: str,
+    count: int,
+    columns: int,
+    itemsize: int,
+    read_bytes: int,
+    write_bytes: int,
     again_bytes: int | None = None,
-) -> Cost:  # fmt: skip
+) -> Cost:
     """The same over ``count`` rows and the given bytes; ``again_bytes`` of them (None: a row of results for each row)
     are read in the second pass."""
     second = count * columns * itemsize if again_bytes is None else again_bytes
-    work = Rows(kind=kind, rows=count, columns=columns, itemsize=itemsize, read_bytes=read_bytes,
-                write_bytes=write_bytes, rows_per_sm=2, second_pass_bytes=second)  # fmt: skip
+    work = Rows(
+        kind=kind,
+        rows=count,
+        columns=columns,
+        itemsize=itemsize,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        rows_per_sm=2,
+        second_pass_bytes=second,
+    )
     return Cost({}, read_bytes, write_bytes, launches=(work,))

@@ -106,9 +106,7 @@ def _tiled(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, resident
     loading_s = max(1.0, tiles.blocks / gpu.sm_count) * known.block_clocks / gpu.boost_clock_hz
     loops_s = clocks / gpu.boost_clock_hz - loading_s
     body_s = max(loops_s + loading_s, traffic) + prepare_s
-    facts = {
-        "tiles": tiles, "loops_s": loops_s, "loading_s": loading_s, "traffic_s": traffic, "prepare_s": prepare_s,
-    }  # fmt: skip
+    facts = {"tiles": tiles, "loops_s": loops_s, "loading_s": loading_s, "traffic_s": traffic, "prepare_s": prepare_s}
     latency_s = loading_s + issue_s + known.latency_s
     return Terms(loops_s, traffic + refill_s, latency_s, body_s, known.latency_s, facts)
 
@@ -135,7 +133,7 @@ def _moved_s(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, reside
 
 def _prepare_s(
     launch: FusedAttention, gpu: Gpu, known: AttentionConstants, moved: int, resident: int
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Seconds of the instructions and of the traffic of a server's pass before the kernel (transpose and store)."""
     if launch.kernel != "serving":
         return 0.0, 0.0
@@ -193,9 +191,14 @@ def _decode(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, residen
     products = launch.batch * launch.kv_heads * launch.pairs * max(group, rows) * launch.flops_per_pair
     compute_s, ends_s = products / gpu.peak(launch.pipe), known.latency_s + fixed / gpu.boost_clock_hz
     facts = {
-        "sequences": sequences, "parts": parts, "blocks": blocks, "clocks": clocks, "blocks_s": blocks_s,
-        "join_s": join_s, "waves": waves,
-    }  # fmt: skip
+        "sequences": sequences,
+        "parts": parts,
+        "blocks": blocks,
+        "clocks": clocks,
+        "blocks_s": blocks_s,
+        "join_s": join_s,
+        "waves": waves,
+    }
     body_s = max(compute_s, hypot(traffic, blocks_s) + join_s)
     return Terms(compute_s, traffic, blocks_s + join_s + ends_s, body_s, ends_s, facts)
 

@@ -38,9 +38,13 @@ class Terms:
 
     @classmethod
     def of(
-        cls, compute_s: float, memory_s: float, latency_s: float = 0.0, ends_s: float = 0.0,
+        cls,
+        compute_s: float,
+        memory_s: float,
+        latency_s: float = 0.0,
+        ends_s: float = 0.0,
         facts: Mapping[str, Any] | None = None,
-    ) -> Terms:  # fmt: skip
+    ) -> Terms:
         """Terms that overlap in full, but for ``ends_s``, a latency of its own."""
         body_s = max(compute_s, memory_s, latency_s)
         return cls(compute_s, memory_s, latency_s + ends_s, body_s, ends_s, facts or {})
@@ -54,9 +58,11 @@ class Terms:
     def wall(self) -> str:
         """``bandwidth``, ``compute`` or ``latency``: the largest term; of equal ones the first."""
         return max(
-            ("bandwidth", self.memory_s), ("compute", self.compute_s), ("latency", self.latency_s),
+            ("bandwidth", self.memory_s),
+            ("compute", self.compute_s),
+            ("latency", self.latency_s),
             key=lambda term: term[1],
-        )[0]  # fmt: skip
+        )[0]
 
 
 # -- traffic -----------------------------------------------------------------------------------------------------------

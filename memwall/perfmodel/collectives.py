@@ -267,9 +267,15 @@ _PRINTED = {"ll": "LL", "ll128": "LL128", "simple": "Simple", "direct_ll": "LL",
 
 
 def collective_s(
-    op: str, nbytes: float, workers: int, cluster: str | Cluster, *, per_node: int | None = None,
-    library: str = "nccl", launch: str = "graph",
-) -> CollectiveTime:  # fmt: skip
+    op: str,
+    nbytes: float,
+    workers: int,
+    cluster: str | Cluster,
+    *,
+    per_node: int | None = None,
+    library: str = "nccl",
+    launch: str = "graph",
+) -> CollectiveTime:
     """Time of one collective.
 
     Args:

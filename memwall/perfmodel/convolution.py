@@ -88,8 +88,10 @@ def predict(launch: Convolution, gpu: Gpu, known: ConvolutionConstants, resident
         runs.append((_FLOAT32, constants(ConvolutionConstants, gpu, "float32")))
     ways = [
         _in_layout(engine.predict(launch, gpu, each, its, resident), launch, gpu, each, its)
-        for each, its in runs for engine in _ENGINES if engine.serves(launch, gpu, each)
-    ]  # fmt: skip
+        for each, its in runs
+        for engine in _ENGINES
+        if engine.serves(launch, gpu, each)
+    ]
     return min(ways, key=lambda terms: terms.time_s)
 
 
@@ -107,9 +109,12 @@ def _in_layout(terms: Terms, launch: Convolution, gpu: Gpu, pipe: Pipe, known: C
         share, kernels = share * _ONE_SIDE, kernels * _ONE_SIDE
     copies_s, starts_s = traffic_s(gpu, 2 * share * launch.bytes), kernels * gpu.launch_overhead_s
     return replace(
-        terms, memory_s=terms.memory_s + copies_s, latency_s=terms.latency_s + starts_s,
-        ends_s=terms.ends_s + copies_s + starts_s, facts={**terms.facts, "copies_s": copies_s},
-    )  # fmt: skip
+        terms,
+        memory_s=terms.memory_s + copies_s,
+        latency_s=terms.latency_s + starts_s,
+        ends_s=terms.ends_s + copies_s + starts_s,
+        facts={**terms.facts, "copies_s": copies_s},
+    )
 
 
 def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:

@@ -44,9 +44,13 @@ def predict_on_cpu(
     floor_s = cost.latencies * gpu.launch_overhead_s
     time_s, around = max(compute, memory) + floor_s, Constants.UNKNOWN
     return Prediction(
-        bound_s=bound, compute_s=compute, memory_s=memory, overhead_s=floor_s,
-        low_s=max(time_s * around[0], bound), high_s=time_s * around[1],
-    )  # fmt: skip
+        bound_s=bound,
+        compute_s=compute,
+        memory_s=memory,
+        overhead_s=floor_s,
+        low_s=max(time_s * around[0], bound),
+        high_s=time_s * around[1],
+    )
 
 
 def kernel_time_s(

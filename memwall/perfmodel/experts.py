@@ -52,10 +52,13 @@ def predict(launch: ExpertsLaunch, gpu: Gpu, known: ExpertsConstants, resident_b
     around_s = traffic_s(gpu, _around_bytes(launch), 0, known.stream)
     facts = {"products": products, "around_s": around_s}
     return Terms(
-        sum(one.pipe_s for one in products), sum(one.stream_s for one in products) + around_s,
-        sum(one.load_s for one in products) + known.start_s, sum(one.total_s for one in products) + around_s,
-        known.start_s, facts,
-    )  # fmt: skip
+        sum(one.pipe_s for one in products),
+        sum(one.stream_s for one in products) + around_s,
+        sum(one.load_s for one in products) + known.start_s,
+        sum(one.total_s for one in products) + around_s,
+        known.start_s,
+        facts,
+    )
 
 
 def _around_bytes(launch: ExpertsLaunch) -> int:

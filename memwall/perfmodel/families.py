@@ -92,9 +92,7 @@ def as_run(launch: Launch, gpu: Gpu) -> Launch:
         return launch
     if not gpu.has_multiprocessors or (isinstance(launch, MATRIX) and not any(launch.pipe_flops.values())):
         flops = launch.pipe_flops
-        return Plain(
-            read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, count=launch.latencies, flops=flops
-        )  # fmt: skip
+        return Plain(read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, count=launch.latencies, flops=flops)
     if isinstance(launch, Conversion) and gpu.ceiling_pipe(launch.product) != launch.product:
         return Plain(count=0)
     if isinstance(launch, Reduction):

@@ -198,14 +198,14 @@ def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
         },
         "bandwidth": {
             "dram_bytes": f"{size(facts['dram_bytes'])} go through DRAM at {percent(known.dram, 0)} of "
-            f"{bandwidth(gpu.dram_bytes_per_s)}",
+            f"{bandwidth(gpu.dram_bytes_per_s)}"
         },
         "latency": {
             "load_s": f"an SM loads {known.load:.3g} bytes of operands a clock, {ends}",
             "depth_s": f"a tile alone on its SM waits {known.depth_clocks:.3g} clocks for 2 bytes of each row, {ends}",
             "stored_s": f"an SM stores {known.store:.3g} bytes of results a clock, {ends}",
         },
-    }[terms.wall]  # fmt: skip
+    }[terms.wall]
     wall = walls[max(walls, key=lambda key: float(facts[key]))]
     arithmetic, memory = duration(terms.compute_s), duration(terms.memory_s)
     return f"{wall}; {arithmetic} of arithmetic against {memory} of memory and {duration(terms.latency_s)} of latency"

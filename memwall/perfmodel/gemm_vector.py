@@ -47,10 +47,16 @@ _LONE: tuple[Tile, ...] = (_LARGE, (128, 64), (64, 128), (64, 64), (128, 32), (3
 def on_vector_units(launch: Gemm, pipe: Pipe) -> VectorGemm:
     """The same matmul where no tensor cores serve its dtype."""
     return VectorGemm(
-        pipe=pipe, converts=launch.pipe.dtype == "bfloat16" and pipe.dtype == "float32", batch=launch.batch,
-        m=launch.m, n=launch.n, k=launch.k, itemsize=launch.itemsize, read_bytes=launch.read_bytes,
+        pipe=pipe,
+        converts=launch.pipe.dtype == "bfloat16" and pipe.dtype == "float32",
+        batch=launch.batch,
+        m=launch.m,
+        n=launch.n,
+        k=launch.k,
+        itemsize=launch.itemsize,
+        read_bytes=launch.read_bytes,
         write_bytes=launch.write_bytes,
-    )  # fmt: skip
+    )
 
 
 class VectorPlan(NamedTuple):

@@ -137,9 +137,15 @@ def _steps(launch: Recurrent, side: int) -> Iterator[Gemm]:
 def _gemm(launch: Recurrent, m: int, n: int, k: int, lefts: int = 1) -> Gemm:
     read, written = lefts * m * k + k * n, m * n
     return Gemm(
-        pipe=launch.pipe, batch=1, m=m, n=n, k=k, itemsize=launch.itemsize, read_bytes=launch.itemsize * read,
+        pipe=launch.pipe,
+        batch=1,
+        m=m,
+        n=n,
+        k=k,
+        itemsize=launch.itemsize,
+        read_bytes=launch.itemsize * read,
         write_bytes=launch.itemsize * written,
-    )  # fmt: skip
+    )
 
 
 def _product(gpu: Gpu, launch: Gemm, resident_bytes: int) -> Terms:

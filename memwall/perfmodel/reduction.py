@@ -76,8 +76,10 @@ def as_stream(launch: Reduction, gpu: Gpu) -> Stream:
     along = "adjacent elements" if launch.inner == 1 else f"elements {launch.inner} or more apart"
     shared = f", {counted(parts, 'block')} for each, which meet in memory" if parts > 1 else ""
     given: dict[str, Any] = {item.name: getattr(launch, item.name) for item in fields(Stream)} | {
-        "steps": turns * (1 + combined * launch.combine_clk / ROUND_TRIP_CLK), "blocks": blocks,
-        "block_threads": threads, "round_trips": launch.round_trips + _MEETING * (parts > 1),
+        "steps": turns * (1 + combined * launch.combine_clk / ROUND_TRIP_CLK),
+        "blocks": blocks,
+        "block_threads": threads,
+        "round_trips": launch.round_trips + _MEETING * (parts > 1),
         "about": f"a reduction of {launch.reduced} {along} for each of {counted(launch.outputs, 'output')}{shared}",
-    }  # fmt: skip
+    }
     return Stream(**given)

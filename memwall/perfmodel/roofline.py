@@ -192,7 +192,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
         low_s = min(low_s, template_s(cost.template, gpu))
     return Prediction(
         bound_s=bound, **walls, overhead_s=floors_s, link_s=on_link_s, spared_s=spared, low_s=low_s, high_s=time_s + up
-    )  # fmt: skip
+    )
 
 
 #: share of the roofline that the quickest of Inductor's Triton templates reach: the 90th percentile of the convolutions

@@ -62,8 +62,18 @@ def predict(launch: Rows, gpu: Gpu, known: RowsConstants, resident_bytes: int = 
     turns = math.ceil(launch.rows / gpu.sm_count)
     row_s, lone_s = row_clk / gpu.boost_clock_hz, lone_rows_s(launch, gpu, warm)
     latency_s = known.latency_s + known.step_s * launch.columns / 1024
-    facts = {"warm": warm, "missed": missed, "row_clk": row_clk, "turns": turns, "dram_bytes": dram, "reached": reached,
-             "rows_s": turns * row_s, "traffic_s": memory_s, "latency_s": latency_s, "lone_s": lone_s}  # fmt: skip
+    facts = {
+        "warm": warm,
+        "missed": missed,
+        "row_clk": row_clk,
+        "turns": turns,
+        "dram_bytes": dram,
+        "reached": reached,
+        "rows_s": turns * row_s,
+        "traffic_s": memory_s,
+        "latency_s": latency_s,
+        "lone_s": lone_s,
+    }
     return Terms.of(0.0, memory_s, max(turns * row_s, lone_s), latency_s, facts)
 
 

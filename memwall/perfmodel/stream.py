@@ -55,9 +55,13 @@ BLOCK_THREADS = 512
 
 
 def steps_s(
-    gpu: Gpu, blocks: int, steps: float, block_threads: int = BLOCK_THREADS, resident_threads: int = 0,
+    gpu: Gpu,
+    blocks: int,
+    steps: float,
+    block_threads: int = BLOCK_THREADS,
+    resident_threads: int = 0,
     warm: float = 0.0,
-) -> float:  # fmt: skip
+) -> float:
     """Seconds of loops with one load latency per iteration, the blocks in waves of as many as fit: what they take
     where there are too few to keep the memory busy."""
     chip = chip_of(gpu)
@@ -111,8 +115,16 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
     few_s = 0.0
     if 0 < (launch.thread_blocks or 0) < gpu.sm_count:  # the other multiprocessors move nothing
         few_s = memory_s * gpu.dram_bytes_per_s / (gpu.sm_bytes_per_s * (launch.thread_blocks or 1))
-    facts = {"warm": warm, "reached": reached, "instructions_s": places_s, "traffic_s": memory_s, "loops_s": loops_s,
-             "waits_s": waits_s, "few_s": few_s, "barriers_s": met_s}  # fmt: skip
+    facts = {
+        "warm": warm,
+        "reached": reached,
+        "instructions_s": places_s,
+        "traffic_s": memory_s,
+        "loops_s": loops_s,
+        "waits_s": waits_s,
+        "few_s": few_s,
+        "barriers_s": met_s,
+    }
     return Terms.of(flops_s, memory_s, max(places_s, loops_s, few_s), known.latency_s + waits_s + met_s, facts)
 
 
@@ -143,8 +155,10 @@ def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> s
     if launch.instructions:
         each = launch.instructions / max(launch.draws or launch.elements, 1)
         what = "a random number" if launch.draws else "an element"
-        said.append(f"{each:.0f} integer instructions for {what} take {duration(facts['instructions_s'])}"
-                    f" on {INTEGER_LANES} lanes of {gpu.sm_count} SMs")  # fmt: skip
+        said.append(
+            f"{each:.0f} integer instructions for {what} take {duration(facts['instructions_s'])}"
+            f" on {INTEGER_LANES} lanes of {gpu.sm_count} SMs"
+        )
     if launch.steps:
         said.append(
             f"{counted(launch.blocks, 'block')} of {launch.block_threads} threads on {gpu.sm_count} SMs,"

@@ -26,9 +26,13 @@ class TiledProduct(NamedTuple):
 
 
 def tiled(
-    product: TiledProduct, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, fraction: float,
+    product: TiledProduct,
+    gpu: Gpu,
+    pipe: Pipe,
+    known: ConvolutionConstants,
+    fraction: float,
     tiles_of: tuple[tuple[int, int], ...],
-) -> tuple[float, dict[str, Any]]:  # fmt: skip
+) -> tuple[float, dict[str, Any]]:
     """Seconds of arithmetic of the best tile; and what it is.
 
     Multiprocessors take tiles in waves. A step of k takes the time of its multiply-adds, but no less than in the

@@ -46,8 +46,16 @@ def staged(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstant
     compute_s, facts = tiled(product, gpu, pipe, known, known.winograd, _STAGED_TILES)
     between = 2 * points * launch.itemsize * (m * k + k * n + m * n)
     transforms_s = traffic_s(gpu, launch.bytes - resident + between, resident, known.winograd_traffic)
-    facts |= {"way": "Winograd", "pipe": pipe, "m": m, "n": n, "k": k, "points": points, "between": between,
-              "transforms_s": transforms_s}  # fmt: skip
+    facts |= {
+        "way": "Winograd",
+        "pipe": pipe,
+        "m": m,
+        "n": n,
+        "k": k,
+        "points": points,
+        "between": between,
+        "transforms_s": transforms_s,
+    }
     # the stages run one after another: no stage hides another's time
     memory_s = max(transforms_s, traffic_s(gpu, launch.bytes - resident, resident))
     body_s, ends_s = max(compute_s + transforms_s, memory_s), _STAGES * gpu.launch_overhead_s
@@ -66,8 +74,16 @@ def fused(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants
     # another kernel transforms the weights before
     weight_bytes = (math.prod(launch.kernel) + points) * k * n * launch.itemsize
     ends_s = traffic_s(gpu, weight_bytes) + gpu.launch_overhead_s
-    facts = {"way": "fused Winograd", "pipe": pipe, "m": m, "n": n, "k": k, "blocks": blocks, "rounds": rounds,
-             "plateau": fraction}  # fmt: skip
+    facts = {
+        "way": "fused Winograd",
+        "pipe": pipe,
+        "m": m,
+        "n": n,
+        "k": k,
+        "blocks": blocks,
+        "rounds": rounds,
+        "plateau": fraction,
+    }
     peak_s = 2 * points * m * n * k / gpu.peak(pipe)
     return Terms(compute_s, moved_s, ends_s, max(compute_s, moved_s), ends_s, facts, peak_s)
 

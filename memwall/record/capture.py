@@ -105,9 +105,20 @@ class Capture:
     """
 
     SAVED: ClassVar = (
-        "graphs", "captures", "breaks", "guard_kinds", "guards", "recompiles", "regions", "unmatched", "data", "notes",
-        "failure", "behind", "guards_left_out",
-    )  # fmt: skip
+        "graphs",
+        "captures",
+        "breaks",
+        "guard_kinds",
+        "guards",
+        "recompiles",
+        "regions",
+        "unmatched",
+        "data",
+        "notes",
+        "failure",
+        "behind",
+        "guards_left_out",
+    )
 
     graphs: tuple[PartialGraph, ...] = ()
     captures: int = 0

@@ -127,9 +127,15 @@ def schedule_to_row(schedule: Schedule) -> _Schedule:
     """A schedule as it is saved: without its plan."""
     kernels = tuple(_SavedKernel(*_kernel_fields(kernel)) for kernel in schedule.kernels)
     return _Schedule(
-        gpu=schedule.gpu.name, policy=schedule.policy, graph=schedule.graph, launch=schedule.launch,
-        outside=tuple(sorted(schedule.outside)), kernels=kernels, totals=schedule.totals, memory=schedule.memory,
-    )  # fmt: skip
+        gpu=schedule.gpu.name,
+        policy=schedule.policy,
+        graph=schedule.graph,
+        launch=schedule.launch,
+        outside=tuple(sorted(schedule.outside)),
+        kernels=kernels,
+        totals=schedule.totals,
+        memory=schedule.memory,
+    )
 
 
 _kernel_fields = attrgetter(*_SavedKernel.__slots__)
@@ -202,9 +208,7 @@ def read_schedule(row: _Schedule, gpus: Mapping[str, Gpu], graphs: Sequence[Cost
             raise BadRecord("is not the sum over the kernels", f"{where}.totals.{name}")
     if row.policy == "eager" and sorted(k.op_ids for k in kernels) != [(i,) for i in range(len(ops))]:
         raise BadRecord(": eager launches each op alone and once, and these do not", f"{where}.kernels")
-    return Schedule(
-        gpu, row.policy, tuple(kernels), row.totals, row.memory, row.graph, launch=launch, outside=outside
-    )  # fmt: skip
+    return Schedule(gpu, row.policy, tuple(kernels), row.totals, row.memory, row.graph, launch=launch, outside=outside)
 
 
 def _restore_waits(kernels: Sequence[_SavedKernel], issues: Sequence[float]) -> None:

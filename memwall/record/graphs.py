@@ -136,15 +136,19 @@ class AttentionRow:
 def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> GraphRow:
     """A graph as it is saved."""
     return GraphRow(
-        attention=graph.attention, backends=graph.backends, inputs=graph.inputs, parameters=graph.parameters,
-        outputs=graph.outputs, free_calls=dict(sorted(graph.free_calls.items())),
+        attention=graph.attention,
+        backends=graph.backends,
+        inputs=graph.inputs,
+        parameters=graph.parameters,
+        outputs=graph.outputs,
+        free_calls=dict(sorted(graph.free_calls.items())),
         gradients=graph.gradients,
         storages=tuple((s.nbytes, s.role, s.name) if s.name else (s.nbytes, s.role) for s in graph.storages),
         values={
             str(v.id): _Value(v.spec.shape, v.spec.dtype, v.storage, _strides(v.spec), v.offset) for v in graph.values
         },
         ops=tuple(map(_op_row, graph.ops, costs)),
-    )  # fmt: skip
+    )
 
 
 def attention_to_row(attention: AttentionGraph | None, graph: Graph) -> AttentionRow | None:
@@ -177,12 +181,30 @@ def _strides(spec: TensorSpec) -> tuple[int, ...] | None:
 
 def _op_row(op: Op, cost: Cost) -> _Op:
     return _Op(
-        op.id, op.name, op.op_class, op.phase, op.module, op.inputs, op.outputs,
-        cost.total_flops, cost.read_bytes, cost.write_bytes, cost.modeled,
+        op.id,
+        op.name,
+        op.op_class,
+        op.phase,
+        op.module,
+        op.inputs,
+        op.outputs,
+        cost.total_flops,
+        cost.read_bytes,
+        cost.write_bytes,
+        cost.modeled,
         {pipe: cost.flops[pipe] for pipe in sorted(cost.flops)},
-        cost.dense_flops, cost.extra_bytes, cost.extra_flops, cost.kernels, cost.least_flops,
-        op.arguments, op.attributes, op.source, op.stream, op.waits, op.again,
-    )  # fmt: skip
+        cost.dense_flops,
+        cost.extra_bytes,
+        cost.extra_flops,
+        cost.kernels,
+        cost.least_flops,
+        op.arguments,
+        op.attributes,
+        op.source,
+        op.stream,
+        op.waits,
+        op.again,
+    )
 
 
 def exist(ids: Sequence[int], limit: int, path: str) -> None:
@@ -216,9 +238,17 @@ def read_graph(row: GraphRow, where: str) -> Costed:
     storages = tuple(Storage(i, *stored) for i, stored in enumerate(row.storages))
     ops = tuple(Op(*_of_op(op)) for op in row.ops)
     graph = Graph(
-        tuple(values), storages, ops, row.inputs, row.parameters, row.outputs, row.free_calls, row.attention,
-        row.backends, row.gradients,
-    )  # fmt: skip
+        tuple(values),
+        storages,
+        ops,
+        row.inputs,
+        row.parameters,
+        row.outputs,
+        row.free_calls,
+        row.attention,
+        row.backends,
+        row.gradients,
+    )
     return graph, _with_launches(graph, row.ops)
 
 
@@ -234,16 +264,31 @@ def read_attention(row: AttentionRow, graph: Graph) -> AttentionGraph:
         first, done = graph.ops[span.start], span.stop
         ops.append(
             Op(
-                done - 1, span.name, classify(span.name), first.phase, first.module, span.inputs, span.outputs,
-                span.arguments, span.attributes, first.source, first.stream, first.waits, first.again,
+                done - 1,
+                span.name,
+                classify(span.name),
+                first.phase,
+                first.module,
+                span.inputs,
+                span.outputs,
+                span.arguments,
+                span.attributes,
+                first.source,
+                first.stream,
+                first.waits,
+                first.again,
             )
-        )  # fmt: skip
+        )
     ops += graph.ops[done:]
     numbers = {op.id: i for i, op in enumerate(ops)}
     traced = replace(
-        graph, values=graph.values[: row.values], storages=graph.storages[: row.storages],
-        ops=tuple(_renumbered(op, i, numbers) for i, op in enumerate(ops)), free_calls=row.free_calls, backends=(),
-    )  # fmt: skip
+        graph,
+        values=graph.values[: row.values],
+        storages=graph.storages[: row.storages],
+        ops=tuple(_renumbered(op, i, numbers) for i, op in enumerate(ops)),
+        free_calls=row.free_calls,
+        backends=(),
+    )
     kinds = []
     for saved in row.kinds:
         exist((saved.op, saved.backward or 0), len(ops), "attention.kinds")
@@ -283,9 +328,12 @@ def _cost(row: _Op) -> Cost:
         flops[max(flops, key=flops.__getitem__)] += row.extra_flops
     spared_flops = 0 if row.least_flops is None else max(row.flops - row.least_flops, 0)
     whole = Plain(
-        read_bytes=row.read_bytes + row.extra_bytes, write_bytes=row.write_bytes, count=row.kernels, flops=flops,
+        read_bytes=row.read_bytes + row.extra_bytes,
+        write_bytes=row.write_bytes,
+        count=row.kernels,
+        flops=flops,
         spared_flops=spared_flops,
-    )  # fmt: skip
+    )
     return Cost(row.pipes, row.read_bytes, row.write_bytes, row.modeled, row.dense_flops, launches=(whole,))
 
 
@@ -303,8 +351,10 @@ def _with_launches(graph: Graph, rows: Sequence[_Op]) -> tuple[Cost, ...]:
 def _as_saved(cost: Cost | None, row: _Op) -> Cost | None:
     """The cost with the FLOPs that were saved; None where it counts something otherwise."""
     if cost is None or (cost.read_bytes, cost.write_bytes, cost.modeled) != (
-        row.read_bytes, row.write_bytes, row.modeled,
-    ):  # fmt: skip
+        row.read_bytes,
+        row.write_bytes,
+        row.modeled,
+    ):
         return None
     if cost.flops == row.pipes:
         return cost

@@ -212,9 +212,15 @@ class Profile:
         return Schedules(self.graphs, self.costs)
 
     def schedule(
-        self, gpu: Gpu, policy: str = "eager", *, graph: int | None = None, launch: str = "eager",
-        regions: Sequence[int] | None = None, plan: Plan | None = None,
-    ) -> Schedule:  # fmt: skip
+        self,
+        gpu: Gpu,
+        policy: str = "eager",
+        *,
+        graph: int | None = None,
+        launch: str = "eager",
+        regions: Sequence[int] | None = None,
+        plan: Plan | None = None,
+    ) -> Schedule:
         """The schedule of a policy on a GPU, with its plan: a simulation of this profile that has one, else made here.
 
         Args:
@@ -315,11 +321,19 @@ class Profile:
         gpus = {schedule.gpu.name: schedule.gpu.to_dict() for schedule in self.simulations}
         rows = [graph_to_row(graph, costs) for graph, costs in zip(self.graphs, self.costs, strict=True)]
         saved = SavedProfile(
-            schema=SCHEMA, memwall_version=self.memwall_version, workload=self.workload, graph=rows[0],
-            graphs=tuple(rows[1:]), attention=attention_to_row(self.attention, self.graph), coverage=self.coverage,
-            gpus=dict(sorted(gpus.items())), simulations=tuple(map(schedule_to_row, self.simulations)),
-            capture=self.traced, measurements=self.measurements, environment=self.environment,
-        )  # fmt: skip
+            schema=SCHEMA,
+            memwall_version=self.memwall_version,
+            workload=self.workload,
+            graph=rows[0],
+            graphs=tuple(rows[1:]),
+            attention=attention_to_row(self.attention, self.graph),
+            coverage=self.coverage,
+            gpus=dict(sorted(gpus.items())),
+            simulations=tuple(map(schedule_to_row, self.simulations)),
+            capture=self.traced,
+            measurements=self.measurements,
+            environment=self.environment,
+        )
         record: dict[str, Any] = write(saved)
         return record
 
@@ -346,9 +360,16 @@ class Profile:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise UsageError(f"{source}: damaged record ({type(error).__name__}: {error})") from None
         return cls(
-            row.workload, tuple(graph for graph, _ in graphs), tuple(costs for _, costs in graphs), simulations,
-            row.capture, row.measurements, row.environment, row.memwall_version, attention,
-        )  # fmt: skip
+            row.workload,
+            tuple(graph for graph, _ in graphs),
+            tuple(costs for _, costs in graphs),
+            simulations,
+            row.capture,
+            row.measurements,
+            row.environment,
+            row.memwall_version,
+            attention,
+        )
 
 
 def _costed(graph: Graph) -> tuple[Graph, tuple[Cost, ...]]:

@@ -32,9 +32,15 @@ class Schedules:
         return Schedules, (self.graphs, self.costs)  # what was made can be made again
 
     def schedule(
-        self, gpu: Gpu, policy: str = "eager", *, graph: int = 0, launch: str = "eager",
-        regions: Sequence[int] | None = None, plan: Plan | None = None,
-    ) -> Schedule:  # fmt: skip
+        self,
+        gpu: Gpu,
+        policy: str = "eager",
+        *,
+        graph: int = 0,
+        launch: str = "eager",
+        regions: Sequence[int] | None = None,
+        plan: Plan | None = None,
+    ) -> Schedule:
         """As :meth:`memwall.record.profile.Profile.schedule`."""
         apart = None if regions is None else tuple(regions)
         key: Any = (gpu, policy if plan is None else id(plan), graph, launch, apart)

@@ -38,15 +38,20 @@ class Events:
     def slice(self, tid: int, name: str, category: str, span: Span, **args: Any) -> dict[str, Any]:
         """Something that lasts, in a row."""
         return {
-            "ph": "X", "pid": self.pid, "tid": tid, "name": name, "cat": category, "ts": span.start_ns / 1000,
-            "dur": (span.end_ns - span.start_ns) / 1000, **({"args": args} if args else {})}  # fmt: skip
+            "ph": "X",
+            "pid": self.pid,
+            "tid": tid,
+            "name": name,
+            "cat": category,
+            "ts": span.start_ns / 1000,
+            "dur": (span.end_ns - span.start_ns) / 1000,
+            **({"args": args} if args else {}),
+        }
 
     def arrow(self, number: int, tail: tuple[int, int], head: tuple[int, int]) -> Iterator[dict[str, Any]]:
         """From a row and its nanosecond to another."""
         for (tid, ns), end in ((tail, {"ph": "s"}), (head, {"ph": "f", "bp": "e"})):
-            yield {
-                **end, "id": number, "pid": self.pid, "tid": tid, "ts": ns / 1000, "name": "launch", "cat": "launch",
-            }  # fmt: skip
+            yield {**end, "id": number, "pid": self.pid, "tid": tid, "ts": ns / 1000, "name": "launch", "cat": "launch"}
 
     def counter(self, name: str, ns: int, series: dict[str, int]) -> dict[str, Any]:
         """Numbers from a moment on."""

@@ -39,16 +39,26 @@ def to_html(document: Document) -> str:
             parts.append(section_html(node))
             continue
         if node is panels[0] and len(panels) > 1:
-            tabs = (f'<button type="button" role="tab" data-sim="{i}">{escape(panel.label)}</button>\n'
-                    for i, panel in enumerate(panels))  # fmt: skip
+            tabs = (
+                f'<button type="button" role="tab" data-sim="{i}">{escape(panel.label)}</button>\n'
+                for i, panel in enumerate(panels)
+            )
             parts.append(f'<nav id="tabs" role="tablist">\n{"".join(tabs)}</nav>')
         hidden = "" if node is panels[0] else " hidden"
         inside = "\n".join(map(section_html, node.sections))
         parts.append(f'<div class="panel" data-sim="{panels.index(node)}"{hidden}>\n{inside}</div>\n')
     css = resource("report.css").replace("/*light*/", variables(dark=False)).replace("/*dark*/", variables(dark=True))
-    return resource("page.html").rstrip("\n").format(
-        title=escape(document.title), css=css, js=resource("report.js") + resource("tables.js"),
-        body="\n".join(parts), data=_DATA.format(data=document.data) if document.data else "")  # fmt: skip
+    return (
+        resource("page.html")
+        .rstrip("\n")
+        .format(
+            title=escape(document.title),
+            css=css,
+            js=resource("report.js") + resource("tables.js"),
+            body="\n".join(parts),
+            data=_DATA.format(data=document.data) if document.data else "",
+        )
+    )
 
 
 def embed(data: Any) -> str:
@@ -119,10 +129,14 @@ def _picture(picture: Picture) -> str:
 
 
 def _choice(choice: PictureChoice) -> str:
-    picks = "".join(f'<button type="button" data-pick="{i}">{escape(label)}</button>\n'
-                    for i, (label, _) in enumerate(choice.pictures))  # fmt: skip
-    shown = "".join(f'<div data-pick="{i}"{" hidden" if i else ""}>\n{_picture(picture)}</div>\n'
-                    for i, (_, picture) in enumerate(choice.pictures))  # fmt: skip
+    picks = "".join(
+        f'<button type="button" data-pick="{i}">{escape(label)}</button>\n'
+        for i, (label, _) in enumerate(choice.pictures)
+    )
+    shown = "".join(
+        f'<div data-pick="{i}"{" hidden" if i else ""}>\n{_picture(picture)}</div>\n'
+        for i, (_, picture) in enumerate(choice.pictures)
+    )
     return f'<div class="choice"><p class="picks">{picks}</p>\n{shown}</div>'
 
 

@@ -63,9 +63,10 @@ def _properties(question: Any) -> dict[str, Any]:
 
 def _property(said: Option) -> dict[str, Any]:
     kinds: list[dict[str, Any]] = [
-        {"type": name} for kind, name in _TYPES.items()
+        {"type": name}
+        for kind, name in _TYPES.items()
         if kind in said.types and not (kind is int and float in said.types)
-    ]  # fmt: skip
+    ]
     if said.several:
         kinds = [*kinds, {"type": "array", "items": kinds[0]}] if int in said.types else [_TEXTS]
     if said.choices:

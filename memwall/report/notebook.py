@@ -135,10 +135,13 @@ def profile_fragment(profile: Profile) -> str:
         rows = kernel_rows(profile, schedule)
         note = "xN: so many equal kernels, their figures summed"
         note = f"and {len(rows) - TOP:,} more rows; {note}" if len(rows) > TOP else note
-        inside = blocks_html((
-            Picture(walls_chart(profile, (schedule,)), "share of the time under each wall"),
-            Sentence(verdict(profile, schedule).text, strong=True),
-            kernel_table("", rows[:TOP], note)))  # fmt: skip
+        inside = blocks_html(
+            (
+                Picture(walls_chart(profile, (schedule,)), "share of the time under each wall"),
+                Sentence(verdict(profile, schedule).text, strong=True),
+                kernel_table("", rows[:TOP], note),
+            )
+        )
         parts.append(f"<details{' open' if i == 0 else ''}>{summary}\n{inside}</details>")
     if not sims or left_out > 0:
         note = f"{left_out} more simulations are in the table alone." if sims else "Not simulated on any GPU."

@@ -35,8 +35,16 @@ def to_text(document: Document, *, width: int | None = None, color: bool = False
     tables are as wide as they need, and prose is ``DEFAULT_WIDTH`` wide."""
     buffer = io.StringIO()
     console = Console(
-        file=buffer, width=width or DEFAULT_WIDTH, force_terminal=color, color_system="standard" if color else None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False, _environ={})  # fmt: skip
+        file=buffer,
+        width=width or DEFAULT_WIDTH,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
     console.print(Text(document.title, style="bold"))
     for section in document.sections:
         assert isinstance(section, Section)
@@ -91,8 +99,12 @@ def _print_columns(console: Console, table: Table, columns: Sequence[tuple[int, 
         column = table.columns[index]
         heading = Text(f"{column.heading}\n{column.unit}" if column.unit else column.heading)
         grid.add_column(
-            heading, justify="right" if column.numeric else "left", width=width,
-            no_wrap=not column.wraps, overflow="fold" if column.wraps else "ellipsis")  # fmt: skip
+            heading,
+            justify="right" if column.numeric else "left",
+            width=width,
+            no_wrap=not column.wraps,
+            overflow="fold" if column.wraps else "ellipsis",
+        )
     for row in table.rows:
         cells = ((cut(row[i], width) if table.columns[i].tail else row[i], row[i]) for i, width in columns)
         grid.add_row(*(Text(cell, style=_WALL_STYLE.get(whole, "")) for cell, whole in cells))

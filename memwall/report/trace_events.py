@@ -130,12 +130,21 @@ def _arguments(profile: Profile, schedule: Schedule, kernel: Estimate) -> dict[s
     more = [f"{len(sources) - _MOST_LINES} more"] if len(sources) > _MOST_LINES else []
     source = {"source": ", ".join(sources[:_MOST_LINES] + more)} if sources else {}
     return {
-        "module": kernel_module(profile, schedule, kernel), **source, "class": kernel.op_class,
-        "phase": kernel_phase(profile, schedule, kernel), "launches": kernel.launches,
-        "flops": kernel.flops, "read_bytes": kernel.read_bytes, "write_bytes": kernel.write_bytes,
-        "bound_us": _us(kernel.bound_s), "compute_us": _us(kernel.compute_s), "memory_us": _us(kernel.memory_s),
-        "latency_us": _us(kernel.latency_s), "overhead_us": _us(kernel.overhead_s), "limited_by": kernel.limited_by,
-    }  # fmt: skip
+        "module": kernel_module(profile, schedule, kernel),
+        **source,
+        "class": kernel.op_class,
+        "phase": kernel_phase(profile, schedule, kernel),
+        "launches": kernel.launches,
+        "flops": kernel.flops,
+        "read_bytes": kernel.read_bytes,
+        "write_bytes": kernel.write_bytes,
+        "bound_us": _us(kernel.bound_s),
+        "compute_us": _us(kernel.compute_s),
+        "memory_us": _us(kernel.memory_s),
+        "latency_us": _us(kernel.latency_s),
+        "overhead_us": _us(kernel.overhead_s),
+        "limited_by": kernel.limited_by,
+    }
 
 
 def _us(seconds: float) -> float:

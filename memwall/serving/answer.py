@@ -114,17 +114,25 @@ class Serving:
 
 def notes_of(points: Sequence[Point], model: Model, gpus: Sequence[Gpu], is_joined_by_default: bool) -> tuple[str, ...]:
     """What the figures of points take for granted, a line for each thing."""
-    found = [f"{each.name} has no pipe for {model.scheme} and multiplies dequantised weights" for each in gpus
-             if model.scheme and each.ceiling_pipe(pipe_of(model.scheme)) != pipe_of(model.scheme)]  # fmt: skip
+    found = [
+        f"{each.name} has no pipe for {model.scheme} and multiplies dequantised weights"
+        for each in gpus
+        if model.scheme and each.ceiling_pipe(pipe_of(model.scheme)) != pipe_of(model.scheme)
+    ]
     joined = {point.gpu.name: point.steps.cluster for point in points if is_joined_by_default}
-    found += [f"{name}: joined as the GPUs of {known.name}" for name, known in joined.items()
-              if known is not None and known.gpu != name]  # fmt: skip
+    found += [
+        f"{name}: joined as the GPUs of {known.name}"
+        for name, known in joined.items()
+        if known is not None and known.gpu != name
+    ]
     ran = [point for point in points if not point.refused]
     waiting = dict.fromkeys(point.name for point in ran if point.steps.waits_for_cpu(point.alone))
     if waiting:
         engine = points[0].layout.engine
-        found.append(f"{', '.join(waiting)}: a lone prompt waits for the CPU, which issues its kernels at the speed of"
-                     f" {engine} and of the host; its TTFT is alike on faster GPUs")  # fmt: skip
+        found.append(
+            f"{', '.join(waiting)}: a lone prompt waits for the CPU, which issues its kernels at the speed of"
+            f" {engine} and of the host; its TTFT is alike on faster GPUs"
+        )
     return (*found, *_doubts(ran))
 
 
@@ -139,6 +147,8 @@ def _doubts(points: Sequence[Point]) -> list[str]:
     if first := [(run.run_ttft_s / run.ttft.mean, point, run) for point, run in solved if not run.overloaded]:
         ratio, point, run = max(first, key=lambda each: each[0])
         if ratio > _NOTABLE:
-            notes.append(f"{point.name}, {point.load}: TTFT, {duration(run.ttft.mean)}, is that of later requests; with"
-                         f" the first ones, which come at once, a run has {duration(run.run_ttft_s)}")  # fmt: skip
+            notes.append(
+                f"{point.name}, {point.load}: TTFT, {duration(run.ttft.mean)}, is that of later requests; with"
+                f" the first ones, which come at once, a run has {duration(run.run_ttft_s)}"
+            )
     return notes

@@ -48,9 +48,14 @@ def _refuse(why: str, *names: str) -> None:
               " CPU) or 'link_bytes_per_s*=2'. May be repeated.")  # fmt: skip
 @options.common("serving.page.ServingReport")
 def command(
-    out: Out, target: str, gpus: tuple[str, ...], prices: dict[str, float], slo: tuple[str, ...],
-    what_ifs: tuple[str, ...], **asked: Any,
-) -> None:  # fmt: skip
+    out: Out,
+    target: str,
+    gpus: tuple[str, ...],
+    prices: dict[str, float],
+    slo: tuple[str, ...],
+    what_ifs: tuple[str, ...],
+    **asked: Any,
+) -> None:
     """Model a server of a language model: latency, throughput, memory and cost under load.
 
     TARGET is a model with a decode step: hf:FOLDER, a file with decode_inputs(), or a saved profile of such a step.

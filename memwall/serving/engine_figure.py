@@ -115,6 +115,9 @@ def _phases(engine: SavedEngine) -> Roofline:
         f"{engine.name}: roofline of decodes and prompts",
         [Roof(str(pipe), f"{pipe}  {flop_rate(rate)}", rate, pipe in used) for rate, pipe in rates],
         [Roof("DRAM", f"DRAM  {bandwidth(engine.dram_bytes_per_s)}", engine.dram_bytes_per_s, True)],
-        sorted(spots, key=lambda spot: -spot.share), "modeled FLOP/s", legend=legend,
-        legend_heading="share of the step", bare=sorted(bare, key=lambda spot: -spot.share),
-    )  # fmt: skip
+        sorted(spots, key=lambda spot: -spot.share),
+        "modeled FLOP/s",
+        legend=legend,
+        legend_heading="share of the step",
+        bare=sorted(bare, key=lambda spot: -spot.share),
+    )

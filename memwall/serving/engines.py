@@ -80,9 +80,11 @@ class AskedEngine:
         steps = steps_in(self.model, self.gpu, layout, self.cluster, self.utilization, self.changes)
         # groups of GPUs with sequences of their own have a scheduler each
         policy = replace(
-            self.policy, token_budget=self.policy.token_budget * layout.dp, max_batch=self.policy.max_batch * layout.dp,
+            self.policy,
+            token_budget=self.policy.token_budget * layout.dp,
+            max_batch=self.policy.max_batch * layout.dp,
             request_s=self.policy.request_s or steps.host.request_s,
-        )  # fmt: skip
+        )
         if self.guess is not None:
             policy = replace(policy, speculation=self.guess.speculation(steps, self.layout))
         if self.disaggregate is None:
@@ -90,9 +92,12 @@ class AskedEngine:
         prompts, decodes = self.disaggregate
         links = steps.cluster.link if steps.cluster else {}
         apart = Disaggregated(
-            prompt=steps, decode=steps, prompt_engines=prompts, decode_engines=decodes,
+            prompt=steps,
+            decode=steps,
+            prompt_engines=prompts,
+            decode_engines=decodes,
             link_bytes_per_s=[*links.values()][-1].bytes_per_s if links else _NETWORK_BYTES_PER_S,
-        )  # fmt: skip
+        )
         count = layout.gpus * (prompts + decodes)
         return Server(steps=steps, engines=apart, policy=policy, gpus=count, closed_form=self.closed_form)
 
@@ -121,9 +126,13 @@ def stored_in(layout: Layout, model: Model) -> Layout:
 
 
 def steps_in(
-    model: Model, gpu: Gpu, layout: Layout, cluster: str | Path | Cluster | None, utilization: float,
+    model: Model,
+    gpu: Gpu,
+    layout: Layout,
+    cluster: str | Path | Cluster | None,
+    utilization: float,
     changes: tuple[GpuChange, ...] = (),
-) -> GpuSteps:  # fmt: skip
+) -> GpuSteps:
     """The steps of an engine on a GPU with other numbers. Raises UsageError: as :meth:`AskedEngine.server`."""
     check_layout(model.served, layout)
     named = cluster if cluster is None else load_cluster(cluster)
@@ -151,8 +160,10 @@ def check_layout(kernels: ServedKernels, layout: Layout) -> None:
     for count in experts:
         _check_divides(layout.ep, count, "experts", "ep")
     if layout.stage_gpus % layout.ep:
-        raise UsageError(f"--ep {layout.ep} does not divide the {layout.stage_gpus} GPUs of --tp {layout.tp} and --dp"
-                         f" {layout.dp}; --ep {math.gcd(layout.ep, layout.stage_gpus)} does")  # fmt: skip
+        raise UsageError(
+            f"--ep {layout.ep} does not divide the {layout.stage_gpus} GPUs of --tp {layout.tp} and --dp"
+            f" {layout.dp}; --ep {math.gcd(layout.ep, layout.stage_gpus)} does"
+        )
     layers = sum(n for _, n in attending)
     if layout.pp > layers:
         raise UsageError(f"{layout.pp} stages are more than the {layers} layers; --pp {layers} is the most")

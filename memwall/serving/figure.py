@@ -77,8 +77,9 @@ def _known(panel: _Panel, points: Sequence[SavedPoint]) -> list[tuple[float, flo
     """The places of points on a panel, and whether each misses an objective."""
     return [
         (a, b / panel.scale, bool(point.misses))
-        for point in points if (a := panel.x(point)) and (b := point.figure(panel.y))
-    ]  # fmt: skip
+        for point in points
+        if (a := panel.x(point)) and (b := point.figure(panel.y))
+    ]
 
 
 def _drawn(

@@ -57,9 +57,13 @@ def _model(traces: Traces, target: str, **options: Any) -> Model:
 
 @signature_of(DecodeOptions)
 def decode(
-    target: str, *, gpu: str = DEFAULT_GPU, traces: Traces | None = None, usd_per_gpu_hour: float | None = None,
+    target: str,
+    *,
+    gpu: str = DEFAULT_GPU,
+    traces: Traces | None = None,
+    usd_per_gpu_hour: float | None = None,
     **step: Unpack[DecodeOptions],
-) -> Decoding:  # fmt: skip
+) -> Decoding:
     """One decode step of a server: ``batch`` sequences with ``context`` tokens in the cache of each make one more; the
     other arguments are as of :func:`memwall.serve`.
 
@@ -85,17 +89,27 @@ def _beyond(model: Model, context: int) -> str | None:
     """Why a model cannot have so many tokens in the cache, if it cannot."""
     if model.max_context is None or context < model.max_context:
         return None
-    return (f"{counted(context, 'token')} in the cache and one more are beyond the {model.max_context:,} positions of"
-            f" the model; {model.max_context - 1:,} is the most")  # fmt: skip
+    return (
+        f"{counted(context, 'token')} in the cache and one more are beyond the {model.max_context:,} positions of"
+        f" the model; {model.max_context - 1:,} is the most"
+    )
 
 
 def _decoding(steps: GpuSteps, batch: Any, time_s: Any, wall: Any, kv_bytes: Any, price: float | None) -> Decoding:
     """One step, or many where these are arrays."""
     return Decoding(
-        batch=batch, gpus=steps.layout.gpus, time_s=time_s, limited_by=wall, weights_bytes=steps.weights_bytes,
-        held_bytes=steps.weights_bytes + steps.reserved_bytes, kv_bytes=kv_bytes, capacity_bytes=steps.capacity_bytes,
-        usd_per_gpu_hour=price, watts_per_gpu=steps.gpu.tdp_w, engine=steps.host,
-    )  # fmt: skip
+        batch=batch,
+        gpus=steps.layout.gpus,
+        time_s=time_s,
+        limited_by=wall,
+        weights_bytes=steps.weights_bytes,
+        held_bytes=steps.weights_bytes + steps.reserved_bytes,
+        kv_bytes=kv_bytes,
+        capacity_bytes=steps.capacity_bytes,
+        usd_per_gpu_hour=price,
+        watts_per_gpu=steps.gpu.tdp_w,
+        engine=steps.host,
+    )
 
 
 def _decodes(task: Task, traces: Traces) -> list[Row]:

@@ -131,12 +131,17 @@ def served_what_ifs(found: Serving, changes: Sequence[GpuChange]) -> tuple[Serve
     sets = [(change,) for change in changes] + ([tuple(changes)] if len(changes) > 1 else [])
     return tuple(
         ServedOutcome(
-            what_if=tuple(change.text for change in some), engine=point.name, load=point.load,
-            before=figures_of(point, point.decoding), after=figures_of(after, point.decoding),
+            what_if=tuple(change.text for change in some),
+            engine=point.name,
+            load=point.load,
+            before=figures_of(point, point.decoding),
+            after=figures_of(after, point.decoding),
         )
-        for some in sets for point in found.points if point.candidate
+        for some in sets
+        for point in found.points
+        if point.candidate
         for after in [_again(point, replace(point.asked, changes=some))]
-    )  # fmt: skip
+    )
 
 
 def _again(point: Point, asked: AskedEngine) -> Point:
@@ -153,8 +158,10 @@ def served_verdicts(found: Serving) -> tuple[tuple[ServedVerdict, ...], str]:
     requests = max((point.workload.count for point in last.values()), default=0)
     for count, most, what in ((len(last), MOST_ENGINES, "engines"), (requests, MOST_REQUESTS, "requests")):
         if count > most:
-            return (), (f"what binds an engine and what would make it faster is told of up to {most:,} {what}, and not"
-                        f" of these {count:,}")  # fmt: skip
+            return (), (
+                f"what binds an engine and what would make it faster is told of up to {most:,} {what}, and not"
+                f" of these {count:,}"
+            )
     return tuple(_verdict(point) for point in last.values()), ""
 
 
@@ -204,10 +211,16 @@ def _phase(name: str, point: Point, now: LeverFigures, made: Sequence[tuple[_Way
     if seen_s is not None:
         text += f" {title} with {point.load}: {named(found, seen_s)}"
     return Phase(
-        name=name, step=what, step_s=step_s, bound_by=binding.wall if binding else "",
-        change=binding.options if binding else "", saved_s=binding.saved_s if binding else 0.0, figure=seen_field,
-        levers=found, text=text,
-    )  # fmt: skip
+        name=name,
+        step=what,
+        step_s=step_s,
+        bound_by=binding.wall if binding else "",
+        change=binding.options if binding else "",
+        saved_s=binding.saved_s if binding else 0.0,
+        figure=seen_field,
+        levers=found,
+        text=text,
+    )
 
 
 #: wall -> what it is called, where that says more

@@ -100,9 +100,16 @@ def read_model(
         notes += ("the encoder is not in a saved decode step: prompts take no time for it",)
     scheme = (stated.weights or "") if weights == "model" else WEIGHTS[weights]
     return Model(
-        name=made.workload.name, served=kernels, scheme=scheme, cache=CACHES.get(cache, ""), max_context=most,
-        encoder=encoder, guesses=stated.guesses, fronts=stated.fronts, notes=notes,
-    )  # fmt: skip
+        name=made.workload.name,
+        served=kernels,
+        scheme=scheme,
+        cache=CACHES.get(cache, ""),
+        max_context=most,
+        encoder=encoder,
+        guesses=stated.guesses,
+        fronts=stated.fronts,
+        notes=notes,
+    )
 
 
 def _steps(

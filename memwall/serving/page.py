@@ -44,13 +44,18 @@ class ServingReport(Report):
 
     def document(self, kind: str) -> Document:
         found = self.found
-        weights, kv = (_stored("" if scheme == "model" else scheme, size(held)) for scheme, held in
-                       ((found.weights, found.weights_bytes), (found.kv, found.kv_bytes_per_token)))  # fmt: skip
+        weights, kv = (
+            _stored("" if scheme == "model" else scheme, size(held))
+            for scheme, held in ((found.weights, found.weights_bytes), (found.kv, found.kv_bytes_per_token))
+        )
         facts = known_facts(
-            ("model", found.model), ("weights", weights),
+            ("model", found.model),
+            ("weights", weights),
             ("cache", f"{kv} per token on {found.points[0].name}, past the first 1,024 tokens"),
-            ("engine", found.engine), ("draft", found.draft or ""), ("requests", found.requests),
-        )  # fmt: skip
+            ("engine", found.engine),
+            ("draft", found.draft or ""),
+            ("requests", found.requests),
+        )
         blocks: list[Block] = [facts, self._loads()]
         blocks += [Sentence(line) for line in self._refused()]
         blocks += [Sentence(line) for line in _choices(found)]
@@ -97,7 +102,7 @@ class ServingReport(Report):
             col.fixed("cache", "GB", [engine.free_bytes for engine in engines], 1e9, 2),
             col.fixed("a sequence", "GB", [engine.kv_bytes_per_sequence for engine in engines], 1e9, 3),
             col.fixed("of", "GB", [engine.dram_bytes for engine in engines], 1e9, 2),
-        ]  # fmt: skip
+        ]
         return col.table("", columns, _MEMORY_NOTE)
 
     def record(self) -> str:
@@ -148,28 +153,36 @@ def _choices(found: SavedServing) -> list[str]:
     return [
         f"The cheapest that keeps {wanted}: {each.best}."
         + (f" The next cheaper one, {each.cheaper}." if each.cheaper else "")
-        if each.best else f"With {each.load} {each.unmet}."
+        if each.best
+        else f"With {each.load} {each.unmet}."
         for each in told
-    ]  # fmt: skip
+    ]
 
 
 def _verdicts(verdicts: Sequence[ServedVerdict]) -> list[Block]:
     """What binds each engine, in words, and its largest levers."""
     told: list[Block] = [
         Sentence(f"{each.engine}, {each.load}: {phase.text}" if len(verdicts) > 1 else phase.text, strong=True)
-        for each in verdicts for phase in each.phases
-    ]  # fmt: skip
-    found = [(each, phase, lever) for each in verdicts for phase in each.phases
-             for lever in phase.levers[:MOST_NAMED] if lever.share >= NOTABLE]  # fmt: skip
+        for each in verdicts
+        for phase in each.phases
+    ]
+    found = [
+        (each, phase, lever)
+        for each in verdicts
+        for phase in each.phases
+        for lever in phase.levers[:MOST_NAMED]
+        if lever.share >= NOTABLE
+    ]
     if not found:
         return told
     columns = [
         *col.of([each for each, *_ in found], "GPUs: engine, load"),
         col.text("of", [_FIGURES[phase.figure] for _, phase, _ in found]),
-        *col.of([lever for *_, lever in found],
-                "lever: name name, saved: saved_s s, share: share %, with: time_s s like saved_s?,"
-                " option: options prose"),
-    ]  # fmt: skip
+        *col.of(
+            [lever for *_, lever in found],
+            "lever: name name, saved: saved_s s, share: share %, with: time_s s like saved_s?, option: options prose",
+        ),
+    ]
     return [*told, col.table("What would make it faster", columns, _LEVER_NOTE)]
 
 
@@ -179,9 +192,13 @@ def _outcomes(outcomes: Sequence[ServedOutcome]) -> Table:
     once = [label if i == 0 or labels[i - 1] != label else "" for i, label in enumerate(labels)]
     specs = ", ".join(
         f"{title}: before.{name}>after.{name} s"
-        for title, name in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("decode", "decode_step_s"),
-                            ("prompt", "prompt_step_s"))
-    )  # fmt: skip
+        for title, name in (
+            ("TTFT", "ttft_s"),
+            ("TPOT", "tpot_s"),
+            ("decode", "decode_step_s"),
+            ("prompt", "prompt_step_s"),
+        )
+    )
     columns = [col.text("what if", once, wraps=True), *col.of(outcomes, f"GPUs: engine, load, {specs}")]
     for title, side in (("per GPU", "before"), (col.AFTER, "after")):
         rates = [getattr(each, side).tokens_per_s_per_gpu for each in outcomes]

@@ -36,9 +36,14 @@ OWN, DRAFT_TOKENS = "mtp", 4
 @signature_of(ServeOptions)
 @uncollected()
 def serve(
-    target: str | Path | Model, *, gpu: Names = "h100-sxm", price: Mapping[str, float] | None = None,
-    slo: Sequence[str] = (), policy: Policy = DEFAULT, **server: Unpack[ServeOptions],
-) -> Serving:  # fmt: skip
+    target: str | Path | Model,
+    *,
+    gpu: Names = "h100-sxm",
+    price: Mapping[str, float] | None = None,
+    slo: Sequence[str] = (),
+    policy: Policy = DEFAULT,
+    **server: Unpack[ServeOptions],
+) -> Serving:
     """What a server of a model does under load.
 
     Args:
@@ -74,13 +79,21 @@ def serve(
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
     servers = [
         AskedEngine(
-            model=model, gpu=each, weights=said.weights, utilization=said.utilization, cluster=said.cluster,
+            model=model,
+            gpu=each,
+            weights=said.weights,
+            utilization=said.utilization,
+            cluster=said.cluster,
             layout=Layout(tp=count, ep=said.ep, dp=said.dp, pp=said.pp, kv=CACHES[said.kv], engine=said.engine),
-            policy=policy, closed_form=said.closed_form, guess=guess, disaggregate=said.disaggregate,
+            policy=policy,
+            closed_form=said.closed_form,
+            guess=guess,
+            disaggregate=said.disaggregate,
             usd_per_gpu_hour=prices.get(each.name),
         )
-        for each in gpus for count in ([said.tp] if isinstance(said.tp, int) else said.tp)
-    ]  # fmt: skip
+        for each in gpus
+        for count in ([said.tp] if isinstance(said.tp, int) else said.tp)
+    ]
     points = [point for each in servers for point in points_of(each, loads)]
     if all(point.refused for point in points):
         raise UsageError(f"{points[0].name}: {points[0].refused}")
@@ -129,9 +142,14 @@ def _check_engine(kv: str, engine: str, utilization: float) -> None:
 
 
 def _loads(
-    concurrency: int | Iterable[int] | None, rate: float | None, *, prompt: Lengths, generate: Lengths, hit: float,
+    concurrency: int | Iterable[int] | None,
+    rate: float | None,
+    *,
+    prompt: Lengths,
+    generate: Lengths,
+    hit: float,
     trace: str | Path | None,
-) -> list[RequestLoad]:  # fmt: skip
+) -> list[RequestLoad]:
     common: dict[str, Any] = {"prompt": prompt, "generate": generate, "prefix_hit": hit}
     if trace is not None:
         return [RequestLoad(**common, trace=read_trace(trace))]
@@ -153,9 +171,14 @@ def _point(asked: AskedEngine, server: Server, load: RequestLoad) -> Point:
     steps = server.steps
     guess = server.policy.speculation
     point = Point(
-        asked=asked, gpu=steps.gpu, layout=steps.layout, workload=load, steps=steps, gpus=server.gpus,
+        asked=asked,
+        gpu=steps.gpu,
+        layout=steps.layout,
+        workload=load,
+        steps=steps,
+        gpus=server.gpus,
         draft=guess.draft if guess else None,
-    )  # fmt: skip
+    )
     if lacking := lacks(steps.served, steps.gpu):
         return replace(point, refused=lacking)
     try:
@@ -165,10 +188,15 @@ def _point(asked: AskedEngine, server: Server, load: RequestLoad) -> Point:
         return replace(point, refused=f"{error}{fitting(steps)}")
     batch, longest = max(round(run.batch), 1), load.longest.prompt_tokens + load.longest.generated_tokens
     candidate = ServerCandidate(
-        name=f"{point.name}, {point.load}", load=point.load, run=run, gpus=server.gpus,
-        usd_per_gpu_hour=asked.usd_per_gpu_hour, watts_per_gpu=steps.gpu.tdp_w,
+        name=f"{point.name}, {point.load}",
+        load=point.load,
+        run=run,
+        gpus=server.gpus,
+        usd_per_gpu_hour=asked.usd_per_gpu_hour,
+        watts_per_gpu=steps.gpu.tdp_w,
         wall=steps.wall(EngineStep(batch, round(batch * point.context))),
         kv_bytes_per_token=steps.served.token_bytes(longest, steps.layout) // steps.layout.dp,
-        largest_batch=most, engine=steps.host,
-    )  # fmt: skip
+        largest_batch=most,
+        engine=steps.host,
+    )
     return replace(point, candidate=candidate, largest_batch=most)

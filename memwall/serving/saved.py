@@ -74,9 +74,13 @@ if TYPE_CHECKING:
 
 else:
     SavedPoint = make_dataclass(
-        "SavedPoint", [(name, Figure | None, None) for name in SERVED], bases=(_SavedPoint,), frozen=True, kw_only=True,
+        "SavedPoint",
+        [(name, Figure | None, None) for name in SERVED],
+        bases=(_SavedPoint,),
+        frozen=True,
+        kw_only=True,
         namespace={"__module__": __name__},
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,24 +218,37 @@ def saved(found: Serving, what_ifs: Sequence[str] = (), *, levers: bool = False)
     choices = tuple(map(_choice, found.choices))
     best = next((each for each in choices if found.best and each.best == found.best.candidate.name), None)
     return SavedServing(
-        schema=SCHEMA, memwall_version=__version__, model=model.name, weights=model.scheme or "model",
-        kv=_short(first.layout.kv) or "model", engine=first.layout.engine, draft=found.draft or None,
-        max_context=model.max_context, requests=_requests(found),
-        weights_bytes=model.served.weights_bytes(first.layout), kv_bytes_per_token=kv,
-        notes=(*model.notes, *found.notes, *filter(None, (left_out,))), verdicts=verdicts, what_ifs=outcomes,
+        schema=SCHEMA,
+        memwall_version=__version__,
+        model=model.name,
+        weights=model.scheme or "model",
+        kv=_short(first.layout.kv) or "model",
+        engine=first.layout.engine,
+        draft=found.draft or None,
+        max_context=model.max_context,
+        requests=_requests(found),
+        weights_bytes=model.served.weights_bytes(first.layout),
+        kv_bytes_per_token=kv,
+        notes=(*model.notes, *found.notes, *filter(None, (left_out,))),
+        verdicts=verdicts,
+        what_ifs=outcomes,
         objectives=tuple(SavedObjective(quantity=name, amount=amount, text=text) for name, amount, text in limits),
-        best=best.best if best else None, cheaper=best.cheaper if best else None, choices=choices,
+        best=best.best if best else None,
+        cheaper=best.cheaper if best else None,
+        choices=choices,
         engines=tuple(_engine(name, point) for name, point in engines.items()),
         points=tuple(_point(point, found) for point in found.points),
-    )  # fmt: skip
+    )
 
 
 def _choice(found: ServerChoice) -> SavedChoice:
     cheaper = found.best and found.best.cheaper
     return SavedChoice(
-        load=found.load, best=found.best.candidate.name if found.best else None,
-        cheaper=str(cheaper) if cheaper else None, unmet=found.unmet,
-    )  # fmt: skip
+        load=found.load,
+        best=found.best.candidate.name if found.best else None,
+        cheaper=str(cheaper) if cheaper else None,
+        unmet=found.unmet,
+    )
 
 
 def _short(scheme: str) -> str:
@@ -258,13 +275,23 @@ def _point(point: Point, found: Serving) -> SavedPoint:
     values = {name: row.read("serve", made) if made else None for name, row in SERVED.items()}
     known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
     return SavedPoint(
-        gpu=point.gpu.name, tp=point.layout.tp, gpus=point.gpus, load=point.load, concurrency=load.concurrency,
-        rate_per_s=load.rate_per_s, prompt_tokens=load.prompt.nominal, generated_tokens=load.generate.nominal,
-        weights_bytes=point.weights_bytes, reserved_bytes=point.reserved_bytes,
-        kv_bytes_per_sequence=point.kv_bytes(_longest(point)), largest_batch=point.largest_batch,
-        wall=made.wall if made else "", refused=point.refused,
-        misses=objective_text(missed.objective) if missed else "", **known,
-    )  # fmt: skip
+        gpu=point.gpu.name,
+        tp=point.layout.tp,
+        gpus=point.gpus,
+        load=point.load,
+        concurrency=load.concurrency,
+        rate_per_s=load.rate_per_s,
+        prompt_tokens=load.prompt.nominal,
+        generated_tokens=load.generate.nominal,
+        weights_bytes=point.weights_bytes,
+        reserved_bytes=point.reserved_bytes,
+        kv_bytes_per_sequence=point.kv_bytes(_longest(point)),
+        largest_batch=point.largest_batch,
+        wall=made.wall if made else "",
+        refused=point.refused,
+        misses=objective_text(missed.objective) if missed else "",
+        **known,
+    )
 
 
 def _longest(point: Point) -> int:
@@ -279,12 +306,22 @@ def _engine(name: str, point: Point) -> SavedEngine:
     prompt = _kernels(point, EngineStep(0, 0, ((tokens, 0),))) if made else {}
     pipes = [_VECTOR, *(pipe for phase in (decode, prompt) for each in phase.values() for pipe in each.flops)]
     return SavedEngine(
-        gpu=gpu.name, name=name, tp=point.layout.tp, weights_bytes=point.weights_bytes,
-        reserved_bytes=point.reserved_bytes, capacity_bytes=steps.capacity_bytes, dram_bytes=gpu.dram_bytes,
-        dram_bytes_per_s=gpu.dram_bytes_per_s, peaks={pipe: gpu.peak(pipe) for pipe in pipes},
-        kv_bytes_per_sequence=point.kv_bytes(_longest(point)), sequence_tokens=_longest(point), prompt_tokens=tokens,
-        batch=batch, decode=decode, prompt=prompt,
-    )  # fmt: skip
+        gpu=gpu.name,
+        name=name,
+        tp=point.layout.tp,
+        weights_bytes=point.weights_bytes,
+        reserved_bytes=point.reserved_bytes,
+        capacity_bytes=steps.capacity_bytes,
+        dram_bytes=gpu.dram_bytes,
+        dram_bytes_per_s=gpu.dram_bytes_per_s,
+        peaks={pipe: gpu.peak(pipe) for pipe in pipes},
+        kv_bytes_per_sequence=point.kv_bytes(_longest(point)),
+        sequence_tokens=_longest(point),
+        prompt_tokens=tokens,
+        batch=batch,
+        decode=decode,
+        prompt=prompt,
+    )
 
 
 def _kernels(point: Point, step: EngineStep) -> dict[str, SavedKernels]:
@@ -301,5 +338,6 @@ def _kernels(point: Point, step: EngineStep) -> dict[str, SavedKernels]:
     times = point.steps.by_kind(step)
     return {
         kind: SavedKernels(time_s=time_s, bytes=nbytes.get(kind, 0), flops=flops.get(kind, {}))
-        for kind, time_s in times.items() if time_s
-    }  # fmt: skip
+        for kind, time_s in times.items()
+        if time_s
+    }

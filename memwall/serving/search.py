@@ -82,10 +82,16 @@ class EngineCandidate(NamedTuple):
 @signature_of(SearchOptions)
 @uncollected()
 def search(
-    target: str, *, gpu: str | Sequence[str] = DEFAULT_GPU, gpus: int = 8, slo: Sequence[str] = (),
-    price: Mapping[str, float] | None = None, cache: bool = True,
-    progress: Callable[[str], None] = lambda message: None, **load: Unpack[SearchOptions],
-) -> Found:  # fmt: skip
+    target: str,
+    *,
+    gpu: str | Sequence[str] = DEFAULT_GPU,
+    gpus: int = 8,
+    slo: Sequence[str] = (),
+    price: Mapping[str, float] | None = None,
+    cache: bool = True,
+    progress: Callable[[str], None] = lambda message: None,
+    **load: Unpack[SearchOptions],
+) -> Found:
     """The cheapest way to serve a load on up to so many GPUs: which GPU, how many engines, tp, ep, dp and pp of each,
     and the formats of weights and cache.
 
@@ -226,17 +232,27 @@ def _stem(name: str) -> str:
 def _least(steps: GpuSteps, prompt: int, generate: int) -> dict[str, float]:
     """By quantity what no request beats."""
     step_s, each = _least_step_s(steps, 1), steps.each(EngineStep(0, 0, ((prompt, 0),)))
-    flops_s = sum(n * peak_compute_s(kernel.cost(own, steps.layout), steps.gpu)
-                  for kernel, n, own in each if not isinstance(kernel, _UNBOUNDED))  # fmt: skip
-    return {"tpot": step_s, "tokens_per_s_per_user": 1 / step_s, "ttft": flops_s,
-            "e2e": flops_s + (generate - 1) * step_s}  # fmt: skip
+    flops_s = sum(
+        n * peak_compute_s(kernel.cost(own, steps.layout), steps.gpu)
+        for kernel, n, own in each
+        if not isinstance(kernel, _UNBOUNDED)
+    )
+    return {
+        "tpot": step_s,
+        "tokens_per_s_per_user": 1 / step_s,
+        "ttft": flops_s,
+        "e2e": flops_s + (generate - 1) * step_s,
+    }
 
 
 def _least_step_s(steps: GpuSteps, sequences: int) -> float:
     """Seconds that no step with a token of each of so many sequences beats."""
     step = EngineStep(max(int(_NODE * sequences), 1), 0)
-    return sum(n * bound_s(kernel.cost(own, steps.layout), steps.gpu)
-               for kernel, n, own in steps.each(step) if not isinstance(kernel, _UNBOUNDED))  # fmt: skip
+    return sum(
+        n * bound_s(kernel.cost(own, steps.layout), steps.gpu)
+        for kernel, n, own in steps.each(step)
+        if not isinstance(kernel, _UNBOUNDED)
+    )
 
 
 def _most_tokens_per_s(steps: GpuSteps, most: int) -> float:

@@ -32,15 +32,25 @@ def engines_page(found: Found, target: str, top: int = 10) -> SearchReport:
         pruned=found.pruned,
         heading="The cheapest that keep all objectives" if found.objectives else "The cheapest",
         table=lambda: _table(found, top),
-        head={"schema": SCHEMA, "target": target, "objectives": [limit.text for limit in found.objectives],
-              "candidates": found.count},
-        listed="simulated", columns=(*_OPTIONS, "engines", "gpus", "cost", *SERVED),
+        head={
+            "schema": SCHEMA,
+            "target": target,
+            "objectives": [limit.text for limit in found.objectives],
+            "candidates": found.count,
+        },
+        listed="simulated",
+        columns=(*_OPTIONS, "engines", "gpus", "cost", *SERVED),
         values=[
-            (*(each.options[name] for name in _OPTIONS), each.engines, each.gpus, each.usd_per_million,
-             *(row.read("serve", each.candidate) for row in SERVED.values()))
+            (
+                *(each.options[name] for name in _OPTIONS),
+                each.engines,
+                each.gpus,
+                each.usd_per_million,
+                *(row.read("serve", each.candidate) for row in SERVED.values()),
+            )
             for each in found.simulated
         ],
-    )  # fmt: skip
+    )
 
 
 def _table(found: Found, top: int) -> Table:

@@ -27,9 +27,8 @@ Issued = tuple[Sequence[int], int]
 
 
 def work_of(
-    graph: Graph, policy: str, kernels: Sequence[Issued], launch: str = "eager",
-    outside: Collection[int] = frozenset(),
-) -> list[HostWork]:  # fmt: skip
+    graph: Graph, policy: str, kernels: Sequence[Issued], launch: str = "eager", outside: Collection[int] = frozenset()
+) -> list[HostWork]:
     """The work of each kernel of a plan, in launch order; ``outside`` as :class:`memwall.fusion.Plan` has it."""
     if launch in ("eager", "call"):
         kernels = [(op_ids, _launches(graph.ops[op_ids[0]], launches)) for op_ids, launches in kernels]
@@ -62,9 +61,14 @@ def _compiled(graph: Graph, kernels: Iterable[Issued], outside: Collection[int])
         guarded = first and op.phase == "forward" and bool(graph.parameters)
         node = first and graph.takes_gradients  # autograd sees a phase of compiled code as one op
         found.append(
-            HostWork(node=node, backward=host.begins(op), compiled_call=first, compiled_parameters=guarded,
-                 compiled_kernel=launches)
-        )  # fmt: skip
+            HostWork(
+                node=node,
+                backward=host.begins(op),
+                compiled_call=first,
+                compiled_parameters=guarded,
+                compiled_kernel=launches,
+            )
+        )
     return found
 
 
@@ -97,9 +101,16 @@ class _Eager:
         library = op.op_class == "convolution" or "batch_norm" in op.name or is_recurrent(op.name)
         begins = self.begins(op)
         return HostWork(
-            op=bool(launches), module=self._modules(op), view=self.views, node=self._nodes(op), backward=begins,
-            launch=launches, allocation=self._made(op) + self.allocations, cudnn=library, cublas=product,
-        )  # fmt: skip
+            op=bool(launches),
+            module=self._modules(op),
+            view=self.views,
+            node=self._nodes(op),
+            backward=begins,
+            launch=launches,
+            allocation=self._made(op) + self.allocations,
+            cudnn=library,
+            cublas=product,
+        )
 
     def begins(self, op: Op) -> bool:
         """Whether backward begins with an op; to be called in the order of the ops."""

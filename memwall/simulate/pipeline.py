@@ -96,9 +96,12 @@ class PipelineRun:
 
 
 def run_pipeline(
-    stages: Sequence[Stage], ranks: int, microbatches: int, schedule: str,
+    stages: Sequence[Stage],
+    ranks: int,
+    microbatches: int,
+    schedule: str,
     orders: Sequence[Sequence[StageTask]] | None = None,
-) -> PipelineRun:  # fmt: skip
+) -> PipelineRun:
     """One step.
 
     Args:
@@ -124,9 +127,7 @@ def run_pipeline(
     busy = (sum(times[kind, stage] for kind, stage, _ in each) for each in tasks)
     computed = tuple(busy_s - hidden_s for busy_s, hidden_s in zip(busy, hidden, strict=True))
     held = tuple(_most_held(each, schedule) for each in tasks)
-    return PipelineRun(
-        max(done_s), computed, held, tuple(done_s), tasks, done, tuple(stages), splits, hidden, paired
-    )  # fmt: skip
+    return PipelineRun(max(done_s), computed, held, tuple(done_s), tasks, done, tuple(stages), splits, hidden, paired)
 
 
 def _paired(order: Sequence[StageTask]) -> Iterator[StageTask]:
@@ -174,9 +175,11 @@ def least_ends_s(stages: Sequence[Stage], ranks: int, microbatches: int, schedul
 
 
 def _ends(
-    orders: Sequence[Sequence[StageTask]], stages: Sequence[Stage], times: Mapping[tuple[str, int], float],
+    orders: Sequence[Sequence[StageTask]],
+    stages: Sequence[Stage],
+    times: Mapping[tuple[str, int], float],
     paired: frozenset[StageTask],
-) -> tuple[_Done, list[float]]:  # fmt: skip
+) -> tuple[_Done, list[float]]:
     """When each task is done, and each rank: ranks take turns, each running until it waits."""
     most = 1 + max((task.microbatch for order in orders for task in order), default=0)
     done: _Done = {kind: [[None] * most for _ in stages] for kind in "FBW"}
@@ -194,8 +197,11 @@ def _ends(
                 done[kind][stage][microbatch] = end_s
                 place[rank] += 1
                 moved = True
-    stuck = [f"rank {rank} at the {order[at]}" for rank, (order, at) in enumerate(zip(orders, place, strict=True))
-             if at < len(order)]  # fmt: skip
+    stuck = [
+        f"rank {rank} at the {order[at]}"
+        for rank, (order, at) in enumerate(zip(orders, place, strict=True))
+        if at < len(order)
+    ]
     if stuck:
         raise UsageError(f"deadlock: {', '.join(stuck[:3])} {'wait' if len(stuck) > 1 else 'waits'} for each other")
     return done, free_s

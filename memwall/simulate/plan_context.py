@@ -101,13 +101,18 @@ class PlanContext:
             return sum(map([*of_kind].__getitem__, order))
 
         return cls(
-            kinds=kinds, order=order, by_class=by_class, memory=memory_peak(graph, plan),
+            kinds=kinds,
+            order=order,
+            by_class=by_class,
+            memory=memory_peak(graph, plan),
             matrix=[number for number in order if kinds[number].multiplies],
             kernels=total(kind.group.cost.kernels for kind in kinds),
             total_flops=total(kind.flops for kind in kinds),
             dram_bytes=total(kind.group.cost.bytes for kind in kinds),
-            graph=graph, plan=plan, lanes=Lanes.of(graph, plan),
-        )  # fmt: skip
+            graph=graph,
+            plan=plan,
+            lanes=Lanes.of(graph, plan),
+        )
 
     def links(self, gpu: Gpu) -> Sequence[str]:
         """What each kind of kernels occupies: ``""`` the GPU itself, or the outermost link that a message crosses."""

@@ -131,9 +131,14 @@ def time_by_wall(kernels: Iterable[Any]) -> dict[str, float]:
 
 
 def simulate(
-    graph: Graph, plan: Plan, gpu: Gpu, *, context: PlanContext | None = None, graph_index: int = 0,
+    graph: Graph,
+    plan: Plan,
+    gpu: Gpu,
+    *,
+    context: PlanContext | None = None,
+    graph_index: int = 0,
     launch: str = "eager",
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """Run a plan on a modeled GPU, its kernels issued in one of the ways of :data:`memwall.simulate.issue.LAUNCHES`.
     Each distinct kernel is predicted once; ``context`` holds what depends only on the plan, for simulating several
     GPUs."""
@@ -182,19 +187,34 @@ class ScheduledKernels(Sequence[Estimate]):
 
     def _estimate(self, index: int) -> Estimate:
         group, n, wait_s, hidden_s = (
-            self._plan.groups[index], self._context.order[index], self._waits[index], self._hidden[index]
-        )  # fmt: skip
+            self._plan.groups[index],
+            self._context.order[index],
+            self._waits[index],
+            self._hidden[index],
+        )
         kind, known = self._context.kinds[n], self._known[n]
         return Estimate(
-            id=index, name=kind.name, op_ids=group.op_ids, op_class=kind.op_class, flops=kind.flops,
-            read_bytes=group.cost.read_bytes, write_bytes=group.cost.write_bytes,
-            bound_s=max(known.bound_s - hidden_s, 0.0), compute_s=known.compute_s, memory_s=known.memory_s,
-            latency_s=known.latency_s, hidden_s=hidden_s,
-            overhead_s=known.overhead_s + wait_s, low_s=max(known.low_s + wait_s - hidden_s, 0.0),
+            id=index,
+            name=kind.name,
+            op_ids=group.op_ids,
+            op_class=kind.op_class,
+            flops=kind.flops,
+            read_bytes=group.cost.read_bytes,
+            write_bytes=group.cost.write_bytes,
+            bound_s=max(known.bound_s - hidden_s, 0.0),
+            compute_s=known.compute_s,
+            memory_s=known.memory_s,
+            latency_s=known.latency_s,
+            hidden_s=hidden_s,
+            overhead_s=known.overhead_s + wait_s,
+            low_s=max(known.low_s + wait_s - hidden_s, 0.0),
             high_s=known.high_s + wait_s - hidden_s,
-            launches=group.cost.kernels, recomputes=group.recomputes, issue_s=self._issues[index], wait_s=wait_s,
+            launches=group.cost.kernels,
+            recomputes=group.recomputes,
+            issue_s=self._issues[index],
+            wait_s=wait_s,
             link_s=known.link_s and known.link_s + wait_s,
-        )  # fmt: skip
+        )
 
     def alone(self, gpu: Gpu) -> Iterator[Alone]:
         """The kernels of a schedule on a GPU, each alone."""
@@ -255,9 +275,13 @@ def _predictions(graph: Graph, gpu: Gpu, context: PlanContext) -> list[Predictio
 
 
 def _totals(
-    gpu: Gpu, context: PlanContext, known: Sequence[Prediction], time_s: float, hosts_s: tuple[float, float],
+    gpu: Gpu,
+    context: PlanContext,
+    known: Sequence[Prediction],
+    time_s: float,
+    hosts_s: tuple[float, float],
     ways: Sequence[tuple[str, ...]],
-) -> Totals:  # fmt: skip
+) -> Totals:
     """The sums. ``hosts_s``: the time with the fastest and the slowest host that the interval allows; ``ways``: what
     each kind of kernels occupies while others run."""
 
@@ -282,10 +306,18 @@ def _totals(
         for side, host_s in ((below, time_s - hosts_s[0]), (above, hosts_s[1] - time_s))
     )
     return Totals(
-        bound_s, time_s, context.kernels, context.total_flops, context.dram_bytes, context.memory.total,
-        model_s / time_s if time_s else 0.0, max(time_s - down_s, bound_s), time_s + up_s,
-        sum(map(resident.__getitem__, context.order)), all_s / time_s if time_s else 0.0,
-    )  # fmt: skip
+        bound_s,
+        time_s,
+        context.kernels,
+        context.total_flops,
+        context.dram_bytes,
+        context.memory.total,
+        model_s / time_s if time_s else 0.0,
+        max(time_s - down_s, bound_s),
+        time_s + up_s,
+        sum(map(resident.__getitem__, context.order)),
+        all_s / time_s if time_s else 0.0,
+    )
 
 
 def _again_s(kind: AlikeKernels, gpu: Gpu) -> float:

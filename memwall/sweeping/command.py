@@ -99,10 +99,20 @@ class _SweepAsked:
 @click.option("--yes", "large", is_flag=True, help="Go on with more than 200,000 points.")
 @options.common("sweeping.page.SweepReport")
 def command(
-    out: Out, targets: tuple[str, ...], vary: tuple[str, ...], where: tuple[str, ...], best: str | None,
-    top: int | None, pareto: tuple[str, ...], of: str | None, prices: dict[str, float], keep: str | None,
-    resume: bool, no_cache: bool, **more: Any,
-) -> None:  # fmt: skip
+    out: Out,
+    targets: tuple[str, ...],
+    vary: tuple[str, ...],
+    where: tuple[str, ...],
+    best: str | None,
+    top: int | None,
+    pareto: tuple[str, ...],
+    of: str | None,
+    prices: dict[str, float],
+    keep: str | None,
+    resume: bool,
+    no_cache: bool,
+    **more: Any,
+) -> None:
     """Evaluate TARGET, or several, at all points of some axes, and say which are best.
 
     TARGET is a model as for memwall profile, or a file sweep.toml with the keys targets, vary, where, best, top,
@@ -129,9 +139,16 @@ def command(
             asked.workloads.append((target, []))
     spaces, kind = _spaces(asked, out.messages)
     question = Question(
-        kind=kind, where=tuple(asked.where), best=asked.best or "", pareto=tuple(asked.pareto),
-        prices=_named(asked.prices), keep=Path(keep) if keep else None, resume=resume, cache=not no_cache, **more,
-    )  # fmt: skip
+        kind=kind,
+        where=tuple(asked.where),
+        best=asked.best or "",
+        pareto=tuple(asked.pareto),
+        prices=_named(asked.prices),
+        keep=Path(keep) if keep else None,
+        resume=resume,
+        cache=not no_cache,
+        **more,
+    )
     try:
         found = run(spaces, question, out.messages.progress)
     finally:

@@ -111,8 +111,11 @@ else:
     Entry = make_dataclass(
         "Entry",
         [(NAMES.get(q.name, q.name), _TYPES.get(q.unit, float | None), None) for q in answered("profile")],
-        bases=(_Entry,), frozen=True, kw_only=True, namespace={"__module__": __name__},
-    )  # fmt: skip
+        bases=(_Entry,),
+        frozen=True,
+        kw_only=True,
+        namespace={"__module__": __name__},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,16 +266,21 @@ def _entry(profile: Profile, schedule: Schedule, label: str, base: Schedule, pri
     apart = None if base.gpu.name == gpu.name else ratio_interval(base.totals, totals)
     figures = answer_of(profile, schedule, (price or {}).get(gpu.name))
     return Entry(
-        label=label, workload=profile.workload.name, gpu=gpu.name, policy=schedule.policy,
+        label=label,
+        workload=profile.workload.name,
+        gpu=gpu.name,
+        policy=schedule.policy,
         **{NAMES.get(name, name): value for name, value in figures.items()},
         calibrated=calibration_text(profile, schedule),
         host=gpu.host.name if gpu.cpu is None and schedule.launch != "graph" else "",
         speedup=base.totals.time_s / totals.time_s if totals.time_s else 0.0,
-        speedup_low=apart and apart[0], speedup_high=apart and apart[1],
+        speedup_low=apart and apart[0],
+        speedup_high=apart and apart[1],
         mfu_peaks={str(pipe): rate for pipe, rate in mfu_peaks(profile, schedule).items()},
-        wall_shares=wall_shares(schedule), peak_at=peak_place(profile, schedule),
+        wall_shares=wall_shares(schedule),
+        peak_at=peak_place(profile, schedule),
         emulated=emulations(profile, schedule),
-    )  # fmt: skip
+    )
 
 
 def _levered(entries: Sequence[Entry], ran: Sequence[tuple[Profile, Schedule]]) -> list[Entry]:

@@ -35,8 +35,10 @@ def times_chart(comparison: Comparison) -> Chart:
     """The time of each entry, by wall."""
     entries = comparison.entries
     scale, unit = time_unit(max((entry.time_s for entry in entries), default=0.0))
-    rows = [Bar(_label(e), [_wall(e, wall, scale) for wall in e.wall_shares], e.time_text, interval=_interval(e, scale))
-            for e in entries]  # fmt: skip
+    rows = [
+        Bar(_label(e), [_wall(e, wall, scale) for wall in e.wall_shares], e.time_text, interval=_interval(e, scale))
+        for e in entries
+    ]
     title = f"{clean(comparison.subject)}: modeled time per step by wall"
     spread = " (line, and in brackets: 80 % range)" if any(row.interval for row in rows) else ""
     return bars_chart(title, rows, unit=f"time per step, {unit}{spread}")
@@ -88,8 +90,10 @@ _FIGURES = (
 def _plain_bars(comparison: Comparison, figure: _Figure) -> Chart | None:
     """One bar for each entry that has a value; None where none has."""
     known = [(entry, value) for entry in comparison.entries if (value := figure.value(entry)) is not None]
-    rows = [Bar(clean(entry.label), (Piece("", value, "dim"),), figure.text(value), interval=figure.interval(entry))
-            for entry, value in known]  # fmt: skip
+    rows = [
+        Bar(clean(entry.label), (Piece("", value, "dim"),), figure.text(value), interval=figure.interval(entry))
+        for entry, value in known
+    ]
     unit = figure.unit.format(comparison.baseline) + " (line: 80 % range)" * any(row.interval for row in rows)
     return bars_chart(figure.title, rows, unit=unit, legend=False) if rows else None
 
@@ -119,12 +123,18 @@ def _draw_growth(scene: Scene, machines: Sequence[Machine]) -> float:
     placer = Placer(scene.moved(frame))
     lines: list[tuple[float, str, str]] = []
     for number, (name, key) in enumerate(_SERIES.items()):
-        places = [(x(d), y(g)) for d, m in sorted(zip(dates, machines, strict=True), key=lambda pair: pair[0])
-                  if (g := m.growth.get(key))]  # fmt: skip
+        places = [
+            (x(d), y(g))
+            for d, m in sorted(zip(dates, machines, strict=True), key=lambda pair: pair[0])
+            if (g := m.growth.get(key))
+        ]
         if places:
             _curve(scene, placer, places, series_color(number))
-            last = [g for d, m in sorted(zip(dates, machines, strict=True), key=lambda pair: pair[0])
-                    if (g := m.growth.get(key))][-1]  # fmt: skip
+            last = [
+                g
+                for d, m in sorted(zip(dates, machines, strict=True), key=lambda pair: pair[0])
+                if (g := m.growth.get(key))
+            ][-1]
             lines.append((last, f"{name} {col.times(last)}", series_color(number)))
     _name_machines(scene, placer, frame, x, machines, dates)
     if ends:

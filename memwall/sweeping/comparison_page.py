@@ -142,9 +142,12 @@ def _speed_table(comparison: Comparison) -> Table:
     first, second, others = ANSWERS["profile"][""].split(" ", 2)
     ranges = [_speedup_range(e, "{}-{}", col.NOTHING) for e in entries]
     columns = [
-        *col.of(entries, ": label name"), *_figures(entries, f"{first} {second}"), *col.of(entries, "speedup"),
-        *col.known([(Column("80 % range", "x"), ranges)]), *_figures(entries, others),
-    ]  # fmt: skip
+        *col.of(entries, ": label name"),
+        *_figures(entries, f"{first} {second}"),
+        *col.of(entries, "speedup"),
+        *col.known([(Column("80 % range", "x"), ranges)]),
+        *_figures(entries, others),
+    ]
     words = f"time: modeled; bound: speed of light; speed-up: over {comparison.baseline}"
     notes = words, _range_note(entries), _mfu_note(entries)
     return col.table("", columns, "; ".join(filter(None, notes)))

@@ -28,14 +28,24 @@ def cluster(workers: int, folder: str) -> SpecCluster:
     """Processes of one thread each, which write into ``folder`` what does not fit in their memory. Needs cryptography
     for the key."""
     common: dict[str, Any] = {
-        "security": Security.temporary(), "protocol": "tls://", "host": "127.0.0.1", "dashboard": False,
-    }  # fmt: skip
+        "security": Security.temporary(),
+        "protocol": "tls://",
+        "host": "127.0.0.1",
+        "dashboard": False,
+    }
     own = {
-        "nthreads": 1, "memory_limit": 1 / workers, "local_directory": folder, "worker_class": _Worker,
-        "heartbeat_interval": "5s", "silence_logs": logging.WARN,
-    }  # fmt: skip
+        "nthreads": 1,
+        "memory_limit": 1 / workers,
+        "local_directory": folder,
+        "worker_class": _Worker,
+        "heartbeat_interval": "5s",
+        "silence_logs": logging.WARN,
+    }
     worker = {"cls": Nanny, "options": common | own}
     return SpecCluster(
-        workers=dict.fromkeys(range(workers), worker), worker=worker, scheduler={"cls": _Scheduler, "options": common},
-        security=common["security"], silence_logs=logging.WARN,
-    )  # fmt: skip
+        workers=dict.fromkeys(range(workers), worker),
+        worker=worker,
+        scheduler={"cls": _Scheduler, "options": common},
+        security=common["security"],
+        silence_logs=logging.WARN,
+    )

@@ -83,8 +83,10 @@ def _parquet(records: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> 
     parquet: Any = need("pyarrow.parquet", "parquet")
     kinds = {"string": arrow.string(), "bool": arrow.bool_(), "double": arrow.float64()}
     schema = arrow.schema([(name, kinds[kind]) for name, kind in types.items()])
-    columns = {name: [None if (value := record[name]) is None else _as(kind, value) for record in records]
-               for name, kind in types.items()}  # fmt: skip
+    columns = {
+        name: [None if (value := record[name]) is None else _as(kind, value) for record in records]
+        for name, kind in types.items()
+    }
     buffer = io.BytesIO()
     parquet.write_table(arrow.table(columns, schema=schema), buffer)
     return buffer.getvalue()

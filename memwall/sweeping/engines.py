@@ -111,9 +111,12 @@ def _trace_of(task: Task) -> tuple[Any, ...]:
 
 
 def on_dask(
-    tasks: Sequence[Task], folder: Path | None, workers: int | None, scheduler: str | None,
+    tasks: Sequence[Task],
+    folder: Path | None,
+    workers: int | None,
+    scheduler: str | None,
     say: Callable[[str], None] = lambda message: None,
-) -> Done:  # fmt: skip
+) -> Done:
     """On the workers of a Dask scheduler; without one, on a cluster of processes of this machine that nobody else can
     talk to. Workers on other machines need memwall and the targets' files at the same paths.
 

@@ -176,8 +176,12 @@ def _cell(scene: Scene, box: tuple[float, float, float, float], value: float | N
     left, upper, right, lower = box
     corners = [(left, upper), (right, upper), (right, lower), (left, lower)]
     text, short = _cell_texts(value)
-    scene.area(corners, "line" if value is None else series_color(0), f"{said}: {text}",
-               opacity=0.5 if value is None else 0.06 + 0.5 * good)  # fmt: skip
+    scene.area(
+        corners,
+        "line" if value is None else series_color(0),
+        f"{said}: {text}",
+        opacity=0.5 if value is None else 0.06 + 0.5 * good,
+    )
     bold = good == 1.0
     shown = next((each for each in (text, short) if right - left > text_width(each, 10.0, bold=bold)), None)
     if shown is not None:

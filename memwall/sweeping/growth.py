@@ -106,9 +106,12 @@ def _series(name: str, own: DataFrame, x: str, quantity: str) -> GrowthSeries:
     rows = own.sort_values(x).drop_duplicates(x)
     walls = rows["limited_by"] if "limited_by" in rows else [""] * len(rows)
     return GrowthSeries(
-        name=name, xs=tuple(map(float, rows[x])), ys=tuple(map(float, rows[quantity])), walls=tuple(map(str, walls)),
+        name=name,
+        xs=tuple(map(float, rows[x])),
+        ys=tuple(map(float, rows[quantity])),
+        walls=tuple(map(str, walls)),
         fits=tuple(map(bool, rows["fits"])),
-    )  # fmt: skip
+    )
 
 
 def is_number(value: Any) -> bool:

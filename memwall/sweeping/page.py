@@ -21,7 +21,7 @@ from memwall.report.document import (
     Sentence,
     Table,
     known_facts,
-)  # fmt: skip
+)
 from memwall.report.figures.scene import Chart, stacked
 from memwall.report.html import embed, resource
 from memwall.report.kinds import Report
@@ -100,8 +100,10 @@ class SweepReport(Report):
         """Heat maps of pairs of options, and parallel coordinates of all."""
         found, pairs, sections = self.found, self._pairs(), []
         if pairs:
-            pictures = [(f"{pair.down} and {pair.across}", Picture(heat_chart(pair, found.best), "a heat map"))
-                        for pair in pairs]  # fmt: skip
+            pictures = [
+                (f"{pair.down} and {pair.across}", Picture(heat_chart(pair, found.best), "a heat map"))
+                for pair in pairs
+            ]
             sections.append(Section("Two options at a time", (PictureChoice(pictures),)))
         if len(found.left) > 1 and found.varied:
             note = "drag along an axis to keep the points within; click it to take all; the dark line is the best left"
@@ -149,7 +151,7 @@ class SweepReport(Report):
             ("axes", ", ".join(f"{name} ({found.frame[name].nunique(dropna=False)})" for name in found.varied)),
             ("fixed", ", ".join(f"{name} {value}" for name, value in fixed.items())),
             ("evaluated in", duration(found.seconds)),
-        )  # fmt: skip
+        )
 
     def _pruned(self) -> list[str]:
         """What each condition took away, in the order given."""
@@ -201,13 +203,19 @@ class SweepReport(Report):
 
         found = self.found
         columns, rows = self.rows()
-        return json_pieces({
-            "schema": SCHEMA, "of": found.question.kind.name, "targets": [*dict.fromkeys(found.frame["target"])],
-            "options": found.options, "best": found.best,
-            "conditions": [{"text": p.condition.text, "pruned": p.further, "alone": p.alone} for p in found.pruned],
-            "front": {"quantities": found.axes, "ids": found.front["id"].tolist()},
-            "left": found.left["id"].tolist(), "points": (dict(zip(columns, row, strict=True)) for row in rows),
-        })  # fmt: skip
+        return json_pieces(
+            {
+                "schema": SCHEMA,
+                "of": found.question.kind.name,
+                "targets": [*dict.fromkeys(found.frame["target"])],
+                "options": found.options,
+                "best": found.best,
+                "conditions": [{"text": p.condition.text, "pruned": p.further, "alone": p.alone} for p in found.pruned],
+                "front": {"quantities": found.axes, "ids": found.front["id"].tolist()},
+                "left": found.left["id"].tolist(),
+                "points": (dict(zip(columns, row, strict=True)) for row in rows),
+            }
+        )
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         frame = self.found.frame
@@ -250,12 +258,16 @@ def _growth(grown: Growth) -> tuple[Block, ...]:
     series = grown.series
     stops = [each.stop for each in series]
     changes = ["; ".join(f"{wall} from {x:,.0f}" for x, wall in each.wall_changes) or "none" for each in series]
-    table = col.table("", [
-        col.names("series", [each.name or "all" for each in series]),
-        col.plain("stop at", [None if why == GROWS_ON else x for x, why in stops]),
-        col.text("because", [why for _, why in stops]),
-        col.text("first wall", [each.walls[0] for each in series]), col.text("changes", changes),
-    ])  # fmt: skip
+    table = col.table(
+        "",
+        [
+            col.names("series", [each.name or "all" for each in series]),
+            col.plain("stop at", [None if why == GROWS_ON else x for x, why in stops]),
+            col.text("because", [why for _, why in stops]),
+            col.text("first wall", [each.walls[0] for each in series]),
+            col.text("changes", changes),
+        ],
+    )
     fixed = ", ".join(f"{name} {value}" for name, value in grown.fixed)
     lines = [Sentence(f"With {fixed}, as at the best point.")] if fixed else []
     if grown.others:

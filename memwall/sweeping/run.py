@@ -82,12 +82,23 @@ class Swept:
 
 
 def sweep(
-    target: str | Path | Sequence[str | Path], vary: Mapping[str | tuple[str, ...], Any], *, of: str | None = None,
-    where: Sequence[str] = (), best: str | None = None, pareto: Sequence[str] = (),
-    price: Mapping[str, float] | None = None, engine: str = "local", workers: int | None = None,
-    scheduler: str | None = None, keep: str | Path | None = None, resume: bool = False, cache: bool = True,
-    large: bool = False, progress: Callable[[str], None] | None = None,
-) -> DataFrame:  # fmt: skip
+    target: str | Path | Sequence[str | Path],
+    vary: Mapping[str | tuple[str, ...], Any],
+    *,
+    of: str | None = None,
+    where: Sequence[str] = (),
+    best: str | None = None,
+    pareto: Sequence[str] = (),
+    price: Mapping[str, float] | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+    scheduler: str | None = None,
+    keep: str | Path | None = None,
+    resume: bool = False,
+    cache: bool = True,
+    large: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> DataFrame:
     """Evaluate a model, or several, at all points of some axes.
 
     Args:
@@ -123,10 +134,19 @@ def sweep(
     axes = axes_of(vary)
     kind = kind_of([name for axis in axes for name in axis.names], of, mentioned(where, best, pareto))
     question = Question(
-        kind=kind, where=tuple(where), best=best or "", pareto=tuple(pareto), prices=prices_of(price or {}),
-        engine=engine, workers=workers, scheduler=scheduler, keep=Path(keep) if keep else None, resume=resume,
-        cache=cache, large=large,
-    )  # fmt: skip
+        kind=kind,
+        where=tuple(where),
+        best=best or "",
+        pareto=tuple(pareto),
+        prices=prices_of(price or {}),
+        engine=engine,
+        workers=workers,
+        scheduler=scheduler,
+        keep=Path(keep) if keep else None,
+        resume=resume,
+        cache=cache,
+        large=large,
+    )
     found = run([Space(str(each), axes) for each in targets], question, progress or (lambda message: None))
     if pareto:
         return found.front
@@ -171,9 +191,16 @@ def run(spaces: Sequence[Space], question: Question, say: Callable[[str], None])
     if not question.best:
         best = next((name for name in kind.best if ran[name].notna().any()), best)
     return Swept(
-        question=question, spaces=tuple(spaces), frame=frame, left=ranked(ran, best), best=best,
-        pruned=tuple(pruned), front=pareto(ran, front), axes=tuple(front), seconds=time.monotonic() - start_s,
-    )  # fmt: skip
+        question=question,
+        spaces=tuple(spaces),
+        frame=frame,
+        left=ranked(ran, best),
+        best=best,
+        pruned=tuple(pruned),
+        front=pareto(ran, front),
+        axes=tuple(front),
+        seconds=time.monotonic() - start_s,
+    )
 
 
 def _quantity(name: str, kind: PointKind) -> str:
@@ -187,8 +214,10 @@ def _ask_if_large(spaces: Sequence[Space], question: Question) -> None:
     if question.large or count <= MOST_UNASKED:
         return
     each_s = _seconds_each(spaces[0], question)
-    raise UsageError(f"{count:,} points would take about {_duration(each_s * count / 60)} in one process, by some of"
-                     " them; add --yes (large=True) to go on")  # fmt: skip
+    raise UsageError(
+        f"{count:,} points would take about {_duration(each_s * count / 60)} in one process, by some of"
+        " them; add --yes (large=True) to go on"
+    )
 
 
 def _seconds_each(space: Space, question: Question) -> float:
@@ -230,9 +259,12 @@ def _ids(points: Sequence[tuple[str, Options]], question: Question) -> list[str]
 
 
 def _evaluated(
-    points: Sequence[tuple[str, Options]], ids: Sequence[str], question: Question, names: Sequence[str],
+    points: Sequence[tuple[str, Options]],
+    ids: Sequence[str],
+    question: Question,
+    names: Sequence[str],
     progress: _SweepProgress,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """The row of each point, from the dataset where it is kept, else by the engine."""
     kept = Dataset(question.keep, question.kind, names) if question.keep else None
     known = kept.begin(question.resume) if kept else {}
@@ -307,8 +339,10 @@ def _tasks(
         parts += [(start, target, ordered[start : start + kind.most]) for start in range(0, len(ordered), kind.most)]
     parts.sort(key=lambda part: part[0] > 0)  # the first of each trace before others, which find it made
     made = (tuple(points[i][1] for i in own) for _, _, own in parts)
-    tasks = [Task(kind=kind.name, target=target, points=some, prices=question.prices)
-             for (_, target, _), some in zip(parts, made, strict=True)]  # fmt: skip
+    tasks = [
+        Task(kind=kind.name, target=target, points=some, prices=question.prices)
+        for (_, target, _), some in zip(parts, made, strict=True)
+    ]
     return tasks, [own for _, _, own in parts]
 
 

@@ -63,9 +63,13 @@ _TRAINING = ("global_batch", "among", "no_overlap", *options_of(part("training.L
 
 
 def _search_layouts(
-    out: Out, target: str, global_batch: int | None = None, among: tuple[str, ...] = (), no_overlap: bool = False,
+    out: Out,
+    target: str,
+    global_batch: int | None = None,
+    among: tuple[str, ...] = (),
+    no_overlap: bool = False,
     **more: Any,
-) -> None:  # fmt: skip
+) -> None:
     from memwall.sweeping.axes import split_axis
 
     if global_batch is None:
@@ -73,9 +77,13 @@ def _search_layouts(
     values = {key: words for text in among for key, words in split_axis(text).items()}
     with running(target, out.messages):
         found = part("training.search_layouts")(
-            target, global_batch=global_batch, among=values, overlap=not no_overlap, progress=out.messages.progress,
+            target,
+            global_batch=global_batch,
+            among=values,
+            overlap=not no_overlap,
+            progress=out.messages.progress,
             **more,
-        )  # fmt: skip
+        )
     out.show(part("training.layouts_page")(found))
 
 

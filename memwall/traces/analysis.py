@@ -262,37 +262,61 @@ class TraceAnalysis:
         """The same, but rows and gaps are iterators: there may be millions."""
         trace, classes = self.trace, self.groups("class")
         saved = SavedTrace(
-            schema=SCHEMA, memwall_version=__version__, trace=trace.path_name,
+            schema=SCHEMA,
+            memwall_version=__version__,
+            trace=trace.path_name,
             devices=tuple(device for device in trace.devices if device.kernels),
-            gpu=self.gpu.name, resolution_s=self.resolution_s, totals=self.totals(), by_wall_s=self.by_wall(),
+            gpu=self.gpu.name,
+            resolution_s=self.resolution_s,
+            totals=self.totals(),
+            by_wall_s=self.by_wall(),
             by_class_s={group.key: group.measured_s for group in classes},
             by_class_with_figures_s={group.key: group.bounded_s for group in classes},
-            over_roof=tuple(self.over_roof.numbers), rows=(), gaps=(),
+            over_roof=tuple(self.over_roof.numbers),
+            rows=(),
+            gaps=(),
             cluster=self.cluster.name if self.cluster and self.collectives else "",
-            collectives=self.collectives, ranks=self.ranks, notes=self.notes,
-        )  # fmt: skip
+            collectives=self.collectives,
+            ranks=self.ranks,
+            notes=self.notes,
+        )
         return {**write(saved), "rows": map(write, self.rows), "gaps": map(write, trace.gaps)}
 
     def totals(self) -> TraceTotals:
         """The sums of the record."""
         return TraceTotals(
-            kernels=len(self.trace.kernels), rows=len(self.rows), measured_s=self.measured_s, busy_s=self.busy_s,
-            gap_s=self.gap_s, span_s=self.trace.span_us * _US,
+            kernels=len(self.trace.kernels),
+            rows=len(self.rows),
+            measured_s=self.measured_s,
+            busy_s=self.busy_s,
+            gap_s=self.gap_s,
+            span_s=self.trace.span_us * _US,
             exposed_communication_s=sum(self.trace.exposed_communication_us.values()) * _US,
-            matched_share=self.matched_share, shaped_share=self.shaped_share, costed_share=self.costed_share,
-            costed_of_shaped=self.costed_of_shaped, flops=sum(self.rows.values("flops")),
-            bytes=sum(self.rows.values("bytes")), bound_s=sum(self.rows.values("bound_s"), 0.0),
-            modeled_s=self.modeled_s, modeled_rows_measured_s=self.modeled_of_s, over_roof=len(self.over_roof),
-        )  # fmt: skip
+            matched_share=self.matched_share,
+            shaped_share=self.shaped_share,
+            costed_share=self.costed_share,
+            costed_of_shaped=self.costed_of_shaped,
+            flops=sum(self.rows.values("flops")),
+            bytes=sum(self.rows.values("bytes")),
+            bound_s=sum(self.rows.values("bound_s"), 0.0),
+            modeled_s=self.modeled_s,
+            modeled_rows_measured_s=self.modeled_of_s,
+            over_roof=len(self.over_roof),
+        )
 
 
 # ---- making it
 
 
 def analyse(
-    trace: ProfilerTrace, gpu: Gpu, *, dram_bytes: Mapping[int, int] | None = None, notes: Sequence[str] = (),
-    cluster: Cluster | None = None, others: Sequence[ProfilerTrace] = (),
-) -> TraceAnalysis:  # fmt: skip
+    trace: ProfilerTrace,
+    gpu: Gpu,
+    *,
+    dram_bytes: Mapping[int, int] | None = None,
+    notes: Sequence[str] = (),
+    cluster: Cluster | None = None,
+    others: Sequence[ProfilerTrace] = (),
+) -> TraceAnalysis:
     """Compare a trace with what a GPU can do.
 
     Args:
@@ -360,17 +384,27 @@ def _row_kind(launches: Launches, matched: bool, found: RowCost, price: Price | 
     moved = cost if cost is not None and not found.flops_alone else None
     shaped = call is not None and bool(call.dims) if launches.kind == "kernel" else cost is not None
     return RowKind(
-        name=named.name, op_class=found.op_class,
-        phase=op.phase if op else "", module=op.module if op else "", source=op.source if op else "",
-        shapes=shapes_text(call) if call else "", device=kernels[0].device, matched=matched, shaped=shaped,
+        name=named.name,
+        op_class=found.op_class,
+        phase=op.phase if op else "",
+        module=op.module if op else "",
+        source=op.source if op else "",
+        shapes=shapes_text(call) if call else "",
+        device=kernels[0].device,
+        matched=matched,
+        shaped=shaped,
         flops=cost.total_flops if cost and cost.modeled else None,
         pipe=max(moved.flops, key=moved.flops.__getitem__, default=None) if moved else None,
-        read_bytes=moved.read_bytes if moved else None, write_bytes=moved.write_bytes if moved else None,
+        read_bytes=moved.read_bytes if moved else None,
+        write_bytes=moved.write_bytes if moved else None,
         link_bytes=round(moved.link_bytes) if moved else None,
-        bound_s=price.bound_s if price else None, modeled_s=price.modeled_s if price else None,
-        wall=price.wall if price else UNKNOWN, assumed=price.assumed if price else "",
-        reason=found.reason, notes=found.notes,
-    )  # fmt: skip
+        bound_s=price.bound_s if price else None,
+        modeled_s=price.modeled_s if price else None,
+        wall=price.wall if price else UNKNOWN,
+        assumed=price.assumed if price else "",
+        reason=found.reason,
+        notes=found.notes,
+    )
 
 
 #: of a longer list of tensors only the first is shown

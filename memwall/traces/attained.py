@@ -75,10 +75,30 @@ class TraceRow(RowKind):
 
     OMIT_DEFAULTS: ClassVar = True
     SAVED: ClassVar = (
-        "id", "name", "op_class", "phase", "module", "source", "shapes", "device", "start_s", "measured_s", "flops",
-        "read_bytes", "write_bytes", "link_bytes", "bound_s", "of_roof", "modeled_s", "wall", "assumed", "reason",
-        "notes", "kernels", "dram_bytes",
-    )  # fmt: skip
+        "id",
+        "name",
+        "op_class",
+        "phase",
+        "module",
+        "source",
+        "shapes",
+        "device",
+        "start_s",
+        "measured_s",
+        "flops",
+        "read_bytes",
+        "write_bytes",
+        "link_bytes",
+        "bound_s",
+        "of_roof",
+        "modeled_s",
+        "wall",
+        "assumed",
+        "reason",
+        "notes",
+        "kernels",
+        "dram_bytes",
+    )
 
     id: int
     start_s: float
@@ -135,9 +155,13 @@ class TraceRows(ColumnTable[TraceRow]):
         kind, measured_s = self._kinds.values[self._kind[found]], self._measured_s[found]
         kernels = tuple(map(self.launches.trace.kernels.row, self.launches.kernels(found)))
         own: dict[str, Any] = {
-            "id": found, "start_s": kernels[0].start_us * _US, "kernels": kernels, "measured_s": measured_s,
-            "longest_s": self.longest_of(found, measured_s), "dram_bytes": self._dram_bytes.get(found),
-        }  # fmt: skip
+            "id": found,
+            "start_s": kernels[0].start_us * _US,
+            "kernels": kernels,
+            "measured_s": measured_s,
+            "longest_s": self.longest_of(found, measured_s),
+            "dram_bytes": self._dram_bytes.get(found),
+        }
         return TraceRow(*_shared(kind), **own)
 
     def of(self, numbers: Sequence[int]) -> TraceRows:

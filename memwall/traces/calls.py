@@ -74,8 +74,9 @@ def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
         if place is None or argument.kind == "value":
             continue
         try:
-            given[argument.name] = (_list_of(op, schema, place, hints) if argument.kind == "list"
-                                    else _present([spec_of(op, place)]))  # fmt: skip
+            given[argument.name] = (
+                _list_of(op, schema, place, hints) if argument.kind == "list" else _present([spec_of(op, place)])
+            )
         except Unsupported as error:
             given[argument.name] = error
     parent = hints.parent if hints.parent is not None and "convolution_backward" in hints.parent.name else None
@@ -84,16 +85,25 @@ def record_of(op: TracedOp, hints: Hints) -> Recorded | None:
     if hints.forward is not None and "::" not in op.name and schemas_of(hints.forward.name):
         forward = record_of(hints.forward, Hints())
     return Recorded(
-        name=schema.name, recorded_name=op.name, counted_as=schema.counted_as, given=given, arguments=tuple(places),
+        name=schema.name,
+        recorded_name=op.name,
+        counted_as=schema.counted_as,
+        given=given,
+        arguments=tuple(places),
         values={name: parse_value(op.concrete[place]) for name, place in places.items() if place < len(op.concrete)},
         defaults={argument.name: argument.default for argument in schema.arguments if argument.kind == "value"},
         written=frozenset(argument.name for argument in schema.arguments if argument.written),
-        results=schema.results, out=_present(spec_of(op, place) for place in out),
+        results=schema.results,
+        out=_present(spec_of(op, place) for place in out),
         beyond=_present(_readable(op, place) for place in range(len(places), len(op.dims))),
-        allow_tf32=hints.allow_tf32, gradient=hints.gradient, consumers=hints.consumers,
+        allow_tf32=hints.allow_tf32,
+        gradient=hints.gradient,
+        consumers=hints.consumers,
         parent=() if parent is None else tuple(_readable(parent, place) for place in range(len(parent.dims))),
-        elements=hints.elements, slices=hints.slices, forward=forward,
-    )  # fmt: skip
+        elements=hints.elements,
+        slices=hints.slices,
+        forward=forward,
+    )
 
 
 def _present(specs: Iterable[TensorSpec | None]) -> Specs:
@@ -197,9 +207,14 @@ def read_call(op: TracedOp, hints: Hints) -> ReadCall:
     attributes = attributes_of(recorded)
     specs = tuple(spec for _, spec in inputs)
     call = Call(
-        recorded.counted_as or recorded.name, specs, tuple(argument for argument, _ in inputs), outputs, attributes,
-        sum(spec.nbytes for spec in specs), sum(spec.nbytes for spec in outputs),
-    )  # fmt: skip
+        recorded.counted_as or recorded.name,
+        specs,
+        tuple(argument for argument, _ in inputs),
+        outputs,
+        attributes,
+        sum(spec.nbytes for spec in specs),
+        sum(spec.nbytes for spec in outputs),
+    )
     alike = Counter(spec for argument, spec in inputs if argument not in recorded.written)
     twins = sum((count - 1) * spec.nbytes for spec, count in alike.items())
     return ReadCall(call, twins, tuple(recorded.notes))

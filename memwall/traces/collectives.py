@@ -78,9 +78,10 @@ def _stated_bytes(attributes: Mapping[str, Any]) -> int:
 def _tensors(op: TracedOp) -> list[int]:
     """The bytes of each tensor of an op whose shapes were recorded."""
     return [
-        math.prod(dims) * ITEMSIZE[DTYPES[kind]] for dims, kind in zip(op.dims, op.types, strict=False)
+        math.prod(dims) * ITEMSIZE[DTYPES[kind]]
+        for dims, kind in zip(op.dims, op.types, strict=False)
         if kind in DTYPES and dims and all(type(n) is int for n in dims)
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,17 @@ class Alike:
     it cannot run them."""
 
     SAVED: ClassVar = (
-        "message.op", "message.group", "message.ranks", "bytes=message.nbytes", "count", "measured_s", "shortest_s",
-        "bus_bytes_per_s", "link_share", "modeled_s",
-    )  # fmt: skip
+        "message.op",
+        "message.group",
+        "message.ranks",
+        "bytes=message.nbytes",
+        "count",
+        "measured_s",
+        "shortest_s",
+        "bus_bytes_per_s",
+        "link_share",
+        "modeled_s",
+    )
 
     message: TracedMessage
     seconds: tuple[float, ...]
@@ -196,13 +205,16 @@ def unshared(traces: Sequence[ProfilerTrace]) -> list[str]:
     ran = [_numbered(trace) for trace in traces]
     common, lines = set(_in_all(ran)), []
     for trace, each in zip(traces, ran, strict=True):
-        kinds = Counter(f"{message.op} of {size(message.nbytes)}" for message, number in each
-                        if (message, number) not in common)  # fmt: skip
+        kinds = Counter(
+            f"{message.op} of {size(message.nbytes)}" for message, number in each if (message, number) not in common
+        )
         if kinds:
             shown = [f"{kind} ({count:,})" for kind, count in kinds.most_common(_NAMED)]
             more = [f"{len(kinds) - _NAMED:,} more kinds"] * (len(kinds) > _NAMED)
-            lines.append(f"{trace.path_name}: {kinds.total():,} of {counted(len(each), 'collective')} are not in the"
-                         f" traces of all ranks and were left out: {', '.join([*shown, *more])}")  # fmt: skip
+            lines.append(
+                f"{trace.path_name}: {kinds.total():,} of {counted(len(each), 'collective')} are not in the"
+                f" traces of all ranks and were left out: {', '.join([*shown, *more])}"
+            )
     return lines
 
 

@@ -89,9 +89,14 @@ def refuse_trace(path: str) -> None:
 
 
 def profile_trace(
-    path: str, names: Sequence[str | Gpu], ncu: str | None, out: Out, shape: dict[str, Any],
-    cluster: str | None = None, others: Sequence[str] = (),
-) -> None:  # fmt: skip
+    path: str,
+    names: Sequence[str | Gpu],
+    ncu: str | None,
+    out: Out,
+    shape: dict[str, Any],
+    cluster: str | None = None,
+    others: Sequence[str] = (),
+) -> None:
     """Read a trace, compare it with its GPU, write and print; ``shape`` may have ``top``, ``sort`` and ``by``;
     ``others`` are traces of other ranks in the same step."""
     from memwall.traces.page import TraceReport
@@ -104,9 +109,14 @@ def profile_trace(
 
 
 def analyse_file(
-    path: str, names: Sequence[str | Gpu], *, ncu: str | None = None, instead: Sequence[Gpu] = (),
-    cluster: str | None = None, others: Sequence[str] = (),
-) -> TraceAnalysis:  # fmt: skip
+    path: str,
+    names: Sequence[str | Gpu],
+    *,
+    ncu: str | None = None,
+    instead: Sequence[Gpu] = (),
+    cluster: str | None = None,
+    others: Sequence[str] = (),
+) -> TraceAnalysis:
     """The analysis of a trace's file on the GPU given, else on its own, and if that is not known on the first of those
     to take ``instead``. Raises ``UsageError``: the trace or the report of Nsight Compute is wrong, or its GPU is not
     known."""

@@ -79,8 +79,9 @@ class TraceComparison:
     @property
     def compared_s(self) -> tuple[float, ...]:
         """Seconds of each column in the ops that are compared."""
-        return tuple(sum(op.times_s[i] or 0.0 for op in self.ops if op.change != NOT_MODELED)
-                     for i in range(len(self.columns)))  # fmt: skip
+        return tuple(
+            sum(op.times_s[i] or 0.0 for op in self.ops if op.change != NOT_MODELED) for i in range(len(self.columns))
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """``memwall.trace_comparison/1``: plain JSON types in a fixed order."""
@@ -152,8 +153,9 @@ def _change(key: Key, sides: Sequence[_Side], rows: Sequence[TraceRows | None], 
     times = tuple(side.seconds(own) if own else None for side, own in zip(sides, rows, strict=True))
     counts = tuple(len(own) / side.steps if own else None for side, own in zip(sides, rows, strict=True))
     op_class = next(own[0].op_class for own in rows if own)
-    kernels = tuple(_longest_kernel(own) if own and side.what == "measured" else ""
-                    for side, own in zip(sides, rows, strict=True))  # fmt: skip
+    kernels = tuple(
+        _longest_kernel(own) if own and side.what == "measured" else "" for side, own in zip(sides, rows, strict=True)
+    )
     is_unknown = any(own and time is None for own, time in zip(rows, times, strict=True))
     change = NOT_MODELED if is_unknown else _word(times[0], times[-1], whole)
     return OpChange(key[0], key[1], op_class, change, counts, times, kernels)

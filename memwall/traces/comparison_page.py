@@ -49,18 +49,29 @@ class TraceComparisonReport(Report):
     def rows(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         labels = [column.label for column in self.comparison.columns]
         heads = [f"{what}_{label}" for what in ("count", "time_s", "kernel") for label in labels]
-        rows = [(op.name, op.shapes, op.op_class, op.change, *op.counts, *op.times_s, *op.kernels)
-                for op in self.comparison.ops]  # fmt: skip
+        rows = [
+            (op.name, op.shapes, op.op_class, op.change, *op.counts, *op.times_s, *op.kernels)
+            for op in self.comparison.ops
+        ]
         return ("op", "shapes", "class", "change", *heads), rows
 
     def figure(self) -> Chart:
         found = self.comparison
         bars, (scale, unit) = [], time_unit(max(column.time_s for column in found.columns))
         for i, column in enumerate(found.columns):
-            pieces = [Piece(name, times[i] / scale, class_color(name), "", f"{name} {duration(times[i])}", name)
-                      for name, times in found.classes.items() if times[i]]  # fmt: skip
-            bars.append(Bar(f"{column.label} {column.what}", pieces, duration(column.time_s),
-                            f"{column.gpu}, {column.path_name}"))  # fmt: skip
+            pieces = [
+                Piece(name, times[i] / scale, class_color(name), "", f"{name} {duration(times[i])}", name)
+                for name, times in found.classes.items()
+                if times[i]
+            ]
+            bars.append(
+                Bar(
+                    f"{column.label} {column.what}",
+                    pieces,
+                    duration(column.time_s),
+                    f"{column.gpu}, {column.path_name}",
+                )
+            )
         return bars_chart(f"GPU time{_each(found)} by op class", bars, unit=f"time, {unit}")
 
 
@@ -74,8 +85,9 @@ def _facts(found: TraceComparison) -> list[tuple[str, str]]:
         steps = f"{column.steps:,} steps" if column.steps > 1 else "1 step" if found.per_step else "no steps marked"
         kernels = f"{column.kernels:,.0f} kernels and copies{_each(found)}, " if column.what == "measured" else ""
         where = f"{column.what} on {column.gpu}"
-        facts.append((column.label, f"{column.path_name}, {where}: {kernels}{duration(column.time_s)}{_each(found)}"
-                                    f" ({steps})"))  # fmt: skip
+        facts.append(
+            (column.label, f"{column.path_name}, {where}: {kernels}{duration(column.time_s)}{_each(found)} ({steps})")
+        )
     return facts
 
 

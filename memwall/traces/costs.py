@@ -105,8 +105,19 @@ def _costed(op: TracedOp, hints: Hints, surroundings: Surroundings) -> RowCost:
     around: tuple[Any, ...] = () if op.concrete else (hints.gradient, sizes)
     if hints.forward is not None and "::" not in op.name:
         around = (hints.forward.dims, hints.forward.types, hints.forward.concrete)
-    key = (op.name, op.phase, op.dims, op.types, op.strides, op.concrete, hints.list_dtype, hints.allow_tf32,
-           hints.elements, hints.slices, around)  # fmt: skip
+    key = (
+        op.name,
+        op.phase,
+        op.dims,
+        op.types,
+        op.strides,
+        op.concrete,
+        hints.list_dtype,
+        hints.allow_tf32,
+        hints.elements,
+        hints.slices,
+        around,
+    )
     known = surroundings.known.get(key)
     if known is not None:
         return known
@@ -150,8 +161,9 @@ def _read_typed(op: TracedOp, hints: Hints) -> RowCost:
     if not cost.modeled:
         return _arguments_alone(op, op_class, "no cost formula for this form of the op")
     less = op.strides is None or read.call.name.split(".")[1] in _READ_IN_PART
-    return RowCost(cost, op_class, may_read_less=less, twin_bytes=min(read.twin_bytes, cost.read_bytes),
-                   notes=read.notes)  # fmt: skip
+    return RowCost(
+        cost, op_class, may_read_less=less, twin_bytes=min(read.twin_bytes, cost.read_bytes), notes=read.notes
+    )
 
 
 def classify_op(op: TracedOp) -> str:
@@ -226,10 +238,14 @@ class Pricing:
         # times of another GPU say nothing of how a row is to be read
         readings = tuple(_readings(row, self.gpu))[: None if self._measured_here else 1]
         return tuple(
-            Price(bound, bound if crosses else max(predicted.time_s, bound), LINK if crosses else predicted.limited_by,
-                  assumed)
+            Price(
+                bound,
+                bound if crosses else max(predicted.time_s, bound),
+                LINK if crosses else predicted.limited_by,
+                assumed,
+            )
             for bound, assumed in readings
-        )  # fmt: skip
+        )
 
 
 def reading(prices: Sequence[Price], measured_s: float) -> int:

@@ -213,10 +213,14 @@ class Recording:
         rows.dur.append(dur)
         rows.name.append(index)
         rows.category.append(category)
-        rows.lane.append(self.lanes.number((
-            max(0, whole_number(event.get("pid") if device is None else device)),
-            max(0, whole_number(last_number(event.get("tid")) if stream is None else stream)),
-        )))  # fmt: skip
+        rows.lane.append(
+            self.lanes.number(
+                (
+                    max(0, whole_number(event.get("pid") if device is None else device)),
+                    max(0, whole_number(last_number(event.get("tid")) if stream is None else stream)),
+                )
+            )
+        )
         rows.correlation.append(whole_number(found.pop("correlation", None)))
         rows.external.append(whole_number(found.pop("external", None)))
         rows.thread.append(self._thread(event))

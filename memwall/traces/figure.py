@@ -53,22 +53,31 @@ def trace_roofline(analysis: TraceAnalysis, points: Sequence[RowGroup]) -> Roofl
     gpu, whole = analysis.gpu, analysis.measured_s
     rates = {gpu.peak(pipe): gpu.ceiling_pipe(pipe) for pipe in (_ROOF, *analysis.pipes())}
     used = {gpu.peak(pipe) for pipe in analysis.pipes()}
-    roofs = [Roof(str(rates[rate]), f"{rates[rate]}  {flop_rate(rate)}", rate, rate in used)
-             for rate in sorted(rates, reverse=True)]  # fmt: skip
+    roofs = [
+        Roof(str(rates[rate]), f"{rates[rate]}  {flop_rate(rate)}", rate, rate in used)
+        for rate in sorted(rates, reverse=True)
+    ]
     dram = gpu.dram_bytes_per_s
     spots = sorted((_spot(group, whole) for group in points), key=lambda spot: -spot.share)[:MAX_POINTS]
     drawn: dict[str, float] = {}
     for group in points:
         drawn[group.first.op_class] = drawn.get(group.first.op_class, 0.0) + group.measured_s / whole
-    legend = [(f"{clean(name)} {percent(part)}", class_color(name), "circle")
-              for name, part in sorted(drawn.items(), key=lambda item: -item[1])]  # fmt: skip
+    legend = [
+        (f"{clean(name)} {percent(part)}", class_color(name), "circle")
+        for name, part in sorted(drawn.items(), key=lambda item: -item[1])
+    ]
     return Roofline(
-        f"{clean(analysis.trace.path_name)} on {gpu.name}, measured", roofs,
-        [Roof("DRAM", f"DRAM  {bandwidth(dram)}", dram, True)], spots, "measured FLOP/s",
-        "arithmetic intensity, FLOP per compulsory byte", legend, "share of GPU time",
+        f"{clean(analysis.trace.path_name)} on {gpu.name}, measured",
+        roofs,
+        [Roof("DRAM", f"DRAM  {bandwidth(dram)}", dram, True)],
+        spots,
+        "measured FLOP/s",
+        "arithmetic intensity, FLOP per compulsory byte",
+        legend,
+        "share of GPU time",
         note=f"drawn: {percent(sum(drawn.values()))} of the GPU time, the ops with known FLOPs and bytes; a point above"
-             " its roof: an algorithm with fewer FLOPs (Winograd), or operands in L2",
-    )  # fmt: skip
+        " its roof: an algorithm with fewer FLOPs (Winograd), or operands in L2",
+    )
 
 
 def _spot(group: RowGroup, whole: float) -> Spot:

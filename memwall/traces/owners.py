@@ -107,8 +107,11 @@ class Owners:
         """
         spans, found = self._spans, array("i", [-1]) * len(self._spans)
         numbers: Numbered[tuple[str, int]] = Numbered()
-        nodes = [span for span, is_kept in enumerate(kept)
-                 if is_kept and spans.sequence[span] >= 0 and self._phase(span) == "backward"]  # fmt: skip
+        nodes = [
+            span
+            for span, is_kept in enumerate(kept)
+            if is_kept and spans.sequence[span] >= 0 and self._phase(span) == "backward"
+        ]
         wanted = [numbers.number(self._node(span)) for span in nodes]
         if not wanted:
             return found

@@ -180,20 +180,32 @@ def _collectives(analysis: TraceAnalysis) -> list[Section]:
     if not rows:
         return []
     cells = [
-        (row.message.op, row.message.ranks, size(row.message.nbytes), len(row.seconds), row.measured_s, row.shortest_s,
-         bandwidth(row.bus_bytes_per_s), row.link_share, row.modeled.time_s if row.modeled else None)
+        (
+            row.message.op,
+            row.message.ranks,
+            size(row.message.nbytes),
+            len(row.seconds),
+            row.measured_s,
+            row.shortest_s,
+            bandwidth(row.bus_bytes_per_s),
+            row.link_share,
+            row.modeled.time_s if row.modeled else None,
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     note = (
         f"{_COLLECTIVES_NOTE}; links and modeled: of {cluster.name}, {_PLACED}{_ABOVE}"
         if cluster
         else _COLLECTIVES_NOTE
     )
     table = col.listing(
-        "Collectives", cells,
+        "Collectives",
+        cells,
         "collective: 0, ranks: 1, message: 2, count: 3 count, all: 4 s, shortest: 5 s, bus: 6, of the links: 7 %,"
-        " modeled: 8 s like 5", note, left=len(analysis.collectives) - len(rows),
-    )  # fmt: skip
+        " modeled: 8 s like 5",
+        note,
+        left=len(analysis.collectives) - len(rows),
+    )
     return [Section("", (table, *_too_fast(analysis), *_ranks(analysis)))]
 
 
@@ -216,10 +228,12 @@ def _ranks(analysis: TraceAnalysis) -> list[Table | Sentence]:
     if not rows:
         return []
     table = col.listing(
-        "Ranks", rows, "trace: name name, collectives: count count, came last: last count, in them: measured_s s,"
+        "Ranks",
+        rows,
+        "trace: name name, collectives: count count, came last: last count, in them: measured_s s,"
         " waits: waits_s s like measured_s",
         "waits: beyond the shortest of the same collective on any rank",
-    )  # fmt: skip
+    )
     first = rows[0]
     said = f"The others wait for {first.name}, which came last in {first.last:,} of {first.count:,} collectives"
     return [table, Sentence(f"{said} and waits {duration(first.waits_s)}.")]
@@ -270,9 +284,19 @@ def _figures(
     """The columns of any table of groups."""
     whole = analysis.measured_s or 1.0
     sums = ("flops", "moved_bytes", "bound_s", "modeled_s", "dram_bytes")
-    rows = [(name, len(g.rows), g.measured_s, g.measured_s / whole, g.of_roof, g.wall, *map(g.known, sums),
-             g.bounded_s or None)
-            for name, g in zip(names, groups, strict=True)]  # fmt: skip
+    rows = [
+        (
+            name,
+            len(g.rows),
+            g.measured_s,
+            g.measured_s / whole,
+            g.of_roof,
+            g.wall,
+            *map(g.known, sums),
+            g.bounded_s or None,
+        )
+        for name, g in zip(names, groups, strict=True)
+    ]
     parts = "with figures: 11 s like 2, " if any(map(_has_part, groups)) else ""
     seen = "by ncu: 10 B, " if any(row[10] is not None for row in rows) else ""
     return col.of(
@@ -322,8 +346,10 @@ def _farthest(analysis: TraceAnalysis) -> list[Section]:
     shown = [group for ratio, group in groups[:_FARTHEST] if not 0.8 <= ratio <= 1.25]
     if not shown:
         return []
-    rows = [(len(g.rows), g.measured_s, g.known("modeled_s"), g.modeled_over_measured,
-             short_name(g.first.kernels[-1].name)) for g in shown]  # fmt: skip
+    rows = [
+        (len(g.rows), g.measured_s, g.known("modeled_s"), g.modeled_over_measured, short_name(g.first.kernels[-1].name))
+        for g in shown
+    ]
     columns = [
         *_op_columns([group.key for group in shown], [group.first for group in shown]),
         *col.of(rows, "count: 0 count, measured: 1 s, modeled: 2 s like 1, /measured: 3 ratio, kernel: 4 name"),
@@ -339,8 +365,10 @@ def _without(analysis: TraceAnalysis) -> list[Section]:
     order = sorted(found.items(), key=lambda item: (-item[1].measured_s, item[0]))
     shown = order[:_UNKNOWN]
     whole = analysis.measured_s or 1.0
-    table = [(short_name(name), len(rows), time_s := rows.measured_s, time_s / whole, reason)
-             for (name, reason), rows in shown]  # fmt: skip
+    table = [
+        (short_name(name), len(rows), time_s := rows.measured_s, time_s / whole, reason)
+        for (name, reason), rows in shown
+    ]
     specs = "op or kernel: 0 name, count: 1 count, measured: 2 s, time: 3 %, why: 4 name"
     unmatched = sum(1 for _ in analysis.rows.where(lambda kind: not kind.matched).kernels())
     note = f"linked to no op: {counted(unmatched, 'kernel')}"

@@ -139,11 +139,17 @@ def _kernels(recording: Recording, matches: Matches, owners: Owners, nesting: Ne
         key = (rows.name[row], rows.category[row], rows.lane[row], path, frame, launch, rows.detail[row])
         kind = known.setdefault(key, len(made.kinds))
         if kind == len(made.kinds):
-            made.kinds.append(KernelKind(
-                texts[rows.name[row]], CATEGORIES[rows.category[row]], *recording.lanes.values[rows.lane[row]],
-                owners.module_of(path), texts[frame] if frame >= 0 else "", texts[launch] if launch >= 0 else "",
-                recording.details[rows.detail[row]],
-            ))  # fmt: skip
+            made.kinds.append(
+                KernelKind(
+                    texts[rows.name[row]],
+                    CATEGORIES[rows.category[row]],
+                    *recording.lanes.values[rows.lane[row]],
+                    owners.module_of(path),
+                    texts[frame] if frame >= 0 else "",
+                    texts[launch] if launch >= 0 else "",
+                    recording.details[rows.detail[row]],
+                )
+            )
         made.kind.append(kind)
         made.op.append(owners.numbers[span] if span >= 0 else -1)
         made.start_us.append(rows.start[row] - base)
@@ -325,10 +331,14 @@ def _device(index: int, entry: Mapping[str, Any], kernels: int) -> TraceDevice:
     nbytes = whole_number(entry.get("totalGlobalMem"))
     version = [whole_number(entry.get(f"compute{part}")) for part in ("Major", "Minor")]
     return TraceDevice(
-        index=index, name=name, sm_count=sm_count, kernels=kernels, dram_bytes=nbytes if nbytes > 0 else None,
+        index=index,
+        name=name,
+        sm_count=sm_count,
+        kernels=kernels,
+        dram_bytes=nbytes if nbytes > 0 else None,
         vendor=_vendor(name, whole_number(entry.get("warpSize"))),
         compute_capability=".".join(map(str, version)) if min(version) >= 0 else "",
-    )  # fmt: skip
+    )
 
 
 #: threads of a warp -> who makes such GPUs; AMD's that train have 64

@@ -117,8 +117,9 @@ class TraceDevice:
     def label(self) -> str:
         """Its name, else what is known of it: ``an unnamed GPU of AMD with 304 multiprocessors, compute 9.4``."""
         known = {
-            "multiprocessors": str(self.sm_count or ""), "of memory": size(self.dram_bytes) if self.dram_bytes else "",
-        }  # fmt: skip
+            "multiprocessors": str(self.sm_count or ""),
+            "of memory": size(self.dram_bytes) if self.dram_bytes else "",
+        }
         texts = [f"{text} {what}" for what, text in known.items() if text]
         texts += [f"compute {self.compute_capability}"] if self.compute_capability else []
         maker = f" of {self.vendor}" if self.vendor else ""
@@ -252,10 +253,23 @@ class Ops(ColumnTable[TracedOp]):
         name, thread, module, source, phase, is_op, detail = self.kind_of(number)
         parent, forward = self.parent[number], self.forward[number]
         return TracedOp(
-            number, name, thread, self.start_us[number], self.dur_us[number], detail.dims, detail.types, detail.strides,
-            detail.concrete, parent if parent >= 0 else None, module, source, phase, forward if forward >= 0 else None,
-            detail.attributes, is_op,
-        )  # fmt: skip
+            number,
+            name,
+            thread,
+            self.start_us[number],
+            self.dur_us[number],
+            detail.dims,
+            detail.types,
+            detail.strides,
+            detail.concrete,
+            parent if parent >= 0 else None,
+            module,
+            source,
+            phase,
+            forward if forward >= 0 else None,
+            detail.attributes,
+            is_op,
+        )
 
 
 class KernelKind(NamedTuple):
@@ -303,10 +317,23 @@ class TraceKernels(ColumnTable[TracedKernel]):
         name, category, device, stream, module, source, launch, detail = self.kind_of(number)
         op, launch_us = self.op[number], self.launch_us[number]
         return TracedKernel(
-            number, name, category, device, stream, self.start_us[number], self.dur_us[number], op if op >= 0 else None,
-            module, source, launch, None if math.isnan(launch_us) else launch_us, detail.grid, detail.block,
-            detail.bytes, detail.attributes,
-        )  # fmt: skip
+            number,
+            name,
+            category,
+            device,
+            stream,
+            self.start_us[number],
+            self.dur_us[number],
+            op if op >= 0 else None,
+            module,
+            source,
+            launch,
+            None if math.isnan(launch_us) else launch_us,
+            detail.grid,
+            detail.block,
+            detail.bytes,
+            detail.attributes,
+        )
 
 
 class Gaps(ColumnTable[Gap]):

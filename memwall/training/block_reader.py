@@ -32,9 +32,12 @@ LinkTime = Callable[..., float]
 
 
 def read_blocks(
-    graph: Graph, schedule: Schedule, link_s: LinkTime,
-    slower: Mapping[str, float] = MappingProxyType({}), shares: Iterable[str] = (),
-) -> Blocks:  # fmt: skip
+    graph: Graph,
+    schedule: Schedule,
+    link_s: LinkTime,
+    slower: Mapping[str, float] = MappingProxyType({}),
+    shares: Iterable[str] = (),
+) -> Blocks:
     """The blocks of a traced training step.
 
     Args:
@@ -247,8 +250,18 @@ class _BlockReader:
                 continue
             busy_s *= slower.get(tag.op_class, 1.0)
             repeated, repeated_s = flops * tag.repeated, matrix_s * tag.repeated
-            kernel = BlockWork(busy_s, 0.0, issue_s, flops, 0.0, repeated, matrix_s=matrix_s, repeated_s=repeated_s,
-                          again=again, again_s=again_s)  # fmt: skip
+            kernel = BlockWork(
+                busy_s,
+                0.0,
+                issue_s,
+                flops,
+                0.0,
+                repeated,
+                matrix_s=matrix_s,
+                repeated_s=repeated_s,
+                again=again,
+                again_s=again_s,
+            )
             work = _work(tag, kernel, sent_s)
             if tag.place in self._rings and rings[tag.names[0]].takes(op, tag, work):
                 work = replace(work, busy_s=0.0, link_s=0.0)
@@ -303,10 +316,15 @@ class _BlockReader:
 def _sized(sums: Mapping[str, int]) -> Block:
     """A block of which only sizes are known."""
     return Block(
-        parameters=sums["parameters"], activation_bytes=sums["activation_bytes"], core_bytes=sums["core_bytes"],
-        input_bytes=sums["input_bytes"], experts=sums["experts"],
-        temporary_bytes=sums["temporary_bytes"], frozen=sums["frozen"], frozen_experts=sums["frozen_experts"],
-    )  # fmt: skip
+        parameters=sums["parameters"],
+        activation_bytes=sums["activation_bytes"],
+        core_bytes=sums["core_bytes"],
+        input_bytes=sums["input_bytes"],
+        experts=sums["experts"],
+        temporary_bytes=sums["temporary_bytes"],
+        frozen=sums["frozen"],
+        frozen_experts=sums["frozen_experts"],
+    )
 
 
 def _work(tag: _Tag, kernel: BlockWork, link_s: LinkTime) -> BlockWork:

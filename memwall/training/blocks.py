@@ -36,11 +36,20 @@ class BlockWork:
     again_s: float = 0.0
 
     def __add__(self, other: BlockWork) -> BlockWork:
-        return BlockWork(self.busy_s + other.busy_s, self.link_s + other.link_s, self.issue_s + other.issue_s,
-                    self.flops + other.flops, self.tensor_s + other.tensor_s, self.repeated + other.repeated,
-                    self.a2a_s + other.a2a_s, self.hybrid_s + other.hybrid_s, self.matrix_s + other.matrix_s,
-                    self.repeated_s + other.repeated_s, self.again + other.again,
-                    self.again_s + other.again_s)  # fmt: skip
+        return BlockWork(
+            self.busy_s + other.busy_s,
+            self.link_s + other.link_s,
+            self.issue_s + other.issue_s,
+            self.flops + other.flops,
+            self.tensor_s + other.tensor_s,
+            self.repeated + other.repeated,
+            self.a2a_s + other.a2a_s,
+            self.hybrid_s + other.hybrid_s,
+            self.matrix_s + other.matrix_s,
+            self.repeated_s + other.repeated_s,
+            self.again + other.again,
+            self.again_s + other.again_s,
+        )
 
     @property
     def dispatched(self) -> BlockWork:
@@ -127,8 +136,10 @@ class Blocks:
         every = {id(block): block for block in self.every}
         works = (work for block in every.values() for work in (block.forward, block.backward))
         if any(work.a2a_s and not work.hybrid_s for work in works):
-            raise UsageError("dispatcher=hybridep sends a token once, and no torch.topk of the model says how many"
-                             " experts each chooses: leave it out")  # fmt: skip
+            raise UsageError(
+                "dispatcher=hybridep sends a token once, and no torch.topk of the model says how many"
+                " experts each chooses: leave it out"
+            )
         made = {number: block.dispatched for number, block in every.items()}
         layers = tuple(made[id(layer)] for layer in self.layers)
         return replace(self, before=made[id(self.before)], layers=layers, after=made[id(self.after)])

@@ -34,8 +34,13 @@ def layouts(
 
 def _varied(plain: Parallelism, layers: int, eps: Sequence[int]) -> Iterator[Parallelism]:
     """A layout with everything that divides no GPUs."""
-    exchanges = [(sp, ep) for sp in (False, True) if sp <= (plain.tp > 1) for ep in eps
-                 if (plain.tp * plain.replicas) % ep == 0 and (ep == 1 or plain.tp == 1 or sp)]  # fmt: skip
+    exchanges = [
+        (sp, ep)
+        for sp in (False, True)
+        if sp <= (plain.tp > 1)
+        for ep in eps
+        if (plain.tp * plain.replicas) % ep == 0 and (ep == 1 or plain.tp == 1 or sp)
+    ]
     shards = SHARDS if plain.replicas > 1 else ("none",)
     varied = itertools.product(_schedules(plain, layers), exchanges, shards, RECOMPUTES)
     for (schedule, chunks), (sp, ep), fsdp, recompute in varied:
@@ -90,5 +95,7 @@ def wanted(each: LayoutCandidate, among: Mapping[str, Sequence[str]]) -> bool:
 def no_layout(gpus: int, global_batch: int, among: Mapping[str, Sequence[str]]) -> str:
     """Why no layout can be tried."""
     asked = " ".join(f"{key}={','.join(values)}" for key, values in among.items())
-    return (f"no layout of {counted(gpus, 'GPU')} divides a global batch of {global_batch:,}{' among ' * bool(asked)}"
-            f"{asked}: the replicas are {gpus:,} / (tp * pp), and their microbatches divide the rest")  # fmt: skip
+    return (
+        f"no layout of {counted(gpus, 'GPU')} divides a global batch of {global_batch:,}{' among ' * bool(asked)}"
+        f"{asked}: the replicas are {gpus:,} / (tp * pp), and their microbatches divide the rest"
+    )

@@ -47,7 +47,9 @@ def scaling_chart(scaled: Sequence[Scaled]) -> Chart:
 def _lines(scaled: Sequence[Scaled]) -> list[list[tuple[int, float]]]:
     """GPUs and how much faster work is done than on the fewest."""
     first = scaled[0].weak
-    weak = [(each.weak.layout.world, each.weak.layout.world / first.layout.world * first.time_s / each.weak.time_s)
-            for each in scaled]  # fmt: skip
+    weak = [
+        (each.weak.layout.world, each.weak.layout.world / first.layout.world * first.time_s / each.weak.time_s)
+        for each in scaled
+    ]
     strong = [(each.strong.layout.world, first.time_s / each.strong.time_s) for each in scaled if each.strong]
     return [weak, strong]

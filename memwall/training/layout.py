@@ -118,25 +118,44 @@ class Parallelism:
             (self.async_tp and self.tp == 1, "async is of the GPUs of tp: give tp=2 or more"),
             (self.sp and self.tp == 1, "sp shares the sequence among the GPUs of tp: give tp=2 or more"),
             (self.schedule == "interleaved" and self.chunks < 2, "schedule=interleaved:N needs 2 or more chunks"),
-            (self.chunks > 1 and self.microbatches % self.pp,
-             f"the interleaved schedule needs microbatches that pp divides, not {self.microbatches} with pp={self.pp}"),
-            (self.ep > 1 and self.tp > 1 and not self.sp,
-             "ep shares experts among GPUs that have tokens of their own: with tp, give sp"),
-            ((self.dp * self.cp * self.tp) % self.ep, f"ep={self.ep} does not divide the {self.dp * self.cp * self.tp}"
-             " GPUs of a stage"),
-            (self.ep == 1 and self.dispatcher != "alltoall", f"dispatcher={self.dispatcher} brings tokens to experts of"
-             " other GPUs: give ep=2 or more"),
-            (self.ep == 1 and self.a2a_overlap, "a2a_overlap hides messages to experts of other GPUs: give ep=2 or"
-             " more"),
-            (self.a2a_overlap and self.schedule not in PAIRED, "a2a_overlap runs a microbatch forward next to another"
-             f" one backward, which schedule={self.schedule} does not: give {' or '.join(PAIRED.values())}"),
-            (self.a2a_overlap and self.sums_each, f"a2a_overlap next to messages of fsdp={self.fsdp} in each microbatch"
-             " is not modeled: give fsdp=optimizer or none"),
+            (
+                self.chunks > 1 and self.microbatches % self.pp,
+                "the interleaved schedule needs microbatches that pp divides,"
+                f" not {self.microbatches} with pp={self.pp}",
+            ),
+            (
+                self.ep > 1 and self.tp > 1 and not self.sp,
+                "ep shares experts among GPUs that have tokens of their own: with tp, give sp",
+            ),
+            (
+                (self.dp * self.cp * self.tp) % self.ep,
+                f"ep={self.ep} does not divide the {self.dp * self.cp * self.tp} GPUs of a stage",
+            ),
+            (
+                self.ep == 1 and self.dispatcher != "alltoall",
+                f"dispatcher={self.dispatcher} brings tokens to experts of other GPUs: give ep=2 or more",
+            ),
+            (
+                self.ep == 1 and self.a2a_overlap,
+                "a2a_overlap hides messages to experts of other GPUs: give ep=2 or more",
+            ),
+            (
+                self.a2a_overlap and self.schedule not in PAIRED,
+                "a2a_overlap runs a microbatch forward next to another"
+                f" one backward, which schedule={self.schedule} does not: give {' or '.join(PAIRED.values())}",
+            ),
+            (
+                self.a2a_overlap and self.sums_each,
+                f"a2a_overlap next to messages of fsdp={self.fsdp} in each microbatch"
+                " is not modeled: give fsdp=optimizer or none",
+            ),
             (wanted != self.world, f"{self} needs {self.world:,} GPUs, not {wanted:,}{hint}"),
-            (layers is not None and virtual > layers,
-             f"{virtual} stages of layers, and the model has {layers} equal layers"),
+            (
+                layers is not None and virtual > layers,
+                f"{virtual} stages of layers, and the model has {layers} equal layers",
+            ),
             (heads is not None and heads % self.tp, f"tp={self.tp} does not divide the {heads} heads of attention"),
-        )  # fmt: skip
+        )
         for is_wrong, why in rules:
             if is_wrong:
                 raise UsageError(why)

@@ -55,9 +55,7 @@ class Memory:
         return {name: getattr(self, name) for name in names}
 
 
-def worst_block(
-    blocks: Sequence[Block], kept: Callable[[Block], int], beside: Sequence[int]
-) -> tuple[int, int, int]:  # fmt: skip
+def worst_block(blocks: Sequence[Block], kept: Callable[[Block], int], beside: Sequence[int]) -> tuple[int, int, int]:
     """The block of a rank in whose backward most is alive: its number, what is kept of later ones (free by then), and
     what it computes again.
 
@@ -171,9 +169,14 @@ class Ranks:
         at, later, again = worst_block(part, self._kept_bytes, beside)
         return Memory(
             state.weight * (shard if self.layout.fsdp == "full" else held.parameters),
-            state.gradient * self.added_up(held), state.optimizer * self.updated(held), beside[at],
-            round(kept) - later, again, part[at].temporary_bytes, at,
-        )  # fmt: skip
+            state.gradient * self.added_up(held),
+            state.optimizer * self.updated(held),
+            beside[at],
+            round(kept) - later,
+            again,
+            part[at].temporary_bytes,
+            at,
+        )
 
     def _gathered_bytes(self, part: Sequence[Block]) -> list[int]:
         """What replicas have whole of their shards while each block runs backward: weights of what stands around the

@@ -44,15 +44,19 @@ class TrainingReport(Report):
         step, layout = self.found.step, self.found.layout
         tokens, rate, base = self.found.tokens, self.found.tokens_per_s_per_gpu, self.found.mfu_base
         facts = known_facts(
-            ("model", self.found.profile.workload.name), ("layout", str(layout)),
+            ("model", self.found.profile.workload.name),
+            ("layout", str(layout)),
             ("GPUs", f"{layout.world:,} of {step.cluster.full_name or step.cluster.name}"),
             ("a step", f"{duration(step.time_s)}" + (f" for {tokens:,} tokens" if tokens else "")),
             ("80 % range", " to ".join(map(duration, step.interval_s))),
             ("tokens/s", f"{rate * layout.world:,.0f} in all, {rate:,.0f} on each GPU" if rate else ""),
             ("MFU, HFU", f"{percent(self.found.mfu)}, {percent(self.found.hfu)} of {base}" if base else ""),
-        )  # fmt: skip
-        sections = [Section("", (facts, *self._verdict())), Section("Where the time goes", (self._parts(),)),
-                    Section("Memory of a GPU by stage", (self._memory(), Sentence(self._fits)))]  # fmt: skip
+        )
+        sections = [
+            Section("", (facts, *self._verdict())),
+            Section("Where the time goes", (self._parts(),)),
+            Section("Memory of a GPU by stage", (self._memory(), Sentence(self._fits))),
+        ]
         if sent := self._messages():
             sections.append(Section("Collectives", (sent,)))
         if self.what_ifs:
@@ -76,10 +80,14 @@ class TrainingReport(Report):
         step = self.found.step
         shown = sorted({0, step.pipeline.slowest, *range(len(step.memory) - 1, 0, -1)[:_MOST_STAGES]})
         rows = [
-            (str(k), str(step.pipeline.in_flight[k]), *(size(count) for count in step.memory[k].parts.values()),
-             size(step.memory[k].total))
+            (
+                str(k),
+                str(step.pipeline.in_flight[k]),
+                *(size(count) for count in step.memory[k].parts.values()),
+                size(step.memory[k].total),
+            )
             for k in shown
-        ]  # fmt: skip
+        ]
         specs = (
             "stage: 0, held: 1 right, weights: 2 right, gradients: 3 right, optimizer: 4 right, gathered: 5 right,"
             " activations: 6 right, recomputed: 7 right, temporaries: 8 right, peak: 9 right"
@@ -124,8 +132,13 @@ class TrainingReport(Report):
         alike = as_would(binding.name, {change.name: change.step.time_s for change in self.found.changes})
         binds = f"{binding.wall[0].upper()}{binding.wall[1:]} binds: {binding.name} would save {self._saving(binding)}"
         if binding.wall == HOST:
-            return [Sentence(f"Host-bound: {binding.name} would save {self._saving(binding)} of the {duration(now_s)},"
-                             f" more than any change of the GPU. {told}", strong=True)]  # fmt: skip
+            return [
+                Sentence(
+                    f"Host-bound: {binding.name} would save {self._saving(binding)} of the {duration(now_s)},"
+                    f" more than any change of the GPU. {told}",
+                    strong=True,
+                )
+            ]
         return [Sentence(f"{told} {binds}{alike}.", strong=True)]
 
     def _saving(self, change: TrainingChange) -> str:
@@ -135,10 +148,16 @@ class TrainingReport(Report):
     def _changes(self, changes: Sequence[TrainingChange]) -> Table:
         now_s = self.found.step.time_s
         rows = [
-            (each.name, duration(each.step.time_s), 1 - each.step.time_s / now_s,
-             size(self.found.held_bytes(each.step)), "yes" if self.found.fits(each.step) else "no", each.options)
+            (
+                each.name,
+                duration(each.step.time_s),
+                1 - each.step.time_s / now_s,
+                size(self.found.held_bytes(each.step)),
+                "yes" if self.found.fits(each.step) else "no",
+                each.options,
+            )
             for each in changes
-        ]  # fmt: skip
+        ]
         specs = "with: 0, a step: 1 right, less: 2 %, peak memory: 3 right, fits: 4, option: 5"
         return col.listing("", rows, specs, f"peak memory: {PEAK}")
 
@@ -149,10 +168,15 @@ class TrainingReport(Report):
     def _scaling(self, scaled: Sequence[Scaled]) -> Table:
         first = scaled[0].weak
         rows = [
-            (f"{each.weak.layout.world:,}", duration(each.weak.time_s), first.time_s / each.weak.time_s,
-             "yes" if self.found.fits(each.weak) else "no", *_speed(first, each.strong))
+            (
+                f"{each.weak.layout.world:,}",
+                duration(each.weak.time_s),
+                first.time_s / each.weak.time_s,
+                "yes" if self.found.fits(each.weak) else "no",
+                *_speed(first, each.strong),
+            )
             for each in scaled
-        ]  # fmt: skip
+        ]
         specs = (
             "GPUs: 0 right, weak: 1 right, efficiency: 2 %, fits: 3, strong: 4 right, faster: 5 right,"
             " of ideal: 6 right"
@@ -161,30 +185,52 @@ class TrainingReport(Report):
 
     def record(self) -> str:
         found, step = self.found, self.found.step
-        return json.dumps({
-            "schema": SCHEMA, "model": found.profile.workload.name, "layout": str(found.layout),
-            "world": found.layout.world, "cluster": step.cluster.name, "gpu": found.gpu.name, "time_s": step.time_s,
-            "low_s": step.interval_s[0], "high_s": step.interval_s[1],
-            "tokens": found.tokens, "samples": found.samples, "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
-            "mfu": found.mfu, "hfu": found.hfu, "model_flops": step.model_flops,
-            "hardware_flops": step.hardware_flops, "parts_s": _parts(found), "slowest_stage": step.pipeline.slowest,
-            "collectives": [
-                {"op": op, "bytes": nbytes, "gpus": ranks, "count": count}
-                for (op, nbytes, ranks), count in sorted(found.messages(step.pipeline.slowest).items())
-            ],
-            "peak_bytes": found.held_bytes(), "fits": found.fits(), "largest_microbatch": found.largest_microbatch,
-            "stages": _stages(found),
-            "scaling": [_scaled_row(each) for each in self._scaled],
-            "bound_by": found.bound_by.wall if found.bound_by else "",
-            "changes": [_change(found, each) for each in found.changes],
-            **({"what_if": [_change(found, each) for each in self.what_ifs]} if self.what_ifs else {}),
-        }, indent=2)  # fmt: skip
+        return json.dumps(
+            {
+                "schema": SCHEMA,
+                "model": found.profile.workload.name,
+                "layout": str(found.layout),
+                "world": found.layout.world,
+                "cluster": step.cluster.name,
+                "gpu": found.gpu.name,
+                "time_s": step.time_s,
+                "low_s": step.interval_s[0],
+                "high_s": step.interval_s[1],
+                "tokens": found.tokens,
+                "samples": found.samples,
+                "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
+                "mfu": found.mfu,
+                "hfu": found.hfu,
+                "model_flops": step.model_flops,
+                "hardware_flops": step.hardware_flops,
+                "parts_s": _parts(found),
+                "slowest_stage": step.pipeline.slowest,
+                "collectives": [
+                    {"op": op, "bytes": nbytes, "gpus": ranks, "count": count}
+                    for (op, nbytes, ranks), count in sorted(found.messages(step.pipeline.slowest).items())
+                ],
+                "peak_bytes": found.held_bytes(),
+                "fits": found.fits(),
+                "largest_microbatch": found.largest_microbatch,
+                "stages": _stages(found),
+                "scaling": [_scaled_row(each) for each in self._scaled],
+                "bound_by": found.bound_by.wall if found.bound_by else "",
+                "changes": [_change(found, each) for each in found.changes],
+                **({"what_if": [_change(found, each) for each in self.what_ifs]} if self.what_ifs else {}),
+            },
+            indent=2,
+        )
 
 
 def _change(found: Training, each: TrainingChange) -> dict[str, Any]:
     saved_s = found.step.time_s - each.step.time_s
-    return {"name": each.name, "options": each.options, "wall": each.wall, "time_s": each.step.time_s,
-            "saved_s": saved_s}  # fmt: skip
+    return {
+        "name": each.name,
+        "options": each.options,
+        "wall": each.wall,
+        "time_s": each.step.time_s,
+        "saved_s": saved_s,
+    }
 
 
 def _parts(found: Training) -> dict[str, float]:
@@ -192,10 +238,12 @@ def _parts(found: Training) -> dict[str, float]:
     step = found.step
     busy_s = step.pipeline.busy_s[step.pipeline.slowest]
     return {
-        "compute": busy_s - step.tensor_s, "communication within layers": step.tensor_s,
-        "bubble of the pipeline": step.bubble_s, "exposed communication between replicas": step.exposed_s,
+        "compute": busy_s - step.tensor_s,
+        "communication within layers": step.tensor_s,
+        "bubble of the pipeline": step.bubble_s,
+        "exposed communication between replicas": step.exposed_s,
         "optimizer": step.optimizer_s,
-    }  # fmt: skip
+    }
 
 
 def _speed(first: TrainingStep, strong: TrainingStep | None) -> tuple[str, str, str]:
@@ -209,10 +257,12 @@ def _speed(first: TrainingStep, strong: TrainingStep | None) -> tuple[str, str, 
 def _scaled_row(each: Scaled) -> dict[str, Any]:
     strong = each.strong
     return {
-        "world": each.weak.layout.world, "weak_layout": str(each.weak.layout), "weak_time_s": each.weak.time_s,
+        "world": each.weak.layout.world,
+        "weak_layout": str(each.weak.layout),
+        "weak_time_s": each.weak.time_s,
         "strong_layout": None if strong is None else str(strong.layout),
         "strong_time_s": None if strong is None else strong.time_s,
-    }  # fmt: skip
+    }
 
 
 def _stages(found: Training) -> Sequence[dict[str, Any]]:

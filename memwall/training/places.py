@@ -95,8 +95,11 @@ def repeated_ops(graph: Graph, shares: Collection[str]) -> frozenset[int]:
     if not fixed:
         return frozenset()
     parts, names = set(fixed), [collective_of(op) for op in graph.ops]
-    along = {len(read_ranks(str(op.attributes["group"]))) for op, name in zip(graph.ops, names, strict=True)
-             if name == "reduce_scatter"}  # fmt: skip
+    along = {
+        len(read_ranks(str(op.attributes["group"])))
+        for op, name in zip(graph.ops, names, strict=True)
+        if name == "reduce_scatter"
+    }
     found = set[int]()
 
     def is_part(value: Value) -> bool:

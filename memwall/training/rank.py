@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
 
 def trace_rank(
-    workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None = None,
+    workload: Workload,
+    layout: Parallelism,
+    options: TraceOptions,
+    split: Split | None = None,
     warn: Callable[[str], None] = lambda message: None,
-) -> Profile:  # fmt: skip
+) -> Profile:
     """The training step of one microbatch on one of the ranks that share matmuls, sequences and experts, without the
     optimizer.
 
@@ -93,9 +96,13 @@ def split_of(workload: Workload, options: TraceOptions) -> Split:
 
 
 def _of_rank(
-    workload: Workload, layout: Parallelism, options: TraceOptions, split: Split | None, shares: dict[str, None],
+    workload: Workload,
+    layout: Parallelism,
+    options: TraceOptions,
+    split: Split | None,
+    shares: dict[str, None],
     heads: dict[str, int],
-) -> Workload:  # fmt: skip
+) -> Workload:
     """The workload whose model is that of one rank; ``shares`` gets the names of its shares of parameters, ``heads``
     what the whole model says of its heads."""
     from memwall.frontend.torch.build import build_module
@@ -116,9 +123,14 @@ def _of_rank(
 
 
 def blocks_of(
-    profile: Profile, cluster: Cluster, policy: str = "eager", *, gpu: Gpu | None = None, within_modules: bool = False,
+    profile: Profile,
+    cluster: Cluster,
+    policy: str = "eager",
+    *,
+    gpu: Gpu | None = None,
+    within_modules: bool = False,
     slower: Mapping[str, float] = MappingProxyType({}),
-) -> Blocks:  # fmt: skip
+) -> Blocks:
     """The blocks of a rank's step on a cluster.
 
     Args:

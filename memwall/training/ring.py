@@ -56,9 +56,15 @@ class _RingAttention:
         self.attend, self.ranks, self.calls = attend, ranks, 0
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-        is_causal: bool = False, **kwargs: Any,
-    ) -> Tensor:  # fmt: skip
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **kwargs: Any,
+    ) -> Tensor:
         if attn_mask is not None:
             raise UsageError("cp: attention with a mask is not passed around a ring; use is_causal=True, or none")
         self.calls += 1

@@ -159,9 +159,12 @@ class Training:
 
     @uncollected()
     def on(
-        self, layout: str | Parallelism | None = None, cluster: str | Path | Cluster | None = None, *,
+        self,
+        layout: str | Parallelism | None = None,
+        cluster: str | Path | Cluster | None = None,
+        *,
         world: int | None = None,
-    ) -> Training:  # fmt: skip
+    ) -> Training:
         """The step under another layout, or on another cluster, from the same trace.
 
         Raises:
@@ -266,9 +269,14 @@ _LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 
 @signature_of(Job)
 def parallel(
-    module_or_target: Any, inputs: Any = None, *, layout: str | Parallelism, loss: Callable[[Any], Any] | None = None,
-    progress: Callable[[str], None] | None = None, **job: Unpack[Job],
-) -> Training:  # fmt: skip
+    module_or_target: Any,
+    inputs: Any = None,
+    *,
+    layout: str | Parallelism,
+    loss: Callable[[Any], Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+    **job: Unpack[Job],
+) -> Training:
     """A training step of a module under a layout, on a cluster.
 
     Args:
@@ -296,9 +304,16 @@ def parallel(
 
 
 def rank_of(
-    module_or_target: Any, inputs: Any, layout: Parallelism, gpu: Gpu, *, loss: Callable[[Any], Any] | None = None,
-    batch: int | None = None, say: Callable[[str], None] = lambda message: None, **sample: Unpack[SampleInputs],
-) -> Profile:  # fmt: skip
+    module_or_target: Any,
+    inputs: Any,
+    layout: Parallelism,
+    gpu: Gpu,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    batch: int | None = None,
+    say: Callable[[str], None] = lambda message: None,
+    **sample: Unpack[SampleInputs],
+) -> Profile:
     """A microbatch on one rank of a layout, traced; arguments and errors as of :func:`parallel`."""
     from memwall.frontend.torch import TraceOptions
 
@@ -311,9 +326,14 @@ def rank_of(
 
 
 def trained(
-    profile: Profile, blocks: Blocks, layout: Parallelism, cluster: Cluster, policy: str = "eager",
-    host: str | Path | Host | None = None, **kept: Unpack[StateOptions],
-) -> Training:  # fmt: skip
+    profile: Profile,
+    blocks: Blocks,
+    layout: Parallelism,
+    cluster: Cluster,
+    policy: str = "eager",
+    host: str | Path | Host | None = None,
+    **kept: Unpack[StateOptions],
+) -> Training:
     """The step of a traced rank, whose ``blocks`` are those on the cluster; arguments and errors as of
     :func:`parallel`."""
     said = filled(StateOptions, kept)

@@ -73,10 +73,16 @@ class Layouts:
 @signature_of(LayoutSearch)
 @seeded()
 def search_layouts(
-    target: str, *, gpus: int, global_batch: int, among: Mapping[str, Sequence[str]] | None = None, top: int = 10,
+    target: str,
+    *,
+    gpus: int,
+    global_batch: int,
+    among: Mapping[str, Sequence[str]] | None = None,
+    top: int = 10,
     price: Mapping[str, float] | None = None,
-    progress: Callable[[str], None] = lambda message: None, **job: Unpack[LayoutSearch],
-) -> Layouts:  # fmt: skip
+    progress: Callable[[str], None] = lambda message: None,
+    **job: Unpack[LayoutSearch],
+) -> Layouts:
     """The fastest ways to train a model on so many GPUs: tp, sp, pp, dp, fsdp, the microbatch, schedule and recompute;
     cp and ep where ``among`` names them.
 
@@ -111,10 +117,16 @@ def search_layouts(
         reasons = "; ".join(f"{count:,}: {why}" for why, count in done.pruned.items())
         raise UsageError(f"none of {counted(len(found), 'layout')} can run: {reasons}")
     return Layouts(
-        name=ranks.profile.workload.name, cluster=joined, gpus=gpus, global_batch=global_batch,
-        order=tuple(map(search.chosen, done.chosen)), count=len(found), simulated=done.evaluated, ranks=ranks.traced,
+        name=ranks.profile.workload.name,
+        cluster=joined,
+        gpus=gpus,
+        global_batch=global_batch,
+        order=tuple(map(search.chosen, done.chosen)),
+        count=len(found),
+        simulated=done.evaluated,
+        ranks=ranks.traced,
         pruned=done.pruned,
-    )  # fmt: skip
+    )
 
 
 # -- what a rank does --------------------------------------------------------------------------------------------------
@@ -207,8 +219,9 @@ def _is_alike(one: Block, other: Block) -> bool:
     works = ("forward", "backward", "weight", "core")
     pairs = [(getattr(one, name), getattr(other, name)) for name in works]
     issued = all(math.isclose(a.issue_s, b.issue_s, rel_tol=0.02) for a, b in pairs)
-    blind = [replace(each, **{name: replace(getattr(each, name), issue_s=0.0) for name in works})
-             for each in (one, other)]  # fmt: skip
+    blind = [
+        replace(each, **{name: replace(getattr(each, name), issue_s=0.0) for name in works}) for each in (one, other)
+    ]
     return issued and blind[0] == blind[1]
 
 
@@ -238,9 +251,13 @@ class _Search:
         rate = None if tokens is None else tokens / step.time_s / each.layout.world
         usd = None if rate is None or self.usd_per_gpu_hour is None else self.usd_per_gpu_hour / 3600 / rate * 1e6
         return LayoutChoice(
-            layout=each.layout, batch=each.batch, step=step, tokens_per_s_per_gpu=rate, usd_per_million=usd,
+            layout=each.layout,
+            batch=each.batch,
+            step=step,
+            tokens_per_s_per_gpu=rate,
+            usd_per_million=usd,
             peak_bytes=self._held(max(memory.total for memory in step.memory)),
-        )  # fmt: skip
+        )
 
     def _held(self, nbytes: int) -> int:
         """With what is reserved."""

@@ -155,8 +155,11 @@ class _SplitWalk:
         if op.op_class in _SPLITTABLE:
             return False
         specs = self.graph.specs(op.inputs)
-        return any((spec.numel, spec.shape[-1:]) == (self.made[path][0], (self.made[path][1],))
-                   for spec in specs for path in sources)  # fmt: skip
+        return any(
+            (spec.numel, spec.shape[-1:]) == (self.made[path][0], (self.made[path][1],))
+            for spec in specs
+            for path in sources
+        )
 
     def split(self) -> Split:
         """The groups that nothing stands against."""
@@ -169,8 +172,13 @@ class _SplitWalk:
         ends = (path for sources in given for path in sources - led - self.whole)
         heads = dict.fromkeys(filter(self._is_over_vocabulary, ends))
         losses = tuple(path for path in heads if path in self.with_loss)
-        return Split(tuple((tuple(sorted(columns)), row) for row, columns in rows.items()), tuple(heads), losses,
-                     tuple(self.embeddings), _of_block(self.entry))  # fmt: skip
+        return Split(
+            tuple((tuple(sorted(columns)), row) for row, columns in rows.items()),
+            tuple(heads),
+            losses,
+            tuple(self.embeddings),
+            _of_block(self.entry),
+        )
 
     def _is_of_some(self, row: str, columns: _Sources) -> bool:
         """Whether a group outside the repeated blocks reads fewer tokens than others: a pooler with its classes."""

@@ -94,7 +94,7 @@ class TrainingStep:
 
 def training_step(
     blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True
-) -> TrainingStep:  # fmt: skip
+) -> TrainingStep:
     """One step of a model that was traced with one microbatch, on one rank of ``layout.tp``.
 
     Args:
@@ -114,15 +114,24 @@ def training_step(
     once, computed = job.matrix
     tensor_s = job.tensor_s(run.slowest) - run.hidden_s[run.slowest]
     return TrainingStep(
-        layout, cluster, run, summed_s + optimizer_s, summed_s - run.time_s, tensor_s, optimizer_s,
-        tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)), once.flops, computed.flops,
-        once.matrix_s, computed.matrix_s,
-    )  # fmt: skip
+        layout,
+        cluster,
+        run,
+        summed_s + optimizer_s,
+        summed_s - run.time_s,
+        tensor_s,
+        optimizer_s,
+        tuple(job.memory(rank, run.in_flight[rank]) for rank in range(layout.pp)),
+        once.flops,
+        computed.flops,
+        once.matrix_s,
+        computed.matrix_s,
+    )
 
 
 def step_memory(
     blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True
-) -> tuple[Memory, ...]:  # fmt: skip
+) -> tuple[Memory, ...]:
     """The memory of each rank as of :func:`training_step`, without running the pipeline; errors as there."""
     job = _job(blocks, layout, cluster, state, overlap)
     held = in_flight(layout.pp, layout.chunks, layout.microbatches, layout.schedule)
@@ -136,7 +145,7 @@ def _held_beside(layout: Parallelism) -> int:
 
 def least_step_s(
     blocks: Blocks, layout: Parallelism, cluster: Cluster, *, state: str = "mixed", overlap: bool = True
-) -> float:  # fmt: skip
+) -> float:
     """Seconds that :func:`training_step` does not stay below, by :func:`memwall.simulate.pipeline.least_ends_s`."""
     job = _job(blocks, layout, cluster, state, overlap)
     ends = least_ends_s([job.stage(k) for k in range(job.count)], layout.pp, layout.microbatches, layout.schedule)
@@ -342,8 +351,10 @@ class _Job(Ranks):
         every, tp = self.blocks.every, self.layout.tp
         times, again = self.layout.microbatches * self.layout.replicas, _sum(map(self._again, every))
         once = _sum(work for block in every for work in (block.forward, block.backward))
-        model = BlockWork(flops=times * (tp * once.flops - (tp - 1) * once.repeated),
-                     matrix_s=times * (tp * once.matrix_s - (tp - 1) * once.repeated_s))  # fmt: skip
+        model = BlockWork(
+            flops=times * (tp * once.flops - (tp - 1) * once.repeated),
+            matrix_s=times * (tp * once.matrix_s - (tp - 1) * once.repeated_s),
+        )
         whole = once + again
         every_flops, every_s = whole.flops + whole.again, whole.matrix_s + whole.again_s
         return model, BlockWork(flops=times * tp * every_flops, matrix_s=times * tp * every_s)

@@ -127,9 +127,13 @@ def _eager_lookup(graph: Graph, run: MeasuredRun) -> Callable[[int], Timing | No
 def _sum(parts: Sequence[Timing]) -> Timing:
     """The sum of timings; the ends of the intervals are added, which makes the interval wide."""
     return Timing(
-        sum(t.median_s for t in parts), sum(t.low_s for t in parts), sum(t.high_s for t in parts),
-        min(t.samples for t in parts), sum(t.min_s for t in parts), sum(t.max_s for t in parts),
-    )  # fmt: skip
+        sum(t.median_s for t in parts),
+        sum(t.low_s for t in parts),
+        sum(t.high_s for t in parts),
+        min(t.samples for t in parts),
+        sum(t.min_s for t in parts),
+        sum(t.max_s for t in parts),
+    )
 
 
 # -- from a profile ----------------------------------------------------------------------------------------------------
@@ -144,10 +148,14 @@ def devices(profile: Profile) -> tuple[MeasuredDevice, ...]:
     """What was measured, device by device, in the order of the record; within one eager first."""
     found = measurements(profile)
     return tuple(
-        MeasuredDevice(name, gpu, tuple(_run(profile, m) for m in sorted(own, key=lambda m: ORDER.index(m.executor))),
-               _graph(profile, gpu))
+        MeasuredDevice(
+            name,
+            gpu,
+            tuple(_run(profile, m) for m in sorted(own, key=lambda m: ORDER.index(m.executor))),
+            _graph(profile, gpu),
+        )
         for (name, gpu), own in group_by(found, [(m.device, m.gpu) for m in found]).items()
-    )  # fmt: skip
+    )
 
 
 def _graph(profile: Profile, gpu: str) -> Graph:
@@ -165,12 +173,20 @@ def _run(profile: Profile, measurement: Measurement) -> MeasuredRun:
 def _pair(graph: Graph, kernel: MeasuredKernel, measurement: Measurement) -> Pair:
     ops = [graph.ops[i] for i in sorted(kernel.op_ids) if i < len(graph.ops)]
     return Pair(
-        f"memwall {measurement.executor}", measurement.gpu, kernel.op_class, main_dtype(graph, ops), kernel.modeled_s,
-        kernel.timing.median_s if kernel.timing and kernel.status == "ok" else 0.0, kernel.bound_s,
-        shapes_text(graph.values[i].spec for op in ops for i in op.inputs), kernel=kernel,
-        op_names=tuple(op.name for op in ops), phase=ops[-1].phase if ops else "",
-        module=common_module([op.module for op in ops]) if ops else "", copy_bytes_per_s=measurement.copy_bytes_per_s,
-    )  # fmt: skip
+        f"memwall {measurement.executor}",
+        measurement.gpu,
+        kernel.op_class,
+        main_dtype(graph, ops),
+        kernel.modeled_s,
+        kernel.timing.median_s if kernel.timing and kernel.status == "ok" else 0.0,
+        kernel.bound_s,
+        shapes_text(graph.values[i].spec for op in ops for i in op.inputs),
+        kernel=kernel,
+        op_names=tuple(op.name for op in ops),
+        phase=ops[-1].phase if ops else "",
+        module=common_module([op.module for op in ops]) if ops else "",
+        copy_bytes_per_s=measurement.copy_bytes_per_s,
+    )
 
 
 def main_dtype(graph: Graph, ops: Iterable[Op]) -> str:
@@ -217,8 +233,18 @@ def measured_points(profile: Profile, schedule: Schedule) -> tuple[MeasuredPoint
             for pair in run.measured:
                 k = pair.kernel
                 if k.flops and k.bytes and k.modeled_s:
-                    found.append(MeasuredPoint(measurement.executor, k.name, k.op_class, k.flops / k.bytes, k.modeled_s,
-                                       pair.measured_s, k.flops, pair.step_s / run.total.measured_s))  # fmt: skip
+                    found.append(
+                        MeasuredPoint(
+                            measurement.executor,
+                            k.name,
+                            k.op_class,
+                            k.flops / k.bytes,
+                            k.modeled_s,
+                            pair.measured_s,
+                            k.flops,
+                            pair.step_s / run.total.measured_s,
+                        )
+                    )
     return tuple(sorted(found, key=lambda p: (-p.share, p.executor, p.name)))
 
 
@@ -239,20 +265,49 @@ def rows(profile: Profile) -> list[dict[str, Any]]:
     """One row of ``COLUMNS`` per distinct measured kernel of each run; ``pandas.DataFrame(rows(profile))`` takes it."""
     return [
         dict(zip(COLUMNS, _cells(profile, run.measurement, pair), strict=True))
-        for device in devices(profile) for run in device.runs for pair in run.pairs
-    ]  # fmt: skip
+        for device in devices(profile)
+        for run in device.runs
+        for pair in run.pairs
+    ]
 
 
 def _cells(profile: Profile, m: Measurement, pair: Pair) -> tuple[Any, ...]:
     k, t, sensors = pair.kernel, pair.timing, pair.kernel.sensors
     spread = (t.median_s, t.low_s, t.high_s, t.min_s, t.max_s, t.samples) if t else (None,) * 6
     return (
-        profile.workload.name, profile.workload.mode, m.device, m.kind, m.gpu, m.executor, m.policy, k.id, k.name,
-        k.op_class, pair.dtype, pair.phase, pair.module, pair.shape, len(k.op_ids), k.repeats, k.flops, k.bytes,
-        k.bound_s, k.modeled_s, *spread, *((pair.error, pair.of_bound, pair.of_copy) if t else (None,) * 3),
-        m.copy_bytes_per_s or None, k.status, k.reason, k.error, k.schedule, "; ".join(sensors.flags),
-        sensors.clock_hz, sensors.memory_clock_hz, sensors.power_w, sensors.temperature_c,
-    )  # fmt: skip
+        profile.workload.name,
+        profile.workload.mode,
+        m.device,
+        m.kind,
+        m.gpu,
+        m.executor,
+        m.policy,
+        k.id,
+        k.name,
+        k.op_class,
+        pair.dtype,
+        pair.phase,
+        pair.module,
+        pair.shape,
+        len(k.op_ids),
+        k.repeats,
+        k.flops,
+        k.bytes,
+        k.bound_s,
+        k.modeled_s,
+        *spread,
+        *((pair.error, pair.of_bound, pair.of_copy) if t else (None,) * 3),
+        m.copy_bytes_per_s or None,
+        k.status,
+        k.reason,
+        k.error,
+        k.schedule,
+        "; ".join(sensors.flags),
+        sensors.clock_hz,
+        sensors.memory_clock_hz,
+        sensors.power_w,
+        sensors.temperature_c,
+    )
 
 
 def summary(profile: Profile) -> list[dict[str, Any]]:
@@ -264,22 +319,40 @@ def summary(profile: Profile) -> list[dict[str, Any]]:
             "violations": sum(len(run.violations) for run in device.runs),
             "runs": [_run_summary(run) for run in device.runs],
             "same_groups": [
-                {"executor": c.executor, "versus": c.versus, "groups": c.groups, "ratio": c.ratio,
-                 "geomean": c.geomean, "worst": c.worst, "slower": c.slower}
+                {
+                    "executor": c.executor,
+                    "versus": c.versus,
+                    "groups": c.groups,
+                    "ratio": c.ratio,
+                    "geomean": c.geomean,
+                    "worst": c.worst,
+                    "slower": c.slower,
+                }
                 for c in device.same_groups
             ],
         }
         for device in devices(profile)
-    ]  # fmt: skip
+    ]
 
 
 def _run_summary(run: MeasuredRun) -> dict[str, Any]:
     m, total = run.measurement, run.total
     return {
-        "executor": m.executor, "policy": m.policy, "kernels": total.kernels, "distinct": total.distinct,
-        "modeled_s": total.modeled_s, "measured_s": total.measured_s, "error": total.error,
-        "median_error": total.median_error, "of_bound": total.of_bound, "of_copy": total.of_copy,
-        "streaming_of_copy": run.streaming_of_copy, "violations": len(run.violations), "flags": dict(run.flags),
-        "step_measured_s": m.step.median_s if m.step else None, "step_modeled_s": m.step_modeled_s,
-        "step_error": run.step_error, "complete": m.complete,
-    }  # fmt: skip
+        "executor": m.executor,
+        "policy": m.policy,
+        "kernels": total.kernels,
+        "distinct": total.distinct,
+        "modeled_s": total.modeled_s,
+        "measured_s": total.measured_s,
+        "error": total.error,
+        "median_error": total.median_error,
+        "of_bound": total.of_bound,
+        "of_copy": total.of_copy,
+        "streaming_of_copy": run.streaming_of_copy,
+        "violations": len(run.violations),
+        "flags": dict(run.flags),
+        "step_measured_s": m.step.median_s if m.step else None,
+        "step_modeled_s": m.step_modeled_s,
+        "step_error": run.step_error,
+        "complete": m.complete,
+    }

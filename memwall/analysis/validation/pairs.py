@@ -126,11 +126,16 @@ class Share:
 def _share(key: str, pairs: Sequence[Pair]) -> Share:
     kernels = [pair.kernel for pair in pairs]
     return Share(
-        key, sum(k.repeats for k in kernels), len(pairs), sum(k.bytes * k.repeats for k in kernels),
-        sum(k.bound_s * k.repeats for k in kernels), sum(k.modeled_s * k.repeats for k in kernels),
-        sum(pair.step_s for pair in pairs), median(abs(pair.error) for pair in pairs) if pairs else None,
+        key,
+        sum(k.repeats for k in kernels),
+        len(pairs),
+        sum(k.bytes * k.repeats for k in kernels),
+        sum(k.bound_s * k.repeats for k in kernels),
+        sum(k.modeled_s * k.repeats for k in kernels),
+        sum(pair.step_s for pair in pairs),
+        median(abs(pair.error) for pair in pairs) if pairs else None,
         pairs[0].copy_bytes_per_s if pairs else 0.0,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -178,8 +183,9 @@ class MeasuredRun:
         """Kernels without a time that counts: status, reason, kernels of the step, bytes; the most bytes first."""
         kernels = [pair.kernel for pair in self.pairs if not pair.timing]
         groups = group_by(kernels, [(kernel.status, kernel.reason) for kernel in kernels])
-        found = [(*key, sum(k.repeats for k in own), sum(k.repeats * k.bytes for k in own))
-                 for key, own in groups.items()]  # fmt: skip
+        found = [
+            (*key, sum(k.repeats for k in own), sum(k.repeats * k.bytes for k in own)) for key, own in groups.items()
+        ]
         return tuple(sorted(found, key=lambda row: (-row[3], row[0], row[1])))
 
     @cached_property

@@ -109,20 +109,30 @@ class Rules:
     def __post_init__(self) -> None:
         checks = (
             (self.device in DEVICES, f"no device {self.device!r}; there is {', '.join(DEVICES)}"),
-            (0 < self.allowed < math.inf, "the allowed slow-down of a measured gate must be above 0 %, such as 5 %:"
-             " no measurement can show that two versions are equally fast"),
+            (
+                0 < self.allowed < math.inf,
+                "the allowed slow-down of a measured gate must be above 0 %, such as 5 %:"
+                " no measurement can show that two versions are equally fast",
+            ),
             (self.blocks >= LEAST_BLOCKS, f"an A/B benchmark needs at least {LEAST_BLOCKS} blocks, not {self.blocks}"),
             (0 < self.seconds < math.inf, f"an A/B benchmark needs a time limit above 0 s, not {self.seconds} s"),
-        )  # fmt: skip
+        )
         for holds, message in checks:
             if not holds:
                 raise UsageError(message)
 
 
 def run_ab(
-    base: Side, head: Side, *, allowed: float, device: str = "cpu", blocks: int = BLOCKS,
-    seconds: float = TIME_LIMIT_S, seed: int = 0, progress: Callable[[str], None] = lambda message: None,
-) -> ABResult:  # fmt: skip
+    base: Side,
+    head: Side,
+    *,
+    allowed: float,
+    device: str = "cpu",
+    blocks: int = BLOCKS,
+    seconds: float = TIME_LIMIT_S,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda message: None,
+) -> ABResult:
     """Time two versions of a model against each other.
 
     Each side runs in processes of its own, with this process's Python and this memwall, on real tensors from the same
@@ -151,9 +161,13 @@ def run_ab(
 
 
 def run_launches(
-    launch: Callable[[], SideProcesses], rules: Rules, *, clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep, progress: Callable[[str], None] = lambda message: None,
-) -> ABResult:  # fmt: skip
+    launch: Callable[[], SideProcesses],
+    rules: Rules,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    progress: Callable[[str], None] = lambda message: None,
+) -> ABResult:
     """An A/B benchmark of the sides that ``launch`` starts."""
     found = _AbProgress(rules, clock, sleep, clock())
     while not found.stopped and len(found.launches) < LOOKS[-1]:
@@ -231,17 +245,30 @@ class _AbProgress:
         reasons = self._reasons(kept, found)
         base_s, head_s = tuple(r.base.step_s for r in kept), tuple(r.head.step_s for r in kept)
         result = ABResult(
-            INCONCLUSIVE, rules.allowed, rules.device, blocks=len(kept), dropped=len(self.dropped),
-            launches=len(self.launches), base_samples_s=base_s, head_samples_s=head_s, reasons=reasons,
+            INCONCLUSIVE,
+            rules.allowed,
+            rules.device,
+            blocks=len(kept),
+            dropped=len(self.dropped),
+            launches=len(self.launches),
+            base_samples_s=base_s,
+            head_samples_s=head_s,
+            reasons=reasons,
             environment={**self.environment, "confidence": CONFIDENCE},
-        )  # fmt: skip
+        )
         if found is None:
             return result
         return replace(
-            result, verdict=INCONCLUSIVE if reasons else verdict_of(found, rules.allowed), ratio=found.ratio,
-            low=found.low, high=found.high, p_value=found.p_value, smallest_detectable=found.smallest_detectable,
-            base_s=statistics.median(base_s), head_s=statistics.median(head_s),
-        )  # fmt: skip
+            result,
+            verdict=INCONCLUSIVE if reasons else verdict_of(found, rules.allowed),
+            ratio=found.ratio,
+            low=found.low,
+            high=found.high,
+            p_value=found.p_value,
+            smallest_detectable=found.smallest_detectable,
+            base_s=statistics.median(base_s),
+            head_s=statistics.median(head_s),
+        )
 
     def _reasons(self, kept: Sequence[Round], found: Ratio | None) -> tuple[str, ...]:
         """Why there is no verdict; empty if there is one."""
@@ -255,9 +282,10 @@ class _AbProgress:
             allowed, shown = self.rules.allowed, found.smallest_detectable
             reasons.append(
                 f"no slow-down below {percent(shown)} shows here now, and {percent(allowed)} is what is allowed: it"
-                " takes more blocks or a quieter machine" if shown > allowed
+                " takes more blocks or a quieter machine"
+                if shown > allowed
                 else "what is allowed lies within the interval: it takes more blocks"
-            )  # fmt: skip
+            )
         return tuple(reasons)
 
 

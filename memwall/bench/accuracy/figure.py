@@ -88,8 +88,14 @@ def _panel(scene: Scene, gpu: str, rows: Sequence[TimedRow]) -> float:
         PlotAxis(low, high, frame.left, frame.right, log=True),
         PlotAxis(low, high, frame.lower, frame.upper, log=True),
     )
-    band = [(x(low), y(low)), (x(low), y(low * (1 + CLOSE))), (x(high / (1 + CLOSE)), y(high)), (x(high), y(high)),
-            (x(high), y(high * (1 - CLOSE))), (x(low / (1 - CLOSE)), y(low))]  # fmt: skip
+    band = [
+        (x(low), y(low)),
+        (x(low), y(low * (1 + CLOSE))),
+        (x(high / (1 + CLOSE)), y(high)),
+        (x(high), y(high)),
+        (x(high), y(high * (1 - CLOSE))),
+        (x(low / (1 - CLOSE)), y(low)),
+    ]
     scene.area(band, "line")
     draw_x(scene, frame, x, _tick, "measured", x.ticks(4))
     draw_y(scene, frame, y, _tick, "modeled", y.ticks(4))

@@ -199,9 +199,16 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True) -> Fi
     others = residuals(gpu, to_score, found)
     inside = [found.interval_low <= residual <= found.interval_high for residual in others]
     return Fit(
-        target, asdict(found), asdict(start), before, after, len(to_fit), len(to_score),
-        sum(inside) / max(len(inside), 1), tuple(sorted({sample.dataset for sample in samples})),
-    )  # fmt: skip
+        target,
+        asdict(found),
+        asdict(start),
+        before,
+        after,
+        len(to_fit),
+        len(to_score),
+        sum(inside) / max(len(inside), 1),
+        tuple(sorted({sample.dataset for sample in samples})),
+    )
 
 
 def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence[_Part]) -> Constants:
@@ -239,9 +246,12 @@ def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence
 
 
 def _descend(
-    optimize: Any, loss: Callable[[Sequence[float]], float], first: Sequence[float],
-    bounds: Sequence[tuple[float, float]], step: float,
-) -> list[float]:  # fmt: skip
+    optimize: Any,
+    loss: Callable[[Sequence[float]], float],
+    first: Sequence[float],
+    bounds: Sequence[tuple[float, float]],
+    step: float,
+) -> list[float]:
     simplex = [list(first)]
     for i, x in enumerate(first):
         moved = x * (1 + step) if x else abs(step)
@@ -251,9 +261,12 @@ def _descend(
             corner[i] = x * (1 - step)
         simplex.append(corner)
     found = optimize.minimize(
-        loss, first, method="Nelder-Mead", bounds=bounds,
+        loss,
+        first,
+        method="Nelder-Mead",
+        bounds=bounds,
         options={"initial_simplex": simplex, "maxfev": TRIES * len(first), "xatol": 1e-3, "fatol": 1e-5},
-    )  # fmt: skip
+    )
     return [float(x) for x in found.x]
 
 

@@ -78,10 +78,14 @@ class OwnKind(TableKind):
         if record["status"] != "ok":
             raise Skip(f"status {str(record['status'])[:40]!r}")
         yield TimedRow(
-            f"memwall {record['executor']}", record["gpu"], record["class"], record["dtype"],
-            seconds(record, "modeled_s", 1.0, least=0.0), seconds(record, "measured_s", 1.0),
+            f"memwall {record['executor']}",
+            record["gpu"],
+            record["class"],
+            record["dtype"],
+            seconds(record, "modeled_s", 1.0, least=0.0),
+            seconds(record, "measured_s", 1.0),
             seconds(record, "bound_s", 1.0, least=0.0),
-        )  # fmt: skip
+        )
 
 
 OWN = OwnKind("measured kernels as memwall writes them", "gpu executor class dtype modeled_s measured_s bound_s status")

@@ -76,9 +76,10 @@ class AccuracyReport(Report):
     def record(self) -> str:
         scored = self.scored
         counts: dict[str, Any] = {
-            "read_rows": _read(scored), "scored_rows": len(scored.rows),
+            "read_rows": _read(scored),
+            "scored_rows": len(scored.rows),
             "left_out_rows": dict(sorted(scored.skipped.items())),
-        }  # fmt: skip
+        }
         cells = [SavedCell(**cell.to_dict(), **counts) for cell in score(scored.rows)]
         return json.dumps([asdict(cell) for cell in cells], indent=1) + "\n"
 
@@ -113,9 +114,10 @@ def _counted(scored: Scored) -> Facts:
     said = "; ".join(f"{count:,} {clean(reason)}" for reason, count in most[:_MAX_REASONS])
     more = f"; {len(most) - _MAX_REASONS} more reasons" if len(most) > _MAX_REASONS else ""
     return known_facts(
-        ("rows read", f"{_read(scored):,}"), ("rows scored", f"{len(scored.rows):,}"),
+        ("rows read", f"{_read(scored):,}"),
+        ("rows scored", f"{len(scored.rows):,}"),
         ("rows left out", f"{sum(scored.skipped.values()):,}: {said}{more}" if most else "none"),
-    )  # fmt: skip
+    )
 
 
 _NAMES = "data: dataset, GPU: gpu name, class: op_class, dtype"
@@ -141,10 +143,19 @@ def split_table(title: str, split: ScoreSplit) -> Table:
     scores = [score(rows) for rows in (split.fit, split.held_out, split.left_out)]
     fit, other, left = ({(c.dataset, c.gpu, c.op_class, c.dtype): c for c in cells} for cells in scores)
     figures = (
-        (other, "n"), (fit, "mape"), (other, "mape"), (other, "median_ape"), (other, "r1_mape"), (left, "mape"),
-        (other, "coverage"), (left, "coverage"))  # fmt: skip
-    rows = [(*name, *(getattr(part.get(name), figure, None) for part, figure in figures))
-            for name in sorted({*fit, *other, *left})]  # fmt: skip
+        (other, "n"),
+        (fit, "mape"),
+        (other, "mape"),
+        (other, "median_ape"),
+        (other, "r1_mape"),
+        (left, "mape"),
+        (other, "coverage"),
+        (left, "coverage"),
+    )
+    rows = [
+        (*name, *(getattr(part.get(name), figure, None) for part, figure in figures))
+        for name in sorted({*fit, *other, *left})
+    ]
     specs = (
         "data: 0, GPU: 1 name, class: 2, dtype: 3, n@other: 4 count, MAPE fit: 5 %, MAPE other: 6 %, median other: 7 %,"
         "R1 other: 8 %, MAPE left out: 9 %, held other: 10 %0, held left out: 11 %0"

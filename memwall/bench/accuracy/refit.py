@@ -77,10 +77,21 @@ def profile_samples(profile: Profile) -> list[Sample]:
         costs = graph_costs(device.graph)
         timed = [pair for run in device.runs if run.measurement.executor == "eager" for pair in run.measured]
         samples += [
-            Sample(pair.dataset, gpu.name, gpu, pair.op_class, pair.dtype, f"{pair.kernel.name} {pair.shape}",
-                   costs[pair.kernel.op_ids[0]], "graph", 0, pair.measured_s)
-            for pair in timed if len(pair.kernel.op_ids) == 1
-        ]  # fmt: skip
+            Sample(
+                pair.dataset,
+                gpu.name,
+                gpu,
+                pair.op_class,
+                pair.dtype,
+                f"{pair.kernel.name} {pair.shape}",
+                costs[pair.kernel.op_ids[0]],
+                "graph",
+                0,
+                pair.measured_s,
+            )
+            for pair in timed
+            if len(pair.kernel.op_ids) == 1
+        ]
     return samples
 
 

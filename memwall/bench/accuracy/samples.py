@@ -161,13 +161,23 @@ def _row(sample: Sample, predicted: Prediction) -> TimedRow:
     gpu, cost = sample.gpu, sample.cost
     compute_s, memory_s = peak_compute_s(cost, gpu), cost.bytes / gpu.dram_bytes_per_s
     return TimedRow(
-        sample.dataset, sample.label, sample.op_class, sample.dtype, predicted.time_s, sample.measured_s,
+        sample.dataset,
+        sample.label,
+        sample.op_class,
+        sample.dtype,
+        predicted.time_s,
+        sample.measured_s,
         predicted.bound_s if cost.bytes > 2 * gpu.l2_bytes and not sample.drawn else None,
-        shape=sample.shape, low_s=predicted.low_s, high_s=predicted.high_s, limited_by=_limited_by(sample, predicted),
-        datasheet_limit="compute" if compute_s > memory_s else "bandwidth", r0_s=max(compute_s, memory_s),
-        r1_s=r1_s(compute_s, memory_s), calibrated=calibration_of(cost, gpu)[0],
+        shape=sample.shape,
+        low_s=predicted.low_s,
+        high_s=predicted.high_s,
+        limited_by=_limited_by(sample, predicted),
+        datasheet_limit="compute" if compute_s > memory_s else "bandwidth",
+        r0_s=max(compute_s, memory_s),
+        r1_s=r1_s(compute_s, memory_s),
+        calibrated=calibration_of(cost, gpu)[0],
         resolution_s=sample.resolution_s,
-    )  # fmt: skip
+    )
 
 
 def _limited_by(sample: Sample, predicted: Prediction) -> str:

@@ -88,14 +88,21 @@ def cell(names: tuple[str, str, str, str], rows: Sequence[TimedRow], floors: Map
     ]
     known = ((row.limited_by, regime(row, floors)) for row in rows if row.limited_by and row.datasheet_limit)
     return Cell(
-        *names, len(rows), fmean(sizes), median(sizes), fmean(errors), percentile(sizes, 0.9),
+        *names,
+        len(rows),
+        fmean(sizes),
+        median(sizes),
+        fmean(errors),
+        percentile(sizes, 0.9),
         spearman([row.modeled_s for row in rows], [row.measured_s for row in rows]),
-        sum(size <= CLOSE for size in sizes) / len(sizes), sum(row.is_violation for row in rows),
-        kappa([(modeled, measured) for modeled, measured in known if measured is not None]), _mean(held),
+        sum(size <= CLOSE for size in sizes) / len(sizes),
+        sum(row.is_violation for row in rows),
+        kappa([(modeled, measured) for modeled, measured in known if measured is not None]),
+        _mean(held),
         _mean([abs(row.r0_s / row.measured_s - 1) for row in rows if row.r0_s is not None]),
         _mean([abs(row.r1_s / row.measured_s - 1) for row in rows if row.r1_s is not None]),
         " / ".join(sorted({row.calibrated for row in rows if row.calibrated}, reverse=True)),
-    )  # fmt: skip
+    )
 
 
 def _mean(values: Sequence[float]) -> float | None:

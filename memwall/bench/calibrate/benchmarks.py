@@ -31,9 +31,14 @@ def cpu_benchmarks(caches: Mapping[str, int]) -> list[Benchmark]:
     last = max(caches.values(), default=0)
     inner = [bench for name in CACHES[1:] if name in caches for bench in _in_cache(name, caches[name])]
     return [
-        *memory(max(DRAM_CACHES * last, DRAM_LEAST) // 4, "cpu"), *inner, *products(), *traffic(caches),
-        *contractions(), *kernels(), Benchmark("call", 1, lambda: x + y),
-    ]  # fmt: skip
+        *memory(max(DRAM_CACHES * last, DRAM_LEAST) // 4, "cpu"),
+        *inner,
+        *products(),
+        *traffic(caches),
+        *contractions(),
+        *kernels(),
+        Benchmark("call", 1, lambda: x + y),
+    ]
 
 
 def memory(count: int, device: str) -> list[Benchmark]:

@@ -47,9 +47,13 @@ def default_spec_path(device: str = "cpu") -> Path:
 
 
 def calibrate(
-    device: str = "cpu", *, threads: int = 1, rounds: int = 15, accept_busy: bool = False,
+    device: str = "cpu",
+    *,
+    threads: int = 1,
+    rounds: int = 15,
+    accept_busy: bool = False,
     progress: Callable[[str], None] = lambda message: None,
-) -> Calibration:  # fmt: skip
+) -> Calibration:
     """Measure this machine's ceilings, some 20 s.
 
     Args:
@@ -144,11 +148,13 @@ def _measure_cuda(job: Mapping[str, Any]) -> dict[str, Any]:
         samples.append(Clocks().time(add.run, TINY)[0] / TINY)
     properties = torch.cuda.get_device_properties(0)
     return {
-        "torch": torch.__version__, "name": torch.cuda.get_device_name(), "dram_bytes": properties.total_memory,
+        "torch": torch.__version__,
+        "name": torch.cuda.get_device_name(),
+        "dram_bytes": properties.total_memory,
         "sm_count": properties.multi_processor_count,
         "compute_capability": "{}.{}".format(*torch.cuda.get_device_capability()),
         "quantities": [*found, SampledQuantity.of("dispatch", 1, samples, 0)],
-    }  # fmt: skip
+    }
 
 
 def _measure_host(job: Mapping[str, Any]) -> dict[str, Any]:

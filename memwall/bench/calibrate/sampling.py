@@ -68,9 +68,13 @@ class Busy(MissingError):
 
 
 def measure(
-    benchmarks: Sequence[Benchmark], rounds: int, *, accept_busy: bool = False, clocks: Clocks | None = None,
+    benchmarks: Sequence[Benchmark],
+    rounds: int,
+    *,
+    accept_busy: bool = False,
+    clocks: Clocks | None = None,
     wait: Callable[[], Any] = lambda: None,
-) -> dict[str, SampledQuantity]:  # fmt: skip
+) -> dict[str, SampledQuantity]:
     """Time all benchmarks, ``rounds`` samples each.
 
     ``accept_busy`` keeps the samples that others disturbed, in CPU time where the process had to wait for its core.

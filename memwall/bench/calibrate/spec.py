@@ -102,37 +102,41 @@ def cpu_spec(answer: Mapping[str, Any], quantities: Mapping[str, SampledQuantity
     busy = "; other processes ran meanwhile (--accept-busy)" if job["accept_busy"] else ""
     title = f"{cpu_name()} ({counted(job['threads'], 'thread')})"
     how = f"memwall calibrate, torch {answer['torch']}, {answer['isa']}{busy}"
-    return document({
-        "": [*head("cpu", title, how, vendor_name(), "cpu"), SpecLine("aliases", "[]")],
-        "compute": [SpecLine("sm_count", threads, "threads that a kernel uses")],
-        "peak_flop_per_s.tensor": [rates.peak(dtype, f"product.{dtype}") for dtype in low],
-        "peak_flop_per_s.vector": [rates.peak("float32", float32), rates.peak("float64", "product.float64")],
-        "memory": [
-            rates.line("dram_bytes_per_s", dram, f"{dram}, the fastest of four"),
-            SpecLine("dram_bytes", str(memory_bytes()), "as the system states it"),
-            *(rates.last_cache(caches) if caches else ()),
-        ],
-        "host": [
-            SpecLine("launch_overhead_s", number(rates.call_s), note(quantities["call"], "add of one element")),
-            SpecLine("dispatch_s", "0", "a CPU runs an op when it is called: the line above has it all"),
-        ],
-        "achievable": [rates.fraction("dram", "dram.triad", dram, "triad over the fastest")],
-        "achievable.tensor": [
-            rates.fraction("bfloat16", "linear.bfloat16", "product.bfloat16", linear),
-            *(SpecLine(dtype, "1.0", own_rate) for dtype in low if dtype != "bfloat16"),
-        ],
-        "achievable.vector": [
-            rates.fraction("float32", "linear.float32", float32, linear), SpecLine("float64", "1.0", own_rate)
-        ],
-        "cpu": [SpecLine("threads", threads), rates.exposed_traffic()],
-        "cpu.cache_bytes": [SpecLine(name, str(size)) for name, size in caches.items()],
-        "cpu.cache_bytes_per_s": [
-            rates.line(name, f"{name}.triad", "triad of three arrays in half of it")
-            for name in caches if f"{name}.triad" in quantities
-        ],
-        "cpu.flop_per_s": rates.lines(PRODUCTS, "float32 FLOP/s"),
-        "cpu.elements_per_s": rates.lines(KERNELS, "elements/s of eager float32, in the second cache"),
-    })  # fmt: skip
+    return document(
+        {
+            "": [*head("cpu", title, how, vendor_name(), "cpu"), SpecLine("aliases", "[]")],
+            "compute": [SpecLine("sm_count", threads, "threads that a kernel uses")],
+            "peak_flop_per_s.tensor": [rates.peak(dtype, f"product.{dtype}") for dtype in low],
+            "peak_flop_per_s.vector": [rates.peak("float32", float32), rates.peak("float64", "product.float64")],
+            "memory": [
+                rates.line("dram_bytes_per_s", dram, f"{dram}, the fastest of four"),
+                SpecLine("dram_bytes", str(memory_bytes()), "as the system states it"),
+                *(rates.last_cache(caches) if caches else ()),
+            ],
+            "host": [
+                SpecLine("launch_overhead_s", number(rates.call_s), note(quantities["call"], "add of one element")),
+                SpecLine("dispatch_s", "0", "a CPU runs an op when it is called: the line above has it all"),
+            ],
+            "achievable": [rates.fraction("dram", "dram.triad", dram, "triad over the fastest")],
+            "achievable.tensor": [
+                rates.fraction("bfloat16", "linear.bfloat16", "product.bfloat16", linear),
+                *(SpecLine(dtype, "1.0", own_rate) for dtype in low if dtype != "bfloat16"),
+            ],
+            "achievable.vector": [
+                rates.fraction("float32", "linear.float32", float32, linear),
+                SpecLine("float64", "1.0", own_rate),
+            ],
+            "cpu": [SpecLine("threads", threads), rates.exposed_traffic()],
+            "cpu.cache_bytes": [SpecLine(name, str(size)) for name, size in caches.items()],
+            "cpu.cache_bytes_per_s": [
+                rates.line(name, f"{name}.triad", "triad of three arrays in half of it")
+                for name in caches
+                if f"{name}.triad" in quantities
+            ],
+            "cpu.flop_per_s": rates.lines(PRODUCTS, "float32 FLOP/s"),
+            "cpu.elements_per_s": rates.lines(KERNELS, "elements/s of eager float32, in the second cache"),
+        }
+    )
 
 
 class _Rates:
@@ -197,8 +201,10 @@ def cuda_spec(answer: Mapping[str, Any], quantities: Mapping[str, SampledQuantit
     title, how = f"{answer['name']}, as measured", f"memwall calibrate, torch {answer['torch']}"
     maker = (gpu.vendor, gpu.architecture) if gpu else ("NVIDIA", "unknown")
     capability = SpecLine("compute_capability", answer["compute_capability"])
-    issued = (("launch_overhead_s", "launch", "graph of adds of one element"),
-              ("dispatch_s", "dispatch", "eager adds issued by the CPU"))  # fmt: skip
+    issued = (
+        ("launch_overhead_s", "launch", "graph of adds of one element"),
+        ("dispatch_s", "dispatch", "eager adds issued by the CPU"),
+    )
     host = [SpecLine(key, number(quantities[of].seconds), note(quantities[of], what)) for key, of, what in issued]
     tables: Tables = {
         "": head(f"{base}-measured", title, how, *maker, capability),
@@ -236,9 +242,10 @@ def _of_datasheet(gpu: Gpu, quantities: Mapping[str, SampledQuantity], host: Seq
         **{f"peak_flop_per_s.{engine}": found for engine, found in peaks.items()},
         "memory": lines("memory", "dram_bytes_per_s", "dram_bytes", "l2_bytes", "l2_bytes_per_s"),
         "power": [SpecLine("tdp_w", f"{gpu.tdp_w:g}", "the GPU's")] if gpu.tdp_w else [],
-        "host": host, "achievable": [_triad(quantities, gpu.dram_bytes_per_s)],
+        "host": host,
+        "achievable": [_triad(quantities, gpu.dram_bytes_per_s)],
         **{f"achievable.{engine}": found for engine, found in reached.items()},
-    }  # fmt: skip
+    }
 
 
 def _as_measured(

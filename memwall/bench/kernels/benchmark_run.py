@@ -150,11 +150,23 @@ class Result:
         done = answer.status == "ok" and bool(self.samples_s)
         status = "skipped" if answer.status == "ok" and not done else answer.status
         return MeasuredKernel(
-            estimate.id, estimate.name, estimate.op_ids, estimate.op_class, job.repeats, estimate.flops,
-            estimate.bytes, estimate.time_s, estimate.bound_s, status, answer.reason,
-            timing(self.samples_s) if done else None, answer.error, answer.schedule, answer.config,
+            estimate.id,
+            estimate.name,
+            estimate.op_ids,
+            estimate.op_class,
+            job.repeats,
+            estimate.flops,
+            estimate.bytes,
+            estimate.time_s,
+            estimate.bound_s,
+            status,
+            answer.reason,
+            timing(self.samples_s) if done else None,
+            answer.error,
+            answer.schedule,
+            answer.config,
             merged(self.readings),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -183,9 +195,15 @@ class BenchmarkRun:
     options that say which step of it runs."""
 
     def __init__(
-        self, work: MeasurementWork, executors: Sequence[str], kind: str, target: str, limits: Limits, pool: WorkerPool,
+        self,
+        work: MeasurementWork,
+        executors: Sequence[str],
+        kind: str,
+        target: str,
+        limits: Limits,
+        pool: WorkerPool,
         module: tuple[str, Mapping[str, Any]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.work, self.limits, self.kind, self.pool = work, limits, kind, pool
         self.executors = tuple(executors)
         self.setup = Setup(kind, work.graph, work.gpu, target)
@@ -292,11 +310,19 @@ class BenchmarkRun:
             copy_s = self.copied.bytes / timing(self.copied.samples_s).median_s
             environment["floor_s"] = timing(self.copied.floor_s).median_s
         return Measurement(
-            device=str(about.get("device", self.kind)), kind=self.kind, gpu=self.work.gpu.name, executor=name,
-            policy=policy, kernels=tuple(sorted(kernels, key=lambda kernel: kernel.id)), step=_timing(step),
-            step_modeled_s=self.work.schedules[policy].totals.time_s, step_reason=step.reason,
-            copy_bytes_per_s=copy_s, environment=environment, complete=self.is_complete,
-        )  # fmt: skip
+            device=str(about.get("device", self.kind)),
+            kind=self.kind,
+            gpu=self.work.gpu.name,
+            executor=name,
+            policy=policy,
+            kernels=tuple(sorted(kernels, key=lambda kernel: kernel.id)),
+            step=_timing(step),
+            step_modeled_s=self.work.schedules[policy].totals.time_s,
+            step_reason=step.reason,
+            copy_bytes_per_s=copy_s,
+            environment=environment,
+            complete=self.is_complete,
+        )
 
 
 def share(total: int, part: int, parts: int) -> int:

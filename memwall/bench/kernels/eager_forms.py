@@ -61,9 +61,18 @@ class BatchNormBackward:
         self._left: dict[Any, tuple[Any, int, Tensor]] = {}
 
     def __call__(
-        self, grad: Tensor, x: Tensor, weight: Any, mean: Any, var: Any, saved_mean: Any, saved_deviation: Any,
-        train: bool, eps: float, wanted: Sequence[bool],
-    ) -> tuple[Any, ...]:  # fmt: skip
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Any,
+        mean: Any,
+        var: Any,
+        saved_mean: Any,
+        saved_deviation: Any,
+        train: bool,
+        eps: float,
+        wanted: Sequence[bool],
+    ) -> tuple[Any, ...]:
         index, reserve = self._forward(grad, x, weight, eps) if train else (0, x.new_empty(0, dtype=torch.uint8))
         made: tuple[Any, ...] = _ATEN._batch_norm_impl_index_backward(
             index, x, grad, weight, mean, var, saved_mean, saved_deviation, train, eps, wanted, reserve

@@ -23,9 +23,13 @@ from memwall.ops.evaluate import EvaluatedCall, Operators, evaluate
 
 
 def run_group(
-    graph: Graph, group: Group, memory: Arena | WideMemory, operators: Operators,
-    kept: Mapping[int, Tensor] | None = None, noise: torch.Generator | None = None,
-) -> None:  # fmt: skip
+    graph: Graph,
+    group: Group,
+    memory: Arena | WideMemory,
+    operators: Operators,
+    kept: Mapping[int, Tensor] | None = None,
+    noise: torch.Generator | None = None,
+) -> None:
     """Run the ops of a group on ``memory``, in place.
 
     Args:
@@ -49,9 +53,13 @@ class _GroupRun:
     """One run of a group's ops."""
 
     def __init__(
-        self, graph: Graph, group: Group, memory: Arena | WideMemory, kept: dict[int, Tensor],
+        self,
+        graph: Graph,
+        group: Group,
+        memory: Arena | WideMemory,
+        kept: dict[int, Tensor],
         noise: torch.Generator | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.graph, self.group, self.memory, self.kept, self.noise = graph, group, memory, kept, noise
         self.wide = isinstance(memory, WideMemory)
         self.device = memory.arena.device if isinstance(memory, WideMemory) else memory.device
@@ -259,23 +267,49 @@ def _flash(
 
 
 def _flash_backward(
-    grad: Any, q: Any, k: Any, v: Any, output: Any, logsumexp: Any, cum_q: Any, cum_k: Any, max_q: int, max_k: int,
-    p: float, causal: bool, seed: Any, offset: Any, *, scale: Any = None,
-) -> Any:  # fmt: skip
+    grad: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    output: Any,
+    logsumexp: Any,
+    cum_q: Any,
+    cum_k: Any,
+    max_q: int,
+    max_k: int,
+    p: float,
+    causal: bool,
+    seed: Any,
+    offset: Any,
+    *,
+    scale: Any = None,
+) -> Any:
     return _attention_backward(grad, q, k, v, output, logsumexp, p, causal, None, scale)
 
 
 def _efficient(
     q: Any, k: Any, v: Any, bias: Any, logsumexp_too: bool, p: float = 0.0, causal: bool = False, *, scale: Any = None
-) -> Any:  # fmt: skip
+) -> Any:
     seed = torch.zeros((), dtype=torch.int64)
     return *_attention(q, k, v, p, causal, bias, scale), seed, seed.clone()
 
 
 def _efficient_backward(
-    grad: Any, q: Any, k: Any, v: Any, bias: Any, output: Any, logsumexp: Any, seed: Any, offset: Any, p: float,
-    wanted: Any, causal: bool = False, *, scale: Any = None,
-) -> Any:  # fmt: skip
+    grad: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    output: Any,
+    logsumexp: Any,
+    seed: Any,
+    offset: Any,
+    p: float,
+    wanted: Any,
+    causal: bool = False,
+    *,
+    scale: Any = None,
+) -> Any:
     return *_attention_backward(grad, q, k, v, output, logsumexp, p, causal, bias, scale), None
 
 

@@ -97,9 +97,15 @@ class KernelBuilder:
                 setattr(module, name, value)
 
         return BuiltKernel(
-            put_off(module.run), kernel.inputs, kernel.outputs, kernel.schedule, kernel.source,
-            kernel.configs or ((kernel.config,) if kernel.config else ()), configure, True,
-        )  # fmt: skip
+            put_off(module.run),
+            kernel.inputs,
+            kernel.outputs,
+            kernel.schedule,
+            kernel.source,
+            kernel.configs or ((kernel.config,) if kernel.config else ()),
+            configure,
+            True,
+        )
 
     def _executed(self, text: Reference) -> Callable[..., Any]:
         """The ``run`` of a reference; a number on the host, which no graph holds, is 1."""

@@ -167,10 +167,18 @@ class Oracle:
         return PASSED
 
     def verify(
-        self, kernel: Runnable, run: Callable[..., Sequence[Tensor]], *, seed: int = 0, device: str = "cpu",
-        special: bool = False, guard_bytes: int = GUARD_BYTES, repeatable: bool = True, with_eager: bool = False,
+        self,
+        kernel: Runnable,
+        run: Callable[..., Sequence[Tensor]],
+        *,
+        seed: int = 0,
+        device: str = "cpu",
+        special: bool = False,
+        guard_bytes: int = GUARD_BYTES,
+        repeatable: bool = True,
+        with_eager: bool = False,
         around: Callable[[Arena, Callable[[], Any]], Any] | None = None,
-    ) -> NumericsCheck:  # fmt: skip
+    ) -> NumericsCheck:
         """Run a kernel twice, on memory that is poisoned in two ways, and compare it with float64.
 
         Both runs must give the same bits: unwritten memory shows the poison, results that depend on the order of

@@ -35,13 +35,25 @@ class Interrupted(KeyboardInterrupt):
 
 
 def measure(
-    profile_or_target: Any, inputs: Any = None, *, device: str | None = None, executors: Sequence[str] = (),
-    gpu: str | Path | Gpu | None = None, samples: int = SAMPLES, top: int | None = None,
-    time_limit_s: float = math.inf, build_limit_s: float = BUILD_LIMIT_S, check: bool = True, steps: bool = True,
-    strict_device: bool = False, progress: Callable[[str], None] = lambda message: None,
-    updated: Callable[[Profile], None] | None = None, pool: WorkerPool | None = None,
-    model: tuple[str, Mapping[str, Any]] | None = None, **options: Any,
-) -> Profile:  # fmt: skip
+    profile_or_target: Any,
+    inputs: Any = None,
+    *,
+    device: str | None = None,
+    executors: Sequence[str] = (),
+    gpu: str | Path | Gpu | None = None,
+    samples: int = SAMPLES,
+    top: int | None = None,
+    time_limit_s: float = math.inf,
+    build_limit_s: float = BUILD_LIMIT_S,
+    check: bool = True,
+    steps: bool = True,
+    strict_device: bool = False,
+    progress: Callable[[str], None] = lambda message: None,
+    updated: Callable[[Profile], None] | None = None,
+    pool: WorkerPool | None = None,
+    model: tuple[str, Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Profile:
     """Time every kernel of a model on this machine, by several executors, and the whole step.
 
     Args:
@@ -91,9 +103,12 @@ def measure(
 
 
 def _run(
-    run: BenchmarkRun, profile: Profile, strict: bool, say: Callable[[str], None],
+    run: BenchmarkRun,
+    profile: Profile,
+    strict: bool,
+    say: Callable[[str], None],
     updated: Callable[[Profile], None] | None,
-) -> Profile:  # fmt: skip
+) -> Profile:
     """The profile with what a benchmark run found; a measurement of the same device, spec and executor is replaced."""
 
     def found() -> Profile:

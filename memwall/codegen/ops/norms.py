@@ -20,7 +20,7 @@ from memwall.codegen.ops.base import (
     reshaped,
     rules,
     without,
-)  # fmt: skip
+)
 from memwall.codegen.tensors import Body, Indices, Tensor, TensorReduction
 
 At = Callable[[Indices], Indices]
@@ -149,9 +149,11 @@ def _norm_backward(layout_of: Callable[[OpView], _Layout], centred: bool = True)
         mean, rstd = flat(view.find("mean")) if centred else None, reshaped(view.tensor("rstd"), layout.shape[:1])
         weight = flat(view.find("weight"))
         normal = _normal(x, mean, rstd, layout.row)
-        scaled = grad if weight is None else Tensor(
-            x.shape, "float32", lambda body, i: f"{grad.at(body, i)} * {weight.at(body, layout.affine(i))}"
-        )  # fmt: skip
+        scaled = (
+            grad
+            if weight is None
+            else Tensor(x.shape, "float32", lambda body, i: f"{grad.at(body, i)} * {weight.at(body, layout.affine(i))}")
+        )
         results = [reshaped(_input_gradient(scaled, normal, rstd, layout, centred), view.tensor("input").shape)]
         for tensor in (product(grad, normal), grad) if centred else (product(grad, normal),):
             whole = reshaped(as_dtype(tensor, "float32"), layout.affine_shape)
@@ -186,9 +188,7 @@ def _batch_norm(view: OpView) -> Made:
         return [out, *(constant(spec.shape, spec.dtype, 0) for spec in view.outputs[1:])]
     mean, squares, rstd = _statistics(view, layout)
     momentum = float(view.number("momentum", 0.1))
-    for name, tensor, factor in (
-        ("running_mean", mean, 1.0), ("running_var", squares, 1 / max(layout.count - 1, 1)),
-    ):  # fmt: skip
+    for name, tensor, factor in (("running_mean", mean, 1.0), ("running_var", squares, 1 / max(layout.count - 1, 1))):
         if (old := view.find(name)) is not None:
             view.updates[name] = _moved(old, tensor, momentum, factor)
     return [_normalised(view, layout, mean, rstd), mean, rstd]

@@ -39,9 +39,12 @@ class _Window:
         if math.prod(kernel) > MAX_WINDOW:
             raise NotGenerated(f"a window of {kernel[0]} × {kernel[1]}")
         return cls(
-            kernel, _pair(view.number("stride"), kernel), _pair(view.number("padding"), (0, 0)),
-            _pair(view.number("dilation"), (1, 1)), (image[-2], image[-1]),
-        )  # fmt: skip
+            kernel,
+            _pair(view.number("stride"), kernel),
+            _pair(view.number("padding"), (0, 0)),
+            _pair(view.number("dilation"), (1, 1)),
+            (image[-2], image[-1]),
+        )
 
     def places(self, i: Indices) -> Iterator[tuple[AffineIndex, AffineIndex, list[str]]]:
         """Row and column of every element of the window of an output, and what must hold for it to exist."""

@@ -181,11 +181,13 @@ class Replayer:
         give_values(recorder, given, template.values)
         results = iter(given)
         flat = [
-            tensors[handed.passed] if handed.passed is not None
-            else next(results) if handed.place is not None
+            tensors[handed.passed]
+            if handed.passed is not None
+            else next(results)
+            if handed.place is not None
             else handed.plain
             for handed in template.outputs
-        ]  # fmt: skip
+        ]
         return compat.tree_unflatten(flat, template.tree)
 
     def check(self) -> None:
@@ -253,10 +255,12 @@ class Replayer:
         """The block's forward with its tensors bound to the storages of its copied ops; its outputs, flattened."""
         recorder = self.recorder
         with self.recorder.unrecorded(), torch.enable_grad():  # backward runs with gradients off
-            tensors = iter([
-                GradientCapture.apply(t.detach().requires_grad_(), captured, i) if t.requires_grad else t.detach()
-                for i, t in enumerate(instance.tensors)
-            ])  # fmt: skip
+            tensors = iter(
+                [
+                    GradientCapture.apply(t.detach().requires_grad_(), captured, i) if t.requires_grad else t.detach()
+                    for i, t in enumerate(instance.tensors)
+                ]
+            )
         leaves = [next(tensors) if isinstance(leaf, torch.Tensor) else leaf for leaf in instance.leaves]
         args, kwargs = compat.tree_unflatten(leaves, instance.tree)
         previous = recorder.modules.enter(instance.path)
@@ -369,11 +373,12 @@ class Replayer:
 
         for op in recorder.ops[segment.start : segment.stop]:
             copy = replace(
-                op, module=path + op.module[cut:],
+                op,
+                module=path + op.module[cut:],
                 inputs=tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.inputs]),
                 outputs=tuple([new_ids[i] if i in new_ids else stand_in(i) for i in op.outputs]),
                 waits=tuple([i + later for i in op.waits if i >= segment.start]),
-            )  # fmt: skip
+            )
             recorder.append(copy, copied=True)
         recorder.free_calls.update(segment.free_calls)
 

@@ -72,9 +72,12 @@ class Structures:
                 return None
             attributes.append((name, key))
         tensors = tuple(
-            [(n, None if t is None else (t.shape, _strides(t), t.dtype, t.requires_grad))
-             for held in (compat.parameters(module), compat.buffers(module)) for n, t in held.items()]
-        )  # fmt: skip
+            [
+                (n, None if t is None else (t.shape, _strides(t), t.dtype, t.requires_grad))
+                for held in (compat.parameters(module), compat.buffers(module))
+                for n, t in held.items()
+            ]
+        )
         return type(module), frozenset(attributes), tensors, children
 
 

@@ -177,9 +177,13 @@ class AskedModel:
     def audio(self) -> Any:
         """The part that describes sound, or the whole configuration if it has no such part."""
         fields = (
-            "num_mel_bins", "feature_size", "max_source_positions", "input_dim", "mel_bins",
+            "num_mel_bins",
+            "feature_size",
+            "max_source_positions",
+            "input_dim",
+            "mel_bins",
             "feature_projection_input_dim",
-        )  # fmt: skip
+        )
         return self._part(_AUDIO, fields)
 
     @property
@@ -287,17 +291,28 @@ class AskedModel:
     def frames(self) -> int:
         """Frames of a video."""
         return int(
-            self.sizes.get("video") or number(self.vision, "num_frames", "frames_per_clip")
-            or number(self.config, "num_frames", "frames_per_clip") or FRAMES
-        )  # fmt: skip
+            self.sizes.get("video")
+            or number(self.vision, "num_frames", "frames_per_clip")
+            or number(self.config, "num_frames", "frames_per_clip")
+            or FRAMES
+        )
 
     @cached_property
     def mels(self) -> int:
         """Rows of a spectrogram."""
         names = (
-            "num_mel_bins", "mel_bins", "feature_size", "input_feat_per_channel", "num_mel_channels", "n_mels",
-            "input_feat_size", "input_dim", "input_size", "feature_projection_input_dim", "spec_num_mel_bins",
-        )  # fmt: skip
+            "num_mel_bins",
+            "mel_bins",
+            "feature_size",
+            "input_feat_per_channel",
+            "num_mel_channels",
+            "n_mels",
+            "input_feat_size",
+            "input_dim",
+            "input_size",
+            "feature_projection_input_dim",
+            "spec_num_mel_bins",
+        )
         stated = number(self.audio, *names) or number(self.config, *names)
         stated = stated or _extractor_default(self.config, "feature_size", "num_mel_bins") or _BINS
         stacked = number(self.audio, "num_stacked_frames") or _extractor_default(self.config, "frame_stacking") or 1

@@ -40,21 +40,30 @@ def as_llama(raw: Mapping[str, Any], source: Path) -> dict[str, Any] | None:
         groups = {block["attention"]["n_heads_in_group"] for block in blocks if not block["attention"]["no_op"]}
         widths = [_width(block, raw["hidden_size"]) for block in blocks]
         if len(groups) != 1 or blocks[0]["attention"]["no_op"]:
-            raise UsageError(f"{source}: block_configs whose first layer has no attention, or whose layers have groups"
-                             " of several sizes, are not modeled")  # fmt: skip
+            raise UsageError(
+                f"{source}: block_configs whose first layer has no attention, or whose layers have groups"
+                " of several sizes, are not modeled"
+            )
         heads = raw["num_attention_heads"] // groups.pop()
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise UsageError(f"{source}: these are no block_configs of a DeciLM: {type(error).__name__} {error}") from None
-    return {**raw, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_key_value_heads": heads,
-            "intermediate_size": max(widths)}  # fmt: skip
+    return {
+        **raw,
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_key_value_heads": heads,
+        "intermediate_size": max(widths),
+    }
 
 
 def note(raw: Mapping[str, Any]) -> str:
     """How it is built, for the pages of a profile."""
     blocks = raw["block_configs"]
     without = sum(block["attention"]["no_op"] for block in blocks)
-    return (f"it is built as LlamaForCausalLM with the widths of its block_configs, {without} of {len(blocks)} layers"
-            " without attention")  # fmt: skip
+    return (
+        f"it is built as LlamaForCausalLM with the widths of its block_configs, {without} of {len(blocks)} layers"
+        " without attention"
+    )
 
 
 def _width(block: Mapping[str, Any], hidden: int) -> int:

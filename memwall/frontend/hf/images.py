@@ -42,9 +42,13 @@ def _patches(asked: AskedModel) -> Tensors:
     grid = torch.tensor([[1, height, width]] * asked.pictures, dtype=torch.int64)
     merged = torch.full((asked.pictures,), asked.merge, dtype=torch.int64)  # VideoLLaMA 3 merges others in videos
     return {
-        "pixel_values": pixels, "hidden_states": pixels, "image_grid_thw": grid, "grid_thw": grid,
-        "image_merge_sizes": merged, "merge_sizes": merged,
-    }  # fmt: skip
+        "pixel_values": pixels,
+        "hidden_states": pixels,
+        "image_grid_thw": grid,
+        "grid_thw": grid,
+        "image_merge_sizes": merged,
+        "merge_sizes": merged,
+    }
 
 
 def _flat_patches(asked: AskedModel) -> Tensors:

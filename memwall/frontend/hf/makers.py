@@ -148,10 +148,14 @@ def _session(asked: AskedModel) -> Any:
         return None
     height, width = asked.image
     session = kind(
-        video=torch.randn((1, asked.channels, height, width), dtype=asked.dtype), video_height=height,
-        video_width=width, inference_device="cuda", inference_state_device="cuda", video_storage_device="cuda",
+        video=torch.randn((1, asked.channels, height, width), dtype=asked.dtype),
+        video_height=height,
+        video_width=width,
+        inference_device="cuda",
+        inference_state_device="cuda",
+        video_storage_device="cuda",
         dtype=asked.dtype,
-    )  # fmt: skip
+    )
     point = {
         "point_coords": torch.full((1, 1, 1, 2), width / 2),
         "point_labels": torch.ones((1, 1, 1), dtype=torch.int32),

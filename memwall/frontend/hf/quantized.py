@@ -110,8 +110,10 @@ def _known(found: Mapping[str, Any], method: str) -> str:
     scheme = _scheme(found, method.lower())
     if not scheme:
         known = ", ".join(sorted({*_SCHEMES, "gptq", "compressed-tensors"}))
-        raise UsageError(f"weights quantised as {method} are not modeled; --weights says as what to take them"
-                         f" (formats known: {known})")  # fmt: skip
+        raise UsageError(
+            f"weights quantised as {method} are not modeled; --weights says as what to take them"
+            f" (formats known: {known})"
+        )
     return scheme
 
 

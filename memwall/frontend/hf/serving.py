@@ -66,8 +66,10 @@ class CachedStep:
         if decodes and not self.source and "prompt" in asked.sizes:
             raise UsageError("a decode step reads one token for each sample; --context says how many are in the cache")
         if self.source and not decodes and "context" in asked.sizes:
-            raise UsageError(f"the prompt of {asked.model.__name__} is read by its encoder, which keeps no cache;"
-                             " leave out --context")  # fmt: skip
+            raise UsageError(
+                f"the prompt of {asked.model.__name__} is read by its encoder, which keeps no cache;"
+                " leave out --context"
+            )
         started = 1 if self.source else self._prompt(_STARTED if self._encodes else TOKENS)
         self.new = 1 if decodes else started
         default = min(TOKENS, most - 1) if most else TOKENS
@@ -151,8 +153,9 @@ class CachedStep:
         # a model with a class of its own, or whose layers hold states alone, has no buffer of tokens
         taken = not self._kinds or isinstance(cache, tuple(self._kinds))
         if self._encodes or not taken or not any(hasattr(layer, "max_cache_len") for layer in cache.layers):
-            raise UsageError(f"the static cache of {self.asked.model.__name__} is not modeled; leave out"
-                             " cache_implementation")  # fmt: skip
+            raise UsageError(
+                f"the static cache of {self.asked.model.__name__} is not modeled; leave out cache_implementation"
+            )
         return cache
 
     def _empty_cache(self) -> Any:
@@ -160,8 +163,10 @@ class CachedStep:
             from transformers import DynamicCache
 
         if not issubclass(DynamicCache, tuple(self._kinds)):
-            raise UsageError(f"{self.asked.model.__name__} hands no {self.cache} back, and takes one of a class of its"
-                             " own; profile --mode inference")  # fmt: skip
+            raise UsageError(
+                f"{self.asked.model.__name__} hands no {self.cache} back, and takes one of a class of its"
+                " own; profile --mode inference"
+            )
         return DynamicCache(config=self.asked.config)
 
     def _ids(self, tokens: int) -> Tensor:

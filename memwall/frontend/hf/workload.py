@@ -62,9 +62,23 @@ def from_config(
             notes.append(lambda module: served.note())
 
     name = folder.absolute().name if path.is_dir() or path.name == "config.json" else kind.__name__
-    return Workload(built, inputs, None, "adamw", name or kind.__name__, target, notes=tuple(notes), advance=advance,
-                    most_tokens=most, context=context, encoder=encoder, fronts=fronts, guesses=guesses(read.raw),
-                    samples=samples, stored=partial(stored, read.raw, folder))  # fmt: skip
+    return Workload(
+        built,
+        inputs,
+        None,
+        "adamw",
+        name or kind.__name__,
+        target,
+        notes=tuple(notes),
+        advance=advance,
+        most_tokens=most,
+        context=context,
+        encoder=encoder,
+        fronts=fronts,
+        guesses=guesses(read.raw),
+        samples=samples,
+        stored=partial(stored, read.raw, folder),
+    )
 
 
 class _Built:

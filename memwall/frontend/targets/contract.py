@@ -96,14 +96,18 @@ class Workload:
     def serving(self) -> ServingFacts | None:
         """What is said that a server needs and the traced graph does not show; None where nothing is."""
         said = ServingFacts(
-            most_tokens=self.most_tokens or None, context=self.context or 0, guesses=self.guesses,
-            encoder=self.encoder, fronts=self.fronts,
-        )  # fmt: skip
+            most_tokens=self.most_tokens or None,
+            context=self.context or 0,
+            guesses=self.guesses,
+            encoder=self.encoder,
+            fronts=self.fronts,
+        )
         if self.stored is not None:
             try:
                 how = self.stored()
-                said = replace(said, weights=how.scheme, kept=how.listed, cache=how.cache, mixed=how.mixed,
-                               experts=how.experts)  # fmt: skip
+                said = replace(
+                    said, weights=how.scheme, kept=how.listed, cache=how.cache, mixed=how.mixed, experts=how.experts
+                )
             except UsageError as error:
                 said = replace(said, refused=str(error))
         return None if said == ServingFacts() else said

@@ -64,9 +64,11 @@ class Inputs(NamedTuple):
 
 
 def build_module(
-    source: nn.Module | Callable[[], nn.Module], device: str, warn: Callable[[str], None],
+    source: nn.Module | Callable[[], nn.Module],
+    device: str,
+    warn: Callable[[str], None],
     known: KnownValues | None = None,
-) -> BuiltModule:  # fmt: skip
+) -> BuiltModule:
     """The module on ``device``, sharing nothing with the caller's; on ``meta`` its small buffers' values are ``known``.
     A UsageError where the caller's function raises, or returns no module."""
     if isinstance(source, nn.Module):
@@ -83,9 +85,13 @@ def build_module(
 
 
 def build_inputs(
-    source: Any, device: str, warn: Callable[[str], None], dtype: torch.dtype | None = None,
-    known: KnownValues | None = None, names: Sequence[str] = (),
-) -> Inputs:  # fmt: skip
+    source: Any,
+    device: str,
+    warn: Callable[[str], None],
+    dtype: torch.dtype | None = None,
+    known: KnownValues | None = None,
+    names: Sequence[str] = (),
+) -> Inputs:
     """Copies of the arguments whose tensors are on ``device``, caches inside any object among them, floating ones in
     ``dtype`` if given; on ``meta`` the values of integers, booleans and single numbers are ``known``; ``names`` are
     those of positional arguments. A UsageError where the caller's function raises, or returns neither tensors, a tuple,

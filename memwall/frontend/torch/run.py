@@ -70,9 +70,12 @@ Execute = Callable[[Callable[..., Any], Recorder, tuple[Any, ...], dict[str, Any
 
 
 def trace(
-    workload: Workload, options: TraceOptions, warn: Callable[[str], None] = lambda message: None,
-    execute: Execute | None = None, recorder: type[Recorder] = Recorder,
-) -> TraceResult:  # fmt: skip
+    workload: Workload,
+    options: TraceOptions,
+    warn: Callable[[str], None] = lambda message: None,
+    execute: Execute | None = None,
+    recorder: type[Recorder] = Recorder,
+) -> TraceResult:
     """Trace one step of a workload.
 
     Args:
@@ -84,9 +87,14 @@ def trace(
         UsageError: the model or its inputs are at fault; says where.
     """
     with (
-        exclusive(), light_imports(), deep_calls(), torch.inference_mode(False), inference_mode_as_no_grad(), undrawn(),
+        exclusive(),
+        light_imports(),
+        deep_calls(),
+        torch.inference_mode(False),
+        inference_mode_as_no_grad(),
+        undrawn(),
         threads(0 if options.real else 1),
-    ):  # fmt: skip
+    ):
         if options.real:  # the same data in every trace, so that the same branches are taken
             torch.manual_seed(0)
         gpu = options.gpu or load_gpu(DEFAULT_GPU)
@@ -99,9 +107,12 @@ def trace(
 
 
 def _traced(
-    workload: Workload, options: TraceOptions, warn: Callable[[str], None], execute: Execute | None,
+    workload: Workload,
+    options: TraceOptions,
+    warn: Callable[[str], None],
+    execute: Execute | None,
     recorder: type[Recorder],
-) -> TraceResult:  # fmt: skip
+) -> TraceResult:
     """The trace; again without replay where a replay cannot represent it, with gradients where forward takes any."""
     while True:
         try:
@@ -137,9 +148,13 @@ class _TracedStep:
     """A step that is traced: its module and inputs on the traced device, and what records and runs it."""
 
     def __init__(
-        self, workload: Workload, options: TraceOptions, warn: Callable[[str], None], execute: Execute | None,
+        self,
+        workload: Workload,
+        options: TraceOptions,
+        warn: Callable[[str], None],
+        execute: Execute | None,
         recorder: type[Recorder],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.workload, self.options, self.warn, self.execute = workload, options, warn, execute
         self.device = "cpu" if options.real else "meta"
         self.training = options.mode == "training"
@@ -219,9 +234,15 @@ class _TracedStep:
         if self.known is not None:
             draws, self.known.draws = self.known.draws, Draws()
         with (
-            empty_caches(), self._stand_ins(recorder, unseen, unseen), few_steps(), blaming(what, self.gradients),
-            device, recorder, autocast, autocast.region(self.autocast_dtype),
-        ):  # fmt: skip
+            empty_caches(),
+            self._stand_ins(recorder, unseen, unseen),
+            few_steps(),
+            blaming(what, self.gradients),
+            device,
+            recorder,
+            autocast,
+            autocast.region(self.autocast_dtype),
+        ):
             output = module(*given.args, **given.kwargs)
         if self.known is not None:
             self.known.draws = draws
@@ -267,19 +288,28 @@ class _TracedStep:
         ranks = one_rank(graph), unexchanged(graph) if self.training and alike else ""
         also = filter(None, [*library_notes(graph), _searched(graph), *ranks, iterations(optimizer), *said])
         facts = TraceFacts(
-            replayed_blocks=len(self.replayer.instances) if self.replayer else 0, real=self.options.real,
-            job=this_rank(), pipeline=next(iter(self.pipeline), None),
+            replayed_blocks=len(self.replayer.instances) if self.replayer else 0,
+            real=self.options.real,
+            job=this_rank(),
+            pipeline=next(iter(self.pipeline), None),
             serving=self.workload.serving if self.options.mode in SERVING else None,
             notes=noted((*filter(None, notes), *self.left_out, *also), self.assumed),
-        )  # fmt: skip
+        )
         first, tokens = _counts(self.given.tensors.values())
         known = self.workload.samples
         traced = described(
-            graph, self.parameters, name=self.workload.name, target=self.workload.target, mode=self.options.mode,
-            parameters=whole_elements(self.module, self.parameters), samples=known or first, tokens=tokens,
-            optimizer=type(optimizer).__name__ if optimizer else None, autocast=self.options.autocast,
+            graph,
+            self.parameters,
+            name=self.workload.name,
+            target=self.workload.target,
+            mode=self.options.mode,
+            parameters=whole_elements(self.module, self.parameters),
+            samples=known or first,
+            tokens=tokens,
+            optimizer=type(optimizer).__name__ if optimizer else None,
+            autocast=self.options.autocast,
             samples_assumed=not known and first is not None,
-        )  # fmt: skip
+        )
         return TraceResult(graph, traced, facts, attention)
 
     def _graph(self, result: Any) -> Graph:

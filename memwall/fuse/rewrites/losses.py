@@ -90,13 +90,19 @@ def _linear_loss(graph: Graph, flow: Flow, nll: Op) -> LinearLoss | None:
     by_kind = {any(graph.values[v].storage == weights for v in op.inputs): op.outputs[0] for op in products}
     backward = (*gradient, *products, *sums)
     return LinearLoss(
-        before.module, tuple(op.id for op in forward), tuple(op.id for op in backward),
-        named.get("mat1", named["self"]), weight,
-        nll.inputs[nll.arguments.index("target")], nll.outputs[0],
+        before.module,
+        tuple(op.id for op in forward),
+        tuple(op.id for op in backward),
+        named.get("mat1", named["self"]),
+        weight,
+        nll.inputs[nll.arguments.index("target")],
+        nll.outputs[0],
         gradient[0].inputs[gradient[0].arguments.index("grad_output")],
-        named["self"] if "mat1" in named else -1, by_kind.get(True, -1), by_kind.get(False, -1),
+        named["self"] if "mat1" in named else -1,
+        by_kind.get(True, -1),
+        by_kind.get(False, -1),
         sums[0].outputs[0] if sums else -1,
-    )  # fmt: skip
+    )
 
 
 def _writer(graph: Graph, flow: Flow, op: Op, argument: str) -> Op | None:

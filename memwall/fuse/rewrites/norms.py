@@ -88,9 +88,12 @@ def _with_backward(graph: Graph, flow: Flow, norm: DecomposedNorm, region: Colle
     if len(incoming) != 1 or len(grad_x) > 1 or len(grad_affine) > len(norm.affine) or (joined and not grad_x):
         return None
     return replace(
-        norm, grad_out=next(iter(incoming.values())), grad_x=grad_x[0] if grad_x else -1, grad_affine=grad_affine,
+        norm,
+        grad_out=next(iter(incoming.values())),
+        grad_x=grad_x[0] if grad_x else -1,
+        grad_affine=grad_affine,
         joined=tuple(joined),
-    )  # fmt: skip
+    )
 
 
 def _only_added(graph: Graph, ops: Iterable[int], value: int) -> bool:

@@ -14,9 +14,13 @@ Priced = tuple[Graph, Sequence[Cost]]
 
 
 def new_op(
-    name: str, phase: str, module: str, inputs: Iterable[tuple[str, int]], outputs: Sequence[int],
+    name: str,
+    phase: str,
+    module: str,
+    inputs: Iterable[tuple[str, int]],
+    outputs: Sequence[int],
     attributes: Mapping[str, Any],
-) -> Op:  # fmt: skip
+) -> Op:
     """An op that has no number yet; ``inputs`` are pairs of argument and value id."""
     pairs = tuple(inputs)
     arguments, values = tuple(name for name, _ in pairs), tuple(value for _, value in pairs)

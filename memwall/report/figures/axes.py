@@ -83,8 +83,9 @@ def draw_x(
         scene.text((frame.left + frame.right) / 2, frame.lower + 30, label, anchor="middle")
 
 
-def draw_y(scene: Scene, frame: Box, axis: PlotAxis, text: Texts, label: str = "", ticks: Sequence[float] | None = None,
-           ) -> None:  # fmt: skip
+def draw_y(
+    scene: Scene, frame: Box, axis: PlotAxis, text: Texts, label: str = "", ticks: Sequence[float] | None = None
+) -> None:
     """Grid lines and their values left of the frame; the label stands above its upper left corner."""
     for value in axis.ticks(max(3, int((frame.lower - frame.upper) / 45))) if ticks is None else ticks:
         y = axis(value)

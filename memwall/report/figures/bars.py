@@ -41,9 +41,15 @@ _HEIGHT, _GAP, _SMALL = 20.0, 8.0, 9.5
 
 
 def bars_chart(
-    title: str, rows: Sequence[Bar], *, unit: str = "", most: float = 0.0, marks: Sequence[tuple[float, str, str]] = (),
-    legend: bool = True, connect: bool = False,
-) -> Chart:  # fmt: skip
+    title: str,
+    rows: Sequence[Bar],
+    *,
+    unit: str = "",
+    most: float = 0.0,
+    marks: Sequence[tuple[float, str, str]] = (),
+    legend: bool = True,
+    connect: bool = False,
+) -> Chart:
     """Bars below each other.
 
     Args:
@@ -121,8 +127,16 @@ def _bar(scene: Scene, row: Bar, y: float, axis: PlotAxis, left: float, above: b
         at = at if piece.start is None else piece.start
         x0, x1 = sorted((axis(at), axis(at + piece.value)))
         label = piece.text if x0 + 6 + text_width(piece.text) < room else ""
-        scene.rect(x0, y, max(x1 - x0, 0.6 if piece.value else 0.0), _HEIGHT, piece.color, label=label,
-                   title=piece.title or f"{piece.name} {piece.text}".strip(), key=piece.key)  # fmt: skip
+        scene.rect(
+            x0,
+            y,
+            max(x1 - x0, 0.6 if piece.value else 0.0),
+            _HEIGHT,
+            piece.color,
+            label=label,
+            title=piece.title or f"{piece.name} {piece.text}".strip(),
+            key=piece.key,
+        )
         if x0 > axis(0) + 1 and piece.start is None:
             scene.line((x0, y), (x0, y + _HEIGHT), color="card", width=0.8)
         at += piece.value
@@ -140,6 +154,10 @@ def _bar(scene: Scene, row: Bar, y: float, axis: PlotAxis, left: float, above: b
 
 def _entries(rows: Iterable[Bar], axis: PlotAxis) -> list[tuple[str, str, str]]:
     """Of the pieces that can be seen: half a pixel or more."""
-    colors = {piece.name: piece.color for row in rows for piece in row.pieces
-              if piece.name and abs(axis(piece.value) - axis(0)) >= 0.5}  # fmt: skip
+    colors = {
+        piece.name: piece.color
+        for row in rows
+        for piece in row.pieces
+        if piece.name and abs(axis(piece.value) - axis(0)) >= 0.5
+    }
     return [(name, color, "square") for name, color in colors.items()]

@@ -65,8 +65,17 @@ def to_figure(scene: Scene, kind: type[Figure]) -> Figure:
 def _add_axes(figure: Figure, scene: Scene, frame: Frame) -> None:
     left, upper, right, lower = frame.box
     place = left / scene.width, 1 - lower / scene.height, (right - left) / scene.width, (lower - upper) / scene.height
-    figure.add_axes(place, label=clean(frame.title), xscale="log", yscale="log", xlim=frame.x, ylim=frame.y,
-                    xlabel=frame.x_label, ylabel=frame.y_label, autoscale_on=False).set_axis_off()  # fmt: skip
+    figure.add_axes(
+        place,
+        label=clean(frame.title),
+        xscale="log",
+        yscale="log",
+        xlim=frame.x,
+        ylim=frame.y,
+        xlabel=frame.x_label,
+        ylabel=frame.y_label,
+        autoscale_on=False,
+    ).set_axis_off()
 
 
 def _text(axes: Any, mark: Text, order: int) -> None:
@@ -74,10 +83,19 @@ def _text(axes: Any, mark: Text, order: int) -> None:
 
     effects = [withStroke(linewidth=3 * _POINT, foreground="white")] if mark.halo else []
     axes.text(
-        mark.x, mark.y, clean(mark.text), fontsize=mark.size * _POINT, color=hexed(mark.color),
-        ha={"start": "left", "middle": "center", "end": "right"}[mark.anchor], va="baseline", rotation=mark.angle,
-        rotation_mode="anchor", fontweight="bold" if mark.bold else "normal", path_effects=effects, zorder=order,
-    )  # fmt: skip
+        mark.x,
+        mark.y,
+        clean(mark.text),
+        fontsize=mark.size * _POINT,
+        color=hexed(mark.color),
+        ha={"start": "left", "middle": "center", "end": "right"}[mark.anchor],
+        va="baseline",
+        rotation=mark.angle,
+        rotation_mode="anchor",
+        fontweight="bold" if mark.bold else "normal",
+        path_effects=effects,
+        zorder=order,
+    )
 
 
 def _stroke(axes: Any, mark: Stroke, order: int) -> None:
@@ -89,15 +107,25 @@ def _stroke(axes: Any, mark: Stroke, order: int) -> None:
 def _area(axes: Any, mark: Area, order: int) -> None:
     from matplotlib.patches import Polygon
 
-    axes.add_patch(Polygon(list(mark.places), facecolor=hexed(mark.color), edgecolor="none", alpha=mark.opacity,
-                           zorder=order))  # fmt: skip
+    axes.add_patch(
+        Polygon(list(mark.places), facecolor=hexed(mark.color), edgecolor="none", alpha=mark.opacity, zorder=order)
+    )
 
 
 def _rect(axes: Any, mark: Rect, order: int) -> None:
     from matplotlib.patches import Rectangle
 
-    axes.add_patch(Rectangle((mark.x, mark.y), mark.width, mark.height, facecolor=hexed(mark.color), zorder=order,
-                             linewidth=0.8 * _POINT if mark.edge else 0, edgecolor=hexed("card")))  # fmt: skip
+    axes.add_patch(
+        Rectangle(
+            (mark.x, mark.y),
+            mark.width,
+            mark.height,
+            facecolor=hexed(mark.color),
+            zorder=order,
+            linewidth=0.8 * _POINT if mark.edge else 0,
+            edgecolor=hexed("card"),
+        )
+    )
     if mark.text is not None:
         _text(axes, mark.text, order)
 
@@ -119,8 +147,16 @@ def _dot(axes: Any, mark: Dot, order: int) -> None:
 
 def _dust(axes: Any, mark: Dust, order: int) -> None:
     xs, ys = zip(*mark.places, strict=True)
-    axes.scatter(xs, ys, s=(2 * mark.r * _POINT) ** 2, color=hexed(mark.color), alpha=0.45, linewidths=0,
-                 zorder=order, rasterized=True)  # fmt: skip
+    axes.scatter(
+        xs,
+        ys,
+        s=(2 * mark.r * _POINT) ** 2,
+        color=hexed(mark.color),
+        alpha=0.45,
+        linewidths=0,
+        zorder=order,
+        rasterized=True,
+    )
 
 
 _PAINTERS: dict[type, Callable[[Any, Any, int], None]] = {

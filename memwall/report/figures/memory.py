@@ -29,8 +29,7 @@ def memory_chart(profile: Profile, schedule: Schedule, title: str) -> Chart | No
     label = f"peak {size(peak.total)} {clean(peak_place(profile, schedule))}".strip()
     end = max(round(schedule.totals.time_s * 1e9), 1)
     heading = f"{title}, {clean(schedule_label(profile, schedule))}: memory alive over the step"
-    return lambda scene: _draw(scene, heading, line, end, (peak_ns, peak.total, label),
-                               schedule.gpu.dram_bytes)  # fmt: skip
+    return lambda scene: _draw(scene, heading, line, end, (peak_ns, peak.total, label), schedule.gpu.dram_bytes)
 
 
 def _thinned(line: Line, end: int, steps: int) -> Line:
@@ -68,8 +67,9 @@ def _draw(scene: Scene, title: str, line: Line, end: int, peak: tuple[int, int, 
     px, py = x(peak[0] / 1e9 / scale), y(highest)
     scene.dot(px, py, 3.5, "ink")
     text = fit(peak[2], scene.width - 4)
-    scene.text(min(max(px, text_width(text) / 2), scene.width - text_width(text) / 2), frame.upper - 6, text,
-               anchor="middle")  # fmt: skip
+    scene.text(
+        min(max(px, text_width(text) / 2), scene.width - text_width(text) / 2), frame.upper - 6, text, anchor="middle"
+    )
     entries = [(role.replace("_", " "), MEMORY_COLORS[role], "square") for role in reversed(roles)]
     entries += [(f"memory of the GPU, {size(held)}", "ink", "dashed")] if shows_held else []
     return frame.lower + 36 + scene.legend(frame.lower + 36, entries)

@@ -134,8 +134,18 @@ class _Painter:
         text = f"{name}: {self.metric.text(value)}, {percent(share(value, self.whole))}"
         color = WALL_COLORS.get(row.limited_by, "pale") if self.colored else "pale"
         high = box.lower - box.upper
-        self.scene.rect(box.left, box.upper, box.right - box.left, high, color, title=text, label=name,
-                        key=f"zoom:{self.number}:{path}", head=min(high, 18.0), edge=True)  # fmt: skip
+        self.scene.rect(
+            box.left,
+            box.upper,
+            box.right - box.left,
+            high,
+            color,
+            title=text,
+            label=name,
+            key=f"zoom:{self.number}:{path}",
+            head=min(high, 18.0),
+            edge=True,
+        )
 
 
 def _inside(path: str, child: ModuleRow) -> str:
@@ -159,9 +169,10 @@ def squarified(areas: Sequence[float], box: Box) -> list[Box]:
         for area in row:
             long = share(area, thick)
             places.append(
-                Box(box.left, box.upper + at, box.left + thick, box.upper + at + long) if width >= height
+                Box(box.left, box.upper + at, box.left + thick, box.upper + at + long)
+                if width >= height
                 else Box(box.left + at, box.upper, box.left + at + long, box.upper + thick)
-            )  # fmt: skip
+            )
             at += long
         box = box._replace(left=box.left + thick) if width >= height else box._replace(upper=box.upper + thick)
     return places

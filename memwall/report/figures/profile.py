@@ -76,8 +76,11 @@ def schedule_roofline(
     pairs = sorted(rows_and_kernels(profile, schedule), key=lambda pair: (-pair[0].time_s, pair[0].name))
     rows = [row for row, _ in pairs if row.time_s > 0]
     fused = policies if schedule.policy != "eager" else None
-    spots = [_spot(row, _eager_place(fused, row, kernels) if fused and i < _MOST_ARROWS else None)
-             for i, (row, kernels) in enumerate(pairs) if row.flops and row.bytes and row.time_s]  # fmt: skip
+    spots = [
+        _spot(row, _eager_place(fused, row, kernels) if fused and i < _MOST_ARROWS else None)
+        for i, (row, kernels) in enumerate(pairs)
+        if row.flops and row.bytes and row.time_s
+    ]
     bare = [_spot(row, None) for row in rows if not (row.flops and row.bytes)]
     measured = measured_points(profile, schedule)[:MAX_POINTS]
     label = clean(schedule_label(profile, schedule))
@@ -92,9 +95,15 @@ def schedule_roofline(
     legend += [(f"measured, {name}", "dim", MARKS[name]) for name in executors]
     note = f"kernels without FLOPs: {percent(sum(spot.share for spot in bare))} of the time" if bare else ""
     return Roofline(
-        title, compute_roofs(profile, schedule), memory_roofs(schedule),
-        [*spots[:MAX_POINTS], *map(_measured_spot, measured)], "modeled FLOP/s", legend=legend, bare=bare, note=note,
-    )  # fmt: skip
+        title,
+        compute_roofs(profile, schedule),
+        memory_roofs(schedule),
+        [*spots[:MAX_POINTS], *map(_measured_spot, measured)],
+        "modeled FLOP/s",
+        legend=legend,
+        bare=bare,
+        note=note,
+    )
 
 
 def _eager_place(policies: PolicySet, row: KernelRow, kernels: Sequence[Estimate]) -> tuple[float, float] | None:
@@ -112,26 +121,45 @@ def _spot(row: KernelRow, tail: tuple[float, float] | None) -> Spot:
     repeats = f" x{row.count}" if row.count > 1 else ""
     name = clean(short_name(row.name))
     title = f"{name}{repeats}, {clean(row.module) or '(top)'}: {duration(row.time_s)}, {percent(row.time_share)}"
-    return Spot(row.arithmetic_intensity, rate, row.time_share, class_color(row.op_class), name, title,
-                f"{clean(row.name)} {clean(row.module)}".strip(), tail=tail)  # fmt: skip
+    return Spot(
+        row.arithmetic_intensity,
+        rate,
+        row.time_share,
+        class_color(row.op_class),
+        name,
+        title,
+        f"{clean(row.name)} {clean(row.module)}".strip(),
+        tail=tail,
+    )
 
 
 def _measured_spot(point: MeasuredPoint) -> Spot:
-    title = f"{clean(short_name(point.name))}, {point.executor}: measured {duration(point.measured_s)}," \
-            f" modeled {duration(point.modeled_s)}"  # fmt: skip
+    title = (
+        f"{clean(short_name(point.name))}, {point.executor}: measured {duration(point.measured_s)},"
+        f" modeled {duration(point.modeled_s)}"
+    )
     return Spot(
-        point.arithmetic_intensity, point.measured_flop_per_s, point.share, class_color(point.op_class), "", title,
-        shape=MARKS[point.executor], edge="ink", hollow=False,
+        point.arithmetic_intensity,
+        point.measured_flop_per_s,
+        point.share,
+        class_color(point.op_class),
+        "",
+        title,
+        shape=MARKS[point.executor],
+        edge="ink",
+        hollow=False,
         tail=(point.arithmetic_intensity, point.modeled_flop_per_s),
-    )  # fmt: skip
+    )
 
 
 def _class_legend(profile: Profile, schedule: Schedule) -> list[tuple[str, str, str]]:
     """The classes, the longest first, with their shares as the table of them has these."""
     rows = class_rows(profile, schedule)
-    return [(f"{clean(row.key)} {percent(row.time_share)}", class_color(row.key), "circle")
-            for row in sorted(rows, key=lambda row: (-row.time_share, row.key))
-            if row.time_share >= 5e-4]  # fmt: skip
+    return [
+        (f"{clean(row.key)} {percent(row.time_share)}", class_color(row.key), "circle")
+        for row in sorted(rows, key=lambda row: (-row.time_share, row.key))
+        if row.time_share >= 5e-4
+    ]
 
 
 def overlaid(profile: Profile, schedules: Sequence[Schedule]) -> Roofline:
@@ -141,18 +169,32 @@ def overlaid(profile: Profile, schedules: Sequence[Schedule]) -> Roofline:
         color, gpu = series_color(number), schedule.gpu.name
         name = clean(schedule_label(profile, schedule))
         if all(gpu != other.gpu.name for other in schedules[:number]):
-            roofs += [roof._replace(color=color, label=f"{roof.label}, {clean(gpu)}") for roof in
-                      compute_roofs(profile, schedule) if roof.used]  # fmt: skip
+            roofs += [
+                roof._replace(color=color, label=f"{roof.label}, {clean(gpu)}")
+                for roof in compute_roofs(profile, schedule)
+                if roof.used
+            ]
             slope = memory_roofs(schedule)[0]
             slopes.append(slope._replace(color=color, label=f"{slope.label}, {clean(gpu)}"))
         rows = [row for row in kernel_rows(profile, schedule) if row.flops and row.bytes and row.time_s]
-        spots += [_spot(row, None)._replace(color=color, name="" if number else _spot(row, None).name,
-                                            title=f"{name}: {_spot(row, None).title}") for row in rows]  # fmt: skip
+        spots += [
+            _spot(row, None)._replace(
+                color=color, name="" if number else _spot(row, None).name, title=f"{name}: {_spot(row, None).title}"
+            )
+            for row in rows
+        ]
         legend.append((f"{name} {duration(schedule.totals.time_s)}", color, "circle"))
     spots.sort(key=lambda spot: -spot.share)
     roofs.sort(key=lambda roof: -roof.rate)
-    return Roofline(f"{context(profile)}: roofline", roofs, slopes, spots[:MAX_POINTS], "modeled FLOP/s",
-                    legend=legend, legend_heading="")  # fmt: skip
+    return Roofline(
+        f"{context(profile)}: roofline",
+        roofs,
+        slopes,
+        spots[:MAX_POINTS],
+        "modeled FLOP/s",
+        legend=legend,
+        legend_heading="",
+    )
 
 
 def rooflines_chart(profile: Profile) -> Chart:
@@ -191,8 +233,9 @@ def waterfall_chart(policies: PolicySet, schedule: Schedule) -> Chart:
     title = f"{subject}: {col.times(row.speedup)} over eager{score}"
     scale, unit = time_unit(fall.eager_s)
     ideal = (fall.ideal_s / scale, f"ideal {fall.ideal_s / scale:.2f} {unit}", "ink")
-    return bars_chart(title, waterfall_bars(fall, schedule.policy), unit=f"time per step, {unit}", marks=(ideal,),
-                      connect=True)  # fmt: skip
+    return bars_chart(
+        title, waterfall_bars(fall, schedule.policy), unit=f"time per step, {unit}", marks=(ideal,), connect=True
+    )
 
 
 def waterfall_bars(fall: Waterfall, policy: str) -> list[Bar]:
@@ -229,8 +272,10 @@ def shares_chart(profile: Profile, schedules: Sequence[Schedule]) -> Chart:
             of = f", {profile.graphs[graph].attention} attention" if len(graphs) > 1 else ""
             rows.append(_shares(profile, graphs[graph], name + of, field))
     several = len(schedules) > 1
-    rows += [_shares(profile, s, f"time, {clean(schedule_label(profile, s))}" if several else "time", "time_share")
-             for s in schedules]  # fmt: skip
+    rows += [
+        _shares(profile, s, f"time, {clean(schedule_label(profile, s))}" if several else "time", "time_share")
+        for s in schedules
+    ]
     return bars_chart(f"{context(profile)}: shares by op class, %", rows, most=100.0)
 
 

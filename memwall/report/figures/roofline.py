@@ -180,8 +180,12 @@ class _Pen:
     @property
     def outside(self) -> list[tuple[str, str, str]]:
         """Entries of a legend for points beyond the axes."""
-        where = {"left": "left of the axes", "right": "right of the axes", "down": "below the axes",
-                 "up": "above the axes"}  # fmt: skip
+        where = {
+            "left": "left of the axes",
+            "right": "right of the axes",
+            "down": "below the axes",
+            "up": "above the axes",
+        }
         return [(text, "dim", side) for side, text in where.items() if side in self.sides]
 
     def roofs(self, roofline: Roofline) -> None:
@@ -200,8 +204,9 @@ class _Pen:
         color = roof.color if roof.used or roof.color != "ink" else "pale"
         self.scene.line(*places, color=color, **look)
         (x0, y0), (x1, y1) = places
-        self.placer.lines.append(LabelLine(x0 + self.scene.left, y0 + self.scene.top, x1 + self.scene.left,
-                                      y1 + self.scene.top))  # fmt: skip
+        self.placer.lines.append(
+            LabelLine(x0 + self.scene.left, y0 + self.scene.top, x1 + self.scene.left, y1 + self.scene.top)
+        )
 
     def name_roofs(self, roofline: Roofline) -> list[tuple[str, str, str]]:
         """Put each roof's label along it, where there is room; legend entries of the others."""
@@ -257,8 +262,9 @@ class _Pen:
             head = x + (tx - x) * min(1.0, r / reach), y + (ty - y) * min(1.0, r / reach)
             if spot.hollow:
                 self.scene.dot(tx, ty, 4, spot.color, hollow=True)
-                self.scene.arrow((tx + (x - tx) * min(1.0, 4 / reach), ty + (y - ty) * min(1.0, 4 / reach)), head,
-                                 spot.color, 1.4)  # fmt: skip
+                self.scene.arrow(
+                    (tx + (x - tx) * min(1.0, 4 / reach), ty + (y - ty) * min(1.0, 4 / reach)), head, spot.color, 1.4
+                )
             else:
                 self.scene.line((tx, ty), head, width=0.9)
             line = LabelLine(tx + self.scene.left, ty + self.scene.top, x + self.scene.left, y + self.scene.top)

@@ -60,8 +60,12 @@ class Text:
         width = text_width(self.text, self.size, self.bold)
         left = {"start": 0.0, "middle": -width / 2, "end": -width}[self.anchor]
         sin, cos = math.sin(math.radians(-self.angle)), math.cos(math.radians(-self.angle))
-        flat = [(left, -0.76 * self.size), (left + width, -0.76 * self.size), (left + width, 0.24 * self.size),
-                (left, 0.24 * self.size)]  # fmt: skip
+        flat = [
+            (left, -0.76 * self.size),
+            (left + width, -0.76 * self.size),
+            (left + width, 0.24 * self.size),
+            (left, 0.24 * self.size),
+        ]
         return tuple((self.x + x * cos - y * sin, self.y + x * sin + y * cos) for x, y in flat)
 
     @property
@@ -235,8 +239,9 @@ class Scene:
         self.marks.append(mark)
         return mark
 
-    def line(self, *places: Place, color: str = "ink", width: float = 1.0, dash: tuple[float, ...] = (),
-             faint: bool = False) -> None:  # fmt: skip
+    def line(
+        self, *places: Place, color: str = "ink", width: float = 1.0, dash: tuple[float, ...] = (), faint: bool = False
+    ) -> None:
         self.marks.append(Stroke(self._moved(places), color, width, dash, faint))
 
     def area(self, places: Iterable[Place], color: str, title: str = "", key: str = "", opacity: float = 1.0) -> None:
@@ -299,8 +304,9 @@ class Scene:
             if x and x + wide - 16 > self.width:
                 x, row = 0.0, row + 17
             if shape in ("line", "dashed"):
-                self.line((x, row - 4), (x + 12, row - 4), color=color, width=2,
-                          dash=(4, 3) if shape == "dashed" else ())  # fmt: skip
+                self.line(
+                    (x, row - 4), (x + 12, row - 4), color=color, width=2, dash=(4, 3) if shape == "dashed" else ()
+                )
             elif shape == "hollow":
                 self.dot(x + 5, row - 4, 4.5, color, hollow=True)
             else:

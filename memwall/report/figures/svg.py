@@ -25,8 +25,10 @@ def to_svg(scene: Scene, *, label: str = "", themed: bool = False, look: str = "
     width, height = _number(scene.width), _number(scene.height)
     own = f'class="{look}"' if themed else f'xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
     family = f"{scene.style.font},DejaVu Sans,Verdana,sans-serif"
-    parts = [f'<svg {own} viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}"'
-             f' font-family="{family}" font-size="{_number(FONT)}" fill="{paint("ink")}">']  # fmt: skip
+    parts = [
+        f'<svg {own} viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}"'
+        f' font-family="{family}" font-size="{_number(FONT)}" fill="{paint("ink")}">'
+    ]
     if not themed:
         parts.append('<rect width="100%" height="100%" fill="#ffffff"/>')
     parts += [_WRITERS[type(mark)](mark, paint) for mark in scene.marks]
@@ -83,8 +85,10 @@ def _rect(mark: Rect, paint: Paint) -> str:
     label = mark.text
     if label is None:
         return drawn
-    return f'{drawn}<text x="{_number(label.x)}" y="{_number(label.y)}" fill="{paint(label.color)}"' \
-           f' font-size="{_number(label.size)}" pointer-events="none">{escape(clean(label.text))}</text>'  # fmt: skip
+    return (
+        f'{drawn}<text x="{_number(label.x)}" y="{_number(label.y)}" fill="{paint(label.color)}"'
+        f' font-size="{_number(label.size)}" pointer-events="none">{escape(clean(label.text))}</text>'
+    )
 
 
 def _dot(mark: Dot, paint: Paint) -> str:

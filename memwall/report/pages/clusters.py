@@ -65,10 +65,16 @@ class ClusterReport(Report):
 
 def _links(cluster: Cluster) -> Table:
     rows = [
-        (name, link.kind, str(link.gpus or "any"), bandwidth(link.bytes_per_s), str(link.rails),
-         cluster.sources.get(f"link.{name}.bytes_per_s", col.NOTHING))
+        (
+            name,
+            link.kind,
+            str(link.gpus or "any"),
+            bandwidth(link.bytes_per_s),
+            str(link.rails),
+            cluster.sources.get(f"link.{name}.bytes_per_s", col.NOTHING),
+        )
         for name, link in cluster.link.items()
-    ]  # fmt: skip
+    ]
     specs = "link: 0, kind: 1, joins@GPUs: 2 right, one way: 3 right, rails: 4 right, source of the rate: 5 prose"
     return col.listing("Links", rows, specs, "rails: paths out of a group of GPUs, of which each GPU can use one")
 
@@ -79,8 +85,17 @@ def _protocols(cluster: Cluster) -> Table:
         for protocol, how in link.protocols.items():
             taken = cluster.taken_from.get(f"{name}.{protocol}")
             note = cluster.sources.get(f"link.{name}.protocols.{protocol}", col.NOTHING)
-            rows.append((name, protocol, duration(how.start_s), duration(how.step_s), duration(how.fill_s), how.share,
-                         f"as in {taken}" if taken else note))  # fmt: skip
+            rows.append(
+                (
+                    name,
+                    protocol,
+                    duration(how.start_s),
+                    duration(how.step_s),
+                    duration(how.fill_s),
+                    how.share,
+                    f"as in {taken}" if taken else note,
+                )
+            )
     specs = "link: 0, protocol: 1, start: 2 right, a step: 3 right, fill: 4 right, of the rate: 5 %, source: 6 prose"
     return col.listing("Protocols", rows, specs, "as in: the most similar link that was fitted")
 
@@ -117,10 +132,22 @@ class CommReport(Report):
 
     def rows(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
         return _COLUMNS, (
-            (self.cluster.name, row.op, row.workers, row.nbytes, row.time_s, row.found.wire_s, row.found.bound_s,
-             row.algorithm_bytes_per_s, row.bus_bytes_per_s, row.link_share, row.found.algorithm, row.found.protocol)
+            (
+                self.cluster.name,
+                row.op,
+                row.workers,
+                row.nbytes,
+                row.time_s,
+                row.found.wire_s,
+                row.found.bound_s,
+                row.algorithm_bytes_per_s,
+                row.bus_bytes_per_s,
+                row.link_share,
+                row.found.algorithm,
+                row.found.protocol,
+            )
             for row in self.found
-        )  # fmt: skip
+        )
 
 
 _COLUMNS = (

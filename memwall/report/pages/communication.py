@@ -83,8 +83,10 @@ def pipeline_text(step: PipelineStep) -> str:
 
 def rates_text(found: Rates) -> str:
     """`` 31,000 tokens/s in all, 3,875 on each GPU.``; empty where the inputs have neither tokens nor samples."""
-    words = {"tokens": (found.tokens_per_s, found.tokens_per_s_per_gpu),
-             "samples": (found.samples_per_s, found.samples_per_s_per_gpu)}  # fmt: skip
+    words = {
+        "tokens": (found.tokens_per_s, found.tokens_per_s_per_gpu),
+        "samples": (found.samples_per_s, found.samples_per_s_per_gpu),
+    }
     known = ((word, of_all, each) for word, (of_all, each) in words.items() if of_all is not None and each is not None)
     return next((f" {_rate(of_all)} {word}/s in all, {_rate(each)} on each GPU." for word, of_all, each in known), "")
 

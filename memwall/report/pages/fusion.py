@@ -154,9 +154,10 @@ def _saving_sentence(policies: PolicySet, schedule: Schedule) -> str:
     if modules and not is_ideal:
         most_s, module = modules[0].saved_s, modules[0].module
         text += (
-            f"; {percent(min(most_s / saved_s, 1.0))} of the saved time in {module}" if most_s < saved_s * (1 + 1e-9)
+            f"; {percent(min(most_s / saved_s, 1.0))} of the saved time in {module}"
+            if most_s < saved_s * (1 + 1e-9)
             else f"; {module} saves {duration(most_s)}, and the rest takes {duration(most_s - saved_s)} more"
-        )  # fmt: skip
+        )
     return f"{text}."
 
 

@@ -36,9 +36,18 @@ class GpusReport(Report):
         for g in self.gpus:
             peaks = [best_peak(g, dtype) for dtype in ("float64", "float32", "tf32", "float16", "fp8")]
             peaks[3] = peaks[3] or best_peak(g, "bfloat16")
-            rows.append((g.name, g.release or col.NOTHING, *(peak or None for peak in peaks), g.dram_bytes_per_s,
-                         g.dram_bytes, g.l2_bytes or None, g.ridge_point(Pipe("tensor", "float16")),
-                         g.tdp_w or None))  # fmt: skip
+            rows.append(
+                (
+                    g.name,
+                    g.release or col.NOTHING,
+                    *(peak or None for peak in peaks),
+                    g.dram_bytes_per_s,
+                    g.dram_bytes,
+                    g.l2_bytes or None,
+                    g.ridge_point(Pipe("tensor", "float16")),
+                    g.tdp_w or None,
+                )
+            )
         specs = (
             "name: 0, release: 1, fp64: 2 TFLOP/s1, fp32: 3 TFLOP/s1, tf32: 4 TFLOP/s0?, 16 bit: 5 TFLOP/s1,"
             "fp8: 6 TFLOP/s0?, DRAM: 7 GB/s0, memory: 8 GB0, cache: 9 MB1?, ridge@FLOP/B: 10 count, TDP@W: 11 count?"
@@ -66,9 +75,13 @@ class GpuReport(Report):
     def document(self, kind: str) -> Document:
         gpu = self.gpu
         facts = known_facts(
-            ("name", gpu.name), ("also", ", ".join(gpu.aliases) or col.NOTHING), ("vendor", gpu.vendor),
+            ("name", gpu.name),
+            ("also", ", ".join(gpu.aliases) or col.NOTHING),
+            ("vendor", gpu.vendor),
             ("architecture", f"{gpu.architecture} {gpu.compute_capability or ''}"),
-            ("release", gpu.release or col.NOTHING), ("calibration", gpu.calibration))  # fmt: skip
+            ("release", gpu.release or col.NOTHING),
+            ("calibration", gpu.calibration),
+        )
         tables = [_peaks_table(gpu), _numbers_table(gpu), *([_utilization_table(gpu)] if gpu.utilization else [])]
         return Document(gpu.full_name, (Section("", (facts, *tables)),))
 
@@ -94,8 +107,15 @@ def _utilization_table(gpu: Gpu) -> Table:
 def _peaks_table(gpu: Gpu) -> Table:
     pipes = sorted(gpu.peak_flop_per_s, key=lambda pipe: (pipe.engine, -gpu.peak_flop_per_s[pipe], pipe.dtype))
     rows = [
-        (pipe, flop_rate(gpu.peak_flop_per_s[pipe]), percent(gpu.achievable_fraction(pipe)), gpu.ridge_point(pipe),
-         _source(gpu, f"peak_flop_per_s.{pipe}")) for pipe in pipes]  # fmt: skip
+        (
+            pipe,
+            flop_rate(gpu.peak_flop_per_s[pipe]),
+            percent(gpu.achievable_fraction(pipe)),
+            gpu.ridge_point(pipe),
+            _source(gpu, f"peak_flop_per_s.{pipe}"),
+        )
+        for pipe in pipes
+    ]
     specs = "ceiling: 0, peak: 1 right, achievable: 2 right, ridge@FLOP/B: 3 count1, source of the peak: 4 prose"
     return col.listing("Compute", rows, specs)
 
@@ -141,8 +161,10 @@ def _peak(machine: Machine, dtype: str) -> float | None:
 
 def _datasheet(machines: Sequence[Machine]) -> Table:
     ridge = [fp16 / m.dram_bytes_per_s if (fp16 := _peak(m, "float16")) else None for m in machines]
-    rows = [(m.name, m.release or col.NOTHING, m.dram_bytes_per_s, m.dram_bytes, r, m.tdp_w or None)
-            for m, r in zip(machines, ridge, strict=True)]  # fmt: skip
+    rows = [
+        (m.name, m.release or col.NOTHING, m.dram_bytes_per_s, m.dram_bytes, r, m.tdp_w or None)
+        for m, r in zip(machines, ridge, strict=True)
+    ]
     columns = col.of(rows, ": 0, release: 1?")
     for dtype in DTYPES:
         if any(peaks := [_peak(m, dtype) for m in machines]):

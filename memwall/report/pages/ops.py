@@ -43,11 +43,17 @@ def coverage(families: Sequence[str] = ()) -> list[OpCoverage]:
     known = dict(rows())
     covered = part("codegen.covers")
     found = [
-        OpCoverage(name.removeprefix("aten."), row.op_class, row.cost is not None, is_fused(row), covered(name),
-                 _is_read(name, row))
+        OpCoverage(
+            name.removeprefix("aten."),
+            row.op_class,
+            row.cost is not None,
+            is_fused(row),
+            covered(name),
+            _is_read(name, row),
+        )
         for name, row in known.items()
         if row.cost is not None and not (name.endswith("_") and name[:-1] in known)
-    ]  # fmt: skip
+    ]
     wanted = families or OP_CLASSES
     return sorted((op for op in found if op.family in wanted), key=lambda op: (OP_CLASSES.index(op.family), op.name))
 
@@ -74,8 +80,9 @@ class OpsReport(Report):
         if self.by_family:
             of = {name: [op for op in self.ops if op.family == name] for name in OP_CLASSES}
             columns = [col.text("family", of), (Column("ops"), [str(len(ops)) for ops in of.values()])]
-            columns += [(Column(stage), [str(sum(getattr(op, stage) for op in ops)) for ops in of.values()])
-                        for stage in STAGES]  # fmt: skip
+            columns += [
+                (Column(stage), [str(sum(getattr(op, stage) for op in ops)) for ops in of.values()]) for stage in STAGES
+            ]
             table = col.table("", columns, _NOTE)
         else:
             columns = col.of(self.ops, "op: name, family")

@@ -126,10 +126,18 @@ def _explanation_section(profile: Profile, schedule: Schedule, why: Explanation)
 def _explanation_dict(schedule: Schedule, why: Explanation) -> dict[str, Any]:
     kernel = why.kernel
     return {
-        "gpu": schedule.gpu.name, "policy": schedule.policy, "kernel": kernel.id, "name": kernel.name,
-        "module": why.module, "count": why.count, "time_s": kernel.time_s, "low_s": kernel.low_s,
-        "high_s": kernel.high_s, "sentences": [*why.launches, why.around], "calibrated": why.calibrated,
-    }  # fmt: skip
+        "gpu": schedule.gpu.name,
+        "policy": schedule.policy,
+        "kernel": kernel.id,
+        "name": kernel.name,
+        "module": why.module,
+        "count": why.count,
+        "time_s": kernel.time_s,
+        "low_s": kernel.low_s,
+        "high_s": kernel.high_s,
+        "sentences": [*why.launches, why.around],
+        "calibrated": why.calibrated,
+    }
 
 
 def _verdict_dict(profile: Profile, schedule: Schedule) -> dict[str, Any]:
@@ -158,10 +166,17 @@ def _kernel(profile: Profile, schedule: Schedule, kernel: Estimate) -> tuple[Any
     graph, costs = profile.graphs[schedule.graph], profile.costs[schedule.graph]
     specs = [graph.values[i].spec for op_id in kernel.op_ids for i in graph.ops[op_id].inputs]
     return (
-        schedule.gpu.name, schedule.policy, kernel.id, kernel.name, kernel.op_class,
-        kernel_phase(profile, schedule, kernel), kernel_module(profile, schedule, kernel), shapes_text(specs),
+        schedule.gpu.name,
+        schedule.policy,
+        kernel.id,
+        kernel.name,
+        kernel.op_class,
+        kernel_phase(profile, schedule, kernel),
+        kernel_module(profile, schedule, kernel),
+        shapes_text(specs),
         *(quantity.of(kernel) for quantity in _CSV),
-        all(costs[i].modeled for i in kernel.op_ids))  # fmt: skip
+        all(costs[i].modeled for i in kernel.op_ids),
+    )
 
 
 def _saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
@@ -172,6 +187,12 @@ def _saving_rows(profile: Profile) -> Iterator[tuple[Any, ...]]:
                 eager = policies.replaced(kernel)
                 eager_bytes, eager_s = sum(k.bytes for k in eager), sum(k.time_s for k in eager)
                 yield (
-                    *_kernel(profile, schedule, kernel), len(kernel.op_ids), kernel.launches,
-                    sum(k.launches for k in eager), eager_bytes, eager_s, eager_bytes - kernel.bytes,
-                    eager_s - kernel.time_s)  # fmt: skip
+                    *_kernel(profile, schedule, kernel),
+                    len(kernel.op_ids),
+                    kernel.launches,
+                    sum(k.launches for k in eager),
+                    eager_bytes,
+                    eager_s,
+                    eager_bytes - kernel.bytes,
+                    eager_s - kernel.time_s,
+                )

@@ -110,8 +110,11 @@ def _panel(profile: Profile, schedule: Schedule, roofline: Chart) -> Panel:
     if over_time:
         memory.append(Picture(over_time, f"{title}: memory over the step"))
     sections = (
-        Section(title, classes), Section("Roofline", (drawn,)), _modules(profile, schedule), Section("", memory)
-    )  # fmt: skip
+        Section(title, classes),
+        Section("Roofline", (drawn,)),
+        _modules(profile, schedule),
+        Section("", memory),
+    )
     return Panel(clean(schedule_label(profile, schedule)), sections)
 
 
@@ -142,9 +145,17 @@ def _identity(row: KernelRow) -> tuple:
     """Columns of ``kernels`` in the page: name, class, phase, module, shapes, count, FLOPs, bytes read, written,
     short name."""
     return (
-        clean(row.name), clean(row.op_class), row.phase, clean(row.module), clean(row.shapes)[:160], row.count,
-        row.flops if row.modeled else -1, row.read_bytes, row.write_bytes,
-        short_name(clean(row.name)))  # fmt: skip
+        clean(row.name),
+        clean(row.op_class),
+        row.phase,
+        clean(row.module),
+        clean(row.shapes)[:160],
+        row.count,
+        row.flops if row.modeled else -1,
+        row.read_bytes,
+        row.write_bytes,
+        short_name(clean(row.name)),
+    )
 
 
 _NUMBERS = {wall: number for number, wall in enumerate(TERMS)}

@@ -318,8 +318,9 @@ def module_table(rows: Sequence[tuple[int, ModuleRow]]) -> Table:
     column, cells = col.text("module", [node.key for node in nodes])
     columns = [
         (column, ["· " * level + cell for (level, _), cell in zip(rows, cells, strict=True)]),
-        *col.of(nodes, ": count repeats"), *col.quantities("module", nodes),
-    ]  # fmt: skip
+        *col.of(nodes, ": count repeats"),
+        *col.quantities("module", nodes),
+    ]
     return col.table("Modules", columns, MODULES_NOTE)
 
 
@@ -345,9 +346,10 @@ def memory_table(profile: Profile, schedule: Schedule) -> Table:
     if place := peak_place(profile, schedule):
         note += f"; peak {place}"
     columns = [
-        col.text("", held), (Column(""), [size(count) for count in held.values()]),
+        col.text("", held),
+        (Column(""), [size(count) for count in held.values()]),
         col.percent("of the peak", [count / m.total if m.total else 0.0 for count in held.values()]),
-    ]  # fmt: skip
+    ]
     return col.table("Peak memory", columns, note)
 
 

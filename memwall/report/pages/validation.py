@@ -49,8 +49,9 @@ def _device_section(device: MeasuredDevice, top: int) -> Section:
     blocks: list[Block] = [*_violations(device), *_doubts(device), _facts(device), _run_table(device)]
     if device.same_groups:
         like = [*(r.seconds for r in device.same_groups), *(r.versus_seconds for r in device.same_groups)]
-        rows = [(f"{r.executor} / {r.versus}", r.groups, r.ratio, r.geomean, r.worst, r.slower)
-                for r in device.same_groups]  # fmt: skip
+        rows = [
+            (f"{r.executor} / {r.versus}", r.groups, r.ratio, r.geomean, r.worst, r.slower) for r in device.same_groups
+        ]
         columns = [
             *col.of(rows, ": 0, groups: 1 count"),
             col.seconds("first", [r.seconds for r in device.same_groups], like=like),

@@ -65,8 +65,10 @@ class Speculation:
             raise UsageError(f"{self.draft_tokens} draft tokens are no speculation; want 1 or more")
         if not 0 <= self.accept <= 1:
             nearest = min(max(self.accept, 0.0), 1.0)
-            raise UsageError(f"a draft token is accepted with a probability from 0 to 1, not {self.accept:g};"
-                             f" {nearest:g} is the nearest")  # fmt: skip
+            raise UsageError(
+                f"a draft token is accepted with a probability from 0 to 1, not {self.accept:g};"
+                f" {nearest:g} is the nearest"
+            )
 
     @property
     def tokens_per_step(self) -> float:
@@ -148,8 +150,10 @@ class Engine:
         shared = needed - steps.reserved_bytes  # weights are split over GPUs, activations and buffers are not
         free = steps.capacity_bytes - steps.reserved_bytes
         more = f"{math.ceil(shared / free)} times as many GPUs hold them" if free > 0 else "no number of GPUs helps"
-        return (f"weights and buffers of {size(needed)} do not fit into the usable {size(steps.capacity_bytes)} of a"
-                f" GPU; {more}")  # fmt: skip
+        return (
+            f"weights and buffers of {size(needed)} do not fit into the usable {size(steps.capacity_bytes)} of a"
+            f" GPU; {more}"
+        )
 
     def kv_bytes(self, tokens: float) -> int:
         """Bytes of the cache of one sequence, in whole blocks; the draft's too."""

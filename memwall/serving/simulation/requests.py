@@ -200,12 +200,16 @@ def check_longest(engine: Engine, workload: RequestLoad) -> None:
     prompt, generated = asked.prompt_tokens, asked.generated_tokens
     if most is not None and prompt + generated > most:
         fitting = f"a prompt of {most - generated:,}" if most > generated else f"{most - 1:,} tokens of both"
-        raise UsageError(f"a prompt of {prompt:,} tokens and {generated:,} generated are beyond the {most:,} positions"
-                         f" of the model; {fitting} is the most")  # fmt: skip
+        raise UsageError(
+            f"a prompt of {prompt:,} tokens and {generated:,} generated are beyond the {most:,} positions"
+            f" of the model; {fitting} is the most"
+        )
     needed = engine.kv_bytes(prompt + generated + engine.policy.verified)
     if needed > engine.cache_bytes:
-        raise UsageError(f"the cache of one request of {prompt + generated:,} tokens is {size(needed)} on each GPU, and"
-                         f" {size(engine.cache_bytes)} are free; {_most_tokens(engine):,} tokens fit")  # fmt: skip
+        raise UsageError(
+            f"the cache of one request of {prompt + generated:,} tokens is {size(needed)} on each GPU, and"
+            f" {size(engine.cache_bytes)} are free; {_most_tokens(engine):,} tokens fit"
+        )
 
 
 def _most_tokens(engine: Engine) -> int:
@@ -272,10 +276,16 @@ class _PoolServer:
 
     def _result(self, served: list[Request], workload: RequestLoad) -> Requests:
         rows = [
-            ServedRequest(r.arrival_s, r.start_s or 0.0, r.first_s or 0.0, r.end_s, r.asked.prompt_tokens,
-                   r.asked.generated_tokens)
+            ServedRequest(
+                r.arrival_s,
+                r.start_s or 0.0,
+                r.first_s or 0.0,
+                r.end_s,
+                r.asked.prompt_tokens,
+                r.asked.generated_tokens,
+            )
             for r in served
-        ]  # fmt: skip
+        ]
         rows = sorted(rows, key=lambda row: row.arrival_s)[workload.warmup :]
         span_s = max(row.end_s for row in rows) - rows[0].arrival_s
         return Requests(served=tuple(rows), tallies=tuple(s.tally for s in self._schedulers), span_s=span_s)

@@ -214,8 +214,10 @@ class _MeanServer:
         served = np.minimum(state, self._capacity(batch * each, parts) / each)
         steps = zip(decodes * each, served / parts * each, strict=True)
         seconds = np.array([self.step_s(round(n), float(prompts)) for n, prompts in steps])
-        come = [_poisson(rate_per_s * s / each) if rate_per_s else _binomial(int(n), 1 / load.steps)
-                for n, s in zip(decodes, seconds, strict=True)]  # fmt: skip
+        come = [
+            _poisson(rate_per_s * s / each) if rate_per_s else _binomial(int(n), 1 / load.steps)
+            for n, s in zip(decodes, seconds, strict=True)
+        ]
         share = _stationary(_moves(parts, served, come))
         mean_s = share @ seconds
         point = _Point(
@@ -347,9 +349,17 @@ def _steady(server: _MeanServer, per_s: float, point: _Point, ttft_s: float) -> 
     held = point.batch * load.engine.kv_bytes(load.context) + point.prompts * load.engine.kv_bytes(load.prompt)
     ttft_s += server.policy.request_s
     return Steady(
-        ttft=Spread(ttft_s), tpot=Spread(point.batch / per_s / (load.generate - 1)), requests_per_s=per_s,
-        tokens_per_s=per_s * load.generate, prompt_tokens_per_s=per_s * load.prompt, batch=point.batch,
-        cache_use=min(held / load.engine.cache_bytes, 1.0), prompt_share=point.prompt_share, largest_batch=load.slots,
-        most_requests_per_s=server.closed(load.slots).ends_per_s, first_wave_s=ttft_s,
-        run_ttft_s=ttft_s, wall=full if waits else "",
-    )  # fmt: skip
+        ttft=Spread(ttft_s),
+        tpot=Spread(point.batch / per_s / (load.generate - 1)),
+        requests_per_s=per_s,
+        tokens_per_s=per_s * load.generate,
+        prompt_tokens_per_s=per_s * load.prompt,
+        batch=point.batch,
+        cache_use=min(held / load.engine.cache_bytes, 1.0),
+        prompt_share=point.prompt_share,
+        largest_batch=load.slots,
+        most_requests_per_s=server.closed(load.slots).ends_per_s,
+        first_wave_s=ttft_s,
+        run_ttft_s=ttft_s,
+        wall=full if waits else "",
+    )

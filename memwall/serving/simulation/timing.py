@@ -94,10 +94,11 @@ class GpuSteps:
             return 0
         rows = (kernel for kernel, _ in self.served.kernels if isinstance(kernel, Between))
         held = (
-            (_BUDGET_SEQUENCES if row.of_sequences else _BUDGET_TOKENS) * (row.read_bytes + row.write_bytes)
+            (_BUDGET_SEQUENCES if row.of_sequences else _BUDGET_TOKENS)
+            * (row.read_bytes + row.write_bytes)
             // (self.layout.tp if row.shared else 1)
             for row in rows
-        )  # fmt: skip
+        )
         return _CONTEXT_BYTES + max(held, default=0)
 
     @cached_property

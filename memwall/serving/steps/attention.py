@@ -39,9 +39,16 @@ class Attention(StepKernel):
         for batch, folded, queries, keys in _calls(step):
             seen = self.source or (min(keys, self.window + folded * queries - 1) if self.window else keys)
             found += table_calls.served_attention(
-                batch, folded * heads, kv_heads, queries, seen, self.head_size, self.dtype, kv=layout.kv,
+                batch,
+                folded * heads,
+                kv_heads,
+                queries,
+                seen,
+                self.head_size,
+                self.dtype,
+                kv=layout.kv,
                 causal=self.causal,
-            )  # fmt: skip
+            )
         return found
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:

@@ -24,12 +24,26 @@ class CacheReader(TracedStep):
                 nope = weight.shape[-1] // heads - value_size
                 rank, rope = weight.shape[-2], size - nope
                 self._check(region, {heads * size + rank + rope, heads * (size + rope) + rank + rope})
-                return Latent(heads=heads, nope=nope, rope=size - nope, rank=weight.shape[-2], value=value_size,
-                              dtype=query.spec.dtype, top_k=self._indexed(region)), ()  # fmt: skip
+                return Latent(
+                    heads=heads,
+                    nope=nope,
+                    rope=size - nope,
+                    rank=weight.shape[-2],
+                    value=value_size,
+                    dtype=query.spec.dtype,
+                    top_k=self._indexed(region),
+                ), ()
         kv_heads, cached = self._cached(region)
         if self._is_cross(region):
-            return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, source=cached,
-                             dtype=query.spec.dtype, causal=False), ()  # fmt: skip
+            return Attention(
+                heads=heads,
+                kv_heads=kv_heads,
+                head_size=size,
+                value_size=value_size,
+                source=cached,
+                dtype=query.spec.dtype,
+                causal=False,
+            ), ()
         if not kv_heads:
             read = self._split(self.outside(region)[0])[2]
             width = distinct_bytes(read) // (self.tokens * itemsize)
@@ -40,10 +54,24 @@ class CacheReader(TracedStep):
         window = cached + 1 if cached and cached < before else 0
         ratio = self._ratio(region.place) if window and self._entries(region) else 0
         if ratio or (window and self._has_one_vector(region)):
-            return Compressed(heads=heads, size=size, window=window, ratio=ratio, top_k=self._indexed(region),
-                              opened=self._opened(region.place), dtype=query.spec.dtype), ()  # fmt: skip
-        return Attention(heads=heads, kv_heads=kv_heads, head_size=size, value_size=value_size, window=window,
-                         dtype=query.spec.dtype, causal=not self.encodes), ()  # fmt: skip
+            return Compressed(
+                heads=heads,
+                size=size,
+                window=window,
+                ratio=ratio,
+                top_k=self._indexed(region),
+                opened=self._opened(region.place),
+                dtype=query.spec.dtype,
+            ), ()
+        return Attention(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=size,
+            value_size=value_size,
+            window=window,
+            dtype=query.spec.dtype,
+            causal=not self.encodes,
+        ), ()
 
     def _check(self, region: Region, widths: set[int]) -> None:
         """Raises UsageError: attention reads other numbers of each new token than queries, keys and values."""
@@ -94,8 +122,14 @@ class CacheReader(TracedStep):
         batch, _ = self._shape
         if self._compresses(region):
             width = self._opened(region.place.rpartition(".")[0]) * max(value.spec.itemsize for value in stored)
-            return Between(read_bytes=width, write_bytes=width, weight_bytes=distinct_bytes(fixed), columns=0,
-                           itemsize=1, shared=False), ()  # fmt: skip
+            return Between(
+                read_bytes=width,
+                write_bytes=width,
+                weight_bytes=distinct_bytes(fixed),
+                columns=0,
+                itemsize=1,
+                shared=False,
+            ), ()
         if distinct_bytes(stored) != distinct_bytes(cached) and self.step.decodes:
             raise UsageError(
                 f"{region.place} keeps a cache that grows and is not that of attention, which the server"
@@ -103,6 +137,7 @@ class CacheReader(TracedStep):
             )
         return State(
             state_bytes=max(distinct_bytes(cached), distinct_bytes(stored)) // batch,
-            read_bytes=distinct_bytes(data) // self.tokens, write_bytes=distinct_bytes(made) // self.tokens,
+            read_bytes=distinct_bytes(data) // self.tokens,
+            write_bytes=distinct_bytes(made) // self.tokens,
             weight_bytes=distinct_bytes(fixed),
-        ), ()  # fmt: skip
+        ), ()

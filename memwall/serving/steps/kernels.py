@@ -155,10 +155,18 @@ class Experts(StepKernel):
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         return table_calls.experts(
-            step.tokens, self.hidden, self.inter, self.top_k, self.count,
-            tp=max(layout.stage_gpus // layout.ep, 1), ep=layout.ep, dtype=self._scheme(layout), gated=self.gated,
-            engine=layout.engine, alike=self.alike,
-        )  # fmt: skip
+            step.tokens,
+            self.hidden,
+            self.inter,
+            self.top_k,
+            self.count,
+            tp=max(layout.stage_gpus // layout.ep, 1),
+            ep=layout.ep,
+            dtype=self._scheme(layout),
+            gated=self.gated,
+            engine=layout.engine,
+            alike=self.alike,
+        )
 
     def weights_bytes(self, layout: Layout) -> int:
         stored, inter = EXPERTS[self._scheme(layout)].weights, (1 + self.gated) * self.inter

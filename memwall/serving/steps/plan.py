@@ -108,8 +108,12 @@ def served(
     kernels.update(sampling(graph))
     if prompt is not None:
         first = Reader(prompt, stored).read()
-        kernels.update(kernel for read in first for kernel in (*read.before, read.kernel, *read.after)
-                       if isinstance(kernel, Encoded))  # fmt: skip
+        kernels.update(
+            kernel
+            for read in first
+            for kernel in (*read.before, read.kernel, *read.after)
+            if isinstance(kernel, Encoded)
+        )
     read_bytes = sum(n * _built(kernel).weights_bytes(Layout()) for kernel, n in kernels.items())
     held_bytes = sum(storage.nbytes for storage in graph.storages if storage.role == "parameter")
     return ServedKernels(tuple(kernels.items()), max(held_bytes - read_bytes, 0), _last(list(layers.values())))

@@ -84,9 +84,14 @@ class Reader(CacheReader):
         kept = not is_last and all(map(self._compresses, readers))  # for the cache alone, which is on every GPU
         is_row = region.reads & self._sharded and not grouped
         split = (
-            "whole" if kept or (n < _LEAST_COLUMNS and not is_last) else
-            "row" if is_row else "whole" if wholes or of_index else "column"
-        )  # fmt: skip
+            "whole"
+            if kept or (n < _LEAST_COLUMNS and not is_last)
+            else "row"
+            if is_row
+            else "whole"
+            if wholes or of_index
+            else "column"
+        )
         after: tuple[Collective, ...] = ()
         if split == "row":
             self._partial.add(number)
@@ -133,17 +138,21 @@ class Reader(CacheReader):
     def experts(self, number: int, region: Region) -> tuple[StepKernel, tuple[Collective, ...]]:
         self._partial.add(number)
         products = [op for op in map(self.graph.ops.__getitem__, region.ops) if op.op_class == "contraction"]
-        weights = [
-            spec for op in products for spec in self.graph.specs(op.inputs[:2])[1:] if len(spec.shape) == 3
-        ]  # fmt: skip
+        weights = [spec for op in products for spec in self.graph.specs(op.inputs[:2])[1:] if len(spec.shape) == 3]
         first, last = weights[0], weights[-1]
         count, hidden, inter = first.shape[0], first.shape[1], last.shape[1]
         top_k = self._chosen(number)
         touched = {op.attributes["slices"][0] for op in products if "slices" in op.attributes}
-        return Experts(hidden=hidden, inter=inter, count=count, top_k=top_k, dtype=first.dtype,
-                       gated=first.shape[2] == 2 * inter, own=self.stored(region.place),
-                       alike=top_k in touched and round(expected_active(self.tokens, count, top_k)) > top_k,
-                       ), ()  # fmt: skip
+        return Experts(
+            hidden=hidden,
+            inter=inter,
+            count=count,
+            top_k=top_k,
+            dtype=first.dtype,
+            gated=first.shape[2] == 2 * inter,
+            own=self.stored(region.place),
+            alike=top_k in touched and round(expected_active(self.tokens, count, top_k)) > top_k,
+        ), ()
 
     def _chosen(self, number: int) -> int:
         """Experts of a token: what the last choice before them makes."""
@@ -165,10 +174,13 @@ class Reader(CacheReader):
         widths = (self.graph.specs(op.inputs)[0].shape[-1] for op in ops if op.op_class in _WHOLE_CLASSES)
         kernel = Between(
             read_bytes=(distinct_bytes(data) + gathered) // self.tokens,
-            write_bytes=distinct_bytes(written) // self.tokens, weight_bytes=distinct_bytes(fixed),
-            columns=max(widths, default=0), itemsize=max((value.spec.itemsize for value in written), default=1),
-            shared=shared, of_sequences=self._is_last(number),
-        )  # fmt: skip
+            write_bytes=distinct_bytes(written) // self.tokens,
+            weight_bytes=distinct_bytes(fixed),
+            columns=max(widths, default=0),
+            itemsize=max((value.spec.itemsize for value in written), default=1),
+            shared=shared,
+            of_sequences=self._is_last(number),
+        )
         after = (Collective(op="all_reduce", width=gathered // self.tokens),) if gathered else ()
         return kernel, after
 

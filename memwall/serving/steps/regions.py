@@ -53,10 +53,13 @@ class _RegionWalk:
         #: storage of a parameter → its axes
         self.axes = {graph.values[i].storage: len(graph.values[i].spec.shape) for i in graph.parameters}
         self.before = [
-            [flow.writer[v] for v in (*[v for _, v in reads], *[flow.carries[v] for _, v in writes])
-             if v >= 0 and flow.writer[v] >= 0]
+            [
+                flow.writer[v]
+                for v in (*[v for _, v in reads], *[flow.carries[v] for _, v in writes])
+                if v >= 0 and flow.writer[v] >= 0
+            ]
             for reads, writes in zip(flow.reads, flow.writes, strict=True)
-        ]  # fmt: skip
+        ]
         self.after: list[list[int]] = [[] for _ in self.ops]
         for number, sources in enumerate(self.before):
             for source in sources:
@@ -113,10 +116,13 @@ class _RegionWalk:
     def _experts(self) -> None:
         """All that the modules do whose matmuls have weights with an axis of experts."""
         places = {
-            op.module for op in self.ops
-            if op.op_class in _PRODUCTS and op.id not in self.owner and (weight := self.weight(op)) is not None
+            op.module
+            for op in self.ops
+            if op.op_class in _PRODUCTS
+            and op.id not in self.owner
+            and (weight := self.weight(op)) is not None
             and len(self.graph.values[weight].spec.shape) == 3 == self.axes.get(self.graph.values[weight].storage, 3)
-        }  # fmt: skip
+        }
         for place in places:
             inside = set(self._inside(place))
             while more := self._of_each_expert(inside):
@@ -133,8 +139,13 @@ class _RegionWalk:
         if not least:
             return set()
         made = {flow.writer[v] for op in inside for i, v in flow.reads[op] if values[i].spec.numel >= least}
-        read = {reader for op in inside for i, v in flow.writes[op] if values[i].spec.numel >= least
-                for reader in flow.readers[v]}  # fmt: skip
+        read = {
+            reader
+            for op in inside
+            for i, v in flow.writes[op]
+            if values[i].spec.numel >= least
+            for reader in flow.readers[v]
+        }
         return {op for op in made | read if op >= 0 and op not in inside and op not in self.owner}
 
     def _inside(self, place: str) -> list[int]:
@@ -221,9 +232,11 @@ class _RegionWalk:
         """Ops of the module outside that read what is as large as its state: a server's kernel never writes it."""
         values, flow = self.graph.values, self.flow
         held = [
-            values[i].spec.nbytes for op in inside for i, _ in flow.reads[op]
+            values[i].spec.nbytes
+            for op in inside
+            for i, _ in flow.reads[op]
             if self.role[values[i].storage] == "kv_cache"
-        ]  # fmt: skip
+        ]
         least = max(held, default=0)
         made = {v for op in inside for i, v in flow.writes[op] if values[i].spec.nbytes >= least > 0}
         readers = {reader for version in made for reader in flow.readers[version]}
@@ -301,7 +314,8 @@ class _RegionWalk:
 
     def _neighbours(self, number: int, level: dict[int, int], open_regions: dict[int, Region]) -> list[Region]:
         near = [
-            self.owner[before] for before in self.before[number]
+            self.owner[before]
+            for before in self.before[number]
             if self.owner[before].kind == "between" and level[before] == level[number]
-        ]  # fmt: skip
+        ]
         return near + [open_regions[a] for a in self._anchors(number, level) if a in open_regions]

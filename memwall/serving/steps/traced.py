@@ -17,9 +17,7 @@ _FIXED = ("parameter", "buffer")
 class TracedStep:
     """One traced step, a decode or a prefill."""
 
-    def __init__(
-        self, graph: Graph, stored: Callable[[str], str | None] = lambda path: None, context: int = 0
-    ) -> None:  # fmt: skip
+    def __init__(self, graph: Graph, stored: Callable[[str], str | None] = lambda path: None, context: int = 0) -> None:
         """``stored`` names the scheme of a module's weights: empty where they stay as they are, None where they are as
         the layout says, but for the head and routers; ``context`` says how many tokens were before the step, where
         windows hold fewer.
@@ -31,8 +29,10 @@ class TracedStep:
         self.regions = regions(graph, self.flow)
         if not any(region.kind in ("attention", "state") for region in self.regions):
             if any(storage.role == "kv_cache" for storage in graph.storages):
-                raise UsageError("no attention and no state that a server has kernels for is found in the step; memwall"
-                                 " profile --mode decode models it as the model runs it")  # fmt: skip
+                raise UsageError(
+                    "no attention and no state that a server has kernels for is found in the step; memwall"
+                    " profile --mode decode models it as the model runs it"
+                )
             raise UsageError("the server policy is of steps with a cache; profile with --mode prefill or --mode decode")
         self.encodes = False
         #: regions of whose results each GPU has a share, and a summand
@@ -92,8 +92,10 @@ class TracedStep:
         views = {(value.storage, value.offset, value.spec): value for value in read.values()}
         views |= {
             (values[i].storage, values[i].offset, values[i].spec): values[i]
-            for op in region.ops for i, v in flow.reads[op] if flow.writer[v] not in inside
-        }  # fmt: skip
+            for op in region.ops
+            for i, v in flow.reads[op]
+            if flow.writer[v] not in inside
+        }
         written = {}
         for op in region.ops:
             for i, version in flow.writes[op]:
@@ -132,9 +134,10 @@ class TracedStep:
         """The queries, the result, and the bytes of a number of attention."""
         values = self.graph.values
         cores = [
-            op for op in (self.graph.ops[i] for i in region.ops)
+            op
+            for op in (self.graph.ops[i] for i in region.ops)
             if op.op_class == "attention" or (op.op_class == "contraction" and "bmm" in op.name)
-        ]  # fmt: skip
+        ]
         if not cores:
             raise UsageError(
                 f"the attention of {region.place} is of no kind that the server policy models: it has no matmul of"
@@ -153,9 +156,10 @@ class TracedStep:
     def _entries(self, region: Region) -> int:
         """Compressed entries that attention reads next to a window of the cache; 0 where it has none."""
         held = {
-            value.storage: value.spec.shape[2] for value in self.outside(region)[0]
+            value.storage: value.spec.shape[2]
+            for value in self.outside(region)[0]
             if self.graph.storages[value.storage].role in CACHES and len(value.spec.shape) == 4
-        }  # fmt: skip
+        }
         lengths = list(held.values())
         return next((length for length in lengths if length != lengths[0]), 0)
 
@@ -167,9 +171,10 @@ class TracedStep:
         """Tokens that an entry stands for: each has a bias of its own in the module that makes it; 0: none does."""
         inside = {region.place for region in self._pairs(place)}
         biases = [
-            self.graph.values[i].spec.shape for i in self.graph.parameters
+            self.graph.values[i].spec.shape
+            for i in self.graph.parameters
             if self.graph.storages[self.graph.values[i].storage].name.rpartition(".")[0] in inside
-        ]  # fmt: skip
+        ]
         return max((shape[0] for shape in biases if len(shape) == 2), default=0)
 
     def _is_cross(self, region: Region) -> bool:

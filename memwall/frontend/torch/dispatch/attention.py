@@ -42,9 +42,13 @@ def call_of(
     wanted = tuple(name for name, t in tensors.items() if t.requires_grad) if torch.is_grad_enabled() else ()
     order = allowed_order()
     attributes = {
-        "dropout_p": dropout, "is_causal": causal, "scale": scale, "enable_gqa": gqa or None,
-        "gradients": wanted or None, "order": None if order == ORDER else order,
-    }  # fmt: skip
+        "dropout_p": dropout,
+        "is_causal": causal,
+        "scale": scale,
+        "enable_gqa": gqa or None,
+        "gradients": wanted or None,
+        "order": None if order == ORDER else order,
+    }
     specs = {
         name: TensorSpec(tuple(map(int, t.shape)), tuple(map(int, t.stride())), dtype_name(t.dtype))
         for name, t in tensors.items()

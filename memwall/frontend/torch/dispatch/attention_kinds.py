@@ -46,9 +46,16 @@ def _form(graph: Graph, call: AttentionCall, forward: Op, backward: Op | None, b
             tensors = {name: _like(spec).requires_grad_(name in wanted) for name, spec in call.tensors.items()}
         inputs = [recorder.value(tensor) for tensor in tensors.values()]
         result = attend(
-            backend, tensors["query"], tensors["key"], tensors["value"], tensors.get("attn_bias"), known["dropout_p"],
-            known["is_causal"], known.get("scale"), bool(known.get("enable_gqa")),
-        )  # fmt: skip
+            backend,
+            tensors["query"],
+            tensors["key"],
+            tensors["value"],
+            tensors.get("attn_bias"),
+            known["dropout_p"],
+            known["is_causal"],
+            known.get("scale"),
+            bool(known.get("enable_gqa")),
+        )
         outputs = [_laid_out(recorder, result, graph.values[forward.outputs[0]].spec)]
         if backward is not None:
             recorder.phase = "backward"

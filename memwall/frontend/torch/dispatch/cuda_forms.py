@@ -32,9 +32,12 @@ class CudaForms:
     """
 
     def __init__(
-        self, recorder: Recorder, attention: str, decomposes: bool = False,
+        self,
+        recorder: Recorder,
+        attention: str,
+        decomposes: bool = False,
         note: Callable[[str], None] = lambda assumed: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.recorder = recorder
         self._note = note
         self.attention = attention
@@ -81,9 +84,17 @@ class CudaForms:
     # -- attention -------------------------------------------------------------------------------------------------
 
     def _attention(
-        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
         tensors = (query, key, value, attn_mask)
         options = (dropout_p, is_causal, scale, enable_gqa)
         made = call_of(*tensors, *options)
@@ -92,9 +103,14 @@ class CudaForms:
         if as_usual or made.backends in ((), ("math",)):
             return self._called(made, tensors, options)
         call = OpaqueCall(
-            FORWARD, tuple(made.attributes.items()), ("query", "key", "value", "attn_bias"),
-            (), saved=(0, 1, 2, 3), saved_outputs=((0, "out"),), gradient="grad_out",
-        )  # fmt: skip
+            FORWARD,
+            tuple(made.attributes.items()),
+            ("query", "key", "value", "attn_bias"),
+            (),
+            saved=(0, 1, 2, 3),
+            saved_outputs=((0, "out"),),
+            gradient="grad_out",
+        )
         compute = self._attend(made, options)
         results = Fused.apply(self.recorder, compute, call, torch.is_grad_enabled(), *tensors)
         result: torch.Tensor = results[0]
@@ -110,10 +126,14 @@ class CudaForms:
         known = tuple((name, call.attributes[name]) for name in ("dropout_p", "is_causal"))
         result = ([batch, heads, rows, tensors[2].shape[-1]], tensors[0].dtype)
         by_name = OpaqueCall(
-            f"aten._scaled_dot_product_{backend}_attention", known, ("query", "key", "value", "attn_bias"),
-            (result, ([batch, heads, rows], torch.float32)), saved=(0, 1, 2, 3),
-            saved_outputs=((0, "out"), (1, "logsumexp")), gradient="grad_out" if backend == "flash" else "grad_out_",
-        )  # fmt: skip
+            f"aten._scaled_dot_product_{backend}_attention",
+            known,
+            ("query", "key", "value", "attn_bias"),
+            (result, ([batch, heads, rows], torch.float32)),
+            saved=(0, 1, 2, 3),
+            saved_outputs=((0, "out"), (1, "logsumexp")),
+            gradient="grad_out" if backend == "flash" else "grad_out_",
+        )
         return Opaque.apply(self.recorder, by_name, *tensors)[0]
 
     def _attend(self, call: AttentionCall, options: Sequence[Any]) -> Callable[..., Any]:
@@ -159,9 +179,14 @@ class CudaForms:
         attributes = (("normalized_shape", tuple(map(int, shape))), *given)
         rows = [*x.shape[: x.dim() - len(shape)], *([1] * len(shape))]
         call = OpaqueCall(
-            "aten._fused_rms_norm", attributes, ("input", "weight"), (_like(x), (rows, torch.float32)),
-            saved=(0, 1), saved_outputs=((1, "rstd"),), gradient="grad_out",
-        )  # fmt: skip
+            "aten._fused_rms_norm",
+            attributes,
+            ("input", "weight"),
+            (_like(x), (rows, torch.float32)),
+            saved=(0, 1),
+            saved_outputs=((1, "rstd"),),
+            gradient="grad_out",
+        )
         return self._opaque(lambda run, x, weight: run(x, shape, weight, eps), "rms_norm", call, (x, weight))[0]
 
     def _recurrent(self, name: str) -> Callable[..., Any]:
@@ -175,10 +200,15 @@ class CudaForms:
             hidden = int(params[0].shape[0]) // _GATES[mode]
             directions = 2 if bidirectional else 1
             attributes = (
-                ("mode", mode), ("hidden_size", hidden), ("num_layers", num_layers), ("batch_first", any(first)),
-                ("bidirectional", bidirectional), ("has_biases", has_biases), ("dropout", dropout if train else 0.0),
+                ("mode", mode),
+                ("hidden_size", hidden),
+                ("num_layers", num_layers),
+                ("batch_first", any(first)),
+                ("bidirectional", bidirectional),
+                ("has_biases", has_biases),
+                ("dropout", dropout if train else 0.0),
                 *(("batch_sizes", tuple(sizes.tolist())) for sizes in steps),
-            )  # fmt: skip
+            )
             output = ([*x.shape[:-1], int(states[0].shape[-1]) * directions], x.dtype)
             names = ("input", *(("hx", "cx")[: len(states)]), *(["weight"] * len(params)))
             inputs = (x, *states, *params)
@@ -195,9 +225,13 @@ class CudaForms:
                 return run(x, *steps, state if mode == 2 else state[0], weights, has_biases, num_layers, *rest)
 
             call = OpaqueCall(
-                "aten._cudnn_rnn", attributes, names, outputs, saved=tuple(range(len(inputs))),
+                "aten._cudnn_rnn",
+                attributes,
+                names,
+                outputs,
+                saved=tuple(range(len(inputs))),
                 saved_outputs=((0, "output"), *(reserve_name if keep_reserve else ())),
-            )  # fmt: skip
+            )
             result = self._opaque(compute, name, call, inputs)
             return tuple(result[: 1 + len(states)])
 
@@ -253,9 +287,12 @@ class OpaqueCall(NamedTuple):
         given = [g for g in gradients if g is not None]
         if not ctx.recorder.paused:
             ctx.recorder.emit(
-                f"{self.name}_backward", [self.gradient] * len(given) + ctx.kept_names,
-                [*given, *saved], [r for r in results if r is not None], self.attributes,
-            )  # fmt: skip
+                f"{self.name}_backward",
+                [self.gradient] * len(given) + ctx.kept_names,
+                [*given, *saved],
+                [r for r in results if r is not None],
+                self.attributes,
+            )
 
 
 class Opaque(torch.autograd.Function):
@@ -377,9 +414,12 @@ class Real(torch.autograd.Function):
         if pairs:
             with ctx.recorder.unrecorded():
                 found = torch.autograd.grad(
-                    [t for t, _ in pairs], [ctx.leaves[i] for i in wanted], [g for _, g in pairs],
-                    retain_graph=True, allow_unused=True,
-                )  # fmt: skip
+                    [t for t, _ in pairs],
+                    [ctx.leaves[i] for i in wanted],
+                    [g for _, g in pairs],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
             for i, gradient in zip(wanted, found, strict=True):
                 results[i] = gradient
         ctx.call.record_backward(ctx, ctx.saved_tensors, gradients, results)

@@ -49,7 +49,10 @@ def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(patch.object(torch, "cond", cond))
         for kind, plain in _LOOPS.items():
             stack.enter_context(patch.object(kind, "__call__", plain))
-        forms: dict[str, Any] = {compat.name_of("flex_validate_device"): lambda *tensors: None,
-                 "flex_attention_hop": flex, compat.name_of("flex_compile_debug"): True}  # fmt: skip
+        forms: dict[str, Any] = {
+            compat.name_of("flex_validate_device"): lambda *tensors: None,
+            "flex_attention_hop": flex,
+            compat.name_of("flex_compile_debug"): True,
+        }
         stack.enter_context(patch.multiple(flex_attention, **forms))
         yield

@@ -133,9 +133,13 @@ def _whole_generations(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def _ask(
-    question: Callable[..., Any], answer: Answer, unrecorded: Callable[[], Any], note: Callable[[str], None],
-    *args: Any, **kwargs: Any,
-) -> Any:  # fmt: skip
+    question: Callable[..., Any],
+    answer: Answer,
+    unrecorded: Callable[[], Any],
+    note: Callable[[str], None],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """The true answer where the values are known, else that of inputs without padding."""
     try:
         with unrecorded():

@@ -172,8 +172,9 @@ class Recorder(compat.TorchDispatchMode):
         """Memory that is freed: what the storage holds from now on is new."""
         number = self._storage_ids.pop(compat.cdata(storage), None)
         if number is not None and self.phase == "backward" and self.storages[number].role == "activation":
-            touched = (op for op in reversed(self.ops) for i in (*op.inputs, *op.outputs)
-                       if self.values[i].storage == number)  # fmt: skip
+            touched = (
+                op for op in reversed(self.ops) for i in (*op.inputs, *op.outputs) if self.values[i].storage == number
+            )
             if (last := next(touched, None)) is not None and last.phase == "forward":
                 self.storages[number] = replace(self.storages[number], name=HELD)
 
@@ -322,9 +323,13 @@ class Recorder(compat.TorchDispatchMode):
         return all(of_host[1]) and (all(of_host[0]) or (bool(outputs) and any(of_host[0])))
 
     def emit(
-        self, name: str, names: Iterable[str], inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor],
+        self,
+        name: str,
+        names: Iterable[str],
+        inputs: Iterable[torch.Tensor],
+        outputs: Iterable[torch.Tensor],
         attributes: Iterable[tuple[str, Any]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record one call. Host tensors among the inputs are left out (a copy from the host reads no device memory)."""
         pairs = [(n, t) for n, t in zip(names, inputs, strict=True) if t.device.type == self.device]
         if self.rebinding is not None:
@@ -352,8 +357,9 @@ class Recorder(compat.TorchDispatchMode):
         line = self._line(node)
         again = phase == "backward" and self.passes.computes_again()
         arguments = tuple([n for n, _ in pairs])
-        self.append(Op(0, name, classify(name, phase), phase, module, read, written, arguments, mapping, line,
-                       again=again))  # fmt: skip
+        self.append(
+            Op(0, name, classify(name, phase), phase, module, read, written, arguments, mapping, line, again=again)
+        )
 
     def append(self, op: Op, copied: bool = False) -> None:
         """Add an op to the list, under the next number: on the current stream, or on the op's own and with its waits
@@ -405,6 +411,12 @@ class Recorder(compat.TorchDispatchMode):
     def graph(self, inputs: Iterable[int], parameters: Iterable[int], outputs: Iterable[int], attention: str) -> Graph:
         """What was recorded."""
         return Graph(
-            tuple(self.values), tuple(self.storages), tuple(self.ops), tuple(inputs), tuple(parameters),
-            tuple(outputs), dict(self.free_calls), attention,
-        )  # fmt: skip
+            tuple(self.values),
+            tuple(self.storages),
+            tuple(self.ops),
+            tuple(inputs),
+            tuple(parameters),
+            tuple(outputs),
+            dict(self.free_calls),
+            attention,
+        )

@@ -96,9 +96,13 @@ def _with_mask(data: Tensor, *others: Any, **kwargs: Any) -> tuple[Tensor, Tenso
 
 
 def _ctc_loss(
-    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
     zero_infinity: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The losses and the lattice [batch, time, 2 * longest target + 1]; of lengths on the device the longest is that of
     the padded targets, of targets in one row the mean."""
     steps, batch = log_probs.shape[:2]
@@ -111,9 +115,15 @@ def _ctc_loss(
 
 
 def ctc_loss_of_lists(
-    note: Callable[[str], None], log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor,
-    target_lengths: torch.Tensor, blank: int = 0, reduction: int = 1, zero_infinity: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    note: Callable[[str], None],
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
     """With lengths as lists, which a GPU's run copies to the host; those that are not known are the padded ones, which
     ``note`` is told."""
     longest = targets.shape[1] if targets.dim() == 2 else targets.numel() // max(target_lengths.numel(), 1)
@@ -140,8 +150,11 @@ def _least_squares(
     batch = list(torch.broadcast_shapes(data.shape[:-2], rhs.shape[: rhs.dim() - 1 - len(columns)]))
     residuals = data.new_empty([*batch, *columns]) if m > n else data.new_empty([0])
     return (
-        data.new_empty([*batch, n, *columns]), residuals, data.new_empty([0], dtype=torch.int64), data.new_empty([0])
-    )  # fmt: skip
+        data.new_empty([*batch, n, *columns]),
+        residuals,
+        data.new_empty([0], dtype=torch.int64),
+        data.new_empty([0]),
+    )
 
 
 def _geqrf(data: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,8 +214,10 @@ def _batch_norm_sums(
     grad: Tensor, data: Tensor, mean: Tensor, invstd: Tensor, weight: Any, input_g: bool, weight_g: bool, bias_g: bool
 ) -> tuple[Any, ...]:
     sums = [torch.empty_like(mean) if input_g else None for _ in range(2)]
-    channels = [grad.new_empty([data.shape[1]], dtype=weight.dtype if weight is not None else mean.dtype)
-                if wanted else None for wanted in (weight_g, bias_g)]  # fmt: skip
+    channels = [
+        grad.new_empty([data.shape[1]], dtype=weight.dtype if weight is not None else mean.dtype) if wanted else None
+        for wanted in (weight_g, bias_g)
+    ]
     return (*sums, *channels)
 
 
@@ -388,8 +403,15 @@ def _derived(name: str, schema: Schema, rule: Callable[[Recorded], Sequence[Tens
         values = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
         given = {key: (_spec(item),) for key, item in values.items() if isinstance(item, Tensor)}
         plain = {key: item for key, item in values.items() if not isinstance(item, Tensor)}
-        call = Recorded(name=f"{name.replace('::', '.')}.default", recorded_name=name, given=given,
-                        arguments=tuple(values), values=plain, defaults=plain, results=schema.results)  # fmt: skip
+        call = Recorded(
+            name=f"{name.replace('::', '.')}.default",
+            recorded_name=name,
+            given=given,
+            arguments=tuple(values),
+            values=plain,
+            defaults=plain,
+            results=schema.results,
+        )
         try:
             specs = rule(call)
         except Unsupported as error:

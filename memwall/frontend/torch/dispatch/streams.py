@@ -102,9 +102,12 @@ class Streams:
             self._target = None
 
     def issue(
-        self, values: Sequence[Value], inputs: Iterable[int], outputs: Iterable[int],
+        self,
+        values: Sequence[Value],
+        inputs: Iterable[int],
+        outputs: Iterable[int],
         like: tuple[int, Iterable[int]] | None = None,
-    ) -> tuple[int, tuple[int, ...]]:  # fmt: skip
+    ) -> tuple[int, tuple[int, ...]]:
         """Issue the next op: the number of its stream, and the ops that it waits for, the last of each other stream;
         ``like`` has the number and some of these ops where they are known."""
         stream = self.current if self._target is None else self._target

@@ -91,7 +91,7 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 def batch_norm(
     x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *options: Any
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """``torch.batch_norm`` as on CUDA: cuDNN takes data in one piece, so that what is strided is copied first
     (``_batch_norm_impl_index`` in ATen's Normalization.cpp)."""
     by_cudnn = x.dim() >= 3 and weight is not None and bias is not None and x.dtype is not torch.bfloat16

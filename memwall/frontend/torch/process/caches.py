@@ -97,9 +97,11 @@ def _places(cached: Any) -> list[tuple[Any, str, Any]]:
     own = [(m, kind) for m in modules for kind in list(vars(m).values()) if issubclass(type(kind), type)]
     classes = dict.fromkeys(kind for module, kind in own if kind.__module__ == module.__name__)
     return [
-        (holder, name, cached) for holder in (*modules, *classes) for name, item in list(vars(holder).items())
+        (holder, name, cached)
+        for holder in (*modules, *classes)
+        for name, item in list(vars(holder).items())
         if item is cached
-    ]  # fmt: skip
+    ]
 
 
 def _is_new(name: str, module: ModuleType) -> bool:

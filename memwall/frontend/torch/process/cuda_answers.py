@@ -232,13 +232,24 @@ def _supports_tf32(gpu: Gpu) -> bool:
 def _properties(gpu: Gpu, device: Any = None) -> Any:
     (major, minor), chip = _capability(gpu), chip_of(gpu)
     return SimpleNamespace(
-        name=gpu.full_name, major=major, minor=minor, total_memory=gpu.dram_bytes, L2_cache_size=gpu.l2_bytes,
-        multi_processor_count=gpu.sm_count, warp_size=chip.warp_size, max_threads_per_block=1024,
-        max_threads_per_multi_processor=chip.threads, regs_per_multiprocessor=chip.registers,
+        name=gpu.full_name,
+        major=major,
+        minor=minor,
+        total_memory=gpu.dram_bytes,
+        L2_cache_size=gpu.l2_bytes,
+        multi_processor_count=gpu.sm_count,
+        warp_size=chip.warp_size,
+        max_threads_per_block=1024,
+        max_threads_per_multi_processor=chip.threads,
+        regs_per_multiprocessor=chip.registers,
         shared_memory_per_block=min(chip.shared_block_bytes, 48 << 10),
-        shared_memory_per_block_optin=chip.shared_block_bytes, shared_memory_per_multiprocessor=chip.shared_bytes,
-        clock_rate=int(gpu.boost_clock_hz / 1e3), gcnArchName=target_of(gpu), is_integrated=0, is_multi_gpu_board=0,
-    )  # fmt: skip
+        shared_memory_per_block_optin=chip.shared_block_bytes,
+        shared_memory_per_multiprocessor=chip.shared_bytes,
+        clock_rate=int(gpu.boost_clock_hz / 1e3),
+        gcnArchName=target_of(gpu),
+        is_integrated=0,
+        is_multi_gpu_board=0,
+    )
 
 
 #: Name in torch.cuda -> the answer of a GPU; its use is noted.

@@ -78,9 +78,13 @@ class TracedDevice(TorchFunctionMode):
     ``note``, which is called with what that assumes, activations that go to the host stay where they are."""
 
     def __init__(
-        self, device: str, *, building: bool = False, known: KnownValues | None = None,
+        self,
+        device: str,
+        *,
+        building: bool = False,
+        known: KnownValues | None = None,
         note: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.device = torch.device(device)
         self._known = known
@@ -224,9 +228,13 @@ class TracedDevice(TorchFunctionMode):
         return _CUDA if device == self.device and not _is_machinery(caller.f_code.co_filename) else device
 
     def _cuda(
-        self, tensor: torch.Tensor, device: Any = None, *args: Any, memory_format: Any = torch.preserve_format,
+        self,
+        tensor: torch.Tensor,
+        device: Any = None,
+        *args: Any,
+        memory_format: Any = torch.preserve_format,
         **options: Any,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         return tensor.to(self.device if device is None else self._map(device), memory_format=memory_format)
 
     def _of_numbers(self, make: Callable[..., torch.Tensor], data: Any, *args: Any, **options: Any) -> torch.Tensor:

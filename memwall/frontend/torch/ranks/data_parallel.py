@@ -45,9 +45,12 @@ def remade(wrapped: Any, module: nn.Module) -> nn.Module:
     with fake_groups(), _buckets_of_later_steps(wrapped), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers has a new name
         made = DistributedDataParallel(
-            module, process_group=wrapped.process_group, broadcast_buffers=wrapped.broadcast_buffers,
-            bucket_cap_mb=cap, gradient_as_bucket_view=wrapped.gradient_as_bucket_view,
-        )  # fmt: skip
+            module,
+            process_group=wrapped.process_group,
+            broadcast_buffers=wrapped.broadcast_buffers,
+            bucket_cap_mb=cap,
+            gradient_as_bucket_view=wrapped.gradient_as_bucket_view,
+        )
     made.register_comm_hook(buckets := list[torch.Tensor](), _all_reduced)
     _BUCKETS[made] = buckets
     return made

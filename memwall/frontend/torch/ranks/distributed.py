@@ -97,9 +97,14 @@ def as_rank(rank: int, world: int, per_node: int) -> Iterator[None]:
     """While open, a program finds what ``torchrun`` tells this rank of so many, ``per_node`` on each node; its process
     group ends with it."""
     told = {
-        "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % per_node, "LOCAL_WORLD_SIZE": min(per_node, world),
-        "GROUP_RANK": rank // per_node, "GROUP_WORLD_SIZE": -(-world // per_node), "MASTER_PORT": 29500,
-    }  # fmt: skip
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": rank % per_node,
+        "LOCAL_WORLD_SIZE": min(per_node, world),
+        "GROUP_RANK": rank // per_node,
+        "GROUP_WORLD_SIZE": -(-world // per_node),
+        "MASTER_PORT": 29500,
+    }
     environment = {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in told.items()}}
     with patch.dict(os.environ, environment), own_group(), fake_groups():
         yield
@@ -111,9 +116,14 @@ def has_other_ranks() -> bool:
 
 
 def _init(
-    backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
-    *args: Any, **kwargs: Any,
-) -> None:  # fmt: skip
+    backend: Any = None,
+    init_method: Any = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """A group of torch's fake backend, of the size asked for or that the environment states."""
     store = compat.FakeStore()
     stated = int(os.environ.get("WORLD_SIZE", "0"))  # which torchrun sets

@@ -78,8 +78,11 @@ def settle_flat_shards(module: nn.Module) -> None:
     for unit in _units(module):
         order, handle = compat.exec_order_data(unit), compat.flat_handle(unit)
         limits = compat.backward_prefetch_limit(order), compat.forward_prefetch_limit(order)
-        new = {"exec_order_data": type(order)(compat.debug_level(unit), *limits), "is_root": None,
-               "device_handle": torch.cuda}  # fmt: skip
+        new = {
+            "exec_order_data": type(order)(compat.debug_level(unit), *limits),
+            "is_root": None,
+            "device_handle": torch.cuda,
+        }
         for name, value in new.items():
             setattr(unit, compat.name_of(name), value)
         unit.compute_device = torch.device("meta")

@@ -94,8 +94,10 @@ def alike(outlines: Mapping[int, Outline]) -> dict[int, int]:
         groups.setdefault((rank if is_end else None, outline.structure, len(outline.numbers)), []).append(rank)
     for ranks in groups.values():
         places = [order.index(rank) for rank in ranks]
-        counts = [len(ranks) > 2 and _counts(places, column, before)
-                  for column in zip(*(outlines[rank].numbers for rank in ranks), strict=True)]  # fmt: skip
+        counts = [
+            len(ranks) > 2 and _counts(places, column, before)
+            for column in zip(*(outlines[rank].numbers for rank in ranks), strict=True)
+        ]
         first: dict[Any, int] = {}
         for rank in ranks:
             kept = tuple(n for n, is_count in zip(outlines[rank].numbers, counts, strict=True) if not is_count)

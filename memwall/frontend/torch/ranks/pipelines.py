@@ -76,11 +76,12 @@ def _noting(found: list[Pipeline], replays: bool, original: Callable[..., Any]) 
         group = (several[0] if several else compat.pipeline_stage(schedule)).group
         found[:] = [
             Pipeline(
-                ranks=tuple(dist.get_process_group_ranks(group)), schedule=type(schedule).__name__,
+                ranks=tuple(dist.get_process_group_ranks(group)),
+                schedule=type(schedule).__name__,
                 microbatches=compat.microbatches(schedule),
                 orders=tuple(" ".join(_tasks(orders[rank])) for rank in sorted(orders)),
             )
-        ]  # fmt: skip
+        ]
         return original(schedule, *args, **options)
 
     return step

@@ -44,8 +44,11 @@ def _reduced(values: Values, ranks: int, given: Mapping[str, Any]) -> Values | N
         members: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__
         asked = {int(value): name for name, value in members.items()}.get(asked.op(), "")
     by_name: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "sum": lambda value: value * ranks, "avg": torch.clone, "min": torch.clone, "max": torch.clone,
-    }  # fmt: skip
+        "sum": lambda value: value * ranks,
+        "avg": torch.clone,
+        "min": torch.clone,
+        "max": torch.clone,
+    }
     reduce = by_name.get(asked.lower())
     return None if reduce is None else [reduce(value) for value in values]
 

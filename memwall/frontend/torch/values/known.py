@@ -270,9 +270,14 @@ class KnownValues(Shadows):
                 self.assumptions.note(basis.text)
 
     def _fill(
-        self, signature: Signature, kind: ValueRule, args: tuple, kwargs: dict[str, Any], results: list[torch.Tensor],
+        self,
+        signature: Signature,
+        kind: ValueRule,
+        args: tuple,
+        kwargs: dict[str, Any],
+        results: list[torch.Tensor],
         assumed: tuple[Basis, ...],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Large tensors of one value: masks of ones, and what is computed of them element by element."""
         if signature.name == "aten.randn":
             self._normal[address_of(results[0])] = results[0].untyped_storage()

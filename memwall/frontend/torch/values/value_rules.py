@@ -238,10 +238,14 @@ class ValueRule(NamedTuple):
         return cls(
             tuple((place, name) for place, name, a in numbered if not a.unread and "Tensor" in a.kind),
             tuple((place, name) for place, name, a in numbered if a.written),
-            signature.free and not asks, asks, torch.Tag.nondeterministic_seeded in tags,
-            torch.Tag.pointwise in tags or signature.name in COPYING, torch.Tag.reduction in tags,
-            plain and not aliases, signature.sends,
-        )  # fmt: skip
+            signature.free and not asks,
+            asks,
+            torch.Tag.nondeterministic_seeded in tags,
+            torch.Tag.pointwise in tags or signature.name in COPYING,
+            torch.Tag.reduction in tags,
+            plain and not aliases,
+            signature.sends,
+        )
 
 
 def arguments_at(places: tuple[tuple[int, str], ...], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
