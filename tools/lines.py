@@ -42,11 +42,16 @@ def folder_of(path: str) -> str:
     return parts[1] if parts[0] == "memwall" and len(parts) > 2 else parts[0]
 
 
-def function_lengths(path: str) -> list[int]:
-    """Lines of each function of a module, from ``def`` to its end."""
+def functions_of(path: str) -> list[tuple[int, int]]:
+    """Each function of a module: its lines, from ``def`` to its end, and its named parameters, without ``self``."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    return [(node.end_lineno or 0) - node.lineno + 1 for node in ast.walk(tree)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]  # fmt: skip
+    found = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [((node.end_lineno or 0) - node.lineno + 1, len(_parameters(node.args))) for node in found]
+
+
+def _parameters(arguments: ast.arguments) -> list[str]:
+    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return names[names[:1] in (["self"], ["cls"]) :]
 
 
 def measured() -> dict[str, dict[str, int]]:
@@ -56,7 +61,7 @@ def measured() -> dict[str, dict[str, int]]:
     for path, lines in counts.items():
         folders[folder_of(path)] += lines
     package = {path: lines for path, lines in counts.items() if path.startswith("memwall/")}
-    functions = sorted(length for path in package for length in function_lengths(path))
+    functions = sorted(each for path in package for each in functions_of(path))
     bodies = [lines for path, lines in package.items() if not path.endswith("__init__.py")]
     apart, wings = ("lab", "tests"), [name for name in folders if name in WINGS]
     analyzer = {name: folders[name] for name in sorted(folders) if name not in (*apart, *wings)}
@@ -68,8 +73,9 @@ def measured() -> dict[str, dict[str, int]]:
             "all_of_analyzer": sum(analyzer.values()),
             "package": sum(package.values()),
             "longest_module": max(package.values()),
-            "longest_function": functions[-1],
-            "function_90th_percentile": functions[len(functions) * 9 // 10],
+            "longest_function": functions[-1][0],
+            "function_90th_percentile": functions[len(functions) * 9 // 10][0],
+            "functions_of_over_6_parameters": sum(count > 6 for _, count in functions),
             "unformatted_statements": sum((ROOT / path).read_text(encoding="utf-8").count(SKIP) for path in package),
         },
         "at_least": {"median_module": int(statistics.median(bodies))},

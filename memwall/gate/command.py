@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,22 +51,7 @@ if TYPE_CHECKING:
 @options.workload
 @options.common("gate.page.GateReport", GATE_SUFFIXES)
 def command(
-    targets: tuple[str, ...],
-    config: str | None,
-    limits: tuple[str, ...],
-    baseline: str | None,
-    baseline_ref: str | None,
-    init: bool,
-    update: bool,
-    allow_new: bool,
-    measured: bool,
-    device: str,
-    history: str | None,
-    github: bool,
-    gpus: tuple[str, ...],
-    policies: tuple[str, ...],
-    out: Out,
-    **workload: Any,
+    targets: tuple[str, ...], init: bool, gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **more: Any
 ) -> int:
     """Compare workloads with budgets and a baseline; say what moved and why.
 
@@ -80,28 +65,54 @@ def command(
 
     Exit code: 0 pass, 1 fail, 2 misuse, 3 a device or a dependency is missing, 4 inconclusive.
     """
-    from memwall.gate.checkout import place_in_repository
     from memwall.gate.page import GateReport
-    from memwall.gate.reading import base_of, configuration, on_gpus_of, selected
-    from memwall.gate.run import run_gate
+    from memwall.gate.reading import configuration, selected
     from memwall.hardware.lookup import load_gpus
 
     if init:
         options.refuse_given("with --init, which writes a configuration", but=("init", "gpus", "policies"))
         return _init(targets, gpus, policies, out)
     out.plan(GateReport, GATE_SUFFIXES)
-    messages = out.messages
-    if not measured:
+    asked = _GateAsked(**{item.name: more.pop(item.name) for item in fields(_GateAsked)})
+    if not asked.measured:
         options.refuse_given("without --measured", "device")
-    given = options.given(**workload)
-    whole = configuration(config, limits)
-    chosen = _with_options(given, selected(whole, targets, load_gpus(gpus), policies))
-    place, ref = base_of(whole, baseline, baseline_ref, update)
+    whole = configuration(asked.config, asked.limits)
+    chosen = _with_options(options.given(**more), selected(whole, targets, load_gpus(gpus), policies))
+    return _gated(whole, chosen, asked, out, is_narrowed=bool(targets), has_gpus=bool(gpus))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GateAsked:
+    """What is asked of a gate, beside workloads, GPUs and policies: the options of the command line."""
+
+    config: str | None
+    limits: tuple[str, ...]
+    baseline: str | None
+    baseline_ref: str | None
+    update: bool
+    allow_new: bool
+    measured: bool
+    device: str
+    history: str | None
+    github: bool
+
+
+def _gated(
+    whole: GateConfig, chosen: list[GatedWorkload], asked: _GateAsked, out: Out, *, is_narrowed: bool, has_gpus: bool
+) -> int:
+    """Judge some workloads, print and write what was asked, and return the exit code."""
+    from memwall.gate.checkout import place_in_repository
+    from memwall.gate.page import GateReport
+    from memwall.gate.reading import base_of, on_gpus_of
+    from memwall.gate.run import run_gate
+
+    messages, update = out.messages, asked.update
+    place, ref = base_of(whole, asked.baseline, asked.baseline_ref, update)
     if place is None and ref is None:
         options.refuse_given("without a baseline", "allow_new")
-    if targets and place is not None and place.is_file() and not (update or gpus or whole.gpus):
+    if is_narrowed and place is not None and place.is_file() and not (update or has_gpus or whole.gpus):
         chosen = on_gpus_of(place, chosen)
-    kept = history if history is not None else whole.history and str(whole.root / whole.history)
+    kept = asked.history if asked.history is not None else whole.history and str(whole.root / whole.history)
     if kept:
         from memwall.gate.history import append, committed, entry_of
 
@@ -111,9 +122,9 @@ def command(
         chosen,
         baseline=place,
         baseline_ref=ref,
-        allow_new=allow_new or update,
+        allow_new=asked.allow_new or update,
         first=update,
-        measured_on=_device(device) if measured else None,
+        measured_on=_device(asked.device) if asked.measured else None,
         say=messages.progress,
     )
     messages.clear()
@@ -124,7 +135,7 @@ def command(
         append(Path(kept), entry_of(run.heads, *committed(whole.root, kept), run.result.served))
         messages.say(f"added to {kept}")
     report = GateReport(run.result, folder=place_in_repository(whole.root), config=whole.source)
-    annotate = partial(_annotate, report, err=out.as_json) if github else lambda: None
+    annotate = partial(_annotate, report, err=out.as_json) if asked.github else lambda: None
     # what was compared with what it has just been written as says nothing, unless a budget does not hold
     out.show(report, before_print=annotate, text=not update or run.result.verdict != "pass")
     return run.result.exit_code

@@ -85,19 +85,11 @@ def read_model(
     stored = StoredWeights(listed=stated.kept or (), mixed=stated.mixed, experts=stated.experts)
     of = stored.of if weights == "model" else StoredWeights().of
     kernels = served(made.graph, of, stated.context, None if first is None else first.graph)
-    notes = tuple(note for note in made.notes if not any(part in note for part in _SAID))
-    most = stated.most_tokens
-    if most and context and context < min(most - 1, tokens or most):
-        notes += (f"one step with {context:,} tokens in the cache was traced: longer windows count as none",)
-    cache = stated.cache
-    if cache and cache not in CACHES:
-        notes += (f"the checkpoint's cache, {cache}, is not modeled: it counts in the model's dtype",)
-    if stored.mixed and weights == "model":
-        counts = Counter(stored.mixed.values()).most_common()
-        notes += (f"weights are {', '.join(f'{name} in {n:,} modules' for name, n in counts)}, the others as they are",)
-    encoder = stated.encoder
+    cache, most, encoder = stated.cache, stated.most_tokens, stated.encoder
+    notes = [note for note in made.notes if not any(part in note for part in _SAID)]
+    notes += _doubts(stated, stored if weights == "model" else StoredWeights(), context, tokens)
     if encoder is not None and first is None:
-        notes += ("the encoder is not in a saved decode step: prompts take no time for it",)
+        notes.append("the encoder is not in a saved decode step: prompts take no time for it")
     scheme = (stated.weights or "") if weights == "model" else WEIGHTS[weights]
     return Model(
         name=made.workload.name,
@@ -108,8 +100,22 @@ def read_model(
         encoder=encoder,
         guesses=stated.guesses,
         fronts=stated.fronts,
-        notes=notes,
+        notes=tuple(notes),
     )
+
+
+def _doubts(stated: ServingFacts, stored: StoredWeights, context: int | None, tokens: int | None) -> list[str]:
+    """What a server of the model has that is not modeled as it is."""
+    most, cache, found = stated.most_tokens, stated.cache, []
+    if most and context and context < min(most - 1, tokens or most):
+        found.append(f"one step with {context:,} tokens in the cache was traced: longer windows count as none")
+    if cache and cache not in CACHES:
+        found.append(f"the checkpoint's cache, {cache}, is not modeled: it counts in the model's dtype")
+    if stored.mixed:
+        counts = Counter(stored.mixed.values()).most_common()
+        listed = ", ".join(f"{name} in {n:,} modules" for name, n in counts)
+        found.append(f"weights are {listed}, the others as they are")
+    return found
 
 
 def _steps(

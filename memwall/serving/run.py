@@ -77,7 +77,22 @@ def serve(
             )
         loads = load_of(prompt=Lengths.parse(1 if model.encoder else said.prompt or DECODER_PROMPT, "1"))
     guess = None if said.draft is None else _guess(model, said.draft, read, said.draft_tokens, said.accept)
-    servers = [
+    servers = _engines(model, gpus, prices, said, policy, guess)
+    points = [point for each in servers for point in points_of(each, loads)]
+    if all(point.refused for point in points):
+        raise UsageError(f"{points[0].name}: {points[0].refused}")
+    found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
+    notes = notes_of(points, model, gpus, said.cluster is None)
+    return Serving(
+        model=model, points=tuple(points), objectives=limits, choices=found, draft=str(guess or ""), notes=notes
+    )
+
+
+def _engines(
+    model: Model, gpus: Sequence[Gpu], prices: Mapping[str, float], said: Any, policy: Policy, guess: Guess | None
+) -> list[AskedEngine]:
+    """The engines that are asked for: each GPU with each number of GPUs that share matmuls."""
+    return [
         AskedEngine(
             model=model,
             gpu=each,
@@ -94,14 +109,6 @@ def serve(
         for each in gpus
         for count in ([said.tp] if isinstance(said.tp, int) else said.tp)
     ]
-    points = [point for each in servers for point in points_of(each, loads)]
-    if all(point.refused for point in points):
-        raise UsageError(f"{points[0].name}: {points[0].refused}")
-    found = choices([p.candidate for p in points if p.candidate is not None], limits) if limits else ()
-    notes = notes_of(points, model, gpus, said.cluster is None)
-    return Serving(
-        model=model, points=tuple(points), objectives=limits, choices=found, draft=str(guess or ""), notes=notes
-    )
 
 
 def _guess(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +12,7 @@ from memwall.cli import options
 from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError, unknown
+from memwall.sweeping.question import SweepOptions
 
 if TYPE_CHECKING:
     from memwall.points import PointKind
@@ -54,29 +54,7 @@ class _SweepAsked:
     metavar="NAME=VALUES...",
     help="Axes: 'batch=1,2,4..256' 'gpu=a100,h100', all with all; 'zip: gpu=a100,h100 tp=4,8' step by step.",
 )
-@click.option(
-    "--where",
-    cls=SeveralOption,
-    metavar="CONDITION...",
-    help="Points to keep: fits, 'time_s<200ms', 'tp==8', limited_by==compute.",
-)
-@click.option(
-    "--best",
-    metavar="QUANTITY",
-    help="Order the points by this, the best first. [default: samples/s, or a GPU's tokens/s]",
-)
 @click.option("--top", type=click.IntRange(1), metavar="N", help="List the N best. [default: 20]")
-@click.option(
-    "--pareto",
-    cls=SeveralOption,
-    metavar="QUANTITY...",
-    help="Two or three quantities: list the points that no other beats in all of them.",
-)
-@click.option(
-    "--of",
-    metavar="KIND",
-    help="What a point is: profile, decode (a server's step), serve or training. [default: the first with all options]",
-)
 @click.option(
     "--price",
     "prices",
@@ -85,33 +63,10 @@ class _SweepAsked:
     callback=options.priced,
     help="USD per hour of a GPU, by name.",
 )
-@click.option("--engine", default="local", show_default=True, metavar="NAME", help="local or dask.")
-@click.option("--scheduler", metavar="ADDRESS", help="Of a Dask scheduler, tls://...; without one, a cluster here.")
-@click.option(
-    "--workers",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Processes; 0: this one alone. [default: the cores, where several traces are needed]",
-)
-@click.option("--keep", metavar="FOLDER", help="Write finished points there as they come.")
-@click.option("--resume", is_flag=True, help="Evaluate only the points that the folder of --keep lacks.")
-@click.option("--no-cache", is_flag=True, help="Use no trace of the cache folder, and leave none there.")
-@click.option("--yes", "large", is_flag=True, help="Go on with more than 200,000 points.")
+@options.question(SweepOptions, but=("price",))
 @options.common("sweeping.page.SweepReport")
 def command(
-    out: Out,
-    targets: tuple[str, ...],
-    vary: tuple[str, ...],
-    where: tuple[str, ...],
-    best: str | None,
-    top: int | None,
-    pareto: tuple[str, ...],
-    of: str | None,
-    prices: dict[str, float],
-    keep: str | None,
-    resume: bool,
-    no_cache: bool,
-    **more: Any,
+    out: Out, targets: tuple[str, ...], vary: tuple[str, ...], top: int | None, prices: dict[str, float], **said: Any
 ) -> None:
     """Evaluate TARGET, or several, at all points of some axes, and say which are best.
 
@@ -124,31 +79,23 @@ def command(
     In a list, a..b goes on as it began: 1,2,4..256 doubles, 8,16,24..64 goes by eights, 1..4 counts.
     """
     from memwall.sweeping.page import SweepReport
-    from memwall.sweeping.run import Question, run
+    from memwall.sweeping.run import question_of, run
 
     out.plan(SweepReport)
-    if resume and not keep:
+    if said["resume"] and not said["keep"]:
         raise UsageError("--resume goes with --keep FOLDER, which has the finished points")
-    if more["engine"] != "dask":
+    if said["engine"] != "dask":
         options.refuse_given("without --engine dask", "scheduler")
-    asked = _SweepAsked([], [*vary], [*where], best, top, [*pareto], of, prices)
+    asked = _SweepAsked([], [*vary], [*said["where"]], said["best"], top, [*said["pareto"]], said["of"], prices)
     for target in targets:
         if target.endswith(".toml"):
             _read(target, asked)
         else:
             asked.workloads.append((target, []))
     spaces, kind = _spaces(asked, out.messages)
-    question = Question(
-        kind=kind,
-        where=tuple(asked.where),
-        best=asked.best or "",
-        pareto=tuple(asked.pareto),
-        prices=_named(asked.prices),
-        keep=Path(keep) if keep else None,
-        resume=resume,
-        cache=not no_cache,
-        **more,
-    )
+    merged = {"where": asked.where, "best": asked.best, "pareto": asked.pareto, "price": asked.prices}
+    cache = not said.pop("no_cache")
+    question = question_of(kind, {**said, "cache": cache, **merged})  # type: ignore[typeddict-item]
     try:
         found = run(spaces, question, out.messages.progress)
     finally:
@@ -156,12 +103,6 @@ def command(
     if not (found.frame["error"] == "").any():
         raise UsageError(f"no point could be evaluated: {found.frame['error'].iloc[0]}")
     out.show(SweepReport(found, top=asked.top or 20))
-
-
-def _named(prices: Mapping[str, float]) -> dict[str, float]:
-    from memwall.hardware.prices import prices_of
-
-    return prices_of(prices)
 
 
 def _spaces(asked: _SweepAsked, messages: Messages) -> tuple[list[Space], PointKind]:

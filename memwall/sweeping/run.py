@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from memwall.analysis.quantities import QUANTITIES
 from memwall.core.cache import cache_folder, refused
 from memwall.core.errors import UsageError, unknown
 from memwall.core.files import uncollected
+from memwall.core.question import completed, signature_of
 from memwall.core.scratch import scratch
 from memwall.core.version import __version__
 from memwall.hardware.lookup import DEFAULT_GPU, load_gpu
@@ -27,6 +28,7 @@ from memwall.sweeping.conditions import Condition, column_of, mentioned, parse_c
 from memwall.sweeping.dataset import Dataset
 from memwall.sweeping.engines import Done, local, on_dask
 from memwall.sweeping.kinds import checked, evaluate, kind_of
+from memwall.sweeping.question import ENGINES, SweepOptions
 from memwall.trace_cache import Traces, contents_of, file_digest, trace_folder
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 #: points above which a sweep asks first, and seconds for which some are timed to say how long it would take
 MOST_UNASKED, _TIMED_S = 200_000, 1.0
-ENGINES = ("local", "dask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,23 +82,13 @@ class Swept:
         return list(dict.fromkeys(name for space in self.spaces for name in space.names))
 
 
+@signature_of(SweepOptions)
 def sweep(
     target: str | Path | Sequence[str | Path],
     vary: Mapping[str | tuple[str, ...], Any],
     *,
-    of: str | None = None,
-    where: Sequence[str] = (),
-    best: str | None = None,
-    pareto: Sequence[str] = (),
-    price: Mapping[str, float] | None = None,
-    engine: str = "local",
-    workers: int | None = None,
-    scheduler: str | None = None,
-    keep: str | Path | None = None,
-    resume: bool = False,
-    cache: bool = True,
-    large: bool = False,
     progress: Callable[[str], None] | None = None,
+    **asked: Unpack[SweepOptions],
 ) -> DataFrame:
     """Evaluate a model, or several, at all points of some axes.
 
@@ -105,21 +96,6 @@ def sweep(
         target: as :func:`memwall.profile` takes it; one or a list.
         vary: option → its values, such as ``{"gpu": ["a100", "h100"], "batch": [1, 2, 4]}``; a tuple of options goes
             step by step through tuples of values. Every option of what is evaluated is an axis.
-        of: what a point is: ``profile`` (as :func:`memwall.profile`), ``decode`` (one decode step of a server: gpu, tp,
-            cluster, batch, context, weights, kv, engine, utilization), ``serve`` (as :func:`memwall.serve`, with one
-            concurrency) or ``training`` (as :func:`memwall.parallel`; keys of its layout are options such as
-            ``parallel.tp``); None takes the first that has all options and quantities named.
-        where: conditions such as ``fits``, ``time_s<200ms`` or ``tp==8``; only points that satisfy all are returned.
-        best: sort by this quantity, the best first; None keeps the order of the points, the last axis fastest.
-        pareto: return only the points that no other beats in one of these quantities without being worse in another.
-        price: USD per hour of a GPU, by name.
-        engine: ``local``: this process, or a pool of processes where several traces are needed; ``dask``.
-        workers: processes; 0 evaluates all in this one.
-        scheduler: address of a Dask scheduler; None starts one here.
-        keep: a folder to which finished points are written as they come; with ``resume`` those in it are not evaluated
-            again.
-        cache: keep traces in the user's cache folder, and use those that are there.
-        large: go on without asking where there are more than 200,000 points.
         progress: called with one-line messages.
 
     Returns:
@@ -131,28 +107,33 @@ def sweep(
         MissingError: Dask is not installed.
     """
     targets = [target] if isinstance(target, (str, Path)) else list(target)
-    axes = axes_of(vary)
-    kind = kind_of([name for axis in axes for name in axis.names], of, mentioned(where, best, pareto))
-    question = Question(
-        kind=kind,
-        where=tuple(where),
-        best=best or "",
-        pareto=tuple(pareto),
-        prices=prices_of(price or {}),
-        engine=engine,
-        workers=workers,
-        scheduler=scheduler,
-        keep=Path(keep) if keep else None,
-        resume=resume,
-        cache=cache,
-        large=large,
-    )
-    found = run([Space(str(each), axes) for each in targets], question, progress or (lambda message: None))
-    if pareto:
+    axes, said = axes_of(vary), completed(SweepOptions, asked)
+    names = [name for axis in axes for name in axis.names]
+    kind = kind_of(names, said["of"], mentioned(said["where"], said["best"], said["pareto"]))
+    found = run([Space(str(each), axes) for each in targets], question_of(kind, said), progress or (lambda _: None))
+    if said["pareto"]:
         return found.front
-    if best:
+    if said["best"]:
         return found.left
-    return found.left.sort_index() if where else found.frame
+    return found.left.sort_index() if said["where"] else found.frame
+
+
+def question_of(kind: PointKind, said: SweepOptions) -> Question:
+    """The options of a sweep, all of them said, of a kind of points."""
+    return Question(
+        kind=kind,
+        where=tuple(said["where"]),
+        best=said["best"] or "",
+        pareto=tuple(said["pareto"]),
+        prices=prices_of(said["price"] or {}),
+        engine=said["engine"],
+        workers=said["workers"],
+        scheduler=said["scheduler"],
+        keep=Path(said["keep"]) if said["keep"] else None,
+        resume=said["resume"],
+        cache=said["cache"],
+        large=said["large"],
+    )
 
 
 def _check_prices(spaces: Sequence[Space], question: Question) -> None:

@@ -78,6 +78,7 @@ AXES = {
         "disaggregate": "1:1,1:2", "dtype": "bf16,fp16",
     },
     "training": {
+        "host": "bare-metal,cloud-vm",
         "dtype": "bf16,fp32", "autocast": "bf16,fp16", "batch": "1,2", "seq": "16,32", "gpu": "h100,b200",
         "cluster": "dgx-h100,hgx-b200", "world": "2,4", "policy": "eager,memwall", "state": "mixed,float32",
         "overlap": "yes,no", "parallel.pp": "1,2", "parallel.dp": "1,2", "parallel.microbatches": "1,2",

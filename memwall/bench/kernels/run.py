@@ -73,23 +73,16 @@ def measure(
         model: the target of a profile and the options that it was traced with, where the model itself is to be timed
             next to the step; a target given as such is timed anyway.
 
-    Returns:
-        The profile with simulations of the device's spec and one measurement for each executor.
+    Returns: the profile with simulations of the device's spec and one measurement for each executor.
 
     Raises:
         UsageError: the target or an option is wrong.
-        MissingError: the device, a compiler or a dependency is missing; or, with ``strict_device``, the device is
-            throttled or shared.
+        MissingError: the device, a compiler or a dependency is missing, or ``strict_device`` refuses it.
         Interrupted: Ctrl-C; has what was measured.
     """
     began, kind = time.monotonic(), device or ("cuda" if _has_cuda() else "cpu")
     names, spec = _checked(kind, executors), device_spec(kind, gpu)
-    if not isinstance(profile_or_target, Profile):
-        profile = trace_profile(profile_or_target, inputs, gpu=spec, progress=progress, **options)
-    elif options:
-        raise UsageError(f"{', '.join(options)}: says how to trace a model, and a profile is already traced")
-    else:
-        profile = profile_or_target
+    profile = _profile_of(profile_or_target, inputs, spec, progress, options)
     if (spec.architecture == "cpu") != (kind == "cpu"):
         progress(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
     work = plan_work(profile, spec, names, top)
@@ -100,6 +93,17 @@ def measure(
     with nullcontext(pool) if pool else WorkerPool() as workers:
         run = BenchmarkRun(work, names, kind, profile.workload.target, limits, workers, module)
         return _run(run, profile, strict_device, progress, updated)
+
+
+def _profile_of(
+    target: Any, inputs: Any, spec: Gpu, progress: Callable[[str], None], options: Mapping[str, Any]
+) -> Profile:
+    """A profile as it is, anything else traced."""
+    if not isinstance(target, Profile):
+        return trace_profile(target, inputs, gpu=spec, progress=progress, **options)
+    if options:
+        raise UsageError(f"{', '.join(options)}: says how to trace a model, and a profile is already traced")
+    return target
 
 
 def _run(
