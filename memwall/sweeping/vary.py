@@ -16,7 +16,7 @@ from memwall.sweeping.kinds import kind_of
 from memwall.wings import command_module
 
 #: option of the command line → keyword of the function, where they differ
-_KEYWORDS = {"input": "input_specs", "no_replay": "replay"}
+_KEYWORDS = {"input": "input_specs", "no_replay": "replay", "no_overlap": "overlap"}
 #: keywords that take several values at once
 _LISTS = ("input_specs", "assume")
 
@@ -48,7 +48,7 @@ def _value(name: str, text: str, kind: PointKind) -> Any:
     try:
         if option.is_flag:
             value = click.BOOL.convert(text, option, context)
-            return not value if name == "no_replay" else value
+            return not value if name.startswith("no_") and name in _KEYWORDS else value
         value = option.process_value(context, (text,) if option.multiple else text)
     except click.UsageError as error:
         raise UsageError(f"--vary {name}: {error.message}") from None
