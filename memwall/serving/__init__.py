@@ -3,6 +3,10 @@
 One decode step is traced; its kernels (:mod:`memwall.serving.steps`) are evaluated at any batch and context, on each
 GPU and for each number of GPUs that share the model (:class:`~memwall.serving.simulation.timing.GpuSteps`), and a
 server with those steps is run under each load (:mod:`memwall.serving.simulation`).
+
+:mod:`.question` has the options, :mod:`.run` is the whole way: start there. :mod:`.candidates` has objectives and the
+cheapest server that keeps them, :mod:`.search` the search over GPUs, formats and layouts, :mod:`.kinds` the points of
+sweeps, :mod:`.page` what is shown.
 """
 
 from memwall.serving.answer import Point, Serving

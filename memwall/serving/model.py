@@ -124,6 +124,8 @@ def _steps(
     """A saved decode step, or one with as many tokens in the cache as can be traced: a model may loop over them; the
     step of a prompt of a model with an encoder; and the tokens in the cache."""
     if is_saved(str(target)):
+        if dtype is not None:
+            raise UsageError(f"{target} is already traced: leave --dtype out")
         return Profile.load(target), None, None
     named = resolve(str(target), mode="decode")
     trace: Callable[..., Profile] = partial(profile, target, batch=2, dtype=dtype)

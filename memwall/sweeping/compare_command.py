@@ -15,6 +15,7 @@ from memwall.cli.output import Messages, Out
 from memwall.cli.target import is_record, make_profile, remember, running, warn_of_doubts
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus
+from memwall.hardware.prices import prices_of
 from memwall.wings import part
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def command(
     if taken := said():
         out.messages.say(taken)
     found = load_gpus(gpus)
-    price = {load_gpu(name).name: usd for name, usd in options.parse_prices(prices).items()}
+    price = prices_of(options.parse_prices(prices))
     last, about = default_record_path(), ""
     if machines and targets:
         raise UsageError(f"--machines compares GPUs alone: leave {targets[0]} out")

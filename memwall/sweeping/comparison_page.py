@@ -75,8 +75,7 @@ def _gpu_sections(comparison: Comparison) -> list[Section]:
         Section("", (_speed_table(comparison), Sentence(_summary(entries), strong=True), *_emulated(entries))),
         Section("Walls and memory", (_wall_table(entries), *_lever_table(entries), *_calibration_table(entries))),
     ]
-    if any(e.energy_j is not None or e.usd_per_step is not None for e in entries):
-        sections.append(Section("Energy and cost", (_cost_table(entries),)))
+    sections += _cost_sections(entries)
     if len(entries) > 1:
         sections.append(Section("What flips its wall", (_flip_block(comparison.flips, entries),)))
     return sections
@@ -88,6 +87,7 @@ def _profile_sections(comparison: Comparison) -> list[Section]:
         Section("", (_speed_table(comparison), *_emulated(entries), _work_table(entries))),
         Section("Walls and memory", (_wall_table(entries), *_lever_table(entries), *_calibration_table(entries))),
     ]
+    sections += _cost_sections(entries)
     for label in dict.fromkeys(change.label for change in comparison.changes):
         rows = [change for change in comparison.changes if change.label == label]
         tables = [_change_table(kind, [r for r in rows if r.kind == kind]) for kind in ("class", "kernel")]
@@ -224,6 +224,11 @@ def _lever_table(entries: Sequence[Entry]) -> list[Block]:
     ]
     note = "saved: by memwall profile with the option; bound by: the number of the GPU or its host that would save most"
     return [col.table("What would make it faster", columns, note)] if rows else []
+
+
+def _cost_sections(entries: Sequence[Entry]) -> list[Section]:
+    known = any(e.energy_j is not None or e.usd_per_step is not None for e in entries)
+    return [Section("Energy and cost", (_cost_table(entries),))] if known else []
 
 
 def _cost_table(entries: Sequence[Entry]) -> Table:

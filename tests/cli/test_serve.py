@@ -278,6 +278,7 @@ def test_an_objective_picks_the_cheapest(run, model):
         (("--slo", "ttft=3"), "want one such as 'ttft_p99<500ms'"),
         (("--what-if", "fuse:layers.*"), "--what-if fuse:layers.*: of a server the GPU's, the host's and the links'"),
         (("--what-if", "dtype=bf16"), "--weights, --kv and --dtype say what they read"),
+        (("--dtype", "float16"), "is already traced: leave --dtype out"),
         (("--what-if", "link_bytes_per_s*=2"), "no link joins these engines' GPUs; --tp 2 or a --cluster does"),
         (("--what-if", "dram_bytes_per_s*=0"), "on h100-sxm, dram_bytes_per_s must be a positive number"),
     ],
