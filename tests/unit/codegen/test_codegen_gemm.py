@@ -321,7 +321,7 @@ def onto_its_operand(b: Builder) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("build", "reason"), [
-    (two_products, "2 products"), (double_precision, "float64"), (summed, "another size"), (normalized, "reduction"),
+    (two_products, "2 matmuls"), (double_precision, "float64"), (summed, "another size"), (normalized, "reduction"),
     (transposed_sum, "another order"), (onto_its_operand, "written over"),
 ])  # fmt: skip
 def test_what_is_not_generated_says_why(build, reason):

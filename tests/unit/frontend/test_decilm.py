@@ -58,7 +58,7 @@ def test_a_decilm_is_served(config):
         ([block()], "1 block_configs for 4 layers"),
         ([block(), block(), block(), block(window_length=8)], r"block_configs\[3\] has attention.window_length"),
         ([block(no_attention=True), *[block()] * 3], "whose first layer has no attention"),
-        ([{}] * 4, "are not those of a DeciLM"),
+        ([{}] * 4, "these are no block_configs of a DeciLM"),
     ],
 )
 def test_what_blocks_cannot_be(config, blocks, said):

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from memwall.core.graph import EAGER, Op
+from memwall.core.structure import write
 from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.inductor.dynamo.run import capture
@@ -359,7 +360,7 @@ def test_guards_are_readable_and_the_same_on_every_machine():
     assert found.guards[0].name == "x"
     assert found.guard_kinds["TENSOR_MATCH"] == 3  # x, weight, bias
     assert sum(found.guard_kinds.values()) == len(found.guards) + found.guards_left_out
-    text = json.dumps(found.to_dict())
+    text = json.dumps(write(found))
     assert not re.search(r"\d{9,}|0x[0-9a-f]{6}|memwall_target|_dynamo_dynamic|-packages/", text)
 
 
@@ -382,12 +383,12 @@ def test_guards_do_not_say_where_a_file_lies(tmp_path):
     workload = resolve(str(tmp_path / "net.py"), mode="training")
     found = capture(workload, TRAINING, trace(workload, TRAINING).graph)
     assert any(guard.name.startswith("loss") for guard in found.guards)
-    assert str(tmp_path) not in json.dumps(found.to_dict())
+    assert str(tmp_path) not in json.dumps(write(found))
 
 
 def test_the_record_holds_it_as_json():
     _, found = captured(Broken)
-    record = json.loads(json.dumps(found.to_dict()))
+    record = json.loads(json.dumps(write(found)))
     assert record["regions"] == [[0, 1], [1, 1], [EAGER, 2], [1, 1], [0, 2]]
     assert record["breaks"][0]["after_op"] == 0
     assert record["graphs"][1] == {"code": 1, "forward_ops": 1, "backward_ops": 1}
