@@ -84,7 +84,8 @@ def profile(
 
 
 def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
-    """Raises ``UsageError``: an option is none of its choices, or has no meaning with another one or with a GPU."""
+    """Check the options of a step. Raises ``UsageError``: a value is not among the choices of its option, or an option
+    conflicts with another option or with a GPU."""
     _check("mode", asked["mode"], MODES)
     if asked["no_grad"] and asked["mode"] != "forward":
         raise UsageError("no_grad goes with mode 'forward': inference takes no gradients, and training needs them")
