@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from memwall.pipeline import profile, trace
     from memwall.record.profile import Profile
     from memwall.serving import serve
-    from memwall.sweeping.comparison import Comparison, compare
+    from memwall.sweeping.compare import compare
+    from memwall.sweeping.comparison import Comparison
     from memwall.sweeping.run import sweep
 
 __all__ = [
@@ -54,7 +55,7 @@ _HOMES = {
     "Pipe": "memwall.core.graph",
     "Profile": "memwall.record.profile",
     "Workload": "memwall.frontend.targets",
-    "compare": "memwall.sweeping.comparison",
+    "compare": "memwall.sweeping.compare",
     "load_gpu": "memwall.hardware.lookup",
     "on_host": "memwall.frontend.targets.inputs",
     "parallel": "memwall.training.run",

@@ -87,7 +87,7 @@ def _compare(
 ) -> Comparison:
     """The targets on the GPUs, or side by side, or the GPUs themselves."""
     from memwall.record.profile import Profile
-    from memwall.sweeping.comparison import compare
+    from memwall.sweeping.compare import compare
 
     policies, host = workload.pop("policies"), workload.pop("host")
     models = [target for target in targets if not is_record(target)]

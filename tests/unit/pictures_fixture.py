@@ -25,7 +25,7 @@ from memwall.serving.saved import saved
 from memwall.serving.steps import ServedKernels
 from memwall.serving.steps.attention import Attention
 from memwall.serving.steps.kernels import Between, Collective, Product, Sampling
-from memwall.sweeping.comparison import compare_gpus, compare_profile, compare_profiles
+from memwall.sweeping.compare import compare_gpus, compare_profile, compare_profiles
 from memwall.sweeping.comparison_figure import comparison_chart
 from memwall.traces.analysis import TraceAnalysis, analyse
 from memwall.traces.comparison import compare_traces

@@ -15,7 +15,7 @@ import memwall
 from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.pages.profile import KERNEL_COLUMNS
-from memwall.sweeping.comparison import compare_gpus, compare_profile
+from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.places import CHROMIUM, ROOT
 from tests.unit.processes import HANGS_S
 from tests.unit.report_fixture import NEW, OLD, make_profile

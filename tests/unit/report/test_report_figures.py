@@ -11,7 +11,7 @@ from memwall.core.errors import UsageError
 from memwall.report import render
 from memwall.report.figures.labels import Box, LabelLine, Placer
 from memwall.report.figures.profile import compute_roofs, memory_roofs
-from memwall.sweeping.comparison import compare_gpus, compare_profile
+from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.report_fixture import NEW, OLD, make_profile
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -12,7 +12,7 @@ import pytest
 from memwall.report import render
 from memwall.report.html import embed
 from memwall.report.pages.profile_html import MAX_ROWS
-from memwall.sweeping.comparison import compare_gpus, compare_profile
+from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.places import CHROMIUM
 from tests.unit.processes import HANGS_S
 from tests.unit.report_fixture import NEW, OLD, make_profile

@@ -14,7 +14,7 @@ from memwall.core.errors import MissingError
 from memwall.record.profile import Profile
 from memwall.report import render
 from memwall.report.pages.profile import KERNEL_COLUMNS, ProfileReport
-from memwall.sweeping.comparison import compare_gpus, compare_profile
+from memwall.sweeping.compare import compare_gpus, compare_profile
 from tests.unit.report_fixture import HOSTILE, NEW, OLD, make_profile
 
 

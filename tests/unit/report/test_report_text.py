@@ -15,7 +15,7 @@ from memwall.report.markdown import escape
 from memwall.report.pages.gpus import GpuReport, GpusReport
 from memwall.report.pages.ops import RulesReport
 from memwall.report.text import cut, fit, to_text
-from memwall.sweeping.comparison import compare_gpus, compare_profile, compare_profiles
+from memwall.sweeping.compare import compare_gpus, compare_profile, compare_profiles
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
 

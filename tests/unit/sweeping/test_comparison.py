@@ -16,7 +16,8 @@ from memwall.core.errors import UsageError
 from memwall.hardware.lookup import load_gpu
 from memwall.report import render
 from memwall.simulate.schedule import Totals
-from memwall.sweeping.comparison import compare_gpus, compare_profile, compare_profiles, ratio_interval
+from memwall.sweeping.compare import compare_gpus, compare_profile, compare_profiles
+from memwall.sweeping.comparison import ratio_interval
 from tests.unit.places import truth
 from tests.unit.report_fixture import NEW, OLD, make_gpu, make_profile
 
