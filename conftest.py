@@ -46,7 +46,7 @@ def pytest_configure(config):
         for folder in PACKAGES:
             compileall.compile_dir(folder, quiet=2)
     # said here and not in pyproject.toml: the tests also run with the package of an older commit
-    config.addinivalue_line("markers", "defect(number): holds off this number of the third list, see tools/defects.py")
+    config.addinivalue_line("markers", "defect(number): holds off the defect of this number, see tools/defects.py")
     config.addinivalue_line("markers", "sampled(n): every n-th of its cases is tested, all of them with --whole")
     config.addinivalue_line("markers", "whole: tested with --whole alone; others of its kind always")
     config.addinivalue_line("markers", "versions: also runs with the newest and the oldest supported libraries")

@@ -1,9 +1,9 @@
 """List the defects that were found by using memwall: number, cause, test, and how the test ends where it was found.
 
 ``python tools/defects.py [--at] [-o reports/defects.md]``. A test of the first lists is named ``test_a01_...`` and lies
-in tests/defects; a test of the third list lies where its subject does and is marked ``@pytest.mark.defect("19b")``. The
-first paragraph of its docstring is the cause. With ``--at`` the tests also run with the package of the commit at which
-their list was written (``FOUND_AT``), where each must fail.
+in tests/defects; any other lies where its subject does and is marked, ``@pytest.mark.defect("A 1")`` of the first lists
+and ``("19b")`` of the third. The first paragraph of its docstring is the cause. With ``--at`` the tests also run with
+the package of the commit at which their list was written (``FOUND_AT``), where each must fail.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _numbers(node: ast.FunctionDef, by_name: bool) -> Iterator[tuple[str, str]]:
         yield "first and second", f"{name[1].upper()} {int(name[2])}"
     for mark in node.decorator_list:
         if isinstance(mark, ast.Call) and ast.unparse(mark.func) == _MARK:
-            yield from (("third", str(ast.literal_eval(number))) for number in mark.args)
+            numbers = [str(ast.literal_eval(number)) for number in mark.args]
+            yield from (("first and second" if number[0].isalpha() else "third", number) for number in numbers)
 
 
 def outcomes(root: Path, rows: Sequence[Defect]) -> dict[tuple[str, str], str]:

@@ -11,14 +11,20 @@ import time
 
 import pytest
 
-from tests.cli.test_gate import commit, only_tree
 from tests.unit.commands import MODEL
+from tests.unit.gate_repo import commit, only_tree
 from tests.unit.places import ROOT
+from tests.unit.processes import is_alive, wait_for
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 
 #: a model that is at work until somebody ends it
-ENDLESS = "import os, pathlib, time\npathlib.Path(os.environ['MARK']).touch()\nwhile True:\n    time.sleep(0.05)\n"
+ENDLESS = """\
+import os, pathlib, time
+pathlib.Path(os.environ["MARK"]).write_text(str(os.getpid()))
+while True:
+    time.sleep(0.05)
+"""
 
 
 @pytest.fixture
@@ -38,10 +44,11 @@ def start(tmp_path, forks):
 
 
 def at_work(process, mark):
-    """Wait until the model of a command runs."""
-    while not mark.exists():
+    """Wait until the model of a command runs: the process that it runs in."""
+    while not (mark.exists() and mark.read_text()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
+    return int(mark.read_text())
 
 
 def left(folder):
@@ -148,8 +155,8 @@ def test_a_gate_that_was_ended_leaves_nothing_for_long(number, start, tmp_path):
     """The worktree of a gate's base was removed by the process that made it alone; one that was killed, or that a
     closed terminal ended, left folder and registration for good."""
     commit(tmp_path, net=ENDLESS)
-    (tmp_path / "mark").unlink(missing_ok=True)
-    process = start("gate", "net.py", "--baseline-ref", "main", "--limit", "kernels=+0")
+    words = ("gate", "net.py", "--baseline-ref", "main", "--limit", "kernels=+0")
+    process = start(*words)
     at_work(process, tmp_path / "mark")
     process.send_signal(number)
     process.communicate()
@@ -157,9 +164,12 @@ def test_a_gate_that_was_ended_leaves_nothing_for_long(number, start, tmp_path):
     if number == signal.SIGKILL:
         assert len(left(tmp_path)) == 1  # what the next gate finds
         (tmp_path / "mark").unlink()
-        process = start("gate", "net.py", "--baseline-ref", "main", "--limit", "kernels=+0")
-        at_work(process, tmp_path / "mark")
+        process = start(*words)
+        child = at_work(process, tmp_path / "mark")
         process.send_signal(signal.SIGINT)
-        process.communicate()
+        out, err = process.communicate()
+        assert (process.returncode, out) == (130, "") and err.endswith("memwall: interrupted\n"), err
+        assert "Traceback" not in err
+        wait_for(lambda: not is_alive(child))
     assert left(tmp_path) == []
     assert only_tree(tmp_path)

@@ -95,7 +95,7 @@ ROWS = {
         "style": _PICTURE["style"],
     }),
     "search, layouts": Row(
-        "search gpt.py --mode training --gpus 2 --global-batch 2 --among fsdp=none schedule=1f1b",
+        "search gpt.py --mode training --gpus 2 --global-batch 2 --among fsdp=none schedule=1f1b tp=1 pp=1",
         "price host policy dtype state no-overlap", {"slo": "--mode training"},
     ),
     "serve": Row("serve LLAMA --gpu h100 --concurrency 2 --prompt 64 --generate 16", "price what-if slo closed-form", {
@@ -117,7 +117,7 @@ ROWS = {
 
 
 @pytest.fixture
-def asked(run, tmp_path, monkeypatch):
+def asked(run, gates, tmp_path, monkeypatch):
     """``asked("profile net.py", option)``: the command line on targets that are there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
@@ -134,7 +134,8 @@ def asked(run, tmp_path, monkeypatch):
             words = words.replace("LLAMA", target_of(tmp_path / "llama", SHORT_LLAMA))
         if (given := GIVEN.get(option, "")).startswith("--vary"):  # into the axes that are there
             words, given = words.replace("--vary", given, 1), ""
-        return run(*words.split(), *given.split(), "-q")
+        with gates.shared():
+            return run(*words.split(), *given.split(), "-q")
 
     return go
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.commands import Result
+from tests.unit.gate_repo import commit, git
 
 NET = """\
 import torch
@@ -22,23 +22,6 @@ def model():
 def inputs():
     return (torch.randn(2048, 2048),)
 """
-
-
-def git(folder: Path, *words: str) -> str:
-    person = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false",
-              "-c", "protocol.file.allow=always")  # fmt: skip
-    done = subprocess.run(["git", *person, *words], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def commit(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    if not (folder / ".git").exists():
-        git(folder, "init", "-q", "-b", "main")
-    git(folder, "add", ".")
-    git(folder, "commit", "-q", "--allow-empty", "-m", "a change")
 
 
 Gate = Callable[..., tuple[Result, dict[str, Any]]]
@@ -93,8 +76,8 @@ def test_b15_state_of_a_neighbour(gate, folder):
     The head's neighbour no longer does to the process what the base's did.
     """
     config = "[gate]\nworkloads = ['a.py', 'b.py']\ntime_s = '+0.5%'\n"
-    commit(folder, {"a.py": NET + LEAKS, "b.py": WITNESS, "memwall.toml": config})
-    commit(folder, {"a.py": NET})
+    commit(folder, a=NET + LEAKS, b=WITNESS, **{"memwall.toml": config})
+    commit(folder, a=NET)
     _, record = gate()
     assert all(head == base for head, base in times(record, "b"))
 
@@ -103,8 +86,8 @@ def test_b15_state_that_hides_a_regression(gate, folder):
     """State leaked from one workload to the next in the child: a neighbour's TF32 hid that a model gave it up."""
     high = NET + "torch.set_float32_matmul_precision('high')\n"
     config = "[gate]\nworkloads = ['a.py', 'b.py']\ntime_s = '+0.5%'\n"
-    commit(folder, {"a.py": high, "b.py": high, "memwall.toml": config})
-    commit(folder, {"b.py": NET})
+    commit(folder, a=high, b=high, **{"memwall.toml": config})
+    commit(folder, b=NET)
     result, record = gate()
     assert result.code == 1
     assert all(head > 2 * base for head, base in times(record, "b"))
@@ -126,7 +109,7 @@ ENDS = {
 def test_b19_a_model_that_ends_its_process(gate, folder):
     """A model that exits, crashes or is killed gave exit code 1, as if a limit had failed."""
     files = {f"{name}.py": NET.replace("def model():\n", "def model():\n" + body) for name, body in ENDS.items()}
-    commit(folder, files | {"memwall.toml": "[gate]\nkernels = '+0'\nworkloads = ['*.py']\n", "ok.py": NET})
+    commit(folder, **files, **{"memwall.toml": "[gate]\nkernels = '+0'\nworkloads = ['*.py']\n", "ok.py": NET})
     result, record = gate(ref="HEAD")
     assert result.code == 4
     assert {check["verdict"] for check in record["checks"] if check["workload"] == "ok"} == {"pass"}
@@ -168,13 +151,14 @@ def inputs():
 """
 
 
-def test_b16_unseeded_structure(gate, folder):
+def test_b16_unseeded_structure(gate, gates, folder, monkeypatch):
     """Structure from unseeded random numbers raised an alert on a commit of the docs, or passed at any figure."""
+    monkeypatch.setattr(gates, "again", 2)
     files = {f"m_{name}.py": LAYERS.format(imports=imports, count=count) for name, (imports, count) in CHANCE.items()}
     config = "[gate]\nkernels = '+0'\nworkloads = ['*.py']\n"
     (folder / "net.py").unlink()
-    commit(folder, {**files, "memwall.toml": config})
-    commit(folder, {"README": "words"})
+    commit(folder, **{**files, "memwall.toml": config})
+    commit(folder, **{"README.md": "words"})
     result, record = gate()
     assert result.code == 4
     for name in CHANCE:
@@ -207,16 +191,16 @@ def inputs():
 
 def test_b17_a_submodule(gate, folder):
     """Workloads in or over a submodule were always inconclusive, as the base was checked out without it."""
-    commit(folder / "inner", {"width.json": "64"})
+    commit(folder / "inner", **{"width.json": "64"})
     repo = folder / "repo"
-    commit(repo, {"net.py": sized("json.loads((HERE / 'part/width.json').read_text())")})
+    commit(repo, net=sized("json.loads((HERE / 'part/width.json').read_text())"))
     git(repo, "submodule", "add", "-q", str(folder / "inner"), "part")
-    commit(repo, {})
-    commit(repo, {"README": "words"})
+    commit(repo)
+    commit(repo, **{"README.md": "words"})
     result, record = gate("net.py", cwd=repo)
     assert result.code == 0, result
-    commit(repo / "part", {"width.json": "128"})  # and the base has its own commit of it
-    commit(repo, {})
+    commit(repo / "part", **{"width.json": "128"})  # and the base has its own commit of it
+    commit(repo)
     result, record = gate("net.py", cwd=repo)
     assert result.code == 1
     assert {c["value"] / c["baseline"] for c in record["checks"] if c["quantity"] == "flops"} == {4}
@@ -224,8 +208,8 @@ def test_b17_a_submodule(gate, folder):
 
 def test_b17_an_ignored_file(gate, folder):
     """Workloads that read a file which git ignores were always inconclusive."""
-    commit(folder, {".gitignore": "data/\n", "net.py": sized("json.loads((HERE / 'data/width.json').read_text())")})
-    commit(folder, {"README": "words", "data/width.json": "64"})
+    commit(folder, **{".gitignore": "data/\n", "net.py": sized("json.loads((HERE / 'data/width.json').read_text())")})
+    commit(folder, **{"README.md": "words", "data/width.json": "64"})
     result, record = gate("net.py")
     assert result.code == 0, result
     assert any("data/width.json" in note for note in record["baseline"]["notes"])
@@ -238,9 +222,9 @@ def test_b17_lfs_without_its_server(gate, folder):
     text = json.dumps(64)
     name = hashlib.sha256(text.encode()).hexdigest()
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{name}\nsize {len(text)}\n"
-    commit(folder, {"width.json": pointer, "net.py": sized("json.loads((HERE / 'width.json').read_text())")})
-    commit(folder, {".gitattributes": "*.json filter=lfs\n"})
-    commit(folder, {"README": "words"})
+    commit(folder, **{"width.json": pointer, "net.py": sized("json.loads((HERE / 'width.json').read_text())")})
+    commit(folder, **{".gitattributes": "*.json filter=lfs\n"})
+    commit(folder, **{"README.md": "words"})
     git(folder, "config", "filter.lfs.clean", f"echo '{pointer}'")
     git(folder, "config", "filter.lfs.smudge", "cat")  # as with GIT_LFS_SKIP_SMUDGE
     kept = folder / ".git/lfs/objects" / name[:2] / name[2:4] / name
@@ -253,13 +237,13 @@ def test_b17_lfs_without_its_server(gate, folder):
 
 def test_b17_ignored_files_next_to_a_submodule(gate, folder):
     """A file of a submodule that the base does not have kept every ignored file from it, and each file had a note."""
-    commit(folder / "inner", {"width.json": "64"})
+    commit(folder / "inner", **{"width.json": "64"})
     repo = folder / "repo"
     read = "json.loads([path.read_text() for path in sorted(HERE.rglob('*.json'))][0])"
-    commit(repo, {".gitignore": "data/\n", "net.py": sized(read)})
+    commit(repo, **{".gitignore": "data/\n", "net.py": sized(read)})
     git(repo, "submodule", "add", "-q", str(folder / "inner"), "part")
-    commit(repo, {})
-    commit(repo, {"README": "words", **{f"data/{i}.json": "64" for i in range(9)}, "part/new.json": "64"})
+    commit(repo)
+    commit(repo, **{"README.md": "words", **{f"data/{i}.json": "64" for i in range(9)}, "part/new.json": "64"})
     result, record = gate("net.py", cwd=repo)
     assert result.code == 0, result
     notes = record["baseline"]["notes"]
@@ -277,9 +261,9 @@ def test_b17_lfs_given_up(gate, folder):
     oid = hashlib.sha256(contents).hexdigest()
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 64\n"
     sizes = {".gitattributes": "*.bin filter=lfs\n", "width.bin": pointer}
-    commit(folder, {**sizes, "net.py": sized("len((HERE / 'width.bin').read_bytes())")})
+    commit(folder, **{**sizes, "net.py": sized("len((HERE / 'width.bin').read_bytes())")})
     (folder / "width.bin").write_bytes(contents)
-    commit(folder, {".gitattributes": "\n"})
+    commit(folder, **{".gitattributes": "\n"})
     result, record = gate("net.py")
     assert result.code == 0, result
     assert {c["value"] / c["baseline"] for c in record["checks"] if c["quantity"] == "flops"} == {1}
@@ -287,7 +271,7 @@ def test_b17_lfs_given_up(gate, folder):
 
 def test_b17_an_untracked_helper_is_named_once(gates, folder):
     """A base that lacks an untracked helper gave eleven equal messages, none of which said how to compare."""
-    commit(folder, {"net.py": sized("__import__('helper').WIDTH")})
+    commit(folder, net=sized("__import__('helper').WIDTH"))
     (folder / "helper.py").write_text("WIDTH = 64\n")
     result = Result(*gates(folder, "net.py", "--baseline-ref", "HEAD", "-q"))
     assert result.code == 4
@@ -322,13 +306,13 @@ def test_b18_channels_last_given_up(gate, folder, what):
 
     cuDNN takes NHWC where the data or the weight is, and gives NHWC on.
     """
-    commit(folder, {"net.py": CONVOLUTIONS})
+    commit(folder, net=CONVOLUTIONS)
     text = CONVOLUTIONS
     if what != "input":
         text = text.replace(".to(memory_format=torch.channels_last)", "")
     if what != "model":
         text = text.replace(".contiguous(memory_format=torch.channels_last)", "")
-    commit(folder, {"net.py": text})
+    commit(folder, net=text)
     # without a limit of the caller's the gate limits all that it knows, graph breaks too, which take it a second
     limits = () if what == "both" else ("--limit", "nchw_bytes=+0")
     result, record = gate("net.py", *limits)

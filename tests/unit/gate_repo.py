@@ -141,24 +141,36 @@ def configuration() -> str:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git as somebody, at a fixed time."""
-    done = subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false", *arguments],
-        cwd=folder, check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    """Run git as somebody."""
+    person = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false",
+              "-c", "protocol.file.allow=always")  # fmt: skip
+    done = subprocess.run(["git", *person, *arguments], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+def commit(folder: Path, **files: str) -> str:
+    """Write files (``net`` is net.py, with a dot in it what it says), commit everything, in a new repository where
+    there is none, and return the commit."""
+    for name, text in files.items():
+        path = folder / (name if "." in name else f"{name}.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    if not (folder / ".git").exists():
+        git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "a change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def only_tree(folder: Path) -> bool:
+    """Whether no worktree is left over."""
+    return git(folder, "worktree", "list", "--porcelain").count("worktree ") == 1
 
 
 def make_repository(folder: Path) -> None:
     """Commit the models as they should be on ``main``."""
-    (folder / "models").mkdir(parents=True)
-    for name in REGRESSIONS:
-        (folder / "models" / f"{name}.py").write_text(MODEL)
-    (folder / "pyproject.toml").write_text(configuration())
-    (folder / "README.md").write_text("A model.\n")
-    git(folder, "init", "-q", "-b", "main")
-    git(folder, "add", ".")
-    git(folder, "commit", "-q", "-m", "first")
+    models = {f"models/{name}.py": MODEL for name in REGRESSIONS}
+    commit(folder, **models, **{"pyproject.toml": configuration(), "README.md": "A model.\n"})
 
 
 def break_everything(folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_states_of_a_recurrence_do_not_grow(save):
 
 WHISPER = {
     "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 1280,
-    "encoder_layers": 32, "decoder_layers": 32, "encoder_attention_heads": 20, "decoder_attention_heads": 20,
+    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 20, "decoder_attention_heads": 20,
     "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120, "num_mel_bins": 128, "max_source_positions": 1500,
     "max_target_positions": 448, "vocab_size": 51866, "is_encoder_decoder": True, "dtype": "bfloat16",
 }  # fmt: skip
@@ -115,20 +115,20 @@ BART = {
 
 def test_a_decode_step_of_whisper_reads_the_keys_of_the_sound_and_writes_none(save):
     profile = memwall.profile(save(WHISPER), mode="decode", batch=3, context=100, gpu="h100")
-    cross = 2 * 32 * 1500 * 1280 * 2
-    assert cross == 245_760_000
-    assert roles(profile)["kv_cache"] == 3 * (cross + 2 * 32 * 100 * 1280 * 2)
-    assert roles(profile)["kv_made"] == 3 * 2 * 32 * 101 * 1280 * 2  # of the text alone
+    cross = 2 * 2 * 1500 * 1280 * 2
+    assert cross == 15_360_000
+    assert roles(profile)["kv_cache"] == 3 * (cross + 2 * 2 * 100 * 1280 * 2)
+    assert roles(profile)["kv_made"] == 3 * 2 * 2 * 101 * 1280 * 2  # of the text alone
     assert not [op for op in profile.graph.ops if op.module.startswith("model.encoder")]
 
 
 def test_a_prompt_of_whisper_runs_the_encoder(save):
     profile = memwall.profile(save(WHISPER), mode="prefill", gpu="h100")
-    assert roles(profile)["kv_made"] == 2 * 32 * (1500 + 4) * 1280 * 2
-    # 32 layers with 12 x 1280^2 weights for each of 1,500 columns, keys of all of them, two convolutions; the keys and
-    # values of 32 decoder layers, and four tokens through 32 layers of 14 x 1280^2 and the head
-    encoder = 1500 * 32 * (12 * 1280**2 + 2 * 1500 * 1280) + 3 * 1280 * (3000 * 128 + 1500 * 1280)
-    decoder = 32 * 2 * 1500 * 1280**2 + 4 * (32 * (14 * 1280**2 + 2 * 1502 * 1280) + 51866 * 1280)
+    assert roles(profile)["kv_made"] == 2 * 2 * (1500 + 4) * 1280 * 2
+    # 2 layers with 12 x 1280^2 weights for each of 1,500 columns, keys of all of them, two convolutions; the keys and
+    # values of 2 decoder layers, and four tokens through 2 layers of 14 x 1280^2 and the head
+    encoder = 1500 * 2 * (12 * 1280**2 + 2 * 1500 * 1280) + 3 * 1280 * (3000 * 128 + 1500 * 1280)
+    decoder = 2 * 2 * 1500 * 1280**2 + 4 * (2 * (14 * 1280**2 + 2 * 1502 * 1280) + 51866 * 1280)
     assert profile.model_flops == pytest.approx(2 * (encoder + decoder), rel=1e-3)
 
 

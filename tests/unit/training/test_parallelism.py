@@ -37,6 +37,7 @@ def test_a_text_is_read_and_written_back():
         ("fsdp=weights", "no fsdp 'weights'"),
         ("recompute=ful", "no recompute 'ful'; did you mean full?"),
         ("dp=4,ep=3", "ep=3 does not divide the 4 GPUs of a stage"),
+        ("tp=2,dp=4,ep=4", "ep shares experts among GPUs that have tokens of their own: with tp, give sp"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(text, said):

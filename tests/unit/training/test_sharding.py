@@ -20,7 +20,7 @@ from memwall.training.run import parallel
 from memwall.training.sharding import Split, find_split, split_module
 from tests.unit.small_modules import Experts, Routed
 
-BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCAB, TP = 2, 16, 32, 4, 3, 64, 4
+BATCH, SEQ, WIDTH, HEADS, LAYERS, VOCAB, TP = 2, 16, 32, 4, 2, 64, 4
 
 
 class Attention(nn.Module):
