@@ -1,10 +1,9 @@
-"""Commands in processes of their own, each a fork of one that has imported torch, which takes seconds.
+"""Commands and lines of Python in processes of their own, each a fork of one that has imported torch, which takes
+seconds.
 
-For what a process alone can show: signals, crashes, exit codes. Where the start of Python itself is the subject, such
-as its options and what it imports, a test starts Python.
+For what a process alone can show: signals, crashes, exit codes, variables that a library reads once. Where the start of
+Python itself is the subject, such as its options and what it imports, a test starts Python.
 """
-
-from __future__ import annotations
 
 import contextlib
 import io
@@ -14,7 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,13 @@ _MODEL = "import torch\ndef model():\n    return torch.nn.ReLU()\ndef inputs():\
 class Command:
     """A command that runs: ``returncode`` as of :class:`subprocess.Popen`."""
 
-    def __init__(self, forks: Forks, words: tuple[str, ...], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, forks: "Forks", words: tuple[str, ...], folder: Path, environment: Mapping[str, str], code: str = ""
+    ) -> None:
         self._forks, self._files = forks, tempfile.TemporaryDirectory()
         self._said = [Path(self._files.name) / name for name in ("out", "err")]
         self.returncode: int | None = None
-        self.pid = forks.ask(words=words, folder=str(folder), environment=dict(environment),
+        self.pid = forks.ask(words=words, folder=str(folder), environment=dict(environment), code=code,
                              said=[str(path) for path in self._said])  # fmt: skip
 
     def poll(self) -> int | None:
@@ -76,6 +79,18 @@ class Forks:
         """``memwall WORDS`` in a folder, with these variables and no others."""
         return Command(self, tuple(map(str, words)), folder, environment)
 
+    def python(self, code: str, *words: object, **variables: object) -> Command:
+        """These lines of Python, with ``sys.argv[1:]`` and some more variables, in the checkout."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in variables.items()}
+        return Command(self, tuple(map(str, words)), ROOT, environment, code)
+
+    def printed(self, code: str, *words: object, **variables: object) -> str:
+        """What such lines print; that they end well is asserted."""
+        ran = self.python(code, *words, **variables)
+        out, err = ran.communicate()
+        assert ran.returncode == 0, err[-3000:]
+        return out
+
     def ask(self, **request: Any) -> Any:
         if self._process is None:
             self._process = subprocess.Popen(
@@ -115,8 +130,8 @@ def serve() -> None:
             print(pid, flush=True)
 
 
-def _run(words: list[str], folder: str, environment: dict[str, str], said: list[str]) -> None:
-    code = 70
+def _run(words: list[str], folder: str, environment: dict[str, str], said: list[str], code: str) -> None:
+    ended = 70
     try:
         os.setsid()
         os.chdir(folder)
@@ -128,9 +143,17 @@ def _run(words: list[str], folder: str, environment: dict[str, str], said: list[
             os.dup2(opened, descriptor)
             os.close(opened)
         sys.argv = ["memwall", *words]
-        from memwall.cli import main
+        if code:
+            exec(compile(textwrap.dedent(code), "<a test>", "exec"), {"__name__": "__main__"})
+            ended = 0
+        else:
+            from memwall.cli import main
 
-        code = main()
+            ended = main()
         sys.stdout.flush()
+    except Exception:
+        traceback.print_exc()
+        ended = 1
     finally:
-        os._exit(code)
+        sys.stderr.flush()
+        os._exit(ended)

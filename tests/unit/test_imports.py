@@ -1,12 +1,11 @@
 """Imports point one way: the analyzer's folders import only from those above them in a list, and a wing imports the
 analyzer and no other wing; and nothing imports in a circle."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -35,11 +34,19 @@ LIGHT = ("memwall", "memwall.serving.command", "memwall.sweeping.command", "memw
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")
 
 
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """All of a block and of the blocks within, without the expressions, which import nothing."""
+    for node in body:
+        yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(node, block, []))
+
+
 @cache
 def imports_of(path: Path) -> set[str]:
     """Modules of the package that a file imports, anywhere in it, type-checking blocks included."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(ast.parse(path.read_text(encoding="utf-8")).body):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -1,13 +1,5 @@
 """A trace imports neither sympy nor the compiler, and code that uses them finds them."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
-import textwrap
-
-from tests.unit.places import ROOT
-
 HEAVY = (
     "sympy",
     "torch._dynamo",
@@ -17,25 +9,17 @@ HEAVY = (
 )
 
 
-def run(code: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_a_traced_training_step_imports_no_compiler():
+def test_a_traced_training_step_imports_no_compiler(forks):
     code = f"""
         import sys, memwall
         for name in ("bert_layer", "resnet50"):
             memwall.profile(f"profiles/{{name}}/model.py", mode="training", gpu=["v100", "h100"], batch=1)
         print(*[name for name in {HEAVY} if name in sys.modules])
     """
-    assert run(code) == []
+    assert forks.printed(code).split() == []
 
 
-def test_what_a_model_asks_of_the_real_modules_it_gets():
+def test_what_a_model_asks_of_the_real_modules_it_gets(forks):
     code = """
         import torch, memwall
 
@@ -60,10 +44,10 @@ def test_what_a_model_asks_of_the_real_modules_it_gets():
         assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
         print(len(made.graph.ops) > 3)
     """
-    assert run(code) == ["True"]
+    assert forks.printed(code).split() == ["True"]
 
 
-def test_the_compiler_works_after_a_trace():
+def test_the_compiler_works_after_a_trace(forks):
     code = """
         import torch, memwall
 
@@ -86,10 +70,10 @@ def test_the_compiler_works_after_a_trace():
         import sys
         print(type(sys.modules["torch._dynamo"]).__name__)
     """
-    assert run(code) == ["True", "module"]
+    assert forks.printed(code).split() == ["True", "module"]
 
 
-def test_a_symbolic_question_goes_to_the_real_function():
+def test_a_symbolic_question_goes_to_the_real_function(forks):
     code = """
         from memwall.frontend.torch.process.light_imports import light_imports
         import torch
@@ -104,10 +88,10 @@ def test_a_symbolic_question_goes_to_the_real_function():
             size = ShapeEnv().create_unbacked_symint()
             print(guard_or_false(size > 3), guard_or_false(size == size))
     """
-    assert run(code) == ["False", "True"]
+    assert forks.printed(code).split() == ["False", "True"]
 
 
-def test_looking_through_the_modules_loads_none():
+def test_looking_through_the_modules_loads_none(forks):
     code = """
         import inspect, sys, torch
         from memwall.frontend.torch.process.light_imports import light_imports
@@ -117,4 +101,4 @@ def test_looking_through_the_modules_loads_none():
             print("sympy" in names, type(sys.modules["sympy"]).__name__)
         print("sympy" in sys.modules)
     """
-    assert run(code) == ["True", "_StandIn", "False"]
+    assert forks.printed(code).split() == ["True", "_StandIn", "False"]

@@ -1,13 +1,11 @@
 """What holds for every plan of every graph, by Hypothesis: random graphs, several GPUs, graph breaks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memwall.core.graph import Graph, distinct_bytes
@@ -228,17 +226,17 @@ def broken(draw, graph: Graph) -> list[int] | None:
     return None if cuts is None else [sum(op >= cut for cut in cuts) for op in range(count)]
 
 
-fuzz = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-
-
 class Case:
     """What a test is given; prints as the calls of the graph."""
 
     def __init__(self, graph: Graph, regions: list[int] | None, gpu: Gpu) -> None:
-        self.graph, self.regions, self.gpu = graph, regions, gpu
+        self.graph, self.regions, self.gpu, self.oracle = graph, regions, gpu, Oracle(graph)
+        self.plans: dict[str, Plan] = {}
 
-    def plan(self, policy: str = "memwall") -> Plan:
-        return plan_graph(policy, self.graph, graph_costs(self.graph), self.gpu, self.regions)
+    def plan(self, policy: str = "memwall", anew: bool = False) -> Plan:
+        if anew or policy not in self.plans:
+            self.plans[policy] = plan_graph(policy, self.graph, graph_costs(self.graph), self.gpu, self.regions)
+        return self.plans[policy]
 
     def __repr__(self) -> str:
         lines = [f"{self.gpu.name}, regions {self.regions}, outputs {self.graph.outputs}"]
@@ -258,32 +256,36 @@ def cases(draw) -> Case:
     return Case(graph, draw(broken(graph)), draw(st.sampled_from(GPUS)))
 
 
-@fuzz
-@given(cases())
-def test_every_op_reads_what_call_order_gives_it(case):
-    assert Oracle(case.graph).faults(case.plan()) == []
+INVARIANTS = []
 
 
-@fuzz
-@given(cases(), st.sampled_from(POLICIES))
-def test_a_plan_holds_every_op_once(case, policy):
-    made = case.plan(policy)
-    assert Counter(op for group in made.groups for op in group.op_ids) == Counter(range(len(case.graph.ops)))
-    for group in made.groups:
-        assert list(group.op_ids) == sorted(group.op_ids)
-        assert not set(group.recomputes) & set(group.op_ids)
+def invariant(check):
+    INVARIANTS.append(check)
+    return check
 
 
-@fuzz
-@given(cases())
-def test_no_policy_moves_more_than_the_one_before_it(case):
+@invariant
+def every_op_reads_what_call_order_gives_it(case):
+    assert case.oracle.faults(case.plan()) == []
+
+
+@invariant
+def a_plan_holds_every_op_once(case):
+    for made in map(case.plan, POLICIES):
+        assert Counter(op for group in made.groups for op in group.op_ids) == Counter(range(len(case.graph.ops)))
+        for group in made.groups:
+            assert list(group.op_ids) == sorted(group.op_ids)
+            assert not set(group.recomputes) & set(group.op_ids)
+
+
+@invariant
+def no_policy_moves_more_than_the_one_before_it(case):
     eager, memwall, ideal = (moved(case.plan(policy)) for policy in ("eager", "memwall", "ideal"))
     assert ideal <= memwall <= eager
 
 
-@fuzz
-@given(cases())
-def test_a_plan_is_never_slower_than_eager_where_neither_the_cache_nor_the_host_plays_a_part(case):
+@invariant
+def a_plan_is_never_slower_than_eager_where_neither_the_cache_nor_the_host_plays_a_part(case):
     """With L2 and a slow host it may be: a kernel that eager finds its input in L2 for can lose that when another
     one moves in between, and the wait for the host is charged to whom it meets."""
     eager, memwall = (
@@ -292,20 +294,18 @@ def test_a_plan_is_never_slower_than_eager_where_neither_the_cache_nor_the_host_
     assert memwall <= eager * (1 + 1e-9)
 
 
-@fuzz
-@given(cases(), st.sampled_from(POLICIES))
-def test_the_peak_holds_at_least_what_is_there_before_the_step(case, policy):
+@invariant
+def the_peak_holds_at_least_what_is_there_before_the_step(case):
     lasting = sum(s.nbytes for s in case.graph.storages if s.role not in ("activation", "gradient"))
-    assert memory_peak(case.graph, case.plan(policy)).total >= lasting
+    assert all(memory_peak(case.graph, case.plan(policy)).total >= lasting for policy in POLICIES)
 
 
-@fuzz
-@given(cases())
-def test_saved_and_materialized_are_all_intermediates(case):
+@invariant
+def saved_and_materialized_are_all_intermediates(case):
     """Each result is either written by its own group or stays on chip, and their bytes add up to eager's writes."""
     graph = case.graph
-    assume(not written_twice(graph))
-    assume(not any(op.name == "aten._foreach_add_.List" for op in graph.ops))
+    if written_twice(graph) or any(op.name == "aten._foreach_add_.List" for op in graph.ops):
+        return
     made = case.plan()
     home = {op: group for group in made.groups for op in group.op_ids}
     results = {value: op.id for op in graph.ops for value in op.outputs}
@@ -323,9 +323,8 @@ def test_saved_and_materialized_are_all_intermediates(case):
     assert memwall_writes + sum(size[value] for value in on_chip) == eager_writes
 
 
-@fuzz
-@given(cases())
-def test_the_border_of_two_groups_as_one_is_that_of_their_ops(case):
+@invariant
+def the_border_of_two_groups_as_one_is_that_of_their_ops(case):
     """The planner derives it from those of the two; here all ops are looked at."""
     joined, seen = Pricer.joined, []
 
@@ -335,24 +334,23 @@ def test_the_border_of_two_groups_as_one_is_that_of_their_ops(case):
         return found
 
     with patch.object(Pricer, "joined", checked):
-        case.plan()
+        case.plan(anew=True)
     assert all(found == whole for found, whole in seen)
 
 
-@given(cases())
-def test_no_kernel_is_launched_for_nothing(case):
+@invariant
+def no_kernel_is_launched_for_nothing(case):
     """One that stores nothing holds a result that nobody reads in call order either, or an op without results."""
     graph = case.graph
-    read = {token for reads in Oracle(graph).truth for tokens in reads for token in tokens.values()}
+    read = {token for reads in case.oracle.truth for tokens in reads for token in tokens.values()}
     for group in case.plan().groups:
         ops = [graph.ops[op] for op in group.op_ids]
         unread = [op for op in ops if any((op.id, n) not in read for n in range(len(op.outputs) or 1))]
         assert group.writes or unread
 
 
-@fuzz
-@given(cases())
-def test_a_kernel_reads_each_of_its_tensors_once(case):
+@invariant
+def a_kernel_reads_each_of_its_tensors_once(case):
     """Where every op reads its tensors whole, a group's bytes are those of what it lists."""
     graph = case.graph
     for group in case.plan().groups:
@@ -366,9 +364,8 @@ def test_a_kernel_reads_each_of_its_tensors_once(case):
 FETCHES = ("embedding", "index_select", "index_add_")
 
 
-@fuzz
-@given(cases())
-def test_fusion_stays_within_a_phase_and_between_graph_breaks(case):
+@invariant
+def fusion_stays_within_a_phase_and_between_graph_breaks(case):
     """But for what forward made and backward computes again; where forward has no use for it itself, backward alone
     computes it."""
     ops = case.graph.ops
@@ -385,16 +382,14 @@ def test_fusion_stays_within_a_phase_and_between_graph_breaks(case):
             assert not ({v for op in forward for v in op.outputs} - later) & set(group.writes)
 
 
-@fuzz
-@given(cases())
-def test_nothing_random_and_no_product_is_computed_again(case):
+@invariant
+def nothing_random_and_no_product_is_computed_again(case):
     names = {case.graph.ops[op].name for group in case.plan().groups for op in group.recomputes}
     assert not names & {"aten.native_dropout", "aten.rand", "aten.mm"}
 
 
-@fuzz
-@given(cases())
-def test_a_sum_over_many_blocks_is_not_read_by_the_launch_that_makes_it(case):
+@invariant
+def a_sum_over_many_blocks_is_not_read_by_the_launch_that_makes_it(case):
     """Nobody can write z = x - sum(x, 0) as one launch that reads x once."""
     graph = case.graph
     values = graph.values
@@ -418,12 +413,11 @@ def late_results(op) -> tuple[int, ...]:
     return op.outputs[1:] if op.name == "aten.native_layer_norm_backward" else ()
 
 
-@fuzz
-@given(cases())
-def test_no_thread_overwrites_what_another_has_yet_to_read(case):
+@invariant
+def no_thread_overwrites_what_another_has_yet_to_read(case):
     """What a kernel loads and stores in one storage it takes through one view, element by element."""
     graph = case.graph
-    oracle = Oracle(graph)
+    oracle = case.oracle
     for group in case.plan().groups:
         if len(group.op_ids) + len(group.recomputes) == 1:
             continue
@@ -447,10 +441,16 @@ def reads_elsewhere(op, value) -> bool:
     return op.name in ("aten.flip", "aten.index_select", "aten.mm")
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@invariant
+def the_same_graph_gives_the_same_plan(case):
+    assert case.plan() == case.plan(anew=True)
+
+
+@settings(derandomize=True, suppress_health_check=list(HealthCheck), max_examples=2 * settings().max_examples)
 @given(cases())
-def test_the_same_graph_gives_the_same_plan(case):
-    assert case.plan() == case.plan()
+def test_every_invariant_holds_for_every_plan(case):
+    for check in INVARIANTS:
+        check(case)
 
 
 # -- the same on graphs that were traced
