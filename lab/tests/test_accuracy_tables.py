@@ -242,6 +242,47 @@ def test_every_row_of_a_real_table_is_read(name):
             assert 100 * cells[key].r1_mape == pytest.approx(r1, rel=0.06)
 
 
+CUDNN = ("gpu,backend,dtype,mask,batch,q_len,kv_len,q_heads,kv_heads,d_qk,d_v,window,deterministic,phase,time_ms\n"
+         "GB200,cudnn,{}\n")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "flops", "read", "kernel"),
+    [
+        # 4096 * 4097 / 2 pairs; queries, 8 of 64 heads of keys and of values
+        ("bfloat16,top_left,1,4096,4096,64,8,128,128,,False,fwd,0.4", 4 * 128 * 64 * 4096 * 4097 // 2,
+         2 * 128 * 4096 * (64 + 8 + 8), "cudnn"),
+        # three products of 192 and two of 128 numbers; read besides: the result, its gradient, a float32 for each row,
+        # and in the pass before the result, its gradient
+        ("bfloat16,no_mask,2,4096,4096,128,128,192,128,,False,bwd,9.0", 2 * (3 * 192 + 2 * 128) * 2 * 128 * 4096**2,
+         None, "cudnn_backward"),
+        # a query sees itself and 128 keys before it: the first 128 fewer
+        ("fp8,top_left,2,2048,2048,128,128,64,64,128.0,False,fwd,0.1", 4 * 64 * 2 * 128 * (2048 * 129 - 128 * 129 // 2),
+         128 * 2 * 2048 * 3 * 64, "cudnn"),
+    ],
+    ids=["grouped", "gradients", "window"],
+)  # fmt: skip
+def test_attention_by_cudnn(sample, row, flops, read, kernel):
+    (found,) = sample(CUDNN.format(row))
+    launch = found.cost.launches[-1]
+    assert (found.gpu.name, found.launch, launch.variant) == ("gb200", "kernel", kernel)
+    assert sum(launch.pipe_flops.values()) == flops
+    assert read in (None, found.cost.read_bytes)
+
+
+def test_attention_of_encoders_names_its_kernel(sample):
+    head = "system,framework,kernel_source,batch_size,isl,num_heads,head_dim,attn_dtype,latency\n"
+    (found,) = sample(head + "l40s,VLLM,vllm_vit_flash_attn_fa2,2,1296,12,80,bfloat16,0.1\n")
+    assert found.cost.launches[0].variant == "flash"
+    assert found.cost.total_flops == 4 * 2 * 12 * 1296**2 * 80
+
+
+def test_norms_by_torch(sample):
+    head = "gpu,norm,backend,dtype,N,C,bias,phase,time_ms\n"
+    (found,) = sample(head + "H200,rms_norm,pytorch,bfloat16,8192,4096,False,fwd,0.043\n")
+    assert found.cost.bytes == 2 * 2 * 8192 * 4096 + 2 * 4096 + 4 * 8192  # and a weight, a float32 for each row
+
+
 def test_an_encoder_layer_does_the_work_of_the_papers_table():
     """335,686,926,336 FLOP forward and backward (reports/bert_layer.md, its trace less the loss that it needs)."""
     costs = list(layer_costs(8, 512))

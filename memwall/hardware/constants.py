@@ -157,6 +157,10 @@ class AttentionConstants(Constants):
     FAMILY: ClassVar[str] = "attention"
     VARIANTS: ClassVar[tuple[str, ...]] = (
         "flash",
+        "flash3",
+        "flash4",
+        "triton",
+        "trtllm",
         "prefill",
         "cudnn",
         "efficient",

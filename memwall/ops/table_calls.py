@@ -104,12 +104,53 @@ def cross_entropy(rows: int, classes: int, dtype: str) -> Cost:
 @lru_cache(maxsize=1 << 16)
 def layer_norm(shape: tuple[int, ...], dtype: str) -> Cost:
     """Layer norm over the last axis, with weight and bias; its moments are saved in float32."""
-    data, weight = contiguous(shape, dtype), contiguous(shape[-1:], dtype)
-    moments = contiguous((*shape[:-1], 1), "float32")
+    data, weight, moments = _normed(shape, dtype)
     inputs = (("input", data), ("weight", weight), ("bias", weight))
     return cost(
         "aten.native_layer_norm.default", inputs, [data, moments, moments], normalized_shape=shape[-1:], eps=1e-5
     )
+
+
+@lru_cache(maxsize=1 << 16)
+def layer_norm_backward(shape: tuple[int, ...], dtype: str) -> Cost:
+    """The gradients of its input, its weight and its bias."""
+    data, weight, moments = _normed(shape, dtype)
+    names = ("grad_out", "input", "mean", "rstd", "weight", "bias")
+    inputs = tuple(zip(names, (data, data, moments, moments, weight, weight), strict=True))
+    return cost(
+        "aten.native_layer_norm_backward.default",
+        inputs,
+        [data, weight, weight],
+        normalized_shape=shape[-1:],
+        output_mask=[True] * 3,
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def rms_norm(shape: tuple[int, ...], dtype: str) -> Cost:
+    """RMS norm over the last axis, with a weight; a reciprocal for each row is saved in float32."""
+    data, weight, reciprocals = _normed(shape, dtype)
+    inputs = (("input", data), ("weight", weight))
+    return cost("aten._fused_rms_norm.default", inputs, [data, reciprocals], normalized_shape=shape[-1:])
+
+
+@lru_cache(maxsize=1 << 16)
+def rms_norm_backward(shape: tuple[int, ...], dtype: str) -> Cost:
+    """The gradients of its input and its weight."""
+    data, weight, reciprocals = _normed(shape, dtype)
+    inputs = (("grad_out", data), ("input", data), ("rstd", reciprocals), ("weight", weight))
+    return cost(
+        "aten._fused_rms_norm_backward.default",
+        inputs,
+        [data, weight],
+        normalized_shape=shape[-1:],
+        output_mask=[True] * 2,
+    )
+
+
+def _normed(shape: tuple[int, ...], dtype: str) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    """What is normalised over its last axis, a weight, and a float32 number for each row."""
+    return contiguous(shape, dtype), contiguous(shape[-1:], dtype), contiguous((*shape[:-1], 1), "float32")
 
 
 @lru_cache(maxsize=1 << 16)
@@ -172,6 +213,53 @@ def served_attention(
         for work in found.launches
     )
     return replace(found, read_bytes=found.read_bytes - spared, launches=launches)
+
+
+@lru_cache(maxsize=1 << 16)
+def fused_attention(
+    kernel: str,
+    batch: int,
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    sizes: tuple[int, int],
+    dtype: str,
+    *,
+    causal: bool,
+    window: int | None = None,
+    backward: bool = False,
+) -> Cost:
+    """Attention, forward or backward, by a ``kernel`` of :class:`memwall.ops.product_launches.FusedAttention`.
+
+    Args:
+        heads: of the queries, and of the keys and values.
+        lengths: queries and keys of a sequence; the diagonal of a causal call ends at both last ones.
+        sizes: numbers of a query's head, and of a value's.
+        dtype: of queries, keys and values; the result of eight-bit ones is bfloat16.
+        window: keys before its own that a query attends to; None: all.
+    """
+    (query_heads, key_heads), (queries, keys), (size, value_size) = heads, lengths, sizes
+    wide = dtype if ITEMSIZE[dtype] > 1 else "bfloat16"
+    query = contiguous((batch, queries, query_heads, size), dtype)
+    key, value = (contiguous((batch, keys, key_heads, width), dtype) for width in sizes)
+    out = contiguous((batch, queries, query_heads, value_size), wide)
+    sums = contiguous((batch, query_heads, queries), "float32")
+    given = {"is_causal": causal, "window_size_left": window, "dropout_p": 0.0}
+    if not backward:
+        inputs: Inputs = (("query", query), ("key", key), ("value", value))
+        found = cost("aten._flash_attention_forward.default", inputs, [out, sums], **given)
+    else:
+        names = ("grad_out", "query", "key", "value", "out", "logsumexp")
+        inputs = tuple(zip(names, (out, query, key, value, out, sums), strict=True))
+        gradients = [contiguous(spec.shape, wide) for spec in (query, key, value)]
+        found = cost(f"aten._{_LIKE[kernel]}_attention_backward.default", inputs, gradients, **given)
+    launches = tuple(
+        replace(work, kernel=kernel) if isinstance(work, FusedAttention) else work for work in found.launches
+    )
+    return replace(found, launches=launches)
+
+
+#: kernel → the op of torch whose backward pass launches what the kernel's does
+_LIKE = {"cudnn": "efficient", "flash": "flash"}
 
 
 #: DeepSeek-V2 and V3: numbers of a head's query without position, of its rotated part, of the latent, of a value

@@ -25,12 +25,16 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
   (:mod:`memwall_lab.tables.training`)
 - deployments of language models: latencies or throughput (:mod:`memwall_lab.tables.deployments`)
 - Triton layers: Liger-Kernel's columns (:mod:`memwall_lab.tables.liger`)
+- fused attention and norms of cuDNN's front end (:mod:`memwall_lab.tables.cudnn`); attention of encoders in servers
+  (:mod:`memwall_lab.tables.aisimulate`)
 """
 
 from memwall.bench.accuracy.kinds import TableKind
 from memwall_lab.tables import (
     aiconfigurator,
+    aisimulate,
     collectives,
+    cudnn,
     deployments,
     encoder,
     kernelbench,
@@ -48,5 +52,6 @@ TABLES: tuple[TableKind, ...] = (
     neusight.CONV, neusight.OPS, vidur.OPS, collectives.NCCL, collectives.ALL_REDUCE, library.CONV, library.GEMM,
     liger.OPS, liger.PAIRS, library.BANDWIDTH,
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES, training.VTRAIN, training.CALCULON, training.MEGATRON,
-    training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT,
+    training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT, cudnn.ATTENTION, cudnn.NORMS,
+    aisimulate.ENCODERS,
 )  # fmt: skip

@@ -93,11 +93,7 @@ def _dropout(shape: tuple[int, ...]) -> Iterator[Cost]:
 
 def _norm(tokens: int) -> Iterator[Cost]:
     yield calls.layer_norm((tokens, _WIDTH), _DTYPE)
-    data, weight, moment = _half(tokens, _WIDTH), _half(_WIDTH), contiguous((tokens, 1), "float32")
-    names = ("grad_out", "input", "mean", "rstd", "weight", "bias")
-    inputs = tuple(zip(names, (data, data, moment, moment, weight, weight), strict=True))
-    yield calls.cost("aten.native_layer_norm_backward.default", inputs, [data, weight, weight],
-                     normalized_shape=[_WIDTH], output_mask=[True] * 3)  # fmt: skip
+    yield calls.layer_norm_backward((tokens, _WIDTH), _DTYPE)
 
 
 #: all of it was measured on one GPU

@@ -1,0 +1,36 @@
+"""The committed scores: what counts as worse, and which intervals hold too few rows."""
+
+import importlib.util
+
+import pandas as pd
+
+from tests.unit.places import ROOT
+
+SPEC = importlib.util.spec_from_file_location("scores", ROOT / "lab" / "reports" / "scores.py")
+scores = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(scores)
+
+
+def _cells(*rows):
+    columns = ["table", "gpu", "kind", "dtype", "rows", "median_error", "inside", "beaten"]
+    return pd.DataFrame([("gemm", "h100", *row) for row in rows], columns=columns)
+
+
+def test_a_cell_is_worse_by_two_points_and_a_tenth_or_by_a_beaten_bound():
+    before = _cells(
+        *[(kind, "fp16", 9, error, 0.8, 0) for kind, error in zip("abcd", (0.1, 0.3, 0.05, 0.1), strict=True)]
+    )
+    now = _cells(
+        ("a", "fp16", 9, 0.125, 0.8, 0),  # 2.5 points, a quarter
+        ("b", "fp16", 9, 0.325, 0.8, 0),  # 2.5 points, but a twelfth
+        ("c", "fp16", 9, 0.065, 0.8, 0),  # a third, but 1.5 points
+        ("d", "fp16", 9, 0.1, 0.8, 1),
+        ("new", "fp16", 9, 0.9, 0.8, 3),
+    )
+    assert list(scores.worse_cells(before, now)["kind"]) == ["a", "d"]
+
+
+def test_intervals_of_many_rows_hold_seven_to_nine_of_ten():
+    now = _cells(("few", "fp16", 49, 0.1, 0.1, 0), ("low", "fp16", 50, 0.1, 0.69, 0), ("ok", "fp16", 50, 0.1, 0.9, 0),
+                 ("high", "fp16", 50, 0.1, 0.91, 0), ("none", "fp16", 50, 0.1, None, 0))  # fmt: skip
+    assert list(scores.badly_covered(now)["kind"]) == ["low", "high"]
