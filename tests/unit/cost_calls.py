@@ -19,9 +19,10 @@ def expanded(shape, strides, dtype="bfloat16"):
 
 
 def call(name, inputs, outputs, **attributes):
-    """``inputs``: (schema argument, spec or list of specs) pairs in schema order."""
-    flat = [(name, s) for name, given in inputs for s in (given if isinstance(given, list) else [given])]
-    outputs = outputs if isinstance(outputs, list) else [outputs]
+    """``inputs``: schema arguments in schema order, each with a spec or a list of specs, as pairs or a dict."""
+    pairs = inputs.items() if isinstance(inputs, dict) else inputs
+    flat = [(name, s) for name, given in pairs for s in (given if isinstance(given, list) else [given])]
+    outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
     specs = tuple(s for _, s in flat)
     return Call(name, specs, tuple(n for n, _ in flat), tuple(outputs), attributes, sum(s.nbytes for s in specs),
                 sum(s.nbytes for s in outputs))  # fmt: skip

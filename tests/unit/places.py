@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -24,6 +25,12 @@ def shared(name: str) -> Path | None:
 def truth(name: str) -> Path | None:
     """The file of measured rows of that name, or None where it is not here."""
     return shared(f"truth/{name}")
+
+
+def is_whole(request: Any) -> bool:
+    """Whether every row of a large table of measured times is looked at: with --whole. Else it is every n-th, which
+    tells the errors of a family of kernels as well, and not that one row alone is off."""
+    return bool(request.config.getoption("--whole"))
 
 
 def part_of(path: Path, every: int, folder: Path) -> Path:

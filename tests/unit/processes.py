@@ -1,7 +1,5 @@
 """Other processes, and what is waited for until they have done it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

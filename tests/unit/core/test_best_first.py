@@ -1,7 +1,5 @@
 """Best-first search: the smallest values, found without evaluating all."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """What is kept between runs: data, never code, of this user alone."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Private names of other libraries: each is there in what is installed, and nothing but the table spells one."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

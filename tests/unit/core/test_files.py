@@ -1,7 +1,5 @@
 """Records written piece by piece; files that are whole or absent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Values ↔ text that runs no code when it is read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,9 +1,9 @@
 """A child process: its answers, its errors, and how it is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import pytest
 
 from memwall.core.errors import MissingError, NeedsData, UsageError
 from memwall.core.process import FORKS, Child, Lost, environment
-from tests.unit.processes import wait_for
+from tests.unit.places import ROOT
+from tests.unit.processes import is_alive, wait_for
 
 
 def answer(word, *arguments):
@@ -26,6 +27,10 @@ def answer(word, *arguments):
         time.sleep(arguments[0])
     if word == "await":
         wait_for(Path(arguments[0]).exists)
+    if word == "spin":
+        Path(arguments[0]).touch()
+        while True:
+            pass
     if word == "print":
         print(*arguments)
     if word == "stdin":
@@ -94,6 +99,23 @@ def test_it_may_take_so_long_and_is_stopped_whatever_it_does(start):
     assert lost.value.status == "timeout"
     child.stop()
     assert not child.alive
+
+
+PARENT = """
+import sys
+from memwall.core.process import Child, environment
+child = Child("tests.unit.core.test_process:answer", environment())
+print(child.pid, flush=True)
+child.ask(None, "spin", sys.argv[1])
+"""
+
+
+def test_it_ends_with_its_parent_also_in_the_middle_of_a_call(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", PARENT, tmp_path / "up"], cwd=ROOT, stdout=subprocess.PIPE) as parent:
+        pid = int(parent.stdout.readline())
+        wait_for((tmp_path / "up").exists)
+        parent.kill()
+    wait_for(lambda: not is_alive(pid))
 
 
 def test_what_it_calls_cannot_read_what_keeps_it_alive(start):

@@ -1,7 +1,5 @@
 """One line of a question is an option everywhere."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from typing import Annotated, Unpack

@@ -1,7 +1,5 @@
 """Ranks as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.core.ranks import ranks_text, read_ranks

@@ -1,7 +1,5 @@
 """One reader and writer for every saved record: the fields' types are the checks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar

@@ -12,7 +12,7 @@ from memwall.core.graph import contiguous
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import Call, cost_of
 from memwall.perfmodel.roofline import bound_s
-from tests.unit.places import truth
+from tests.unit.places import is_whole, truth
 
 
 def rows(name):
@@ -69,9 +69,10 @@ def aiconfigurator(row):
     ("neusight_conv_subsample.csv", neusight, 2500),
     ("aiconfigurator_gemm.csv", aiconfigurator, 1000),
 ])  # fmt: skip
-def test_no_measured_time_is_below_the_bound(name, read, least):
+def test_no_measured_time_is_below_the_bound(name, read, least, request):
+    every = 1 if is_whole(request) else 4
     boards, checked, worst = {}, 0, (0.0, None)
-    for row in rows(name):
+    for row in list(rows(name))[::every]:
         board = row["gpu"]
         if board not in boards:
             try:
@@ -86,5 +87,5 @@ def test_no_measured_time_is_below_the_bound(name, read, least):
             continue
         checked += 1
         worst = max(worst, (bound_s(cost, gpu) / (1e-3 * float(row["latency_ms"])), str(row)))
-    assert checked >= least, (checked, {b for b, g in boards.items() if g is None})
+    assert checked >= least // every, (checked, {b for b, g in boards.items() if g is None})
     assert worst[0] <= 1.0, worst

@@ -1,7 +1,5 @@
 """Collectives: bytes in memory and on the link, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.core.graph import contiguous

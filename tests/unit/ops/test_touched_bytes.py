@@ -1,7 +1,5 @@
 """Compulsory bytes are no more than an op can touch: compared with the elements that its result depends on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Collectives between GPUs: bytes and steps by hand, what is taken when, and held-out rows of others."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from dataclasses import replace
@@ -15,7 +13,7 @@ from memwall.hardware.cluster import hardware_of, load_cluster
 from memwall.hardware.links import Cluster, Link, Protocol
 from memwall.perfmodel.collectives import OPS, collective_s, taken_shares
 from memwall_lab.collectives import CollectiveSample
-from tests.unit.places import ROOT, truth
+from tests.unit.places import ROOT, is_whole, truth
 
 MB = 1e6
 #: 1 us to start, 2 us a step, half of the rate, no pieces
@@ -175,17 +173,18 @@ def test_times_grow_with_the_message_and_keep_their_bound(name):
 
 
 @pytest.fixture(scope="module")
-def held_out():
+def held_out(request):
     """Rows of shapes that no constant saw."""
     path = truth("nccl_collectives.csv")
     if path is None:
         pytest.skip("shared/truth/nccl_collectives.csv is not here")
-    return [sample for sample in read_measured(path).of(CollectiveSample) if not sample.in_fit_half]
+    found = [sample for sample in read_measured(path).of(CollectiveSample) if not sample.in_fit_half]
+    return found if is_whole(request) else found[::3]
 
 
 def error(samples):
     rows = [sample.row() for sample in samples]
-    assert len(rows) > 50
+    assert len(rows) > 20
     return fmean(abs(row.modeled_s / row.measured_s - 1) for row in rows)
 
 
@@ -210,7 +209,7 @@ def test_a_gpu_left_out(held_out):
 
 def test_no_measured_time_is_below_its_bound(held_out):
     rows = [sample.row() for sample in held_out]
-    assert len(rows) > 5000 and not [row for row in rows if row.is_violation]
+    assert len(rows) > 1600 and not [row for row in rows if row.is_violation]
 
 
 def test_messages_hold_a_multiprocessor_for_each_channel():

@@ -3,8 +3,6 @@
 Its DRAM gives 10 GB/s, its last cache of 32 MB 50 GB/s, a product 100 GFLOP/s, a call costs 1 us.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.core.graph import Pipe

@@ -1,7 +1,5 @@
 """The interval of kernels that no measured row of any GPU shows is the widest."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.analysis.explanation import calibration_of

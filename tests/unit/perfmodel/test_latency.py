@@ -1,7 +1,5 @@
 """What no peak helps stays as it is under what-ifs on the peaks; what they help is called by their names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

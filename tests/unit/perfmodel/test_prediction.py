@@ -1,7 +1,5 @@
 """From costs to times: several launches, inherited constants, groups, machines of other kinds, CUDA graphs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

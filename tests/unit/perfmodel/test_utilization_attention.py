@@ -15,7 +15,7 @@ from memwall.perfmodel.attention import predict as terms_of
 from memwall.perfmodel.families import constants, explain, predict
 from memwall.perfmodel.roofline import launch_floor_s
 from tests.unit.cost_calls import cost, spec
-from tests.unit.places import truth
+from tests.unit.places import is_whole, part_of, truth
 
 H100, A100 = load_gpu("h100-sxm"), load_gpu("a100-80gb-sxm")
 BOARDS = {
@@ -184,11 +184,12 @@ def test_measured_short_rows_are_latency(gpu):
 
 
 @pytest.fixture(scope="module")
-def held_out():
+def held_out(request, tmp_path_factory):
     path = truth("aiconfigurator_attention.csv")
     if path is None:
         pytest.skip("aiconfigurator's attention is not here")
-    return score_files([path], split=True).split.held_out
+    some = path if is_whole(request) else part_of(path, 5, tmp_path_factory.mktemp("rows"))
+    return score_files([some], split=True).split.held_out
 
 
 @pytest.mark.slow
@@ -197,7 +198,7 @@ def test_measured_decode_steps_that_no_constant_was_fitted_to(held_out, gpu):
     """Median errors 6.8 to 8.5 %; of batches up to 4 they are 5.6 to 9.9 %."""
     rows = [row for row in held_out if row.op_class == "decode" and row.gpu == gpu]
     few = [row for row in rows if int(row.shape.partition("b=")[2].partition(",")[0]) <= 4]
-    assert len(rows) > 500 and len(few) > 150
+    assert len(rows) > 90 and len(few) > 27
     for some, limit in ((rows, 0.095), (few, 0.11)):
         assert median(abs(row.modeled_s / row.measured_s - 1) for row in some) < limit
 

@@ -1,7 +1,5 @@
 """Tiles, waves and splits of matrix products by hand; physical facts; and rows that others measured."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 from dataclasses import replace

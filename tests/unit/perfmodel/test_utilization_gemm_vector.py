@@ -1,7 +1,5 @@
 """Products in full precision: tiles by hand, what must hold for any shape, and the measured rows that were held out."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from dataclasses import replace

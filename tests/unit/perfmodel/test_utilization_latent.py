@@ -8,7 +8,7 @@ from memwall.hardware.lookup import load_gpu
 from memwall.ops import table_calls
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.roofline import bound_s, predict_cost
-from tests.unit.places import truth
+from tests.unit.places import is_whole, part_of, truth
 
 H100, A100 = load_gpu("h100-sxm"), load_gpu("a100-80gb-sxm")
 BF16 = Pipe.parse("tensor.bfloat16")
@@ -98,17 +98,18 @@ LIMITS = {
 }  # fmt: skip
 
 
-def test_measured_latent_attention_that_no_constant_was_fitted_to():
+def test_measured_latent_attention_that_no_constant_was_fitted_to(request, tmp_path):
     path = truth("aiconfigurator_mla.csv")
     if path is None:
         pytest.skip("aiconfigurator's latent attention is not here")
-    found = score_files([path], split=True)
+    every = 1 if is_whole(request) else 5
+    found = score_files([part_of(path, every, tmp_path)], split=True)
     for kind, (count, median, mean, other_gpu) in LIMITS.items():
         held_out, left_out = (
             sorted(abs(row.modeled_s / row.measured_s - 1) for row in rows if row.op_class == kind)
             for rows in (found.split.held_out, found.split.left_out)
         )
-        assert len(held_out) > count
+        assert len(held_out) > 0.9 * count // every
         assert held_out[len(held_out) // 2] < median
         assert sum(held_out) / len(held_out) < mean
         assert left_out[len(left_out) // 2] < other_gpu

@@ -1,12 +1,10 @@
 """Kernels of whole models whose time is not their bytes: few long rows, scans, moments of groups."""
 
-from __future__ import annotations
-
 import math
+from functools import partial
 
 import pytest
 
-from memwall.core.graph import TensorSpec, contiguous
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import Call
 from memwall.ops.launches import Rows, Stream
@@ -14,18 +12,14 @@ from memwall.ops.registry import cost_of
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.roofline import launches_of, predict_cost
 from memwall.perfmodel.stream import round_trip_s, steps_s
+from tests.unit import cost_calls
+from tests.unit.cost_calls import call
 
 H100, L40S, A100 = load_gpu("h100-sxm"), load_gpu("l40s"), load_gpu("a100-80gb-sxm")
 EVERY = [H100, L40S, A100, *map(load_gpu, ("v100-sxm2-32gb", "t4", "b200", "mi300x", "rtx-4090", "p4"))]
 
 
-def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
-    return contiguous(shape, dtype)
-
-
-def call(name: str, inputs: dict[str, TensorSpec], outputs: tuple[TensorSpec, ...], **attributes: object) -> Call:
-    return Call(name, tuple(inputs.values()), tuple(inputs), outputs, attributes,
-                sum(s.nbytes for s in inputs.values()), sum(s.nbytes for s in outputs))  # fmt: skip
+spec = partial(cost_calls.spec, dtype="float32")
 
 
 def layer_norm(shape: tuple[int, ...], normalized: int) -> Call:

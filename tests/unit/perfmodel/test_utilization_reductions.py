@@ -1,12 +1,11 @@
 """Reductions, batch norm in training form and pooling: blocks and turns by hand, and modules that were measured."""
 
-from __future__ import annotations
-
 import math
+from functools import partial
 
 import pytest
 
-from memwall.core.graph import TensorSpec, contiguous
+from memwall.core.graph import TensorSpec
 from memwall.hardware.lookup import load_gpu
 from memwall.ops import Call
 from memwall.ops.launches import Launch, Reduction, Stream
@@ -14,6 +13,8 @@ from memwall.ops.registry import cost_of
 from memwall.perfmodel.families import as_run, explain, predict
 from memwall.perfmodel.reduction import grid
 from memwall.perfmodel.roofline import bound_s, launches_of, predict_cost
+from tests.unit import cost_calls
+from tests.unit.cost_calls import call
 
 A100, A10G, L40S, T4 = map(load_gpu, ("a100-80gb-sxm", "a10g", "l40s", "t4"))
 EVERY = [
@@ -25,13 +26,7 @@ EVERY = [
 ]
 
 
-def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
-    return contiguous(shape, dtype)
-
-
-def call(name: str, inputs: dict[str, TensorSpec], outputs: tuple[TensorSpec, ...], **attributes: object) -> Call:
-    return Call(name, tuple(inputs.values()), tuple(inputs), outputs, attributes,
-                sum(s.nbytes for s in inputs.values()), sum(s.nbytes for s in outputs))  # fmt: skip
+spec = partial(cost_calls.spec, dtype="float32")
 
 
 def reduced(name: str, shape: tuple[int, ...], dims: list[int], dtype: str = "float32") -> Call:
