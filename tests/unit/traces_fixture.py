@@ -1,11 +1,12 @@
 """Hand-made profiler events for tests, and where the real traces lie."""
 
-from __future__ import annotations
-
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+from memwall.traces.reading import read_trace
+from memwall.traces.records import ProfilerTrace
 from tests.unit.places import shared
 
 Event = dict[str, Any]
@@ -15,6 +16,12 @@ def real_traces() -> list[Path]:
     """The real traces, none where the folder is not here."""
     folder = shared("traces")
     return sorted(folder.glob("*.json.gz")) if folder else []
+
+
+@functools.cache
+def real_trace(path: Path) -> ProfilerTrace:
+    """A real trace, which several tests look at."""
+    return read_trace(path)
 
 
 def op(name: str, ts: float, dur: float, tid: Any = 1, **args: Any) -> Event:

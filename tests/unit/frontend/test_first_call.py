@@ -1,7 +1,5 @@
 """Lazy modules take their shapes from a first call, of which nothing else is left; and modes that need data."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -145,7 +143,7 @@ class Merges(nn.Module):
         super().__init__()
         self.layer, self.merged = nn.Linear(8, 8), False
 
-    def train(self, mode: bool = True) -> Merges:
+    def train(self, mode: bool = True) -> "Merges":
         super().train(mode)
         self.merged = not mode and float(self.layer.weight.detach().abs().max()) > -1
         return self

@@ -161,13 +161,11 @@ def test_masked_attention_takes_the_efficient_kernel_and_math_can_be_chosen():
     def masked(q):
         return F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(16, 16, dtype=torch.bool, device=q.device))
 
-    class Net(nn.Module):
-        def forward(self, q):
-            return masked(q)
-
     q = torch.randn(2, 4, 16, 16, dtype=torch.float16)
-    assert "aten._scaled_dot_product_efficient_attention" in names(memwall.profile(Net(), (q,)))
-    assert "aten._scaled_dot_product_efficient_attention" not in names(memwall.profile(Net(), (q,), attention="math"))
+    assert "aten._scaled_dot_product_efficient_attention" in names(memwall.profile(Call(masked), (q,)))
+    assert "aten._scaled_dot_product_efficient_attention" not in names(
+        memwall.profile(Call(masked), (q,), attention="math")
+    )
 
 
 def test_multihead_attention_and_dropout_take_their_cuda_forms():
@@ -217,15 +215,7 @@ def test_adamw_keeps_two_moments_per_parameter():
 
 
 def test_fp32_products_follow_torchs_tf32_switches():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.linear = nn.Conv2d(8, 8, 3), nn.Linear(6, 6)
-
-        def forward(self, x):
-            return self.linear(self.conv(x))
-
-    found = memwall.profile(Net(), (torch.randn(1, 8, 8, 8),)).graph.ops
+    found = memwall.profile(nn.Sequential(nn.Conv2d(8, 8, 3), nn.Linear(6, 6)), (torch.randn(1, 8, 8, 8),)).graph.ops
     assert [op.attributes.get("allow_tf32") for op in found] == [True, False]
 
 
@@ -366,12 +356,11 @@ def test_host_tensors_are_not_the_gpus():
 
 
 def test_a_model_that_asks_for_cuda_is_traced_all_the_same():
-    class Net(nn.Module):
-        def forward(self, x):
-            x = x.cuda()
-            return x.to("cuda:0") + torch.arange(4, device="cuda") + torch.zeros(4, device=torch.device("cuda"))
+    def asks(x):
+        x = x.cuda()
+        return x.to("cuda:0") + torch.arange(4, device="cuda") + torch.zeros(4, device=torch.device("cuda"))
 
-    assert names(memwall.profile(Net(), (torch.randn(4),)))[-1] == "aten.add.Tensor"
+    assert names(memwall.profile(Call(asks), (torch.randn(4),)))[-1] == "aten.add.Tensor"
 
 
 def test_tensors_say_and_do_what_cuda_tensors_would():
@@ -442,63 +431,41 @@ def test_attention_of_no_chip_is_refused_and_of_no_keys_is_math():
 # -- models whose Python needs data ------------------------------------------------------------------------------------
 
 
-class Branch(nn.Module):
-    """Branches on a value."""
-
-    def forward(self, x):
-        if x.abs().sum() > 0:
-            return x * 2
-        return x
+def branches(x):
+    return x * 2 if x.abs().sum() > 0 else x
 
 
-class Mask(nn.Module):
-    """Indexes by a boolean mask."""
-
-    def forward(self, x):
-        return x[x > 0.5]
+def counts(x):
+    return x[: int(x.sum())]
 
 
-class Count(nn.Module):
-    """As many rows as activations say."""
-
-    def forward(self, x):
-        return x[: int(x.sum())]
-
-
-class Listed(nn.Module):
-    """Reads activations on the host."""
-
-    def forward(self, x):
-        return x * x.flatten().tolist()[0]
-
-
-class Histogram(nn.Module):
+def bins(x):
     """Calls what torch runs on data alone."""
-
-    def forward(self, x):
-        return x * torch.histogram(x.flatten(), 4).hist.sum()
+    return x * torch.histogram(x.flatten(), 4).hist.sum()
 
 
 def test_data_dependent_python_gets_a_line_and_a_way_out():
     with pytest.raises(UsageError) as caught:
-        memwall.profile(Histogram(), (torch.randn(4, 8),))
+        memwall.profile(Call(bins), (torch.randn(4, 8),))
     message = str(caught.value)
     assert "\n" not in message and "shape function" in message and "--real" in message
-    assert "test_trace.py:" in message and "in forward" in message
+    assert "test_trace.py:" in message and "in bins" in message
 
 
 @pytest.mark.parametrize(
-    ("module", "assume", "rows"), [(Count(), (), 1), (Count(), ("number=3",), 3), (Listed(), (), 4)]
+    ("function", "assume", "rows"),
+    [(counts, (), 1), (counts, ("number=3",), 3), (lambda x: x * x.flatten().tolist()[0], (), 4)],
 )
-def test_numbers_that_python_reads_of_activations_are_assumed(module, assume, rows):
-    profile = memwall.profile(module, (torch.randn(4, 8),), assume=assume)
+def test_numbers_that_python_reads_of_activations_are_assumed(function, assume, rows):
+    profile = memwall.profile(Call(function), (torch.randn(4, 8),), assume=assume)
     assert profile.graph.values[profile.graph.outputs[0]].spec.shape == (rows, 8)
     assert [note.partition(",")[0] for note in profile.notes] == [f"assumed: {assume[0] if assume else 'number=1'}"]
 
 
 def test_real_tensors_take_the_branch():
-    assert names(memwall.profile(Branch(), (torch.ones(4, 8),), real=True))[-1] == "aten.mul.Tensor"
-    assert "aten.index.Tensor" in names(memwall.profile(Mask(), (torch.ones(4, 8),), real=True))
+    assert names(memwall.profile(Call(branches), (torch.ones(4, 8),), real=True))[-1] == "aten.mul.Tensor"
+    masked = Call(lambda x: x[x > 0.5])
+    assert "aten.index.Tensor" in names(memwall.profile(masked, (torch.ones(4, 8),), real=True))
 
 
 def test_real_tensors_record_the_cuda_form_too():
@@ -792,15 +759,11 @@ def test_outputs_may_be_dataclasses():
     class Out:
         logits: torch.Tensor
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
+    class Net(nn.Linear):
         def forward(self, x):
-            return Out(self.linear(x))
+            return Out(super().forward(x))
 
-    assert "aten.mm" in names(memwall.profile(Net(), (torch.randn(4, 8),), mode="training"), "backward")
+    assert "aten.mm" in names(memwall.profile(Net(8, 8), (torch.randn(4, 8),), mode="training"), "backward")
 
 
 def test_an_optimizer_that_fails_is_an_error_and_not_skipped():

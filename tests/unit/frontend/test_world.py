@@ -1,7 +1,5 @@
 """Programs of many GPUs, started as one rank of a world: their collectives, by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import Counter
@@ -11,24 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 
 import memwall
 from memwall.analysis.communication import message_rows
 from memwall.analysis.verdict import verdict
 from memwall.core.errors import MemwallError, UsageError
 from memwall.ops.launches import Message
+from tests.unit.one_call import Call
 from tests.unit.small_modules import Mlp
 
 #: batch, tokens, width: the message of a tensor-parallel layer is their product
@@ -60,6 +52,16 @@ def stack(layers: int, **plan) -> nn.Module:
     return net
 
 
+def ranked(make):
+    """What a rank makes that starts the group of all."""
+
+    def model():
+        dist.init_process_group("nccl")
+        return make()
+
+    return model
+
+
 def profiled(model, *inputs, **options) -> memwall.Profile:
     options = {"mode": "training", "optimizer": None, "cluster": "dgx-h100", "world": 8, **options}
     made = memwall.profile(memwall.Workload(model, inputs), **options)
@@ -87,57 +89,6 @@ def test_tensor_parallel_layers_sum_twice_forward_and_twice_backward():
     sums = [kernel for kernel in made.simulations[0].kernels if kernel.op_class == "communication"]
     assert all(kernel.hidden_s == 0 < kernel.time_s for kernel in sums)
     assert all(op.id in made.graph.ops[op.id + 1].waits for op in made.graph.ops if op.stream)
-
-
-def test_sequence_parallel_layers_gather_and_scatter_instead():
-    """Twice each way in forward; in backward each gather is a scatter and each scatter a gather."""
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = nn.Sequential(nn.Linear(H, 3 * H, bias=False), nn.Linear(3 * H, H, bias=False))
-            self.mlp = nn.Sequential(nn.Linear(H, 4 * H, bias=False), nn.Linear(4 * H, H, bias=False))
-
-        def forward(self, x):
-            x = x + self.attention(x)
-            return x + self.mlp(x)
-
-    def model():
-        mesh = world_mesh()
-        net = nn.Sequential(*[Block() for _ in range(3)])
-        for block in net:
-            plan = {}
-            for part in ("attention", "mlp"):
-                plan |= {
-                    part: PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-                    f"{part}.0": ColwiseParallel(),
-                    f"{part}.1": RowwiseParallel(output_layouts=Shard(1), use_local_output=True),
-                }  # fmt: skip
-            parallelize_module(block, mesh, plan)
-        return net
-
-    made = profiled(model, torch.zeros(B, S // 8, H))
-    whole = 4 * B * S * H
-    # of the first layer's input no gradient is scattered
-    assert sent(made) == {("all_gather", whole): 3 * 4, ("reduce_scatter", whole): 3 * 4 - 1}
-
-
-def test_experts_exchange_twice_forward_and_twice_backward():
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.route, self.expert = nn.Linear(H, H), nn.Linear(H, H)
-
-        def forward(self, x):
-            x = all_to_all_single_autograd(self.route(x), None, None, dist.group.WORLD)
-            return all_to_all_single_autograd(self.expert(x), None, None, dist.group.WORLD)
-
-    def model():
-        dist.init_process_group("nccl")
-        return Experts()
-
-    made = profiled(model, torch.zeros(S, H))
-    assert sent(made) == {("all_to_all", 4 * S * H): 4}
 
 
 def test_gradients_are_summed_in_buckets_of_25_mb():
@@ -198,20 +149,6 @@ def test_ranks_that_never_hear_of_each_others_gradients_are_said(mode, said):
     """A program of several ranks that exchanges no gradient was modeled without a word."""
     made = profiled(lambda: Hooked(lambda parameter: None), torch.zeros(8, 64), mode=mode)
     assert any("exchanges its trained weights nowhere" in note for note in made.notes) == said
-
-
-def test_fully_sharded_layers_gather_twice_and_scatter_once():
-    """Each of three layers: 8/8 of its parameters, of which the rank sends an eighth to each other."""
-
-    def model():
-        mesh, net = world_mesh(), nn.Sequential(*(Mlp() for _ in range(3)))
-        for layer in net:
-            fully_shard(layer, mesh=mesh)
-        return fully_shard(net, mesh=mesh)
-
-    nbytes = 4 * (2 * 64 * 256 + 256 + 64)
-    made = profiled(model, torch.zeros(8, 64))
-    assert sent(made) == {("all_gather", nbytes): 6, ("reduce_scatter", nbytes): 3}
 
 
 def test_what_leaves_a_gpu_is_its_own_part_on_each_link():
@@ -352,41 +289,32 @@ def test_groups_of_a_mesh_are_placed_on_nodes():
     assert groups["c10d._allgather_base_"] == "3-59:8"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"world": 12}, "12 ranks do not fill the nodes of dgx-h100, which have 8 GPUs: start it with --world 8 or 16"),
-        ({"world": 4}, "a mesh of .8,. does not divide 4 ranks: start it with --world 8"),
-        ({"world": 8, "rank": 8}, "a world of 8 has ranks 0 to 7, not 8"),
-        ({"world": 7}, "a mesh of .8,. does not divide 7 ranks: start it with --world 8"),
-        ({"world": 4, "cluster": "dgx-1-v100", "rank": 3}, "does not divide 4 ranks"),
-    ],
-)
-def test_worlds_that_do_not_fit_are_refused(options, said):
-    def model():
-        init_device_mesh("cuda", (8,))
-        return nn.Linear(4, 4)
+def meshed(*sizes):
+    init_device_mesh("cuda", sizes)
+    return nn.Linear(4, 4)
 
+
+def without_ranks():
+    return meshed(dist.get_world_size() // 8 if dist.is_initialized() else 0, 8)
+
+
+def of_four():
+    dist.init_process_group("nccl", rank=0, world_size=4)
+    return nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(("model", "options", "said"), [
+    (lambda: meshed(8), {"world": 12},
+     "12 ranks do not fill the nodes of dgx-h100, which have 8 GPUs: start it with --world 8 or 16"),
+    (lambda: meshed(8), {"world": 4}, "a mesh of .8,. does not divide 4 ranks: start it with --world 8"),
+    (lambda: meshed(8), {"world": 8, "rank": 8}, "a world of 8 has ranks 0 to 7, not 8"),
+    (lambda: meshed(8), {"world": 4, "cluster": "dgx-1-v100", "rank": 3}, "does not divide 4 ranks"),
+    (without_ranks, {"world": 4}, "no ranks along an axis of the mesh .*: start it with a larger --world"),
+    (of_four, {}, "a process group of 4 ranks, and was started as 8.*--world 4"),
+])  # fmt: skip
+def test_worlds_that_do_not_fit_are_refused(model, options, said):
     with pytest.raises(UsageError, match=said):
         profiled(model, torch.zeros(2, 4), **options)
-
-
-def test_a_mesh_without_ranks_is_refused():
-    def model():
-        init_device_mesh("cuda", (dist.get_world_size() // 8 if dist.is_initialized() else 0, 8))
-        return nn.Linear(4, 4)
-
-    with pytest.raises(UsageError, match=r"no ranks along an axis of the mesh .*: start it with a larger --world"):
-        profiled(model, torch.zeros(2, 4), world=4)
-
-
-def test_a_program_that_states_another_world_is_refused():
-    def model():
-        dist.init_process_group("nccl", rank=0, world_size=4)
-        return nn.Linear(4, 4)
-
-    with pytest.raises(UsageError, match=r"a process group of 4 ranks, and was started as 8.*--world 4"):
-        profiled(model, torch.zeros(2, 4))
 
 
 # -- pipelines --------------------------------------------------------------------------------------------------------
@@ -412,11 +340,9 @@ class Stage(nn.Module):
 
 
 def staged(rank: int, **options) -> memwall.Profile:
-    def model():
-        dist.init_process_group("nccl")
-        return Stage(**options)
-
-    return profiled(model, torch.zeros(MICRO_BATCHES, S, H), mode="forward", world=4, rank=rank)
+    return profiled(
+        ranked(lambda: Stage(**options)), torch.zeros(MICRO_BATCHES, S, H), mode="forward", world=4, rank=rank
+    )
 
 
 @pytest.mark.parametrize(("rank", "neighbours"), [(0, 1), (1, 2), (3, 1)])
@@ -460,12 +386,8 @@ def test_ranks_of_other_groups_are_traced_one_after_the_other():
 def test_a_schedule_in_training_goes_backward_itself():
     """The optimizer steps after it; gradients and its state are held."""
 
-    def model():
-        dist.init_process_group("nccl")
-        return Stage()
-
     options = {"mode": "training", "world": 4, "rank": 1, "optimizer": "adamw"}
-    made = profiled(model, torch.zeros(MICRO_BATCHES, S, H), **options)
+    made = profiled(ranked(Stage), torch.zeros(MICRO_BATCHES, S, H), **options)
     phases = Counter(op.phase for op in made.graph.ops if op.name == "aten.mm")
     assert phases == {"forward": 4 * MICRO_BATCHES, "backward": 8 * MICRO_BATCHES}
     held = made.graph.role_bytes
@@ -497,11 +419,14 @@ def test_a_module_goes_to_the_gpu_of_a_number():
 
 @pytest.mark.parametrize(("cluster", "said"), [("dgx-h100", "wait for the network, 50.00 GB/s each way"), (None, "")])
 def test_a_verdict_names_the_link_that_is_waited_for(cluster, said):
-    def model():
-        dist.init_process_group("nccl")
-        return Summed("at once")
-
-    made = profiled(model, torch.zeros(1 << 14, H), mode="inference", cluster=cluster, world=16, gpu="h100-sxm")
+    made = profiled(
+        ranked(lambda: Summed("at once")),
+        torch.zeros(1 << 14, H),
+        mode="inference",
+        cluster=cluster,
+        world=16,
+        gpu="h100-sxm",
+    )
     assert said in verdict(made, made.simulations[0]).text
     assert not any("without" in note for note in made.notes)
 
@@ -522,39 +447,22 @@ def test_a_shard_is_that_of_its_rank_however_many_there_are():
     assert [rows(4096, rank) for rank in (9, 4088)] == [1, 0]
 
 
-class Asks(nn.Module):
-    """What no trace can answer."""
+def symmetric(x):
+    from torch.distributed._symmetric_memory import empty
 
-    def __init__(self, what: str):
-        super().__init__()
-        self.what = what
-
-    def forward(self, x):
-        if self.what == "nccl":
-            return x * torch.cuda.nccl.version()[0]
-        if self.what == "symmetric":
-            from torch.distributed._symmetric_memory import empty
-
-            return x + empty(8, H, device="cuda")
-        dist.all_reduce(x, group=dist.new_group(list(range(12))))
-        return x
+    return x + empty(8, H, device="cuda")
 
 
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [
-        ("nccl", "leave torch.cuda.nccl out"),
-        ("symmetric", "call the collectives of torch.distributed instead"),
-        ("uneven", r"ranks 0-11 are not equally many on each node of dgx-h100, which has 8 GPUs: make groups that are"),
-    ],
-)
-def test_what_no_trace_answers_is_said_with_what_helps(what, said):
-    def model():
-        dist.init_process_group("nccl")
-        return Asks(what)
-
+@pytest.mark.parametrize(("asks", "said"), [
+    (lambda x: x * torch.cuda.nccl.version()[0], "leave torch.cuda.nccl out"),
+    (symmetric, "call the collectives of torch.distributed instead"),
+    (lambda x: dist.all_reduce(x, group=dist.new_group(list(range(12)))),
+     "ranks 0-11 are not equally many on each node of dgx-h100, which has 8 GPUs: make groups that are"),
+    (lambda x: dist.send(x, dst=99), "rank 99 of a group of 64 ranks: .* start it with a larger --world"),
+])  # fmt: skip
+def test_what_no_trace_answers_is_said_with_what_helps(asks, said):
     with pytest.raises(MemwallError, match=said):
-        profiled(model, torch.zeros(8, H), mode="inference", world=64)
+        profiled(ranked(lambda: Call(asks)), torch.zeros(8, H), mode="inference", world=64)
 
 
 def together(x):
@@ -580,44 +488,16 @@ def over_gloo(x):
     ],
 )
 def test_every_way_to_call_is_a_message(call, messages):
-    class Calls(nn.Module):
-        def forward(self, x):
-            call(x)
-            return x
-
-    def model():
-        dist.init_process_group("nccl")
-        return Calls()
-
-    made = profiled(model, torch.zeros(8, H), mode="inference")
+    made = profiled(ranked(lambda: Call(lambda x: (call(x), x)[1])), torch.zeros(8, H), mode="inference")
     assert sent(made) == messages and made.coverage.unmodeled == ()
 
 
-def test_a_rank_that_there_is_not_is_refused():
-    class Sends(nn.Module):
-        def forward(self, x):
-            dist.send(x, dst=99)
-            return x
-
-    def model():
-        dist.init_process_group("nccl")
-        return Sends()
-
-    with pytest.raises(UsageError, match=r"rank 99 of a group of 8 ranks: .* start it with a larger --world"):
-        profiled(model, torch.zeros(8, H), mode="inference")
-
-
 def test_a_gather_receives_the_parts_of_seven_others():
-    class Gathers(nn.Module):
-        def forward(self, x):
-            dist.gather(x, [torch.empty_like(x) for _ in range(dist.get_world_size())])
-            return x
+    def gathers(x):
+        dist.gather(x, [torch.empty_like(x) for _ in range(dist.get_world_size())])
+        return x
 
-    def model():
-        dist.init_process_group("nccl")
-        return Gathers()
-
-    made = profiled(model, torch.zeros(8, H), mode="inference")
+    made = profiled(ranked(lambda: Call(gathers)), torch.zeros(8, H), mode="inference")
     assert made.coverage.unmodeled == () and sent(made) == {("all_to_all", 8 * 4 * 8 * H): 1}
     assert made.simulations[0].kernels[-1].bytes == 8 * 4 * 8 * H  # its own is read, seven are written
 
@@ -627,12 +507,7 @@ def test_a_collective_without_a_formula_is_named_and_charged():
     library.define("shuffle(Tensor x) -> Tensor")
     library.impl("shuffle", torch.empty_like, "Meta")
 
-    class Shuffles(nn.Module):
-        def forward(self, x):
-            dist.init_process_group("nccl")
-            return torch.ops.exchanges.shuffle(x)
-
-    made = profiled(Shuffles, torch.zeros(8, H), mode="inference")
+    made = profiled(ranked(lambda: Call(lambda x: torch.ops.exchanges.shuffle(x))), torch.zeros(8, H), mode="inference")
     assert made.coverage.unmodeled == ("exchanges.shuffle",)
     assert made.simulations[0].kernels[-1].bytes == 2 * 4 * 8 * H
 
@@ -664,11 +539,7 @@ class Summed(nn.Module):
      ("never", 1, {"aten.add.Tensor": (1,)})],
 )  # fmt: skip
 def test_a_program_waits_where_it_says(wait, stream, waiting):
-    def model():
-        dist.init_process_group("nccl")
-        return Summed(wait)
-
-    ops = profiled(model, torch.zeros(8, H), mode="inference").graph.ops
+    ops = profiled(ranked(lambda: Summed(wait)), torch.zeros(8, H), mode="inference").graph.ops
     assert [op.name for op in ops] == ["aten.mm", "c10d.allreduce_", "aten.mm", "aten.add.Tensor"]
     assert (ops[1].stream, ops[1].waits) == (stream, (0,) if stream else ())
     assert {op.name: op.waits for op in ops[2:] if op.waits} == waiting
@@ -713,18 +584,13 @@ def test_messages_of_two_ranks_one_by_one_wait_for_each_other():
 
 
 def test_messages_between_two_ranks_name_both():
-    class Pass(nn.Module):
-        def forward(self, x):
-            got = torch.empty_like(x)
-            for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 7), dist.P2POp(dist.irecv, got, 9)]):
-                work.wait()
-            return got + x
+    def passes(x):
+        got = torch.empty_like(x)
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 7), dist.P2POp(dist.irecv, got, 9)]):
+            work.wait()
+        return got + x
 
-    def model():
-        dist.init_process_group("nccl")
-        return Pass()
-
-    made = profiled(model, torch.zeros(8, H), mode="inference", world=16, rank=8)
+    made = profiled(ranked(lambda: Call(passes)), torch.zeros(8, H), mode="inference", world=16, rank=8)
     groups = {op.name: op.attributes["group"] for op in made.graph.ops if op.op_class == "communication"}
     assert groups == {"c10d.send": "7-8", "c10d.recv_": "8-9"}
     send, receive = (kernel for kernel in made.simulations[0].kernels if kernel.op_class == "communication")
@@ -732,11 +598,7 @@ def test_messages_between_two_ranks_name_both():
 
 
 def test_a_profile_of_streams_is_read_as_it_was_saved(tmp_path):
-    def model():
-        dist.init_process_group("nccl")
-        return Summed("after")
-
-    made = profiled(model, torch.zeros(8, H), mode="inference")
+    made = profiled(ranked(lambda: Summed("after")), torch.zeros(8, H), mode="inference")
     made.save(tmp_path / "rank.json")
     read = memwall.Profile.load(tmp_path / "rank.json")
     assert read.graph == made.graph

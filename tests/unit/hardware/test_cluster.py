@@ -1,7 +1,5 @@
 """Clusters: their files, groups of a job, and what a link takes from similar ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Hardware specs: numbers against datasheets, the two identities, names, fallbacks, a user's own files."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -12,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memwall.core.errors import UsageError
@@ -579,14 +577,12 @@ def survives(path: Path, data: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
 def test_fuzz_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     survives(tmp_path_factory.getbasetemp() / "fuzz.toml", data)
 
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=300, deadline=None)
 def test_fuzz_a_real_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     text = hardware.spec_path("h100-sxm").read_text()
     for _ in range(data.draw(st.integers(1, 3))):
@@ -605,7 +601,6 @@ VALUES = st.recursive(
 
 @pytest.mark.slow
 @given(st.sampled_from(sorted(load_gpu("t4").to_dict())), VALUES)
-@settings(max_examples=300, deadline=None)
 def test_fuzz_a_record(key: str, value: object) -> None:
     record = load_gpu("t4").to_dict() | {key: value}
     try:

@@ -1,7 +1,5 @@
 """A trace's own collectives, by hand; and those of a real one next to the model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Traces next to each other: what is matched, what changed, by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A trace's ops as costs: FLOPs, bytes and results by hand, against torch, and against what real GPUs measured."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -19,7 +17,7 @@ from memwall.traces.costs import LINK
 from memwall.traces.reading import gpu_name, read_trace
 from memwall.traces.records import TracedOp
 from memwall.traces.triton import flops_per_element
-from tests.unit.traces_fixture import Event, annotation, call, kernel, op, real_traces, write
+from tests.unit.traces_fixture import Event, annotation, call, kernel, op, real_trace, real_traces, write
 
 A100 = load_gpu("a100-80gb-sxm")  # 312 TFLOP/s float16, 2.039 TB/s, 40 MiB of L2 at 7.22 TB/s
 BF16, F32, I64 = "c10::BFloat16", "float", "long int"
@@ -831,7 +829,7 @@ def test_an_op_without_a_schema_says_so() -> None:
 @pytest.mark.skipif(not TRACES, reason="needs ../shared/traces, real profiler traces")
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
 def test_real_traces(path: Path) -> None:
-    trace = read_trace(path)
+    trace = real_trace(path)
     analysis = analyse(trace, load_gpu(gpu_name(trace) or ""))
     assert analysis.over_roof == ()
     if analysis.shaped_share:
@@ -851,7 +849,7 @@ def _trace(name: str) -> Path:
 def test_a_resnet_of_2021_has_the_flops_of_the_paper() -> None:
     """ResNet-50 takes 4.087e9 multiply-adds in convolutions for an image of 224 x 224; no gradient of the image is
     made, so the first convolution (112 * 112 * 64 * 147) counts twice and not three times. 6 steps of 32 images."""
-    analysis = analyse(read_trace(_trace("v100_resnet50")), load_gpu("v100-sxm2-32gb"))
+    analysis = analyse(real_trace(_trace("v100_resnet50")), load_gpu("v100-sxm2-32gb"))
     flops = sum(row.flops or 0 for row in analysis.rows if row.op_class == "convolution")
     assert flops / (6 * 32) == pytest.approx(3 * 2 * 4.087e9 - 2 * 112 * 112 * 64 * 147, rel=2e-3)
 
@@ -865,13 +863,14 @@ def test_a_resnet_without_dtypes_has_the_flops_of_the_same_with_them(tmp_path: P
         event.get("args", {}).pop("Input type", None)
     bare = tmp_path / "trace.json"
     bare.write_text(json.dumps(recorded), encoding="utf-8")
-    flops = [analyse(read_trace(each), load_gpu("v100-sxm2-32gb")).totals().flops for each in (path, bare)]
+    traces = real_trace(path), read_trace(bare)
+    flops = [analyse(each, load_gpu("v100-sxm2-32gb")).totals().flops for each in traces]
     assert flops[0] == flops[1] > 4e12
 
 
 def test_a_small_bert_has_the_flops_of_its_layers() -> None:
     """141 tokens, 4 layers of 512: 4 products of 512 x 512 and two of 512 x 2048 each, and the head."""
-    analysis = analyse(read_trace(_trace("h100_bert")), load_gpu("h100-sxm"))
+    analysis = analyse(real_trace(_trace("h100_bert")), load_gpu("h100-sxm"))
     flops = sum(row.flops or 0 for row in analysis.rows if row.op_class == "contraction")
     layer = 4 * 512 * 512 + 2 * 512 * 2048
     assert flops == 2 * 141 * (4 * layer + 512 * 512 + 512 * 30522)

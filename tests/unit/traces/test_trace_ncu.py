@@ -1,7 +1,5 @@
 """Nsight Compute's CSV: the layouts that ncu 2020 to 2025 print, in two locales, beside a trace's kernels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading profiler traces: linking, GPU time, devices. Expected values are counted by hand, or by brute force."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
@@ -14,7 +12,7 @@ from memwall.core.errors import UsageError
 from memwall.traces import stream
 from memwall.traces.fields import is_communication, user_frame
 from memwall.traces.reading import gpu_name, read_trace
-from tests.unit.traces_fixture import annotation, call, frame, kernel, op, real_traces, write
+from tests.unit.traces_fixture import annotation, call, frame, kernel, op, real_trace, real_traces, write
 
 TRACES = real_traces()
 H100 = {
@@ -429,7 +427,7 @@ def _brute_force(path: Path, every: int) -> list[tuple[float, str, str | None]]:
 @pytest.mark.skipif(not TRACES, reason="the recorded traces (shared/traces) are not here")
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name[:24])
 def test_real_traces_link_as_by_brute_force(path: Path) -> None:
-    trace = read_trace(path)
+    trace = real_trace(path)
     expected = _brute_force(path, every=max(1, len(trace.kernels) // 150))
     zero = trace.kernels[0].start_us
     ours = {(k.start_us - zero, k.launch, None if k.op is None else trace.ops[k.op].name) for k in trace.kernels}
@@ -453,7 +451,7 @@ REAL = {
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name[:24])
 def test_real_traces_are_covered(path: Path) -> None:
     rows, share, name = REAL[path.name.removesuffix(".json.gz")]
-    trace = read_trace(path)
+    trace = real_trace(path)
     total = sum(k.dur_us for k in trace.kernels)
     matched = sum(k.dur_us for k in trace.kernels if k.op is not None)
     assert (len(trace.kernels), gpu_name(trace)) == (rows, name)
