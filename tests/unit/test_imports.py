@@ -1,11 +1,10 @@
 """Imports point one way: the analyzer's folders import only from those above them in a list, and a wing imports the
 analyzer and no other wing; and nothing imports in a circle."""
 
-import ast
 import importlib
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -34,27 +33,20 @@ LIGHT = ("memwall", "memwall.serving.command", "memwall.sweeping.command", "memw
 HEAVY = ("torch", "pandas", "matplotlib", "triton", "transformers", "pyarrow")
 
 
-def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """All of a block and of the blocks within, without the expressions, which import nothing."""
-    for node in body:
-        yield node
-        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
-            yield from statements(getattr(node, block, []))
+IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+(memwall[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)|import[ \t]+(memwall[\w.]*))", re.M
+)
 
 
 @cache
 def imports_of(path: Path) -> set[str]:
     """Modules of the package that a file imports, anywhere in it, type-checking blocks included."""
-    found = set()
-    for node in statements(ast.parse(path.read_text(encoding="utf-8")).body):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            whole = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in MODULES else node.module or "" for name in whole]
-        found.update(name for name in names if name.partition(".")[0] == "memwall")
+    text, found = path.read_text(encoding="utf-8"), set()
+    assert not re.search(r"^\s*from +\.", text, re.MULTILINE), f"{path}: a relative import"
+    for module, names, whole in IMPORT.findall(text):
+        parts = [part.partition(" as ")[0].strip() for part in re.sub(r"#.*", "", names).strip("() \n").split(",")]
+        full = [f"{module}.{part}" for part in parts if part]
+        found.update([name if name in MODULES else module for name in full] or [whole])
     return found
 
 

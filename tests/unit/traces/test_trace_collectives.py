@@ -14,7 +14,7 @@ from memwall.traces.page import TraceReport
 from memwall.traces.reading import read_trace
 from memwall.traces.records import ProfilerTrace
 from tests.unit.places import shared
-from tests.unit.traces_fixture import Event, call, kernel, op, write
+from tests.unit.traces_fixture import Event, call, kernel, op, real_trace, write
 
 #: microseconds in which each of three all-reduces and one all-gather run on two ranks
 FIRST, SECOND = (120.5, 100.5, 130.5, 60.5), (100.5, 150.5, 120.5, 50.5)
@@ -99,7 +99,7 @@ def test_those_of_a_real_trace_are_near_the_model() -> None:
     path = shared("traces/a100_inductor_train_rank0.json.gz")
     if path is None:
         pytest.skip("the real traces are not here")
-    rows = collectives(read_trace(path), load_cluster("dgx-a100-80gb"))
+    rows = collectives(real_trace(path), load_cluster("dgx-a100-80gb"))
     large = [row for row in rows if row.message.ranks == 8 and row.message.nbytes > 64 << 20]
     assert sorted(row.message.op for row in large) == ["all_gather", "reduce_scatter"]
     for row in large:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ TRACES = real_traces()
 
 def analysed(tmp_path: Path, events: list[Event], gpu: Any = A100) -> TraceAnalysis:
     return analyse(read_trace(write(tmp_path, events)), gpu)
+
+
+@cache
+def real(path: Path) -> TraceAnalysis:
+    """A real trace on the GPU that it names."""
+    trace = real_trace(path)
+    return analyse(trace, load_gpu(gpu_name(trace) or ""))
 
 
 def lone(
@@ -829,8 +837,7 @@ def test_an_op_without_a_schema_says_so() -> None:
 @pytest.mark.skipif(not TRACES, reason="needs ../shared/traces, real profiler traces")
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
 def test_real_traces(path: Path) -> None:
-    trace = real_trace(path)
-    analysis = analyse(trace, load_gpu(gpu_name(trace) or ""))
+    trace, analysis = real_trace(path), real(path)
     assert analysis.over_roof == ()
     if analysis.shaped_share:
         assert analysis.costed_of_shaped >= 0.95
@@ -849,7 +856,7 @@ def _trace(name: str) -> Path:
 def test_a_resnet_of_2021_has_the_flops_of_the_paper() -> None:
     """ResNet-50 takes 4.087e9 multiply-adds in convolutions for an image of 224 x 224; no gradient of the image is
     made, so the first convolution (112 * 112 * 64 * 147) counts twice and not three times. 6 steps of 32 images."""
-    analysis = analyse(real_trace(_trace("v100_resnet50")), load_gpu("v100-sxm2-32gb"))
+    analysis = real(_trace("v100_resnet50"))
     flops = sum(row.flops or 0 for row in analysis.rows if row.op_class == "convolution")
     assert flops / (6 * 32) == pytest.approx(3 * 2 * 4.087e9 - 2 * 112 * 112 * 64 * 147, rel=2e-3)
 
@@ -863,14 +870,13 @@ def test_a_resnet_without_dtypes_has_the_flops_of_the_same_with_them(tmp_path: P
         event.get("args", {}).pop("Input type", None)
     bare = tmp_path / "trace.json"
     bare.write_text(json.dumps(recorded), encoding="utf-8")
-    traces = real_trace(path), read_trace(bare)
-    flops = [analyse(each, load_gpu("v100-sxm2-32gb")).totals().flops for each in traces]
-    assert flops[0] == flops[1] > 4e12
+    found = analyse(read_trace(bare), load_gpu("v100-sxm2-32gb")).totals().flops
+    assert found == real(path).totals().flops > 4e12
 
 
 def test_a_small_bert_has_the_flops_of_its_layers() -> None:
     """141 tokens, 4 layers of 512: 4 products of 512 x 512 and two of 512 x 2048 each, and the head."""
-    analysis = analyse(real_trace(_trace("h100_bert")), load_gpu("h100-sxm"))
+    analysis = real(_trace("h100_bert"))
     flops = sum(row.flops or 0 for row in analysis.rows if row.op_class == "contraction")
     layer = 4 * 512 * 512 + 2 * 512 * 2048
     assert flops == 2 * 141 * (4 * layer + 512 * 512 + 512 * 30522)
