@@ -105,10 +105,10 @@ ROWS = {
         "optimizer": "in --mode inference", "device": "without --measured", "allow-new": "without a baseline",
     }),
     "gate --init": Row("gate net.py --init", "", dict.fromkeys(("limit", "dtype", "device"), "with --init")),
-    "fuse, a model": Row("fuse net.py --gpu h100 --no-capture", "host what-if cuda-graph policy dtype", {
+    "fuse, a model": Row("fuse net.py --gpu l4 --no-capture --policy memwall", "host what-if cuda-graph policy dtype", {
         "optimizer": "in --mode inference", "no-grad": "goes with mode 'forward'", "style": _PICTURE["style"],
     }),
-    "fuse, a record": Row("fuse saved.json --no-capture", "host what-if cuda-graph policy", {
+    "fuse, a record": Row("fuse saved.json --no-capture --policy memwall", "host what-if cuda-graph policy", {
         **dict.fromkeys(("optimizer", "dtype", "context"), _TRACING),
     }),
     "measure": Row("measure net.py --device cpu", "", {"optimizer": "in --mode inference"}),

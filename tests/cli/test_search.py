@@ -23,9 +23,9 @@ def llama(tmp_path, monkeypatch):
     return target_of(tmp_path / "llama", SHORT_LLAMA)
 
 
-def exhaustive(target, slo, clients, gpus):
-    """The cheapest of all that keep the objectives, each simulated."""
-    limits, model, found = [objective(text) for text in slo], read_model(target), []
+def every_candidate(target, clients, gpus):
+    """What each costs, its layout and its run; each simulated."""
+    model = read_model(target)
     for (name, usd), tp, dp, pp in itertools.product(PRICES.items(), *[range(1, gpus + 1)] * 3):
         for engines in range(1, gpus // (tp * dp * pp) + 1):
             try:
@@ -33,25 +33,22 @@ def exhaustive(target, slo, clients, gpus):
                                  generate=64, price={name: usd}).points  # fmt: skip
             except UsageError:
                 continue
-            if stop(point.candidate, limits) is None:
-                cost = point.candidate.gpus * usd / 3600 * 1e6 / point.candidate.run.tokens_per_s
-                found.append((cost, name, tp, dp, pp, engines))
-    return min(found)
+            cost = point.candidate.gpus * usd / 3600 * 1e6 / point.candidate.run.tokens_per_s
+            yield (cost, name, tp, dp, pp, engines), point.candidate
 
 
-@pytest.mark.parametrize("share", [None, 0.99, 0.9])
-def test_the_best_is_that_of_an_exhaustive_search(llama, share):
+def test_the_best_is_that_of_an_exhaustive_search(llama):
     """Without objectives, and with a time of a token below that of one engine that has all clients."""
-    (lone,) = serve(llama, gpu="h100", concurrency=16, prompt=512, generate=64).points
-    slo = [] if share is None else [f"tpot<{share * lone.candidate.run.tpot.mean:.9f}s", "ttft_p99<1s"]
-    found = search(llama, gpu=list(PRICES), gpus=2, concurrency=16, prompt=512, generate=64, slo=slo, price=PRICES)
-    cost, name, tp, dp, pp, engines = exhaustive(llama, slo, 16, 2)
-    best = found.best
-    assert best.usd_per_million == pytest.approx(cost, rel=1e-12)
-    assert (best.options["gpu"], best.options["tp"], best.options["dp"], best.options["pp"], best.engines) == (
-        name, tp, dp, pp, engines,
-    )  # fmt: skip
-    assert found.count == sum(found.pruned.values()) + len(found.simulated) or slo
+    every = list(every_candidate(llama, 16, 2))
+    (lone_s,) = (run.run.tpot.mean for key, run in every if key[1:] == ("h100-sxm", 1, 1, 1, 1))
+    for share in (None, 0.99, 0.9):
+        slo = [] if share is None else [f"tpot<{share * lone_s:.9f}s", "ttft_p99<1s"]
+        found = search(llama, gpu=list(PRICES), gpus=2, concurrency=16, prompt=512, generate=64, slo=slo, price=PRICES)
+        limits, best = [objective(text) for text in slo], found.best
+        cost, *layout = min(key for key, run in every if stop(run, limits) is None)
+        assert best.usd_per_million == pytest.approx(cost, rel=1e-12)
+        assert [*(best.options[name] for name in ("gpu", "tp", "dp", "pp")), best.engines] == layout
+        assert found.count == sum(found.pruned.values()) + len(found.simulated) or slo
 
 
 def test_no_step_beats_its_bound(llama):
@@ -63,20 +60,8 @@ def test_no_step_beats_its_bound(llama):
 
 
 def test_what_is_pruned_is_said(run, llama):
-    words = (
-        "search",
-        llama,
-        "--gpu",
-        "h100",
-        "--gpus",
-        "2",
-        "--concurrency",
-        "8",
-        "--prompt",
-        "512",
-        "--generate",
-        "64",
-    )
+    load = ("--concurrency", "8", "--prompt", "512", "--generate", "64")
+    words = ("search", llama, "--gpu", "h100", "--gpus", "2", *load)
     result = run(*words)
     assert result.code == 0, result.err
     assert "The cheapest: 1 engine of 1 h100-sxm." in result.out and "of which were simulated" in result.out
