@@ -1,7 +1,5 @@
 """The package: public names, versions, and that it runs from a checkout, a wheel and an editable install alike."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

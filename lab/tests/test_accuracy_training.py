@@ -1,7 +1,5 @@
 """Tables of training steps: what a row is taken for, by hand, and the errors of the real ones."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 
@@ -94,11 +92,14 @@ def test_a_layout_that_does_not_fit_is_counted(tmp_path):
 
 
 @pytest.mark.skipif(truth("calculon_validation.csv") is None, reason="the measured tables are not here")
-def test_steps_of_korthikanti():
-    """Nothing is fitted to these eight steps of up to 512 GPUs."""
-    errors = [abs(row.error) for row in score_files([truth("calculon_validation.csv")]).rows]
-    assert len(errors) == 8
-    assert sum(errors) / 8 < 0.03
+def test_steps_of_korthikanti(tmp_path, request):
+    """Nothing is fitted to these eight steps of up to 512 GPUs. All with --whole, else each third one, which may miss
+    that another is off."""
+    whole = request.config.getoption("--whole")
+    path = part_of(truth("calculon_validation.csv"), 1 if whole else 3, tmp_path)
+    errors = [abs(row.error) for row in score_files([path]).rows]
+    assert len(errors) == (8 if whole else 3)
+    assert sum(errors) / len(errors) < 0.03
     assert max(errors) < 0.07
 
 
@@ -186,11 +187,11 @@ def test_latent_attention_shared_experts_and_a_second_token():
 @pytest.mark.skipif(truth("megatron_training.csv") is None, reason="the measured tables are not here")
 def test_steps_of_nvidia(tmp_path, request):
     """6 FLOPs per parameter and token at 40 % of the peak are off by 15 %; with MXFP8 and NVFP4 the goal of 7 % is
-    missed. All 126 steps with --whole, else each ninth, of so few of which the mean says less."""
+    missed. All 126 steps with --whole, else each eighteenth, of so few of which the mean says less."""
     whole = request.config.getoption("--whole")
-    rows = score_files([part_of(truth("megatron_training.csv"), 1 if whole else 9, tmp_path)]).rows
+    rows = score_files([part_of(truth("megatron_training.csv"), 1 if whole else 18, tmp_path)]).rows
     dense, experts = ([abs(row.error) for row in rows if row.op_class == kind] for kind in ("dense", "experts"))
-    assert (len(dense), len(experts)) == ((71, 55) if whole else (7, 9))
+    assert (len(dense), len(experts)) == ((71, 55) if whole else (5, 3))
     assert sum(dense) / len(dense) < (0.08 if whole else 0.12)
     assert sum(experts) / len(experts) < (0.2 if whole else 0.3)
 

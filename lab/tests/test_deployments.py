@@ -1,7 +1,5 @@
 """Tables of deployments: what their rows say of engines, by hand; and what is simulated."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

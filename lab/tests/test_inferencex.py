@@ -1,7 +1,5 @@
 """Rows of InferenceX that state no engines: those that its lists have, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.serving.steps import Layout

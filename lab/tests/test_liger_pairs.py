@@ -16,16 +16,22 @@ KERNELS = {"rms_norm", "fused_add_rms_norm", "layer_norm", "softmax", "rope", "c
 
 
 @pytest.fixture(scope="module")
-def rows():
+def rows(request):
+    """All rows with --whole, else every third size of a kernel, which may miss that another size is off."""
     path = truth("liger_pairs.csv")
     if path is None:
         pytest.skip("truth/liger_pairs.csv is not here; set MEMWALL_SHARED to the folder that has it")
-    return score(read(path))
+    every = list(read(path))
+    assert len(every) >= 80
+    if not request.config.getoption("--whole"):
+        sizes = {kernel: {} for kernel in KERNELS}
+        places = [sizes[row["kernel_name"]].setdefault(row["x_value"], len(sizes[row["kernel_name"]])) for row in every]
+        every = [row for row, place in zip(every, places, strict=True) if place % 3 == 0]
+    return score(every)
 
 
 def test_every_kernel_is_scored(rows):
     assert {row.kernel for row in rows} == KERNELS
-    assert len(rows) >= 80
 
 
 def test_half_of_the_gains_are_within_a_quarter(rows):
@@ -34,7 +40,7 @@ def test_half_of_the_gains_are_within_a_quarter(rows):
 
 def test_clear_gains_and_losses_have_the_right_sign(rows):
     right, clear = signs(rows)
-    assert clear >= 60
+    assert clear >= 0.6 * len(rows)
     assert right >= 0.95 * clear, [
         (r.kernel, r.mode, r.size, r.measured_gain, r.modeled_gain)
         for r in rows
@@ -45,7 +51,7 @@ def test_clear_gains_and_losses_have_the_right_sign(rows):
 def test_steps_that_draw_their_gradient_take_what_was_measured(rows):
     """A quarter of an embedding's step on an A100 draws 67 million normal numbers, on both sides of the pair."""
     steps = [row for row in rows if (row.kernel, row.mode) == ("embedding", "full")]
-    assert len(steps) == 9
+    assert len(steps) in (4, 9)
     for row in steps:
         assert row.modeled == pytest.approx(row.measured, rel=0.11)
 

@@ -1,7 +1,5 @@
 """The driver of ``make gpu``: the files that it writes, and that it writes none without a GPU. Times are made up."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

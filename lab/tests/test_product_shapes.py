@@ -1,7 +1,5 @@
 """How far products' times follow their shapes, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from reports.product_shapes import Timed, corrected, least_error

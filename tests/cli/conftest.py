@@ -1,7 +1,5 @@
 """Running the command line: in this process for most tests, in a process of its own where that is the point."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

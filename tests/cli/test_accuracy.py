@@ -1,7 +1,5 @@
 """``memwall accuracy``: what it prints and writes, and its one line about bad input."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -90,22 +88,6 @@ def test_bad_input_is_one_line(run, measured, record, folder, line):
     assert result.code == 2
     assert BAD[line] in result.error
     assert sorted(path.name for path in folder.iterdir()) == before
-
-
-def test_it_imports_nothing_heavy(shell, measured):
-    import subprocess
-    import sys
-
-    from tests.unit.places import ROOT
-
-    code = (
-        "import sys; from memwall.cli import main; code = main(sys.argv[1:]); "
-        "sys.exit(code or len({'torch', 'pandas', 'matplotlib', 'numpy', 'triton'} & set(sys.modules)))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "accuracy", str(measured)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 TABLE = "op,gpu,b,m,k,n,h,latency_ms\n" + "".join(

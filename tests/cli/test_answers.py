@@ -1,7 +1,5 @@
 """One question has one answer: ``compare``, ``serve`` and sweeps print the same quantities, names and digits."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

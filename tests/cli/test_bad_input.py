@@ -1,7 +1,5 @@
 """Every mistake a user can make: one line that says what, where and the way out, the right code, nothing written."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``memwall calibrate``: what it writes and how it fails. One test measures this machine for real, roughly."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.bench.calibrate import run as calibration

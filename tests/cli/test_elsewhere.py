@@ -1,7 +1,5 @@
 """Commands on a system that lacks what Linux has: its C functions, its signals, what its kernel says in files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How the process of a command ends: by signals, beside forks, threads and handlers of the model, without streams."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``memwall fuse --compile``: kernels compiled for GPUs that are not there, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 

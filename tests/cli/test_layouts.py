@@ -1,7 +1,5 @@
 """``memwall search --mode training``: the optimum of all layouts, found without simulating all."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -117,7 +115,11 @@ def test_the_fastest_are_those_of_an_exhaustive_search(model, monkeypatch, layer
 
 
 def test_a_deep_model_is_traced_as_three_layers_with_the_same_steps(model, monkeypatch):
-    target, among = model(8), {"batch": ["2"], "schedule": ["1f1b"], "recompute": ["selective"]}
+    monkeypatch.setattr(searching, "_FEW", 5)
+    target, among = model(6), {"batch": ["2"], "schedule": ["1f1b"], "recompute": ["selective"]}
+    ranks = searching._Ranks(target, load_cluster("dgx-h100"), filled(LayoutSearch, {}), lambda message: None)
+    assert ranks._short is not None and len(ranks.whole.layers) == 6
+    monkeypatch.setattr(searching, "_Ranks", lambda *given: ranks)
     found = search_layouts(target, gpus=4, global_batch=8, among=among, top=3)
     for each in found.order:
         alone = memwall.parallel(target, layout=each.layout, batch=2).step

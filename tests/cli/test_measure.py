@@ -1,11 +1,6 @@
 """``memwall measure``: what it prints, writes and refuses. Kernels run on this machine's CPU."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,8 +8,7 @@ import torch
 import memwall
 from memwall.analysis.validation import measurements
 from memwall.cli import main
-from tests.unit.places import ROOT
-from tests.unit.processes import HANGS_S
+from tests.unit.gating import run_here
 
 MODEL = """
 import torch
@@ -28,29 +22,19 @@ CPU = ("--device", "cpu", "--executor", "eager", "--gpu", "h100-sxm")
 def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("measure")
     (folder / "net.py").write_text(MODEL)
-    command = [
-        sys.executable, "-m", "memwall", "measure", "net.py", *CPU, "--samples", "4", "--batch", "128",
-        "-o", "out.json", "-o", "out.md", "-o", "out.csv", "--json",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder, done
+    files = ("-o", "out.json", "-o", "out.md", "-o", "out.csv")
+    code, out, err = run_here(folder, "measure", "net.py", *CPU, "--samples", "4", "--batch", "128", *files, "--json")
+    assert code == 0, err
+    return folder, out, err
 
 
 def test_standard_output_is_the_record_alone(ran):
-    folder, done = ran
-    assert json.loads(done.stdout) == json.loads((folder / "out.json").read_text())
+    folder, out, _ = ran
+    assert json.loads(out) == json.loads((folder / "out.json").read_text())
 
 
 def test_the_record_has_what_was_measured(ran):
-    folder, _ = ran
+    folder, *_ = ran
     profile = memwall.Profile.load(folder / "out.json")
     assert profile.workload.inputs[0]["shape"] == [128, 64]
     (found,) = measurements(profile)
@@ -62,14 +46,14 @@ def test_the_record_has_what_was_measured(ran):
 
 
 def test_other_files_and_the_record_of_the_folder(ran):
-    folder, done = ran
+    folder, _, err = ran
     assert "addmm" in (folder / "out.md").read_text()
-    assert "wrote out.csv" in done.stderr
+    assert "wrote out.csv" in err
     assert (folder / ".memwall" / "last.json").exists()
 
 
 def test_a_saved_record_is_measured_and_printed(ran, capsys, monkeypatch):
-    folder, _ = ran
+    folder, *_ = ran
     monkeypatch.chdir(folder)
     assert main(["measure", "out.json", *CPU, "--samples", "1", "--top", "1", "--no-check", "--no-step", "-q"]) == 0
     out, err = capsys.readouterr()
@@ -88,7 +72,7 @@ def test_a_saved_record_is_measured_and_printed(ran, capsys, monkeypatch):
     (["out.json", "--batch", "3"], 2, "--batch says how to trace"),
 ])  # fmt: skip
 def test_what_is_refused_in_one_line(ran, arguments, code, words, capsys, monkeypatch):
-    folder, _ = ran
+    folder, *_ = ran
     monkeypatch.chdir(folder)
     own = [] if "--gpu" in arguments else ["--gpu", "h100-sxm"]
     assert main(["measure", *arguments, "--device", "cpu", *own]) == code
@@ -99,7 +83,7 @@ def test_what_is_refused_in_one_line(ran, arguments, code, words, capsys, monkey
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_no_gpu_is_exit_3(ran, capsys, monkeypatch):
-    folder, _ = ran
+    folder, *_ = ran
     monkeypatch.chdir(folder)
     assert main(["measure", "net.py", "--device", "cuda"]) == 3
     assert "no CUDA device here; --device cpu" in capsys.readouterr().err

@@ -5,8 +5,6 @@ knows and cannot use here, with a part of the line that says so. Options that a 
 refused by the parser.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

@@ -1,7 +1,5 @@
 """The parts of the command line that decide before any work is done."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.cli import COMMANDS, group

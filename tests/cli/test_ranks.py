@@ -1,7 +1,5 @@
 """``memwall profile --cluster --world``: programs of many GPUs on the command line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -159,7 +157,7 @@ def inputs():
 def test_messages_sent_together_in_a_process_of_its_own(shell, folder):
     """The first import of the fake backend states devices of its own, without the one that has no data."""
     (folder / "ring.py").write_text(RING)
-    done = shell("profile", "ring.py", "--cluster", "dgx-h100", "--world", "8", "-q", fresh=True)
+    done = shell("profile", "ring.py", "--cluster", "dgx-h100", "--world", "8", "-q")
     assert (done.code, done.err) == (0, "")
     assert "c10d.send" in done.out and "c10d.recv_" in done.out
 

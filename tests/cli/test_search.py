@@ -1,7 +1,5 @@
 """``memwall search``: the optimum of all candidates, found without simulating all."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

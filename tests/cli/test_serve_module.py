@@ -1,7 +1,5 @@
 """``memwall serve`` of a hand-written module, whose cache is an argument of forward."""
 
-from __future__ import annotations
-
 import json
 
 #: 2 layers of 4 heads of 64 in bfloat16; keys and values are concatenated, and returned

@@ -1,8 +1,6 @@
 """Each option of ``memwall profile``, ``memwall serve`` and layouts of training is an axis of ``memwall sweep``, or is
 listed here with the reason why it is none."""
 
-from __future__ import annotations
-
 import json
 
 import click

@@ -1,7 +1,5 @@
 """Sweeps that are cut off: traces that several processes write at once, a full disk, and Ctrl-C."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Two users on one machine: the other can neither run code in memwall's processes nor change what it answers."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

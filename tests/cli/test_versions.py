@@ -5,8 +5,6 @@ have. Other tests of the selection are marked ``versions`` where they lie: a cap
 compiled ahead and one in Triton's interpreter, a sweep with Dask.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

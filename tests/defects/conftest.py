@@ -1,8 +1,6 @@
 """What the tests of defects share. They use the command line and memwall's public names alone, so that they can also
 run at the commit that had the defects (``tools/defects.py``)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention is one op whose kernel is that of the GPU, and of the model's own choice."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

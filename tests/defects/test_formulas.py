@@ -1,7 +1,5 @@
 """Ops without formulas, and refused for want of a shape."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -35,25 +33,3 @@ def test_f53_antialiased_interpolation_and_unpooling_are_trained():
     # windows of 3, 4, 4 and 3 pixels: 14 along each axis
     assert costs["aten._upsample_bilinear2d_aa_backward"].total_flops == 3 * 3 * 14 * 14
     _costs(lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), torch.randn(2, 3, 8, 8))
-
-
-def test_c30_library_ops_of_modules_have_the_formulas_of_traces(folder, run):
-    """What counts vLLM's ops in a trace counted none of them in a module: the tables were two."""
-    (folder / "served.py").write_text(
-        "import torch\n"
-        "library = torch.library.Library('_C', 'FRAGMENT')\n"
-        "library.define('silu_and_mul(Tensor! result, Tensor input) -> ()')\n"
-        "class Gated(torch.nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        out = x.new_empty(x.shape[0], x.shape[1] // 2)\n"
-        "        torch.ops._C.silu_and_mul(out, x)\n"
-        "        return out\n"
-        "def model():\n"
-        "    return Gated()\n"
-        "def inputs():\n"
-        "    return (torch.randn(4, 32),)\n",
-        encoding="utf-8",
-    )
-    result = run("profile", "served.py")
-    assert result.code == 0, result.err
-    assert "100 % of 1 op" in result.out

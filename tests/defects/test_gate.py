@@ -1,7 +1,5 @@
 """Gates that must not raise an alert, or sleep: what leaks from one workload to the next, what cannot be compared."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

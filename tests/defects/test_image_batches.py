@@ -1,7 +1,5 @@
 """Models of images whose processor hands on the grid of patches: each image of a batch costs what one does."""
 
-from __future__ import annotations
-
 import json
 
 import memwall

@@ -1,7 +1,5 @@
 """Traces with and without data, and one after another, record the same."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Models of transformers as people have them: masks, configurations, inputs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

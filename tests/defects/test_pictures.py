@@ -1,7 +1,5 @@
 """Pictures: labels at the slope of their roof, titles, sizes, axes from zero, colours, phones, what can be drawn."""
 
-from __future__ import annotations
-
 import math
 import re
 

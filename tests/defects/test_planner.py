@@ -1,36 +1,6 @@
-"""What a step cannot beat, what the planner fuses, and what is advised where a library's line needs data."""
-
-from __future__ import annotations
+"""What the planner fuses, and what is advised where a library's line needs data."""
 
 import json
-import re
-
-import pytest
-
-CHAIN = """\
-import torch
-
-def model():
-    return torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(40))).to(torch.bfloat16)
-
-def inputs():
-    return (torch.randn(8, 4096, dtype=torch.bfloat16),)
-"""
-
-
-def test_f44_the_bound_of_a_step_knows_what_l2_can_keep(run, folder):
-    """Each kernel was bounded at L2's speed where what it touches fits in L2, although other kernels pass between two
-    uses of it: no bound was that of the whole step."""
-    (folder / "chain.py").write_text(CHAIN, encoding="utf-8")
-    done = run("profile", "chain.py", "--gpu", "h100", "-o", "chain.json")
-    assert done.code == 0, done.err
-    (simulation,) = json.loads((folder / "chain.json").read_text(encoding="utf-8"))["simulations"]
-    stated = [simulation["totals"]["bound_s"]]
-    stated += [float(us) * 1e-6 for us in re.findall(r"step bound\s+([\d.]+) us", done.out)]
-    # forty weights of 4096 x 4096 in bf16; 50 MiB of L2 may hold some of them already
-    assert max(stated) * (1 + 1e-4) >= (40 * 4096 * 4096 * 2 - 50 * 2**20) / 3.35e12
-    assert max(stated) <= simulation["totals"]["time_s"]
-
 
 READING = """\
 import torch
@@ -97,16 +67,13 @@ def inputs():
 """
 
 
-def test_f55_the_planner_moves_no_more_bytes_than_inductor(run, folder):
+def test_f55_a_norm_that_is_read_transposed_is_written_so(run, folder):
     """A norm that is read transposed, as a mixer's, was stored and copied: Inductor writes it transposed."""
-    pytest.importorskip("triton")
     (folder / "mixer.py").write_text(MIXER, encoding="utf-8")
-    done = run("profile", "mixer.py", "--gpu", "a100", "--policy", "memwall", "inductor", "-o", "mixer.json")
+    done = run("profile", "mixer.py", "--gpu", "a100", "--policy", "memwall", "--json")
     assert done.code == 0, done.err
-    simulations = json.loads((folder / "mixer.json").read_text(encoding="utf-8"))["simulations"]
-    nbytes = {made["policy"]: made["totals"]["dram_bytes"] for made in simulations}
-    assert nbytes["memwall"] <= nbytes["inductor"]
+    (simulation,) = json.loads(done.out)["simulations"]
     # norms: x read and its rows written turned, then twice two tensors read and two written; a product reads and writes
     # one; the last sum reads two and writes one
     tensor, weights = 64 * 192 * 512 * 4, 4 * (192 * 192 + 192 + 2 * 512)
-    assert nbytes["memwall"] == (2 + 4 + 4 + 3 * 2 + 3) * tensor + 3 * weights
+    assert simulation["totals"]["dram_bytes"] == (2 + 4 + 4 + 3 * 2 + 3) * tensor + 3 * weights

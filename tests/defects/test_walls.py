@@ -1,7 +1,5 @@
 """What a report says about walls, gains, the host and the bound agrees with its own numbers."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

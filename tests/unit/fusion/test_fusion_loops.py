@@ -177,9 +177,12 @@ def test_the_steps_of_a_loop_are_found(name, mode):
     assert len(short.op_of) == len(short.graph.ops)
 
 
+@pytest.mark.defect("F 54")
 @pytest.mark.parametrize("name", ["gru", "lstm", "sampler"])
 def test_an_rnn_in_inference_is_planned_from_its_kept_steps(name):
-    """Every part of the short graph's plan stands for those of the removed steps: nothing is planned again."""
+    """The planner walked every step of a loop over time, as if no step were like the one before it.
+
+    Every part of the short graph's plan stands for those of the removed steps: nothing is planned again."""
     graph = traced(name, "inference")
     short = shorten(graph)
     plan = plan_graph("memwall", short.graph, graph_costs(short.graph), load_gpu("h100-sxm"))

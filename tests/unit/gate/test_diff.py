@@ -1,10 +1,9 @@
 """Causes: small modules changed in one way each, taken apart by hand; sums that must add up; graphs that are large."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from random import Random
 
 import pytest
 import torch
@@ -232,8 +231,9 @@ def random_profile(names: tuple[str, ...], rows: int) -> Profile:
                    policy=("eager", "memwall", "ideal"))  # fmt: skip
 
 
-PROFILES = st.builds(random_profile, st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5).map(tuple),
-                     st.sampled_from((ROWS, 4096)))  # fmt: skip
+#: few, so that pairs of them share traces
+CHAINS = [tuple(Random(seed).choices(sorted(STEPS), k=1 + seed % 5)) for seed in range(8)]
+PROFILES = st.builds(random_profile, st.sampled_from(CHAINS), st.sampled_from((ROWS, 4096)))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -280,13 +280,13 @@ def test_without_a_baseline_the_largest_kernels_are_named():
 def test_one_op_more_in_each_of_many_layers_is_one_cause():
     def deep(extra: bool) -> Profile:
         step = (lambda x: torch.neg(torch.tanh(torch.relu(x)))) if extra else (lambda x: torch.tanh(torch.relu(x)))
-        layers = [Chain(a=step, b=torch.sigmoid, c=lambda x: x @ x.t() @ x) for _ in range(200)]
+        layers = [Chain(a=step, b=torch.sigmoid, c=lambda x: x @ x.t() @ x) for _ in range(60)]
         return profile(nn.Sequential(*layers))
 
     before, after = deep(False), deep(True)
-    assert len(before.graph.ops) == 1_200 - 200
+    assert len(before.graph.ops) == 5 * 60
     (cause,) = causes(before, after)
-    assert (cause.op, cause.count) == ("neg", 200)
+    assert (cause.op, cause.count) == ("neg", 60)
 
 
 def test_ops_between_all_ops_of_a_loop_without_modules_are_one_cause():

@@ -1,7 +1,5 @@
 """The gate's configuration: what each table means, which limit goes first, and every mistake with the way out."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Limits as people write them: every form, every unit, what each allows, and what is refused with the way out."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.analysis.limits import find_quantity, parse_limit

@@ -1,13 +1,9 @@
 """The history of figures: one form of a file, merges by git itself, steps, the trend's table and picture."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -387,13 +383,3 @@ def test_misuse_is_one_line_with_the_way_out(history, capsys, arguments, message
     assert main(["report", *(text.replace("{h}", str(history)) for text in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def test_reading_a_history_imports_nothing_heavy(history):
-    code = (
-        "import sys; from memwall.cli import main; main(sys.argv[1:]);"
-        "print(*[m for m in ('torch', 'pandas', 'matplotlib', 'triton') if m in sys.modules], file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", code, "report", "--history", str(history)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == ""

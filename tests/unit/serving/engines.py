@@ -1,7 +1,5 @@
 """Toy engines whose times are known by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

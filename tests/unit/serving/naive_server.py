@@ -1,7 +1,5 @@
 """Continuous batching the slow way: one step after another, every context and block counted anew."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Objectives of a server, and the cheapest candidate that keeps them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

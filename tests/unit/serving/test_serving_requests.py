@@ -1,7 +1,5 @@
 """Requests on a simulated server: by hand, against a loop over every step, and what must hold of any server."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

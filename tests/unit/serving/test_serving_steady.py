@@ -1,7 +1,5 @@
 """The steady state of a server: by hand, and against simulations that run for long."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

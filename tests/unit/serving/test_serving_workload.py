@@ -1,7 +1,5 @@
 """Workloads of a server: lengths, arrivals, traces, and what an engine's policy refuses."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 

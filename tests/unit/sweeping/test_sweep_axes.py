@@ -1,7 +1,5 @@
 """Axes, conditions and fronts, by hand."""
 
-from __future__ import annotations
-
 import itertools
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The page of a sweep in a browser, on a wide and on a narrow screen; colours and numbers of its pictures."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.report.figures.colors import WALL_COLORS

@@ -1,7 +1,5 @@
 """How tokens get to experts of other GPUs: bytes on each level counted by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

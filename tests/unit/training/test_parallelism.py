@@ -1,7 +1,5 @@
 """Layouts of training jobs: their text, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.core.errors import UsageError

@@ -1,7 +1,5 @@
 """Tensor parallelism of modules: what is split, and what one rank computes, holds and sends, counted by hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 

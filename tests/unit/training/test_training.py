@@ -1,7 +1,5 @@
 """Training steps on many GPUs: activations against published formulas, and steps of made-up blocks counted by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
