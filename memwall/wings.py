@@ -42,7 +42,7 @@ WINGS: Mapping[str, Wing] = {
         about="groups of ops as Triton kernels",
         records={"emit": ("emit.EmitIndex", "generated kernels in a folder: index.json of memwall fuse --emit")},
         parts={
-            **_each("", "covers generate"), **_each("kernel", "Kernel"), **_each("planned", "compiled_plan"),
+            **_each("", "covers generate"), **_each("kernel", "Kernel"), **_each("planned", "Toolchain compiled_plan"),
             **_each("page", "compiled_section"), **_each("compiling", "triton_version"),
             **_each("occupancy", "find_target architecture_of"),
             **_each("emit", "EMITTED INDEX check_folder kernel_files write_folder"),
@@ -71,8 +71,8 @@ WINGS: Mapping[str, Wing] = {
             ),
         },
         parts={
-            **_each("command", "analyse_file is_trace profile_trace refuse_trace"), **_each("schemas", "schemas_of"),
-            **_each("comparison", "compare_traces compare_with_model"),
+            **_each("command", "analyse_file is_trace refuse_trace"), **_each("schemas", "schemas_of"),
+            **_each("page", "TraceReport"), **_each("comparison", "compare_traces compare_with_model"),
             **_each("comparison_page", "TraceComparisonReport"),
         },
     ),
@@ -85,7 +85,7 @@ WINGS: Mapping[str, Wing] = {
             )
         },
         commands={"measure": "measure_command", "calibrate": "calibrate_command", "accuracy": "accuracy_command"},
-        parts={**_each("ab", "Side run_ab"), **_each("device", "RUN_OPTIONS")},
+        parts={**_each("ab", "Rules Side run_ab"), **_each("device", "RUN_OPTIONS")},
     ),
     "gate": Wing(
         about="limits on figures of workloads, for CI",

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
 from memwall import profile  # noqa: E402
-from memwall.bench.ab import ABResult, Side, run_ab  # noqa: E402
+from memwall.bench.ab import ABResult, Rules, Side, run_ab  # noqa: E402
 from memwall.bench.ab.run import TIME_LIMIT_S  # noqa: E402
 from memwall.bench.machine import read_counters  # noqa: E402
 
@@ -109,7 +109,7 @@ def trial(number: int, kind: Kind) -> tuple[ABResult, float]:
     with TemporaryDirectory() as folder, stressed(kind.busy):
         base, head = (checkout(Path(folder, name), n) for name, n in (("base", LAYERS), ("head", kind.layers)))
         began = time.monotonic()
-        return run_ab(base, head, allowed=ALLOWED, seconds=kind.seconds, seed=number), time.monotonic() - began
+        return run_ab(base, head, Rules(ALLOWED, seconds=kind.seconds, seed=number)), time.monotonic() - began
 
 
 def show(number: int, name: str, result: ABResult, took_s: float) -> None:

@@ -71,7 +71,7 @@ def judged_again(folder: Path, times: int) -> set[str]:
     assert len(config.workloads) == len(files) == WORKLOADS
     found = set()
     for _ in range(times):
-        result = run_gate(config, config.workloads, baseline=folder / "base").result
+        result = run_gate(config, config.workloads, folder / "base").result
         assert result.verdict == "pass", render(GateReport(result), "text")
         found.add(result.to_json() + render(GateReport(result), "text"))
     return found

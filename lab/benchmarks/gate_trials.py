@@ -91,7 +91,7 @@ def noop(first: int, last: int, repeat: int) -> dict[str, Any]:
                     git(folder, "add", ".")
                     git(folder, "commit", "-q", "--allow-empty", "-m", change.__name__)
                     config = read_config(folder / "memwall.toml")
-                    result = run_gate(config, config.workloads, baseline_ref="HEAD~1", tracers=tracers).result
+                    result = run_gate(config, config.workloads, "HEAD~1", tracers=tracers).result
                     counts[f"{change.__name__} {result.verdict}"] += 1
                     rows = [*result.checks, *result.problems]
                     said += [row.message or str(row)[:300] for row in rows if row.verdict != "pass"][:2]

@@ -15,7 +15,7 @@ from memwall.analysis.quantities import SORT_KEYS
 from memwall.cli.output import SUFFIXES, Out
 from memwall.cli.parsing import SeveralOption
 from memwall.core.errors import UsageError, unknown
-from memwall.core.question import options_of
+from memwall.core.question import Option, options_of
 from memwall.step import Step
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,7 +54,7 @@ def asked(question: Any, name: str, of: str = "") -> Callable[[F], F]:
     elif bool in said.types:
         more["is_flag"] = True
     elif str not in said.types and int in said.types:
-        more["type"] = float if float in said.types else click.IntRange(said.least)
+        more["type"] = _number(said)
     if said.shown:
         more |= {"default": said.default, "show_default": True}
     if said.several == "words" and int in said.types:
@@ -63,8 +63,24 @@ def asked(question: Any, name: str, of: str = "") -> Callable[[F], F]:
         more["cls"] = SeveralOption
     elif said.several:
         more["multiple"] = True
-    keyword = f"no_{name}" if said.default is True else name
-    return click.option(f"--{said.spelled}", keyword, **more)
+    return click.option(f"--{said.spelled}", _keyword(said), **more)
+
+
+def _keyword(said: Option) -> str:
+    return f"no_{said.name}" if said.default is True else said.name
+
+
+def _number(said: Option) -> Any:
+    if float in said.types:
+        return float if said.above is None else click.FloatRange(said.above, min_open=True)
+    return int if said.least is None else click.IntRange(said.least)
+
+
+def taken(question: Any, keywords: dict[str, Any]) -> dict[str, Any]:
+    """What the user gave of a question's options, which are taken out of the keywords of a command."""
+    known = options_of(question)
+    found = given(**{name: keywords.pop(_keyword(said), None) for name, said in known.items()})
+    return {name: False if known[name].default is True else value for name, value in found.items()}
 
 
 def numbers(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[int, ...]:

@@ -26,13 +26,14 @@ Q = TypeVar("Q", bound=Mapping[str, Any])
 class Option:
     """What is said of an option. ``name`` is the keyword, ``hint`` its type; ``flag`` is its name on the command line
     where it differs, ``completes`` what completes a value, ``several`` how more than one value is given: ``words``
-    after one flag, or the flag ``again``; ``shown`` whether the help states the default. An ``internal`` one is of
-    Python and the command line alone."""
+    after one flag, or the flag ``again``; a number is ``least`` or more, or ``above`` one; ``shown`` whether the help
+    states the default. An ``internal`` one is of Python and the command line alone."""
 
     default: Any = None
     help: str = ""
     choices: tuple[str, ...] = ()
     least: int | None = None
+    above: float | None = None
     metavar: str | None = None
     flag: str = ""
     completes: str = ""

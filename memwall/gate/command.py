@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,11 @@ import click
 
 from memwall.cli import options
 from memwall.cli.output import GATE_SUFFIXES, Messages, Out
-from memwall.cli.parsing import Command, SeveralOption
+from memwall.cli.parsing import Command
 from memwall.cli.target import this_machine
 from memwall.core.errors import UsageError
 from memwall.core.units import counted
+from memwall.gate.question import GateOptions
 
 if TYPE_CHECKING:
     from memwall.gate.config import GateConfig, GatedWorkload
@@ -26,33 +27,14 @@ if TYPE_CHECKING:
 
 @click.command("gate", cls=Command)
 @click.argument("targets", nargs=-1, metavar="[TARGET...]", shell_complete=options.completing("files"))
-@click.option(
-    "--config", metavar="FILE", help="The TOML file with the limits. [default: memwall.toml or pyproject.toml]"
-)
-@click.option(
-    "--limit", "limits", cls=SeveralOption, metavar="NAME=LIMIT...",
-    help="A limit on everything, such as 'time_s=3.2 ms', 'peak_memory=70 GB', 'dram_bytes=+2%', 'kernels=+0'.",
-)  # fmt: skip
-@click.option("--baseline", metavar="PATH", help="A saved profile, or a folder with one per workload.")
-@click.option("--baseline-ref", metavar="REF", help="A commit, branch or tag: the base is where it and HEAD parted.")
-@click.option("--init", is_flag=True, help="Write a small memwall.toml for the TARGETs, or the model files found here.")
-@click.option("--update", is_flag=True, help="Write the baseline anew, and print what changed.")
-@click.option("--allow-new", is_flag=True, help="Let a workload pass that the baseline does not have.")
-@click.option("--measured", is_flag=True, help="Also time base and head against each other here; needs --baseline-ref.")
-@click.option(
-    "--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True, help="For --measured."
-)
-@click.option("--history", metavar="FILE", help="Add this commit's figures to a history file.")
-@click.option("--github", is_flag=True, help="Print GitHub's annotations; add to the step's summary.")
+@options.question(GateOptions)
 @options.gpus_of("the GPUs of the configuration, else h100-sxm; a saved profile's own")
 @options.policies_of(
     "eager, inductor, max-autotune, memwall, server or ideal. [default: eager and memwall; a saved profile's own]"
 )
 @options.workload
 @options.common("gate.page.GateReport", GATE_SUFFIXES)
-def command(
-    targets: tuple[str, ...], init: bool, gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **more: Any
-) -> int:
+def command(targets: tuple[str, ...], gpus: tuple[str, ...], policies: tuple[str, ...], out: Out, **more: Any) -> int:
     """Compare workloads with budgets and a baseline; say what moved and why.
 
     TARGET is as for memwall profile, a saved profile, or the name of a workload in [tool.memwall.gate] of
@@ -69,11 +51,11 @@ def command(
     from memwall.gate.reading import configuration, selected
     from memwall.hardware.lookup import load_gpus
 
-    if init:
+    asked = GateOptions(**{item.name: more.pop(item.name) for item in fields(GateOptions)})
+    if asked.init:
         options.refuse_given("with --init, which writes a configuration", but=("init", "gpus", "policies"))
         return _init(targets, gpus, policies, out)
     out.plan(GateReport, GATE_SUFFIXES)
-    asked = _GateAsked(**{item.name: more.pop(item.name) for item in fields(_GateAsked)})
     if not asked.measured:
         options.refuse_given("without --measured", "device")
     whole = configuration(asked.config, asked.limits)
@@ -81,24 +63,8 @@ def command(
     return _gated(whole, chosen, asked, out, is_narrowed=bool(targets), has_gpus=bool(gpus))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _GateAsked:
-    """What is asked of a gate, beside workloads, GPUs and policies: the options of the command line."""
-
-    config: str | None
-    limits: tuple[str, ...]
-    baseline: str | None
-    baseline_ref: str | None
-    update: bool
-    allow_new: bool
-    measured: bool
-    device: str
-    history: str | None
-    github: bool
-
-
 def _gated(
-    whole: GateConfig, chosen: list[GatedWorkload], asked: _GateAsked, out: Out, *, is_narrowed: bool, has_gpus: bool
+    whole: GateConfig, chosen: list[GatedWorkload], asked: GateOptions, out: Out, *, is_narrowed: bool, has_gpus: bool
 ) -> int:
     """Judge some workloads, print and write what was asked, and return the exit code."""
     from memwall.gate.checkout import place_in_repository
@@ -107,30 +73,21 @@ def _gated(
     from memwall.gate.run import run_gate
 
     messages, update = out.messages, asked.update
-    place, ref = base_of(whole, asked.baseline, asked.baseline_ref, update)
-    if place is None and ref is None:
+    base = base_of(whole, asked)
+    if base is None:
         options.refuse_given("without a baseline", "allow_new")
-    if is_narrowed and place is not None and place.is_file() and not (update or has_gpus or whole.gpus):
-        chosen = on_gpus_of(place, chosen)
+    if is_narrowed and isinstance(base, Path) and base.is_file() and not (update or has_gpus or whole.gpus):
+        chosen = on_gpus_of(base, chosen)
     kept = asked.history if asked.history is not None else whole.history and str(whole.root / whole.history)
     if kept:
         from memwall.gate.history import append, committed, entry_of
 
         committed(whole.root, kept)  # refuses what no commit has, before the work
-    run = run_gate(
-        whole,
-        chosen,
-        baseline=place,
-        baseline_ref=ref,
-        allow_new=asked.allow_new or update,
-        first=update,
-        measured_on=_device(asked.device) if asked.measured else None,
-        say=messages.progress,
-    )
+    run = run_gate(whole, chosen, base, _on_this_machine(asked), say=messages.progress)
     messages.clear()
     if update:
-        assert place is not None
-        run = _update(whole, chosen, run, place, messages)
+        assert isinstance(base, Path)
+        run = _update(whole, chosen, run, base, messages)
     if kept:
         append(Path(kept), entry_of(run.heads, *committed(whole.root, kept), run.result.served))
         messages.say(f"added to {kept}")
@@ -141,9 +98,11 @@ def _gated(
     return run.result.exit_code
 
 
-def _device(device: str) -> str:
-    """The device that ``--measured`` times on."""
-    return ("cuda" if this_machine() is not None else "cpu") if device == "auto" else device
+def _on_this_machine(asked: GateOptions) -> GateOptions:
+    """The question with the device that ``--measured`` times on."""
+    if not asked.measured or asked.device != "auto":
+        return asked
+    return replace(asked, device="cpu" if this_machine() is None else "cuda")
 
 
 def _init(targets: Sequence[str], gpus: Sequence[str], policies: Sequence[str], out: Out) -> int:

@@ -88,7 +88,7 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
     """The checks of one workload, in the order of its simulations and limits; ``limits``: by GPU and policy."""
     checks: list[Check] = []
     problems: list[Problem] = []
-    once: set[tuple[str, str, tuple[Limit, ...]]] = set()
+    once: set[tuple[str, tuple[str, str], tuple[Limit, ...]]] = set()
     server = _GatedServer(subject.load)
     pairs: dict[tuple[int, int], dict[int, int]] = {}
     for schedule in subject.head.simulations:
@@ -98,11 +98,11 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
         causes: tuple[Cause, ...] | None = None
         for (name, module), rows in own.items():
             quantity = LIMITS[name]
-            where = schedule.gpu.name if quantity.per == "server" else ""
-            if quantity.per == "machine" or (name, where, rows) in once:
+            place = _place(quantity, schedule)
+            if quantity.per == "machine" or (name, place, rows) in once:
                 continue
             if quantity.per in ("profile", "server"):
-                once.add((name, where, rows))
+                once.add((name, place, rows))
             values = _value(quantity, module, head, server), _value(quantity, module, base, server) if base else None
             if module and not kernels_in(head.profile, schedule, module):
                 why = f"no kernel belongs to the modules {module!r}, so their limits check nothing; "
@@ -110,7 +110,9 @@ def check_workload(subject: Subject, limits: Mapping[tuple[str, str], Limits]) -
                 problems.append(Problem(subject.name, subject.target, "fail", why))
                 continue
             for limit in rows:
-                check = _check(subject, head, base, quantity, module, limit, values)
+                verdict, why, allowed = _verdict(subject, quantity, limit, values, head, base)
+                of = subject.name, subject.target, *place, module, quantity.name
+                check = Check(*of, limit.text, *values, allowed, verdict, why)
                 if quantity.per == "server" and isinstance(found := server.under(head), str):
                     check = replace(check, message=f"{quantity.title}: {found}")
                 if check.verdict == "fail" or (values[1] is not None and values[0] != values[1]):
@@ -157,15 +159,21 @@ def _with_outer(path: str) -> list[str]:
     return list(accumulate(path.split("."), lambda outer, name: f"{outer}.{name}"))
 
 
-def _check(
+def _place(quantity: Quantity, schedule: Schedule) -> tuple[str, str]:
+    """The GPU and the policy that a figure is of; empty where it does not depend on one."""
+    gpu, policy = schedule.gpu.name, schedule.policy
+    return {"profile": ("", ""), "server": (gpu, "")}.get(quantity.per, (gpu, policy))
+
+
+def _verdict(
     subject: Subject,
-    head: DiffSide,
-    base: DiffSide | None,
     quantity: Quantity,
-    module: str,
     limit: Limit,
     values: tuple[float | None, float | None],
-) -> Check:
+    head: DiffSide,
+    base: DiffSide | None,
+) -> tuple[str, str, float | None]:
+    """The verdict on a figure, next to the base's, why, and what is allowed."""
     value, before = values
     verdict, why, allowed = "pass", "", None
     if value is None:
@@ -181,11 +189,7 @@ def _check(
     else:
         allowed = limit.allowed(before)
         verdict = "pass" if limit.holds(value, before) else "fail"
-    gpu, policy = head.schedule.gpu.name, head.schedule.policy
-    where = {"profile": ("", ""), "server": (gpu, "")}.get(quantity.per, (gpu, policy))
-    return Check(
-        subject.name, subject.target, *where, module, quantity.name, limit.text, value, before, allowed, verdict, why
-    )
+    return verdict, why, allowed
 
 
 def _rank_with_most(quantity: Quantity, side: DiffSide, value: float | None) -> str:

@@ -30,6 +30,7 @@ from memwall.gate.config import (
     limits_of,
     parse_scope,
 )
+from memwall.gate.question import GateOptions
 from memwall.hardware.lookup import Gpu, load_gpus
 from memwall.record.profile import Profile
 from memwall.step import ATTENTION, Step
@@ -60,8 +61,7 @@ OPTIONS: Types = {
 _PLACES: Types = {"gpu": (str, list), "policy": (str, list)}
 _OF_WORKLOAD: Types = {**OPTIONS, **_PLACES, "target": (str,)}
 _OF_GATE: Types = {
-    **OPTIONS, **_PLACES, "workloads": (dict, list), "baseline": (str,), "baseline_ref": (str,), "history": (str,),
-    "target": (str,),
+    **OPTIONS, **_PLACES, **settings_of(GateOptions), "workloads": (dict, list), "target": (str,),
 }  # fmt: skip
 _SCOPES = ("gpus", "policies", "modules")
 _CHOICES = {"mode": (*MODES, "serve"), "attention": ATTENTION}
@@ -106,7 +106,7 @@ def read_config(path: Path) -> GateConfig:
         raise UsageError(f"{where} is no table")
     settings, scope = _table(table, where, _OF_GATE)
     options, gpus, policies = _how(settings, where, path.parent)
-    places: dict[str, Any] = {key: settings.get(key) for key in ("baseline", "baseline_ref", "history")}
+    places: dict[str, Any] = {key: settings.get(key) for key in settings_of(GateOptions)}
     config = GateConfig(
         path.parent.resolve(), path.name, scope=scope, options=options, gpus=gpus, policies=policies, **places
     )
@@ -316,20 +316,21 @@ def on_gpus_of(place: Path, workloads: Sequence[GatedWorkload]) -> list[GatedWor
     return [replace(workload, gpus=gpus or workload.gpus) for workload in workloads]
 
 
-def base_of(config: GateConfig, baseline: str | None, ref: str | None, update: bool) -> tuple[Path | None, str | None]:
-    """The path of the baseline, or the ref; the command line overrides the configuration. Raises ``UsageError``: two
+def base_of(config: GateConfig, asked: GateOptions) -> Path | str | None:
+    """The path of the baseline, or a git ref; the command line overrides the configuration. Raises ``UsageError``: two
     bases are named, or none where one is to be written."""
-    if baseline is not None and ref is not None:
+    if asked.baseline is not None and asked.baseline_ref is not None:
         raise UsageError("--baseline and --baseline-ref are two baselines; give one")
-    place = Path(baseline) if baseline is not None else None
-    if baseline is None and ref is None:
-        place = config.root / config.baseline if config.baseline is not None else None
-        ref = config.baseline_ref
-    if update and place is None:
+    base: Path | str | None = config.baseline_ref if asked.baseline_ref is None else asked.baseline_ref
+    if asked.baseline is not None:
+        base = Path(asked.baseline)
+    elif asked.baseline_ref is None and config.baseline is not None:
+        base = config.root / config.baseline
+    if asked.update and not isinstance(base, Path):
         raise UsageError(
             "--update writes a baseline: say where with --baseline PATH, or baseline = in the configuration"
         )
-    return place, ref
+    return base
 
 
 def _inside(target: str, root: Path) -> str:

@@ -32,6 +32,7 @@ from memwall.gate.checkout import Checkout, checked_out
 from memwall.gate.config import APART, GateConfig, GatedWorkload
 from memwall.gate.evaluate import Subject, check_workload
 from memwall.gate.first import others_below
+from memwall.gate.question import GateOptions
 from memwall.gate.result import Baseline, Check, GateResult, Problem
 from memwall.gate.tracing import TraceJob, TraceOutcome, Tracers, Tree, differ, profile_both, repeated
 from memwall.record.profile import Profile
@@ -60,57 +61,54 @@ class GateRun:
 def run_gate(
     config: GateConfig,
     workloads: Sequence[GatedWorkload],
+    base: Path | str | None = None,
+    asked: GateOptions | None = None,
     *,
-    baseline: Path | None = None,
-    baseline_ref: str | None = None,
-    allow_new: bool = False,
-    first: bool = False,
-    measured_on: str | None = None,
     say: Callable[[str], None] = lambda message: None,
     tracers: Tracers | None = None,
 ) -> GateRun:
     """Judge some workloads by a configuration, against saved profiles, a git ref or nothing.
 
     Args:
-        baseline: a saved profile, or a folder with one per workload.
-        baseline_ref: a commit, branch or tag; the base is where it and the head parted.
-        allow_new: a workload that the base does not have passes its relative limits.
-        first: there need not be a baseline yet.
-        measured_on: also time base and head against each other on this machine's ``cpu`` or ``cuda``.
+        base: the path of a saved profile, or of a folder with one per workload; a commit, branch or tag, where the head
+            parted from it; or None.
+        asked: with ``update`` there need not be a baseline yet, and every workload may be new; ``device`` is ``cpu`` or
+            ``cuda``. None asks for nothing more.
         tracers: servers that other gates use too.
 
     Raises:
         UsageError: a baseline is missing, damaged or of a newer schema, or the ref cannot be checked out.
     """
-    if measured_on and baseline_ref is None:
+    asked, ref = asked or GateOptions(), base if isinstance(base, str) else None
+    if asked.measured and ref is None:
         raise UsageError("--measured times base and head against each other: give --baseline-ref")
     if not workloads:
         return GateRun(GateResult((), (Problem("", "", "fail", _no_workload(config.root)),)), {}, {})
     heads = {w.name: TraceOutcome(w.name, saved_profile(w, config.root)) for w in workloads if is_saved(w.target)}
     traced = [w for w in workloads if w.name not in heads]
-    jobs = [_job(config, w, compared=bool(baseline or baseline_ref)) for w in traced]
+    jobs = [_job(config, w, compared=base is not None) for w in traced]
     timed = GateResult(())
     with contextlib.ExitStack() as stack:
-        checkout = stack.enter_context(checked_out(config.root, baseline_ref)) if baseline_ref is not None else None
-        bases: dict[str, TraceOutcome] = {}
+        checkout = stack.enter_context(checked_out(config.root, ref)) if ref is not None else None
+        theirs: dict[str, TraceOutcome] = {}
         if jobs:
             tracers = tracers or stack.enter_context(Tracers(captures=any(job.breaks for job in jobs)))
             tree = Tree(checkout.folder, checkout.head_top) if checkout else None
             prepare = checkout.lend if checkout else lambda rows: None
-            ours, bases = profile_both(config.root, tree, jobs, say, tracers, prepare)
+            ours, theirs = profile_both(config.root, tree, jobs, say, tracers, prepare)
             heads |= ours
         if checkout is not None:
-            base = from_commit(baseline_ref or "", checkout, workloads, bases, heads)
+            bases = from_commit(ref or "", checkout, workloads, theirs, heads)
         else:
-            base = from_files(baseline, config.root, workloads, first) if baseline else Bases()
-            heads |= _checked_twice(config, jobs, heads, base, tracers)
+            bases = from_files(base, config.root, workloads, asked.update) if isinstance(base, Path) else Bases()
+            heads |= _checked_twice(config, jobs, heads, bases, tracers)
         if {w.name for w in config.workloads} <= {w.name for w in workloads}:
-            notes = left_out(config, checkout, baseline)
-            base.baseline = replace(base.baseline, notes=(*base.baseline.notes, *notes))
-        if checkout is not None and measured_on:
-            there = [w for w in traced if w.name in base.profiles and heads[w.name].profile]
-            timed = _measured(config, there, checkout, measured_on, say)
-    run = _judged(config, workloads, heads, base, allow_new)
+            notes = left_out(config, checkout, base if isinstance(base, Path) else None)
+            bases.baseline = replace(bases.baseline, notes=(*bases.baseline.notes, *notes))
+        if checkout is not None and asked.measured:
+            there = [w for w in traced if w.name in bases.profiles and heads[w.name].profile]
+            timed = _measured(config, there, checkout, asked.device, say)
+    run = _judged(config, workloads, heads, bases, asked.allow_new or asked.update)
     checks, problems = run.result.checks + timed.checks, run.result.problems + timed.problems
     return replace(run, result=replace(run.result, checks=checks, problems=problems, contests=timed.contests))
 
@@ -258,7 +256,7 @@ def _measured(
         limit = limits[workload.name]
         say(f"measuring {workload.name}, base and head in turns")
         try:
-            found = part("bench.run_ab")(base, head, allowed=limit.amount, device=device, progress=say)
+            found = part("bench.run_ab")(base, head, part("bench.Rules")(limit.amount, device), progress=say)
         except UsageError as error:
             problems.append(Problem(workload.name, workload.target, "fail", f"cannot be measured: {error}"))
             continue

@@ -5,7 +5,7 @@ turns (:mod:`.sides`) and stops when the samples decide (:mod:`.run`, where to s
 out: an :class:`ABResult` whose verdict is ``pass``, ``fail`` or ``inconclusive``.
 """
 
-from memwall.bench.ab.run import ABResult, run_ab
+from memwall.bench.ab.run import ABResult, Rules, run_ab
 from memwall.bench.ab.sides import Side
 
-__all__ = ["ABResult", "Side", "run_ab"]
+__all__ = ["ABResult", "Rules", "Side", "run_ab"]

@@ -98,12 +98,18 @@ class ABResult:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of an A/B benchmark, as of :func:`run_ab`."""
+    """The rules of an A/B benchmark. Raises ``UsageError``: one is wrong."""
 
+    #: the slow-down that passes, as a share: 0.05 is 5 %; above 0
     allowed: float
+    #: ``cpu`` or ``cuda``; both models are in its memory at once
     device: str = "cpu"
+    #: rounds (a block of each side) before the first look at them; 6 at least
     blocks: int = BLOCKS
+    #: no round begins later than this
     seconds: float = TIME_LIMIT_S
+    #: of the models' tensors, and of the order of the sides in each round; models that draw differently get inputs with
+    #: other values, never with other shapes
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -122,17 +128,7 @@ class Rules:
                 raise UsageError(message)
 
 
-def run_ab(
-    base: Side,
-    head: Side,
-    *,
-    allowed: float,
-    device: str = "cpu",
-    blocks: int = BLOCKS,
-    seconds: float = TIME_LIMIT_S,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda message: None,
-) -> ABResult:
+def run_ab(base: Side, head: Side, rules: Rules, *, progress: Callable[[str], None] = lambda message: None) -> ABResult:
     """Time two versions of a model against each other.
 
     Each side runs in processes of its own, with this process's Python and this memwall, on real tensors from the same
@@ -140,24 +136,17 @@ def run_ab(
 
     Args:
         base, head: the checkouts and their target.
-        allowed: the slow-down that passes, as a share: 0.05 is 5 %. Above 0.
-        device: ``cpu`` or ``cuda``; both models are in its memory at once.
-        blocks: rounds (a block of each side) before the first look at them; 6 at least.
-        seconds: no round begins later than this.
-        seed: of the models' tensors, and of the order of the sides in each round. Models that draw differently get
-            inputs with other values, never with other shapes.
         progress: called with one-line messages.
 
     Returns:
         The outcome; ``inconclusive`` if the samples do not decide or the machine was not quiet.
 
     Raises:
-        UsageError: a rule is wrong, or a side's code fails; says which side.
+        UsageError: a side's code fails; says which side.
         MissingError: the device or a package is missing.
     """
-    rules = Rules(allowed, device, blocks, seconds, seed)
     base, head = _checked(base), _checked(head)
-    return run_launches(lambda: SideProcesses(base, head, device, seed), rules, progress=progress)
+    return run_launches(lambda: SideProcesses(base, head, rules.device, rules.seed), rules, progress=progress)
 
 
 def run_launches(

@@ -243,10 +243,9 @@ def test_each_side_begins_equally_often():
     ({"allowed": 0.05, "seconds": 0.0}, "above 0 s"),
     ({"allowed": 0.05, "seconds": math.inf}, "above 0 s"),
 ])  # fmt: skip
-def test_rules_that_make_no_sense_are_refused(rules, message, tmp_path):
-    side = Side(tmp_path, "net.py")
+def test_rules_that_make_no_sense_are_refused(rules, message):
     with pytest.raises(UsageError, match=message):
-        run_ab(side, side, **rules)
+        Rules(**rules)
 
 
 def test_the_outcome_is_json():
@@ -312,7 +311,7 @@ def test_each_side_runs_its_own_code(tmp_path, monkeypatch):
 
 
 def test_without_time_nothing_is_decided(tmp_path):
-    result = run_ab(checkout(tmp_path / "base"), checkout(tmp_path / "head"), allowed=0.05, seconds=0.5)
+    result = run_ab(checkout(tmp_path / "base"), checkout(tmp_path / "head"), Rules(0.05, seconds=0.5))
     assert (result.verdict, result.ratio) == ("inconclusive", None)
     assert result.environment["torch"]
 
@@ -361,13 +360,13 @@ def test_a_module_of_the_other_checkout_is_refused(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
-        run_ab(Side(tmp_path / "none", "net.py"), Side(tmp_path, "net.py"), allowed=0.05)
+        run_ab(Side(tmp_path / "none", "net.py"), Side(tmp_path, "net.py"), Rules(0.05))
 
 
 def test_one_file_cannot_be_both_sides(tmp_path):
     side = Side(tmp_path, str(tmp_path / "net.py"))
     with pytest.raises(UsageError, match="the same file for both sides"):
-        run_ab(side, side, allowed=0.05)
+        run_ab(side, side, Rules(0.05))
 
 
 ENDLESS = """\
@@ -389,8 +388,8 @@ def inputs():
 PARENT = """\
 import sys
 from pathlib import Path
-from memwall.bench.ab import Side, run_ab
-run_ab(Side(Path(sys.argv[1]), "models/net.py"), Side(Path(sys.argv[2]), "models/net.py"), allowed=0.05)
+from memwall.bench.ab import Rules, Side, run_ab
+run_ab(Side(Path(sys.argv[1]), "models/net.py"), Side(Path(sys.argv[2]), "models/net.py"), Rules(0.05))
 """
 
 

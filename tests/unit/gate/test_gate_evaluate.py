@@ -304,7 +304,7 @@ def gated(folder, head: Profile, base: Profile | None, scope: LimitScope):
         base.save(folder / "base.json")
     workload = GatedWorkload("net", "net.json")
     config = GateConfig(folder, workloads=(workload,), scope=scope)
-    return run_gate(config, [workload], baseline=folder / "base.json" if base is not None else None).result
+    return run_gate(config, [workload], folder / "base.json" if base is not None else None).result
 
 
 def test_ten_gates_of_unchanged_code_are_one(tmp_path):
