@@ -11,6 +11,7 @@ from typing import Any
 
 from memwall.bench.device import merged
 from memwall.bench.kernels.workers import START_LIMIT_S, Copied, KernelRun, KernelWorker, Ran, Setup, WorkerPool
+from memwall.bench.question import BUILD_LIMIT_S
 from memwall.bench.stats import timing
 from memwall.core.graph import Graph
 from memwall.fusion import Group, Plan
@@ -49,6 +50,7 @@ class MeasurementWork:
     gpu: Gpu
     plans: Mapping[str, Plan]
     schedules: Mapping[str, Schedule]
+    executors: tuple[str, ...]
     jobs: tuple[KernelJob, ...]
 
     @property
@@ -79,7 +81,8 @@ def plan_work(profile: Profile, gpu: Gpu, executors: Sequence[str], top: int | N
         policy = EXECUTORS[name]
         alone = profile.schedule(gpu, policy, launch="alone")
         jobs += sorted(_distinct_jobs(graph, name, plans[policy], alone), key=lambda job: -job.step_s)[:top]
-    return MeasurementWork(graph, gpu, plans, schedules, tuple(replace(job, number=n) for n, job in enumerate(jobs)))
+    numbered = tuple(replace(job, number=n) for n, job in enumerate(jobs))
+    return MeasurementWork(graph, gpu, plans, schedules, tuple(executors), numbered)
 
 
 def _distinct_jobs(graph: Graph, executor: str, plan: Plan, schedule: Schedule) -> list[KernelJob]:
@@ -112,8 +115,6 @@ def _structure(graph: Graph, group: Group) -> tuple[Any, ...]:
 WHOLES = ("eager", "torch.compile")
 #: rounds over all kernels; the samples of a kernel are taken in as many blocks
 ROUNDS = 3
-#: seconds that a kernel may take to be built, checked and tuned, apart from its samples
-BUILD_LIMIT_S = 180.0
 #: seconds of samples in one block where nothing else limits them, and the least
 BLOCK_S, LEAST_BLOCK_S = 20.0, 0.05
 #: a block may overrun its budget by one sample, which is at most this long
@@ -197,7 +198,6 @@ class BenchmarkRun:
     def __init__(
         self,
         work: MeasurementWork,
-        executors: Sequence[str],
         kind: str,
         target: str,
         limits: Limits,
@@ -205,7 +205,7 @@ class BenchmarkRun:
         module: tuple[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.work, self.limits, self.kind, self.pool = work, limits, kind, pool
-        self.executors = tuple(executors)
+        self.executors = work.executors
         self.setup = Setup(kind, work.graph, work.gpu, target)
         self.module = module
         self.workers: dict[str, KernelWorker] = {}

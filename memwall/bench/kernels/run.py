@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from memwall.bench.device import RUN_OPTIONS, in_doubt, need_compiler
-from memwall.bench.kernels.benchmark_run import BUILD_LIMIT_S, BenchmarkRun, Limits, MeasurementWork, flags, plan_work
+from memwall.bench.kernels.benchmark_run import BenchmarkRun, Limits, MeasurementWork, flags, plan_work
 from memwall.bench.kernels.workers import WorkerPool
+from memwall.bench.question import MeasureOptions
 from memwall.core.cache import refused
 from memwall.core.errors import MissingError, UsageError
+from memwall.core.question import filled, part_of, signature_of
 from memwall.hardware.lookup import Gpu, load_gpu, match_device
 from memwall.pipeline import profile as trace_profile
 from memwall.record.measurement import EXECUTORS
 from memwall.record.profile import Profile
+from memwall.step import Step
 
 #: the executors if none is named
 DEFAULT_EXECUTORS = {"cuda": ("eager", "generated", "inductor"), "cpu": ("eager", "inductor")}
-#: samples of each kernel and of each step
-SAMPLES = 30
 
 
 class Interrupted(KeyboardInterrupt):
@@ -34,40 +34,22 @@ class Interrupted(KeyboardInterrupt):
         self.profile = profile
 
 
+@signature_of(MeasureOptions)
 def measure(
     profile_or_target: Any,
     inputs: Any = None,
     *,
-    device: str | None = None,
-    executors: Sequence[str] = (),
-    gpu: str | Path | Gpu | None = None,
-    samples: int = SAMPLES,
-    top: int | None = None,
-    time_limit_s: float = math.inf,
-    build_limit_s: float = BUILD_LIMIT_S,
-    check: bool = True,
-    steps: bool = True,
-    strict_device: bool = False,
     progress: Callable[[str], None] = lambda message: None,
     updated: Callable[[Profile], None] | None = None,
     pool: WorkerPool | None = None,
     model: tuple[str, Mapping[str, Any]] | None = None,
-    **options: Any,
+    **asked: Unpack[MeasureOptions],
 ) -> Profile:
     """Time every kernel of a model on this machine, by several executors, and the whole step.
 
     Args:
-        profile_or_target, inputs, options: a profile (its model is not needed), or as for :func:`memwall.profile`.
-        device: ``cuda`` or ``cpu``; None takes CUDA if there is a device.
-        executors: ``eager`` (each op alone), ``generated`` (memwall's kernels, CUDA only), ``inductor`` (each of its
-            groups compiled alone by torch.compile); none named means all that the device has.
-        gpu: the spec that models this device; None as :func:`device_spec` finds it.
-        samples: timings of each kernel, in three blocks, and of each step.
-        top: only this many kernels of each executor, those that take most of the modeled step.
-        time_limit_s: begin no new block after this many seconds; kernels not reached are ``skipped``.
-        build_limit_s: a kernel that takes longer to be built, checked and tuned is lost.
-        check, steps: compare what kernels compute with eager and float64 (a wrong one gets no time); time whole steps.
-        strict_device: refuse a device that is throttled or shared, before the first kernel if it shows by then.
+        profile_or_target, inputs: a profile (its model is not needed), or as for :func:`memwall.profile`, as are the
+            options of a step.
         progress, updated: called with one-line messages; after each block with the profile so far, marked incomplete.
         pool: workers that outlive this measurement; None starts some and stops them.
         model: the target of a profile and the options that it was traced with, where the model itself is to be timed
@@ -80,19 +62,20 @@ def measure(
         MissingError: the device, a compiler or a dependency is missing, or ``strict_device`` refuses it.
         Interrupted: Ctrl-C; has what was measured.
     """
-    began, kind = time.monotonic(), device or ("cuda" if _has_cuda() else "cpu")
-    names, spec = _checked(kind, executors), device_spec(kind, gpu)
-    profile = _profile_of(profile_or_target, inputs, spec, progress, options)
+    began, said, step = time.monotonic(), filled(MeasureOptions, asked), part_of(Step, asked)
+    kind = said.device or ("cuda" if _has_cuda() else "cpu")
+    names, spec = _checked(kind, said.executors), device_spec(kind, said.gpu)
+    profile = _profile_of(profile_or_target, inputs, spec, progress, step)
     if (spec.architecture == "cpu") != (kind == "cpu"):
         progress(f"modeled as {spec.name}, which is no {'CPU' if kind == 'cpu' else 'GPU'}: the errors say nothing")
-    work = plan_work(profile, spec, names, top)
+    work = plan_work(profile, spec, names, said.top)
     profile = _simulated(profile, work)
-    limits = Limits(samples, began + time_limit_s, check, steps, build_limit_s)
-    source, given = model or (profile_or_target, options)
-    module = _module(source, given, inputs) if steps else None
+    limits = Limits(said.samples, began + said.time_limit_s, said.check, said.steps, said.build_limit_s)
+    source, given = model or (profile_or_target, step)
+    module = _module(source, given, inputs) if said.steps else None
     with nullcontext(pool) if pool else WorkerPool() as workers:
-        run = BenchmarkRun(work, names, kind, profile.workload.target, limits, workers, module)
-        return _run(run, profile, strict_device, progress, updated)
+        run = BenchmarkRun(work, kind, profile.workload.target, limits, workers, module)
+        return _run(run, profile, said.strict_device, progress, updated)
 
 
 def _profile_of(

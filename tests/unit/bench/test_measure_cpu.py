@@ -159,7 +159,7 @@ def test_a_spent_time_limit_skips_what_is_left(chain, pool):
 def test_progress_is_told_and_results_are_handed_on_while_it_runs(chain, pool):
     said, seen = [], []
     work = plan_work(chain, chain.simulations[0].gpu, ["eager"], top=2)
-    benchmark = BenchmarkRun(work, ["eager"], "cpu", "", Limits(3, check=False, steps=False), pool)
+    benchmark = BenchmarkRun(work, "cpu", "", Limits(3, check=False, steps=False), pool)
     benchmark.start()
     benchmark.run(said.append, lambda: seen.append([len(r.samples_s) for r in benchmark.results.values()]))
     assert len(said) == 6 and all(line.startswith("measuring ") for line in said)

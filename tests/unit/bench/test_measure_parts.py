@@ -261,8 +261,8 @@ def test_a_later_failure_loses_the_kernel(blocks):
 def test_a_kernel_whose_capture_failed_is_launched_plainly_from_then_on(blocks):
     """The worker that tried is given up after its answer; later blocks do not try again."""
     job = plan_work(blocks, blocks.simulations[0].gpu, ["eager"]).jobs[0]
-    work = SimpleNamespace(jobs=(job,), by_weight=[job], graph=None, gpu=None)
-    benchmark = BenchmarkRun(work, ["eager"], "cuda", "", Limits(3, steps=False), SimpleNamespace())
+    work = SimpleNamespace(executors=("eager",), jobs=(job,), by_weight=[job], graph=None, gpu=None)
+    benchmark = BenchmarkRun(work, "cuda", "", Limits(3, steps=False), SimpleNamespace())
     asked = []
 
     def ask(limit_s, name, question):
