@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from memwall.codegen import generate
@@ -31,7 +30,8 @@ from memwall.ops import Cost
 MAX_ROUNDS = 8
 
 Generate = Callable[[Graph, Flow, Group, Gpu], Kernel]
-Compile = Callable[[Sequence[tuple[Kernel, str]]], Sequence[tuple[Resources, ...]]]
+#: kernels with architectures, and ``say``, what is told of progress → the resources of each launch
+Compile = Callable[..., Sequence[tuple[Resources, ...]]]
 
 
 @dataclass(frozen=True)
@@ -192,40 +192,47 @@ class CompiledPlan:
         }
 
 
+@dataclass(frozen=True)
+class Toolchain:
+    """What makes kernels of groups, and machine code of these for some architectures (``sm_90``)."""
+
+    architectures: tuple[str, ...]
+    generate: Generate = generate
+    compile: Compile = compile_all
+
+    def compiled(self, kernels: Sequence[Compiled], say: Say) -> list[Compiled]:
+        """Kernels with their resources on each architecture."""
+        answers = iter(self.compile([(one.kernel, name) for one in kernels for name in self.architectures], say=say))
+        return [replace(one, resources={name: next(answers) for name in self.architectures}) for one in kernels]
+
+
 def compiled_plan(
     graph: Graph,
     costs: Sequence[Cost],
     gpu: Gpu,
-    architectures: Sequence[str] = (),
+    toolchain: Toolchain | None = None,
     *,
     regions: Sequence[int] | None = None,
-    generate: Generate = generate,
-    compiler: Compile | None = None,
-    cache: Path | None = None,
     say: Say = lambda message: None,
 ) -> CompiledPlan:
     """Plan for a GPU, generate, compile, and plan again without the kernels that spill.
 
     Args:
-        architectures: what to compile for (``sm_90``); the GPU's own where none is named.
+        toolchain: None takes Triton for the GPU's own architecture.
         regions: as for :func:`memwall.fusion.planner.memwall_plan`.
-        generate: group → kernel.
-        compiler: kernels with architectures → resources; None takes ``compile_all`` with ``cache``.
         say: called with one-line messages.
 
     Raises:
         UsageError: Triton makes no code for the GPU.
         MissingError: Triton is not installed.
     """
-    names = tuple(architectures) or (architecture_of(gpu),)
-    build = compiler or (lambda pairs: compile_all(pairs, cache=cache, say=say))
-    flow = Flow.of(graph)
+    toolchain, flow = toolchain or Toolchain((architecture_of(gpu),)), Flow.of(graph)
     spills: dict[Work, str] = {}
     for number in range(1, MAX_ROUNDS + 1):
         say(f"planning {len(graph.ops):,} ops for {gpu.name}, plan {number}")
         plan = memwall_plan(graph, costs, gpu, regions, spills)
-        distinct, left = distinct_kernels(graph, flow, plan, gpu, generate, spills)
-        kernels = _settled(distinct, names, build)
+        distinct, left = distinct_kernels(graph, flow, plan, gpu, toolchain.generate, spills)
+        kernels = _settled(distinct, toolchain, say)
         fresh = [(one, worst) for one in kernels if (worst := one.spilled) and not one.has_contraction]
         if not fresh:
             break
@@ -233,21 +240,21 @@ def compiled_plan(
             group = plan.groups[one.groups[0]]
             reason = f"{worst.spilled_bytes} bytes of registers spilled on {worst.architecture}"
             spills[work_of(graph, (*group.op_ids, *group.recomputes))] = reason
-    return CompiledPlan(gpu.name, names, plan, kernels, left, number)
+    return CompiledPlan(gpu.name, toolchain.architectures, plan, kernels, left, number)
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
-def _settled(kernels: Sequence[Compiled], architectures: Sequence[str], build: Compile) -> tuple[Compiled, ...]:
+def _settled(kernels: Sequence[Compiled], toolchain: Toolchain, say: Say) -> tuple[Compiled, ...]:
     """The kernels compiled, each at the first of its configurations that neither spills nor fails, else the first."""
-    settled = _compiled(kernels, architectures, build)
+    settled = toolchain.compiled(kernels, say)
     for tried in itertools.count(1):
         again = [n for n, one in enumerate(settled) if _is_bad(one) and len(one.kernel.configs) > tried]
         if not again:
             break
         others = [replace(kernels[n], kernel=with_config(kernels[n].kernel, tried)) for n in again]
-        for n, other in zip(again, _compiled(others, architectures, build), strict=True):
+        for n, other in zip(again, toolchain.compiled(others, say), strict=True):
             if not _is_bad(other):
                 settled[n] = other
     return tuple(settled)
@@ -255,11 +262,6 @@ def _settled(kernels: Sequence[Compiled], architectures: Sequence[str], build: C
 
 def _is_bad(compiled: Compiled) -> bool:
     return bool(compiled.spilled or compiled.failed)
-
-
-def _compiled(kernels: Sequence[Compiled], architectures: Sequence[str], build: Compile) -> list[Compiled]:
-    answers = iter(build([(one.kernel, name) for one in kernels for name in architectures]))
-    return [replace(one, resources={name: next(answers) for name in architectures}) for one in kernels]
 
 
 def with_config(kernel: Kernel, number: int) -> Kernel:

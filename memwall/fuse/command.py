@@ -16,13 +16,13 @@ from memwall.cli.output import Messages, Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.cli.target import ModelTarget, assumption, chosen_gpus, is_record, make_profile, remember, running
 from memwall.core.errors import UsageError
+from memwall.fuse.question import FuseOptions
 from memwall.wings import part
 
 if TYPE_CHECKING:
     from memwall.analysis.whatif import Change
     from memwall.fuse.run import FusedProfile
     from memwall.hardware.lookup import Gpu
-    from memwall.record.capture import Capture
     from memwall.record.profile import Profile
 
 
@@ -33,39 +33,21 @@ if TYPE_CHECKING:
     "eager, inductor, max-autotune, memwall, server or ideal. [default: eager, memwall, ideal; inductor with Triton]"
 )
 @options.workload
-@click.option("--emit", "folder", metavar="DIR", type=Path, help="Write the kernels, one file for each distinct group.")
+@options.asked(FuseOptions, "emit")
 @click.option(
     "--compile", "targets", cls=SeveralOption, needs_value=False, metavar="[NAME...]",
     help="Compile the generated kernels, no GPU needed, for GPUs or architectures (sm_70, gfx942)."
     " [default: the GPUs of --gpu]",
 )  # fmt: skip
 @options.what_ifs
-@click.option("--top", type=click.IntRange(1), metavar="N", help="List the N groups that save most. [default: 15]")
-@click.option(
-    "--by", type=click.Choice(("group", "module")), help="List what groups save, or modules. [default: group]"
-)
-@click.option("--all", "whole", is_flag=True, help="Print everything; without it, what fits in some 60 lines.")
-@click.option("--alternatives", is_flag=True, help="Price other forms of attention, optimizer, norms and loss.")
-@click.option("--no-capture", is_flag=True, help="Do not run the model through TorchDynamo.")
-@click.option(
-    "--second-batch", type=click.IntRange(1), metavar="N", help="Capture again with this --batch: what recompiles."
-)
-@click.option("--second-seq", type=click.IntRange(1), metavar="N", help="The same with this --seq.")
+@options.question(FuseOptions, but=("emit",))
 @options.common("fuse.page.FusedReport")
 def command(
     target: str,
     gpus: tuple[str, ...],
     policies: tuple[str, ...],
-    folder: Path | None,
     targets: tuple[str, ...],
     what_ifs: tuple[str, ...],
-    top: int | None,
-    by: str | None,
-    whole: bool,
-    alternatives: bool,
-    no_capture: bool,
-    second_batch: int | None,
-    second_seq: int | None,
     out: Out,
     **workload: Any,
 ) -> None:
@@ -89,38 +71,37 @@ def command(
     from memwall.fusion import check_policies
 
     out.plan(FusedReport)
+    asked = FuseOptions(**options.taken(FuseOptions, workload))
     changes = [parse_change(text) for text in what_ifs]
-    _check_emit(folder, policies)
+    _check_emit(asked, policies)
     gpus, wanted = _compile_targets(targets, gpus, policies)
-    sizes = options.given(batch=second_batch, seq=second_seq)
-    if sizes and no_capture:
+    sizes = options.given(batch=asked.second_batch, seq=asked.second_seq)
+    if sizes and not asked.capture:
         raise UsageError(f"--second-{next(iter(sizes))} captures again, and --no-capture captures nothing")
     if is_record(target):
-        made = _read(target, gpus, workload, sizes, not no_capture, out.messages)
-        if folder is not None:  # what is emitted calls torch with these attributes
+        made = _read(target, gpus, workload, sizes, asked.capture, out.messages)
+        if asked.emit is not None:  # what is emitted calls torch with these attributes
             refuse_misfit({"target": target})
     else:
         model = ModelTarget(target, workload, chosen_gpus(gpus, out.messages.say), out.messages)
         check_policies(policies, model.gpus, need=any)
-        made = _traced(model, sizes, not no_capture)
+        made = _traced(model, sizes, asked.capture)
         assumed = assumption(target, gpus)
         made = made._replace(notes=(*((assumed,) if assumed else ()), *made.notes))
-    compiled_for = _architectures(made.gpus, targets, wanted)
-    found = _fused(made, policies, changes, compiled_for, alternatives, folder, out.messages)
-    report = FusedReport(found, brief=not whole, **options.given(top=top, by=by))
+    compiled_for = _architectures(made.profile.gpus, targets, wanted)
+    found = _fused(made, policies, changes, compiled_for, asked, out.messages)
+    report = FusedReport(found, brief=not asked.whole, **options.given(top=asked.top, by=asked.by))
     keep = partial(remember, found.profile, out.messages) if made.model else lambda: None
-    out.show(report, before_files=partial(_emit, folder, found, out.messages), before_print=keep)
+    out.show(report, before_files=partial(_emit, asked, found, out.messages), before_print=keep)
 
 
 # -- what is fused -----------------------------------------------------------------------------------------------------
 
 
 class FuseInputs(NamedTuple):
-    """A profile, what Dynamo made of it, the GPUs, notes on what is missing, and the model where it is at hand."""
+    """A profile, with what Dynamo made of it, notes on what is missing, and the model where it is at hand."""
 
     profile: Profile
-    capture: Capture | None
-    gpus: Sequence[Gpu]
     notes: tuple[str, ...] = ()
     model: ModelTarget | None = None
 
@@ -131,9 +112,10 @@ def _read(
     """A saved profile, which has no model to capture."""
     options.refuse({f"second_{key}": value for key, value in sizes.items()}, f"{target} is already traced")
     profile = make_profile(target, names, given, messages)
-    capture = profile.traced.dynamo if captured else None
-    missing = (f"no capture: it needs the model, and {target} has none",) * (captured and capture is None)
-    return FuseInputs(profile, capture, profile.gpus, missing)
+    if not captured:
+        return FuseInputs(profile.with_facts(dynamo=None))
+    missing = (f"no capture: it needs the model, and {target} has none",) * (profile.traced.dynamo is None)
+    return FuseInputs(profile, missing)
 
 
 def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseInputs:
@@ -146,9 +128,8 @@ def _traced(model: ModelTarget, sizes: dict[str, int], captured: bool) -> FuseIn
     count = distinct_ops(profile.graph)
     if not captured or count > MOST_UNASKED:
         note = f"no capture: TorchDynamo would take {count:,} ops one by one"
-        return FuseInputs(profile, None, profile.gpus, (note,) * captured, model)
-    profile = model.with_capture(profile, workload, sizes)
-    return FuseInputs(profile, profile.traced.dynamo, profile.gpus, (), model)
+        return FuseInputs(profile, (note,) * captured, model)
+    return FuseInputs(model.with_capture(profile, workload, sizes), (), model)
 
 
 def _fused(
@@ -156,28 +137,26 @@ def _fused(
     policies: Sequence[str],
     changes: Sequence[Change],
     architectures: dict[str, list[str]],
-    priced: bool,
-    folder: Path | None,
+    asked: FuseOptions,
     messages: Messages,
 ) -> FusedProfile:
-    """What fusion wins on it; other forms of the model are ``priced`` where asked for."""
+    """What fusion wins on it, and other forms of the model where asked for."""
     from memwall.fuse.rewrites import alternatives
-    from memwall.fuse.run import fuse
+    from memwall.fuse.run import fuse, with_op_counts
 
     with running(made.profile.workload.target, messages):
         found = fuse(
             made.profile,
-            made.gpus,
             policies,
             changes=changes,
-            capture=made.capture,
-            source=folder is not None,
+            source=asked.emit is not None,
             architectures=architectures,
             say=messages.progress,
         )
-        if priced:
+        found = with_op_counts(found, messages.progress)
+        if asked.alternatives:
             retrace = made.model.retrace if made.model else None
-            found = replace(found, alternatives=alternatives(found.profile, made.gpus, retrace))
+            found = replace(found, alternatives=alternatives(found.profile, made.profile.gpus, retrace))
     return replace(found, notes=(*found.notes, *made.notes))
 
 
@@ -213,20 +192,21 @@ def _architectures(
     return {name: list(dict.fromkeys(names)) for name, names in found.items() if names}
 
 
-def _check_emit(folder: Path | None, policies: Sequence[str]) -> None:
+def _check_emit(asked: FuseOptions, policies: Sequence[str]) -> None:
     """Refuse before any work what ``--emit`` could not write."""
-    if folder is None:
+    if asked.emit is None:
         return
     emitted = part("codegen.EMITTED")
     if policies and not set(policies).intersection(emitted):
         raise UsageError(f"--emit writes kernels of {' or '.join(emitted)}; name one with --policy")
-    part("codegen.check_folder")(folder)
+    part("codegen.check_folder")(Path(asked.emit))
 
 
-def _emit(folder: Path | None, found: FusedProfile, messages: Messages) -> None:
+def _emit(asked: FuseOptions, found: FusedProfile, messages: Messages) -> None:
     """Write the kernels where a folder for them is named."""
-    if folder is None:
+    if asked.emit is None:
         return
+    folder = Path(asked.emit)
     files = part("codegen.kernel_files")(found.profile, found.simulated(part("codegen.EMITTED")))
     part("codegen.write_folder")(folder, files)
     count, index = sum(name.endswith(".py") for name in files), part("codegen.INDEX")

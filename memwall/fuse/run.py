@@ -1,7 +1,7 @@
 """What ``memwall fuse`` finds: policies side by side, what each fuses and refuses, what breaks and what-ifs cost.
 
 Everything here needs only the graph, except the ``inductor`` policy and the op counts by IR level, which need torch,
-and the capture, which needs the model and is made by the caller.
+and the capture, which needs the model and comes with the profile.
 """
 
 from __future__ import annotations
@@ -92,7 +92,6 @@ class FusedProfile:
     ``notes`` say what is missing and why."""
 
     profile: Profile
-    capture: Capture | None = None
     prices: Mapping[str, BreakPrices] = field(default_factory=dict)
     lowered: Mapping[str, Any] = field(default_factory=dict)
     plan_diffs: Mapping[str, PlanDiff] = field(default_factory=dict)
@@ -101,6 +100,11 @@ class FusedProfile:
     op_counts: OpCounts | None = None
     what_ifs: tuple[Outcome, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def capture(self) -> Capture | None:
+        """What Dynamo made of the model."""
+        return self.profile.traced.dynamo
 
     def plan(self, schedule: Schedule) -> Plan:
         """The plan of a simulation."""
@@ -142,25 +146,21 @@ def refused_by_rule(plan: Plan) -> tuple[Refused, ...]:
 
 def fuse(
     profile: Profile,
-    gpus: Sequence[Gpu],
     policies: Sequence[str] = (),
     *,
     changes: Sequence[Change] = (),
-    capture: Capture | None = None,
     source: bool = False,
-    op_counts: bool = True,
     architectures: Mapping[str, Sequence[str]] = MappingProxyType({}),
     say: Say = lambda message: None,
 ) -> FusedProfile:
-    """Plan and simulate every policy on every GPU.
+    """Plan and simulate every policy on every GPU of a profile. Fusion does not cross the breaks of its capture by
+    Dynamo, and they are priced.
 
     Args:
         policies: in addition to eager; ``DEFAULT_POLICIES`` if empty; ``inductor`` is then left out, with a note, if
             it is not available.
         changes: what-ifs.
-        capture: Dynamo's capture of the model: fusion does not cross its breaks, and they are priced.
         source: keep the source of Inductor's kernels.
-        op_counts: count ops at each level of lowering.
         architectures: by the name of a GPU, what its kernels under ``memwall`` are compiled for (``sm_90``).
         say: called with one-line messages.
 
@@ -169,7 +169,7 @@ def fuse(
             model.
         MissingError: ``inductor`` was named and is not available, or there is no Triton to compile with.
     """
-    maker = _Maker(profile, capture, source, architectures, say)
+    maker, gpus = _Maker(profile, source, architectures, say), profile.gpus
     for gpu in gpus:
         for policy in dict.fromkeys(("eager", *(policies or DEFAULT_POLICIES))):  # savings are relative to eager
             maker.add(gpu, policy, optional=not policies)
@@ -177,9 +177,8 @@ def fuse(
     made = profile.with_simulations(tuple(maker.schedules))
     named = list(dict.fromkeys(schedule.policy for schedule in maker.schedules))
     outcomes = what_if(made, changes, gpus, named, maker.planned)
-    found = FusedProfile(
+    return FusedProfile(
         made,
-        capture,
         maker.prices(gpus),
         maker.lowered,
         maker.plan_diffs(),
@@ -187,7 +186,6 @@ def fuse(
         what_ifs=tuple(outcomes),
         notes=maker.notes(),
     )
-    return _with_op_counts(found, say) if op_counts else found
 
 
 def _own_kernels(graph: Graph) -> list[str]:
@@ -205,15 +203,8 @@ def _own_kernels(graph: Graph) -> list[str]:
 class _Maker:
     """Makes plans and simulates them."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        capture: Capture | None,
-        source: bool,
-        architectures: Mapping[str, Sequence[str]],
-        say: Say,
-    ) -> None:
-        self.profile, self.capture, self.source, self.say = profile, capture, source, say
+    def __init__(self, profile: Profile, source: bool, architectures: Mapping[str, Sequence[str]], say: Say) -> None:
+        self.profile, self.source, self.say = profile, source, say
         self.architectures = architectures
         self.compiled: dict[str, Any] = {}
         self.schedules: list[Schedule] = []
@@ -263,9 +254,9 @@ class _Maker:
             plan: Plan = part("inductor.plan_of")(graph, costs, gpu, lowered.kernels)
             return plan
         if policy == "memwall" and gpu.name in self.architectures:
-            names = self.architectures[gpu.name]
+            toolchain = part("codegen.Toolchain")(tuple(self.architectures[gpu.name]))
             made = part("codegen.compiled_plan")(
-                graph, costs, gpu, names, regions=self.planned.get(number), say=self.say
+                graph, costs, gpu, toolchain, regions=self.planned.get(number), say=self.say
             )
             self.compiled[gpu.name] = made
             compiled: Plan = made.plan
@@ -286,7 +277,7 @@ class _Maker:
     def _captured(self) -> dict[int, tuple[tuple[int, ...], list[Cut], int | None]]:
         """The broken graphs: the partial graph of each op, where each break cuts, and the first op after the model. The
         first graph was captured; graphs with other attention kernels are cut in the same places."""
-        capture, given = self.capture, self.profile.graph.ops
+        capture, given = self.profile.traced.dynamo, self.profile.graph.ops
         if capture is None or capture.failure is not None or len(capture.regions) != len(given):
             return {}
         found = {}
@@ -328,7 +319,7 @@ def _moved(first: int | None, places: Sequence[int | None]) -> int | None:
     return 0 if before is None else before + 1
 
 
-def _with_op_counts(found: FusedProfile, say: Say) -> FusedProfile:
+def with_op_counts(found: FusedProfile, say: Say = lambda message: None) -> FusedProfile:
     """The op counts of the first graph, with Inductor's levels where it was lowered."""
     try:
         from memwall.fuse.op_counts import op_counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -14,7 +15,7 @@ from memwall.codegen.compiling import Resources, compile_all, default_cache, rea
 from memwall.codegen.kernel import Kernel, NotGenerated, TritonLaunch
 from memwall.codegen.occupancy import architecture_of, find_target, occupancy
 from memwall.codegen.page import compiled_section
-from memwall.codegen.planned import compiled_plan, with_config
+from memwall.codegen.planned import Toolchain, compiled_plan, with_config
 from memwall.core.cache import kept
 from memwall.core.errors import MissingError, UsageError
 from memwall.fusion.planner import memwall_plan
@@ -198,7 +199,8 @@ def test_generated_kernels_compile_for_every_architecture_without_spills(cache, 
     halved = [("self", w) for w in weights]
     b.op("aten._foreach_mul_.Scalar", halved, weights, scalar=0.5)
     graph = b.graph(rows, columns)
-    made = compiled_plan(graph, graph_costs(graph), load_gpu("h100-sxm"), names, cache=cache)
+    toolchain = Toolchain(names, compile=partial(compile_all, cache=cache))
+    made = compiled_plan(graph, graph_costs(graph), load_gpu("h100-sxm"), toolchain)
     assert (made.left, made.coverage, made.rounds) == ((), 1.0, 1)
     assert set(made.schedules()) == {"persistent", "split", "tensor list"}
     for one in made.kernels:
@@ -292,7 +294,7 @@ def named(graph, flow, group, gpu) -> Kernel:
 def spilling(when):
     """Stands for a compiler: 80 bytes are spilled where ``when`` says so of a kernel."""
 
-    def build(pairs):
+    def build(pairs, say):
         return [
             tuple(Resources(x.function, name, x.num_warps, 32, 80 if when(one) else 0) for x in one.launches)
             for one, name in pairs
@@ -314,8 +316,8 @@ def chain(layers: int = 1):
 
 
 def compiled(graph, when, **changes):
-    options = {"generate": named, "compiler": spilling(when), **changes}
-    return compiled_plan(graph, graph_costs(graph), round_gpu(), **options)
+    toolchain = Toolchain(**{"architectures": ("sm_90",), "generate": named, "compile": spilling(when), **changes})
+    return compiled_plan(graph, graph_costs(graph), round_gpu(), toolchain)
 
 
 def test_what_does_not_spill_is_planned_as_ever():
@@ -437,7 +439,7 @@ def test_a_kernel_that_really_spills_is_refused(spills):
     b = Builder()
     x = b.given(4096, 8192, dtype="bfloat16")
     graph = b.graph(b.like("aten._softmax", ("self", b.like("aten.exp", ("self", x))), dim=1, half_to_float=False))
-    made = compiled(graph, None, generate=generate, compiler=None, cache=spills)
+    made = compiled(graph, None, generate=generate, compile=partial(compile_all, cache=spills))
     assert groups_of(made.plan) == [(0,), (1,)]
     (refusal,) = made.plan.refusals
     assert refusal.rule == "register spill"
@@ -458,7 +460,7 @@ def test_the_page_flags_what_spills_and_lists_what_has_no_kernel():
     b = Builder()
     first = b.like("aten.relu", ("self", b.given(1024, 1024)))
     second = b.like("aten.exp", ("self", b.given(512, 1024)))
-    made = compiled(b.graph(first, second), lambda one: False, generate=generate, architectures=["sm_70", "sm_90"])
+    made = compiled(b.graph(first, second), lambda one: False, generate=generate, architectures=("sm_70", "sm_90"))
     flagged = Resources("point", "sm_70", 4, 255, 80, 80, 0, 0.125, "registers")
     library = Resources("point", "sm_90", 4, status="vendor library", reason="not here")
     (only,) = made.kernels

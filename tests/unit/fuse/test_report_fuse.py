@@ -42,7 +42,7 @@ def made_up_capture(profile) -> Capture:
 @pytest.fixture(scope="module")
 def found():
     profile = make_profile(gpus=(OLD,))
-    return fuse(profile, [OLD], POLICIES, changes=CHANGES, capture=made_up_capture(profile), op_counts=False)
+    return fuse(profile.with_facts(dynamo=made_up_capture(profile)), POLICIES, changes=CHANGES)
 
 
 def test_the_page(found, golden):
@@ -88,7 +88,7 @@ def test_breaks_are_listed_beside_whatever_was_asked_for(found, top):
     and a page without it listed one of two."""
     stop = found.capture.breaks[0]
     two = replace(found.capture, breaks=(stop, replace(stop, line=9, after_op=3, cuts=(3,))))
-    again = fuse(found.profile, [OLD, NEW], POLICIES, changes=CHANGES, capture=two, op_counts=False)
+    again = fuse(make_profile(gpus=(OLD, NEW)).with_facts(dynamo=two), POLICIES, changes=CHANGES)
     text = render(FusedReport(again, brief=True, top=top), "text", width=118)
     assert "tiny.py:7" in text and "tiny.py:9" in text
     assert text.count("All breaks together") == 2  # on each GPU
@@ -118,7 +118,7 @@ def test_refusals_are_summed_by_rule_with_their_counts():
 
 
 def test_policies_of_several_gpus():
-    found = fuse(make_profile(), [OLD, NEW], ("eager", "memwall"), op_counts=False)
+    found = fuse(make_profile(gpus=(OLD, NEW)), ("eager", "memwall"))
     assert [(s.gpu.name, s.policy) for s in found.profile.simulations] == [
         ("old", "eager"), ("old", "memwall"), ("new", "eager"), ("new", "memwall"),
     ]  # fmt: skip
