@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
 from memwall.core.errors import UsageError
 from memwall.core.ranks import ranks_text
 from memwall.hardware.links import Cluster
 from memwall.ops.collective import receives
 from memwall.ops.launches import Message
-from memwall.perfmodel.collectives import OPS, CollectiveTime, collective_s, levels_of, link_of, message_time, placed
+from memwall.perfmodel.collectives import (
+    OPS,
+    CollectiveOptions,
+    CollectiveTime,
+    collective_s,
+    levels_of,
+    link_of,
+    message_time,
+    placed,
+)
 from memwall.record.job import place_of
 from memwall.record.profile import Profile
 from memwall.record.traced import RankFigures
@@ -50,15 +60,7 @@ class CommRow:
 
 
 def sweep(
-    cluster: Cluster,
-    ops: Iterable[str],
-    workers: int,
-    least: int,
-    most: int,
-    *,
-    per_node: int | None = None,
-    library: str = "nccl",
-    launch: str = "graph",
+    cluster: Cluster, ops: Iterable[str], workers: int, least: int, most: int, **how: Unpack[CollectiveOptions]
 ) -> list[CommRow]:
     """Each op with messages of ``least`` bytes, and twice as many up to ``most``.
 
@@ -69,12 +71,7 @@ def sweep(
         raise UsageError(f"the smallest message, {least:,} bytes, is larger than the largest, {most:,} bytes")
     sizes = [least << i for i in range((most // least).bit_length())]
     return [
-        CommRow(
-            op,
-            nbytes,
-            workers,
-            collective_s(op, nbytes, workers, cluster, per_node=per_node, library=library, launch=launch),
-        )
+        CommRow(op, nbytes, workers, collective_s(op, nbytes, workers, cluster, **how))
         for op in dict.fromkeys(ops)
         for nbytes in sizes
     ]

@@ -175,17 +175,15 @@ def _policy_set(profile: Profile, schedules: Sequence[Schedule]) -> PolicySet:
     return PolicySet(profile, gpu, tuple(schedules), eager, ideal)
 
 
-def _saving(
-    policies: PolicySet, kernels: Sequence[Estimate], name: str, module: str, phase: str, op_class: str, ops: int
-) -> Saving:
-    """What some kernels save over those that they replace."""
+def _saving(policies: PolicySet, kernels: Sequence[Estimate], name: str, module: str, ops: int) -> Saving:
+    """What some kernels of several phases and classes save over those that they replace."""
     own = sums(kernels, ("launches", "bytes", "time_s"))
     eager = sums([eager for kernel in kernels for eager in policies.replaced(kernel)], tuple(own))
     return Saving(
         name,
         module,
-        phase,
-        op_class,
+        "",
+        "",
         len(kernels),
         ops,
         eager["launches"],
@@ -213,7 +211,7 @@ def group_savings(policies: PolicySet, schedule: Schedule) -> tuple[Saving, ...]
         for k in changed
     ]
     rows = [
-        _saving(policies, kernels, group_name(names), module, phase, op_class, len(names))
+        replace(_saving(policies, kernels, group_name(names), module, len(names)), phase=phase, op_class=op_class)
         for (names, module, phase, op_class, _, _), kernels in group_by(changed, keys).items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.name, row.module, row.bytes)))
@@ -243,7 +241,7 @@ def module_savings(policies: PolicySet, schedule: Schedule, *, top: int = 15) ->
 
 def _by_module(policies: PolicySet, schedule: Schedule, modules: Sequence[str]) -> tuple[Saving, ...]:
     rows = [
-        _saving(policies, kernels, module, module, "", "", sum(len(kernel.op_ids) for kernel in kernels))
+        _saving(policies, kernels, module, module, sum(len(kernel.op_ids) for kernel in kernels))
         for module, kernels in group_by(schedule.kernels, modules).items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.saved_s, row.module)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import click
 
@@ -12,6 +13,7 @@ from memwall.cli.output import Out
 from memwall.cli.parsing import Command, SeveralOption
 from memwall.core.errors import UsageError
 from memwall.hardware.cluster import load_cluster
+from memwall.perfmodel.collectives import CollectiveOptions
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
@@ -40,32 +42,14 @@ class Bytes(click.ParamType):
 )
 @click.option("--gpus", "--world", "gpus", type=int, metavar="N",
               help="GPUs that take part. [default: the GPUs of a node]")  # fmt: skip
-@click.option("--per-node", type=int, metavar="N", help="GPUs on each node. [default: as many as fit]")
+@options.asked(CollectiveOptions, "per_node")
 @click.option("--min", "least", type=Bytes(), default="1K", show_default=True, help="The smallest message.")
 @click.option(
     "--max", "most", type=Bytes(), default="1G", show_default=True, help="The largest; each is twice the last."
 )
-@click.option("--library", default="nccl", show_default=True, metavar="NAME",
-              help="nccl; custom: all-reduces of vLLM and SGLang; trtllm: collectives of TensorRT-LLM.")  # fmt: skip
-@click.option(
-    "--launch",
-    default="graph",
-    show_default=True,
-    metavar="NAME",
-    help="graph: back to back or in a CUDA graph; eager: calls from Python, no faster than the host.",
-)
+@options.question(CollectiveOptions, but=("per_node",))
 @options.common("report.pages.clusters.CommReport")
-def command(
-    out: Out,
-    cluster: str,
-    ops: tuple[str, ...],
-    gpus: int | None,
-    per_node: int | None,
-    least: int,
-    most: int,
-    library: str,
-    launch: str,
-) -> None:
+def command(out: Out, cluster: str, ops: tuple[str, ...], gpus: int | None, least: int, most: int, **how: Any) -> None:
     """Model the time of collectives by message size: time, algorithm and bus bandwidth, and what was taken.
 
     Sizes are as nccl-tests define them. No GPU is needed.
@@ -74,14 +58,5 @@ def command(
 
     out.plan(CommReport)
     found = load_cluster(cluster)
-    rows = sweep(
-        found,
-        ops or ("all_reduce",),
-        found.gpus_per_node if gpus is None else gpus,
-        least,
-        most,
-        per_node=per_node,
-        library=library,
-        launch=launch,
-    )
+    rows = sweep(found, ops or ("all_reduce",), found.gpus_per_node if gpus is None else gpus, least, most, **how)
     out.show(CommReport(found, rows))

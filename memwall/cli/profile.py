@@ -89,8 +89,7 @@ def command(target: str, out: Out, **given: Any) -> None:
     """
     if part("traces.is_trace")(target):
         options.refuse_given(f"on {target}, a profiler's trace of a model that ran", but=_OF_TRACE)
-        shape = options.given(top=given["top"], sort=given["sort"], by=given["by"])
-        part("traces.profile_trace")(target, given["gpus"], given["ncu"], out, shape, given["cluster"], given["others"])
+        _trace(target, out, given)
     elif given["layout"] is not None:
         part("training.profile_parallel")(target, given, out)
     else:
@@ -99,6 +98,17 @@ def command(target: str, out: Out, **given: Any) -> None:
         for name in _OF_LAYOUT:
             del given[name]
         _profile(target, out, **given)
+
+
+def _trace(target: str, out: Out, given: dict[str, Any]) -> None:
+    """A step that a profiler recorded, compared with its GPU."""
+    page = part("traces.TraceReport")
+    out.plan(page)
+    of = {name: given[name] for name in ("ncu", "cluster", "others")}
+    analysis = part("traces.analyse_file")(target, given["gpus"], **of)
+    if analysis.other_vendor:
+        out.messages.warn(analysis.other_vendor)
+    out.show(page(analysis, **options.given(top=given["top"], sort=given["sort"], by=given["by"])))
 
 
 #: keywords that a profiler's trace has an answer to, and keywords of a layout or a trace alone

@@ -197,7 +197,6 @@ def find_runs(graph: Graph, kept: int, accept: Callable[[LayerRun], bool]) -> li
     """The runs of more than ``kept`` layers that ``accept`` takes, none inside or across another: outer lists first,
     and of several ways to group the layers of a list the one that saves the most ops."""
     runs: list[LayerRun] = []
-    made = graph.first_writers
     firsts = _first_ops(graph)
     for prefix in sorted(firsts, key=lambda p: (p.count("."), p != "", p)):
         if any(prefix.startswith(f"{run.prefix}.") or not run.prefix for run in runs):
@@ -211,7 +210,7 @@ def find_runs(graph: Graph, kept: int, accept: Callable[[LayerRun], bool]) -> li
             ]
             found = [
                 run
-                for bare in runs_along(lanes, lambda: Twins(graph, graph.alike), prefix, period, kept, made)
+                for bare in runs_along(lanes, lambda: Twins(graph, graph.alike), prefix, period, kept)
                 for run in (_with_margin(graph, bare, period),)
                 if not any(run.overlaps(other) for other in runs) and accept(run)
             ]
@@ -272,13 +271,7 @@ def _cuts(firsts: Mapping[int, int], period: int, direction: int) -> dict[int, i
 
 
 def runs_along(
-    lanes: Sequence[Lane],
-    twins_of: Callable[[], Twins],
-    prefix: str,
-    period: int,
-    kept: int,
-    made: Mapping[int, int],
-    tail: int = 0,
+    lanes: Sequence[Lane], twins_of: Callable[[], Twins], prefix: str, period: int, kept: int, tail: int = 0
 ) -> Iterator[LayerRun]:
     """The runs of more than ``kept`` equal instances along some lanes, without the last ``tail`` instances."""
     # an instance ends where its neighbour begins: the next one in forward, in backward the one before
@@ -303,16 +296,14 @@ def runs_along(
                 Track(op_id, length, lane.direction, stop - start)
                 for (op_id, length), lane in zip(spans(start), lanes, strict=True)
             )
-            run = _run(twins, prefix, tracks, made, (start, stop) == (low, high), kept)
+            run = _run(twins, prefix, tracks, (start, stop) == (low, high), kept)
             if run is not None:
                 yield run
         start = stop
 
 
-def _run(
-    twins: Twins, prefix: str, tracks: tuple[Track, ...], made: Mapping[int, int], whole: bool, kept: int
-) -> LayerRun | None:
-    count = tracks[0].count
+def _run(twins: Twins, prefix: str, tracks: tuple[Track, ...], whole: bool, kept: int) -> LayerRun | None:
+    count, made = tracks[0].count, twins.graph.first_writers
     touched = tuple(_touched(twins.graph, tracks, n) for n in (0, count - 1))
     run = LayerRun(prefix, count, tracks, twins.twin, twins.back, {}, (touched[0], touched[1]), whole, kept)
     placed: set[int] = set()

@@ -50,7 +50,7 @@ def find_loops(graph: Graph, kept: int, tail: int, accept: Callable[[LayerRun], 
         if not chosen:
             break
         for lanes in _loops(graph, sorted(chosen), made):
-            found = runs_along(lanes, lambda: Twins(graph, graph.alike_in_loops, loop=True), "", 1, kept, made, tail)
+            found = runs_along(lanes, lambda: Twins(graph, graph.alike_in_loops, loop=True), "", 1, kept, tail)
             runs += [run for run in found if not any(run.overlaps(other) for other in runs) and accept(run)]
         taken = [track.span(0, run.count) for run in runs for track in run.tracks]
         pool = [s for s in pool if s not in chosen and not any(s.overlaps(*span) for span in taken)]

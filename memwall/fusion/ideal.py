@@ -93,7 +93,7 @@ class _Ideal:
         total = sum((self.costs[i] for i in run), start=Cost(launches=()))
         kernels = library_launches(self.graph, self.costs, run) or 1
         total = replace(total, read_bytes=read_bytes, write_bytes=write_bytes)
-        cost = with_launches(total, total.launches, kernels=kernels)
+        cost = with_launches(total, kernels=kernels)
         return Group(tuple(op_ids), tuple(reads), tuple(writes), cost)
 
     def _operands(self, matrix: Sequence[int]) -> tuple[dict[int, None], int]:

@@ -45,7 +45,6 @@ MATRIX = (Gemm, Convolution, FusedAttention, Recurrent)
 
 def with_launches(
     cost: Cost,
-    eager: Iterable[Launch],
     *,
     kernels: int = 1,
     extra_bytes: int = 0,
@@ -53,7 +52,7 @@ def with_launches(
     thread_blocks: int | None = None,
     numbers: int = 4,
 ) -> Cost:
-    """The cost of a group with its launches, given those of its ops as eager kernels.
+    """The cost of a group with its launches, which has those of its ops as eager kernels.
 
     Products keep their shape and their share of the group's bytes; other ops add no launch. Without products the group
     is one generated kernel over its bytes. If the launches of an op are unknown, the group's are too.
@@ -65,7 +64,7 @@ def with_launches(
         numbers: random numbers that it uses of a call of the generator, a key of :data:`DRAW_INSTRUCTIONS`.
     """
     moved: dict[str, Any] = {"read_bytes": cost.read_bytes + extra_bytes, "write_bytes": cost.write_bytes}
-    known = [launch for launch in eager if not isinstance(launch, Plain)]
+    known = [launch for launch in cost.launches if not isinstance(launch, Plain)]
     matrix = [launch for launch in known if isinstance(launch, MATRIX)]
     launches: tuple[Launch, ...]
     if matrix:
@@ -266,10 +265,10 @@ class Pricer:
         cost = self._costs.get(key)
         if cost is not None:
             return cost
-        whole = replace(self._sum(op_ids), read_bytes=read_bytes, write_bytes=write_bytes)
+        eager = tuple(chain.from_iterable(self.costs[i].launches for i in op_ids))
+        whole = replace(self._sum(op_ids), read_bytes=read_bytes, write_bytes=write_bytes, launches=eager)
         again = (*(self.costs[i].extra_flops for i in op_ids), *(self.costs[i].total_flops for i in recomputes))
-        eager = [launch for i in op_ids for launch in self.costs[i].launches]
-        given = partial(with_launches, whole, eager, extra_flops=sum(again))
+        given = partial(with_launches, whole, extra_flops=sum(again))
         cost = given(kernels=kernels, extra_bytes=extra_bytes, thread_blocks=rows)
         if rows is not None and rows < self.gpu.sm_count:
             # each row is split over several blocks: a launch for the sums, one that reads everything again

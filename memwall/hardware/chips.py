@@ -83,18 +83,12 @@ def _early(
     architecture: str,
     shared_kib: int,
     block_kib: int,
-    partitions: int = 4,
-    warps: int = 64,
-    blocks: int = 32,
     batched_tiles: tuple[Tile, ...] = ((128, 128), (64, 128), (64, 64)),
-    **more: bool,
+    **more: int | bool,
 ) -> Chip:
     """Before Ampere: no products in Triton, no flash attention."""
     return Chip(
         architecture=architecture,
-        warps=warps,
-        blocks=blocks,
-        partitions=partitions,
         shared_bytes=shared_kib * KIB,
         shared_block_bytes=block_kib * KIB,
         attention="efficient",
@@ -129,15 +123,7 @@ def _nvidia(
     )
 
 
-def _amd(
-    architecture: str,
-    registers: int,
-    unit: int,
-    waves: int,
-    shared_kib: int = 64,
-    shared_unit_bytes: int = 512,
-    attention: str = "flash",
-) -> Chip:
+def _amd(architecture: str, registers: int, unit: int, waves: int, shared_kib: int = 64, **more: int | str) -> Chip:
     """Four SIMDs of 64 lanes. A block of several waves takes one of 16 barriers."""
     return Chip(
         architecture=architecture,
@@ -148,8 +134,7 @@ def _amd(
         register_unit=64 * unit,
         shared_bytes=shared_kib * KIB,
         shared_block_bytes=shared_kib * KIB,
-        shared_unit_bytes=shared_unit_bytes,
-        attention=attention,
+        **{"shared_unit_bytes": 512, **more},  # type: ignore[arg-type]
     )
 
 
@@ -159,8 +144,8 @@ _SMALLER = (_LARGE, (64, 64), (64, 32))
 
 #: compile target -> one multiprocessor of it; NVIDIA's from the oldest
 CHIPS: Mapping[str, Chip] = {
-    "sm_60": _early("pascal", 64, 48, partitions=2, batched_tiles=_PASCAL, triton_atomics=False),
-    "sm_61": _early("pascal", 96, 48, batched_tiles=_PASCAL, triton_atomics=False),
+    "sm_60": _early("pascal", 64, 48, _PASCAL, partitions=2, triton_atomics=False),
+    "sm_61": _early("pascal", 96, 48, _PASCAL, triton_atomics=False),
     "sm_70": _early("volta", 96, 96, sliced_channels=True),
     "sm_75": _early("turing", 64, 64, warps=32, blocks=16, sliced_channels=True),
     "sm_80": _nvidia("ampere", 64, 32, 164, 7, serving_tile=_SHORT),
@@ -177,7 +162,7 @@ CHIPS: Mapping[str, Chip] = {
     "gfx908": _amd("cdna", 256, 4, 10, attention="math"),
     "gfx90a": _amd("cdna2", 512, 8, 8),
     "gfx942": _amd("cdna3", 512, 8, 8),
-    "gfx950": _amd("cdna4", 512, 8, 8, 160, 1280),
+    "gfx950": _amd("cdna4", 512, 8, 8, 160, shared_unit_bytes=1280),
     # two SIMDs of 32 lanes, 16 waves and 1,536 registers a lane each; a workgroup processor has 128 KiB of LDS, half of
     # it a unit's
     "gfx1100": Chip(

@@ -84,7 +84,6 @@ def _group(pricer: Pricer, kernel: LoweredKernel) -> Group:
     kernels = max(kernel.launches, library_launches(graph, pricer.costs, kernel.op_ids))
     cost = with_launches(
         group.cost,
-        group.cost.launches,
         kernels=kernels,
         extra_bytes=_beyond(pricer, kernel, group),
         extra_flops=group.cost.extra_flops,

@@ -156,8 +156,8 @@ def _attention_of_gpu(preferred: str) -> Iterator[None]:
     ) -> torch.Tensor:
         if query.shape[:2] != key.shape[:2] or key.shape[:3] != value.shape[:3]:
             raise RuntimeError(f"attention of {query.shape}, {key.shape} and {value.shape}")
-        given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return attend(choose(preferred, call_of(*given)), *given)
+        call = call_of(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return attend(call, choose(preferred, call), query, key, value, attn_mask)
 
     remembered = dispatch_cache(torch.ops.aten.scaled_dot_product_attention.default)
     try:
@@ -211,24 +211,19 @@ def write_back(joint: Joint, forward: GraphModule) -> int:
     return kept
 
 
+def keep_strides(module: GraphModule, visible: int) -> None:
+    """Let the first ``visible`` outputs keep the strides that they were traced with."""
+    module.graph.output_node().meta["user_visible_output_idxs"] = list(range(visible))
+
+
 class _Stop(BaseException):
     """Stops Inductor at the point of interest."""
 
 
 def schedule(
-    module: GraphModule,
-    mode: Any,
-    read: Callable[[Scheduled], Read],
-    *,
-    backward: bool,
-    inference: bool,
-    visible: int,
-    source: bool,
+    module: GraphModule, mode: Any, read: Callable[[Scheduled], Read], *, backward: bool, inference: bool, source: bool
 ) -> Read:
-    """Lower one graph, fuse, and return what ``read`` makes of the schedule while Inductor still knows the graph.
-    ``visible`` outputs, the first ones, keep the strides that they were traced with."""
-    output = module.graph.output_node()
-    output.meta["user_visible_output_idxs"] = list(range(visible))
+    """Lower one graph, fuse, and return what ``read`` makes of the schedule while Inductor still knows the graph."""
     inputs = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     refusals: Counter[str] = Counter()
     sources: dict[str, tuple[str, str]] = {}

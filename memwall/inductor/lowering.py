@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memwall.core import compat
 from memwall.core.errors import MemwallError, MissingError, UsageError, need
@@ -24,6 +24,9 @@ from memwall.inductor.owners import Lowered, ScheduleNode, own
 from memwall.inductor.scope import scope_of
 from memwall.ops import classify
 from memwall.ops.registry import is_recurrent
+
+if TYPE_CHECKING:
+    from memwall.inductor.compiling import Scheduled
 
 
 def lower(
@@ -137,16 +140,6 @@ def _between_recurrent_layers(graph: Graph) -> list[int]:
     return regions
 
 
-@dataclass
-class _Result:
-    """The results of all regions: launches of each compiled graph under (backward?, first op)."""
-
-    schedules: dict[tuple[bool, int], list[ScheduleNode]] = field(default_factory=dict)
-    refusals: Counter[str] = field(default_factory=Counter)
-    fx_ops: dict[int, Counter[str]] = field(default_factory=dict)
-    opaque: list[str] = field(default_factory=list)
-
-
 def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]) -> Lowered:
     from memwall.inductor.compiling import patterns_loaded, quiet
     from memwall.inductor.fake_gpu import device_for
@@ -154,64 +147,84 @@ def _lower(graph: Graph, gpu: Gpu, device: str, source: bool, regions: list[int]
     from memwall.ops.evaluate import Operators
 
     import_module(compat.name_of("inductor_lowering"))  # whose operators come before decompositions are selected
-    operators, table, result = Operators(), compat.select_decomp_table(), _Result()
+    operators, table = Operators(), compat.select_decomp_table()
     with OpaqueKernels() as opaque, patterns_loaded(), quiet(), device_for(gpu, device) as target:
+        lowering = _Lowering(graph, gpu, target, source, operators, table, opaque)
         for region in sorted(set(regions) - {EAGER}):
             scope = scope_of(graph, [number == region for number in regions], operators.overwritten)
             if scope.forward_keeps or scope.backward_keeps or scope.mutated:  # else nothing is left to compile
-                _compile(graph, gpu, scope, operators, table, opaque, target, source, result)
+                lowering.compile(scope)
     for op in graph.ops:
         if op.phase != "optimizer" and regions[op.id] == EAGER:
-            result.schedules[op.phase == "backward", op.id] = [_eager(graph, op)]
-    return _gathered(graph, result)
+            lowering.schedules[op.phase == "backward", op.id] = [_eager(graph, op)]
+    return lowering.gathered()
 
 
-def _compile(
-    graph: Graph,
-    gpu: Gpu,
-    scope: Any,
-    operators: Any,
-    table: Any,
-    opaque: Any,
-    target: Any,
-    source: bool,
-    result: _Result,
-) -> None:
-    from memwall.inductor.compiling import Scheduled, joint_passes, partition, schedule, write_back
-    from memwall.inductor.origins import assign_origins, mark_results
-    from memwall.inductor.padding import modeled_padding
-    from memwall.inductor.reading import launches
-    from memwall.inductor.replay import replay
+@dataclass
+class _Lowering:
+    """What the regions of a graph are lowered with, and what they become."""
 
-    mode = compat.FakeTensorMode()
-    with mode:
-        joint = replay(graph, scope, operators, table, opaque, str(target))
-    result.opaque.extend(joint.opaque)
-    result.fx_ops.update(joint.calls())
-    with modeled_padding(graph, gpu) if target.type != "cpu" else contextlib.nullcontext():
-        module = joint_passes(joint.module, mode, target, graph.attention)
-    assign_origins(graph, module, scope.op_ids)
-    mark_results(module)
-    forward, backward = partition(joint, module, mode)
-    visible = write_back(joint, forward)
+    graph: Graph
+    gpu: Gpu
+    target: Any
+    source: bool
+    operators: Any
+    table: Any
+    kernels: Any
+    #: launches of each compiled graph under (backward?, first op)
+    schedules: dict[tuple[bool, int], list[ScheduleNode]] = field(default_factory=dict)
+    refusals: Counter[str] = field(default_factory=Counter)
+    fx_ops: dict[int, Counter[str]] = field(default_factory=dict)
+    opaque: list[str] = field(default_factory=list)
 
-    def read(scheduled: Scheduled) -> list[ScheduleNode]:
+    def compile(self, scope: Any) -> None:
+        """Add what a region becomes."""
+        from memwall.inductor.compiling import joint_passes, keep_strides, partition, schedule, write_back
+        from memwall.inductor.origins import assign_origins, mark_results
+        from memwall.inductor.padding import modeled_padding
+        from memwall.inductor.replay import replay
+
+        graph, mode = self.graph, compat.FakeTensorMode()
+        with mode:
+            joint = replay(graph, scope, self.operators, self.table, self.kernels, str(self.target))
+        self.opaque.extend(joint.opaque)
+        self.fx_ops.update(joint.calls())
+        with modeled_padding(graph, self.gpu) if self.target.type != "cpu" else contextlib.nullcontext():
+            module = joint_passes(joint.module, mode, self.target, graph.attention)
+        assign_origins(graph, module, scope.op_ids)
+        mark_results(module)
+        forward, backward = partition(joint, module, mode)
+        visible = write_back(joint, forward)
+        for compiled, is_backward in ((forward, False), (backward, True)):
+            ops = [i for i in scope.op_ids if (graph.ops[i].phase == "backward") == is_backward]
+            if compiled is not None and ops:
+                keep_strides(compiled, len(scope.backward_keeps) if is_backward else visible)
+                self.schedules[is_backward, ops[0]] = schedule(
+                    compiled, mode, self._read, backward=is_backward, inference=backward is None, source=self.source
+                )
+
+    def _read(self, scheduled: Scheduled) -> list[ScheduleNode]:
+        from memwall.inductor.reading import launches
+
         for text, count in scheduled.refusals.items():  # a reason, without the numbers of its pair
-            result.refusals[text.partition("%")[0].rstrip(" (:,")] += count
-        return [_named(graph, launch) for launch in launches(scheduled)]
+            self.refusals[text.partition("%")[0].rstrip(" (:,")] += count
+        return [_named(self.graph, launch) for launch in launches(scheduled)]
 
-    for compiled, is_backward in ((forward, False), (backward, True)):
-        ops = [i for i in scope.op_ids if (graph.ops[i].phase == "backward") == is_backward]
-        if compiled is not None and ops:
-            result.schedules[is_backward, ops[0]] = schedule(
-                compiled,
-                mode,
-                read,
-                backward=is_backward,
-                inference=backward is None,
-                visible=len(scope.backward_keeps) if is_backward else visible,
-                source=source,
-            )
+    def gathered(self) -> Lowered:
+        """All regions and what is between them."""
+        graph, schedules = self.graph, [self.schedules[key] for key in sorted(self.schedules)]
+        compiled = [op.id for op in graph.ops if op.phase != "optimizer"]
+        kernels = own(graph, compiled, schedules, self.fx_ops)
+        launched = [launch for schedule in schedules for launch in schedule if launch.kind != "none"]
+        called = {launch.library_op.removesuffix(".default") for launch in launched if launch.computes}
+        named = (called | set(self.opaque)) - {""}
+        by_library = [op for kernel in kernels if kernel.kind in ("extern", "eager") for op in kernel.op_ids]
+        return Lowered(
+            kernels=tuple(kernels),
+            why_not_fused=dict(self.refusals.most_common()),
+            fallbacks=tuple(sorted(name for name in named if classify(name) not in MATRIX_CLASSES)),
+            notes=_notes(graph, by_library),
+        )
 
 
 def _named(graph: Graph, launch: ScheduleNode) -> ScheduleNode:
@@ -229,22 +242,6 @@ def _eager(graph: Graph, op: Op) -> ScheduleNode:
     written = sum(graph.values[i].spec.nbytes for i in dict.fromkeys(op.outputs))
     return ScheduleNode(
         op.name, "eager", {op.id: 1}, alone, {op.id: written}, alone, read_bytes=read, write_bytes=written
-    )
-
-
-def _gathered(graph: Graph, result: _Result) -> Lowered:
-    schedules = [result.schedules[key] for key in sorted(result.schedules)]
-    compiled = [op.id for op in graph.ops if op.phase != "optimizer"]
-    kernels = own(graph, compiled, schedules, result.fx_ops)
-    launched = [launch for schedule in schedules for launch in schedule if launch.kind != "none"]
-    called = {launch.library_op.removesuffix(".default") for launch in launched if launch.computes}
-    named = (called | set(result.opaque)) - {""}
-    by_library = [op for kernel in kernels if kernel.kind in ("extern", "eager") for op in kernel.op_ids]
-    return Lowered(
-        kernels=tuple(kernels),
-        why_not_fused=dict(result.refusals.most_common()),
-        fallbacks=tuple(sorted(name for name in named if classify(name) not in MATRIX_CLASSES)),
-        notes=_notes(graph, by_library),
     )
 
 

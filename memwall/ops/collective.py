@@ -64,7 +64,7 @@ def reduce_scatter(call: Call) -> Cost:
 def all_reduce(call: Call) -> Cost:
     """Reads the message, writes the sum."""
     scattered = call.write_bytes * _others(call)
-    return _cost(call, "all_reduce", call.write_bytes, call.read_bytes, call.write_bytes, 2 * scattered, scattered)
+    return _cost(call, "all_reduce", call.write_bytes, call.read_bytes, call.write_bytes, 2 * scattered)
 
 
 @op("c10d::alltoall_base_ c10d::alltoall_ _c10d_functional::all_to_all_single _dtensor::shard_dim_alltoall")
@@ -122,11 +122,9 @@ def _others(call: Call) -> float:
     return (ranks - 1) / ranks
 
 
-def _cost(
-    call: Call, kind: str, nbytes: int, read_bytes: int, write_bytes: float, link_bytes: float, spared: float = 0.0
-) -> Cost:
+def _cost(call: Call, kind: str, nbytes: int, read_bytes: int, write_bytes: float, link_bytes: float) -> Cost:
     """A message of ``nbytes`` in a collective of :data:`memwall.perfmodel.collectives.OPS`."""
-    written = int(write_bytes)
+    written, spared = int(write_bytes), link_bytes / 2 if kind == "all_reduce" else 0.0  # by a switch that sums
     kernels = [Plain(read_bytes=read_bytes, write_bytes=written)]
     if nbytes and call.attributes["ranks"] > 1:
         group = _group(call)

@@ -69,19 +69,14 @@ def _flops(left: TensorSpec, multiply_adds: int, attributes: Mapping[str, Any]) 
 
 
 def launch(
-    left: TensorSpec,
-    attributes: Mapping[str, Any],
-    sizes: tuple[int, int, int, int],
-    read_bytes: int,
-    write_bytes: int,
-    bias: bool = False,
-    right: TensorSpec | None = None,
+    call: Call, left: TensorSpec, sizes: tuple[int, int, int, int], right: TensorSpec | None = None, bias: bool = False
 ) -> Gemm:
-    """The launch of ``sizes``, (batch, m, n, k), in the dtype of ``left``; a complex multiply-add is four real ones.
+    """The launch of ``sizes``, (batch, m, n, k), in the dtype of ``left``, with the bytes of the call; a complex
+    multiply-add is four real ones.
 
     ``bias``: a vector is added in the same launch. Without ``right``, the other operand, the rows count as aligned.
     """
-    pipe = product_pipe(left.dtype, attributes)
+    pipe = product_pipe(left.dtype, call.attributes)
     parts = product_flops(1, left.dtype) // 2
     batch, m, n, k = sizes
     if pipe.dtype == "fp4":
@@ -96,8 +91,8 @@ def launch(
             weight_itemsize=each,
             scheme=_FOUR_BITS,
             kernel=kernels_of(_FOUR_BITS).product,
-            read_bytes=read_bytes,
-            write_bytes=write_bytes,
+            read_bytes=call.read_bytes,
+            write_bytes=call.write_bytes,
         )
     gemm = Gemm(
         pipe=pipe,
@@ -106,8 +101,8 @@ def launch(
         n=n,
         k=parts * k,
         itemsize=max(left.itemsize // parts, 1),
-        read_bytes=read_bytes,
-        write_bytes=write_bytes,
+        read_bytes=call.read_bytes,
+        write_bytes=call.write_bytes,
         aligned=right is None or (is_aligned(left) and is_aligned(right)),
     )
     if pipe.dtype not in _FULL_PRECISION:
@@ -173,8 +168,7 @@ def product(call: Call) -> Cost:
     left, right = _operands(call, _PRODUCTS)
     flops = _flops(left, call.outputs[0].numel * _depth(left), call.attributes)
     if call.outputs[0].shape:
-        sizes, bias = _sizes(call, left, right), call.arg("bias") is not None
-        work: Launch = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias, right)
+        work: Launch = launch(call, left, _sizes(call, left, right), right, call.arg("bias") is not None)
     else:
         work = Stream(read_bytes=call.read_bytes, write_bytes=call.write_bytes, elements=_depth(left))
     return call.cost(flops, launches=(work,))
@@ -192,12 +186,12 @@ def product_with_addend(call: Call) -> Cost:
     sizes = _sizes(call, left, right)
     if call.attributes.get("beta", 1) == 0:
         read_bytes = min(call.read_bytes, left.nbytes + right.nbytes)
-        lone = launch(left, call.attributes, sizes, read_bytes, call.write_bytes, right=right)
+        lone = replace(launch(call, left, sizes, right), read_bytes=read_bytes)
         return call.cost(flops, read_bytes=read_bytes, launches=(lone,))
     addend, output = call.need("self"), call.outputs[0]
     in_place = call.name.split(".")[1].endswith("_")
     bias = len(addend.shape) < len(output.shape)
-    whole = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes, bias, right)
+    whole = launch(call, left, sizes, right, bias)
     if not in_place and addend.shape == output.shape and addend.nbytes == output.nbytes:
         copy = Stream(read_bytes=addend.nbytes, write_bytes=output.nbytes, elements=output.numel)
         return call.cost(flops, launches=(copy, whole))
@@ -209,10 +203,7 @@ def addbmm(call: Call) -> Cost:
     """``[b, m, k] x [b, k, n]`` summed over b."""
     left, right = call.need("batch1"), call.need("batch2")
     sizes = (1, left.shape[1], right.shape[2], left.shape[0] * left.shape[2])
-    return call.cost(
-        _flops(left, left.numel * right.shape[-1], call.attributes),
-        launches=(launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes),),
-    )
+    return call.cost(_flops(left, left.numel * right.shape[-1], call.attributes), launches=(launch(call, left, sizes),))
 
 
 @op("addr addr_")
@@ -256,8 +247,8 @@ def linear_backward(call: Call) -> Cost:
     rows = grad.numel // n
     input_bytes = rows * k * grad.itemsize
     launches = (
-        launch(grad, call.attributes, (1, rows, k, n), grad.nbytes + weight.nbytes, input_bytes),
-        launch(grad, call.attributes, (1, n, k, rows), grad.nbytes + input_bytes, weight.nbytes),
+        replace(launch(call, grad, (1, rows, k, n)), read_bytes=grad.nbytes + weight.nbytes, write_bytes=input_bytes),
+        replace(launch(call, grad, (1, n, k, rows)), read_bytes=grad.nbytes + input_bytes, write_bytes=weight.nbytes),
     )
     return call.cost(
         _flops(grad, sum(wanted) * grad.numel * k, call.attributes),
@@ -274,8 +265,7 @@ def grouped_product(call: Call) -> Cost:
         groups, m, n = out.shape[0], out.shape[-2], out.shape[-1]
         multiply_adds = left.numel * _packed(left) * n
         sizes = (groups, m, n, math.ceil(multiply_adds / max(groups * m * n, 1)))
-        work = launch(left, call.attributes, sizes, call.read_bytes, call.write_bytes)
-        return call.cost(_flops(left, multiply_adds, call.attributes), launches=(work,))
+        return call.cost(_flops(left, multiply_adds, call.attributes), launches=(launch(call, left, sizes),))
     if len(right.shape) == 3:
         stacked, scales, rows, width = right, "scale_b", out.shape[0], out.shape[1]
     else:
@@ -285,7 +275,7 @@ def grouped_product(call: Call) -> Cost:
     each = (stacked.nbytes + sum(spec.nbytes for spec in call.args(scales) if spec.shape[:1] == (groups,))) // groups
     read_bytes = call.read_bytes - (groups - touched) * each
     sizes = (max(touched, 1), math.ceil(rows / max(touched, 1)), width, _depth(left))
-    work = replace(launch(left, call.attributes, sizes, read_bytes, call.write_bytes), rows=rows)
+    work = replace(launch(call, left, sizes), read_bytes=read_bytes, rows=rows)
     return call.cost(
         _flops(left, out.numel * _depth(left), call.attributes),
         read_bytes=read_bytes,
@@ -308,7 +298,9 @@ def product_of_each_group(call: Call) -> Cost:
             ((rows, k, n), of_rows * rows * n + each, of_rows * rows * k),
             ((k, n, rows), of_rows * rows * (k + n), each),
         ]
-    products = tuple(launch(left, call.attributes, (1, *size), read, written) for size, read, written in sizes)
+    products = tuple(
+        replace(launch(call, left, (1, *size)), read_bytes=read, write_bytes=written) for size, read, written in sizes
+    )
     read_bytes = call.read_bytes - (groups - touched) * each
     return call.cost(
         _flops(left, len(sizes) * left.numel * n, call.attributes),
@@ -333,12 +325,10 @@ def foreach_product(call: Call) -> Cost:
     pairs = tuple(zip(lefts, rights, strict=True))
     multiply_adds = sum(left.numel * right.shape[-1] for left, right in pairs)
     launches = tuple(
-        launch(
-            left,
-            call.attributes,
-            (1, left.shape[0], right.shape[1], left.shape[1]),
-            left.nbytes + right.nbytes,
-            left.shape[0] * right.shape[1] * left.itemsize,
+        replace(
+            launch(call, left, (1, left.shape[0], right.shape[1], left.shape[1])),
+            read_bytes=left.nbytes + right.nbytes,
+            write_bytes=left.shape[0] * right.shape[1] * left.itemsize,
         )
         for left, right in pairs
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -121,11 +122,22 @@ def pipe_of(scheme: str) -> Pipe:
     return Pipe("tensor", SCHEMES[scheme].pipe)
 
 
-def product(m: int, n: int, k: int, scheme: str, out: str, *, engine: str = "", converts: bool = True) -> Cost:
-    """The cost of a product of bfloat16 activations; ``converts`` False: an earlier op quantised them."""
-    how, kernels = SCHEMES[scheme], kernels_of(scheme, engine)
-    pipe, before = Pipe("tensor", how.pipe), _conversions(m, k, how, kernels) if converts else ()
-    stored, weights, written = how.activations.nbytes(m, k), how.weights.nbytes(n, k), m * n * ITEMSIZE[out]
+@lru_cache(maxsize=1 << 16)
+def quantised_product(m: int, n: int, k: int, scheme: str, out: str = "bfloat16", *, engine: str = "") -> Cost:
+    """``y[m, n] = x[m, k] W[n, k]`` with weights as a ``scheme`` stores them, by the kernels of an ``engine`` (trtllm,
+    vllm, sglang), or of the one that is usual. bfloat16 activations are quantised before it where the scheme asks."""
+    found = product_of_stored(m, n, k, scheme, out, engine=engine)
+    before = _conversions(m, k, SCHEMES[scheme], kernels_of(scheme, engine))
+    if not before:
+        return found
+    # The product comes first: which of its bytes are in L2 is known, and the others find what all of them touch.
+    read_bytes = found.read_bytes - before[-1].write_bytes + before[0].read_bytes
+    return replace(found, read_bytes=read_bytes, launches=(*found.launches, *before))
+
+
+def product_of_stored(m: int, n: int, k: int, scheme: str, out: str = "bfloat16", *, engine: str = "") -> Cost:
+    """The same of activations that an earlier op quantised."""
+    how, pipe = SCHEMES[scheme], pipe_of(scheme)
     gemm = QuantisedGemm(
         pipe=pipe,
         batch=1,
@@ -134,14 +146,12 @@ def product(m: int, n: int, k: int, scheme: str, out: str, *, engine: str = "", 
         k=k,
         itemsize=how.activations.itemsize,
         scheme=scheme,
-        kernel=kernels.product,
+        kernel=kernels_of(scheme, engine).product,
         weight_itemsize=how.weights.itemsize,
-        read_bytes=stored + weights,
-        write_bytes=written,
+        read_bytes=how.activations.nbytes(m, k) + how.weights.nbytes(n, k),
+        write_bytes=m * n * ITEMSIZE[out],
     )
-    # The product comes first: which of its bytes are in L2 is known, and the others find what all of them touch.
-    given = before[0].read_bytes if before else stored
-    return Cost({pipe: gemm.flops}, given + weights, written, launches=(gemm, *before))
+    return Cost({pipe: gemm.flops}, gemm.read_bytes, gemm.write_bytes, launches=(gemm,))
 
 
 def _conversions(m: int, k: int, how: Scheme, kernels: EngineKernels) -> tuple[Conversion, ...]:

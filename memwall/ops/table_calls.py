@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from memwall.core.graph import ITEMSIZE, Pipe, TensorSpec, contiguous
-from memwall.ops import Call, Cost, cost_of, quantised
+from memwall.ops import Call, Cost, cost_of
 from memwall.ops.experts import cost_of_experts, loads_of
 from memwall.ops.launches import Launch, Rows, Stream
 from memwall.ops.product_launches import Convolution, FusedAttention, Gemm, VectorGemm
@@ -36,16 +36,6 @@ def product(m: int, n: int, k: int, dtype: str, *, bias: bool = False, out: str 
         return cost("aten.addmm.default", inputs, [result], allow_tf32=False)
     name = "aten._scaled_mm.default" if dtype.startswith("float8") else "aten.mm.default"
     return cost(name, (("self", left), ("mat2", right)), [result], allow_tf32=False)
-
-
-@lru_cache(maxsize=1 << 16)
-def quantised_product(
-    m: int, n: int, k: int, scheme: str, out: str = "bfloat16", *, engine: str = "", converts: bool = True
-) -> Cost:
-    """``y[m, n] = x[m, k] W[n, k]`` with weights as a ``scheme`` of :mod:`memwall.ops.quantised` stores them, by the
-    kernels of an ``engine`` (trtllm, vllm, sglang), or of the one that is usual. bfloat16 activations are quantised
-    before it where the scheme asks; ``converts`` False: an earlier op did."""
-    return quantised.product(m, n, k, scheme, out, engine=engine, converts=converts)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -456,24 +446,13 @@ def rows(kind: str, shape: tuple[int, ...], dtype: str, read: int, written: int)
     """A fused kernel with a block of 1024 threads a row, in two passes, that reads ``read`` and writes ``written``
     tensors of this shape."""
     spec = contiguous(shape, dtype)
-    return row_kernel(
-        kind, math.prod(shape[:-1]), shape[-1], spec.itemsize, read * spec.nbytes, written * spec.nbytes, spec.nbytes
-    )
+    count = math.prod(shape[:-1])
+    return row_kernel(kind, count, shape[-1], spec.itemsize, read * spec.nbytes, written * spec.nbytes)
 
 
 @lru_cache(maxsize=1 << 16)
-def row_kernel(
-    kind: str,
-    count: int,
-    columns: int,
-    itemsize: int,
-    read_bytes: int,
-    write_bytes: int,
-    again_bytes: int | None = None,
-) -> Cost:
-    """The same over ``count`` rows and the given bytes; ``again_bytes`` of them (None: a row of results for each row)
-    are read in the second pass."""
-    second = count * columns * itemsize if again_bytes is None else again_bytes
+def row_kernel(kind: str, count: int, columns: int, itemsize: int, read_bytes: int, write_bytes: int) -> Cost:
+    """The same over ``count`` rows and the given bytes, of which the second pass reads each row again."""
     work = Rows(
         kind=kind,
         rows=count,
@@ -482,6 +461,6 @@ def row_kernel(
         read_bytes=read_bytes,
         write_bytes=write_bytes,
         rows_per_sm=2,
-        second_pass_bytes=second,
+        second_pass_bytes=count * columns * itemsize,
     )
     return Cost({}, read_bytes, write_bytes, launches=(work,))

@@ -15,9 +15,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 from memwall.core.errors import UsageError, unknown
+from memwall.core.question import Option
 from memwall.core.ranks import read_ranks
 from memwall.core.units import counted, percent
 from memwall.hardware.cluster import hardware_of, load_cluster
@@ -264,6 +265,18 @@ _PRINTED = {"ll": "LL", "ll128": "LL128", "simple": "Simple", "direct_ll": "LL",
 
 
 # -- the time ----------------------------------------------------------------------------------------------------------
+
+
+class CollectiveOptions(TypedDict, total=False):
+    """How a collective runs, as keywords of :func:`collective_s`."""
+
+    per_node: Annotated[int | None, Option(None, "GPUs on each node. [default: as many as fit]", metavar="N")]
+    library: Annotated[str, Option(
+        "nccl", "nccl; custom: all-reduces of vLLM and SGLang; trtllm: collectives of TensorRT-LLM.", metavar="NAME",
+        shown=True)]  # fmt: skip
+    launch: Annotated[str, Option(
+        "graph", "graph: back to back or in a CUDA graph; eager: calls from Python, no faster than the host.",
+        metavar="NAME", shown=True)]  # fmt: skip
 
 
 def collective_s(

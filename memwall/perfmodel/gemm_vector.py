@@ -163,16 +163,21 @@ def _plans(launch: VectorGemm, gpu: Gpu, on: _OnGpu) -> Iterator[VectorPlan]:
         return
     for tile in (launch.batch > 1 and chip_of(gpu).batched_tiles) or _LONE:
         results = launch.batch * ceil(launch.m / tile[0]) * ceil(launch.n / tile[1])
-        waiting = on.sm_count * (_RESIDENT_RESULTS // (tile[0] * tile[1]))
+        waiting = _resident_blocks(on, tile)
         for splits in _SPLITS:
             few = launch.batch == 1 and results <= waiting and results * splits <= _MOST_WAVES * waiting
             if splits > 1 and (not few or launch.k < splits * _LEAST_PART):
                 break
-            yield _plan(launch, gpu, on, tile, splits, results * splits, ceil(results * splits / waiting))
+            yield _plan(launch, gpu, on, tile, splits, results * splits)
 
 
-def _plan(launch: VectorGemm, gpu: Gpu, on: _OnGpu, tile: Tile, splits: int, blocks: int, waves: int) -> VectorPlan:
-    known = on.known
+def _resident_blocks(on: _OnGpu, tile: Tile) -> int:
+    """Blocks of a tile that run at once."""
+    return on.sm_count * (_RESIDENT_RESULTS // (tile[0] * tile[1]))
+
+
+def _plan(launch: VectorGemm, gpu: Gpu, on: _OnGpu, tile: Tile, splits: int, blocks: int) -> VectorPlan:
+    known, waves = on.known, ceil(blocks / _resident_blocks(on, tile))
     loads = 1 + known.operand_load * (1 / tile[0] + 1 / tile[1] - 1 / 64)
     step_s = tile[0] * tile[1] * _STEP * on.multiply_add_s * loads
     steps, rounds = ceil(launch.k / splits / _STEP), ceil(blocks / on.sm_count)

@@ -132,3 +132,5 @@ class SearchOptions(RequestOptions, EngineOptions, total=False):
         ("model",), "Formats of weights to try, as of memwall serve.", metavar="NAME...", several="words")]  # fmt: skip
     kv: Annotated[Sequence[str], Option(
         ("model",), "Dtypes of the cache to try: model, fp8.", metavar="NAME...", several="words")]  # fmt: skip
+    slo: Annotated[Sequence[str], Option(
+        (), "'ttft_p99<500ms' 'tpot<30ms': what has to be kept.", metavar="LIMIT...", several="words")]  # fmt: skip

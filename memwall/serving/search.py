@@ -86,7 +86,6 @@ def search(
     *,
     gpu: str | Sequence[str] = DEFAULT_GPU,
     gpus: int = 8,
-    slo: Sequence[str] = (),
     price: Mapping[str, float] | None = None,
     cache: bool = True,
     progress: Callable[[str], None] = lambda message: None,
@@ -108,7 +107,7 @@ def search(
     said = filled(SearchOptions, load)
     if (said.concurrency is None) == (said.rate is None):
         raise UsageError("say how requests come: concurrency, or a rate")
-    limits = tuple(objective(text) for text in slo)
+    limits = tuple(objective(text) for text in said.slo)
     hardware = {each.name: each for each in load_gpus([gpu] if isinstance(gpu, str) else gpu)}
     prices = prices_among(price, hardware)
     check_priced(prices, hardware)

@@ -95,7 +95,7 @@ def _plain_bars(comparison: Comparison, figure: _Figure) -> Chart | None:
         for entry, value in known
     ]
     unit = figure.unit.format(comparison.baseline) + " (line: 80 % range)" * any(row.interval for row in rows)
-    return bars_chart(figure.title, rows, unit=unit, legend=False) if rows else None
+    return bars_chart(figure.title, rows, unit=unit) if rows else None
 
 
 # -- machines ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from memwall.wings import part
 @click.option("--mode", type=click.Choice(("serving", "training")), default="serving", show_default=True,
               help="What is searched for: engines for a load, or layouts of a training step.")  # fmt: skip
 @options.question(part("serving.SearchOptions"))
-@click.option("--slo", cls=SeveralOption, metavar="LIMIT...", help="'ttft_p99<500ms' 'tpot<30ms': what has to be kept.")
 @click.option(
     "--price", cls=SeveralOption, metavar="NAME=USD...", callback=options.priced, help="USD per hour of a GPU, by name."
 )
@@ -58,7 +57,7 @@ def command(out: Out, target: str, mode: str, **given: Any) -> None:
 #: of all engines together
 _MOST_GPUS = 64
 #: options of one mode alone
-_SERVING = ("gpu", "slo", "no_cache", *options_of(part("serving.SearchOptions")))
+_SERVING = ("gpu", "no_cache", *options_of(part("serving.SearchOptions")))
 _TRAINING = ("global_batch", "among", "no_overlap", *options_of(part("training.LayoutSearch")))
 
 

@@ -7,9 +7,8 @@ import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memwall.cli.output import Out
 from memwall.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,26 +85,6 @@ def refuse_trace(path: str) -> None:
     which command reads it."""
     if is_trace(path):
         raise UsageError(f"{path} is a profiler's trace, not a saved profile; memwall profile {path} reads it")
-
-
-def profile_trace(
-    path: str,
-    names: Sequence[str | Gpu],
-    ncu: str | None,
-    out: Out,
-    shape: dict[str, Any],
-    cluster: str | None = None,
-    others: Sequence[str] = (),
-) -> None:
-    """Read a trace, compare it with its GPU, write and print; ``shape`` may have ``top``, ``sort`` and ``by``;
-    ``others`` are traces of other ranks in the same step."""
-    from memwall.traces.page import TraceReport
-
-    out.plan(TraceReport)
-    analysis = analyse_file(path, names, ncu=ncu, cluster=cluster, others=others)
-    if analysis.other_vendor:
-        out.messages.warn(analysis.other_vendor)
-    out.show(TraceReport(analysis, **shape))
 
 
 def analyse_file(

@@ -15,11 +15,10 @@ from memwall.hardware.lookup import load_gpu
 from memwall.points import PointKind, Row, Task, tried
 from memwall.record.kernels import wall_shares
 from memwall.record.profile import Profile
-from memwall.step import SampleInputs
 from memwall.trace_cache import Traces
 from memwall.training.blocks import Blocks
 from memwall.training.layout import FLAGS, SETTINGS, TRACED, Parallelism
-from memwall.training.question import DEFAULT_CLUSTER, Job, StateOptions
+from memwall.training.question import DEFAULT_CLUSTER, Job, Microbatch, StateOptions
 from memwall.training.rank import blocks_of
 from memwall.training.run import Training, rank_of, trained
 from memwall.training.states import STATES
@@ -29,7 +28,7 @@ LAYOUT: Mapping[str, str] = {f"parallel.{key}": key for key in SETTINGS}
 _ANSWERS = {"yes": True, "no": False, "true": True, "false": False}
 OPTIONS = ("gpu", *options_of(Job), *LAYOUT)
 #: what the trace of a rank depends on, but for its layout
-_INPUTS = ("batch", *options_of(SampleInputs))
+_INPUTS = options_of(Microbatch)
 #: options that change no op of a rank
 NUMBERS = tuple(name for name in OPTIONS if name not in _INPUTS and LAYOUT.get(name) not in TRACED)
 
@@ -142,7 +141,7 @@ def trained_at(
     """The step of a point; ``known`` has the ranks of points before it. Errors as of :func:`memwall.parallel`."""
     layout = layout_of(point)
     said = {name: value for name, value in point.items() if value is not None}
-    options = {name: said[name] for name in _INPUTS if name in said}
+    options = part_of(Microbatch, said)
     policy = point.get("policy") or "eager"
     key = (layout.traced, *options.items(), point.get("gpu"), str(point.get("cluster")), str(point.get("host")), policy)
     if key not in known:

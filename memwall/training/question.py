@@ -36,7 +36,13 @@ class LayoutSearch(SampleInputs, HostOption, StateOptions, total=False):
         completes="clusters")]  # fmt: skip
 
 
-class Job(LayoutSearch, total=False):
+class Microbatch(SampleInputs, total=False):
+    """What a rank is traced with."""
+
+    batch: Annotated[int | None, Option(None, "Samples of a microbatch.", least=1, metavar="N")]
+
+
+class Job(LayoutSearch, Microbatch, total=False):
     """A training step under a layout of many GPUs, as keywords of :func:`memwall.parallel`.
 
     Attributes:
@@ -50,5 +56,4 @@ class Job(LayoutSearch, total=False):
         overlap: whether gradients are summed, and shards of weights gathered, while blocks run, or in between.
     """
 
-    batch: Annotated[int | None, Option(None, "Samples of a microbatch.", least=1, metavar="N")]
     world: Annotated[int | None, Option(None, "GPUs that the layout has to fill.", least=1, metavar="N")]

@@ -32,12 +32,11 @@ from memwall.pipeline import workload_of
 from memwall.record.kernels import short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reserved_bytes
-from memwall.step import SampleInputs
 from memwall.training.block_reader import peak_op
 from memwall.training.blocks import Blocks
 from memwall.training.layout import Parallelism
 from memwall.training.messages import rank_messages
-from memwall.training.question import Job, StateOptions
+from memwall.training.question import Job, Microbatch, StateOptions
 from memwall.training.rank import blocks_of, trace_rank
 from memwall.training.states import STATES
 from memwall.training.step import TrainingStep, training_step
@@ -294,9 +293,7 @@ def parallel(
     joined = load_cluster(said.cluster)
     gpu = hardware_of(joined, said.host)
     say = progress or (lambda message: None)
-    profile = rank_of(
-        module_or_target, inputs, asked, gpu, loss=loss, batch=said.batch, say=say, **part_of(SampleInputs, job)
-    )
+    profile = rank_of(module_or_target, inputs, asked, gpu, loss=loss, say=say, **part_of(Microbatch, job))
     say(f"simulating {asked.world:,} GPUs of {joined.name}")
     with uncollected():
         blocks = blocks_of(profile, joined, said.policy, gpu=gpu)
@@ -310,16 +307,15 @@ def rank_of(
     gpu: Gpu,
     *,
     loss: Callable[[Any], Any] | None = None,
-    batch: int | None = None,
     say: Callable[[str], None] = lambda message: None,
-    **sample: Unpack[SampleInputs],
+    **sample: Unpack[Microbatch],
 ) -> Profile:
     """A microbatch on one rank of a layout, traced; arguments and errors as of :func:`parallel`."""
     from memwall.frontend.torch import TraceOptions
 
     with uncollected(), seeded():
-        said = filled(SampleInputs, sample)
-        step = {"batch": batch, "seq": said.seq, "mode": "training"}
+        said = filled(Microbatch, sample)
+        step = {"batch": said.batch, "seq": said.seq, "mode": "training"}
         workload = workload_of(module_or_target, step, gpu, inputs, loss)
         say(f"tracing {workload.name}")
         return trace_rank(workload, layout, TraceOptions("training", said.dtype, said.autocast, gpu=gpu), warn=say)

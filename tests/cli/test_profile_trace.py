@@ -14,7 +14,8 @@ import pytest
 
 from memwall.cli.output import Out
 from memwall.core.errors import UsageError
-from memwall.traces.command import analyse_file, is_trace, profile_trace, refuse_trace
+from memwall.traces.command import analyse_file, is_trace, refuse_trace
+from memwall.traces.page import TraceReport
 from memwall.traces.page_names import short_name
 from tests.unit.traces_fixture import Event, call, kernel, op, write
 
@@ -41,7 +42,9 @@ def trace(folder: Path, device: Any = H100, **how: Any) -> str:
 def shown(path: str, capsys: pytest.CaptureFixture[str], *gpus: str, **options: Any) -> str:
     ncu, outputs = options.pop("ncu", None), options.pop("outputs", ())
     as_json = options.pop("as_json", False)
-    profile_trace(path, gpus, ncu, Out(outputs, as_json=as_json, quiet=True), options)
+    out = Out(outputs, as_json=as_json, quiet=True)
+    out.plan(TraceReport)
+    out.show(TraceReport(analyse_file(path, gpus, ncu=ncu), **options))
     return capsys.readouterr().out
 
 

@@ -146,7 +146,8 @@ def prove(oracle: Oracle, kernel: Kernel, folder: Path, special: bool = False) -
     start = time.perf_counter()
     try:
         run = load_source(kernel.source, folder).run
-        check = oracle.verify(kernel, run, special=special, around=apart, guard_bytes=GUARD_BYTES)
+        before = oracle.inputs(special=special, guard_bytes=GUARD_BYTES)
+        check = oracle.verify(kernel, run, before, around=apart)
         status, message = ("ok" if check.passed else "wrong", f"{check.where}: {check.message}" * (not check.passed))
     except Unsupported as error:
         check, status, message = NumericsCheck(False), "not checked", str(error)

@@ -16,7 +16,7 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.product_launches import FusedAttention
-from memwall.ops.quantised import SCHEMES
+from memwall.ops.quantised import SCHEMES, product_of_stored, quantised_product
 from memwall.perfmodel.roofline import launch_floor_s
 from memwall.perfmodel.stream import round_trip_s
 from memwall_lab.tables.base import Call, Table, count, gpu_named, known, size
@@ -92,7 +92,7 @@ def _quantised_gemm(record: Record) -> Call:
         return replace(_gemm({**record, "dtype": "fp8"}), dtype=f"{name} {engine}")
     scheme, converts = known(_TIMED, (engine, name), "engine and dtype")
     m, n, k = (size(record, axis) for axis in "mnk")
-    cost = calls.quantised_product(m, n, k, scheme, engine=engine, converts=converts)
+    cost = (quantised_product if converts else product_of_stored)(m, n, k, scheme, engine=engine)
     warm = _warm_bytes(cost, gpu, SCHEMES[scheme].weights.nbytes(n, k), _ENGINE_COPIES[engine])
     shape = f"m={m},n={n},k={k}"
     return Call(op_class="gemm", dtype=f"{name} {engine}", shape=shape, cost=cost, warm=warm, split=f"{m}x{n}x{k}")

@@ -60,6 +60,8 @@ class Arena:
 
     def __init__(self, graph: Graph, device: str = "cpu", guard_bytes: int = GUARD_BYTES, number: int = 0) -> None:
         self.graph, self.device, self.guard_bytes, self.number = graph, device, guard_bytes, number
+        #: that random contents were drawn from
+        self.seed = 0
         self._blocks: dict[int, _Block] = {}
         self._scratch: list[_Block] = []
 

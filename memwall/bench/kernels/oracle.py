@@ -70,6 +70,7 @@ class Oracle:
         """Random tensors by value id; those of one storage are views of one allocation. The same for the same seed.
         ``special``: infinities, NaN, both zeros and denormals are among the floats."""
         arena = Arena(self.graph, device, guard_bytes)
+        arena.seed = seed
         fill(self.graph, self.flow, self.group, {v: arena[v] for v in self.external}, seed, special)
         return arena
 
@@ -170,11 +171,8 @@ class Oracle:
         self,
         kernel: Runnable,
         run: Callable[..., Sequence[Tensor]],
+        before: Arena,
         *,
-        seed: int = 0,
-        device: str = "cpu",
-        special: bool = False,
-        guard_bytes: int = GUARD_BYTES,
         repeatable: bool = True,
         with_eager: bool = False,
         around: Callable[[Arena, Callable[[], Any]], Any] | None = None,
@@ -186,17 +184,17 @@ class Oracle:
 
         Args:
             run: of the loaded source; ``run(*tensors, seed=..., empty=...)``.
+            before: its inputs, from whose seed it draws numbers too.
             repeatable: False if sums have no fixed order (atomics): the runs are then only compared within tolerance.
             with_eager: eager's own distance from float64 widens the tolerance.
             around: called as ``around(arena, call)`` for the second run; by default it is just called.
         """
-        before = self.inputs(seed, device, special=special, guard_bytes=guard_bytes)
         runs: list[dict[int, Tensor]] = []
         for number in range(len(POISONS)):
             arena = before.copy(number)
 
             def call(arena: Arena = arena) -> dict[int, Tensor]:
-                made = run(*(arena[v] for v in kernel.inputs), seed=seed, empty=arena.empty)
+                made = run(*(arena[v] for v in kernel.inputs), seed=before.seed, empty=arena.empty)
                 return dict(zip(kernel.outputs, made, strict=True)) | {v: arena[v] for v in self.effects}
 
             outputs = around(arena, call) if around and number else call()
@@ -204,7 +202,7 @@ class Oracle:
             if not done.passed:
                 return done
             runs.append(outputs)
-        drawn = self.drawn(seed, device) if kernel.is_random else {}
+        drawn = self.drawn(before.seed, before.device) if kernel.is_random else {}
         for mask in {*drawn} & {*runs[0]}:
             if not torch.equal(drawn[mask], runs[0][mask]):
                 return wrong(f"value {mask}", "its dropout draws other numbers than Philox does")
@@ -306,9 +304,8 @@ def _checked(oracle: Oracle, built: BuiltKernel, seed: int, device: Device, with
                     other[f"{own} where a GPU gives {spec.dtype}"] = None
         return made
 
-    found = oracle.verify(
-        kernel, run, seed=seed, device=device.torch_device, repeatable=built.is_ours, with_eager=with_eager
-    )
+    before = oracle.inputs(seed, device.torch_device)
+    found = oracle.verify(kernel, run, before, repeatable=built.is_ours, with_eager=with_eager)
     if other:
         return OracleVerdict(True, None, f"not checked: gives {', '.join(other)}")
     message = "" if found.passed else f"{found.where}: {found.message}"

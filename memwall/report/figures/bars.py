@@ -47,16 +47,14 @@ def bars_chart(
     unit: str = "",
     most: float = 0.0,
     marks: Sequence[tuple[float, str, str]] = (),
-    legend: bool = True,
     connect: bool = False,
 ) -> Chart:
-    """Bars below each other.
+    """Bars below each other, and below them the colour of each name of their pieces.
 
     Args:
         unit: what the axis below says; none draws no axis.
         most: where the axis ends at least.
         marks: places with a dashed line through all bars: value, text, colour.
-        legend: name each piece's colour below.
         connect: join the end of each bar to the next one (a waterfall).
     """
 
@@ -86,9 +84,8 @@ def bars_chart(
             for row, at, below in zip(rows, places, places[1:], strict=False):
                 scene.line((axis(_end(row)), at + _HEIGHT), (axis(_end(row)), below), color="dim", width=0.8)
         height = last + (42 if unit else 6)
-        if legend:
-            height += scene.legend(height, _entries(rows, axis))
-        return height
+        entries = _entries(rows, axis)
+        return height + scene.legend(height, entries) if entries else height
 
     return draw
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import memwall.report.columns as col
@@ -83,16 +84,14 @@ def profile_sections(
         if several:
             sections.append(Section("Totals", (totals_table(profile), *said)))
         for schedule, found in zip(profile.simulations, told, strict=True):
-            first_blocks: list[Block] = [] if several else [totals_table(profile), *said]
-            first_blocks += lever_tables(found)
-            sections.append(_schedule_section(profile, schedule, by, top, sort, depth, first_blocks))
+            totals: list[Block] = [] if several else [totals_table(profile), *said]
+            section = _schedule_section(profile, schedule, by, top, sort, depth)
+            sections.append(replace(section, blocks=(*totals, *lever_tables(found), *section.blocks)))
     return [*sections, what_if_section(what_ifs)] if what_ifs else sections
 
 
-def _schedule_section(
-    profile: Profile, schedule: Schedule, by: str, top: int, sort: str, depth: int | None, first: Sequence[Block] = ()
-) -> Section:
-    blocks = [*first, class_table(profile, schedule), *communication_blocks(profile, schedule)]
+def _schedule_section(profile: Profile, schedule: Schedule, by: str, top: int, sort: str, depth: int | None) -> Section:
+    blocks = [class_table(profile, schedule), *communication_blocks(profile, schedule)]
     blocks += BREAKDOWNS[by](profile, schedule, top, sort, depth)
     phases = phase_rows(profile, schedule)
     if len(phases) > 1:

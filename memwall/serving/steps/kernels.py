@@ -9,7 +9,7 @@ from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
 from memwall.ops import Cost, table_calls
 from memwall.ops.experts import SCHEMES as EXPERTS
-from memwall.ops.quantised import SCHEMES
+from memwall.ops.quantised import SCHEMES, quantised_product
 from memwall.serving.steps.step import EngineStep, Layout
 
 #: scheme of matmuls -> that of experts, where it is another
@@ -66,7 +66,7 @@ class Product(StepKernel):
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         rows, n, k = step.outputs if self.of_sequences else step.tokens, *self._sizes(layout)
         if scheme := self._scheme(layout):
-            return table_calls.quantised_product(rows, n, k, scheme, self.dtype, engine=layout.engine)
+            return quantised_product(rows, n, k, scheme, self.dtype, engine=layout.engine)
         return table_calls.product(rows, n, k, self.dtype)
 
     def weights_bytes(self, layout: Layout) -> int:

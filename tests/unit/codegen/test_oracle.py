@@ -373,7 +373,7 @@ def proof(fill):
         fill(x, y, out)
         return (out,)
 
-    return oracle.verify(kernel_of(oracle), run)
+    return oracle.verify(kernel_of(oracle), run, oracle.inputs())
 
 
 def summed(x, y, out):
@@ -420,8 +420,9 @@ def test_running_statistics_are_compared_though_the_group_does_not_hand_them_on(
         made = torch.ops.aten._native_batch_norm_legit(images, None, None, *running, True, 0.1, 1e-5)
         return [made[outputs.index(v)] for v in oracle.group.writes]
 
-    assert oracle.verify(kernel_of(oracle), lambda *t, **o: run(*t, **o, forget=False)).passed
-    assert f"value {mean}" in oracle.verify(kernel_of(oracle), lambda *t, **o: run(*t, **o, forget=True)).where
+    before = oracle.inputs()
+    assert oracle.verify(kernel_of(oracle), lambda *t, **o: run(*t, **o, forget=False), before).passed
+    assert f"value {mean}" in oracle.verify(kernel_of(oracle), lambda *t, **o: run(*t, **o, forget=True), before).where
 
 
 # -- the reference workloads -------------------------------------------------------------------------------------------

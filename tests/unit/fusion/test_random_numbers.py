@@ -3,6 +3,7 @@
 import csv
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,11 @@ def test_numbers_of_64_bits_take_twice_the_instructions():
 
 
 def test_a_generated_kernel_draws_by_tritons_generator():
-    alone = dropout(1000)
-    whole = Cost({}, read_bytes=2000, write_bytes=3000)
-    (one,), (four,) = (with_launches(whole, alone.launches, numbers=n).launches for n in (1, 4))
+    whole = Cost({}, read_bytes=2000, write_bytes=3000, launches=dropout(1000).launches)
+    (one,), (four,) = (with_launches(whole, numbers=n).launches for n in (1, 4))
     assert (one.draws, one.instructions, four.instructions) == (1000, 54_000, 20_000)
-    assert with_launches(whole, [Stream(read_bytes=2000, write_bytes=3000)]).launches[0].instructions == 0
+    still = replace(whole, launches=(Stream(read_bytes=2000, write_bytes=3000),))
+    assert with_launches(still).launches[0].instructions == 0
     assert "54 integer instructions for a random number" in explain(one, H200, predict(one, H200))
 
 

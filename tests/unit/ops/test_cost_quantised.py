@@ -11,8 +11,7 @@ from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.launches import Conversion
 from memwall.ops.product_launches import QuantisedGemm, VectorGemm
-from memwall.ops.quantised import KERNELS, SCHEMES
-from memwall.ops.table_calls import quantised_product
+from memwall.ops.quantised import KERNELS, SCHEMES, product_of_stored, quantised_product
 from memwall.perfmodel.families import as_run, explain, predict
 from memwall.perfmodel.roofline import predict_cost
 from tests.unit.places import is_whole, truth
@@ -62,7 +61,7 @@ def test_a_last_group_that_is_not_full_has_a_scale_too() -> None:
 
 
 def test_activations_that_an_earlier_op_quantised_are_read_as_stored() -> None:
-    cost = quantised_product(M, N, K, "fp8", converts=False)
+    cost = product_of_stored(M, N, K, "fp8")
     assert len(cost.launches) == 1
     assert cost.read_bytes == 4096 * 1024 + 4 + 16 * 1024 + 4
 

@@ -92,8 +92,9 @@ def test_shipped_boards_without_rows_say_whose_constants_they_use():
 
 
 def test_a_product_keeps_its_shape_in_a_group_and_takes_the_groups_bytes():
-    cost = Cost({TENSOR: 1}, read_bytes=700, write_bytes=300)
-    found = with_launches(cost, [gemm(), Stream(read_bytes=5, write_bytes=5)], kernels=2, extra_bytes=50)
+    eager = (gemm(), Stream(read_bytes=5, write_bytes=5))
+    cost = Cost({TENSOR: 1}, read_bytes=700, write_bytes=300, launches=eager)
+    found = with_launches(cost, kernels=2, extra_bytes=50)
     (launch,) = found.launches
     assert isinstance(launch, Gemm)
     assert (launch.m, launch.read_bytes, launch.write_bytes) == (4096, 750, 300)
@@ -101,18 +102,19 @@ def test_a_product_keeps_its_shape_in_a_group_and_takes_the_groups_bytes():
 
 
 def test_several_products_share_the_bytes_and_none_is_lost():
-    cost = Cost({TENSOR: 1}, read_bytes=701, write_bytes=301)
-    launches = with_launches(cost, [gemm(), gemm(m=1, read_bytes=3, write_bytes=1), gemm()]).launches
+    eager = (gemm(), gemm(m=1, read_bytes=3, write_bytes=1), gemm())
+    launches = with_launches(Cost({TENSOR: 1}, read_bytes=701, write_bytes=301, launches=eager)).launches
     assert len(launches) == 3
     assert (sum(w.read_bytes for w in launches), sum(w.write_bytes for w in launches)) == (701, 301)
     assert [launch.count for launch in launches] == [1, 0, 0]  # one kernel
 
 
 def test_a_group_of_known_ops_is_one_stream_and_of_unknown_ones_plain():
-    cost = Cost({Pipe("vector", "float32"): 10}, read_bytes=100, write_bytes=50)
-    (launch,) = with_launches(cost, [Stream(read_bytes=5, write_bytes=5)], extra_bytes=7).launches
+    eager = (Stream(read_bytes=5, write_bytes=5),)
+    cost = Cost({Pipe("vector", "float32"): 10}, read_bytes=100, write_bytes=50, launches=eager)
+    (launch,) = with_launches(cost, extra_bytes=7).launches
     assert (launch.read_bytes, launch.write_bytes, launch.flops) == (107, 50, 10)
-    (launch,) = with_launches(cost, []).launches
+    (launch,) = with_launches(replace(cost, launches=())).launches
     assert launch == Plain(read_bytes=100, write_bytes=50, flops=cost.flops)
 
 

@@ -61,11 +61,11 @@ def choose(preferred: str, call: AttentionCall) -> str:
     return call.backend(GENERATIONS[preferred])
 
 
-def attend(
-    backend: str, q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, gqa: bool
-) -> torch.Tensor:
+def attend(call: AttentionCall, backend: str, q: Any, k: Any, v: Any, mask: Any = None) -> torch.Tensor:
     """Attention as the call of a backend's kernel."""
     aten: Any = torch.ops.aten
+    dropout, causal = call.attributes["dropout_p"], call.attributes["is_causal"]
+    scale, gqa = call.attributes.get("scale"), bool(call.attributes.get("enable_gqa"))
     result: torch.Tensor
     if backend == "math":
         result = aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)[0]
@@ -91,11 +91,11 @@ def attend(
     return result
 
 
-def laid_out(backend: str, made: torch.Tensor, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
+def laid_out(call: AttentionCall, backend: str, made: torch.Tensor, tensors: Sequence[Any]) -> torch.Tensor:
     """Attention that another kernel computed, in the layout of a backend's result: copies after it depend on that."""
     shapes: list[Any] = [None if tensor is None else tensor.detach().to("meta") for tensor in tensors]
     with torch.no_grad():
-        layout = attend(backend, *shapes, *options)
+        layout = attend(call, backend, *shapes)
     if layout.stride() == made.stride():
         return made
     return torch.empty_strided(layout.shape, layout.stride(), dtype=made.dtype, device=made.device).copy_(made)

@@ -39,23 +39,13 @@ def _kind(graph: Graph, forward: int, backward: int | None, label: str) -> Atten
 def _form(graph: Graph, call: AttentionCall, forward: Op, backward: Op | None, backend: str) -> Graph:
     """What a backend launches; results in another layout than the traced ones end in a copy, as reshaping them would
     (the traced ones have the layout in which the model wants them, more often than not)."""
-    recorder, known = Recorder(device="meta", max_ops=1000), call.attributes
-    wanted = known.get("gradients", ())
+    recorder, wanted = Recorder(device="meta", max_ops=1000), call.attributes.get("gradients", ())
     with recorder, torch.set_grad_enabled(bool(wanted)):
         with recorder.unrecorded():
             tensors = {name: _like(spec).requires_grad_(name in wanted) for name, spec in call.tensors.items()}
         inputs = [recorder.value(tensor) for tensor in tensors.values()]
-        result = attend(
-            backend,
-            tensors["query"],
-            tensors["key"],
-            tensors["value"],
-            tensors.get("attn_bias"),
-            known["dropout_p"],
-            known["is_causal"],
-            known.get("scale"),
-            bool(known.get("enable_gqa")),
-        )
+        given = (tensors.get(name) for name in ("query", "key", "value", "attn_bias"))
+        result = attend(call, backend, *given)
         outputs = [_laid_out(recorder, result, graph.values[forward.outputs[0]].spec)]
         if backward is not None:
             recorder.phase = "backward"

@@ -96,12 +96,11 @@ class CudaForms:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         tensors = (query, key, value, attn_mask)
-        options = (dropout_p, is_causal, scale, enable_gqa)
-        made = call_of(*tensors, *options)
+        made = call_of(*tensors, dropout_p, is_causal, scale, enable_gqa)
         # transforms refuse a Function like Real, and wrappers choose the shapes of what runs
         as_usual = self._decomposes or compat.are_functorch_transforms_active() or _is_wrapper(query)
         if as_usual or made.backends in ((), ("math",)):
-            return self._called(made, tensors, options)
+            return self._called(made, tensors)
         call = OpaqueCall(
             FORWARD,
             tuple(made.attributes.items()),
@@ -111,16 +110,16 @@ class CudaForms:
             saved_outputs=((0, "out"),),
             gradient="grad_out",
         )
-        compute = self._attend(made, options)
+        compute = self._attend(made)
         results = Fused.apply(self.recorder, compute, call, torch.is_grad_enabled(), *tensors)
         result: torch.Tensor = results[0]
         return result
 
-    def _called(self, call: AttentionCall, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
+    def _called(self, call: AttentionCall, tensors: Sequence[Any]) -> torch.Tensor:
         """Attention that is recorded as the kernels of one backend."""
         backend = choose(self.attention, call)
         if self.recorder.device != "cpu" or backend == "math":
-            return attend(backend, *tensors, *options)
+            return attend(call, backend, *tensors)
         # with real tensors the CUDA kernel by name: the CPU has none, and with random weights values do not matter
         batch, heads, rows, _ = tensors[0].shape
         known = tuple((name, call.attributes[name]) for name in ("dropout_p", "is_causal"))
@@ -136,19 +135,20 @@ class CudaForms:
         )
         return Opaque.apply(self.recorder, by_name, *tensors)[0]
 
-    def _attend(self, call: AttentionCall, options: Sequence[Any]) -> Callable[..., Any]:
+    def _attend(self, call: AttentionCall) -> Callable[..., Any]:
         """What gives the results of attention that is recorded as one op; of ``meta`` tensors their layout: flash
         attention's where some GPU runs it, which is that of the query. Models transpose and reshape the result as they
         did the query, so that another kernel's needs the copy with which its form ends, and this one's none."""
         backend = next(name for name in ORDER if name in call.backends and name != "math")
         if self._cpu_attention is not None:
-            dropout, causal, scale, gqa = options
-            kernel = partial(self._cpu_attention.call_boxed, _CPU, scale=scale, enable_gqa=gqa)
-            return lambda *tensors: self._placed(backend, kernel(*tensors, dropout, causal), tensors, options)
-        return lambda *tensors: attend(backend, *tensors, *options)
+            known, run = call.attributes, partial(self._cpu_attention.call_boxed, _CPU)
+            kernel = partial(run, scale=known.get("scale"), enable_gqa=bool(known.get("enable_gqa")))
+            given = known["dropout_p"], known["is_causal"]
+            return lambda *tensors: self._placed(call, backend, kernel(*tensors, *given), tensors)
+        return partial(attend, call, backend)
 
-    def _placed(self, backend: str, made: torch.Tensor, *call: Any) -> torch.Tensor:
-        return laid_out(backend, made, *call)
+    def _placed(self, call: AttentionCall, backend: str, made: torch.Tensor, tensors: Sequence[Any]) -> torch.Tensor:
+        return laid_out(call, backend, made, tensors)
 
     def _softmax(self, name: str) -> Callable[..., torch.Tensor]:
         """Half to float goes through one kernel on CUDA (SoftMax.cpp), through a cast of its own elsewhere."""
@@ -361,13 +361,13 @@ class RealForms(CudaForms):
         super().__enter__()
         return self
 
-    def _called(self, call: AttentionCall, tensors: Sequence[Any], options: Sequence[Any]) -> torch.Tensor:
+    def _called(self, call: AttentionCall, tensors: Sequence[Any]) -> torch.Tensor:
         if choose(self.attention, call) == "math":
-            return super()._called(call, tensors, options)
-        result: torch.Tensor = self._attend(call, options)(*tensors)
+            return super()._called(call, tensors)
+        result: torch.Tensor = self._attend(call)(*tensors)
         return result
 
-    def _placed(self, backend: str, made: torch.Tensor, *call: Any) -> torch.Tensor:
+    def _placed(self, call: AttentionCall, backend: str, made: torch.Tensor, tensors: Sequence[Any]) -> torch.Tensor:
         return made
 
     def _opaque(
