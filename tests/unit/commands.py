@@ -1,8 +1,6 @@
 """The command line as tests run it: a small model in an empty folder, in this process. It takes nothing of memwall but
 its command line, so that the tests of defects also run with older packages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Configurations of transformers models, and targets of folders with one of them in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

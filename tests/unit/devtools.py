@@ -1,7 +1,5 @@
 """A headless Chromium, told what to do through its debugging pipe, and a server of files for it to open."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import http.server

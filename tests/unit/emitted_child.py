@@ -1,15 +1,10 @@
 """Runs the emitted files of a small model one after another, in Triton's interpreter, against the eager model.
 
-    TRITON_INTERPRET=1 python -m tests.unit.emitted_child NAME...
-
-A process of its own: the interpreter is chosen when Triton is imported.
+In a process of its own: the interpreter is chosen when Triton is imported.
 """
-
-from __future__ import annotations
 
 import inspect
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -190,9 +185,3 @@ def check(name: str) -> None:
         for n, tensor in module.named_buffers():
             place = next(s.id for s in profile.graph.storages if s.name == n)
             torch.testing.assert_close(memory.blocks[place].view(tensor.dtype), tensor.flatten())
-
-
-if __name__ == "__main__":
-    for each in sys.argv[1:]:
-        check(each)
-        print(f"{each}: equal")

@@ -4,8 +4,6 @@
 move 4 MiB each and, in the norm, read 2 MiB once more. ``ideal`` moves nothing but the products and the attention.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from memwall.fusion import Group, Plan, eager_plan

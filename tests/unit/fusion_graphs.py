@@ -1,7 +1,5 @@
 """Builds small graphs for the fusion tests without torch, and a GPU with round numbers to plan them for."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Gate results made by hand: what passes, what fails and why, what could not be judged, and names that attack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 

@@ -1,7 +1,5 @@
 """A repository with one small model, and the regressions that a pull request may bring into it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import NamedTuple

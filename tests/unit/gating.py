@@ -4,8 +4,6 @@ A server takes some seconds to import and compile what its first trace needs, an
 is the work of the process that starts it (its variables, what a model prints) is tested with a process of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

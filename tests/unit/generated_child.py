@@ -5,8 +5,6 @@ NAME...``.
 It is a process of its own because the interpreter has to be asked for before Triton is imported.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -13,8 +13,6 @@ GELU and norm as one        4 MiB      4.19     5.19
 ==========================  ========  =======  ===========
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from memwall.fusion import Plan, eager_plan

@@ -1,7 +1,5 @@
 """Faults planted into generated kernels: each is a change of the source of an odd case, and what the checker says."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Small functions on odd shapes, layouts, dtypes and numbers, each with the path that its kernel should take."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

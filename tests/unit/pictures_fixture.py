@@ -1,7 +1,5 @@
 """The reference pictures, and what is asked of the layout of any: overlaps, crossings, places off the sheet."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial

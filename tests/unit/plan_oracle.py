@@ -7,8 +7,6 @@ computed in it, else from memory, through a value that the kernel lists among it
 among its writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from memwall.core.graph import Graph, Value

@@ -1,7 +1,5 @@
 """A model whose ops end in every way in which a kernel can end: each stands alone among good ones."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -3,8 +3,6 @@
 ``python -m tests.unit.random_programs FOLDER SEED...`` runs their kernels in Triton's interpreter: a line for each.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

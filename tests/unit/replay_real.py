@@ -3,8 +3,6 @@
 The graph is traced without data, so equal numbers say that views, in-place writes and the order of things were kept.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -4,8 +4,6 @@ Two blocks of: a 1024x1024 fp16 product, a GELU, a layer norm; then flash attent
 and an op with a hostile name; one backward product per block; one fused optimizer step.
 """
 
-from __future__ import annotations
-
 from memwall.core.graph import Graph, Op, Pipe, Storage, Value, contiguous
 from memwall.frontend.facts import WorkloadInfo
 from memwall.fusion import eager_plan

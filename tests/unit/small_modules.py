@@ -1,7 +1,5 @@
 """Modules that several tests profile."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -4,8 +4,6 @@ Both have few layers and the same ops in the same order, so a group of the plan 
 ops, a group of the tiny graph.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

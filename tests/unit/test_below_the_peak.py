@@ -1,7 +1,5 @@
 """No share of a peak is above 100 %: MFU, HFU and MBU of workloads on GPUs, in every mode, and of training layouts."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

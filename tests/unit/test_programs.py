@@ -1,7 +1,5 @@
 """Programs of many GPUs: the ranks of a pipeline that differ, throughput of all ranks, what backward computes again."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from functools import partial
@@ -105,9 +103,6 @@ def test_a_pass_that_makes_a_graph_computes_nothing_again():
     assert made.simulations[0].totals.mfu == made.simulations[0].totals.hfu > 0
 
 
-# -- throughput ------------------------------------------------------------------------------------------------------
-
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -135,9 +130,6 @@ def test_ranks_that_share_products_share_their_tokens():
     assert speed.tokens_per_s_per_gpu == pytest.approx(speed.tokens_per_s / 16)
     page = " ".join(render(ProfileReport(made), "text").split())
     assert "of all 16 ranks, which take 4 batches like this one's" in page
-
-
-# -- ranks that differ -------------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):

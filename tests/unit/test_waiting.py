@@ -1,7 +1,5 @@
 """Tests wait for states and not for seconds: a machine that does other work as well is no failure."""
 
-from __future__ import annotations
-
 import re
 
 from tests.unit.places import ROOT

@@ -1,7 +1,5 @@
 """The fixture's training step under several policies, on a GPU that waits for its CPU and on one that does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from memwall.fusion import plan_graph

@@ -1,7 +1,5 @@
 """Why a kernel takes its time, in words; and how the constants behind it are known."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The verdict begins with the largest lever of an enumeration by the public commands, which share no plan with it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
@@ -60,7 +58,6 @@ def enumerated(record, gpu: str, graph: bool) -> dict[str, float]:
 
 
 @pytest.mark.defect("10")
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "graph"),
     [("inference", False), ("training", True)]

@@ -1,7 +1,5 @@
 """The tree of modules: children add up to their parent; memory by hand."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The step of a pipeline from its traced ranks, against hand arithmetic."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which pipes do the products, and what MFU is relative to: by hand, and on every GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

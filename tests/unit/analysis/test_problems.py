@@ -1,7 +1,5 @@
 """The size of a kernel's problem in words, next to shapes worked out by hand."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What fusion saves, by hand arithmetic on the made-up step: 1 TB/s, 1 us a launch, no queue, no L2."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.analysis.savings import group_name, group_savings, missed_fusions, module_savings, policy_sets, waterfall

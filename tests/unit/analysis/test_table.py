@@ -1,7 +1,5 @@
 """Sums and shares of the made-up profile, by hand: 1 us a launch, 100 TFLOP/s tensor, 10 TFLOP/s vector, 1 TB/s."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

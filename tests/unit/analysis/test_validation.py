@@ -1,14 +1,12 @@
 """Modeled beside measured: each figure against arithmetic by hand. All times are made up."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memwall.analysis.validation import COLUMNS, devices, measured_points, rows, summary
@@ -337,7 +335,6 @@ ODD = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), value=ODD)
 def test_odd_values_are_read_or_refused(data, value):
     record = copy.deepcopy(RECORD)

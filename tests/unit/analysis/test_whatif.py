@@ -1,7 +1,5 @@
 """What-ifs against hand arithmetic on the made-up GPU: 100 TFLOP/s, 1 TB/s, 1 us a launch, no L2."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.analysis.whatif import FuseChange, GpuChange, parse_change, what_if

@@ -1,14 +1,10 @@
 """The measured gate: its statistics on drawn samples, its eyes on written and real counters, its processes for real."""
 
-from __future__ import annotations
-
 import json
 import math
-import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +19,7 @@ from memwall.bench.ab.sides import Round, SideProcesses, StepBlock
 from memwall.bench.machine import Usage
 from memwall.bench.stats import Ratio
 from memwall.core.errors import UsageError
-from tests.unit.places import ROOT
+from memwall.core.process import Lost
 from tests.unit.processes import is_alive, wait_for
 
 QUIET = Usage(wall_s=0.06, capacity_s=0.12)
@@ -316,15 +312,41 @@ def test_without_time_nothing_is_decided(tmp_path):
     assert result.environment["torch"]
 
 
-@pytest.mark.parametrize(("failing", "line", "message"), [
-    ("base", "raise ValueError('no such width')", r"^the base: .*no such width.*net\.py:1"),
-    ("head", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "^the head does not run: .*SIGSEGV"),
+class Answering:
+    """A process of a side that gives or raises the same whatever it is asked."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def send(self, *question):
+        pass
+
+    def receive(self, limit_s):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    stop = send
+
+
+@pytest.mark.parametrize(("failing", "error", "message"), [
+    ("base", UsageError("no such width"), "^the base: no such width"),
+    ("head", Lost("failed", "SIGSEGV"), "^the head does not run: SIGSEGV"),
+    ("head", Lost("timeout", "took longer"), "^the head took longer"),
 ])  # fmt: skip
-def test_a_side_that_fails_is_named(tmp_path, failing, line, message):
-    models = {"base": MODEL, "head": MODEL, failing: f"{line}\n{MODEL}"}
-    base, head = (checkout(tmp_path / name, model=model) for name, model in models.items())
+def test_a_side_that_fails_is_named(tmp_path, monkeypatch, failing, error, message):
+    monkeypatch.setattr(ab_sides, "_started", lambda name, *rest: Answering(error if name == failing else ({}, 1.0)))
     with pytest.raises(UsageError, match=message):
-        SideProcesses(base, head, "cpu", 0)
+        SideProcesses(Side(tmp_path, "net.py"), Side(tmp_path, "net.py"), "cpu", 0)
+
+
+def test_what_a_model_raises_has_its_line(tmp_path, monkeypatch):
+    side = checkout(tmp_path / "base", model=f"raise ValueError('no such width')\n{MODEL}")
+    monkeypatch.chdir(side.folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("torch.set_flush_denormal", lambda on: None)
+    with pytest.raises(UsageError, match=r"no such width.*net\.py:1"):
+        ab_sides.SideWorker()("build", "cpu", side, tmp_path / "head", 0)
 
 
 def test_options_are_those_of_a_profile(tmp_path):
@@ -394,21 +416,11 @@ run_ab(Side(Path(sys.argv[1]), "models/net.py"), Side(Path(sys.argv[2]), "models
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_its_parent(tmp_path, number):
-    """Both steps never end. Ctrl-C reaches the parent, or it is killed: both workers are gone soon after."""
+def test_no_process_outlives_its_interrupted_parent(tmp_path, forks):
+    """Both steps never end."""
     sides = [checkout(tmp_path / name, model=ENDLESS).folder for name in ("base", "head")]
-    command = [sys.executable, "-c", PARENT, *map(str, sides)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    parent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    pids: list[int] = []
-    try:
-        pids += [int(wait_for(lambda f=folder: (f / "pid").read_text())) for folder in sides]
-        parent.send_signal(number)
-        parent.wait()
-        wait_for(lambda: "" if any(is_alive(pid) for pid in pids) else "gone")
-    finally:
-        parent.kill()
-        parent.wait()
-        for pid in filter(is_alive, pids):
-            os.kill(pid, signal.SIGKILL)
+    parent = forks.python(PARENT, *sides)
+    pids = [int(wait_for(lambda f=folder: (f / "pid").read_text())) for folder in sides]
+    parent.send_signal(signal.SIGINT)
+    parent.communicate()
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))

@@ -1,7 +1,5 @@
 """Scores against arithmetic by hand, and scipy where it is there; files that are good and files that are not."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Constants fitted to made-up times of known constants, the halves, GPUs left out, and the text of a GPU's file."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

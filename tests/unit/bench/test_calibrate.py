@@ -1,7 +1,5 @@
 """Calibration: sampling on fake clocks, the machine from fake files, specs from quantities made by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 

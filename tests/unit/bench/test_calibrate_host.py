@@ -1,7 +1,5 @@
 """A host from loops and nets: the arithmetic on seconds made up by hand, the file that is written, what is timed."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

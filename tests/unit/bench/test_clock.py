@@ -1,7 +1,5 @@
 """The CPU's clock on times that are made up, and the variables of a process in which kernels are timed."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,16 +1,8 @@
 """Generated kernels on their way through a worker: built, tuned, checked. Triton's interpreter stands for the GPU."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-
-from tests.unit.places import ROOT
-from tests.unit.processes import HANGS_S
 
 pytest.importorskip("triton", reason="needs Triton")
 
@@ -65,17 +57,12 @@ print(json.dumps(result))
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, forks):
     folder = tmp_path_factory.mktemp("kernels")
-    environment = {
-        **os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "MEMWALL_CACHE": str(folder / "cache"),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder)], env=environment, capture_output=True, text=True, timeout=HANGS_S
+    said = forks.printed(
+        CHILD, folder, TRITON_INTERPRET="1", MEMWALL_CACHE=folder / "cache", TRITON_CACHE_DIR=folder / "t"
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {**json.loads(done.stdout.splitlines()[-1]), "cache": folder / "cache"}
+    return json.loads(said.splitlines()[-1])
 
 
 def test_a_generated_kernel_is_checked_and_timed(ran):

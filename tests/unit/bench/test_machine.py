@@ -1,7 +1,5 @@
 """What the system and NVML say of a machine, from files and a library made up, and from this machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,8 +14,6 @@ from memwall.bench.device import in_doubt, merged, open_nvml, read_nvml
 from memwall.bench.machine import Counters, Usage, cache_bytes, cpu_name, machine_busy_s, read_counters, vendor_name
 from memwall.record.measurement import Sensors
 from tests.unit.places import ROOT
-
-# -- the processor -----------------------------------------------------------------------------------------------------
 
 
 def test_caches_that_hold_data_by_level(tmp_path):

@@ -1,12 +1,8 @@
 """Kernels really run and timed on the CPU: good ones beside those that hang, crash, run out of memory or are wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +21,6 @@ from memwall.core.errors import MissingError, UsageError
 from memwall.core.flow import Flow
 from memwall.fusion import Group, plan_graph
 from memwall.record.measurement import Sensors
-from tests.unit.places import ROOT
 from tests.unit.processes import wait_for
 
 PLANTED = str(Path(__file__).parents[1] / "planted.py")
@@ -150,7 +145,8 @@ def test_measuring_again_replaces_what_was_measured_before(trained, pool):
 
 
 def test_a_spent_time_limit_skips_what_is_left(chain, pool):
-    found = measurements(measure(chain, device="cpu", executors=["eager"], gpu=SPEC, time_limit_s=1e-6, pool=pool))[0]
+    found = measurements(measure(chain, device="cpu", executors=["eager"], gpu=SPEC, samples=1, time_limit_s=1e-6,
+                                 pool=pool))[0]  # fmt: skip
     assert not found.complete
     assert {k.status for k in found.kernels} == {"skipped"}
     assert found.step is None
@@ -184,17 +180,11 @@ def test_a_cpu_without_a_spec_says_how_to_get_one(tmp_path, monkeypatch):
         device_spec("cpu")
 
 
-def test_an_interrupt_keeps_what_was_measured_and_ends_the_workers(tmp_path):
+def test_an_interrupt_keeps_what_was_measured_and_ends_the_workers(tmp_path, forks):
     """Ctrl-C goes to the whole foreground group; the worker has a session of its own and is ended by its parent."""
     path = tmp_path / "partial.json"
-    command = [
-        sys.executable, "-m", "memwall", "measure", PLANTED, "--device", "cpu", "--executor", "eager", "--gpu", SPEC,
-        "--samples", "3", "-o", str(path),
-    ]  # fmt: skip
-    environment = {**os.environ, "PLANTED": "hang", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    words = ("measure", PLANTED, "--device", "cpu", "--executor", "eager", "--gpu", SPEC, "--samples", "3", "-o", path)
+    process = forks.start(*words, folder=tmp_path, environment={**os.environ, "PLANTED": "hang"})
     wait_for(path.exists)
     before = json.loads(path.read_text())  # whole JSON while it runs
     assert before["measurements"][0]["complete"] is False
@@ -254,7 +244,7 @@ def test_a_device_in_doubt_is_refused_before_the_first_kernel(chain, pool, monke
 
     monkeypatch.setattr(BenchmarkRun, "start", shared)
     with pytest.raises(MissingError, match=r"--strict-device: shared: others$"):
-        measure(chain, device="cpu", executors=["eager"], gpu=SPEC, strict_device=True, pool=pool)
+        measure(chain, device="cpu", executors=["eager"], gpu=SPEC, samples=1, strict_device=True, pool=pool)
 
 
 def test_a_spec_of_another_kind_of_device_is_told(chain, monkeypatch):

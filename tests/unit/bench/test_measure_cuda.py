@@ -1,7 +1,5 @@
 """The CUDA clock on a device that is made up: what is put into the stream, in which order, and what is made of it."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import weakref

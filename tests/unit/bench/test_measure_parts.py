@@ -1,7 +1,5 @@
 """Parts of a measurement that need no kernel: statistics, distinct kernels, sensors, choices, what is missing."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

@@ -1,7 +1,5 @@
 """Medians, their intervals, and the ratio of two versions, against tables, hand arithmetic and drawn samples."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -9,8 +7,6 @@ import pytest
 
 from memwall.bench.ab.run import CONFIDENCE
 from memwall.bench.stats import Ratio, ratio, sign_test, tail_rank, timing
-
-# -- one time ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Ahead-of-time compilation: occupancy by hand, kernels compiled for every architecture, what becomes of bad ones."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import replace
@@ -173,10 +171,11 @@ def spills(tmp_path_factory):
 
 @needs_triton
 def test_kernels_written_by_hand_compile_without_spills(cache, monkeypatch):
-    """A pointwise, a row and a column kernel; the interpreter's variable in this process changes nothing."""
+    """A pointwise, a row and a column kernel, each for an architecture; the interpreter's variable here changes
+    nothing."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     kernels = [kernel(), kernel(ROWS, "rows"), kernel(COLUMNS, "columns", 256)]
-    pairs = [(one, name) for name in ("sm_60", "sm_90", "gfx942") for one in kernels]
+    pairs = [(one, name) for name, one in zip(("sm_60", "sm_90", "gfx942"), kernels, strict=True)]
     for (one, name), (found,) in zip(pairs, compile_all(pairs, cache=cache), strict=True):
         assert (found.status, found.spilled_bytes) == ("ok", 0), found
         assert found.architecture == name

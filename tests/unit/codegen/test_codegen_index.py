@@ -1,11 +1,9 @@
 """Index arithmetic of generated kernels: whatever is simplified has the values of the plain formula."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memwall.codegen.index import AffineIndex, Variable, offset, ravel, unravel
@@ -52,7 +50,6 @@ def test_ravelling_what_was_unravelled_is_the_variable(shape):
 
 
 @given(SHAPES, st.data())
-@settings(max_examples=200)
 def test_a_permuted_tensor_read_through_a_view_is_where_its_strides_say(shape, data):
     """Offsets of a permuted view, cut into another shape, located in the dense tensor again."""
     size = math.prod(shape)

@@ -1,12 +1,5 @@
 """Kernels of small random programs in Triton's interpreter: right, or refused for one of a few reasons."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.unit import interpreted
@@ -24,16 +17,10 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def results(request, tmp_path_factory):
+def results(request, tmp_path_factory, forks):
     seeds = SEEDS if request.config.getoption("--whole") else QUICK
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.unit.random_programs", str(tmp_path_factory.mktemp("random")),
-         *map(str, seeds)],
-        cwd=interpreted.ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(interpreted.ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = {int(line["name"]): line for line in map(json.loads, done.stdout.splitlines())}
+    ran, _ = interpreted.lines(forks, tmp_path_factory.mktemp("random"), *seeds, module="random_programs")
+    lines = {int(line["name"]): line for line in ran}
     assert [*lines] == [*seeds]
     return lines
 

@@ -1,7 +1,5 @@
 """What the generator refuses: kernels whose programs would race, and arguments that its rules do not know."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

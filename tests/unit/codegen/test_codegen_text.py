@@ -1,7 +1,5 @@
 """The text of generated kernels: one golden file for each nest, and what stands beside the text."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

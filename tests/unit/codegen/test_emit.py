@@ -1,11 +1,6 @@
 """Kernels written out: run one after another they compute what the model computes; folders are whole or not at all."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,16 +11,13 @@ from memwall.codegen.emit import check_folder, write_folder
 from memwall.core.errors import UsageError
 from memwall.report.json_schema import schema_text
 from tests.unit.emitted_child import CASES, GPU, Tokens, written_out
-from tests.unit.places import ROOT
 from tests.unit.report_fixture import HOSTILE_MODULE, make_profile
 
 
-def test_the_kernels_compute_what_the_model_computes():
+def test_the_kernels_compute_what_the_model_computes(forks):
     """Loss, gradients and running statistics of a real eager step against the files, run in launch order."""
-    done = subprocess.run([sys.executable, "-m", "tests.unit.emitted_child", *CASES], cwd=ROOT,
-                          env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-                          check=False)  # fmt: skip
-    assert done.stdout.splitlines()[-len(CASES) :] == [f"{name}: equal" for name in CASES], done.stderr[-3000:]
+    code = "import sys; from tests.unit.emitted_child import check; [check(name) for name in sys.argv[1:]]"
+    forks.printed(code, *CASES, TRITON_INTERPRET="1")
 
 
 def test_the_index_keeps_its_schema():

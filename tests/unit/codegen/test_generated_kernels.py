@@ -3,8 +3,6 @@
 The interpreter runs in processes of its own, see :mod:`tests.unit.generated_child`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit import interpreted
@@ -29,11 +27,12 @@ OTHER_PATHS = {("unet", "training"): 2, ("gpt2_xl", "training"): 2}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_kernel_of_a_reference_workload_is_right(mode, tmp_path, request):
+def test_every_kernel_of_a_reference_workload_is_right(mode, tmp_path, request, forks):
     """All kinds that they have together with --whole; else every eighth of the kinds of ``QUICK`` workloads, as the
     interpreter takes seconds for a kernel, and the plan of a UNet at full size as long as all others."""
     every, names = (1, tuple(WORKLOADS)) if request.config.getoption("--whole") else (8, QUICK)
-    results = interpreted.workloads(mode, tmp_path, every, names)
+    results, signal = interpreted.lines(forks, tmp_path, "workloads", mode, every, *names)
+    assert not signal, f"killed by signal {signal} after {len(results)} kernels"
     assert [r for r in results if r["status"] not in ("ok", "not generated")] == []
     left = [r["ops"] for r in results if r["status"] == "not generated"]
     assert [ops for ops in left if not LEFT.keys() & ops] == []
@@ -47,10 +46,10 @@ def test_every_kernel_of_a_reference_workload_is_right(mode, tmp_path, request):
 
 
 @pytest.fixture(scope="module")
-def odd(request, tmp_path_factory):
+def odd(request, tmp_path_factory, forks):
     """The results of the cases that are selected, of one process."""
     asked = [item.callspec.params["name"] for item in request.session.items if "odd" in item.fixturenames]
-    return interpreted.by_name("cases", asked, tmp_path_factory.mktemp("odd"))
+    return interpreted.by_name(forks, "cases", asked, tmp_path_factory.mktemp("odd"))
 
 
 @pytest.mark.sampled(3)

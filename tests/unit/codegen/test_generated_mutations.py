@@ -1,7 +1,5 @@
 """A fault planted in a kernel is caught: wrong masks, races, outputs that nobody writes, sums in too few bits."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit import interpreted
@@ -11,9 +9,9 @@ pytestmark = interpreted.needs_triton
 
 
 @pytest.fixture(scope="module")
-def faults(request, tmp_path_factory):
+def faults(request, tmp_path_factory, forks):
     asked = [item.callspec.params["name"] for item in request.session.items if "faults" in item.fixturenames]
-    return interpreted.by_name("planted", asked, tmp_path_factory.mktemp("mutants"))
+    return interpreted.by_name(forks, "planted", asked, tmp_path_factory.mktemp("mutants"))
 
 
 @pytest.mark.sampled(2)

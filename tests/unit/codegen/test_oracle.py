@@ -1,11 +1,7 @@
 """What a kernel is held against: inputs that make sense, float64, a tolerance that eager keeps and faults do not."""
 
-from __future__ import annotations
-
 import itertools
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -73,8 +69,7 @@ def test_philox_gives_the_published_numbers(counter, key, expected):
 
 
 RAND = """
-import os, sys
-os.environ["TRITON_INTERPRET"] = "1"
+import sys
 import torch, triton, triton.language as tl
 
 @triton.jit
@@ -84,20 +79,22 @@ def rand(out, seed, START: tl.constexpr, BLOCK: tl.constexpr):
     for word in tl.static_range(4):
         tl.store(out + 4 * place + word, drawn[word])
 
-out = torch.empty(4096)
-rand[(1,)](out, int(sys.argv[2]), START=int(sys.argv[3]), BLOCK=1024)
-torch.save(out, sys.argv[1])
+for seed, start in zip(map(int, sys.argv[1::2]), map(int, sys.argv[2::2])):
+    out = torch.empty(4096)
+    rand[(1,)](out, seed, START=start, BLOCK=1024)
+    torch.save(out, f"{seed}.pt")
 """
 
 
 @pytest.mark.versions
 @interpreted.needs_triton
-@pytest.mark.parametrize(("seed", "start"), [(0, 0), (123_456_789_012, 5_000_000_000)])
-def test_uniform_numbers_are_those_of_triton(seed, start, tmp_path):
-    script, out = tmp_path / "rand.py", tmp_path / "out.pt"
-    script.write_text(RAND, encoding="utf-8")
-    subprocess.run([sys.executable, "-W", "ignore", script, out, str(seed), str(start)], check=True)
-    assert torch.equal(uniform(seed, 4 * start + torch.arange(4096)), torch.load(out))
+def test_uniform_numbers_are_those_of_triton(tmp_path, forks):
+    (tmp_path / "rand.py").write_text(RAND, encoding="utf-8")
+    code = "import os, runpy, sys; os.chdir(sys.argv.pop(1)); runpy.run_path('rand.py')"
+    pairs = ((0, 0), (123_456_789_012, 5_000_000_000))
+    forks.printed(code, tmp_path, *(number for pair in pairs for number in pair), TRITON_INTERPRET="1")
+    for seed, start in pairs:
+        assert torch.equal(uniform(seed, 4 * start + torch.arange(4096)), torch.load(tmp_path / f"{seed}.pt"))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Functions that remember tensors, wherever they are and whatever holds the tensors: each trace sees their first call,
 and nothing of it stays in them."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -4,8 +4,6 @@
 says; multi-token prediction layers, which transformers does not build, are not in it.
 """
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("transformers")
@@ -114,8 +112,10 @@ def _first_of_each_size(names: list[str]) -> list:
     return cases
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", _first_of_each_size(NAMES))
 def test_parameters_and_dtype_are_those_of_the_published_model(name):
+    """Of some of each publisher; a model that alone is counted wrong is found with --whole."""
     target = f"hf:{CONFIGS / name}"
     if (start := longest(REFUSED, name)) is not None:
         with pytest.raises(UsageError, match=REFUSED[start]) as caught:

@@ -1,7 +1,5 @@
 """What the traced device makes of tensors that a model fills, and of the lists that it is indexed with."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

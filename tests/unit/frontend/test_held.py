@@ -1,7 +1,5 @@
 """Memory at the peak with state that a step changes: bytes by hand, float32 throughout."""
 
-from __future__ import annotations
-
 import types
 
 import torch

@@ -1,7 +1,5 @@
 """``hf:``: inputs of sound, of text whose first positions are padding's, and of time series, from the configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.frontend.targets import resolve

@@ -1,7 +1,5 @@
 """``hf:``: inputs of images, videos and robots from the configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.core.errors import MissingError, UsageError

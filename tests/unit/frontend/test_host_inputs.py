@@ -1,7 +1,5 @@
 """Inputs that a CUDA run leaves on the host, and the packed sequences that need them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -3,8 +3,6 @@
 ``lab/benchmarks/known_values.py`` compares more of them.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -27,7 +25,6 @@ NAMES = (
 ALWAYS = ("deepseek_v3", "informer")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.whole) for name in NAMES]
 )

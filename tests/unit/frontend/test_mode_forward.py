@@ -1,7 +1,5 @@
 """``mode="forward"``: the module as it stands, and what autograd keeps of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Programs of several GPUs, one rank's view: what it holds, computes and sends, by hand."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

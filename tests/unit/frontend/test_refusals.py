@@ -1,7 +1,5 @@
 """What a trace says where it cannot go on, and of what it assumed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Results on meta that are made from those of an equal call, against torch's own shape functions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

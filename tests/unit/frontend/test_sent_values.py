@@ -1,7 +1,5 @@
 """What collectives hand on of known numbers: rank 2 of 8, each of which holds what this one does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

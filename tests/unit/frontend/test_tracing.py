@@ -1,7 +1,5 @@
 """``with memwall.trace() as t``: it records what ran, changes nothing that is computed, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

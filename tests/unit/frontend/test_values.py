@@ -1,7 +1,5 @@
 """Known values: 300 random index programs on meta next to the same programs on the host."""
 
-from __future__ import annotations
-
 import mmap
 import random
 import sys

@@ -1,7 +1,5 @@
 """TARGET → Workload: the contract of a file, names, sizes, and what each mistake says."""
 
-from __future__ import annotations
-
 import sys
 from textwrap import dedent
 

@@ -1,7 +1,5 @@
 """Models inside other things: quantised, nested, compiled, sharded; checked by hand or against the plain module."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import weakref

@@ -5,8 +5,6 @@ FLOPs are compared with those of torch's FlopCounterMode over the same
 step.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 

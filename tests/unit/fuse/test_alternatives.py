@@ -1,7 +1,5 @@
 """Fused library ops: what replaces a spelled-out norm is what torch's own norm traces to; the chunked loss by hand."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -246,7 +244,6 @@ def liger_rows():
         ]
 
 
-@pytest.mark.slow
 def test_time_paid_is_what_others_measured():
     """Liger's loop is torch's but for a fused softmax; its chunks are twice as long as torch's choice. No constant was
     fitted to these rows."""

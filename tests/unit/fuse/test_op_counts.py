@@ -1,7 +1,5 @@
 """The lowering funnel, against decompositions worked out by hand."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Two plans of one graph beside each other: by hand, and our planner beside Inductor's own decisions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -80,7 +78,6 @@ def test_ops_of_two_phases_are_no_pair():
     assert found.share == found.all_share == 1.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "mode"),
     [("bert_large", "inference"), ("llama3_8b", "training")]

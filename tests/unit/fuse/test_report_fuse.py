@@ -1,7 +1,5 @@
 """The page of ``memwall fuse``: a golden file of the made-up profile with a made-up capture."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

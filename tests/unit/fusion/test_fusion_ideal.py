@@ -1,7 +1,5 @@
 """The ideal policy by hand: operands and results of products, what was there before, what lives on, and no more."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

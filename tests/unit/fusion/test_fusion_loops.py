@@ -1,7 +1,5 @@
 """Loops in Python: their steps are found, and the plan is that of the graph with every step in it."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
@@ -68,14 +66,11 @@ def loops(draw):
     return Case(b.graph(state), None, draw(st.sampled_from(GPUS)))
 
 
-@settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, suppress_health_check=list(HealthCheck))
 @given(loops())
 def test_a_loop_is_planned_as_if_each_step_were_planned(case):
     short, whole = alike(case.graph, case.gpu)
     assert short == whole
-
-
-# -- loops that were traced
 
 
 def recurrent(cell: str, layers: int):

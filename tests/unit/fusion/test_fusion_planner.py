@@ -4,8 +4,6 @@ The GPU of these tests moves 1 TB/s, takes 2 us a launch and has 100 multiproces
 where nothing else is said; N is the bytes of one of 4096 × 1024: 16,777,216.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch

@@ -77,9 +77,6 @@ def test_inductor_uses_one_number_of_four_in_rows():
     assert found == {"memwall": DRAW_INSTRUCTIONS[4], "inductor": DRAW_INSTRUCTIONS[1]}
 
 
-# -- the instructions of Triton's generator, counted in a real binary --------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [75, 80, 90])
 def test_instructions_are_those_of_a_real_binary(capability, tmp_path):

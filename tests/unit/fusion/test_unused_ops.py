@@ -1,7 +1,5 @@
 """Ops whose results nothing needs, and recurrent layers, which no compiler replaces: what each policy launches."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest
@@ -18,9 +16,6 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 LAYERS, STEPS, WIDTH = 2, 32, 256
 #: one product of a layer's input weights with all steps, then one of its recurrent weights and the cell at each step
 LSTM_LAUNCHES = LAYERS * (1 + 2 * STEPS)
-
-
-# -- what nothing needs ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -72,9 +67,6 @@ def test_ideal_does_not_run_what_nothing_needs(b):
         ((1,), 0, 0, 0)
     ]
     assert sum(g.cost.bytes for g in groups) == 2 * 64 * 64 * 4  # x in, y out
-
-
-# -- recurrent layers --------------------------------------------------------------------------------------------------
 
 
 class Lstm(nn.Module):

@@ -1,13 +1,10 @@
 """TorchDynamo under the tracer: partial graphs, breaks, guards and recompiles, against what the models below say."""
 
-from __future__ import annotations
-
+import functools
 import inspect
 import json
 import logging
 import re
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -22,11 +19,11 @@ from memwall.frontend.targets import Workload, resolve
 from memwall.frontend.torch import TraceOptions, trace
 from memwall.inductor.dynamo.run import capture
 from memwall.record.capture import carry
-from tests.unit.places import ROOT
 
 TRAINING = TraceOptions(mode="training")
 
 
+@functools.cache
 def captured(model, mode="training", real=False, others=(), loss=None, optimizer=None, batch=8):
     """The graph of a plain trace, and what Dynamo made of the same workload."""
     inputs = (torch.ones(batch, 16),)
@@ -34,6 +31,10 @@ def captured(model, mode="training", real=False, others=(), loss=None, optimizer
     options = TraceOptions(mode=mode, real=real)
     graph = trace(workload, options).graph
     return graph, capture(workload, options, graph, others)
+
+
+def squared(output):
+    return output.square().mean()
 
 
 def names(graph, found):
@@ -190,7 +191,7 @@ def test_a_clean_model_is_one_graph_with_its_backward():
 
 
 def test_the_workloads_loss_is_captured_and_the_optimizer_is_not():
-    graph, found = captured(Clean, loss=lambda y: y.square().mean(), optimizer="sgd-plain")
+    graph, found = captured(Clean, loss=squared, optimizer="sgd-plain")
     assert set(found.regions) == {0, EAGER}
     assert [op.name for op in graph.ops].count("aten.mean") == 1
     for op, region in zip(graph.ops, found.regions, strict=True):
@@ -266,7 +267,7 @@ def test_a_function_given_up_inside_a_captured_one_loses_no_more_than_its_call()
 
 def test_what_stands_for_a_loss_is_behind_the_model():
     assert captured(Clean)[1].behind == 3  # addmm, relu, mul; then their sum
-    graph, found = captured(Clean, loss=lambda y: y.square().mean())
+    graph, found = captured(Clean, loss=squared)
     assert graph.ops[found.behind].phase == "backward"
     graph, found = captured(Clean, mode="inference")
     assert found.behind == len(graph.ops)
@@ -333,7 +334,7 @@ def test_another_batch_size_recaptures_once_with_a_dynamic_dimension():
 
 
 def test_a_second_input_recaptures_each_partial_graph():
-    _, found = captured(Broken, others=[(torch.ones(9, 16),)])
+    _, found = captured(Broken, others=((torch.ones(9, 16),),))
     (call,) = found.recompiles
     assert call.captures == 2
     assert len(found.graphs) == 2 and found.captures == 2  # further calls are not part of the step
@@ -399,7 +400,7 @@ def test_a_failure_of_dynamos_own_is_reported(monkeypatch):
         raise ValueError("no backend today")
 
     monkeypatch.setattr("memwall.inductor.dynamo.record.DynamoRun._backend", fail)
-    graph, found = captured(Clean)
+    graph, found = captured.__wrapped__(Clean)
     assert found.failure is not None and "no backend today" in found.failure
     assert found.regions == (EAGER,) * len(graph.ops)
     assert found.graphs == ()
@@ -472,7 +473,6 @@ print([name for name in ("torch._dynamo.convert_frame", "torch._inductor.compile
 """
 
 
-def test_a_capture_imports_no_compiler():
+def test_a_capture_imports_no_compiler(forks):
     """Dynamo's reset imports Inductor, for seconds, where a GPU is said to be there."""
-    done = subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "['torch._dynamo.convert_frame']\n"
+    assert forks.printed(ALONE) == "['torch._dynamo.convert_frame']\n"

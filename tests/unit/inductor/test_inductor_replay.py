@@ -1,7 +1,5 @@
 """The traced graph, replayed into an FX graph and run on real tensors, computes what the module computes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -169,9 +169,6 @@ def test_times_grow_with_the_message_and_keep_their_bound(name):
             assert times == sorted(times) and all(each.bound_s <= each.time_s < math.inf for each in found)
 
 
-# -- rows of others ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def held_out(request):
     """Rows of shapes that no constant saw."""

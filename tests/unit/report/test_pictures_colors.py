@@ -1,7 +1,5 @@
 """The one table of colours: apart from each other for every kind of sight, visible on white and on dark."""
 
-from __future__ import annotations
-
 from itertools import combinations, pairwise
 
 import pytest

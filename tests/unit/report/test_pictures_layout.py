@@ -1,7 +1,5 @@
 """The layout of the reference pictures, wide and narrow: no label over another or a line, nothing off the sheet."""
 
-from __future__ import annotations
-
 import math
 import re
 import xml.etree.ElementTree as ET

@@ -1,7 +1,5 @@
 """The Chrome trace, against hand arithmetic and the rules of the format."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

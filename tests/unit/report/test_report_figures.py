@@ -1,7 +1,5 @@
 """Pictures: valid, the same bytes each time, labels that keep off each other. Looked at by eye besides."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Reports of several policies: golden text, and what each kind shows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The HTML page: self-contained, inert against hostile names, small, and alive in a real browser."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Reports of what was measured: loud errors first, every kind of file, marks joined to where the model put a kernel."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import io
@@ -119,7 +117,7 @@ ODD = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.floats(), st.te
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), value=ODD)
 def test_whatever_is_loaded_can_be_rendered(profile, data, value):
     record = copy.deepcopy(profile.to_dict())

@@ -1,7 +1,5 @@
 """CSV, Parquet, JSON and the Chrome trace."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Text and Markdown: golden files of the made-up profile, hostile names, narrow pages."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

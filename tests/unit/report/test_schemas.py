@@ -1,7 +1,5 @@
 """The JSON schemas that are printed: true of the records that memwall writes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

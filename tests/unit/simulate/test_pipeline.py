@@ -1,7 +1,5 @@
 """Pipeline schedules against what their papers say, and small cases counted by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.core.errors import UsageError

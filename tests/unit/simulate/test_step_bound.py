@@ -1,7 +1,5 @@
 """The bound of a whole step: traffic that L2 cannot save, by hand."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Streams, by hand: what runs at the same time, what is exposed, and that the seconds add up."""
 
-from __future__ import annotations
-
 import pytest
 
 from memwall.simulate.launch_queue import QueuedKernel
