@@ -154,7 +154,7 @@ def inputs():
 def test_ops_outside_all_graphs_take_as_long_as_without_a_compiler(policy, run, folder, monkeypatch):
     """Ops that no captured graph held were issued as kernels of compiled code, which take the CPU longer than ops, so
     that a plan that changes nothing was slower than nothing."""
-    monkeypatch.setattr("memwall.inductor.compiled.lower", _fuses_nothing)
+    monkeypatch.setattr("memwall.inductor.compiled.lower", fuses_nothing)
     (folder / "loop.py").write_text(LOOP, encoding="utf-8")
     record = json.loads(run("fuse", "loop.py", "--gpu", "h100", "--policy", "eager", policy, "-q", "--json").out)
     eager, planned = record["gpus"][0]["policies"]
@@ -377,7 +377,7 @@ def test_a_folder_that_cannot_be_written(run):
 def test_a_gpu_that_is_too_old_for_the_compiler_leaves_the_others_their_answers(run, monkeypatch, policies):
     """What-ifs, even none, planned every policy again on every GPU, so that one that torch.compile does not know ended
     the command after all its work."""
-    monkeypatch.setattr("memwall.inductor.compiled.lower", _fuses_nothing)
+    monkeypatch.setattr("memwall.inductor.compiled.lower", fuses_nothing)
     result = run("fuse", "net.py", "--gpu", "p100", "h100", "--no-capture", "-q", *policies)
     assert (result.code, result.err) == (0, "")
     text = " ".join(result.out.split())
@@ -396,7 +396,7 @@ def test_a_policy_that_no_gpu_has_is_refused_before_any_work(run, folder, comman
     assert "torch.compile needs compute capability 7.0, and p100-sxm2-16gb has 6.0" in result.err
 
 
-def _fuses_nothing(graph, gpu, **options):
+def fuses_nothing(graph, gpu, **options):
     """In the place of Inductor."""
     from memwall.inductor import Lowered
     from memwall.inductor.fake_gpu import capability_of

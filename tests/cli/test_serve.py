@@ -505,11 +505,13 @@ def test_an_encoder_of_text_reads_the_prompt(run, tmp_path):
     }  # fmt: skip
     target = target_of(tmp_path, fields)
     words = ("--concurrency", "1", "--generate", "50", "--prompt")
-    short, long = (points(run, target, *words, n)["points"][0] for n in ("300", "3000"))
+    said = run("serve", target, *words, "3000", "-o", tmp_path / "long.json").out
+    assert "3,000 tokens to the encoder, 50 out" in said
+    (long,) = json.loads((tmp_path / "long.json").read_text(encoding="utf-8"))["points"]
+    (short,) = points(run, target, *words, "300")["points"]
     for point, n in ((short, 300), (long, 3000)):
         assert point["kv_bytes_per_sequence"] == 2 * 2 * (n + 51) * 512 * 2
     assert long["ttft_s"] > short["ttft_s"]
-    assert "3,000 tokens to the encoder, 50 out" in run("serve", target, *words, "3000").out
     (tmp_path / "requests.csv").write_text("arrival_s,prompt_tokens,generated_tokens\n0,100,10\n", encoding="utf-8")
     said = "is traced with one prompt: give clients or --rate, no --trace"
     assert said in run("serve", target, "--trace", str(tmp_path / "requests.csv")).error

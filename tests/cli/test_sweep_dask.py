@@ -1,7 +1,5 @@
 """Sweeps on a real Dask scheduler with workers on loopback, which are killed; and a disk that fills."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -37,18 +35,15 @@ def mlp(tmp_path):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a scheduler with two workers: its address, and the processes, the scheduler first."""
+    """Starts a scheduler with workers: its address, and the processes, the scheduler first."""
     processes = []
 
-    def cluster():
-        file = tmp_path / f"scheduler{len(processes)}.json"
-        own = [
-            spawn("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", file)
-        ]
-        for _ in range(2):
-            own.append(
-                spawn("dask_worker", "--scheduler-file", file, "--nthreads", "1", "--no-nanny", "--no-dashboard")
-            )
+    def cluster(workers):
+        file = tmp_path / "scheduler.json"
+        lone = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+        own = [spawn("dask_scheduler", *lone, "--scheduler-file", file)]
+        plain = ("--nthreads", "1", "--no-nanny", "--no-dashboard")
+        own += [spawn("dask_worker", "--scheduler-file", file, *plain) for _ in range(workers)]
         while not file.exists() or not file.read_text(encoding="utf-8").strip():
             assert own[0].poll() is None  # however long it takes
             time.sleep(0.1)
@@ -85,7 +80,7 @@ def files(folder):
 @pytest.mark.versions
 @needs_dask
 def test_a_killed_worker_loses_nothing_and_nothing_comes_twice(mlp, tmp_path, start):
-    (address, (_, worker, _)), said = start(), []
+    (address, (_, worker, _)), said = start(2), []
     kill = kills(worker, said)
     frame = memwall.sweep(mlp, VARY, engine="dask", scheduler=address, keep=tmp_path / "dask", progress=kill)
     assert [line for line in said if "is not encrypted" in line] == [
@@ -117,7 +112,7 @@ def test_a_lost_scheduler_is_one_line_and_what_is_finished_is_kept(mlp, start, t
     """Dask logs the traceback of a lost connection on standard error, ahead of the line that says what to do.
 
     Another engine does the rest."""
-    address, (scheduler, *_) = start()
+    address, (scheduler, _) = start(1)
     command = [sys.executable, "-c", SCHEDULER_LOST, mlp, address, str(scheduler.pid)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout.startswith(f"the Dask scheduler {address} is lost; with --keep FOLDER")

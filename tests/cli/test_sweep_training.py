@@ -1,7 +1,5 @@
 """Training layouts as axes of ``memwall sweep``; points of programs that send to other GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -58,7 +56,7 @@ def test_a_training_step_at_each_point_is_that_of_its_layout_alone(gpt):
     refused = frame[frame["error"] != ""]
     assert (refused["parallel.sp"] & (refused["parallel.tp"] == 1)).all() and len(refused) == 64
     ran = frame[frame["error"] == ""]
-    for place in random.Random(7).sample(range(len(ran)), 5):
+    for place in random.Random(7).sample(range(len(ran)), 3):
         row = ran.iloc[place]
         keys = ("tp", "pp", "dp", "microbatches", "fsdp", "schedule", "recompute")
         layout = ",".join(["sp"] * int(row["parallel.sp"]) + [f"{key}={row[f'parallel.{key}']}" for key in keys])
@@ -75,12 +73,12 @@ def test_a_training_step_at_each_point_is_that_of_its_layout_alone(gpt):
 
 
 def test_layouts_on_the_command_line(run, gpt, tmp_path):
-    words = ("sweep", gpt, "--vary", "batch=1,2", "gpu=a100,h100", "dtype=bf16,fp8", "parallel.tp=1,2,4",
+    words = ("sweep", gpt, "--vary", "batch=1,2", "gpu=a100,h100", "dtype=bf16,fp8", "parallel.tp=1,2",
              "--where", "fits", "time_s<0.2", "--best", "tokens_per_s_per_gpu", "--top", "5")  # fmt: skip
     result = run(*words, *(word for kind in ("html", "svg", "json") for word in ("-o", f"{tmp_path}/layouts.{kind}")))
     assert result.code == 0, result.err
-    assert "a training step on many GPUs" in result.out and "and 7 more rows" in result.out
-    assert "No result of 12 points: no floating dtype named 'fp8'" in result.out
+    assert "a training step on many GPUs" in result.out and "and 3 more rows" in result.out
+    assert "No result of 8 points: no floating dtype named 'fp8'" in result.out
     found = json.loads((tmp_path / "layouts.json").read_text(encoding="utf-8"))
     speeds = {point["id"]: point["tokens_per_s_per_gpu"] for point in found["points"] if not point["error"]}
     assert [speeds[key] for key in found["left"]] == sorted(speeds.values(), reverse=True) and found["of"] == "training"

@@ -1,7 +1,5 @@
 """Comparisons, by hand on the made-up GPUs and against the datasheets of real ones."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -208,6 +206,7 @@ def test_the_interval_of_a_ratio_holds_measured_ones():
     path = truth("vidur_mlp_ops.csv")
     assert path is not None
     _, held_out = halves(read_measured(path).of(Sample))
+    held_out = [sample for sample in held_out if sample.gpu.name in ("a100-80gb-sxm", "h100-sxm")]
     rows = list(zip(held_out, model_rows(held_out), strict=True))
     totals = {
         (row.op_class, sample.dtype, sample.shape, sample.gpu.name): (
