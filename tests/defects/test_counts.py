@@ -54,9 +54,9 @@ def totals(run, *args) -> dict:
     return simulation["totals"]
 
 
-@pytest.mark.parametrize("gpu", ["v100-sxm2-16gb"])
-def test_a04_a_dtype_without_tensor_cores_is_said(run, wide, gpu):
+def test_a04_a_dtype_without_tensor_cores_is_said(run, wide):
     """The pipe that stands in for one that the GPU lacks was taken in silence."""
+    gpu = "v100-sxm2-16gb"
     for command in ("profile", "compare"):
         said = one_line(run(command, wide, "--gpu", gpu, "--dtype", "bf16").out)
         assert f"{gpu} has no bfloat16 tensor cores: matmuls " in said

@@ -4,8 +4,6 @@ The model of most tests is two products of a 64x64 fp32 weight without bias on 8
 8*64*4 + 64*64*4 = 18,432 bytes and writing 8*64*4 = 2,048; so 40,960 bytes and 2 * 2*8*64*64 = 131,072 FLOP.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib
@@ -87,14 +85,6 @@ def says(result: pytest.RunResult, *texts: str) -> None:
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
-
-
-def test_limits_that_hold_exactly_pass(run):
-    run("""
-@pytest.mark.memwall(gpu="v100", max_dram_bytes="40.96 kB", max_kernels=2, max_flops=131072, min_coverage="100 %")
-def test_net(memwall):
-    assert memwall.profile(Net(), X).simulations[0].gpu.name.startswith("v100")
-""").assert_outcomes(passed=1)
 
 
 @pytest.mark.defect("32")
@@ -225,14 +215,6 @@ class TestNet:
     result.assert_outcomes(passed=1, failed=2)
 
 
-def test_keywords_of_the_call_go_before_those_of_the_marker(run):
-    run("""
-@pytest.mark.memwall(gpu="a100", max_kernels=2)
-def test_net(memwall):
-    assert memwall.profile(Net(), X, gpu="v100").simulations[0].gpu.name.startswith("v100")
-""").assert_outcomes(passed=1)
-
-
 # -- failing closed ----------------------------------------------------------------------------------------------------
 
 
@@ -262,48 +244,46 @@ def test_skipped(memwall):
     )
 
 
-@pytest.mark.parametrize(("keywords", "message"), [
-    ("max_dram_byte=1", "no keyword 'max_dram_byte'; did you mean max_dram_bytes?"),
-    ("gpus='h100'", "no keyword 'gpus'; did you mean gpu?"),
-    ("max_measured_s='1 s'", "no keyword 'max_measured_s'; did you mean max_time_s?"),
-    ("max_mfu=0.5", "max_mfu: higher is better; write min_mfu"),
-    ("min_kernels=5", "min_kernels: lower is better; write max_kernels"),
-    ("max_dram_bytes='+2 %'", "is a change, and a marker has no baseline; write an absolute limit"),
-    ("max_dram_bytes='2 GBit'", "no unit 'GBit' for DRAM bytes; did you mean GB?"),
-    ("max_kernels='many'", "cannot read the limit 'many'"),
-    ("max_kernels=None", "a limit is a number or text"),
-    ("max_kernels=True", "a limit is a number or text"),
-    ("'h100'", "the memwall marker takes keywords only, not 'h100'"),
-])  # fmt: skip
-def test_a_marker_that_makes_no_sense_is_an_error_of_its_test(run, keywords, message):
-    result = run(f"""
-@pytest.mark.memwall({keywords})
-def test_net(memwall):
-    memwall.profile(Net(), X)
-
-def test_other():
-    pass
-""")
-    result.assert_outcomes(errors=1, passed=1)
-    says(result, message)
+#: keywords of a marker -> what is said of them
+SENSELESS = {
+    "max_dram_byte=1": "no keyword 'max_dram_byte'; did you mean max_dram_bytes?",
+    "gpus='h100'": "no keyword 'gpus'; did you mean gpu?",
+    "max_measured_s='1 s'": "no keyword 'max_measured_s'; did you mean max_time_s?",
+    "max_mfu=0.5": "max_mfu: higher is better; write min_mfu",
+    "min_kernels=5": "min_kernels: lower is better; write max_kernels",
+    "max_dram_bytes='+2 %'": "is a change, and a marker has no baseline; write an absolute limit",
+    "max_dram_bytes='2 GBit'": "no unit 'GBit' for DRAM bytes; did you mean GB?",
+    "max_kernels='many'": "cannot read the limit 'many'",
+    "max_kernels=None": "a limit is a number or text such as 120 or '+0', not 'None'",
+    "max_kernels=True": "a limit is a number or text such as 120 or '+0', not 'True'",
+    "'h100'": "the memwall marker takes keywords only, not 'h100'",
+}
 
 
-def test_a_wrong_gpu_fails_with_the_nearest(run):
-    result = run("""
-@pytest.mark.memwall(gpu="h10", max_kernels=9)
-def test_net(memwall):
-    memwall.profile(Net(), X)
-""")
-    result.assert_outcomes(failed=1)
-    says(result, "no GPU named 'h10'; did you mean h100-sxm")
+def test_a_marker_that_makes_no_sense_is_an_error_of_its_test(run):
+    """A GPU that is none is one of the profile."""
+    tests = ["def test_other():\n    pass\n"]
+    for number, keywords in enumerate([*SENSELESS, "gpu='h10', max_kernels=9"]):
+        tests += [f"@pytest.mark.memwall({keywords})\ndef test_{number}(memwall):\n    memwall.profile(Net(), X)\n"]
+    result = run("\n".join(tests))
+    result.assert_outcomes(errors=len(SENSELESS), failed=1, passed=1)
+    says(result, *SENSELESS.values(), "no GPU named 'h10'; did you mean h100-sxm")
 
 
 # -- the fixture beside the package ------------------------------------------------------------------------------------
 
 
-def test_the_fixture_has_the_public_names_of_the_package(run):
+def test_limits_that_hold_exactly_pass_and_the_fixture_has_the_public_names_of_the_package(run):
     run("""
-def test_net(memwall):
+@pytest.mark.memwall(gpu="v100", max_dram_bytes="40.96 kB", max_kernels=2, max_flops=131072, min_coverage="100 %")
+def test_limits(memwall):
+    assert memwall.profile(Net(), X).simulations[0].gpu.name.startswith("v100")
+
+@pytest.mark.memwall(gpu="a100", max_kernels=2)
+def test_keywords_of_the_call_go_before_those_of_the_marker(memwall):
+    assert memwall.profile(Net(), X, gpu="v100").simulations[0].gpu.name.startswith("v100")
+
+def test_names(memwall):
     made = memwall.profile(Net(), X)
     assert isinstance(made, memwall.Profile)
     assert memwall.compare(made, gpu=["v100", "h100"]).entries
@@ -313,22 +293,10 @@ def test_net(memwall):
 def test_package():
     import memwall
     assert memwall.profile(Net(), X).simulations
-""").assert_outcomes(passed=2)
+""").assert_outcomes(passed=4)
 
 
-def test_what_a_test_sets_for_the_process_does_not_reach_the_next(run):
-    run("""
-def test_sets():
-    torch.set_float32_matmul_precision("high")
-    torch.set_default_dtype(torch.float64)
-
-def test_net(memwall):
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert torch.get_default_dtype() == torch.float32
-""").assert_outcomes(passed=2)
-
-
-def test_random_structure_is_the_same_in_every_session(run):
+def test_what_a_test_sets_or_draws_does_not_reach_the_next(run):
     run("""
 import random
 import numpy
@@ -336,15 +304,23 @@ import numpy
 def draw():
     return random.random(), numpy.random.rand(), torch.rand(()).item()
 
+def test_sets():
+    torch.set_float32_matmul_precision("high")
+    torch.set_default_dtype(torch.float64)
+
+def test_net(memwall):
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_default_dtype() == torch.float32
+
 def test_draws():
     draw()
 
 @pytest.mark.parametrize("i", range(2))
-def test_net(memwall, i):
+def test_drawn(memwall, i):
     found = draw()
     random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
     assert found == draw()
-""").assert_outcomes(passed=3)
+""").assert_outcomes(passed=5)
 
 
 def test_without_the_plugin_the_marker_is_unknown(entry_point, pytester):
@@ -365,7 +341,7 @@ import pytest
 
 @pytest.mark.memwall(max_kernels=1)
 @pytest.mark.parametrize("i", range(2))
-def test_forgot(i, memwall):
+def test_forgot(i):
     pass
 """)
     result = pytester.runpytest_subprocess("-n", "1", "--strict-markers", "-p", "no:cacheprovider")
