@@ -35,7 +35,7 @@ def saved(tmp_path_factory):
     def of(name: str, mode: str):
         if (name, mode) not in known:
             path = tmp_path_factory.mktemp("records") / "step.json"
-            memwall.profile(str(ROOT / name), gpu=GPUS, mode=mode).save(path)
+            memwall.profile(str(ROOT / name), gpu="h100-sxm", mode=mode).save(path)
             known[name, mode] = path
         return known[name, mode]
 

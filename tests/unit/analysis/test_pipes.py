@@ -18,15 +18,12 @@ def profile() -> Profile:
     return make_profile()
 
 
-@pytest.mark.parametrize(
-    ("gpu", "pipe", "emulated"),
-    [
-        ("v100", "tensor.bfloat16", True), ("v100", "tensor.float16", False), ("v100", "tensor.tf32", True),
-        ("v100", "tensor.float32", False), ("v100", "tensor.float64", False), ("a100", "tensor.fp8", True),
-        ("p100", "tensor.float16", True), ("h100", "tensor.fp8", False), ("v100", "tensor.int8", True),
-        ("mi300x", "tensor.float32", False), ("tpu-v4", "tensor.float64", True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "pipe", "emulated"), [
+    ("v100", "tensor.bfloat16", True), ("v100", "tensor.float16", False), ("v100", "tensor.tf32", True),
+    ("v100", "tensor.float32", False), ("v100", "tensor.float64", False), ("a100", "tensor.fp8", True),
+    ("p100", "tensor.float16", True), ("h100", "tensor.fp8", False), ("v100", "tensor.int8", True),
+    ("mi300x", "tensor.float32", False), ("tpu-v4", "tensor.float64", True),
+])  # fmt: skip
 def test_what_a_gpu_emulates(gpu, pipe, emulated):
     assert is_emulated(load_gpu(gpu), Pipe.parse(pipe)) is emulated
 

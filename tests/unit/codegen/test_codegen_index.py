@@ -95,19 +95,16 @@ def test_gaps_and_overlaps_are_refused():
         locate(variable(8), TensorSpec((4, 2), (1, 1), "float32"))
 
 
-@pytest.mark.parametrize(
-    ("place", "axis"),
-    [
-        (lambda x, r: r + x * 512, 1),  # a row of 512: four neighbours along the last axis
-        (lambda x, r: x, 0),
-        (lambda x, r: x + r * 64, 0),  # columns
-        (lambda x, r: r + x * 101, -1),  # rows that do not begin at multiples of four
-        (lambda x, r: r * 2 + x * 512, -1),
-        (lambda x, r: r + x * 512 + 2, -1),
-        (lambda x, r: r.divmod(64)[1] + r.divmod(64)[0] * 640 + x * 512, 1),  # 64 neighbours, then a jump
-        (lambda x, r: r.divmod(6)[1] + r.divmod(6)[0] * 640, -1),
-    ],
-)
+@pytest.mark.parametrize(("place", "axis"), [
+    (lambda x, r: r + x * 512, 1),  # a row of 512: four neighbours along the last axis
+    (lambda x, r: x, 0),
+    (lambda x, r: x + r * 64, 0),  # columns
+    (lambda x, r: r + x * 101, -1),  # rows that do not begin at multiples of four
+    (lambda x, r: r * 2 + x * 512, -1),
+    (lambda x, r: r + x * 512 + 2, -1),
+    (lambda x, r: r.divmod(64)[1] + r.divmod(64)[0] * 640 + x * 512, 1),  # 64 neighbours, then a jump
+    (lambda x, r: r.divmod(6)[1] + r.divmod(6)[0] * 640, -1),
+])  # fmt: skip
 def test_four_random_numbers_of_a_counter_go_to_four_neighbours(place, axis):
     x, r = (AffineIndex.of(Variable(name, 4096, frozenset(name))) for name in "xr")
     assert _axis_of_quads(place(x, r)) == axis

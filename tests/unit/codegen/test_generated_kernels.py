@@ -52,7 +52,7 @@ def odd(request, tmp_path_factory, forks):
     return interpreted.by_name(forks, "cases", asked, tmp_path_factory.mktemp("odd"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_on_odd_shapes_is_right_and_takes_its_path(name, odd):
     assert [r for r in odd[name] if r["status"] != "ok"] == []

@@ -428,7 +428,7 @@ def test_running_statistics_are_compared_though_the_group_does_not_hand_them_on(
 COARSE_ON_CPU = frozenset(("aten.native_layer_norm", "aten.embedding_dense_backward", "aten._fused_rms_norm_backward"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["bert_layer", "llama3_8b", "mixtral_8x7b", "vit_l16"])
 def test_eager_keeps_the_tolerance_on_every_kind_of_group(name):
     small = small_workloads.small(name, "training")

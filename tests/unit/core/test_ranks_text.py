@@ -5,14 +5,11 @@ import pytest
 from memwall.core.ranks import ranks_text, read_ranks
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([0], "0"), ([0, 1, 2, 3], "0-3"), ([3, 11, 19], "3-19:8"), ([0, 8], "0,8"), ([4, 5], "4-5"),
-        ([0, 1, 8, 9], "0-1,8-9"), ([0, 3, 5], "0,3,5"), ([0, 2, 4, 7], "0-4:2,7"),
-        (list(range(5, 4096, 8)), "5-4093:8"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("ranks", "text"), [
+    ([0], "0"), ([0, 1, 2, 3], "0-3"), ([3, 11, 19], "3-19:8"), ([0, 8], "0,8"), ([4, 5], "4-5"),
+    ([0, 1, 8, 9], "0-1,8-9"), ([0, 3, 5], "0,3,5"), ([0, 2, 4, 7], "0-4:2,7"),
+    (list(range(5, 4096, 8)), "5-4093:8"),
+])  # fmt: skip
 def test_runs_of_equal_steps(ranks, text):
     assert ranks_text(ranks) == text
     assert list(read_ranks(text)) == ranks

@@ -52,15 +52,12 @@ def test_a_decilm_is_served(config):
     assert point.steps.kv_bytes(10) == 10 * 3 * 2 * 2 * 16 * 2
 
 
-@pytest.mark.parametrize(
-    ("blocks", "said"),
-    [
-        ([block()], "1 block_configs for 4 layers"),
-        ([block(), block(), block(), block(window_length=8)], r"block_configs\[3\] has attention.window_length"),
-        ([block(no_attention=True), *[block()] * 3], "whose first layer has no attention"),
-        ([{}] * 4, "these are no block_configs of a DeciLM"),
-    ],
-)
+@pytest.mark.parametrize(("blocks", "said"), [
+    ([block()], "1 block_configs for 4 layers"),
+    ([block(), block(), block(), block(window_length=8)], r"block_configs\[3\] has attention.window_length"),
+    ([block(no_attention=True), *[block()] * 3], "whose first layer has no attention"),
+    ([{}] * 4, "these are no block_configs of a DeciLM"),
+])  # fmt: skip
 def test_what_blocks_cannot_be(config, blocks, said):
     with pytest.raises(UsageError, match=said):
         memwall.profile(config(block_configs=blocks), mode="decode", gpu="h100")

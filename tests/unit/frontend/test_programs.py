@@ -166,13 +166,10 @@ def two_ways(llama, program, layout, inputs=None, **options):
     return made, memwall.parallel(llama.Llama(config(llama)), given, layout=layout, cluster="dgx-h100", loss=llama.loss)
 
 
-@pytest.mark.parametrize(
-    ("layout", "plan", "around", "program_only", "layout_only"),
-    [
-        ("tp=2", TENSOR, AROUND, {}, {}),
-        ("tp=2,sp", SEQUENCE, AROUND_SEQUENCE, {"reduce_scatter": 1}, {"all_reduce": 1}),
-    ],
-)
+@pytest.mark.parametrize(("layout", "plan", "around", "program_only", "layout_only"), [
+    ("tp=2", TENSOR, AROUND, {}, {}),
+    ("tp=2,sp", SEQUENCE, AROUND_SEQUENCE, {"reduce_scatter": 1}, {"all_reduce": 1}),
+])  # fmt: skip
 def test_products_in_shards_are_the_same_both_ways(llama, layout, plan, around, program_only, layout_only):
     """FLOPs, bytes and messages of the whole model, and of a block: two sums forward and two backward, of 2 x 128 rows
     of 256 in float32; along the sequence as many that gather and scatter. What the ranks' shares of the embedding find

@@ -128,8 +128,10 @@ def last_is(layers: int, prefix: str) -> Callable[[str], str]:
     return lambda path: re.sub(rf"^{prefix}\.{layers - 1}\b", f"{prefix}.3", path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_what_is_left_is_the_trace_of_four_layers(name, mode):
+    """In training; with --whole also in inference, which is a part of it."""
     short = shorten(graph_of(name, mode, 9))
     assert_valid(short.graph)
     assert canonical(short.graph, last_is(9, LISTS[name])) == canonical(graph_of(name, mode, 4))
@@ -216,9 +218,11 @@ def as_set(groups: Sequence[tuple[Sequence[int], Sequence[int]]]) -> set[tuple[t
     return {(tuple(owned), tuple(again)) for owned, again in groups}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("planner", [alone, neighbours, chains, remaking])
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_a_plan_expanded_is_the_plan_of_the_whole(name, mode, planner):
+    """Each planner on some of the models; one that is wrong on another alone is found with --whole."""
     whole = graph_of(name, mode, 9)
     short = shorten(whole)
     expanded = short.expand(planner(short.graph))

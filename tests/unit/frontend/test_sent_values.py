@@ -79,23 +79,20 @@ def broadcast(x):
     return made
 
 
-@pytest.mark.parametrize(
-    ("body", "wanted"),
-    [
-        (into(RANKS, dist.all_to_all_single), [RANK] * RANKS),
-        (into(RANKS * RANKS, dist.all_gather_into_tensor), [*range(RANKS)] * RANKS),
-        (into(1, dist.reduce_scatter_tensor), [RANK * RANKS]),
-        (in_place(dist.ReduceOp.SUM), [n * RANKS for n in range(RANKS)]),
-        (in_place(dist.ReduceOp.MAX), [*range(RANKS)]),
-        (listed, [RANK] * RANKS),
-        (gathered_list, [*range(RANKS)] * RANKS),
-        (scattered_list, [RANK * RANKS]),
-        (uneven, [RANK] * RANKS),
-        (broadcast, [*range(RANKS)]),
-        (lambda x: functional.all_reduce(numbers(x), "sum", dist.group.WORLD), [n * RANKS for n in range(RANKS)]),
-        (lambda x: functional.all_to_all_single(numbers(x), None, None, dist.group.WORLD), [RANK] * RANKS),
-    ],
-)
+@pytest.mark.parametrize(("body", "wanted"), [
+    (into(RANKS, dist.all_to_all_single), [RANK] * RANKS),
+    (into(RANKS * RANKS, dist.all_gather_into_tensor), [*range(RANKS)] * RANKS),
+    (into(1, dist.reduce_scatter_tensor), [RANK * RANKS]),
+    (in_place(dist.ReduceOp.SUM), [n * RANKS for n in range(RANKS)]),
+    (in_place(dist.ReduceOp.MAX), [*range(RANKS)]),
+    (listed, [RANK] * RANKS),
+    (gathered_list, [*range(RANKS)] * RANKS),
+    (scattered_list, [RANK * RANKS]),
+    (uneven, [RANK] * RANKS),
+    (broadcast, [*range(RANKS)]),
+    (lambda x: functional.all_reduce(numbers(x), "sum", dist.group.WORLD), [n * RANKS for n in range(RANKS)]),
+    (lambda x: functional.all_to_all_single(numbers(x), None, None, dist.group.WORLD), [RANK] * RANKS),
+])  # fmt: skip
 def test_ranks_that_are_alike_send_what_this_one_has(body, wanted):
     found = []
 

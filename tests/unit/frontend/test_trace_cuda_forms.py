@@ -58,15 +58,12 @@ def test_batch_norm_copies_what_is_strided(mode):
     assert made.graph.values[following.outputs[0]].spec.strides == (768, 24, 1)
 
 
-@pytest.mark.parametrize(
-    ("norm", "x"),
-    [
-        (torch.nn.BatchNorm2d(4), torch.zeros(2, 4, 8, 8).to(memory_format=torch.channels_last)),
-        (torch.nn.BatchNorm2d(4), torch.zeros(2, 4, 8, 8)),
-        (torch.nn.BatchNorm1d(4), torch.zeros(4, 8).t()),  # of two axes: PyTorch's own kernel
-        (torch.nn.BatchNorm1d(4, affine=False), torch.zeros(2, 8, 4).transpose(1, 2)),
-    ],
-)
+@pytest.mark.parametrize(("norm", "x"), [
+    (torch.nn.BatchNorm2d(4), torch.zeros(2, 4, 8, 8).to(memory_format=torch.channels_last)),
+    (torch.nn.BatchNorm2d(4), torch.zeros(2, 4, 8, 8)),
+    (torch.nn.BatchNorm1d(4), torch.zeros(4, 8).t()),  # of two axes: PyTorch's own kernel
+    (torch.nn.BatchNorm1d(4, affine=False), torch.zeros(2, 8, 4).transpose(1, 2)),
+])  # fmt: skip
 def test_batch_norm_takes_other_data_as_it_is(norm, x):
     assert "aten.clone" not in ops(norm.eval(), x)
 

@@ -84,7 +84,7 @@ class _Programs(torch.nn.Module):
         return [_program(x.device, seed)[-1] for seed in self.seeds]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("block", range(10))
 def test_random_index_programs_run_the_same_ops_with_data(block):
     """A trace on ``meta`` records what one of real tensors does: the same ops, attributes, shapes, strides, dtypes."""
@@ -95,7 +95,7 @@ def test_random_index_programs_run_the_same_ops_with_data(block):
     assert described(on_meta) == described(real)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("block", range(10))
 def test_random_index_programs_equal_those_on_the_host(block):
     for seed in range(30 * block, 30 * block + 30):
@@ -531,34 +531,28 @@ def _drawn(before: Callable[[torch.Tensor], object], real: bool) -> tuple[list[f
     return list(DRAWN), " ".join(facts.notes)
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        lambda x: None,
-        lambda x: torch.empty(40, device=x.device).normal_(),
-        lambda x: torch.empty(40_000, device=x.device).normal_(),
-        lambda x: torch.empty(40_000, device=x.device).uniform_(),
-        lambda x: torch.randn(40_000, device=x.device),
-        lambda x: torch.randperm(40, device=x.device),
-        lambda x: torch.rand_like(x),
-        lambda x: torch.nn.functional.gumbel_softmax(x),
-        lambda x: torch.rand([]),
-    ],
-)
+@pytest.mark.parametrize("before", [
+    lambda x: None,
+    lambda x: torch.empty(40, device=x.device).normal_(),
+    lambda x: torch.empty(40_000, device=x.device).normal_(),
+    lambda x: torch.empty(40_000, device=x.device).uniform_(),
+    lambda x: torch.randn(40_000, device=x.device),
+    lambda x: torch.randperm(40, device=x.device),
+    lambda x: torch.rand_like(x),
+    lambda x: torch.nn.functional.gumbel_softmax(x),
+    lambda x: torch.rand([]),
+])  # fmt: skip
 def test_draws_are_those_of_a_run_with_data(before):
     on_meta, real = _drawn(before, False), _drawn(before, True)
     assert on_meta == real
     assert "random=" not in on_meta[1]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        lambda x: torch.nn.functional.dropout(x, 0.5, training=True),
-        lambda x: torch.bernoulli(torch.sigmoid(x)),
-        lambda x: torch.nn.functional.rrelu(x, training=True),
-    ],
-)
+@pytest.mark.parametrize("before", [
+    lambda x: torch.nn.functional.dropout(x, 0.5, training=True),
+    lambda x: torch.bernoulli(torch.sigmoid(x)),
+    lambda x: torch.nn.functional.rrelu(x, training=True),
+])  # fmt: skip
 def test_draws_after_those_of_activations_are_assumed(before):
     """A GPU draws them apart from the host, whose numbers drop layers: those stay as they are."""
     on_meta, real = _drawn(before, False), _drawn(before, True)
@@ -589,16 +583,13 @@ class _Masks(torch.nn.Module):
         return y[y > 0]
 
 
-@pytest.mark.parametrize(
-    ("assume", "real", "unused"),
-    [
-        (["iner:nonzero=0.1"], False, ["iner:nonzero=0.1"]),  # a module that there is not
-        (["nonzero=0.1", "nonzero=0.9"], False, ["nonzero=0.1"]),  # a later one holds
-        (["condition=false", "nonzero=0.1"], False, ["condition=false"]),
-        (["nonzero=0.1"], True, ["nonzero=0.1"]),
-        (["nonzero=0.1"], False, []),
-    ],
-)
+@pytest.mark.parametrize(("assume", "real", "unused"), [
+    (["iner:nonzero=0.1"], False, ["iner:nonzero=0.1"]),  # a module that there is not
+    (["nonzero=0.1", "nonzero=0.9"], False, ["nonzero=0.1"]),  # a later one holds
+    (["condition=false", "nonzero=0.1"], False, ["condition=false"]),
+    (["nonzero=0.1"], True, ["nonzero=0.1"]),
+    (["nonzero=0.1"], False, []),
+])  # fmt: skip
 def test_an_assumption_that_nothing_asks_for_is_said(assume, real, unused):
     made = memwall.profile(_Masks(), torch.randn(4, 8), assume=assume, real=real)
     said = [note for note in made.notes if "changes nothing" in note]

@@ -477,16 +477,13 @@ def over_gloo(x):
     dist.all_reduce(x, group=group)
 
 
-@pytest.mark.parametrize(
-    ("call", "messages"),
-    [
-        (lambda x: dist.barrier(), {("all_reduce", 4): 1}),
-        (together, {("all_reduce", 4 * 8 * 3 * H): 1}),
-        (over_gloo, {("all_reduce", 4 * 8 * H): 1}),
-        (lambda x: dist.reduce(x, 0), {("broadcast", 4 * 8 * H): 1}),
-        (lambda x: dist.all_gather([torch.empty_like(x) for _ in range(8)], x), {("all_gather", 4 * 64 * H): 1}),
-    ],
-)
+@pytest.mark.parametrize(("call", "messages"), [
+    (lambda x: dist.barrier(), {("all_reduce", 4): 1}),
+    (together, {("all_reduce", 4 * 8 * 3 * H): 1}),
+    (over_gloo, {("all_reduce", 4 * 8 * H): 1}),
+    (lambda x: dist.reduce(x, 0), {("broadcast", 4 * 8 * H): 1}),
+    (lambda x: dist.all_gather([torch.empty_like(x) for _ in range(8)], x), {("all_gather", 4 * 64 * H): 1}),
+])  # fmt: skip
 def test_every_way_to_call_is_a_message(call, messages):
     made = profiled(ranked(lambda: Call(lambda x: (call(x), x)[1])), torch.zeros(8, H), mode="inference")
     assert sent(made) == messages and made.coverage.unmodeled == ()

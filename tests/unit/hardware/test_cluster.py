@@ -102,26 +102,23 @@ def test_a_slow_network_lends_nothing(tmp_path):
     assert made.link["network"].protocols["simple"].share > 0.9
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        (SCHEMA, "memwall.gpu/1", "schema is 'memwall.gpu/1'; want 'memwall.cluster/1'"),
-        ('"h100-sxm"', '"h1000"', "no GPU named 'h1000'"),
-        ("gpus_per_node", "gpus_per_nod", "no key named 'gpus_per_nod'; did you mean gpus_per_node?"),
-        ("rails", "rail", "link.network: no key named 'rail'; did you mean rails?"),
-        ("start_s", "begin_s", "link.nvlink.protocols.simple: no key named 'begin_s'"),
-        ("simple =", "ll129 =", "no protocol of nvlink 'll129'; did you mean ll128?"),
-        ("simple =", "nvls =", "no protocol of nvlink 'nvls'"),
-        ('"ethernet"', '"token ring"', "kind is 'token ring'; want one of nvlink"),
-        ("150e9", "-1", "bytes_per_s must be a positive number"),
-        ("share = 0.5", "share = 2", "share must be a fraction above 0"),
-        ("rails = 2", "rails = 0", "rails must be at least 1"),
-        ("gpus = 4\nb", "gpus = 0\nb", "each link joins more GPUs than the one before"),
-        ("rails = 2", "rings = [1]", "rings has a number above 0 for each of 2, 3"),
-        ("[link.network]", "[eager_s]\nmpi = 1\n[link.network]", "no library 'mpi'"),
-        ("name =", "name", "is not TOML"),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "message"), [
+    (SCHEMA, "memwall.gpu/1", "schema is 'memwall.gpu/1'; want 'memwall.cluster/1'"),
+    ('"h100-sxm"', '"h1000"', "no GPU named 'h1000'"),
+    ("gpus_per_node", "gpus_per_nod", "no key named 'gpus_per_nod'; did you mean gpus_per_node?"),
+    ("rails", "rail", "link.network: no key named 'rail'; did you mean rails?"),
+    ("start_s", "begin_s", "link.nvlink.protocols.simple: no key named 'begin_s'"),
+    ("simple =", "ll129 =", "no protocol of nvlink 'll129'; did you mean ll128?"),
+    ("simple =", "nvls =", "no protocol of nvlink 'nvls'"),
+    ('"ethernet"', '"token ring"', "kind is 'token ring'; want one of nvlink"),
+    ("150e9", "-1", "bytes_per_s must be a positive number"),
+    ("share = 0.5", "share = 2", "share must be a fraction above 0"),
+    ("rails = 2", "rails = 0", "rails must be at least 1"),
+    ("gpus = 4\nb", "gpus = 0\nb", "each link joins more GPUs than the one before"),
+    ("rails = 2", "rings = [1]", "rings has a number above 0 for each of 2, 3"),
+    ("[link.network]", "[eager_s]\nmpi = 1\n[link.network]", "no library 'mpi'"),
+    ("name =", "name", "is not TOML"),
+])  # fmt: skip
 def test_what_is_wrong_with_a_file_is_one_line(tmp_path, before, after, message):
     assert before in MINE
     with pytest.raises(UsageError) as caught:

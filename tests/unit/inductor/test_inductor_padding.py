@@ -153,7 +153,7 @@ def test_the_model_agrees_with_trees_that_timings_taught(gpu, tree, dtype, least
         pytest.skip("this torch has older trees")
     taught = getattr(importlib.import_module(f"torch._inductor.autoheuristic.artifacts.{module}"), name)()
     random, found = Random(0), Counter()
-    for _ in range(400):
+    for _ in range(200):
         m, k, n = (int(2 ** random.uniform(9.6, 14)) for _ in range(3))
         left, right = contiguous((m, k), dtype), contiguous((k, n), dtype)
         made = [torch.empty(spec.shape, dtype=getattr(torch, dtype), device="meta") for spec in (left, right)]
@@ -164,7 +164,7 @@ def test_the_model_agrees_with_trees_that_timings_taught(gpu, tree, dtype, least
         if sure >= taught.get_confidence_threshold():
             plain_s, padded_s = seconds([left, right], (False, False), {}, load_gpu(gpu))
             found[bool(choice), plain_s > 1.1 * padded_s] += 1
-    assert sum(found.values()) > 150
+    assert sum(found.values()) > 75
     assert (found[True, True] + found[False, False]) / sum(found.values()) > least
     assert found[False, True] <= 0.03 * sum(found.values())
 

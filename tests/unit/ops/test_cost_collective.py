@@ -15,23 +15,20 @@ def cost(name, given, made, **attributes):
     return table_calls.cost(name, [("input", given)] if given else [], [made] if made else [], **attributes)
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "made", "read", "write", "link"),
-    [
-        # its part of 4 kB, those of three others
-        ("c10d._allgather_base_", PART, WHOLE, 4096, 3 * 4096, 3 * 4096),
-        ("_c10d_functional.all_gather_into_tensor", PART, WHOLE, 4096, 3 * 4096, 3 * 4096),
-        ("c10d._reduce_scatter_base_", WHOLE, PART, 4 * 4096, 4096, 3 * 4096),
-        ("_c10d_functional.reduce_scatter_tensor", WHOLE, PART, 4 * 4096, 4096, 3 * 4096),
-        # 3/4 in a ring's reduce-scatter, 3/4 in its all-gather
-        ("c10d.allreduce_", WHOLE, WHOLE, 4 * 4096, 4 * 4096, 6 * 4096),
-        ("c10d.alltoall_base_", WHOLE, WHOLE, 4 * 4096, 4 * 4096, 3 * 4096),
-        ("c10d.broadcast_", WHOLE, WHOLE, 0, 4 * 4096, 4 * 4096),
-        ("c10d.send", WHOLE, None, 4 * 4096, 0, 4 * 4096),
-        ("c10d.recv_", None, WHOLE, 0, 4 * 4096, 4 * 4096),
-        ("c10d.barrier", contiguous((1,), "float32"), None, 0, 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "given", "made", "read", "write", "link"), [
+    # its part of 4 kB, those of three others
+    ("c10d._allgather_base_", PART, WHOLE, 4096, 3 * 4096, 3 * 4096),
+    ("_c10d_functional.all_gather_into_tensor", PART, WHOLE, 4096, 3 * 4096, 3 * 4096),
+    ("c10d._reduce_scatter_base_", WHOLE, PART, 4 * 4096, 4096, 3 * 4096),
+    ("_c10d_functional.reduce_scatter_tensor", WHOLE, PART, 4 * 4096, 4096, 3 * 4096),
+    # 3/4 in a ring's reduce-scatter, 3/4 in its all-gather
+    ("c10d.allreduce_", WHOLE, WHOLE, 4 * 4096, 4 * 4096, 6 * 4096),
+    ("c10d.alltoall_base_", WHOLE, WHOLE, 4 * 4096, 4 * 4096, 3 * 4096),
+    ("c10d.broadcast_", WHOLE, WHOLE, 0, 4 * 4096, 4 * 4096),
+    ("c10d.send", WHOLE, None, 4 * 4096, 0, 4 * 4096),
+    ("c10d.recv_", None, WHOLE, 0, 4 * 4096, 4 * 4096),
+    ("c10d.barrier", contiguous((1,), "float32"), None, 0, 0, 0),
+])  # fmt: skip
 def test_bytes_of_four_ranks(name, given, made, read, write, link):
     found = cost(name, given, made, ranks=4)
     assert (found.modeled, found.kernels, found.total_flops) == (True, 1, 0)

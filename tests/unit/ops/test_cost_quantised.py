@@ -66,15 +66,12 @@ def test_activations_that_an_earlier_op_quantised_are_read_as_stored() -> None:
     assert cost.read_bytes == 4096 * 1024 + 4 + 16 * 1024 + 4
 
 
-@pytest.mark.parametrize(
-    ("gpu", "scheme", "pipe", "kernel"),
-    [
-        (B200, "nvfp4", "tensor.fp4", "nvfp4"), (H100, "nvfp4", "tensor.float16", "int4_wo"),
-        (H100, "fp8", "tensor.fp8", "fp8_scaled"), (A100, "fp8", "tensor.float16", "int8_wo"),
-        (A100, "fp8_block", "tensor.float16", "int8_wo"), (A100, "sq", "tensor.int8", "sq"),
-        (T4, "int4_wo", "tensor.float16", "int4_wo"), (H100, "mxfp4", "tensor.float16", "mxfp4"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "scheme", "pipe", "kernel"), [
+    (B200, "nvfp4", "tensor.fp4", "nvfp4"), (H100, "nvfp4", "tensor.float16", "int4_wo"),
+    (H100, "fp8", "tensor.fp8", "fp8_scaled"), (A100, "fp8", "tensor.float16", "int8_wo"),
+    (A100, "fp8_block", "tensor.float16", "int8_wo"), (A100, "sq", "tensor.int8", "sq"),
+    (T4, "int4_wo", "tensor.float16", "int4_wo"), (H100, "mxfp4", "tensor.float16", "mxfp4"),
+])  # fmt: skip
 def test_a_gpu_without_the_dtype_dequantises_the_weights(gpu, scheme: str, pipe: str, kernel: str) -> None:
     gemm, *conversions = quantised_product(M, N, K, scheme).launches
     ran = as_run(gemm, gpu)

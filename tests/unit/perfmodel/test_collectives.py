@@ -136,21 +136,18 @@ def test_rings_of_a_mesh():
     assert collective_s("all_reduce", 1e9, 8, made).wire_s == pytest.approx(1.75e9 / 150e9)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"op": "all_reduced"}, "no op 'all_reduced'; did you mean all_reduce?"),
-        ({"workers": 0}, "dgx-h100 joins 1 to 1,000,000 GPUs, not 0"),
-        ({"workers": 9, "per_node": 8}, "9 GPUs are not equally many on each of 2 nodes of 8"),
-        ({"workers": 11}, "11 GPUs are not equally many on each of 2 nodes of 8"),
-        ({"per_node": 16}, "a node of dgx-h100 has 1 to 8 GPUs, not 16"),
-        ({"nbytes": 0}, "a message has 1 byte or more, not 0"),
-        ({"library": "mpi"}, "no library 'mpi'; there is nccl, custom, trtllm"),
-        ({"launch": "lazy"}, "no launch 'lazy'; there is eager, graph"),
-        ({"cluster": "dgx-h10"}, "no cluster named 'dgx-h10'; did you mean dgx-h100?"),
-        ({"cluster": "a100-4-pairs"}, "a100-4-pairs joins 1 to 4 GPUs, not 8"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({"op": "all_reduced"}, "no op 'all_reduced'; did you mean all_reduce?"),
+    ({"workers": 0}, "dgx-h100 joins 1 to 1,000,000 GPUs, not 0"),
+    ({"workers": 9, "per_node": 8}, "9 GPUs are not equally many on each of 2 nodes of 8"),
+    ({"workers": 11}, "11 GPUs are not equally many on each of 2 nodes of 8"),
+    ({"per_node": 16}, "a node of dgx-h100 has 1 to 8 GPUs, not 16"),
+    ({"nbytes": 0}, "a message has 1 byte or more, not 0"),
+    ({"library": "mpi"}, "no library 'mpi'; there is nccl, custom, trtllm"),
+    ({"launch": "lazy"}, "no launch 'lazy'; there is eager, graph"),
+    ({"cluster": "dgx-h10"}, "no cluster named 'dgx-h10'; did you mean dgx-h100?"),
+    ({"cluster": "a100-4-pairs"}, "a100-4-pairs joins 1 to 4 GPUs, not 8"),
+])  # fmt: skip
 def test_bad_input_is_refused(given, message):
     with pytest.raises(UsageError, match=message.replace("?", r"\?")):
         collective_s(**{"op": "all_reduce", "nbytes": 8, "workers": 8, "cluster": "dgx-h100", **given})

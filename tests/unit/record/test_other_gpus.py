@@ -65,19 +65,16 @@ X = torch.empty(2, 96, 64, device="meta")
 MASK = torch.empty(2, 1, 96, 96, device="meta", dtype=torch.bool)
 
 
-@pytest.mark.parametrize(
-    ("net", "inputs", "dtype", "expected"),
-    [
-        # sdp_utils.cpp: flash from sm_80 on in half precision; before, memory-efficient, which has bf16 only from sm_80
-        (Net(), (X,), "bfloat16", ("flash", "math", "flash", "math")),
-        (Net(), (X,), "float16", ("flash", "efficient", "flash", "math")),
-        (Net(), (X,), "float32", ("efficient", "efficient", "efficient", "math")),
-        (Net(), (X, MASK), "bfloat16", ("efficient", "math", "efficient", "math")),  # flash takes no mask
-        (Net(4, 2, enable_gqa=True), (X,), "float16", ("flash", "math", "flash", "math")),
-        (Net(size=100), (X,), "float16", ("flash", "math", "flash", "math")),  # efficient: sizes in steps of 8
-        (Net(size=512), (X,), "float16", ("efficient", "efficient", "flash", "math")),  # AOTriton: 512, flash: 256
-    ],
-)
+@pytest.mark.parametrize(("net", "inputs", "dtype", "expected"), [
+    # sdp_utils.cpp: flash from sm_80 on in half precision; before, memory-efficient, which has bf16 only from sm_80
+    (Net(), (X,), "bfloat16", ("flash", "math", "flash", "math")),
+    (Net(), (X,), "float16", ("flash", "efficient", "flash", "math")),
+    (Net(), (X,), "float32", ("efficient", "efficient", "efficient", "math")),
+    (Net(), (X, MASK), "bfloat16", ("efficient", "math", "efficient", "math")),  # flash takes no mask
+    (Net(4, 2, enable_gqa=True), (X,), "float16", ("flash", "math", "flash", "math")),
+    (Net(size=100), (X,), "float16", ("flash", "math", "flash", "math")),  # efficient: sizes in steps of 8
+    (Net(size=512), (X,), "float16", ("efficient", "efficient", "flash", "math")),  # AOTriton: 512, flash: 256
+])  # fmt: skip
 def test_each_gpu_takes_the_backend_of_torchs_rules(net, inputs, dtype, expected):
     gpus = ("a100-sxm-80gb", "v100-sxm2-16gb", "mi300x", "mi100")
     made = memwall.profile(net, inputs, gpu=gpus, dtype=dtype)

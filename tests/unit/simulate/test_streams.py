@@ -14,26 +14,23 @@ def message(busy_s, *waits, stream=1, link="nvlink", issue_s=0.0):
     return Streamed(QueuedKernel(issue_s, busy_s), stream, link, waits)
 
 
-@pytest.mark.parametrize(
-    ("kernels", "waits", "hidden", "time_s"),
-    [
-        # 10 s of message under 4 s of a kernel that waits for nothing; the last one waits for the message
-        ([kernel(3), message(10, 0), kernel(4), kernel(2, 1)], [0, 0, 0, 0], [0, 4, 0, 0], 15),
-        # whole under a longer kernel
-        ([kernel(3), message(10, 0), kernel(20), kernel(2, 1)], [0, 0, 0, 0], [0, 10, 0, 0], 25),
-        # in the order of one stream nothing overlaps
-        ([kernel(3), message(10, stream=0), kernel(4), message(1, 2)], [0, 0, 0, 0], [0, 0, 0, 0], 18),
-        # nobody waits for it, and the step ends when it does
-        ([kernel(3), message(10, 0), kernel(4)], [0, 0, 0], [0, 4, 0], 13),
-        # one link carries one message at a time, two links two
-        ([message(5), message(5, stream=2), kernel(1, 0, 1)], [0, 0, 0], [0, 0, 0], 11),
-        ([message(5), message(5, stream=2, link="network"), kernel(1, 0, 1)], [0, 0, 0], [0, 5, 0], 6),
-        # the GPU computes one kernel at a time, whatever the stream: that which is ready first
-        ([kernel(3), kernel(4), kernel(2, stream=1)], [0, 0, 0], [0, 0, 0], 9),
-        # the CPU comes late: 5 s until the first, 5 more until the message, which runs 2 s alone
-        ([kernel(1, issue_s=5), message(2, 0, issue_s=5), kernel(1, 1, issue_s=1)], [5, 0, 4], [0, 0, 0], 13),
-    ],
-)
+@pytest.mark.parametrize(("kernels", "waits", "hidden", "time_s"), [
+    # 10 s of message under 4 s of a kernel that waits for nothing; the last one waits for the message
+    ([kernel(3), message(10, 0), kernel(4), kernel(2, 1)], [0, 0, 0, 0], [0, 4, 0, 0], 15),
+    # whole under a longer kernel
+    ([kernel(3), message(10, 0), kernel(20), kernel(2, 1)], [0, 0, 0, 0], [0, 10, 0, 0], 25),
+    # in the order of one stream nothing overlaps
+    ([kernel(3), message(10, stream=0), kernel(4), message(1, 2)], [0, 0, 0, 0], [0, 0, 0, 0], 18),
+    # nobody waits for it, and the step ends when it does
+    ([kernel(3), message(10, 0), kernel(4)], [0, 0, 0], [0, 4, 0], 13),
+    # one link carries one message at a time, two links two
+    ([message(5), message(5, stream=2), kernel(1, 0, 1)], [0, 0, 0], [0, 0, 0], 11),
+    ([message(5), message(5, stream=2, link="network"), kernel(1, 0, 1)], [0, 0, 0], [0, 5, 0], 6),
+    # the GPU computes one kernel at a time, whatever the stream: that which is ready first
+    ([kernel(3), kernel(4), kernel(2, stream=1)], [0, 0, 0], [0, 0, 0], 9),
+    # the CPU comes late: 5 s until the first, 5 more until the message, which runs 2 s alone
+    ([kernel(1, issue_s=5), message(2, 0, issue_s=5), kernel(1, 1, issue_s=1)], [5, 0, 4], [0, 0, 0], 13),
+])  # fmt: skip
 def test_by_hand(kernels, waits, hidden, time_s):
     found = overlapped(kernels)
     assert (list(found.waits), found.time_s) == (waits, time_s)
@@ -45,17 +42,14 @@ def test_by_hand(kernels, waits, hidden, time_s):
         assert list(found.hidden) == hidden
 
 
-@pytest.mark.parametrize(
-    ("needs", "message_s", "takes_s", "hidden_s"),
-    [
-        (Sides(8), 100, 10, 8),  # at 4/5 of the multiprocessors
-        (Sides(8), 5, 9, 4),  # for 5 s, in which it does 4 s of its work, and costs the step 1 s; then alone
-        (Sides(1, 8), 100, 16, 8),  # at half of the bandwidth
-        (Sides(8, 1), 100, 10, 8),  # 1 s of traffic takes 2, which the multiprocessors' 10 hide
-        (Sides(8, 6), 100, 12, 8),  # 6 s of traffic take 12, longer than the multiprocessors' 10
-        (Sides(), 100, 8, 8),  # it needs nothing of what the message takes
-    ],
-)
+@pytest.mark.parametrize(("needs", "message_s", "takes_s", "hidden_s"), [
+    (Sides(8), 100, 10, 8),  # at 4/5 of the multiprocessors
+    (Sides(8), 5, 9, 4),  # for 5 s, in which it does 4 s of its work, and costs the step 1 s; then alone
+    (Sides(1, 8), 100, 16, 8),  # at half of the bandwidth
+    (Sides(8, 1), 100, 10, 8),  # 1 s of traffic takes 2, which the multiprocessors' 10 hide
+    (Sides(8, 6), 100, 12, 8),  # 6 s of traffic take 12, longer than the multiprocessors' 10
+    (Sides(), 100, 8, 8),  # it needs nothing of what the message takes
+])  # fmt: skip
 def test_a_message_takes_multiprocessors_and_bandwidth(needs, message_s, takes_s, hidden_s):
     """A kernel of 8 s next to a message that takes a fifth of the multiprocessors and a half of the bandwidth."""
     beside = Streamed(QueuedKernel(0.0, message_s), 1, "nvlink", (), Sides(0.2, 0.5))

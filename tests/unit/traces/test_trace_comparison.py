@@ -81,14 +81,11 @@ def test_every_kind_of_output(tmp_path: Path) -> None:
     assert all(render(report, kind) for kind in report.kinds if kind != "parquet")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("trace.json", "model.py"), "model.py is no profiler's trace"),
-        (("trace.json", "--batch", "4"), "--batch says how to trace a model"),
-        (("trace.json", "--price", "h100=2"), "--price goes with a model"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("trace.json", "model.py"), "model.py is no profiler's trace"),
+    (("trace.json", "--batch", "4"), "--batch says how to trace a model"),
+    (("trace.json", "--price", "h100=2"), "--price goes with a model"),
+])  # fmt: skip
 def test_what_does_not_go_with_traces(tmp_path: Path, monkeypatch, capsys, arguments, says) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, _launch(1, "aten::add", 64, 10))
