@@ -37,18 +37,18 @@ def test_a_gpu_and_an_architecture(run):
 
 
 @needs_triton
-@pytest.mark.parametrize("words", [("net.py", "--gpu", "t4", "--compile"), ("--gpu", "t4", "--compile", "net.py")])
+@pytest.mark.parametrize("words", [("net.py", "--gpu", "a100", "--compile"), ("--gpu", "a100", "--compile", "net.py")])
 def test_without_a_name_it_is_the_gpu_of_the_run(run, words):
     out = run("fuse", *words, *FLAGS).out
-    assert "\n── t4: kernels compiled for sm_75\n" in out
+    assert "\n── a100-80gb-sxm: kernels compiled for sm_80\n" in out
     assert "coverage  100.0 % of 2.05 kB that kernels without a matmul move" in out
-    assert "\nKernels on sm_75\n" in out
+    assert "\nKernels on sm_80\n" in out
 
 
 @needs_triton
 def test_the_page_in_markdown(run, folder):
-    assert run("fuse", "net.py", "--gpu", "t4", *FLAGS, "--compile", "-o", "a.md").code == 0
-    assert "## t4: kernels compiled for sm\\_75" in (folder / "a.md").read_text()
+    assert run("fuse", "net.py", "--gpu", "a100", *FLAGS, "--compile", "-o", "a.md").code == 0
+    assert "## a100-80gb-sxm: kernels compiled for sm\\_80" in (folder / "a.md").read_text()
 
 
 @pytest.mark.parametrize(("words", "said"), [

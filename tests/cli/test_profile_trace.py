@@ -1,6 +1,7 @@
 """``memwall profile trace.json``: what it says, what it writes, what it refuses; each output read by its own reader."""
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -178,6 +179,9 @@ def test_what_is_a_trace(tmp_path: Path, text: str, wanted: bool) -> None:
     assert not is_trace(f"hf:{path}")
     assert not is_trace(str(tmp_path / "missing.json"))
     if wanted:
+        packed = tmp_path / "packed.json.gz"
+        packed.write_bytes(gzip.compress(text.encode()))
+        assert is_trace(str(packed))
         with pytest.raises(UsageError, match="memwall profile"):
             refuse_trace(str(path))
     else:

@@ -151,11 +151,11 @@ def test_a_disk_that_fills_keeps_what_is_finished(mlp, tmp_path, monkeypatch):
     assert files(tmp_path / "kept") == files(tmp_path / "here") and before.items() <= files(tmp_path / "kept").items()
 
 
-def test_one_broken_configuration_in_a_thousand_is_reported_and_the_others_finish(tmp_path):
+def test_one_broken_configuration_in_a_hundred_is_reported_and_the_others_finish(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    steps = [(batch, 1024) for batch in range(1, 1001)]
-    steps[500] = 501, 10**6
+    steps = [(batch, 1024) for batch in range(1, 101)]
+    steps[50] = 51, 10**6
     frame = memwall.sweep(target_of(tmp_path, SHORT_LLAMA), {"gpu": ["h100"], ("batch", "context"): steps}, workers=0)
     broken = frame[frame["error"] != ""]
-    assert broken.index.tolist() == [500] and "are beyond the 8,192 positions of the model" in broken["error"].item()
-    assert (frame.drop(500)["time_s"] > 0).all()
+    assert broken.index.tolist() == [50] and "are beyond the 8,192 positions of the model" in broken["error"].item()
+    assert (frame.drop(50)["time_s"] > 0).all()

@@ -50,11 +50,11 @@ def test_a_training_step_at_each_point_is_that_of_its_layout_alone(gpt):
     vary = {"gpu": ["h100-sxm", "b200"], "batch": [4], "parallel.tp": [1, 2], "parallel.sp": [False, True],
             "parallel.pp": [1, 2], "parallel.dp": [1, 4], "parallel.microbatches": [4],
             "parallel.fsdp": ["none", "full"], "parallel.schedule": ["1f1b", "interleaved:2"],
-            "parallel.recompute": ["none", "full"]}  # fmt: skip
+            "parallel.recompute": ["full"]}  # fmt: skip
     frame = memwall.sweep(gpt, vary, workers=0, price={"b200": 3.6})
-    assert len(frame) == 256 and frame["id"].is_unique
+    assert len(frame) == 128 and frame["id"].is_unique
     refused = frame[frame["error"] != ""]
-    assert (refused["parallel.sp"] & (refused["parallel.tp"] == 1)).all() and len(refused) == 64
+    assert (refused["parallel.sp"] & (refused["parallel.tp"] == 1)).all() and len(refused) == 32
     ran = frame[frame["error"] == ""]
     for place in random.Random(7).sample(range(len(ran)), 3):
         row = ran.iloc[place]
