@@ -13,16 +13,6 @@ from tests.cli.test_layouts import MODEL
 from tests.unit.configs import SHORT_LLAMA, target_of
 from tests.unit.traces.test_trace_comparison import _launch, write
 
-NET = """
-import torch
-from torch import nn
-
-def model():
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-
-def inputs(batch=4):
-    return (torch.zeros(batch, 64),)
-"""
 #: option -> how it is given
 GIVEN = {
     "price": "--price h100=3", "host": "--host cloud-vm", "what-if": "--what-if dram_bytes_per_s*=2",
@@ -119,7 +109,6 @@ def asked(run, gates, tmp_path, monkeypatch):
     """``asked("profile net.py", option)``: the command line on targets that are there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MEMWALL_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
     (tmp_path / "gpt.py").write_text(MODEL.replace("LAYERS", "2"), encoding="utf-8")
     write(tmp_path, _launch(1, "aten::add", 64, 10))
 
