@@ -17,7 +17,7 @@ from memwall.hardware.host import load_host
 from memwall_lab.collectives import CollectiveSample
 from memwall_lab.modules import ModuleSample, functional
 from memwall_lab.tables.encoder import layer_costs
-from tests.unit.places import truth
+from tests.unit.places import is_whole, part_of, truth
 from tests.unit.report_fixture import make_profile
 
 NEUSIGHT = "op,gpu,b,m,k,n,h,latency_ms\n"
@@ -355,10 +355,12 @@ def test_a_damaged_archive_is_refused(tmp_path):
         read_measured(table)
 
 
-def test_no_module_is_faster_than_its_bound():
-    path = truth("kernelbench_v0_times.csv")
-    if path is None:
+def test_no_module_is_faster_than_its_bound(request, tmp_path):
+    path, records = truth("kernelbench_v0_times.csv"), truth("kernelbench_v0_records.tar.xz")
+    if path is None or records is None:
         pytest.skip("the measured times of KernelBench are not here")
-    scored = score_files([path])
-    assert len(scored.rows) == 4 * 246 - 1 + 246  # eager on four GPUs, of the T4 one less, and one set of graphs
+    (tmp_path / records.name).symlink_to(records)
+    scored = score_files([part_of(path, 1 if is_whole(request) else 5, tmp_path)])
+    # eager on four GPUs, of the T4 one less, and one set of graphs
+    assert len(scored.rows) == 4 * 246 - 1 + 246 or (not is_whole(request) and len(scored.rows) > 200)
     assert not [row.shape for row in scored.rows if row.is_violation]

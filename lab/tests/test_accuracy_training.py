@@ -9,7 +9,7 @@ from memwall.bench.accuracy import read_measured, score_files
 from memwall.training.layout import Parallelism
 from memwall_lab.sizes import Latents, Sizes
 from memwall_lab.training import TrainingSample, _profile
-from tests.unit.places import part_of, truth
+from tests.unit.places import is_whole, part_of, truth
 
 VTRAIN = "set,n_gpus,global_batch,micro_batch,d_model,n_heads,n_layers,seq_len,tp,dp,pp,iter_ms\n"
 MEGATRON = "table,model,gpu,heads,d_model,n_layers,tp,pp,dp,global_batch,seq_len,vocab,flop_kind,iter_ms_derived\n"
@@ -95,7 +95,7 @@ def test_a_layout_that_does_not_fit_is_counted(tmp_path):
 def test_steps_of_korthikanti(tmp_path, request):
     """Nothing is fitted to these eight steps of up to 512 GPUs. All with --whole, else each third one, which may miss
     that another is off."""
-    whole = request.config.getoption("--whole")
+    whole = is_whole(request)
     path = part_of(truth("calculon_validation.csv"), 1 if whole else 3, tmp_path)
     errors = [abs(row.error) for row in score_files([path]).rows]
     assert len(errors) == (8 if whole else 3)
@@ -188,7 +188,7 @@ def test_latent_attention_shared_experts_and_a_second_token():
 def test_steps_of_nvidia(tmp_path, request):
     """6 FLOPs per parameter and token at 40 % of the peak are off by 15 %; with MXFP8 and NVFP4 the goal of 7 % is
     missed. All 126 steps with --whole, else each eighteenth, of so few of which the mean says less."""
-    whole = request.config.getoption("--whole")
+    whole = is_whole(request)
     rows = score_files([part_of(truth("megatron_training.csv"), 1 if whole else 18, tmp_path)]).rows
     dense, experts = ([abs(row.error) for row in rows if row.op_class == kind] for kind in ("dense", "experts"))
     assert (len(dense), len(experts)) == ((71, 55) if whole else (5, 3))

@@ -8,7 +8,7 @@ import torch
 import memwall
 from benchmarks.liger_layers import RmsNorm, Step
 from benchmarks.liger_pairs import median_factor, read, score, signs
-from tests.unit.places import truth
+from tests.unit.places import is_whole, truth
 
 #: the kernels that the rows are of, all GPUs and modes
 KERNELS = {"rms_norm", "fused_add_rms_norm", "layer_norm", "softmax", "rope", "cross_entropy", "swiglu", "geglu",
@@ -23,7 +23,7 @@ def rows(request):
         pytest.skip("truth/liger_pairs.csv is not here; set MEMWALL_SHARED to the folder that has it")
     every = list(read(path))
     assert len(every) >= 80
-    if not request.config.getoption("--whole"):
+    if not is_whole(request):
         sizes = {kernel: {} for kernel in KERNELS}
         places = [sizes[row["kernel_name"]].setdefault(row["x_value"], len(sizes[row["kernel_name"]])) for row in every]
         every = [row for row, place in zip(every, places, strict=True) if place % 3 == 0]
