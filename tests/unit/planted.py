@@ -1,4 +1,4 @@
-"""A model whose ops end in every way in which a kernel can end: each stands alone among good ones."""
+"""A model whose ops end in the ways in which a kernel can end: each stands alone among good ones."""
 
 import os
 import signal
@@ -17,11 +17,6 @@ def _crash(x):
     return x.clone()
 
 
-def _killed(x):
-    os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory runs out
-    return x.clone()
-
-
 def _too_large(x):
     return torch.empty(1 << 50, dtype=torch.float32)
 
@@ -34,10 +29,7 @@ def _wrong(x):
     return x + (0.5 if x.dtype is torch.float32 else 0.0)
 
 
-PLANTED = {
-    "hang": _hang, "crash": _crash, "killed": _killed, "too_large": _too_large,
-    "raises": _raises, "wrong": _wrong,
-}  # fmt: skip
+PLANTED = {"hang": _hang, "crash": _crash, "too_large": _too_large, "raises": _raises, "wrong": _wrong}
 
 _library = torch.library.Library("planted", "FRAGMENT")
 for _name, _function in PLANTED.items():
