@@ -316,9 +316,9 @@ def test_int8_experts_are_int8(run, tmp_path):
     attention, columns = 1024 * 2048 + 1024 * 1024, 2 * (2048 + 1024)
     layer = 8 * (expert + scales) + attention + columns + 2 * 8 * 1024  # and the router, in bfloat16
     assert point["weights_bytes"] == 2 * layer + 2 * 2 * 32000 * 1024 + 2 * (2 * 2 + 1) * 1024
-    from memwall.ops import table_calls
+    from memwall.ops import served_calls
 
-    (pipe,) = table_calls.experts(4, 1024, 2048, 2, 8, dtype="int8_wo").flops
+    (pipe,) = served_calls.experts(4, 1024, 2048, 2, 8, dtype="int8_wo").flops
     assert pipe.dtype == "float16"
 
 

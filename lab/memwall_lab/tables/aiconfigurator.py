@@ -13,7 +13,7 @@ from dataclasses import replace
 from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.core.graph import ITEMSIZE
 from memwall.hardware.lookup import Gpu
-from memwall.ops import Cost
+from memwall.ops import Cost, served_calls
 from memwall.ops import table_calls as calls
 from memwall.ops.product_launches import FusedAttention
 from memwall.ops.quantised import SCHEMES, product_of_stored, quantised_product
@@ -112,7 +112,7 @@ def _attention(record: Record) -> Call:
         raise Skip(f"phase {phase[:40]!r} is not known")
     width, dtype = size(record, "head_dim"), record["dtype"]
     known({"bfloat16": 2, "float16": 2}, dtype, "dtype")
-    cost = calls.served_attention(batch, heads, kv_heads, queries, keys, width, dtype)
+    cost = served_calls.served_attention(batch, heads, kv_heads, queries, keys, width, dtype)
     if phase == "decode" and record.get("framework") == _ONE_CACHE and 1 < heads // kv_heads <= _LARGEST_GROUP:
         cost = _keys_alone(cost)
     shape = f"b={batch},h={heads},kv={kv_heads},q={queries},k={keys},d={width}"

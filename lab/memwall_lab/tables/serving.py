@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memwall.bench.accuracy.kinds import Record, Skip
-from memwall.ops import table_calls as calls
+from memwall.ops import served_calls
 from memwall.ops.experts import SCHEMES, Loads, cost_of_experts, loads_of
 from memwall_lab.tables.base import Call, Table, count, gpu_named, known, size
 
@@ -74,19 +74,19 @@ def _latent(record: Record) -> Call:
     if kind == "mla_bmm":
         source, tokens, name = record["kernel_source"], size(record, "num_tokens"), record["op_name"]
         dtype = "bfloat16" if "dequant_bf16" in source else known(_LATENT_DTYPES, record["bmm_dtype"], "dtype")
-        cost = calls.latent_product(tokens, heads, known(_LATENT_PRODUCTS, name, "product"), dtype)
+        cost = served_calls.latent_product(tokens, heads, known(_LATENT_PRODUCTS, name, "product"), dtype)
         shape = f"{name},{heads},{tokens}"
         return Call(op_class="latent product", dtype=dtype, shape=f"{engine} {source} {shape}", cost=cost, split=shape)
     batch, cache = size(record, "batch_size"), known(_LATENT_DTYPES, record["kv_cache_dtype"], "dtype")
     known({"bfloat16": 2}, record["mla_dtype"], "dtype")
     if kind == "generation_mla":
         keys = count(record, "step") + size(record, "isl")
-        cost = calls.latent_decode(batch, heads, keys, cache, engine=engine, eager=engine in _EAGER)
+        cost = served_calls.latent_decode(batch, heads, keys, cache, engine=engine, eager=engine in _EAGER)
         op_class, shape = "latent decode", f"decode b={batch},h={heads},k={keys}"
     else:
         queries, prefix = size(record, "isl"), count(record, "step")
         absorbed = engine == "sglang" and record["kernel_source"] in _ABSORBED
-        cost = calls.latent_prefill(
+        cost = served_calls.latent_prefill(
             batch, heads, queries, queries + prefix, cache, engine=engine, absorbed=absorbed, eager=engine in _EAGER
         )  # fmt: skip
         op_class, shape = "latent prefill", f"prefill b={batch},h={heads},q={queries},k={queries + prefix}"

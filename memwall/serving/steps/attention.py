@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from memwall.core.graph import ITEMSIZE
-from memwall.ops import Cost, table_calls
+from memwall.ops import Cost, served_calls, table_calls
 from memwall.serving.steps.kernels import NO_COST, StepKernel, share_of
 from memwall.serving.steps.step import EngineStep, Layout
 
@@ -38,7 +38,7 @@ class Attention(StepKernel):
         found = NO_COST
         for batch, folded, queries, keys in _calls(step):
             seen = self.source or (min(keys, self.window + folded * queries - 1) if self.window else keys)
-            found += table_calls.served_attention(
+            found += served_calls.served_attention(
                 batch,
                 folded * heads,
                 kv_heads,
@@ -93,13 +93,15 @@ class Latent(StepKernel):
             chosen = min(keys, self.top_k or keys)
             if queries == 1 or chosen < keys:
                 for kind in ("mla_gen_pre", "mla_gen_post"):
-                    found += table_calls.latent_product(batch * folded * queries, heads, kind, self.dtype, self._widths)
+                    found += served_calls.latent_product(
+                        batch * folded * queries, heads, kind, self.dtype, self._widths
+                    )
             else:
                 found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
             if queries == 1:
-                found += table_calls.latent_decode(batch, folded * heads, chosen, kv, self.dtype, **how)
+                found += served_calls.latent_decode(batch, folded * heads, chosen, kv, self.dtype, **how)
             else:
-                found += table_calls.latent_prefill(
+                found += served_calls.latent_prefill(
                     batch, heads, queries, keys, kv, absorbed=chosen < keys, top_k=self.top_k, **how
                 )
         return found
@@ -133,7 +135,7 @@ class Index(StepKernel):
         found = NO_COST
         for batch, folded, new, keys in _calls(step):
             queries, held = folded * new, keys // self.ratio
-            found += table_calls.index_scores(batch, self.heads, queries, keys, self.size, self.ratio)
+            found += served_calls.index_scores(batch, self.heads, queries, keys, self.size, self.ratio)
             scored = 4 * batch * queries * held
             found += table_calls.stream(scored, 4 * batch * queries * min(self.top_k, held), max(scored // 4, 1))
         return found
@@ -169,12 +171,12 @@ class Compressed(StepKernel):
             entries = min(self._entries(keys), self.top_k or keys)
             if queries == 1:
                 seen = min(keys, self.window) + entries
-                found += table_calls.latent_decode(batch, folded * heads, seen, kv, self.dtype, **how)
+                found += served_calls.latent_decode(batch, folded * heads, seen, kv, self.dtype, **how)
             else:
                 seen, far = min(keys, queries + self.window) + self._entries(keys), self.ratio * self.top_k or keys
-                window, before = (table_calls.pairs_of(queries, keys, min(most, keys)) for most in (self.window, far))
+                window, before = (served_calls.pairs_of(queries, keys, min(most, keys)) for most in (self.window, far))
                 pairs = window + self._entries(before)
-                found += table_calls.latent_prefill(batch, heads, queries, seen, kv, absorbed=True, pairs=pairs, **how)
+                found += served_calls.latent_prefill(batch, heads, queries, seen, kv, absorbed=True, pairs=pairs, **how)
         return found
 
     def _entries(self, tokens: int) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import ITEMSIZE
-from memwall.ops import Cost, table_calls
+from memwall.ops import Cost, served_calls, table_calls
 from memwall.ops.experts import SCHEMES as EXPERTS
 from memwall.ops.quantised import SCHEMES, quantised_product
 from memwall.serving.steps.step import EngineStep, Layout
@@ -154,7 +154,7 @@ class Experts(StepKernel):
     alike: bool = False
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
-        return table_calls.experts(
+        return served_calls.experts(
             step.tokens,
             self.hidden,
             self.inter,

@@ -6,7 +6,7 @@ from memwall.bench.accuracy import score_files
 from memwall.core.errors import UsageError
 from memwall.core.graph import Pipe
 from memwall.hardware.lookup import load_gpu
-from memwall.ops import table_calls
+from memwall.ops import served_calls
 from memwall.ops.experts import SCHEMES, expected_active, loads_of
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.roofline import bound_s, predict_cost
@@ -18,20 +18,20 @@ DEEPSEEK = {"hidden": 7168, "inter": 2048, "top_k": 8, "experts": 256}
 
 
 def launch(tokens, model=None, **given):
-    (work,) = table_calls.experts(tokens, **(model or MIXTRAL), **given).launches
+    (work,) = served_calls.experts(tokens, **(model or MIXTRAL), **given).launches
     return work
 
 
 def test_a_token_of_mixtral_reads_two_experts():
     """Three matrices of 4096 x 14336 in bfloat16 are 352,321,536 bytes an expert; the token is 8,192 bytes."""
-    cost = table_calls.experts(1, **MIXTRAL)
+    cost = served_calls.experts(1, **MIXTRAL)
     assert cost.read_bytes == 2 * 352_321_536 + 8_192
     assert cost.write_bytes == 8_192
     assert cost.flops == {Pipe.parse("tensor.bfloat16"): 2 * 352_321_536}  # 2 FLOPs for each weight of 2 bytes
 
 
 def test_a_million_tokens_read_all_experts_and_multiply_each_token_twice():
-    cost = table_calls.experts(1 << 20, **MIXTRAL)
+    cost = served_calls.experts(1 << 20, **MIXTRAL)
     assert cost.read_bytes == 8 * 352_321_536 + (1 << 20) * 8_192
     assert cost.total_flops == 2 * (1 << 20) * 352_321_536
 
@@ -70,7 +70,7 @@ def test_choices_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="on 3 GPUs"):
         loads_of(1, 8, 2, 3, even=True)
     with pytest.raises(UsageError, match="no format of experts 'fp9'"):
-        table_calls.experts(1, **MIXTRAL, dtype="fp9")
+        served_calls.experts(1, **MIXTRAL, dtype="fp9")
 
 
 def test_bytes_of_an_expert_of_deepseek_by_format():
@@ -115,7 +115,7 @@ def test_few_tokens_wait_for_weights_and_many_for_arithmetic():
 
 def test_no_layer_is_faster_than_its_bound():
     for name in SCHEMES:
-        cost = table_calls.experts(64, **DEEPSEEK, dtype=name)
+        cost = served_calls.experts(64, **DEEPSEEK, dtype=name)
         assert predict_cost(cost, H100).time_s > bound_s(cost, H100)
 
 

@@ -1,0 +1,217 @@
+"""Kernels of inference servers built from shapes: attention with a cache, latent attention, and experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from memwall.core.graph import ITEMSIZE, Pipe, contiguous
+from memwall.ops import Cost
+from memwall.ops.experts import cost_of_experts, loads_of
+from memwall.ops.product_launches import FusedAttention, Gemm
+from memwall.ops.serving import ExpertsLaunch, LatentLaunch, LatentProduct
+from memwall.ops.table_calls import cost
+
+
+@lru_cache(maxsize=1 << 16)
+def served_attention(
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    queries: int,
+    keys: int,
+    size: int,
+    dtype: str,
+    kv: str = "",
+    causal: bool = True,
+) -> Cost:
+    """Attention of an inference server, causal with a last query that attends to every key: a prefill or a decode step;
+    or of every query to every key. The cache holds numbers of ``kv``, empty: of ``dtype``."""
+    query = contiguous((batch, queries, heads, size), dtype)
+    key = contiguous((batch, keys, kv_heads, size), dtype)
+    inputs = (("query", query), ("key", key), ("value", key))
+    found = cost("aten._flash_attention_forward.default", inputs, [query], is_causal=causal, dropout_p=0.0)
+    spared = 2 * key.numel * (key.itemsize - ITEMSIZE[kv or dtype])
+    launches = tuple(
+        replace(work, kernel="serving", read_bytes=work.read_bytes - spared)
+        if isinstance(work, FusedAttention)
+        else work
+        for work in found.launches
+    )
+    return replace(found, read_bytes=found.read_bytes - spared, launches=launches)
+
+
+#: DeepSeek-V2 and V3: numbers of a head's query without position, of its rotated part, of the latent, of a value
+LATENT_WIDTHS = (128, 64, 512, 128)
+
+
+@lru_cache(maxsize=1 << 16)
+def latent_prefill(
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    dtype: str = "bfloat16",
+    *,
+    engine: str = "trtllm",
+    absorbed: bool = False,
+    eager: bool = False,
+    widths: tuple[int, int, int, int] = LATENT_WIDTHS,
+    top_k: int = 0,
+    pairs: int = 0,
+) -> Cost:
+    """Causal latent attention (MLA) of ``queries`` new tokens whose last attends to all ``keys``, without the products
+    before and after it; ``heads`` are those of one GPU, ``dtype`` that of the cache (bfloat16 or fp8). ``absorbed``
+    kernels attend to the latents, and do more than is needed. ``top_k``: the most tokens that a query attends to;
+    ``pairs`` of queries and keys, where neither says how many."""
+    nope, rope, rank, value = widths
+    pairs = pairs or pairs_of(queries, keys, top_k or keys)
+    pipe, itemsize = Pipe("tensor", dtype), 1 if dtype == "fp8" else 2
+    new_bytes = batch * queries * (rank + rope) * itemsize
+    of_keys = keys * (rank + rope if absorbed else heads * (nope + value) + rope)
+    per_query = heads * (rank + rope if absorbed else nope + rope)
+    read = 2 * batch * (queries * per_query + of_keys)
+    write = 2 * batch * queries * heads * (rank if absorbed else value) + new_bytes
+    work = LatentLaunch(
+        pipe=pipe,
+        engine=engine,
+        cache=dtype,
+        itemsize=itemsize,
+        batch=batch,
+        heads=heads,
+        queries=queries,
+        keys=keys,
+        pairs=pairs,
+        nope=nope,
+        rope=rope,
+        rank=rank,
+        value=value,
+        absorbed=absorbed,
+        eager=eager,
+        read_bytes=read,
+        write_bytes=write,
+    )
+    flops = 2 * batch * heads * pairs * (nope + rope + value)
+    return Cost({pipe: flops}, read, write, launches=(work,))
+
+
+def pairs_of(queries: int, keys: int, most: int) -> int:
+    """(query, key) pairs of causal attention whose last query sees all keys, each at most so many."""
+    short = max(min(most - (keys - queries), queries), 0)  # queries that see fewer
+    return short * (keys - queries) + short * (short + 1) // 2 + (queries - short) * most
+
+
+@lru_cache(maxsize=1 << 16)
+def index_scores(batch: int, heads: int, queries: int, keys: int, size: int, ratio: int = 1) -> Cost:
+    """The scores of an index of sparse attention: products of ``heads`` fp8 queries of ``size`` numbers with the fp8
+    keys of all tokens before, of which one weighted sum a pair is written, in float32. Keys and queries have a float32
+    scale for each ``size`` numbers. A key stands for ``ratio`` tokens."""
+    pipe, pairs = Pipe("tensor", "fp8"), pairs_of(queries, keys, keys) // ratio
+    read, write = batch * (keys // ratio + queries * heads) * (size + 4), 4 * batch * pairs
+    work = Gemm(
+        pipe=pipe,
+        batch=batch,
+        m=heads * queries,
+        n=max(pairs // queries, 1),
+        k=size,
+        itemsize=1,
+        read_bytes=read,
+        write_bytes=write,
+    )
+    return Cost({pipe: work.flops}, read, write, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def latent_decode(
+    batch: int,
+    heads: int,
+    keys: int,
+    kv_dtype: str = "bfloat16",
+    dtype: str = "bfloat16",
+    *,
+    engine: str = "trtllm",
+    eager: bool = False,
+    widths: tuple[int, int, int, int] = LATENT_WIDTHS,
+) -> Cost:
+    """One new token of each sequence against the cached latents of ``keys`` tokens, all ``heads`` of one GPU sharing
+    them: queries of ``rank + rope`` and results of ``rank`` numbers of ``dtype``, absorbed into which
+    :func:`latent_product` is."""
+    nope, rope, rank, value = widths
+    itemsize = 1 if kv_dtype == "fp8" else 2
+    rows = batch * heads * ITEMSIZE[dtype]
+    pipe = Pipe("tensor", kv_dtype)
+    work = LatentLaunch(
+        pipe=pipe,
+        engine=engine,
+        cache=kv_dtype,
+        itemsize=itemsize,
+        batch=batch,
+        heads=heads,
+        queries=1,
+        keys=keys,
+        pairs=keys,
+        nope=nope,
+        rope=rope,
+        rank=rank,
+        value=value,
+        absorbed=True,
+        eager=eager,
+    )
+    work = replace(work, read_bytes=work.latent_bytes + rows * (rank + rope), write_bytes=rows * rank)
+    return Cost(work.pipe_flops, work.read_bytes, work.write_bytes, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def latent_product(
+    tokens: int, heads: int, kind: str, dtype: str = "bfloat16", widths: tuple[int, int, int, int] = LATENT_WIDTHS
+) -> Cost:
+    """The products around absorbed attention, one for each head of one GPU: ``mla_gen_pre`` turns queries into the
+    latent's space, ``mla_gen_post`` results out of it. With ``dtype`` fp8 they are quantised on the way."""
+    nope, _, rank, value = widths
+    n, k = {"mla_gen_pre": (rank, nope), "mla_gen_post": (value, rank)}[kind]
+    pipe, itemsize = Pipe("tensor", dtype), 1 if dtype == "fp8" else 2
+    read, write = heads * k * (2 * tokens + itemsize * n), 2 * heads * tokens * n
+    work = LatentProduct(
+        pipe=pipe, batch=heads, m=tokens, n=n, k=k, itemsize=itemsize, read_bytes=read, write_bytes=write
+    )
+    return Cost({pipe: work.flops}, read, write, launches=(work,))
+
+
+def experts(
+    tokens: int,
+    hidden: int,
+    inter: int,
+    top_k: int,
+    experts: int,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    dtype: str = "bfloat16",
+    skew: float = 0.0,
+    gated: bool = True,
+    even: bool = False,
+    engine: str = "vllm",
+    moved_rows: int = 0,
+    alike: bool = False,
+) -> Cost:
+    """The experts of a mixture, without the router, on the GPU that has most rows.
+
+    Args:
+        tokens: of all ``ep`` GPUs; ``inter`` and ``experts`` are the model's, which ``tp`` and ``ep`` divide.
+        dtype: of the weights (:data:`memwall.ops.experts.SCHEMES`).
+        skew: exponent of the power law of the experts' loads; 0: all alike, by chance, or in turn if ``even``.
+        engine: whose kernels run: vllm, trtllm or sglang.
+        moved_rows: rows that are activated and summed, if more than those of the GPU's experts: vLLM's Triton and
+            Marlin kernels take ``tokens * top_k`` where ``ep`` GPUs share the experts.
+        alike: all tokens choose the same.
+    """
+    same = ((tokens, min(top_k, -(-experts // ep))),)
+    loads = same if alike else loads_of(tokens, experts, top_k, ep, skew=skew, even=even)
+    columns = -(-inter // tp)
+    found = cost_of_experts(tokens, hidden, columns, loads, dtype, engine, gates=1 + gated, moved_rows=moved_rows)
+    if skew or even:  # it is known which experts have rows
+        return found
+    (work,) = found.launches
+    assert isinstance(work, ExpertsLaunch)
+    fewest = -(-top_k // ep)  # a token's experts are on some GPU so many at least, and others may choose the same
+    return replace(found, spared_read_bytes=max(work.active - fewest, 0) * work.expert_bytes)
