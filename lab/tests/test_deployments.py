@@ -149,7 +149,7 @@ def test_a_few_real_deployments_are_modeled_better_than_by_the_roofline():
     if table is None:
         pytest.skip("serving_e2e.csv is not here")
     samples = [s for s in read_measured(table).of(Deployment) if s.name == "Qwen/Qwen3-32B" and not s.in_fit_half]
-    rows = deployment_rows(samples[::16], Engines(), Counter())
+    rows = deployment_rows(samples[::40], Engines(), Counter())
     assert rows
     for figure in ("TPOT", "TTFT"):
         own = [row for row in rows if row.op_class.startswith(figure)]
