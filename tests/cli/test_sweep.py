@@ -60,11 +60,11 @@ def test_a_profile_at_each_point_is_that_of_the_profile_alone(mlp):
 
 
 def test_a_decode_step_is_that_of_the_server_alone(llama):
-    vary = {"gpu": ["a100", "h100", "b200"], "tp": [1, 2, 4], "weights": ["model", "fp8"], "kv": ["model", "fp8"],
-            "batch": [1, 3, 64, 200], "context": [17, 1024, 4096]}  # fmt: skip
+    vary = {"gpu": ["a100", "b200"], "tp": [1, 2, 4], "weights": ["model", "fp8"], "kv": ["model", "fp8"],
+            "batch": [1, 3, 200], "context": [17, 4096]}  # fmt: skip
     frame = memwall.sweep(llama, vary, workers=0)
     ran = frame[frame["error"] == ""]
-    assert len(frame) == 432 and len(ran) >= 288
+    assert len(frame) == 144 and len(ran) >= 72
     for place in random.Random(5).sample(range(len(ran)), 4):
         row = ran.iloc[place]
         model = read_model(llama, weights=row["weights"])
