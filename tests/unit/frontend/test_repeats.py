@@ -137,12 +137,14 @@ def test_what_is_left_is_the_trace_of_four_layers(name, mode):
     assert canonical(short.graph, last_is(9, LISTS[name])) == canonical(graph_of(name, mode, 4))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "layers", "traced_with", "options"), [
     *(("bert_large", 9, {}, {"optimizer": optimizer}) for optimizer in ("adamw:loop", "adamw:fused", None)),
     ("bert_large", 9, {}, {"optimizer": "sgd:foreach"}),
     ("llama3_8b", 7, {"replay": False}, {}),
 ])  # fmt: skip
 def test_it_is_so_with_any_optimizer_and_without_replay(name, layers, traced_with, options):
+    """Of optimizers the one that loops over tensors and none; the fused and the multi-tensor ones with --whole."""
     short = shorten(graph_of(name, "training", layers, **options, **traced_with))
     kept = graph_of(name, "training", 4, **options)
     assert canonical(short.graph, last_is(layers, LISTS[name])) == canonical(kept)
