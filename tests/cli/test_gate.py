@@ -478,11 +478,6 @@ def test_nothing_is_written_where_a_head_fails(saved, run):
     assert not (saved / "base").exists()
 
 
-def test_update_needs_a_place(run):
-    assert "say where with --baseline PATH" in run("--update").error
-    assert "two baselines" in run("--baseline", "x", "--baseline-ref", "main").error
-
-
 @pytest.mark.defect("32")
 def test_a_baseline_that_is_not_there(saved, run):
     """Exit code 3 meant both that a device or a dependency is missing and that a gate could not judge."""
@@ -675,6 +670,8 @@ def test_a_gate_that_checks_nothing_fails(saved, run, config, words):
 
 
 def test_mistakes_are_misuse(saved, run):
+    assert "say where with --baseline PATH" in run("--update").error
+    assert "two baselines" in run("--baseline", "x", "--baseline-ref", "main").error
     assert "no workload 'savd'" in run("savd").error
     assert "no such file" in run("--config", "none.toml").error
     assert "no such file" in run("none.json", "--limit", "kernels=3").error

@@ -79,31 +79,3 @@ def test_a09_the_second_choice_runs_where_the_first_is_switched_off(shell, folde
     assert shell("profile", "net.py", "--dtype", "bf16", "--gpu", "h100", "-o", "chosen.json").code == 0
     names = [kernel["name"] for kernel in simulations(folder / "chosen.json")[0]["kernels"]]
     assert "aten._scaled_dot_product_efficient_attention" in names
-
-
-GATHERS = """\
-import torch
-import torch.nn.functional as F
-
-class Net(torch.nn.Module):
-    def forward(self, image, at, square):
-        return F.grid_sample(image, at, align_corners=False), square.tril(), square.triu(1)
-
-def model():
-    return Net()
-
-def inputs():
-    return torch.randn(1, 8, 512, 512), torch.zeros(1, 128, 128, 2), torch.randn(1024, 1024)
-"""
-
-
-def test_a10_no_more_bytes_are_compulsory_than_can_be_touched(run, folder):
-    """grid_sample was charged its whole image and tril and triu the triangle that they only clear, so bound_s could
-    exceed a real time."""
-    (folder / "net.py").write_text(GATHERS, encoding="utf-8")
-    assert run("profile", "net.py", "--gpu", "h100", "-o", "net.json").code == 0
-    sample, lower, upper = json.loads((folder / "net.json").read_text(encoding="utf-8"))["graph"]["ops"]
-    points, triangle = 128 * 128, 1024 * 1023 // 2
-    assert sample["read_bytes"] <= 4 * (4 * 8 * points + 2 * points)  # four taps in each channel, two coordinates
-    assert lower["read_bytes"] <= 4 * (triangle + 1024)
-    assert upper["read_bytes"] <= 4 * triangle

@@ -77,16 +77,6 @@ def test_a04_the_other_half_is_offered_with_its_time(run, wide, option, dtype):
     assert float(number) * {"ms": 1e-3, "us": 1e-6}[unit] == pytest.approx(time_s, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "peak"),
-    [("v100-sxm2-16gb", "15.70 TFLOP/s vector.float32"), ("h100-sxm", "989.40 TFLOP/s tensor.bfloat16")],
-)
-def test_a04_mfu_names_the_peak_that_it_is_relative_to(run, wide, gpu, peak):
-    """MFU was a bare percentage, of 125 TFLOP/s or of 15.7."""
-    for command in ("profile", "compare"):
-        assert f"MFU: of {peak}" in one_line(run(command, wide, "--gpu", gpu, "--dtype", "bf16").out)
-
-
 def test_a04_mfu_is_below_one(run, folder):
     """Winograd's convolutions were counted at the FLOPs that it spares, so MFU was 140 to 230 %."""
     (folder / "net.py").write_text(CONVOLUTIONS, encoding="utf-8")

@@ -72,8 +72,11 @@ def touched_bytes(function, inputs):
     return total
 
 
+@pytest.mark.defect("A 10")
 @pytest.mark.parametrize("name", CASES)
 def test_no_more_is_read_than_the_result_depends_on(name):
+    """grid_sample was charged its whole image and tril and triu the triangle that they only clear, so bound_s could
+    exceed a real time."""
     function, *inputs = CASES[name]
     (cost,) = memwall.profile(Call(function), tuple(inputs), gpu="h100-sxm").costs[0]
     indices = 8 if name == "embedding_bag" else 0  # the offsets count as read though one bag needs none
