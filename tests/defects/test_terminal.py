@@ -65,15 +65,6 @@ def test_e37_a_dropped_column_takes_its_legend_with_it(run, encoder, monkeypatch
     assert totals.count(" bound") in (0, 2)  # a heading and its legend, or neither
 
 
-def test_e37_the_verdict_is_below_the_totals(run, encoder):
-    """The verdict was the last block of each GPU's section, below every table."""
-    out = run("profile", encoder, "--gpu", "h100", "a100", "v100").out
-    before, found, after = out.partition("Op classes")
-    assert found
-    assert before.count(" of the time goes to kernels ") == 3
-    assert " of the time goes to kernels " not in after
-
-
 def test_e37_rows_can_be_told_from_each_other(run, encoder):
     """The products of a layer's backward had the same name and place, and nothing said which was which.
 
