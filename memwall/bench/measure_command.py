@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,7 +46,7 @@ def command(target: str, out: Out, **given: Any) -> int:
     out.plan(MeasuredReport)
     timing = options.taken(DeviceOptions, given) | options.taken(TimingOptions, given)
     if "executors" in timing:  # each may name several
-        timing["executors"] = [name for text in timing["executors"] for name in re.split(r"[,\s]+", text) if name]
+        timing["executors"] = [name.strip() for text in timing["executors"] for name in text.split(",") if name.strip()]
     source: str | Profile = target
     messages, code, saved = out.messages, 0, is_record(target)
     keywords = options.profile_options(given, "" if saved else "inference")
