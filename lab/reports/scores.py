@@ -32,9 +32,11 @@ COVERAGE, LEAST_ROWS = (0.7, 0.9), 50
 
 def main() -> int:
     options = _options()
-    paths = [path for path in sorted(Path(options.tables).glob("*.csv")) if options.table in ([], [path.stem])
-             or path.stem in options.table]  # fmt: skip
-    found = pd.DataFrame([row for path in paths for row in cells(path, options.rows)])
+    paths = {path.stem: path for path in sorted(Path(options.tables).glob("*.csv"))}
+    if missing := [name for name in options.table if name not in paths]:
+        print(f"scores: no table {missing[0]!r} in {options.tables}", file=sys.stderr)
+        return 2
+    found = pd.DataFrame([row for name in options.table or paths for row in cells(paths[name], options.rows)])
     if found.empty:
         print(f"scores: no table of measured times in {options.tables}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The question of ``memwall gate``, apart from workloads, GPUs and policies: what they are held against."""
+"""The options of ``memwall gate``: limits, a baseline, and what the run writes."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def fused_attention(
         lengths: queries and keys of a sequence; the diagonal of a causal call ends at both last ones.
         sizes: numbers of a query's head, and of a value's.
         dtype: of queries, keys and values; the result of eight-bit ones is bfloat16.
-        window: keys before its own that a query attends to; None: all.
+        window: the most keys that a query attends to, its own among them; None: all.
     """
     (query_heads, key_heads), (queries, keys), (size, value_size) = heads, lengths, sizes
     wide = dtype if ITEMSIZE[dtype] > 1 else "bfloat16"
@@ -203,7 +203,7 @@ def fused_attention(
     key, value = (contiguous((batch, keys, key_heads, width), dtype) for width in sizes)
     out = contiguous((batch, queries, query_heads, value_size), wide)
     sums = contiguous((batch, query_heads, queries), "float32")
-    given = {"is_causal": causal, "window_size_left": window, "dropout_p": 0.0}
+    given = {"is_causal": causal, "window_size_left": None if window is None else window - 1, "dropout_p": 0.0}
     if not backward:
         inputs: Inputs = (("query", query), ("key", key), ("value", value))
         found = cost("aten._flash_attention_forward.default", inputs, [out, sums], **given)

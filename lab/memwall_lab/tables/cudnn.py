@@ -15,13 +15,13 @@ _DTYPES = {"bfloat16": "bfloat16", "fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3
 def _attention(record: Record) -> Call:
     batch, queries, keys = (size(record, name) for name in ("batch", "q_len", "kv_len"))
     heads, kv_heads, width, value = (size(record, name) for name in ("q_heads", "kv_heads", "d_qk", "d_v"))
-    dtype, phase = (
-        known(_DTYPES, record["dtype"], "dtype"),
-        known({"fwd": False, "bwd": True}, record["phase"], "phase"),
-    )
+    dtype, causal = known(_DTYPES, record["dtype"], "dtype"), known(_MASKS, record["mask"], "mask")
+    backward = known({"fwd": False, "bwd": True}, record["phase"], "phase")
+    if causal and queries != keys:
+        raise Skip("a causal mask that is aligned at the top left, of queries and keys that differ in number")
     if record["backend"] != "cudnn":
         raise Skip(f"the kernel of {record['backend'][:40]}")
-    if phase and record["deterministic"] == "True":
+    if backward and record["deterministic"] == "True":
         raise Skip("a deterministic backward kernel")
     cost = calls.fused_attention(
         "cudnn",
@@ -30,9 +30,9 @@ def _attention(record: Record) -> Call:
         (queries, keys),
         (width, value),
         dtype,
-        causal=known(_MASKS, record["mask"], "mask"),
+        causal=causal,
         window=int(float(record["window"])) if record["window"] else None,
-        backward=phase,
+        backward=backward,
     )
     sizes = f"b={batch},h={heads}/{kv_heads},q={queries},k={keys},d={width}/{value}"
     shape = f"{record['phase']} {sizes},{record['mask']},{record['window']}"
