@@ -19,8 +19,9 @@ from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus, stated, with_nearest_constants
+from memwall.hardware.torch_versions import TORCH, torch_version
 from memwall.ops import graph_costs
-from memwall.ops.sdpa import RUNS
+from memwall.ops.sdpa import GENERATIONS, Backends, runs_on
 from memwall.record.profile import Profile
 from memwall.record.traced import Traced
 from memwall.step import ATTENTION, Step
@@ -73,7 +74,7 @@ def profile(
         workload = workload_of(module_or_target, asked, gpus[0], inputs, loss)
         say(f"tracing {workload.name}")
         traced = trace(workload, _trace_options(asked, gpus[0]), say)
-        result = profile_of(traced, asked["attention"])
+        result = profile_of(traced)
         result = _with_other_kernels(_alone(result, asked["world"]).on(gpus), asked["attention"])
         if doubt := of_another_gpu(result, gpus):
             say(doubt)
@@ -92,6 +93,7 @@ def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
     if asked["mode"] != "training" and asked["optimizer"] not in (None, "adamw"):
         raise UsageError(f"optimizer goes with mode 'training'; mode {asked['mode']!r} has no step of an optimizer")
     _check("attention", asked["attention"], ATTENTION)
+    _check("torch", asked["torch"], tuple(TORCH))
     for each in gpus:
         _check_attention(asked["attention"], each)
 
@@ -105,7 +107,7 @@ def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
         mode=asked["mode"],
         dtype=asked["dtype"],
         autocast=asked["autocast"],
-        attention=chip_of(gpu).attention if attention == "auto" else attention,
+        attention=Backends(chip_of(gpu), torch_version(asked["torch"]), attention.removeprefix("auto")),
         real=asked["real"],
         max_ops=asked["max_ops"],
         replay=asked["replay"],
@@ -136,7 +138,7 @@ def of_another_gpu(made: Profile, gpus: Sequence[Gpu]) -> str:
 
 def _check_attention(attention: str, gpu: Gpu) -> None:
     """Raises ``UsageError``: torch has no such attention kernel for the GPU."""
-    runs = RUNS[chip_of(gpu).attention]
+    runs = runs_on(chip_of(gpu))
     if attention not in ("auto", *runs):
         needs = "; torch's flash attention needs 8.0" if attention == "flash" else ""
         raise UsageError(
@@ -163,20 +165,17 @@ def _simulated(traced: Profile, gpus: Sequence[Gpu], policies: Sequence[str], cu
     return traced.with_simulations(tuple(traced.schedule(gpu, policy, launch=launch) for policy, gpu in runs))
 
 
-def profile_of(traced: TraceResult, attention: str = "auto") -> Profile:
-    """The profile of what was traced, on no GPU yet. ``attention`` is the user's choice for all GPUs."""
+def profile_of(traced: TraceResult) -> Profile:
+    """The profile of what was traced, on no GPU yet."""
     import torch
 
-    kernels = traced.attention
-    if kernels is not None and attention != "auto":
-        kernels = replace(kernels, preferred=attention)
     return Profile(
         workload=traced.workload,
         graphs=(traced.graph,),
         costs=(graph_costs(traced.graph),),
         traced=Traced(**vars(traced.facts)),
         environment={"torch": torch.__version__.partition("+")[0]},
-        attention=kernels,
+        attention=traced.attention,
     )
 
 
@@ -211,7 +210,13 @@ def with_capture(made: Profile, workload: Workload, options: Mapping[str, Any], 
 
     keys = ("mode", "dtype", "autocast", "real", "max_ops", "assume")
     given = {key: options[key] for key in keys if options.get(key) is not None}
-    traced = TraceOptions(attention=made.graph.attention, gpu=made.gpus[0] if made.gpus else None, **given)
+    gpu = made.gpus[0] if made.gpus else None
+    runs = Backends(
+        GENERATIONS[made.graph.attention] if gpu is None else chip_of(gpu),
+        made.traced.version,
+        made.attention.preferred if made.attention else "",
+    )
+    traced = TraceOptions(attention=runs, gpu=gpu, **given)
     found = part("inductor.capture")(workload, traced, made.graph, others)
     return made.with_facts(dynamo=found)
 

@@ -10,9 +10,10 @@ from memwall.core.question import Option
 from memwall.frontend.targets.sizes import MODES
 from memwall.hardware.host import Host
 from memwall.hardware.links import Cluster
+from memwall.hardware.torch_versions import BACKENDS, NEWEST, TORCH
 
-#: backends of scaled dot-product attention; ``auto`` takes what each GPU's generation would
-ATTENTION = ("auto", "flash", "efficient", "math")
+#: backends of scaled dot-product attention; ``auto`` takes what torch would on each GPU
+ATTENTION = ("auto", *BACKENDS)
 
 
 class SampleInputs(TypedDict, total=False):
@@ -62,7 +63,9 @@ class Step(SampleInputs, HostOption, total=False):
         input_specs: strings such as ``f32[8,3,224,224]`` in place of the target's inputs.
         optimizer: a name (``adamw``, ``adam``, ``sgd``; ``:fused``, ``:foreach`` or ``:loop`` appended), a function of
             the parameters, or None to stop after backward. A target's own ``optimizer`` wins over the default.
-        attention: the SDPA backend; ``auto`` takes what each GPU's generation would.
+        attention: the SDPA backend; ``auto`` takes what torch would on each GPU.
+        torch: the version of torch that runs, such as ``2.13``, with the CUDA and cuDNN that its wheel brings; it
+            decides between kernels. The version that is installed traces all the same.
         cuda_graph: the step is captured once and replayed: no kernel waits for the CPU.
         assume: what holds where activations decide, such as ``nonzero=0.5``, ``experts=balanced``, ``rounded=4``,
             ``number=1``, ``condition=true``, or ``encoder.*:nonzero=0.1`` for some modules; ``notes`` state what was
@@ -117,6 +120,14 @@ class Step(SampleInputs, HostOption, total=False):
         ),
     ]
     attention: Annotated[str, Option("auto", "[default: auto]", choices=ATTENTION)]
+    torch: Annotated[
+        str,
+        Option(
+            NEWEST,
+            f"The version of torch whose kernels run, with its CUDA and cuDNN. [default: {NEWEST}]",
+            choices=tuple(TORCH),
+        ),
+    ]
     cuda_graph: Annotated[bool, Option(False, "Replay the step as a CUDA graph: no kernel waits for the CPU.")]
     assume: Annotated[
         str | Sequence[str],

@@ -213,10 +213,12 @@ def _counts(target: Any, mode: str, assume: tuple[str, ...] = ()) -> tuple[int, 
 
     from memwall.frontend.targets import Workload, resolve
     from memwall.frontend.torch import TraceOptions
+    from memwall.frontend.torch.options import NEWEST_BACKENDS
     from memwall.frontend.torch.run import trace
     from memwall.ops import graph_costs
 
     workload = target if isinstance(target, Workload) else resolve(target, mode=mode)
+    plain = NEWEST_BACKENDS._replace(preferred="math")
     counts = dict(flop_registry) | {torch.ops.aten.convolution_backward: shape_wrapper(_convolution_backward)}
     counter = FlopCounterMode(display=False, custom_mapping={op: _corrected(count) for op, count in counts.items()})
 
@@ -226,7 +228,7 @@ def _counts(target: Any, mode: str, assume: tuple[str, ...] = ()) -> tuple[int, 
 
     try:
         with counter:
-            traced = trace(workload, TraceOptions(mode, attention="math", assume=assume), execute=execute)
+            traced = trace(workload, TraceOptions(mode, attention=plain, assume=assume), execute=execute)
     except Exception:
         return 0, None
     costs = zip(traced.graph.ops, graph_costs(traced.graph), strict=True)

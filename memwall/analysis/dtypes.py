@@ -18,7 +18,7 @@ from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops.registry import graph_costs
-from memwall.ops.sdpa import RUNS, AttentionGraph
+from memwall.ops.sdpa import AttentionGraph, Backends, runs_on
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule
@@ -63,7 +63,7 @@ def in_dtype(profile: Profile, schedule: Schedule, dtype: str) -> Profile:
         graph = _recast(graph, source, dtype)
     else:
         traced = _recast(attention.traced, source, dtype)
-        graph, attention = _attending(traced, attention, chip_of(schedule.gpu).attention)
+        graph, attention = _attending(traced, attention.on(chip_of(schedule.gpu)))
     made = replace(profile, graphs=(graph,), costs=(graph_costs(graph),), simulations=(), attention=attention)
     return made.on([schedule.gpu])
 
@@ -107,14 +107,14 @@ def _all_with_tf32(attention: AttentionGraph) -> AttentionGraph:
     return replace(attention, traced=_with_tf32(attention.traced), kinds=tuple(kinds))
 
 
-def _attending(traced: Graph, known: AttentionGraph, label: str) -> tuple[Graph, AttentionGraph | None]:
+def _attending(traced: Graph, backends: Backends) -> tuple[Graph, AttentionGraph | None]:
     """A traced graph with the kernels that its attention takes in its dtype now."""
     try:
         from memwall.frontend.torch.dispatch.attention_kinds import lowered
     except ImportError:
         raise MissingError("torch says which attention kernels run in another dtype: pip install torch") from None
-    graph, attention = lowered(traced, known.preferred or label)
-    return graph, attention and replace(attention, preferred=known.preferred)
+    found: tuple[Graph, AttentionGraph | None] = lowered(traced, backends)
+    return found
 
 
 def emulations(profile: Profile, schedule: Schedule) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def emulations(profile: Profile, schedule: Schedule) -> tuple[str, ...]:
 def _ungrouped(profile: Profile, schedule: Schedule) -> Iterator[str]:
     """That torch has no grouped product for the GPU: it needs compute capability 8.0, as flash attention does."""
     ops = profile.graphs[schedule.graph].ops
-    if "flash" not in RUNS[chip_of(schedule.gpu).attention] and any(op.name == "aten._grouped_mm" for op in ops):
+    if "flash" not in runs_on(chip_of(schedule.gpu)) and any(op.name == "aten._grouped_mm" for op in ops):
         yield (
             f"torch has no grouped matmul for {schedule.gpu.name}, which needs compute capability 8.0: experts are"
             " modeled as if it had, and code that runs there multiplies expert by expert."

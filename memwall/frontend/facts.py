@@ -102,6 +102,8 @@ class TraceFacts:
 
     #: type of the device on which the code of a :func:`memwall.trace` ran
     device: str | None = None
+    #: the version of torch whose kernels are modeled
+    torch: str | None = None
     #: repeated blocks that were not traced again
     replayed_blocks: int | None = None
     #: whether real CPU tensors were traced

@@ -37,7 +37,8 @@ from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.options import TraceResult, described
 from memwall.frontend.torch.process.settings import inference_mode_as_no_grad
 from memwall.frontend.torch.run import exclusive
-from memwall.ops.sdpa import GENERATIONS
+from memwall.hardware.torch_versions import NEWEST, TORCH
+from memwall.ops.sdpa import GENERATIONS, Backends
 
 #: devices whose tensors represent the GPU's: the first of these on which anything ran; the others are its host
 DEVICES = ("cuda", "meta", "cpu")
@@ -163,7 +164,7 @@ class LiveTrace:
     def __init__(self, attention: str, max_ops: int) -> None:
         if attention not in GENERATIONS:
             raise UsageError(f"attention is {attention!r}; want one of {', '.join(GENERATIONS)}")
-        self.attention = attention
+        self.attention = Backends(GENERATIONS[attention], TORCH[NEWEST])
         devices = DEVICES if torch.cuda.is_available() else DEVICES[1:]
         self.recorders = {device: LiveRecorder(device, max_ops) for device in devices}
         self.timeline = ModuleTimeline()
@@ -301,9 +302,9 @@ class LiveTrace:
         if recorder is None:
             return None
         with exclusive(), torch.inference_mode(False):
-            graph, attention = lowered(recorder.finished(self.attention, self.roots), self.attention)
+            graph, attention = lowered(recorder.finished(self.attention.label, self.roots), self.attention)
         optimizer = ", ".join(self.optimizers) or None
-        facts = TraceFacts(device=recorder.device, notes=noted((), self.assumed))
+        facts = TraceFacts(device=recorder.device, torch=self.attention.torch.name, notes=noted((), self.assumed))
         mode = "inference" if all(op.phase == "forward" for op in graph.ops) else "training"
         name = ", ".join(self.roots) or "trace"
         traced = described(graph, recorder.counted, name=name, target="", mode=mode, optimizer=optimizer)

@@ -32,6 +32,7 @@ from memwall.gate.config import (
 )
 from memwall.gate.question import GateOptions
 from memwall.hardware.lookup import Gpu, load_gpus
+from memwall.hardware.torch_versions import TORCH
 from memwall.record.profile import Profile
 from memwall.step import ATTENTION, Step
 from memwall.wings import part
@@ -64,7 +65,7 @@ _OF_GATE: Types = {
     **OPTIONS, **_PLACES, **settings_of(GateOptions), "workloads": (dict, list), "target": (str,),
 }  # fmt: skip
 _SCOPES = ("gpus", "policies", "modules")
-_CHOICES = {"mode": (*MODES, "serve"), "attention": ATTENTION}
+_CHOICES = {"mode": (*MODES, "serve"), "attention": ATTENTION, "torch": tuple(TORCH)}
 _TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "a table"}
 
 

@@ -42,8 +42,10 @@ class Chip:
     shared_reserved_bytes: int = 0
     #: feature size that sets a FLOP's energy; GPUs of 12 nm, and AMD's, were fitted as 16
     energy_nm: float = 16.0
-    #: SDPA backend that PyTorch takes (sdp_utils.cpp)
+    #: SDPA backend of its own that PyTorch takes first (sdp_utils.cpp)
     attention: str = "flash"
+    #: whether a torch that prefers cuDNN's attention does so here: compute capability 9.0 and 10.x
+    cudnn_first: bool = False
     #: queries and keys of a server's attention tile (what fits the rows of short sequences best)
     serving_tile: Tile = (128, 64)
     #: TensorRT-LLM decodes groups of query heads by its XQA kernels (decoderXQARunner.cpp), not by those of trtllm-gen
@@ -151,12 +153,30 @@ CHIPS: Mapping[str, Chip] = {
     "sm_80": _nvidia("ampere", 64, 32, 164, 7, serving_tile=_SHORT),
     "sm_86": _nvidia("ampere", 48, 16, 100, 7, serving_tile=_SHORT),
     "sm_89": _nvidia("ada", 48, 24, 100, 5, serving_tile=_SHORT),
-    "sm_90": _nvidia("hopper", 64, 32, 228, 5, _SMALLER, unaligned=_UNALIGNED * _BY_WARP),
+    "sm_90": _nvidia("hopper", 64, 32, 228, 5, _SMALLER, cudnn_first=True, unaligned=_UNALIGNED * _BY_WARP),
     "sm_100": _nvidia(
-        "blackwell", 64, 32, 228, 5, _SMALLER, paired_tiles=True, xqa=False, unaligned=_UNALIGNED * _BY_WARP
+        "blackwell",
+        64,
+        32,
+        228,
+        5,
+        _SMALLER,
+        cudnn_first=True,
+        paired_tiles=True,
+        xqa=False,
+        unaligned=_UNALIGNED * _BY_WARP,
     ),
     "sm_103": _nvidia(
-        "blackwell", 64, 32, 228, 5, _SMALLER, paired_tiles=True, xqa=False, unaligned=_UNALIGNED * _BY_WARP
+        "blackwell",
+        64,
+        32,
+        228,
+        5,
+        _SMALLER,
+        cudnn_first=True,
+        paired_tiles=True,
+        xqa=False,
+        unaligned=_UNALIGNED * _BY_WARP,
     ),
     "sm_120": _nvidia("blackwell", 48, 24, 100, 5, _SMALLER, serving_tile=_SHORT),
     "gfx908": _amd("cdna", 256, 4, 10, attention="math"),

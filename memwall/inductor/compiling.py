@@ -38,8 +38,10 @@ from memwall.core.compat import inductor_compile_fx as compile_fx
 from memwall.core.compat import inductor_config as config
 from memwall.core.compat import inductor_joint_graph as joint_graph
 from memwall.core.compat import inductor_post_grad as post_grad
-from memwall.frontend.torch.dispatch.attention import attend, call_of, choose
+from memwall.frontend.torch.dispatch.attention import attend, call_of
+from memwall.hardware.torch_versions import NEWEST, TORCH
 from memwall.inductor.replay import Joint
+from memwall.ops.sdpa import GENERATIONS, Backends
 
 Read = TypeVar("Read")
 
@@ -142,6 +144,7 @@ def joint_passes(module: GraphModule, mode: Any, device: torch.device, attention
 def _attention_of_gpu(preferred: str) -> Iterator[None]:
     """While open, attention on the CPU is traced as the call that CUDA would make."""
     library: Any = torch.library.Library("aten", "IMPL")
+    backends = Backends(GENERATIONS[preferred], TORCH[NEWEST])
 
     def checked(
         query: Any,
@@ -157,7 +160,7 @@ def _attention_of_gpu(preferred: str) -> Iterator[None]:
         if query.shape[:2] != key.shape[:2] or key.shape[:3] != value.shape[:3]:
             raise RuntimeError(f"attention of {query.shape}, {key.shape} and {value.shape}")
         call = call_of(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return attend(call, choose(preferred, call), query, key, value, attn_mask)
+        return attend(call, call.backend(backends), query, key, value, attn_mask)
 
     remembered = dispatch_cache(torch.ops.aten.scaled_dot_product_attention.default)
     try:

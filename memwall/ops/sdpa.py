@@ -4,9 +4,9 @@ A trace records each call as ``aten.scaled_dot_product_attention`` (and ``..._ba
 what every backend launches that some GPU would take. :class:`AttentionGraph` has both; :meth:`AttentionGraph.lower`
 gives the graph of one choice, without torch.
 
-The choice is that of torch's ``ATen/native/transformers/cuda/sdp_utils.cpp``: the first backend, in the order that the
-model set (``sdpa_kernel``, ``enable_flash_sdp``), that takes the call on the chip. cuDNN comes last, as it does unless
-torch finds a cuDNN newer than 9.15.0 on compute capability 9 or 10, which a trace cannot know.
+The choice is that of torch's ``ATen/native/transformers/cuda/sdp_utils.cpp``: the first backend, in the order of the
+version of torch on the chip or in the one that the model set (``sdpa_kernel``, ``enable_flash_sdp``), that takes the
+call there.
 """
 
 from __future__ import annotations
@@ -15,21 +15,58 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value
 from memwall.hardware.chips import CHIPS, Chip
+from memwall.hardware.torch_versions import BACKENDS, TorchVersion
 
 FORWARD, BACKWARD = "aten.scaled_dot_product_attention", "aten.scaled_dot_product_attention_backward"
-#: torch's order; a call that was made under another one has it as its attribute ``order``
+#: torch's order, which a trace finds where the model sets none; a call that was made under another one, or with some of
+#: them alone, has that as its attribute ``order``
 ORDER = ("flash", "efficient", "math", "cudnn")
 #: a chip of each generation by the backend that it prefers, for traces of no particular GPU
-GENERATIONS: Mapping[str, Chip] = {"flash": CHIPS["sm_90"], "efficient": CHIPS["sm_70"], "math": CHIPS["gfx908"]}
-#: the fused kernels that torch has on a chip, by the one that it prefers there
-RUNS: Mapping[str, tuple[str, ...]] = {
-    "flash": ("flash", "efficient", "math"), "efficient": ("efficient", "math"), "math": ("math",),
+GENERATIONS: Mapping[str, Chip] = {
+    "cudnn": CHIPS["sm_90"], "flash": CHIPS["sm_80"], "efficient": CHIPS["sm_70"], "math": CHIPS["gfx908"],
 }  # fmt: skip
+
+
+def runs_on(chip: Chip) -> tuple[str, ...]:
+    """The attention kernels that torch has on a chip."""
+    fused = {"flash": ("flash", "efficient"), "efficient": ("efficient",), "math": ()}[chip.attention]
+    return (*("cudnn",) * (chip.attention == "flash" and chip.warp_size == 32), *fused, "math")
+
+
+class Backends(NamedTuple):
+    """What decides between backends besides the call: the chip, the version of torch, and the backend that the user
+    names for every GPU, empty: none."""
+
+    chip: Chip
+    torch: TorchVersion
+    preferred: str = ""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The backends that torch tries, in order."""
+        return BACKENDS if self.torch.prefers_cudnn and self.chip.cudnn_first else ORDER
+
+    @property
+    def label(self) -> str:
+        """What a graph of these kernels is called: the backend that comes first."""
+        return self.preferred or next(name for name in self.order if name in runs_on(self.chip))
+
+    def ordered(self, given: Sequence[str]) -> list[str]:
+        """The backends that a call tries, of those that its model allows; the user's backend and what comes after it
+        where the model allows any of these."""
+        default = tuple(name for name in ORDER if name in given) == tuple(given)
+        names = [name for name in self.order if name in given] if default else list(given)
+        if not self.preferred:
+            return names
+        kept = BACKENDS[BACKENDS.index(self.preferred) :]
+        return sorted((name for name in names if name in kept), key=kept.index) or names
+
+
 _HALF = ("float16", "bfloat16")
 #: chips on which flash attention has no backward for heads of 193 to 224, nor above with dropout
 _SMALL_SHARED = (CHIPS["sm_86"], CHIPS["sm_89"], CHIPS["sm_120"])
@@ -48,34 +85,27 @@ class AttentionCall:
         """The call that a traced op is."""
         return cls(dict(zip(op.arguments, graph.specs(op.inputs), strict=True)), op.attributes)
 
-    def backend(self, chip: Chip, preferred: str = "") -> str:
-        """The backend that a chip takes, none that comes before the ``preferred`` one if the model allows others.
+    def backend(self, backends: Backends) -> str:
+        """The backend that the call runs in.
 
         Raises:
             UsageError: the model allows none that runs there.
         """
-        allowed = self.attributes.get("order", ORDER)
-        if preferred:
-            allowed = [name for name in allowed if name not in ORDER[: ORDER.index(preferred)]] or allowed
-        found = next((name for name in allowed if name == "math" or _TAKES[name](self, chip)), None)
+        given, chip = self.attributes.get("order", ORDER), backends.chip
+        found = next((n for n in backends.ordered(given) if n == "math" or _TAKES[n](self, backends)), None)
         if found is None:
             raise UsageError(
-                f"the model allows only {', '.join(allowed) or 'no'} attention (sdpa_kernel or enable_*_sdp), and "
+                f"the model allows only {', '.join(given) or 'no'} attention (sdpa_kernel or enable_*_sdp), and "
                 f"{chip.architecture or 'this GPU'} has no such kernel for its call; allow math too"
             )
-        return str(found)
+        return found
 
-    @property
-    def backends(self) -> tuple[str, ...]:
+    def backends(self, torch: TorchVersion, preferred: str = "") -> tuple[str, ...]:
         """What some chip takes, each once."""
-        return self.backends_preferring("")
-
-    def backends_preferring(self, preferred: str) -> tuple[str, ...]:
-        """What some chip takes if a backend is preferred, each once."""
         found = {}
         for chip in CHIPS.values():
             try:
-                found[self.backend(chip, preferred)] = True
+                found[self.backend(Backends(chip, torch, preferred))] = True
             except UsageError:
                 continue
         return tuple(found)
@@ -100,7 +130,8 @@ class AttentionCall:
     def _has_equal_heads(self) -> bool:
         return self.tensors["query"].shape[1] == self.tensors["key"].shape[1] == self.tensors["value"].shape[1]
 
-    def _flash(self, chip: Chip) -> bool:
+    def _flash(self, backends: Backends) -> bool:
+        chip = backends.chip
         query, key, value = self._sizes
         causal, dropped = self.attributes.get("is_causal"), self.attributes.get("dropout_p", 0) > 0
         lengths = (self.tensors["query"].shape[-2], self.tensors["key"].shape[-2])
@@ -116,7 +147,8 @@ class AttentionCall:
             and not (no_backward and bool(self.attributes.get("gradients")))
         )
 
-    def _efficient(self, chip: Chip) -> bool:
+    def _efficient(self, backends: Backends) -> bool:
+        chip = backends.chip
         query, key, value = self._sizes
         dtype, unit = self.tensors["query"].dtype, _alignment(self.tensors["query"].dtype, chip)
         return (
@@ -128,18 +160,34 @@ class AttentionCall:
             and query % unit == value % unit == 0
         )
 
-    def _cudnn(self, chip: Chip) -> bool:
-        sizes, dropout_p = self._sizes, self.attributes.get("dropout_p", 0)
+    def _cudnn(self, backends: Backends) -> bool:
+        lengths, dropout_p = [self.tensors[name].shape[-2] for name in ("query", "key")], self.attributes["dropout_p"]
+        drops = dropout_p * 16 == int(dropout_p * 16) and lengths[0] != 1
+        drops = drops and not (9, 11, 0) < backends.torch.cudnn < (9, 14, 0)
         return (
-            chip.attention == "flash"
-            and chip.warp_size == 32
+            "cudnn" in runs_on(backends.chip)
             and self._is_plain
             and self.tensors["query"].dtype in _HALF
-            and max(sizes) <= 128
-            and not any(size % 8 for size in sizes)
-            and self.tensors["key"].shape[-2] != 1
-            and dropout_p * 16 == int(dropout_p * 16)
+            and self._cudnn_takes_heads(backends)
+            and lengths[1] != 1
+            and (drops or not dropout_p)
             and (self._has_equal_heads or bool(self.attributes.get("enable_gqa")))
+        )
+
+    def _cudnn_takes_heads(self, backends: Backends) -> bool:
+        """Heads of up to 128; on compute capability 9.0 and 10.x also of 192 with values of 128, and with the latest
+        up to 256, in training these sizes alone (``check_cudnn_tensor_shapes``, ``check_cudnn_d256_bprop_head_dim``).
+        """
+        query, _, value = sizes = self._sizes
+        cudnn, wide = backends.torch.cudnn, backends.chip.cudnn_first
+        most = 128
+        if wide and cudnn > (9, 22, 0):
+            most = 256
+        elif wide and cudnn >= (9, 11, 0) and (query, value) == (192, 128):
+            most = 192
+        trained = max(sizes) <= 128 or (query, value) in ((192, 128), (256, 256))
+        return (
+            max(sizes) <= most and not any(s % 8 for s in sizes) and (trained or not self.attributes.get("gradients"))
         )
 
 
@@ -168,9 +216,7 @@ def not_run_by(graph: Graph, chip: Chip) -> tuple[str, ...]:
     wanted = dict.fromkeys(
         name for op in graph.ops if op.op_class == "attention" for name in ORDER if f"_{name}_attention" in op.name
     )
-    missing = {"flash": ("flash", "cudnn"), "efficient": ("efficient",)}
-    lacks = {"flash": (), "efficient": missing["flash"], "math": (*missing["flash"], *missing["efficient"])}
-    return tuple(name for name in wanted if name in lacks[chip.attention])
+    return tuple(name for name in wanted if name not in runs_on(chip))
 
 
 # -- the choice, lowered -----------------------------------------------------------------------------------------------
@@ -188,18 +234,21 @@ class AttentionKind:
 
 @dataclass(frozen=True)
 class AttentionGraph:
-    """A traced graph with attention ops, and the kinds of them. ``preferred`` is the backend that the user chose for
-    every GPU; empty where each GPU takes its own."""
+    """A traced graph with attention ops, and the kinds of them. ``torch`` is the version whose kernels run;
+    ``preferred`` is the backend that the user chose for every GPU, empty where each GPU takes its own."""
 
     traced: Graph
     kinds: tuple[AttentionKind, ...]
+    torch: TorchVersion
     preferred: str = ""
+
+    def on(self, chip: Chip) -> Backends:
+        """What decides on a chip."""
+        return Backends(chip, self.torch, self.preferred)
 
     def backends(self, chip: Chip) -> tuple[str, ...]:
         """The backend of each kind on a chip; a UsageError as :meth:`AttentionCall.backend`."""
-        found = [
-            AttentionCall.of(self.traced, self.traced.ops[kind.op]).backend(chip, self.preferred) for kind in self.kinds
-        ]
+        found = [AttentionCall.of(self.traced, self.traced.ops[kind.op]).backend(self.on(chip)) for kind in self.kinds]
         return tuple(
             # a record of an older memwall holds no other form of it
             name if name in kind.forms else next(each for each in ORDER[::-1] if each in kind.forms)

@@ -227,5 +227,5 @@ def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule,
         if gpu.name != name:
             raise BadRecord(f"is named {gpu.name[:40]!r}", f"gpus.{name[:40]}")
     schedules = tuple(read_schedule(s, gpus, graphs, f"simulations[{i}]") for i, s in enumerate(row.simulations))
-    attention = None if row.attention is None else read_attention(row.attention, graphs[0][0])
+    attention = None if row.attention is None else read_attention(row.attention, graphs[0][0], row.capture.version)
     return graphs, schedules, attention

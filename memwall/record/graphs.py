@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from memwall.core.graph import ITEMSIZE, PHASES, ROLES, Graph, Op, Pipe, Storage, TensorSpec, Value, contiguous
 from memwall.core.structure import BadRecord, count, one_of
+from memwall.hardware.torch_versions import TorchVersion
 from memwall.ops import Cost, classify, graph_costs
 from memwall.ops.launches import Plain
 from memwall.ops.sdpa import BACKWARD, FORWARD, AttentionCall, AttentionGraph, AttentionKind
@@ -252,7 +253,7 @@ def read_graph(row: GraphRow, where: str) -> Costed:
     return graph, _with_launches(graph, row.ops)
 
 
-def read_attention(row: AttentionRow, graph: Graph) -> AttentionGraph:
+def read_attention(row: AttentionRow, graph: Graph, torch: TorchVersion) -> AttentionGraph:
     """The traced graph and its kinds of attention calls; each form of a kind must fit it."""
     ops: list[Op] = []
     done = 0
@@ -294,12 +295,12 @@ def read_attention(row: AttentionRow, graph: Graph) -> AttentionGraph:
         exist((saved.op, saved.backward or 0), len(ops), "attention.kinds")
         forms = {name: read_graph(form, "attention.kinds")[0] for name, form in saved.forms.items()}
         kinds.append(AttentionKind(saved.op, saved.backward, forms))
-    found = AttentionGraph(traced, tuple(kinds), row.preferred)
+    found = AttentionGraph(traced, tuple(kinds), torch, row.preferred)
     if found.lower(graph.backends, graph.attention).ops != graph.ops:
         raise BadRecord("is not what graph.ops was made of", "attention")
     for i, kind in enumerate(kinds):
-        _check_forms(traced, kind, f"attention.kinds[{i}]")
-        lacking = set(AttentionCall.of(traced, traced.ops[kind.op]).backends) - set(kind.forms)
+        _check_forms(traced, kind, torch, f"attention.kinds[{i}]")
+        lacking = set(AttentionCall.of(traced, traced.ops[kind.op]).backends(torch)) - set(kind.forms)
         if lacking:
             raise BadRecord(f" lacks {', '.join(sorted(lacking))}", f"attention.kinds[{i}].forms")
     return found
@@ -310,14 +311,14 @@ def _renumbered(op: Op, number: int, numbers: Mapping[int, int]) -> Op:
     return op if (op.id, op.waits) == (number, waits) else replace(op, id=number, waits=waits)
 
 
-def _check_forms(traced: Graph, kind: AttentionKind, where: str) -> None:
+def _check_forms(traced: Graph, kind: AttentionKind, torch: TorchVersion, where: str) -> None:
     """Whether every form has the inputs and results of its calls."""
     some = [traced.ops[i] for i in (kind.op, kind.backward) if i is not None]
     alone = replace(traced, ops=tuple(replace(op, id=i) for i, op in enumerate(some)))
     for name in kind.forms:
         one = replace(kind, op=0, backward=None if kind.backward is None else 1, forms={name: kind.forms[name]})
         try:
-            AttentionGraph(alone, (one,)).lower((name,), "")
+            AttentionGraph(alone, (one,), torch).lower((name,), "")
         except (ValueError, LookupError) as error:
             raise BadRecord(f": {name} does not fit its calls ({type(error).__name__}: {error})", where) from None
 

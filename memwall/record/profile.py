@@ -23,7 +23,7 @@ from memwall.fusion import Plan
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
-from memwall.ops.sdpa import AttentionGraph, not_run_by
+from memwall.ops.sdpa import AttentionGraph, Backends, not_run_by
 from memwall.record.format import SavedProfile, json_lines, read_profile, schedule_to_row
 from memwall.record.graphs import attention_to_row, graph_to_row
 from memwall.record.measurement import Measurement
@@ -153,7 +153,8 @@ class Profile:
         if gpu.name in known:
             return known[gpu.name]
         chip = chip_of(gpu)
-        wanted: Any = chip.attention if self.attention is None else self.attention.backends(chip)
+        label = Backends(chip, self.traced.version).label
+        wanted: Any = label if self.attention is None else self.attention.backends(chip)
         has = [graph.attention if self.attention is None else graph.backends for graph in self.graphs]
         return has.index(wanted) if wanted in has else 0
 
@@ -171,7 +172,7 @@ class Profile:
         for chip in map(chip_of, gpus):
             names = self.attention.backends(chip)
             if names not in found:
-                found[names] = known.get(names) or _costed(self.attention.lower(names, chip.attention))
+                found[names] = known.get(names) or _costed(self.attention.lower(names, self.attention.on(chip).label))
         graphs, costs = zip(*found.values(), strict=True)
         return self if found.keys() == known.keys() else replace(self, graphs=graphs, costs=costs)
 
@@ -179,7 +180,7 @@ class Profile:
         """What of the trace may not hold on a GPU, a sentence each: attention kernels that it does not have."""
         chip, graph = chip_of(gpu), self.graphs[self.graph_for(gpu)]
         if self.attention is not None and gpu.name not in {s.gpu.name for s in self.simulations}:
-            graph = self.attention.lower(self.attention.backends(chip), chip.attention)
+            graph = self.attention.lower(self.attention.backends(chip), self.attention.on(chip).label)
         kept = not_run_by(graph, chip)
         if not kept:
             return ()

@@ -7,6 +7,7 @@ from typing import Any
 
 from memwall.core.structure import BadRecord, read
 from memwall.frontend.facts import TraceFacts
+from memwall.hardware.torch_versions import UNSAID, TorchVersion, torch_version
 from memwall.record.capture import Capture
 
 
@@ -35,6 +36,12 @@ class Traced(TraceFacts):
     dynamo: Capture | None = None
     #: the other ranks of a pipeline that were traced
     ranks: tuple[RankFigures, ...] = ()
+
+    @property
+    def version(self) -> TorchVersion:
+        """The version of torch whose kernels are modeled; of an older record, which says none, the one that memwall
+        modeled then."""
+        return torch_version(self.torch or UNSAID)
 
 
 def read_traced(value: Any) -> Traced:

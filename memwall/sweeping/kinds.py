@@ -15,6 +15,7 @@ from memwall.fusion import POLICIES
 from memwall.hardware.cluster import gpu_of, joined, load_cluster
 from memwall.hardware.host import load_host
 from memwall.hardware.lookup import load_gpu
+from memwall.hardware.torch_versions import TORCH
 from memwall.pipeline import profile, resimulate
 from memwall.points import Options, PointKind, Row, Task, line, options_of, tried
 from memwall.step import ATTENTION
@@ -61,7 +62,8 @@ PROFILE = PointKind(
     needs={"context": "mode", "prompt": "mode"},
     best=("samples_per_s", "time_s"),
     front=("time_s", "samples_per_s"), across=("batch", "seq", "context", "prompt"),
-    listed={"policy": ("policy named", POLICIES), "mode": ("mode", MODES), "attention": ("attention", ATTENTION)},
+    listed={"policy": ("policy named", POLICIES), "mode": ("mode", MODES), "attention": ("attention", ATTENTION),
+            "torch": ("torch", TORCH)},
 )  # fmt: skip
 
 KINDS: Mapping[str, PointKind] = {kind.name: kind for kind in (PROFILE, *kinds_of_points())}

@@ -15,24 +15,27 @@ from memwall.frontend.facts import TraceFacts, WorkloadInfo
 from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.frontend.torch.dispatch.tensors import dtype_name
 from memwall.hardware.lookup import Gpu
-from memwall.ops.sdpa import AttentionGraph
+from memwall.hardware.torch_versions import NEWEST, TORCH
+from memwall.ops.sdpa import GENERATIONS, AttentionGraph, Backends
 
+#: what runs attention where nothing is asked for
+NEWEST_BACKENDS = Backends(GENERATIONS["cudnn"], TORCH[NEWEST])
 #: dtypes that a model can be cast to
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` is the SDPA backend that the GPU
-    prefers, for the graph of the trace; graphs for other backends are derived from it. ``torch.cuda`` answers as
-    ``gpu`` does, or as the default GPU if ``gpu`` is None. Inference runs under ``torch.no_grad()`` unless
+    """How to trace. ``autocast`` and ``dtype`` are names of dtypes; ``attention`` says which
+    kernels of attention run, for the graph of the trace; graphs for other GPUs are derived from it. ``torch.cuda``
+    answers as ``gpu`` does, or as the default GPU if ``gpu`` is None. Inference runs under ``torch.no_grad()`` unless
     ``gradients`` is set, as after a plain ``eval()``. ``assume`` says what holds where activations decide
     (:mod:`memwall.frontend.torch.values.assumptions`)."""
 
     mode: str = "inference"
     dtype: str | None = None
     autocast: str | None = None
-    attention: str = "flash"
+    attention: Backends = NEWEST_BACKENDS
     real: bool = False
     max_ops: int = 200_000
     replay: bool = True

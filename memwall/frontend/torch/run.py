@@ -288,6 +288,7 @@ class _TracedStep:
         ranks = one_rank(graph), unexchanged(graph) if self.training and alike else ""
         also = filter(None, [*library_notes(graph), _searched(graph), *ranks, iterations(optimizer), *said])
         facts = TraceFacts(
+            torch=self.options.attention.torch.name,
             replayed_blocks=len(self.replayer.instances) if self.replayer else 0,
             real=self.options.real,
             job=this_rank(),
@@ -329,7 +330,7 @@ class _TracedStep:
         outputs += [part for tensor in saved for part in plain_parts(tensor) if recorder.knows(part) is not None]
         kept = [recorder.value(t) for t in outputs]
         kept += settle_state(recorder, self.held, storages_held(recorder, result, *self.given[:2], self.module))
-        graph = recorder.graph(inputs, parameters, dict.fromkeys(kept), self.options.attention)
+        graph = recorder.graph(inputs, parameters, dict.fromkeys(kept), self.options.attention.label)
         return replace(graph, gradients=self.gradients)
 
     def _keep_caches(self, result: Any) -> list[torch.Tensor]:

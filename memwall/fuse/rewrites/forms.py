@@ -20,7 +20,7 @@ from memwall.fuse.rewrites.norms import decomposed_norms, with_fused_norms
 from memwall.fuse.rewrites.rewrite import Priced
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
-from memwall.ops.sdpa import RUNS
+from memwall.ops.sdpa import runs_on
 from memwall.record.profile import Profile
 from memwall.record.schedules import Schedules
 
@@ -105,7 +105,7 @@ def _retraced(profile: Profile, gpus: Sequence[Gpu], retrace: Retrace) -> Iterat
 
 def _has(gpu: Gpu, attention: str) -> bool:
     """Whether torch has a kernel of that form for the GPU."""
-    return attention in RUNS[chip_of(gpu).attention]
+    return attention in runs_on(chip_of(gpu))
 
 
 def attention_form(graph: Graph) -> str:

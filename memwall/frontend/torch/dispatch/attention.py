@@ -12,7 +12,7 @@ import torch
 from memwall.core import compat
 from memwall.core.graph import TensorSpec
 from memwall.frontend.torch.dispatch.tensors import dtype_name
-from memwall.ops.sdpa import GENERATIONS, ORDER, AttentionCall
+from memwall.ops.sdpa import ORDER, AttentionCall
 
 #: torch's numbers of its backends (torch.nn.attention.SDPBackend), and whether the model allows each
 _NUMBERS = ("math", "flash", "efficient", "cudnn", "overrideable")
@@ -54,11 +54,6 @@ def call_of(
         for name, t in tensors.items()
     }
     return AttentionCall(specs, {name: item for name, item in attributes.items() if item is not None})
-
-
-def choose(preferred: str, call: AttentionCall) -> str:
-    """The backend on a chip of the generation that prefers ``preferred``."""
-    return call.backend(GENERATIONS[preferred])
 
 
 def attend(call: AttentionCall, backend: str, q: Any, k: Any, v: Any, mask: Any = None) -> torch.Tensor:

@@ -11,26 +11,28 @@ from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.frontend.torch.dispatch.attention import attend
 from memwall.frontend.torch.dispatch.cuda_forms import CudaForms
 from memwall.frontend.torch.dispatch.recorder import Recorder
-from memwall.ops.sdpa import GENERATIONS, AttentionCall, AttentionGraph, AttentionKind, kinds_of
+from memwall.ops.sdpa import GENERATIONS, AttentionCall, AttentionGraph, AttentionKind, Backends, kinds_of
 
 
-def lowered(graph: Graph, label: str, *, forms_open: bool = False) -> tuple[Graph, AttentionGraph | None]:
-    """A traced graph as a GPU of a generation runs it, and what other GPUs need; None where it has no attention.
+def lowered(graph: Graph, backends: Backends, *, forms_open: bool = False) -> tuple[Graph, AttentionGraph | None]:
+    """A traced graph as a GPU runs it, and what other GPUs need; None where it has no attention.
     ``forms_open``: calls on ``meta`` take their CUDA form already."""
     first = kinds_of(graph)
     if not first:
         return graph, None
-    forms = contextlib.nullcontext() if forms_open else CudaForms(Recorder(device="meta", max_ops=0), "math")
+    plain = backends._replace(chip=GENERATIONS["math"])
+    forms = contextlib.nullcontext() if forms_open else CudaForms(Recorder(device="meta", max_ops=0), plain)
     with forms:
-        attention = AttentionGraph(graph, tuple(_kind(graph, *ops, label) for ops in first))
-    return attention.lower(attention.backends(GENERATIONS[label]), label), attention
+        kinds = tuple(_kind(graph, *ops, backends) for ops in first)
+    attention = AttentionGraph(graph, kinds, backends.torch, backends.preferred)
+    return attention.lower(attention.backends(backends.chip), backends.label), attention
 
 
-def _kind(graph: Graph, forward: int, backward: int | None, label: str) -> AttentionKind:
-    """What each backend launches that some chip takes by itself, or if ``label`` is preferred."""
+def _kind(graph: Graph, forward: int, backward: int | None, backends: Backends) -> AttentionKind:
+    """What each backend launches that some chip takes by itself, or where the user's is preferred."""
     call = AttentionCall.of(graph, graph.ops[forward])
     last = None if backward is None else graph.ops[backward]
-    names = dict.fromkeys((*call.backends, *call.backends_preferring(label)))
+    names = dict.fromkeys((*call.backends(backends.torch), *call.backends(backends.torch, backends.preferred)))
     return AttentionKind(
         forward, backward, {name: _form(graph, call, graph.ops[forward], last, name) for name in names}
     )

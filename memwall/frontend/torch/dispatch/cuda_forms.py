@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from memwall.core import compat
-from memwall.frontend.torch.dispatch.attention import attend, call_of, choose, laid_out
+from memwall.frontend.torch.dispatch.attention import attend, call_of, laid_out
 from memwall.frontend.torch.dispatch.recorder import Recorder
 from memwall.frontend.torch.dispatch.shapes import ShapeFunctions, ctc_loss_of_lists
 from memwall.frontend.torch.dispatch.tensors import batch_norm, is_wrapper
-from memwall.ops.sdpa import FORWARD, ORDER, AttentionCall
+from memwall.ops.sdpa import FORWARD, ORDER, AttentionCall, Backends
 
 _KEYS = {"meta": ("AutogradMeta", "Meta"), "cpu": ("AutogradCPU", "CPU")}
 
@@ -27,14 +27,14 @@ class CudaForms:
     """Context manager: while open, calls on ``recorder.device`` take their CUDA form.
 
     Opaque ops (those that torch has no shape function for) are recorded by name; so is attention, whose kernels depend
-    on the GPU (:mod:`memwall.ops.sdpa`), unless it ``decomposes``: then it is recorded as the kernels of a GPU that
-    prefers the SDPA backend ``attention``. ``note`` is called with an assumption whenever one is made.
+    on the GPU (:mod:`memwall.ops.sdpa`), unless it ``decomposes``: then it is recorded as the kernels of one GPU and
+    version of torch, ``attention``. ``note`` is called with an assumption whenever one is made.
     """
 
     def __init__(
         self,
         recorder: Recorder,
-        attention: str,
+        attention: Backends,
         decomposes: bool = False,
         note: Callable[[str], None] = lambda assumed: None,
     ) -> None:
@@ -99,7 +99,7 @@ class CudaForms:
         made = call_of(*tensors, dropout_p, is_causal, scale, enable_gqa)
         # transforms refuse a Function like Real, and wrappers choose the shapes of what runs
         as_usual = self._decomposes or compat.are_functorch_transforms_active() or _is_wrapper(query)
-        if as_usual or made.backends in ((), ("math",)):
+        if as_usual or made.backends(self.attention.torch) in ((), ("math",)):
             return self._called(made, tensors)
         call = OpaqueCall(
             FORWARD,
@@ -117,7 +117,7 @@ class CudaForms:
 
     def _called(self, call: AttentionCall, tensors: Sequence[Any]) -> torch.Tensor:
         """Attention that is recorded as the kernels of one backend."""
-        backend = choose(self.attention, call)
+        backend = call.backend(self.attention)
         if self.recorder.device != "cpu" or backend == "math":
             return attend(call, backend, *tensors)
         # with real tensors the CUDA kernel by name: the CPU has none, and with random weights values do not matter
@@ -139,7 +139,8 @@ class CudaForms:
         """What gives the results of attention that is recorded as one op; of ``meta`` tensors their layout: flash
         attention's where some GPU runs it, which is that of the query. Models transpose and reshape the result as they
         did the query, so that another kernel's needs the copy with which its form ends, and this one's none."""
-        backend = next(name for name in ORDER if name in call.backends and name != "math")
+        taken = call.backends(self.attention.torch)
+        backend = next(name for name in ORDER if name in taken and name != "math")
         if self._cpu_attention is not None:
             known, run = call.attributes, partial(self._cpu_attention.call_boxed, _CPU)
             kernel = partial(run, scale=known.get("scale"), enable_gqa=bool(known.get("enable_gqa")))
@@ -362,7 +363,7 @@ class RealForms(CudaForms):
         return self
 
     def _called(self, call: AttentionCall, tensors: Sequence[Any]) -> torch.Tensor:
-        if choose(self.attention, call) == "math":
+        if call.backend(self.attention) == "math":
             return super()._called(call, tensors)
         result: torch.Tensor = self._attend(call)(*tensors)
         return result
