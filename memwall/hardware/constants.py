@@ -160,6 +160,7 @@ class AttentionConstants(Constants):
         "flash3",
         "flash4",
         "triton",
+        "triton_unaligned",
         "trtllm",
         "prefill",
         "cudnn",

@@ -213,6 +213,10 @@ class Recurrent(Launch):
         return {self.pipe: 2 * (1 + self.of_weights) * self.rows * weights}
 
 
+#: Triton loads rows in whole vectors where it knows that they begin at multiples of so many numbers
+_TRITON_UNIT = 16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedAttention(Launch):
     """Forward or backward of a fused kernel over ``pairs`` (query, key) pairs of one head. ``kernel`` is ``flash``,
@@ -239,6 +243,8 @@ class FusedAttention(Launch):
             return f"{self.kernel}_backward"
         if self.is_decode:
             return "decode"
+        if self.kernel == "triton" and self.head_size % _TRITON_UNIT:
+            return "triton_unaligned"
         return "prefill" if self.kernel == "serving" else self.kernel
 
     @property

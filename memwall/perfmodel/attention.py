@@ -12,6 +12,8 @@ group, with one too wide for a tile, or where a server's groups would have too f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from math import hypot
 from typing import NamedTuple
 
@@ -27,6 +29,13 @@ from memwall.perfmodel.base import Terms, traffic_s
 TILE = (128, 64)
 #: the same in memory-efficient kernels, for heads of up to 64 and for wider ones (fmha_cutlassF_*_64x64, _32x128)
 EFFICIENT_TILES, _NARROW = ((64, 64), (32, 128)), 64
+#: numbers of a head that a kernel is compiled for, to which shorter ones are padded: FlashAttention-2 and -3
+#: (flash_fwd_launch_template.h, hopper/tile_size.h); Triton takes powers of two; others multiples of 16
+HEAD_SIZES: Mapping[str, tuple[int, ...]] = {
+    "flash": (32, 64, 96, 128, 192, 256), "flash3": (64, 96, 128, 192, 256),
+    "triton": (16, 32, 64, 128, 256, 512),
+}  # fmt: skip
+_HEAD_UNIT = 16
 #: query heads of one key head that a decode kernel takes in one block (TensorRT-LLM, decoderXQARunner: 32)
 WIDEST_GROUP = 32
 #: query rows of the narrowest tensor core tile, to which a group is padded
@@ -116,8 +125,16 @@ def _product_rate(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -
     return gpu.peak(launch.pipe) * min(gpu.achievable_fraction(launch.pipe) * known.plateau, 1.0)
 
 
+def padded(kernel: str, size: int) -> int:
+    """Numbers of a head as a kernel multiplies them."""
+    least = -(-size // _HEAD_UNIT) * _HEAD_UNIT
+    return next((compiled for compiled in HEAD_SIZES.get(kernel, ()) if compiled >= size), least)
+
+
 def _pair_clocks(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
-    """Clocks of a multiprocessor per (query, key) pair of a tile: the matmuls and the softmax."""
+    """Clocks of a multiprocessor per (query, key) pair of a tile: the matmuls, of padded heads, and the softmax."""
+    sizes = {name: padded(launch.kernel, getattr(launch, name)) for name in ("head_size", "value_size")}
+    launch = replace(launch, **sizes)
     products = TF32_PRODUCTS if launch.itemsize == 4 and gpu.ceiling_pipe(launch.pipe).dtype == "tf32" else 1
     per_clock = gpu.sm_count * gpu.boost_clock_hz
     product_clocks = products * launch.flops_per_pair * per_clock / _product_rate(launch, gpu, known)

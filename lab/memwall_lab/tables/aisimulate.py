@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memwall.bench.accuracy.kinds import Record
+from memwall.bench.accuracy.kinds import Record, Skip
 from memwall.ops import table_calls as calls
 from memwall_lab.tables.base import Call, Table, gpu_named, known, size
 
@@ -17,6 +17,8 @@ _ENCODERS = {
 def _encoder(record: Record) -> Call:
     batch, length, heads, width = (size(record, name) for name in ("batch_size", "isl", "num_heads", "head_dim"))
     kernel = known(_ENCODERS, record["kernel_source"], "kernel")
+    if kernel == "trtllm" and width % 16 and gpu_named(record["system"]).architecture == "blackwell":
+        raise Skip("heads for which TensorRT-LLM has no fused kernel on Blackwell: 4 times as slow")
     cost = calls.fused_attention(
         kernel, batch, (heads, heads), (length, length), (width, width), record["attn_dtype"], causal=False
     )

@@ -211,10 +211,17 @@ def header_facts(profile: Profile) -> Facts:
         ("intensity", f"{intensity(profile.flops / moved if moved else 0.0)} FLOP/byte"),
         ("coverage", _coverage_fact(profile)),
         ("kernels", _graphs_fact(profile)),
+        ("torch", _torch_fact(profile)),
         ("host", host_text(profile.simulations)),
         ("graph breaks", _breaks_text(profile)),
         *(("note", line) for line in profile.notes),
     )
+
+
+def _torch_fact(profile: Profile) -> str:
+    """The version of torch whose kernels are modeled, with its libraries."""
+    version = profile.traced.version
+    return f"{version.name} ({version.libraries}): its kernels are modeled" if profile.traced.torch else ""
 
 
 def inputs_text(workload: WorkloadInfo) -> str:
