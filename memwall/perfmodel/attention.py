@@ -133,8 +133,8 @@ def padded(kernel: str, size: int) -> int:
 
 def _pair_clocks(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
     """Clocks of a multiprocessor per (query, key) pair of a tile: the matmuls, of padded heads, and the softmax."""
-    sizes = {name: padded(launch.kernel, getattr(launch, name)) for name in ("head_size", "value_size")}
-    launch = replace(launch, **sizes)
+    size, value_size = (padded(launch.kernel, each) for each in (launch.head_size, launch.value_size))
+    launch = replace(launch, head_size=size, value_size=value_size)
     products = TF32_PRODUCTS if launch.itemsize == 4 and gpu.ceiling_pipe(launch.pipe).dtype == "tf32" else 1
     per_clock = gpu.sm_count * gpu.boost_clock_hz
     product_clocks = products * launch.flops_per_pair * per_clock / _product_rate(launch, gpu, known)
