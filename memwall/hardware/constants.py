@@ -252,7 +252,7 @@ class RowsConstants(Constants):
     threads busy. The bandwidth is a share of a triad's, so that both also hold on GPUs of other sizes."""
 
     FAMILY: ClassVar[str] = "rows"
-    VARIANTS: ClassVar[tuple[str, ...]] = ("softmax_block", "softmax_warp", "layer_norm", "block_norm")
+    VARIANTS: ClassVar[tuple[str, ...]] = ("softmax_block", "softmax_warp", "layer_norm", "rms_norm", "block_norm")
     FOREIGN: ClassVar[tuple[float, float]] = (0.81, 1.19)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.79, 1.69)
     plateau: float = constant(0.85, 0.3, 1.2, "share of the bandwidth of a triad that large inputs reach")

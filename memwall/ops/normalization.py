@@ -78,11 +78,12 @@ _RESULT_THREADS = 256
 _VECTOR = 4
 
 
-def _norm_launches(call: Call, data: TensorSpec) -> tuple[Launch, ...]:
+def _norm_launches(call: Call, data: TensorSpec, kind: str = "layer_norm") -> tuple[Launch, ...]:
     """The launches of a layer or RMS norm."""
     length = _norm_length(call, data)
     if length % _VECTOR == 0:
-        return (_norm_rows(call, data, call.read_bytes, call.write_bytes, data.nbytes),)
+        whole = _norm_rows(call, data, call.read_bytes, call.write_bytes, data.nbytes)
+        return (replace(whole, kind=kind),)
     moments = call.write_bytes - call.outputs[0].nbytes
     result = replace(
         pass_over(call.read_bytes + moments, call.outputs[0].nbytes, data.numel),
@@ -116,7 +117,7 @@ def rms_norm(call: Call) -> Cost:
     """4 per element, 3 without a weight."""
     data = call.need("input")
     per_element = 4 if call.arg("weight") is not None else 3
-    return call.cost(vector_flops(data, per_element * data.numel), launches=_norm_launches(call, data))
+    return call.cost(vector_flops(data, per_element * data.numel), launches=_norm_launches(call, data, "rms_norm"))
 
 
 #: op -> FLOPs per element of the input's gradient and of those of weight and bias
@@ -139,8 +140,23 @@ def row_norm_backward(call: Call) -> Cost:
     whole, written = in_one_piece(grad)
     both = whole + data.nbytes
     first = _norm_rows(call, data, call.read_bytes + whole - grad.nbytes, data.nbytes, both)
-    second = (pass_over(both, max(call.write_bytes - data.nbytes, 0), data.numel),) * wanted[1]
+    second = (_weight_gradient(first, both, max(call.write_bytes - data.nbytes, 0), data.numel),) * wanted[1]
     return call.cost(flops, launches=(*written, first, *second))
+
+
+#: the kernel that adds up the gradients of weight and bias: columns of a block of 32 x 32 threads, rows of one turn of its
+#: loop, whose loads do not wait for each other (layer_norm_kernel.cu)
+_SUM_COLUMNS, _SUM_BLOCK, _TURN_ROWS, _TURN_STEPS = 32, 1024, 256, 1
+
+
+def _weight_gradient(over: Rows, read_bytes: int, write_bytes: int, elements: int) -> Stream:
+    """A block for some columns goes down all rows: few columns keep few multiprocessors busy."""
+    return replace(
+        pass_over(read_bytes, write_bytes, elements),
+        steps=_TURN_STEPS * math.ceil(over.rows / _TURN_ROWS),
+        blocks=math.ceil(over.columns / _SUM_COLUMNS),
+        block_threads=_SUM_BLOCK,
+    )
 
 
 def _output_gradient(call: Call) -> TensorSpec:

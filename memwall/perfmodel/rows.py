@@ -21,7 +21,7 @@ _COMMON_SCHEDULERS = 4
 _VECTOR_BYTES = 16
 #: threads of the block that takes a row (layer_norm_kernel.cu; SoftMax.cu, for rows of 4096 bytes and more); for other
 #: kinds ``step_s`` covers the loops
-_BLOCK_THREADS = {"layer_norm": 128, "softmax_block": 1024}
+_BLOCK_THREADS = {"layer_norm": 128, "rms_norm": 128, "softmax_block": 1024}
 #: load latencies that a turn of a row's first pass takes more, to update its moments
 _UPDATE_STEPS = {"layer_norm": WELFORD_STEPS - 1}
 
