@@ -144,8 +144,8 @@ def row_norm_backward(call: Call) -> Cost:
     return call.cost(flops, launches=(*written, first, *second))
 
 
-#: the kernel that adds up the gradients of weight and bias: columns of a block of 32 x 32 threads, rows of one turn of its
-#: loop, whose loads do not wait for each other (layer_norm_kernel.cu)
+#: the kernel that adds up the gradients of weight and bias: columns of a block of 32 x 32 threads, rows of one turn of
+#: its loop, whose loads do not wait for each other (layer_norm_kernel.cu)
 _SUM_COLUMNS, _SUM_BLOCK, _TURN_ROWS, _TURN_STEPS = 32, 1024, 256, 1
 
 
