@@ -167,6 +167,8 @@ class AttentionConstants(Constants):
         "efficient",
         "flash_backward",
         "cudnn_backward",
+        "cudnn_fp8",
+        "cudnn_fp8_backward",
         "efficient_backward",
         "decode",
     )

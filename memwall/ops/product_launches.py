@@ -239,13 +239,14 @@ class FusedAttention(Launch):
 
     @property
     def variant(self) -> str:
+        kernel = self.kernel + "_fp8" * (self.itemsize == 1 and self.kernel == "cudnn")
         if self.backward:
-            return f"{self.kernel}_backward"
+            return f"{kernel}_backward"
         if self.is_decode:
             return "decode"
         if self.kernel == "triton" and self.head_size % _TRITON_UNIT:
             return "triton_unaligned"
-        return "prefill" if self.kernel == "serving" else self.kernel
+        return "prefill" if self.kernel == "serving" else kernel
 
     @property
     def pipe_flops(self) -> Mapping[Pipe, int]:
