@@ -133,6 +133,13 @@ def policies(context: click.Context, parameter: click.Parameter, incomplete: str
     return _starting(incomplete, POLICIES)
 
 
+def torch_versions(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Versions of torch whose kernels are modeled."""
+    from memwall.hardware.torch_versions import TORCH
+
+    return _starting(incomplete, TORCH)
+
+
 def dtypes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names of dtypes that a model is cast to."""
     return _starting(incomplete, ("bf16", "fp16", "fp32"))

@@ -200,9 +200,13 @@ def _judged(
 
 
 def _other_step(before: Profile | None, after: Profile) -> list[str]:
-    """Differences of the compared step that no limit covers: smaller inputs cost less."""
+    """Differences of the compared step that no limit covers: smaller inputs cost less, another torch has other
+    kernels."""
+    if before is None:
+        return []
     names = ("mode", "inputs", "optimizer", "autocast")
-    rows = [(name, getattr(before.workload, name), getattr(after.workload, name)) for name in names] if before else []
+    rows = [(name, getattr(before.workload, name), getattr(after.workload, name)) for name in names]
+    rows.append(("torch", before.traced.version.name, after.traced.version.name))
     return [f"{name} {_short(new)} where the base has {_short(old)}" for name, old, new in rows if old != new]
 
 

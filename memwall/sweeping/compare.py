@@ -14,6 +14,7 @@ from memwall.core.errors import UsageError
 from memwall.fusion import UNIVERSAL
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu, load_gpu
+from memwall.hardware.torch_versions import NEWEST
 from memwall.pipeline import Names, asked_gpus, policy_names
 from memwall.pipeline import profile as make_profile
 from memwall.record.kernels import schedule_label
@@ -94,12 +95,7 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
     if bare := [each.workload.name for each in profiles if not each.simulations]:
         raise UsageError(f"{bare[0]} has no simulation to compare; profile it on a GPU")
     check_prices(price, [s.gpu.name for p in profiles for s in p.simulations])
-    seen: Counter[str] = Counter()
-    names = []
-    for each in profiles:
-        seen[each.workload.name] += 1
-        times = seen[each.workload.name]
-        names.append(each.workload.name + (f" #{times}" if times > 1 else ""))
+    names = _names(profiles)
     entries, changes = [], []
     for profile, name in zip(profiles, names, strict=True):
         for schedule in profile.simulations:
@@ -111,6 +107,20 @@ def compare_profiles(profiles: Sequence[Profile], *, price: Prices | None = None
     entries = levered(entries, [(profile, schedule) for profile in profiles for schedule in profile.simulations])
     subject = _subject(names, [profile.workload.configuration for profile in profiles])
     return Comparison("profiles", " and ".join(names), subject, tuple(entries), (), tuple(changes))
+
+
+def _names(profiles: Sequence[Profile]) -> list[str]:
+    """What each profile is called: its model, the version of torch where these differ, and a number where two are
+    called alike."""
+    versions = [each.traced.version.name for each in profiles]
+    several = len(set(versions)) > 1
+    seen: Counter[str] = Counter()
+    names = []
+    for each, version in zip(profiles, versions, strict=True):
+        name = f"{each.workload.name} (torch {version})" if several else each.workload.name
+        seen[name] += 1
+        names.append(name + (f" #{seen[name]}" if seen[name] > 1 else ""))
+    return names
 
 
 def _subject(names: Sequence[str], configurations: Sequence[str]) -> str:
@@ -175,9 +185,11 @@ def compare(
     price: Mapping[str, float] | None = None,
     policy: str | Iterable[str] = (),
     host: str | Path | Host | None = None,
+    torch: str | Iterable[str] = (),
     **options: Any,
 ) -> Comparison:
-    """One workload on N GPUs, N profiles side by side, or, without a target, the machines themselves.
+    """One workload on N GPUs or with N versions of torch, N profiles side by side, or, without a target, the machines
+    themselves.
 
     Args:
         target_or_profiles: a target, module or workload (profiled first, with ``options`` as for :func:`profile`), a
@@ -186,10 +198,12 @@ def compare(
         price: USD per hour by GPU name.
         policy: how ops are grouped into kernels, one way or several; the profile's own where none is named.
         host: what issues the kernels, as for :func:`profile`; the profile's own where none is named.
+        torch: the version whose kernels run, or several, which stand side by side, the first the baseline.
 
     Raises:
-        UsageError: fewer than two things to compare, or as :func:`profile`.
+        UsageError: fewer than two things to compare, several versions of what is traced, or as :func:`profile`.
     """
+    versions = [torch] if isinstance(torch, str) else list(torch)
     own = target_or_profiles if isinstance(target_or_profiles, Profile) else None
     gpus, policies = asked_gpus(gpu, host, own) if gpu else [], policy_names(policy)
     if target_or_profiles is None:
@@ -200,7 +214,12 @@ def compare(
         target_or_profiles = target_or_profiles[0]
     if not isinstance(target_or_profiles, Profile):
         options |= {"gpu": gpus or "h100-sxm", "policy": policies or "eager", "host": host}
-        target_or_profiles = make_profile(target_or_profiles, **options)
+        made = [make_profile(target_or_profiles, torch=each, **options) for each in versions or (NEWEST,)]
+        if len(made) > 1:
+            return compare_profiles(made, price=price)
+        target_or_profiles = made[0]
+    elif versions:
+        raise UsageError(f"{target_or_profiles.workload.name} is already traced, for one version of torch")
     if not gpus and target_or_profiles.gpus:
         gpus = asked_gpus(target_or_profiles.gpus, host)
     return compare_profile(target_or_profiles.on(gpus), gpus, price=price, policies=policies)

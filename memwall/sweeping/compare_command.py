@@ -12,10 +12,13 @@ import click
 from memwall.cli import options
 from memwall.cli.defaults import CommandWithDefaults, said
 from memwall.cli.output import Messages, Out
+from memwall.cli.parsing import SeveralOption
 from memwall.cli.target import is_record, make_profile, remember, running, warn_of_doubts
 from memwall.core.errors import UsageError
 from memwall.hardware.lookup import DEFAULT_GPU, Gpu, load_gpu, load_gpus
 from memwall.hardware.prices import prices_of
+from memwall.hardware.torch_versions import NEWEST, torch_version
+from memwall.step import Step
 from memwall.wings import part
 
 if TYPE_CHECKING:
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
 _MOST_COLUMNS = 26
 
 
+def _check_versions(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Versions of torch that there are, each once; refused before any work."""
+    return tuple(dict.fromkeys(torch_version(name).name for name in names))
+
+
 @click.command("compare", cls=CommandWithDefaults)
 @click.argument("targets", nargs=-1, metavar="[TARGET|PROFILE]...", shell_complete=options.completing("files"))
 @options.gpus_of("a saved profile's own; without a target, all that memwall knows")
@@ -32,7 +40,15 @@ _MOST_COLUMNS = 26
 @click.option(
     "--price", "prices", multiple=True, metavar="NAME=USD", help="Price of a GPU per hour, for cost. May be repeated."
 )
-@options.workload
+@options.question(Step, but=("host", "cluster", "world", "rank", "torch"))
+@click.option(
+    "--torch",
+    cls=SeveralOption,
+    metavar="VERSION...",
+    callback=_check_versions,
+    shell_complete=options.completing("torch_versions"),
+    help=f"One version of torch or several, side by side: what an upgrade wins. [default: {NEWEST}]",
+)
 @options.policies
 @options.common("sweeping.comparison_page.ComparisonReport")
 def command(
@@ -40,14 +56,15 @@ def command(
 ) -> None:
     """Compare GPUs, profiles, or traces of PyTorch's profiler.
 
-    With one TARGET (a model, or a saved profile) it is put on each --gpu. Several stand side by side. With none, the
-    last profile made in this folder is taken, and without one, or with --machines, the GPUs themselves are compared:
-    peaks, bandwidth, capacity, and how they grew.
+    With one TARGET (a model, or a saved profile) it is put on each --gpu, a model with each --torch. Several stand
+    side by side. With none, the last profile made in this folder is taken, and without one, or with --machines, the
+    GPUs themselves are compared: peaks, bandwidth, capacity, and how they grew.
 
     Traces of PyTorch's profiler are compared with each other: what got slower, what is new. One trace is compared with
     the model's time for its ops on each --gpu, else on its own.
 
-    After --gpu and --policy any number of names may follow; put TARGET first, or see that it ends in .py or .json.
+    After --gpu, --policy and --torch any number of names may follow; put TARGET first, or see that it ends in .py or
+    .json.
     """
     from memwall.record.profile import default_record_path
     from memwall.sweeping.comparison_page import ComparisonReport
@@ -107,7 +124,9 @@ def _compare(
         warn_of_doubts(saved, gpus, messages)
         return comparison
     how = {"policies": policies, "host": host}
-    records = [make_profile(t, gpus, {**workload, **how} if t in models else how, messages) for t in targets]
+    traced = [{**workload, **how, "torch": version} for version in workload.pop("torch") or (NEWEST,)]
+    asked = [(target, options) for target in targets for options in (traced if target in models else [how])]
+    records = [make_profile(target, gpus, options, messages) for target, options in asked]
     if len(records) > 1:
         return compare(records, price=price)
     comparison = compare(records[0], gpu=gpus, price=price, host=host)

@@ -91,11 +91,11 @@ def held_out_gpu(gpu: Gpu) -> Gpu:
 
 
 def model_rows(samples: Iterable[Sample]) -> list[TimedRow]:
-    """One row for each sample; equal shapes are modeled once."""
-    known: dict[tuple[str, str, str, str, str, int], Prediction] = {}
+    """One row for each sample; equal calls are modeled once."""
+    known: dict[tuple[str, Cost, str, int], Prediction] = {}
     rows = []
     for sample in samples:
-        key = (sample.dataset, sample.gpu.name, sample.dtype, sample.shape, sample.launch, sample.resident_bytes)
+        key = (sample.gpu.name, sample.cost, sample.launch, sample.resident_bytes)
         if key not in known:
             known[key] = predicted(sample)
         rows.append(_row(sample, known[key]))
