@@ -169,6 +169,8 @@ class AttentionConstants(Constants):
         "cudnn_backward",
         "cudnn_fp8",
         "cudnn_fp8_backward",
+        "cudnn_mxfp8",
+        "cudnn_mxfp8_backward",
         "efficient_backward",
         "decode",
     )

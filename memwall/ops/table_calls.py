@@ -219,7 +219,7 @@ def fused_attention(
 
 
 #: kernel → the op of torch whose backward pass launches what the kernel's does
-_LIKE = {"cudnn": "efficient", "flash": "flash"}
+_LIKE = {"cudnn": "efficient", "cudnn_mxfp8": "efficient", "flash": "flash"}
 
 
 @lru_cache(maxsize=1 << 16)

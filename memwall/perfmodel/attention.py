@@ -51,6 +51,12 @@ ROUNDING = 0.5
 UNEVEN_END = 0.5
 #: a float32 matmul on TF32 cores takes three of them (CUTLASS, OpMultiplyAddFastF32)
 TF32_PRODUCTS = 3
+#: bytes of a number of the queries' gradients while they are summed, and how often these are moved: set to zero, read
+#: and written by the block that adds last, read to be converted (flash_bwd_launch_template.h: dq_accum)
+_SUM_BYTES, _SUM_PASSES = 4, 4
+#: kernels that multiply all pairs below the diagonal whatever the window: times of cudnn_sdpa.csv grow with the square
+#: of the length
+_WHOLE_WINDOWS = ("cudnn_fp8_backward", "cudnn_mxfp8_backward")
 _LANES = Pipe.parse("vector.float32")
 
 
@@ -88,8 +94,12 @@ def _tiles(launch: FusedAttention, gpu: Gpu) -> _Tiles:
         rows, columns = EFFICIENT_TILES[max(launch.head_size, launch.value_size) > _NARROW]
     per_head, across = -(-launch.queries // rows), -(-launch.keys // columns)
     even = launch.pairs >= launch.queries * launch.keys
-    # half a tile is lost where the edge of the mask crosses one; each block takes at least one step, at most all
-    crossed = launch.pairs / (rows * columns) + per_head * max(1.0, rows / columns) / 2
+    pairs, causal = launch.pairs, launch.queries * (2 * launch.keys - launch.queries + 1) // 2
+    edges = 1 + (pairs < causal)
+    if launch.variant in _WHOLE_WINDOWS and edges > 1:
+        pairs, edges = causal, 1
+    # half a tile is lost where an edge of the mask crosses one; each block takes at least one step, at most all
+    crossed = pairs / (rows * columns) + edges * per_head * max(1.0, rows / columns) / 2
     steps = per_head * across if even else min(max(crossed, per_head), per_head * across)
     longest = min(across, 2 * steps / per_head)
     return _Tiles(rows, columns, launch.batch * launch.heads * per_head, steps, longest, even)
@@ -108,7 +118,7 @@ def _tiled(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, resident
     if launch.kernel == "serving":  # the pass before the kernel evicts what does not fit next to its results
         over = (2 * launch.read_bytes + launch.write_bytes) / max(gpu.l2_bytes, 1)
         resident = int(resident * min(max(2 - over, 0.0), 1.0))
-    traffic = _moved_s(launch, gpu, known, resident)
+    traffic = _moved_s(launch, gpu, known, resident) + _accumulated_s(launch, gpu, known)
     issue_s, refill_s = _prepare_s(launch, gpu, known, 2 * launch.read_bytes, 2 * resident)
     prepare_s = max(issue_s, refill_s)
     # loading and storing tiles, and the pass before, add to the loops
@@ -146,6 +156,15 @@ def _moved_s(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, reside
     if launch.bytes <= gpu.l2_bytes:
         resident = resident * launch.bytes // max(launch.read_bytes, 1)
     return traffic_s(gpu, launch.bytes - resident, resident, known.stream)
+
+
+def _accumulated_s(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
+    """Seconds of the traffic of a backward kernel's queries' gradients: blocks that hold keys add to them in float32,
+    which is set to zero before and converted after."""
+    if not launch.backward:
+        return 0.0
+    numbers = launch.batch * launch.heads * launch.queries * launch.head_size
+    return traffic_s(gpu, numbers * _SUM_BYTES * _SUM_PASSES, 0, known.stream)
 
 
 def _prepare_s(

@@ -24,7 +24,7 @@ def _attention(record: Record) -> Call:
     if backward and record["deterministic"] == "True":
         raise Skip("a deterministic backward kernel")
     cost = calls.fused_attention(
-        "cudnn",
+        "cudnn_mxfp8" if record["dtype"] == "mxfp8" else "cudnn",
         batch,
         (heads, kv_heads),
         (queries, keys),

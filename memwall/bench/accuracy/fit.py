@@ -195,7 +195,8 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True) -> Fi
     own = residuals(gpu, to_fit, found)
     if not search and len(own) < LEAST:
         return None
-    found = with_interval(found, own)
+    moved = sum(value != asdict(kind())[name] for name, value in asdict(found).items() if name not in INTERVAL)
+    found = with_interval(found, own, moved)
     others = residuals(gpu, to_score, found)
     inside = [found.interval_low <= residual <= found.interval_high for residual in others]
     return Fit(
@@ -270,14 +271,21 @@ def _descend(
     return [float(x) for x in found.x]
 
 
-def with_interval(known: Constants, residuals: Sequence[float]) -> Constants:
+def with_interval(known: Constants, residuals: Sequence[float], moved: int = 0) -> Constants:
     """The constants with the 80 % interval of the residuals, in which the next one lies with that chance, however few
-    they are; it contains 1, the prediction. Too few leave it as is."""
+    they are; it contains 1, the prediction. Too few leave it as is.
+
+    Args:
+        moved: constants that were fitted to the same residuals. n residuals of a fit of p constants are smaller than
+            those of other rows, by the root of (n - p) / (n + p).
+    """
     if len(residuals) < LEAST:
         return known
+    count, moved = len(residuals), min(moved, len(residuals) - 1)
+    wider = math.sqrt((count + moved) / (count - moved))
     low, high = (f.metadata for f in fields(known) if f.name in INTERVAL)
     return replace(
         known,
-        interval_low=min(max(next_percentile(residuals, 0.1), low["low"]), low["high"]),
-        interval_high=min(max(next_percentile(residuals, 0.9), high["low"]), high["high"]),
+        interval_low=min(max(next_percentile(residuals, 0.1) ** wider, low["low"]), low["high"]),
+        interval_high=min(max(next_percentile(residuals, 0.9) ** wider, high["low"]), high["high"]),
     )
