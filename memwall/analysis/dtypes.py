@@ -128,12 +128,20 @@ def emulations(profile: Profile, schedule: Schedule) -> tuple[str, ...]:
 
 
 def _ungrouped(profile: Profile, schedule: Schedule) -> Iterator[str]:
-    """That torch has no grouped product for the GPU: it needs compute capability 8.0, as flash attention does."""
-    ops = profile.graphs[schedule.graph].ops
-    if "flash" not in runs_on(chip_of(schedule.gpu)) and any(op.name == "aten._grouped_mm" for op in ops):
+    """That torch has no grouped product for the GPU: it needs compute capability 8.0, as flash attention does, and is
+    a loop over the groups below 9.0 (GroupedMMUtils.h)."""
+    gpu, ops = schedule.gpu, profile.graphs[schedule.graph].ops
+    if not any(op.name == "aten._grouped_mm" for op in ops):
+        return
+    if "flash" not in runs_on(chip_of(gpu)):
         yield (
-            f"torch has no grouped matmul for {schedule.gpu.name}, which needs compute capability 8.0: experts are"
-            " modeled as if it had, and code that runs there multiplies expert by expert."
+            f"torch has no grouped matmul for {gpu.name}, which needs compute capability 8.0: experts are modeled as if"
+            " it had, and code that runs there multiplies expert by expert."
+        )
+    elif chip_of(gpu).architecture in ("ampere", "ada"):
+        yield (
+            f"torch's grouped matmul on {gpu.name} is a loop over the experts that waits for the GPU first, as it is"
+            " everywhere below compute capability 9.0: it takes longer than the one kernel that is modeled."
         )
 
 

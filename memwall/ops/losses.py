@@ -19,8 +19,6 @@ op = partial(formula, "reduction")
 #: a cross entropy belongs to the softmax before it
 picked = partial(formula, "normalization")
 
-#: threads of the only block that picks the losses of a batch (Loss.cu, NLL_LOSS_THREADS)
-_LOSS_THREADS = 32
 #: threads of a block of the losses of pictures, of which one takes the places of 128 (NLLLoss2d.cu)
 _PICTURE_THREADS = 1024
 
@@ -127,6 +125,11 @@ def multi_margin(call: Call) -> Cost:
 op("multilabel_margin_loss_forward multilabel_margin_loss_backward")(per_element("self", 3))
 
 
+def _loss_threads(targets: int) -> int:
+    """Threads of the only block that picks the losses of a batch (Loss.cu, nll_loss_threads, since torch 2.8)."""
+    return min(max(1 << round(math.log2(max(targets // 16, 1))), 32), 1024)
+
+
 @picked("nll_loss_forward", loop=loops.nll, results=results.nll_loss, domains={"target": class_number})
 @picked("nll_loss2d_forward", results=results.nll_loss)
 def nll_loss(call: Call) -> Cost:
@@ -142,7 +145,8 @@ def nll_loss(call: Call) -> Cost:
     if not reduced:
         return streamed(cost, target.numel)
     if "2d" not in call.name:
-        return streamed(cost, target.numel, round_trips=2 * math.ceil(target.numel / _LOSS_THREADS))
+        threads = call.attributes.get("threads") or _loss_threads(target.numel)
+        return streamed(cost, target.numel, round_trips=2 * math.ceil(target.numel / threads))
     images = target.shape[0] if target.shape else 1
     threads = _PICTURE_THREADS * max(target.numel // max(images, 1) // (128 * _PICTURE_THREADS), 1) * images
     steps = 2 * math.ceil(target.numel / max(threads, 1))

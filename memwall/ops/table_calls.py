@@ -79,13 +79,14 @@ def softmax(shape: tuple[int, ...], dtype: str) -> Cost:
 
 
 @lru_cache(maxsize=1 << 16)
-def cross_entropy(rows: int, classes: int, dtype: str) -> Cost:
-    """``F.cross_entropy`` forward, two ops: a log-softmax, and the mean of the targets' entries."""
+def cross_entropy(rows: int, classes: int, dtype: str, threads: int | None = None) -> Cost:
+    """``F.cross_entropy`` forward, two ops: a log-softmax, and the mean of the targets' entries, which so many
+    ``threads`` pick (None: as torch takes them since 2.8; 32 before)."""
     logits, targets, loss = (contiguous((rows, classes), dtype), contiguous((rows,), "int64"), contiguous((), dtype))
     inputs = (("self", logits),)
     picked = (("self", logits), ("target", targets))
     return cost("aten._log_softmax.default", inputs, [logits], dim=1, half_to_float=False) + cost(
-        "aten.nll_loss_forward.default", picked, [loss, loss], reduction=1, ignore_index=-100
+        "aten.nll_loss_forward.default", picked, [loss, loss], reduction=1, ignore_index=-100, threads=threads
     )
 
 

@@ -44,7 +44,7 @@ _FORWARD: Mapping[tuple[str, str], Callable[[_Config, int, str], Cost]] = {
     ("softmax", "liger"): _streamed(1, 1),
     # logits are read for their sum, and again for the gradient that overwrites them
     ("cross_entropy", "liger"): lambda c, x, dtype: calls.rows("softmax_block", (c["B"] * c["T"], x), dtype, 1, 1),
-    ("cross_entropy", "huggingface"): lambda c, x, dtype: calls.cross_entropy(c["B"] * c["T"], x, dtype),
+    ("cross_entropy", "huggingface"): lambda c, x, dtype: calls.cross_entropy(c["B"] * c["T"], x, dtype, 32),
     ("layer_norm", "huggingface"): lambda c, x, dtype: calls.layer_norm((c["M"], x), dtype),
     ("softmax", "torch"): lambda c, x, dtype: calls.softmax((c["M"], x), dtype),
     ("relu_squared", "torch"): _relu_squared,

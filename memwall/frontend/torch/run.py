@@ -187,7 +187,7 @@ class _TracedStep:
         self._assume(self.recorder)
         self.parameters = _register(self.recorder, self.module, self.hidden, self.given)
         self.held = storages_held(self.recorder, *self.given[:2], self.module)
-        self.autocast = CudaAutocast()
+        self.autocast = CudaAutocast(self.options.attention.torch)
         waits = waits_for_ranks(self.module, self.training)
         replays = options.replay and not (options.real or execute or waits or self.saves)
         self.replayer = Replayer(self.module, self.recorder, self.autocast) if replays else None
@@ -230,7 +230,10 @@ class _TracedStep:
         recorder = make(device=self.device, max_ops=self.options.max_ops, warn=unseen, known=self.known)
         self._assume(recorder)
         seed_all()
-        autocast, device = CudaAutocast(), TracedDevice(self.device, known=self.known, note=unseen)
+        autocast, device = (
+            CudaAutocast(self.options.attention.torch),
+            TracedDevice(self.device, known=self.known, note=unseen),
+        )
         if self.known is not None:
             draws, self.known.draws = self.known.draws, Draws()
         with (

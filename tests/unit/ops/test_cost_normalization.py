@@ -114,13 +114,18 @@ def test_nll_loss_reads_one_element_per_row():
     assert result.total_flops == 4096
 
 
-@pytest.mark.parametrize(("rows", "reduction", "turns"), [(4096, 1, 256), (33, 2, 4), (4096, 0, 0)])
-def test_one_block_of_32_threads_picks_the_losses(rows, reduction, turns):
+@pytest.mark.parametrize(
+    ("rows", "reduction", "turns"),
+    # a sixteenth of the rows, to the nearest power of two from 32 to 1024: 256, 32 and 1024 threads, which wait for a
+    # target and its score each turn
+    [(4096, 1, 2 * 16), (33, 2, 2 * 2), (100_000, 1, 2 * 98), (4096, 0, 0)],
+)
+def test_one_block_picks_the_losses(rows, reduction, turns):
     scores, target = spec(rows, 1000, dtype="float32"), spec(rows, dtype="int64")
     out = spec(rows, dtype="float32") if reduction == 0 else spec(dtype="float32")
     result = cost("aten.nll_loss_forward", [("self", scores), ("target", target)], [out], reduction=reduction)
     assert predict_cost(result, load_gpu("h100-sxm")).time_s > turns * 0.3e-6  # a load each turn, all caches missed
-    assert result.launches[0].round_trips == turns  # 4096 / 32 turns of a target and its score; 33 / 32: two turns
+    assert result.launches[0].round_trips == turns
 
 
 def test_nll_loss_backward_writes_the_whole_gradient():

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import torch
 
 from memwall.core import compat
+from memwall.hardware.torch_versions import TorchVersion
 
 _LOWER_PRECISION = (
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input",
@@ -48,8 +49,8 @@ _PROMOTE = (
     "scatter_add",
 )  # fmt: skip
 
-#: Joined the fp32 list after 2.11.
-_FP32_SINCE_2_12 = ("rms_norm",)
+#: Joined the fp32 list in 2.12.
+_FP32_LATER, _LATER = ("rms_norm",), (2, 12)
 
 #: Devices whose autocast flags mirror CUDA's while the context is open.
 _MIRRORS = ("cpu", "cuda")
@@ -63,9 +64,13 @@ class CudaAutocast:
     """Context manager: while open, every ``torch.autocast`` acts as CUDA's would; :meth:`region` opens one itself.
 
     It stays open through backward, where a checkpoint runs its modules again in the regions that it remembers.
+
+    Args:
+        version: the version of torch that it acts as.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version: TorchVersion) -> None:
+        self._fp32 = _FP32 + (_FP32_LATER if version.number >= _LATER else ())
         self._library: torch.library.Library | None = None
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: list[torch.dtype | None] = []
@@ -157,13 +162,9 @@ class CudaAutocast:
     def _register(self) -> None:
         library: Any = torch.library.Library("aten", "IMPL")
         self._library = library
-        newer = torch.__version__.split(".")[:2] >= ["2", "12"]
         rules: list[tuple[tuple[str, ...], Callable[..., Any]]] = [
             (_LOWER_PRECISION, self._lower),
-            (
-                _FP32 + (_FP32_SINCE_2_12 if newer else ()),
-                lambda op, args, kwargs: op(*_map(args, _to_fp32), **_map(kwargs, _to_fp32)),
-            ),
+            (self._fp32, lambda op, args, kwargs: op(*_map(args, _to_fp32), **_map(kwargs, _to_fp32))),
             (_FP32_UNLESS_DTYPE, self._widen_unless_dtype),
             (_PROMOTE, self._promote),
         ]
