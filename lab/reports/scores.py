@@ -2,7 +2,8 @@
 
     python lab/reports/scores.py [TABLE...] [--tables FOLDER] [--rows 200] [--write]
 
-Scored are the rows that no constant is fitted to. A cell is a table, a GPU, a kind and a dtype. The exit code is 1
+Scored are the rows that no constant is fitted to. A cell is a table, a GPU, a kind and a dtype; rows of a kind on all
+GPUs are a cell too, which ``lab/reports/accuracy_page.py`` puts on a page. The exit code is 1
 where the median error of a cell is larger than in reports/scores.csv by two points and a tenth, or where more rows are
 faster than their bound. ``--write`` keeps the scores of the tables that were read.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -23,6 +25,8 @@ from memwall.bench.accuracy import score, score_files  # noqa: E402
 from memwall.core.errors import UsageError  # noqa: E402
 
 COMMITTED = ROOT / "reports" / "scores.csv"
+#: the GPU and the dtype of a cell of rows of all
+ALL = "all"
 KEYS = ["table", "gpu", "kind", "dtype"]
 #: a cell is worse where its median error grows by both
 WORSE_POINTS, WORSE_FACTOR = 0.02, 1.1
@@ -71,7 +75,8 @@ def cells(path: Path, rows: int) -> Iterator[dict[str, object]]:
         print(f"scores: {error}", file=sys.stderr)
         return
     assert scored.split is not None
-    for cell in score(scored.split.held_out or scored.rows):
+    rows_of = scored.split.held_out or scored.rows
+    for cell in (*score(rows_of), *score(replace(row, gpu=ALL, dtype=ALL) for row in rows_of)):
         yield {
             "table": path.stem, "gpu": cell.gpu, "kind": cell.op_class, "dtype": cell.dtype, "rows": cell.n,
             "median_error": cell.median_ape, "mean_error": cell.mape, "bias": cell.bias, "inside": cell.coverage,

@@ -1,0 +1,108 @@
+"""Which attention kernel each version of torch runs on each GPU (sdp_utils.cpp), and what records and pages say of it."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memwall
+from memwall.core.errors import UsageError
+from memwall.hardware.torch_versions import NEWEST, TORCH
+from memwall.sweeping.compare import compare
+
+
+class Attention(nn.Module):
+    """Causal attention of four heads of a size to itself, or of two key heads."""
+
+    def __init__(self, size=64, key_heads=4, dropout=0.0):
+        super().__init__()
+        self.size, self.key_heads, self.dropout = size, key_heads, dropout
+        self.q, self.kv = nn.Linear(64, 4 * size), nn.Linear(64, 2 * key_heads * size)
+
+    def forward(self, x, mask=None):
+        q, k, v = (
+            t.unflatten(-1, (-1, self.size)).transpose(1, 2) for t in (self.q(x), *self.kv(x).chunk(2, -1))
+        )
+        grouped = self.key_heads != 4
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout * self.training, enable_gqa=grouped
+        )
+
+
+X = torch.empty(2, 96, 64, device="meta")
+MASK = torch.empty(2, 1, 96, 96, device="meta", dtype=torch.bool)
+GPUS = ("h100-sxm", "b200", "a100-sxm-80gb", "rtx-5090", "v100-sxm2-16gb")
+
+
+@pytest.mark.parametrize(("net", "inputs", "dtype", "version", "expected"), [
+    # cuDNN first on 9.0 and 10.x, where it is newer than 9.15: from 2.11 on, whose wheel brings 9.19
+    (Attention(), (X,), "bfloat16", "2.10", ("flash", "flash", "flash", "flash", "math")),
+    (Attention(), (X,), "bfloat16", "2.11", ("cudnn", "cudnn", "flash", "flash", "math")),
+    (Attention(), (X,), "float16", "2.13", ("cudnn", "cudnn", "flash", "flash", "efficient")),
+    # it takes a mask, which flash does not, and no float32
+    (Attention(), (X, MASK), "float16", "2.9", ("efficient",) * 5),
+    (Attention(), (X, MASK), "float16", "2.13", ("cudnn", "cudnn", "efficient", "efficient", "efficient")),
+    (Attention(), (X,), "float32", "2.13", ("efficient",) * 5),
+    (Attention(key_heads=2), (X,), "float16", "2.13", ("cudnn", "cudnn", "flash", "flash", "math")),
+    # heads of more than 128 numbers from cuDNN 9.23 on, which 2.14 brings; in steps of 8
+    (Attention(256), (X,), "bfloat16", "2.13", ("flash", "flash", "flash", "flash", "math")),
+    (Attention(256), (X,), "bfloat16", "2.14", ("cudnn", "cudnn", "flash", "flash", "math")),
+    (Attention(100), (X,), "bfloat16", "2.13", ("flash", "flash", "flash", "flash", "math")),
+])  # fmt: skip
+def test_each_version_takes_the_backend_of_its_rules(net, inputs, dtype, version, expected):
+    made = memwall.profile(net, inputs, gpu=GPUS, dtype=dtype, torch=version)
+    assert tuple(made.graphs[s.graph].backends[0] for s in made.simulations) == expected
+
+
+@pytest.mark.parametrize(("size", "dropout", "version", "expected"), [
+    (64, 0.0, "2.13", "cudnn"), (64, 0.125, "2.13", "cudnn"),
+    (64, 0.1, "2.13", "flash"),  # dropout in sixteenths
+    (192, 0.0, "2.14", "flash"),  # heads of 192 in training with values of 128 alone
+    (256, 0.0, "2.14", "cudnn"), (256, 0.0, "2.13", "flash"),
+])  # fmt: skip
+def test_training_has_rules_of_its_own(size, dropout, version, expected):
+    made = memwall.profile(
+        Attention(size, dropout=dropout), (X,), gpu="h100-sxm", dtype="bfloat16", mode="training", torch=version
+    )
+    assert made.graphs[0].backends == (expected,)
+
+
+@pytest.mark.parametrize("asked", ["cudnn", "flash", "efficient", "math"])
+def test_the_backend_that_is_asked_for_runs_whatever_the_version(asked):
+    for version in ("2.9", NEWEST):
+        made = memwall.profile(Attention(), (X,), gpu="h100-sxm", dtype="bfloat16", torch=version, attention=asked)
+        assert made.graphs[0].backends == (asked,)
+
+
+def test_a_record_keeps_its_version_on_other_gpus():
+    made = memwall.profile(Attention(), (X,), gpu="a100", dtype="bfloat16", torch="2.9")
+    read = memwall.Profile.from_dict(json.loads(made.to_json()))
+    assert read.traced.version is TORCH["2.9"]
+    assert read.on([memwall.load_gpu("h100-sxm")]).graph.backends == ("flash",)
+
+
+def test_a_record_that_says_no_version_has_the_kernels_of_2_9():
+    record = json.loads(memwall.profile(Attention(), (X,), gpu="h100", dtype="bfloat16", torch="2.9").to_json())
+    del record["capture"]["torch"]
+    assert memwall.Profile.from_dict(record).traced.version is TORCH["2.9"]
+
+
+def test_versions_side_by_side_are_named_and_compared_on_the_same_gpu():
+    found = compare(Attention(), gpu=("h100-sxm", "a100"), torch=("2.9", "2.13"), inputs=(X,), dtype="bfloat16")
+    old, a100, new, same = found.entries
+    assert (old.label, new.label) == ("Attention (torch 2.9) on h100-sxm", "Attention (torch 2.13) on h100-sxm")
+    assert new.speedup == pytest.approx(old.time_s / new.time_s)
+    assert (a100.time_s, same.speedup) == (same.time_s, 1.0)  # nothing changed there
+
+
+def test_what_is_traced_has_one_version():
+    made = memwall.profile(Attention(), (X,), gpu="h100", dtype="bfloat16")
+    with pytest.raises(UsageError, match="already traced, for one version of torch"):
+        compare(made, gpu=("h100", "a100"), torch="2.9")
+
+
+def test_a_version_that_nobody_knows_is_refused():
+    with pytest.raises(UsageError, match=r"torch is '1\.13'; want one of 2\.9, "):
+        memwall.profile(Attention(), (X,), gpu="h100", torch="1.13")
