@@ -21,12 +21,10 @@ import pandas as pd
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "lab")]
 
-from memwall.bench.accuracy import score, score_files  # noqa: E402
+from memwall.bench.accuracy import ALL, held_out_rows, score  # noqa: E402
 from memwall.core.errors import UsageError  # noqa: E402
 
 COMMITTED = ROOT / "reports" / "scores.csv"
-#: the GPU and the dtype of a cell of rows of all
-ALL = "all"
 KEYS = ["table", "gpu", "kind", "dtype"]
 #: a cell is worse where its median error grows by both
 WORSE_POINTS, WORSE_FACTOR = 0.02, 1.1
@@ -70,12 +68,10 @@ def _options() -> argparse.Namespace:
 def cells(path: Path, rows: int) -> Iterator[dict[str, object]]:
     """The scores of a table; none of a file that is no table of measured times."""
     try:
-        scored = score_files([path], split=True, simulated=rows)
+        rows_of = held_out_rows(path, simulated=rows)
     except UsageError as error:
         print(f"scores: {error}", file=sys.stderr)
         return
-    assert scored.split is not None
-    rows_of = scored.split.held_out or scored.rows
     for cell in (*score(rows_of), *score(replace(row, gpu=ALL, dtype=ALL) for row in rows_of)):
         yield {
             "table": path.stem, "gpu": cell.gpu, "kind": cell.op_class, "dtype": cell.dtype, "rows": cell.n,

@@ -8,7 +8,7 @@ constants (``fit``), and the file of a GPU that states them (``refit``). Start w
 
 from memwall.analysis.validation import TimedRow
 from memwall.bench.accuracy.kinds import Skip, TableKind, Timed, kinds
-from memwall.bench.accuracy.reading import Measured, Scored, ScoreSplit, read_measured, score_files
+from memwall.bench.accuracy.reading import Measured, Scored, ScoreSplit, held_out_rows, read_measured, score_files
 from memwall.bench.accuracy.samples import Sample
 from memwall.bench.accuracy.scores import ALL, CLOSE, Cell, score, score_all
 
@@ -24,6 +24,7 @@ __all__ = [
     "TableKind",
     "Timed",
     "TimedRow",
+    "held_out_rows",
     "kinds",
     "read_measured",
     "score",

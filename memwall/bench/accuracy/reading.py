@@ -118,13 +118,7 @@ def score_files(paths: Iterable[str | Path], *, split: bool = False, simulated: 
     (0: all). Raises as :func:`read_measured`."""
     found = [read_measured(path) for path in paths]
     skipped: Counter[str] = sum((measured.skipped for measured in found), Counter())
-    samples: dict[type[Timed], list[Any]] = {}
-    for measured in found:
-        for kind, all_of_kind in measured.samples.items():
-            taken = thinned(all_of_kind, simulated) if kind.IS_SIMULATED else all_of_kind
-            samples.setdefault(kind, []).extend(taken)
-            if left := len(all_of_kind) - len(taken):
-                skipped[f"{kind.__name__.lower()}s that --rows leaves out"] += left
+    samples = _samples(found, simulated, skipped)
     rows = [row for measured in found for row in measured.rows] + _modeled(samples, skipped)
     if not split:
         return Scored(rows, skipped)
@@ -133,6 +127,27 @@ def score_files(paths: Iterable[str | Path], *, split: bool = False, simulated: 
         for part, some in zip(parts, (*halves(own), [sample.left_out() for sample in own]), strict=True):
             part[kind] = some
     return Scored(rows, skipped, ScoreSplit(*(_modeled(part, Counter()) for part in parts)))
+
+
+def held_out_rows(path: str | Path, *, simulated: int = 0) -> list[TimedRow]:
+    """The rows of a file that no constant may be fitted to, of samples that are simulated about ``simulated`` (0: all);
+    all rows of a file that has no other half. Raises as :func:`read_measured`."""
+    measured = read_measured(path)
+    samples = _samples([measured], simulated, Counter())
+    to_score = {kind: halves(own)[1] for kind, own in samples.items()}
+    return _modeled(to_score, Counter()) or [*measured.rows, *_modeled(samples, Counter())]
+
+
+def _samples(found: Sequence[Measured], simulated: int, skipped: Counter[str]) -> dict[type[Timed], list[Any]]:
+    """The samples of some tables by kind; what is left out of these that are simulated is counted in ``skipped``."""
+    samples: dict[type[Timed], list[Any]] = {}
+    for measured in found:
+        for kind, all_of_kind in measured.samples.items():
+            taken = thinned(all_of_kind, simulated) if kind.IS_SIMULATED else all_of_kind
+            samples.setdefault(kind, []).extend(taken)
+            if left := len(all_of_kind) - len(taken):
+                skipped[f"{kind.__name__.lower()}s that --rows leaves out"] += left
+    return samples
 
 
 def thinned(samples: Sequence[T], most: int) -> Sequence[T]:
