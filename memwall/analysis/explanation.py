@@ -29,7 +29,8 @@ from memwall.perfmodel.roofline import (
 from memwall.record.kernels import kernel_module, short_name
 from memwall.record.profile import Profile
 from memwall.simulate.memory import reuse_distances
-from memwall.simulate.schedule import Schedule, as_launched
+from memwall.simulate.plan_context import PlanContext
+from memwall.simulate.schedule import Schedule, as_run_again
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,10 @@ def explanations(profile: Profile, schedule: Schedule, wanted: str) -> tuple[Exp
     kernels = _named(profile, schedule, wanted)
     keys = [(k.name, k.flops, k.bytes, k.compute_s, k.memory_s, k.latency_s, k.overhead_s) for k in kernels]
     found = group_by(kernels, keys).values()
-    reuse = reuse_distances(profile.graphs[schedule.graph], plan)
-    return tuple(_explanation(profile, schedule, plan, reuse[same[0].id], same[0], len(same)) for same in found)
+    graph = profile.graphs[schedule.graph]
+    reuse = reuse_distances(graph, plan)
+    ran = replace(schedule, gpu=as_run_again(schedule.gpu, PlanContext.of(graph, plan), schedule.launch))
+    return tuple(_explanation(profile, ran, plan, reuse[same[0].id], same[0], len(same)) for same in found)
 
 
 def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
@@ -179,7 +182,7 @@ def _named(profile: Profile, schedule: Schedule, wanted: str) -> list[Estimate]:
 def _explanation(
     profile: Profile, schedule: Schedule, plan: Plan, reuse: Iterable[tuple[int, int]], kernel: Estimate, count: int
 ) -> Explanation:
-    cost, gpu = plan.groups[kernel.id].cost, as_launched(schedule.gpu, schedule.launch)
+    cost, gpu = plan.groups[kernel.id].cost, schedule.gpu
     module = kernel_module(profile, schedule, kernel)
     if gpu.cpu is not None:
         return Explanation(kernel, module, count, (), f"{_around(kernel, gpu, cost.latencies)}.", "")

@@ -28,6 +28,7 @@ from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute
 from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.memory import MemoryPeak, reserved_bytes
 from memwall.simulate.plan_context import AlikeKernels, Issued, PlanContext
+from memwall.simulate.power import LOOPS, in_loop, multiplies
 from memwall.simulate.streams import Needs, Overlap, sides_of
 
 
@@ -143,7 +144,7 @@ def simulate(
     Each distinct kernel is predicted once; ``context`` holds what depends only on the plan, for simulating several
     GPUs."""
     context = context or PlanContext.of(graph, plan)
-    known = _predictions(graph, as_launched(gpu, launch), context)
+    known = _predictions(graph, as_run_again(gpu, context, launch), context)
     issued, host, ways = context.issued(launch), gpu.host, context.ways(gpu)
     steps = issued.steps(host, [each.time_s for each in known], is_lone=launch in ("call", "replay"))
     links, costs = context.links(gpu), [kind.group.cost for kind in context.kinds]
@@ -162,6 +163,19 @@ def as_launched(gpu: Gpu, launch: str) -> Gpu:
     """The GPU for kernels that are issued so: a CUDA graph of a step holds those too that a library launches one by
     one. Compiled code does not: TorchDynamo leaves recurrent layers out, and they take as long in KernelBench."""
     return replace(gpu, host=Host.uniform(0.0)) if launch == "graph" else gpu
+
+
+def as_run_again(gpu: Gpu, context: PlanContext, launch: str) -> Gpu:
+    """The GPU as kernels find it: as :func:`as_launched`, in a loop of steps with the power that is left then."""
+    launched = as_launched(gpu, launch)
+    products = {n for n, kind in enumerate(context.kinds) if multiplies(kind.group.cost, gpu)}
+    if launch not in LOOPS or not products or gpu.cpu is not None:
+        return launched
+    known = _predictions(context.graph, in_loop(launched), context)
+    spent_s = {True: 0.0, False: 0.0}
+    for number in context.order:
+        spent_s[number in products] += known[number].time_s
+    return in_loop(launched, spent_s[True], spent_s[False])
 
 
 def _queued(

@@ -1,0 +1,50 @@
+"""The power limit over steps that follow each other: what float32 products sustain next to other kernels.
+
+A lone product starts at the boost clock, and slows down once it has drawn more than the board may
+(:class:`memwall.hardware.constants.VectorGemmConstants`). Steps in a loop have no such start. The limit holds on
+average over their kernels, so that products may draw what the others do not::
+
+    limit x (products_s + others_s) = energy of the products + OTHERS x limit x others_s
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memwall.hardware.constants import VectorGemmConstants
+from memwall.hardware.lookup import Gpu
+from memwall.ops import Cost
+from memwall.ops.product_launches import VectorGemm
+from memwall.perfmodel.base import constants
+from memwall.perfmodel.families import as_run
+
+#: ways of issuing kernels that repeat the step, of :data:`memwall.simulate.issue.LAUNCHES`
+LOOPS = ("eager", "graph")
+#: share of its power limit that a board draws outside of products: three float32 BERT encoders on an A10, which holds
+#: their products at a third of the peak, ask for 0.54, 0.57 and 0.65 (fastertransformer.csv)
+OTHERS = 0.6
+#: times the limit that short products among longer other kernels draw at most: more than any peak asks for
+_MOST = 10.0
+
+
+def multiplies(cost: Cost, gpu: Gpu) -> bool:
+    """Whether a kernel is a float32 or float64 product on vector units."""
+    return any(isinstance(as_run(launch, gpu), VectorGemm) for launch in cost.launches)
+
+
+def in_loop(gpu: Gpu, products_s: float = 0.0, others_s: float = 0.0) -> Gpu:
+    """The GPU whose float32 products are held by its power from their start, with what other kernels leave of it.
+
+    Args:
+        products_s: seconds of a step that such products take where nothing is left of it.
+        others_s: seconds of a step that its other kernels take.
+    """
+    spared_s = min((1 - OTHERS) * others_s, (1 - 1 / _MOST) * products_s)
+    draw = gpu.sustained_power * (products_s / (products_s - spared_s) if spared_s else 1.0)
+    held: dict[str, float] = {}
+    for variant in VectorGemmConstants.VARIANTS:
+        table = f"{VectorGemmConstants.FAMILY}.{variant}."
+        if any(key.startswith(table) for key in gpu.utilization):
+            known = constants(VectorGemmConstants, gpu, variant)
+            held |= {f"{table}burst_s": 0.0, f"{table}flop_per_joule": draw * known.flop_per_joule}
+    return replace(gpu, utilization={**gpu.utilization, **held})

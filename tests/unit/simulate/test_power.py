@@ -1,0 +1,53 @@
+"""The power limit over steps in a loop: the rate of float32 products by hand, and where it does not bind."""
+
+from dataclasses import replace
+
+import pytest
+
+from memwall.core.graph import Pipe
+from memwall.hardware.constants import VectorGemmConstants
+from memwall.hardware.lookup import Gpu, load_gpu
+from memwall.ops import table_calls as calls
+from memwall.perfmodel.base import constants
+from memwall.perfmodel.gemm_vector import sustained
+from memwall.perfmodel.roofline import predict_cost
+from memwall.simulate.power import in_loop, multiplies
+
+PIPE = Pipe("vector", "float32")
+
+
+def _held(gpu: Gpu) -> float:
+    """FLOP/s that the power of a GPU sustains."""
+    return gpu.peak(PIPE) * sustained(gpu, PIPE, constants(VectorGemmConstants, gpu, "float32"))
+
+
+def test_the_kernels_between_products_leave_them_power():
+    """10 s of products at the limit and 5 s of others, which draw 0.6 of it: 2 s of the limit are left, so that the
+    products take 8 s, 1.25 times as fast. An A10's 150 W pay for 4.15e10 x (16 / 7) ** 0.75 FLOP a joule."""
+    a10 = load_gpu("a10")
+    assert _held(in_loop(a10)) == pytest.approx(150 * 4.15e10 * 1.8589, rel=1e-3)
+    assert _held(in_loop(a10, 10.0, 5.0)) == pytest.approx(1.25 * _held(in_loop(a10)))
+
+
+def test_a_loop_of_long_products_has_no_time_at_the_boost_clock():
+    """A product of 0.4 ms runs at the boost clock alone, and in a loop at 0.33 of the peak."""
+    a10, cost = load_gpu("a10"), calls.product(1024, 2048, 2048, "float32")
+    lone_s, looped_s = predict_cost(cost, a10).time_s, predict_cost(cost, in_loop(a10)).time_s
+    assert lone_s < 0.6e-3 < 0.7e-3 < looped_s
+
+
+def test_short_products_never_pass_their_plateau():
+    a10 = load_gpu("a10")
+    plateau = constants(VectorGemmConstants, a10, "float32").plateau
+    assert _held(in_loop(a10, 1e-3, 1.0)) == pytest.approx(plateau * a10.peak(PIPE))
+
+
+def test_a_board_that_keeps_less_of_its_power_says_so():
+    p4 = load_gpu("p4")
+    assert _held(in_loop(p4)) == pytest.approx(p4.sustained_power * _held(in_loop(replace(p4, sustained_power=1.0))))
+
+
+def test_tensor_cores_are_not_of_this_limit():
+    a10 = load_gpu("a10")
+    assert multiplies(calls.product(64, 64, 64, "float32"), a10)
+    assert not multiplies(calls.product(64, 64, 64, "float16"), a10)
