@@ -27,6 +27,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - Triton layers: Liger-Kernel's columns (:mod:`memwall_lab.tables.liger`)
 - fused attention and norms of cuDNN's front end (:mod:`memwall_lab.tables.cudnn`); attention of encoders in servers
   (:mod:`memwall_lab.tables.aisimulate`)
+- whole networks as NVIDIA timed them (:mod:`memwall_lab.tables.nvidia`)
 """
 
 from memwall.bench.accuracy.kinds import TableKind
@@ -41,6 +42,7 @@ from memwall_lab.tables import (
     library,
     liger,
     neusight,
+    nvidia,
     serving,
     training,
     vidur,
@@ -53,5 +55,5 @@ TABLES: tuple[TableKind, ...] = (
     liger.OPS, liger.PAIRS, library.BANDWIDTH,
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES, training.VTRAIN, training.CALCULON, training.MEGATRON,
     training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT, cudnn.ATTENTION, cudnn.NORMS,
-    aisimulate.ENCODERS,
+    aisimulate.ENCODERS, nvidia.FASTER_TRANSFORMER, nvidia.EXAMPLES,
 )  # fmt: skip
