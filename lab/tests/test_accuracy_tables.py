@@ -257,7 +257,7 @@ CUDNN = ("gpu,backend,dtype,mask,batch,q_len,kv_len,q_heads,kv_heads,d_qk,d_v,wi
          None, "cudnn_backward"),
         # a query sees 128 keys, itself among them: the first 127 fewer
         ("fp8,top_left,2,2048,2048,128,128,64,64,128.0,False,fwd,0.1", 4 * 64 * 2 * 128 * (2048 * 128 - 127 * 128 // 2),
-         128 * 2 * 2048 * 3 * 64, "cudnn"),
+         128 * 2 * 2048 * 3 * 64, "cudnn_fp8"),
     ],
     ids=["grouped", "gradients", "window"],
 )  # fmt: skip

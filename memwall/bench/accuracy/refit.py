@@ -20,6 +20,9 @@ from memwall.ops import graph_costs
 from memwall.record.profile import Profile
 from memwall.simulate.schedule import as_launched
 
+#: below any constant, in whatever unit
+_NOTHING = 1e-12
+
 
 class Refit(NamedTuple):
     """The fits of a GPU, and the file that states them."""
@@ -145,6 +148,8 @@ def with_tables(text: str, tables: Mapping[str, Sequence[Constant]]) -> str:
         rows = [line.partition("#") for line in lines[start:end] if line.strip()]
         found = {row.partition("=")[0].strip(): (row.strip(), comment.strip()) for row, _, comment in rows}
         for name, value, source in constants:
+            if not source and name not in found:
+                continue  # taken from another GPU, or a default: a file states what was found on its own
             found[name] = f"{name} = {number(value)}", source or found.get(name, ("", ""))[1]
         width = max(len(assignment) for assignment, _ in found.values())
         lines[start:end] = [f"{row:{width}}  # {comment}" if comment else row for row, comment in found.values()]
@@ -154,7 +159,9 @@ def with_tables(text: str, tables: Mapping[str, Sequence[Constant]]) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, formatted as a TOML float."""
+    """Four digits, formatted as a TOML float; what is next to nothing is nothing."""
+    if abs(value) < _NOTHING:
+        return "0.0"
     text = f"{value:.4g}"
     if "e" in text:
         return re.sub(r"e([+-])0?(\d)", lambda m: f"e{'-' if m[1] == '-' else ''}{m[2]}", text)

@@ -132,7 +132,7 @@ def test_a_checkpoint_gives_what_a_norm_saved_once():
 
 
 @pytest.mark.parametrize(("gpu", "dtype", "kernel"), [
-    ("h100-sxm", torch.bfloat16, "aten._scaled_dot_product_flash_attention"),
+    ("h100-sxm", torch.bfloat16, "aten._scaled_dot_product_cudnn_attention"),
     ("a100", torch.float16, "aten._scaled_dot_product_flash_attention"),
     ("h100-sxm", torch.float32, "aten._scaled_dot_product_efficient_attention"),  # flash is half precision only
     ("v100", torch.float16, "aten._scaled_dot_product_efficient_attention"),  # flash needs sm_80
@@ -150,7 +150,7 @@ def test_gpus_of_two_generations_get_a_graph_each():
     result = memwall.profile(Block(), (tokens(),), dtype="bf16", gpu=["v100", "h100-sxm"])
     assert len(result.graphs) == 2
     kernels = [{k.name for k in s.kernels} for s in result.simulations]
-    assert "aten._safe_softmax" in kernels[0] and "aten._scaled_dot_product_flash_attention" in kernels[1]
+    assert "aten._safe_softmax" in kernels[0] and "aten._scaled_dot_product_cudnn_attention" in kernels[1]
 
 
 def test_without_attention_one_graph_serves_all():
@@ -162,9 +162,9 @@ def test_masked_attention_takes_the_efficient_kernel_and_math_can_be_chosen():
         return F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(16, 16, dtype=torch.bool, device=q.device))
 
     q = torch.randn(2, 4, 16, 16, dtype=torch.float16)
-    assert "aten._scaled_dot_product_efficient_attention" in names(memwall.profile(Call(masked), (q,)))
+    assert "aten._scaled_dot_product_efficient_attention" in names(memwall.profile(Call(masked), (q,), gpu="a100"))
     assert "aten._scaled_dot_product_efficient_attention" not in names(
-        memwall.profile(Call(masked), (q,), attention="math")
+        memwall.profile(Call(masked), (q,), gpu="a100", attention="math")
     )
 
 

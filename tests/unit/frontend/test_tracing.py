@@ -354,7 +354,7 @@ def clipped():
 CASES = {
     clipped: "_foreach_norm.Scalar",
     attention: "_scaled_dot_product_efficient_attention_backward",
-    attention_bf16: "_scaled_dot_product_flash_attention_backward",
+    attention_bf16: "_scaled_dot_product_cudnn_attention_backward",
     encoder: "_scaled_dot_product_efficient_attention",
     lstm: "_cudnn_rnn_backward",
     gru: "_cudnn_rnn",
@@ -520,7 +520,7 @@ def test_wrong_use_says_the_way_out():
         t.profile()
     with pytest.raises(UsageError, match="used already"), t:
         pass
-    with pytest.raises(UsageError, match="want one of flash, efficient, math"):
+    with pytest.raises(UsageError, match="want one of cudnn, flash, efficient, math"):
         memwall.trace(attention="fast")
     with pytest.raises(TypeError, match="unexpected keyword"):
         memwall.trace(nonsense=1)

@@ -1,4 +1,4 @@
-"""Which attention kernel each version of torch runs on each GPU (sdp_utils.cpp), and what records and pages say of it."""
+"""Which attention kernel each version of torch runs on each GPU (sdp_utils.cpp), and what records say of it."""
 
 import json
 
@@ -22,9 +22,7 @@ class Attention(nn.Module):
         self.q, self.kv = nn.Linear(64, 4 * size), nn.Linear(64, 2 * key_heads * size)
 
     def forward(self, x, mask=None):
-        q, k, v = (
-            t.unflatten(-1, (-1, self.size)).transpose(1, 2) for t in (self.q(x), *self.kv(x).chunk(2, -1))
-        )
+        q, k, v = (t.unflatten(-1, (-1, self.size)).transpose(1, 2) for t in (self.q(x), *self.kv(x).chunk(2, -1)))
         grouped = self.key_heads != 4
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, dropout_p=self.dropout * self.training, enable_gqa=grouped
