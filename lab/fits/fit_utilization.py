@@ -5,7 +5,8 @@
 FOLDER holds the tables that ``memwall accuracy`` reads; FILE names single ones. Without ``--write`` nothing is changed.
 With it the tables ``[utilization.FAMILY.VARIANT]`` that were fitted are replaced in the GPU's file, each value with
 its source; every other line is kept. A run with the same rows and files finds the same values (the search is seeded).
-``--intervals`` keeps the constants and fits only the 80 % interval.
+``--starts`` begins each search also from the constants of the other GPUs that have rows: objectives with a maximum of
+terms have several minima. ``--intervals`` keeps the constants and fits only the 80 % interval.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from memwall.bench.accuracy.page import fits_table, value_table  # noqa: E402
 from memwall.bench.accuracy.refit import Constant, fit_gpu, tables_of, with_tables  # noqa: E402
 from memwall.core.errors import MemwallError, UsageError  # noqa: E402
 from memwall.core.files import write_whole  # noqa: E402
-from memwall.hardware.lookup import read_spec, spec_path  # noqa: E402
+from memwall.hardware.lookup import load_gpu, read_spec, spec_path  # noqa: E402
 from memwall.report.document import Document, Section  # noqa: E402
 from memwall.report.text import to_text  # noqa: E402
 
@@ -36,11 +37,18 @@ def main() -> int:
     options = _options()
     try:
         samples = read_all(options.files or sorted(Path(options.truth).glob("*.csv")))
+        boards = by_board(samples)
+        given = [load_gpu(name) for name in boards] if options.starts else []
         fits = [
             found
-            for gpu, of_gpu in by_board(samples).items()
+            for gpu, of_gpu in boards.items()
             if not options.gpu or gpu in options.gpu
-            for found in fit_gpu(of_gpu, search=not options.intervals, wanted=lambda t: wanted(t, options.family))
+            for found in fit_gpu(
+                of_gpu,
+                search=not options.intervals,
+                wanted=lambda t: wanted(t, options.family),
+                others=[other for other in given if other.name != gpu],
+            )
         ]
     except MemwallError as error:
         sys.stderr.write(f"fit_utilization: {error}\n")
@@ -59,6 +67,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--files", nargs="*", type=Path, help="single tables instead")
     parser.add_argument("--family", nargs="*", default=(), help="families or tables, as in gemm or gemm.float16")
     parser.add_argument("--gpu", nargs="*", default=(), help="GPUs by canonical name")
+    parser.add_argument("--starts", action="store_true", help="begin from the constants of the other GPUs too")
     parser.add_argument("--intervals", action="store_true", help="keep the constants, fit their intervals")
     parser.add_argument("--write", action="store_true", help="change hardware_specs")
     return parser.parse_args()

@@ -230,6 +230,41 @@ class LatentConstants(Constants):
 
 
 @dataclass(frozen=True, slots=True)
+class WalkConstants(Constants):
+    """How kernels use a GPU whose blocks walk along a sequence, by kernel (:class:`memwall.ops.launches.Walk`): linear
+    attention, state spaces, convolutions of a few taps, sparse attention and its index, casts. Clocks at the boost
+    clock."""
+
+    FAMILY: ClassVar[str] = "walk"
+    VARIANTS: ClassVar[tuple[str, ...]] = (
+        "delta_triton",
+        "delta_fused",
+        "state_triton",
+        "state_fused",
+        "conv_rows",
+        "conv_tiles",
+        "conv_update",
+        "conv_update_rows",
+        "index",
+        "index_paged",
+        "top_k",
+        "top_k_flat",
+        "sparse_prefill",
+        "sparse_window",
+        "cast",
+        "cast_rows",
+        "cast_eager",
+        "amax",
+        "amax_rows",
+    )
+    plateau: float = constant(0.9, 0.01, 1.2, "fraction of the peak that a block's matmuls reach")
+    stream: float = constant(0.7, 0.02, 1.1, "fraction of the DRAM bandwidth that what is read and written once takes")
+    block_clk: float = constant(3000.0, 0.0, 5e4, "clocks of a block beside its steps")
+    step_clk: float = constant(1000.0, 0.0, 5e4, "clocks of a step, which waits for the one before it")
+    start_s: float = constant(2e-6, 0.0, 5e-5, "seconds of the shortest of its kernels, the launch included")
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConstants(Constants):
     """How the fused experts of an inference server use a GPU, by server and format of the weights; clocks at the boost
     clock, bytes per clock of one multiprocessor."""
@@ -327,6 +362,7 @@ CONSTANTS: Mapping[str, type[Constants]] = {
     kind.FAMILY: kind
     for kind in (
         GemmConstants, VectorGemmConstants, ConvolutionConstants, AttentionConstants, RecurrentConstants,
-        LatentConstants, ExpertsConstants, RowsConstants, StreamConstants, LaunchConstants, PlainConstants,
+        LatentConstants, WalkConstants, ExpertsConstants, RowsConstants, StreamConstants, LaunchConstants,
+        PlainConstants,
     )
 }  # fmt: skip

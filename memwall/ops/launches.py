@@ -153,6 +153,40 @@ class Reduction(Stream):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Walk(Launch):
+    """``blocks`` thread blocks that walk along a sequence, each step after the one before it. ``kind`` is the kernel
+    (:class:`memwall.hardware.constants.WalkConstants`); its launch latencies are in its model."""
+
+    FAMILY: ClassVar[str] = "walk"
+    kind: str
+    blocks: int
+    #: steps of the longest block, and on average; the latter as the former where it is 0
+    steps: float = 1
+    mean_steps: float = 0
+    #: blocks that a multiprocessor runs at once
+    per_sm: int = 1
+    #: passes that share the blocks and follow each other
+    passes: int = 1
+    #: neighbouring blocks that are one where two multiprocessors share a tile
+    paired: int = 1
+    #: matmuls of its blocks, padding included, and the pipe that does them
+    flops: int = 0
+    pipe: Pipe | None = None
+
+    @property
+    def latencies(self) -> int:
+        return 0
+
+    @property
+    def pipe_flops(self) -> Mapping[Pipe, int]:
+        return {self.pipe: self.flops} if self.pipe is not None and self.flops else {}
+
+    @property
+    def variant(self) -> str:
+        return self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plain(Launch):
     """FLOPs by pipe and bytes, without a shape."""
 

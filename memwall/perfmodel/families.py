@@ -23,6 +23,7 @@ from memwall.perfmodel import (
     reduction,
     rows,
     stream,
+    walk,
 )
 from memwall.perfmodel.base import CALIBRATED, Terms, calibrated, constants, interval, table_of, traffic_s
 
@@ -72,6 +73,7 @@ MODELS: Mapping[str, FamilyModel] = {
     "recurrent": FamilyModel(recurrent.predict, recurrent.explain),
     "latent": FamilyModel(latent.predict, latent.explain),
     "experts": FamilyModel(experts.predict, experts.explain),
+    "walk": FamilyModel(walk.predict, walk.explain),
     "gemm_vector": FamilyModel(gemm_vector.predict, gemm_vector.explain),
     "plain": FamilyModel(_predict_plain, _explain_plain),
 }

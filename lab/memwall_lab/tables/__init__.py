@@ -32,6 +32,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 
 from memwall.bench.accuracy.kinds import TableKind
 from memwall_lab.tables import (
+    aic_kernels,
     aiconfigurator,
     aisimulate,
     collectives,
@@ -56,4 +57,5 @@ TABLES: tuple[TableKind, ...] = (
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES, training.VTRAIN, training.CALCULON, training.MEGATRON,
     training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT, cudnn.ATTENTION, cudnn.NORMS,
     aisimulate.ENCODERS, nvidia.FASTER_TRANSFORMER, nvidia.EXAMPLES,
+    aic_kernels.DELTA, aic_kernels.MAMBA, aic_kernels.SPARSE, aic_kernels.CASTS,
 )  # fmt: skip

@@ -169,6 +169,10 @@ def residuals(gpu: Gpu, parts: Sequence[_Part], known: Constants) -> list[float]
     return found
 
 
+def _loss(ratios: Sequence[float]) -> float:
+    return sum(abs(math.log(max(ratio, 1e-9))) for ratio in ratios) / len(ratios)
+
+
 def _score(ratios: Sequence[float]) -> Score:
     errors = sorted(abs(ratio - 1) for ratio in ratios)
     return Score(sum(errors) / len(errors), percentile(errors, 0.5), sum(ratios) / len(ratios) - 1)
@@ -177,9 +181,10 @@ def _score(ratios: Sequence[float]) -> Score:
 # -- the search --------------------------------------------------------------------------------------------------------
 
 
-def fit(target: Target, samples: Sequence[Sample], *, search: bool = True) -> Fit | None:
+def fit(target: Target, samples: Sequence[Sample], *, search: bool = True, others: Iterable[Gpu] = ()) -> Fit | None:
     """The constants of one table from the samples of one GPU, None where there are too few. ``search`` False keeps the
-    present values and finds the interval only. Raises MissingError: scipy is not installed."""
+    present values and finds the interval only. The search also begins from the constants of ``others``: its objective
+    has more than one minimum. Raises MissingError: scipy is not installed."""
     to_fit, to_score = (parts_of(target, half) for half in halves(samples))
     if min(len(to_fit), len(to_score)) < LEAST:
         return None
@@ -188,7 +193,11 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True) -> Fi
     if target.family == "launch" and f"launch.{target.variant}.floor_s" not in gpu.utilization:
         start = LaunchConstants(floor_s=gpu.launch_overhead_s)
     some = to_fit if len(to_fit) <= MOST else random.Random(SEED).sample(to_fit, MOST)
-    found = _searched(kind, gpu, start, some) if search else start
+    found = start
+    if search:
+        starts = (start, *(constants(kind, other, target.variant) for other in others))
+        searched = [_searched(kind, gpu, begin, some) for begin in dict.fromkeys(starts)]
+        found = min(searched, key=lambda known: _loss(_ratios(gpu, some, known)))
     if _score(_ratios(gpu, to_fit, found)).mape >= _score(_ratios(gpu, to_fit, start)).mape:
         found = start
     before, after = (_score(_ratios(gpu, to_score, known)) for known in (start, found))
@@ -197,8 +206,8 @@ def fit(target: Target, samples: Sequence[Sample], *, search: bool = True) -> Fi
         return None
     moved = sum(value != asdict(kind())[name] for name, value in asdict(found).items() if name not in INTERVAL)
     found = with_interval(found, own, moved)
-    others = residuals(gpu, to_score, found)
-    inside = [found.interval_low <= residual <= found.interval_high for residual in others]
+    unseen = residuals(gpu, to_score, found)
+    inside = [found.interval_low <= residual <= found.interval_high for residual in unseen]
     return Fit(
         target,
         asdict(found),
@@ -231,8 +240,7 @@ def _searched(kind: type[Constants], gpu: Gpu, start: Constants, parts: Sequence
         return replace(start, **{f.name: float(min(max(x, low), high) * unit) for f, x, unit, (low, high) in values})
 
     def loss(point: Sequence[float]) -> float:
-        ratios = _ratios(gpu, parts, at(point))
-        return sum(abs(math.log(max(ratio, 1e-9))) for ratio in ratios) / len(ratios)
+        return _loss(_ratios(gpu, parts, at(point)))
 
     best = list(first)
     for step in (0.2, -0.1):  # restart from where it ended, with a simplex to the other side

@@ -99,10 +99,14 @@ def profile_samples(profile: Profile) -> list[Sample]:
 
 
 def fit_gpu(
-    samples: Sequence[Sample], *, search: bool = True, wanted: Callable[[Target], bool] = lambda target: True
+    samples: Sequence[Sample],
+    *,
+    search: bool = True,
+    wanted: Callable[[Target], bool] = lambda target: True,
+    others: Sequence[Gpu] = (),
 ) -> list[Fit]:
     """All tables that the samples of one GPU can fit, its ways of launching first; each fit uses the constants that
-    earlier ones found. Raises MissingError: scipy is not installed."""
+    earlier ones found, and begins from those of ``others`` too. Raises MissingError: scipy is not installed."""
     fits: list[Fit] = []
     gpu = samples[0].gpu
     for group in (by_launch, by_target):
@@ -111,7 +115,7 @@ def fit_gpu(
                 continue
             run = {launch: as_launched(gpu, launch) for launch in {sample.launch for sample in own}}
             at_hand = [replace(sample, gpu=run[sample.launch]) for sample in own]
-            if (found := fit(target, at_hand, search=search)) is not None:
+            if (found := fit(target, at_hand, search=search, others=others)) is not None:
                 fits.append(found)
                 gpu = _fitted(gpu, found)
     return fits

@@ -51,7 +51,8 @@ class Sample(Timed):
     resolution_s: float = 0.0
     #: the key of the half that it belongs to; empty: its shape, so that rows of one shape, on any GPU, are in one half
     split: str = ""
-    #: its bytes and FLOPs are those expected of a random draw that the table does not state: they bound nothing
+    #: its bytes and FLOPs bound nothing: those expected of a random draw that the table does not state, or of a
+    #: difference of two times
     drawn: bool = False
 
     @property

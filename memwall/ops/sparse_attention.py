@@ -1,0 +1,152 @@
+"""Kernels of sparse attention in inference servers, built from shapes: the index of DeepSeek-V3.2 and GLM-5, its
+choice, and latent attention to the chosen tokens; and the amax and casts to eight bits before their products.
+
+DeepGEMM scores the keys: a block takes as many queries as have 128 rows of heads, and walks along 256 keys a step. A
+block of FlashMLA takes the 64 heads of a query and walks along 64 chosen keys a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+
+from memwall.core.graph import Pipe
+from memwall.ops import Cost
+from memwall.ops.launches import Walk
+
+_FP8, _HALF = Pipe("tensor", "fp8"), Pipe("tensor", "bfloat16")
+#: rows of heads and keys of a step of DeepGEMM's index
+_INDEX_ROWS, _INDEX_KEYS = 128, 256
+#: query heads of a block and keys of a step of FlashMLA's sparse kernels
+_SPARSE_HEADS, _SPARSE_KEYS = 64, 64
+#: numbers of a row that the blocks of the choice take in a step, and bytes that those of a cast do
+_CHOICE_STEP, _CAST_BYTES = 1024, 4096
+
+
+def pairs_of(queries: int, keys: int, most: int) -> int:
+    """(query, key) pairs of causal attention whose last query sees all keys, each at most so many."""
+    short = max(min(most - (keys - queries), queries), 0)  # queries that see fewer
+    return short * (keys - queries) + short * (short + 1) // 2 + (queries - short) * most
+
+
+@lru_cache(maxsize=1 << 16)
+def index_scores(batch: int, heads: int, queries: int, keys: int, size: int = 128, *, sequences: int = 1) -> Cost:
+    """The scores of an index over keys in a row: products of ``heads`` fp8 queries of ``size`` numbers with the fp8
+    keys of all tokens before, of which one weighted sum a pair is written, in float32. Keys have a float32 scale.
+    A block of queries of several ``sequences`` walks along the keys of them all."""
+    rows = max(_INDEX_ROWS // heads, 1)
+    spanned = max(rows // queries, 1)
+    pairs = batch * pairs_of(queries, keys, keys)
+    blocks, mean = ceil(batch * queries / rows), pairs / (batch * queries) * spanned / _INDEX_KEYS
+    steps = ceil(keys * spanned / _INDEX_KEYS)
+    read, write = batch * (keys * (size + 4) + queries * heads * (size + 4)), 4 * pairs
+    work = Walk(
+        kind="index", blocks=blocks, steps=steps, mean_steps=max(mean, 1.0), pipe=_FP8,
+        flops=int(2 * blocks * mean * _INDEX_ROWS * _INDEX_KEYS * size), read_bytes=read, write_bytes=write,
+    )  # fmt: skip
+    return Cost({_FP8: 2 * pairs * heads * size}, read, write, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def index_scores_paged(pairs: int, queries: int, held: int, heads: int, size: int = 128) -> Cost:
+    """The same over a paged cache of ``held`` keys: steps of 256 keys of a query are shared evenly among the SMs."""
+    parts = ceil(pairs / _INDEX_KEYS) + queries // 2
+    read, write = held * (size + 4) + queries * heads * (size + 4), 4 * pairs
+    work = Walk(
+        kind="index_paged", blocks=max(parts, queries), pipe=_FP8,
+        flops=2 * max(parts, queries) * _INDEX_KEYS * heads * size, read_bytes=read, write_bytes=write,
+    )  # fmt: skip
+    return Cost({_FP8: 2 * pairs * heads * size}, read, write, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def choice(rows: int, length: int, chosen: int, *, flat: bool = False) -> Cost:
+    """The ``chosen`` largest of each of ``rows`` rows of float32 scores, a block each; ``flat``: all are equal, and the
+    radix passes go on to the last digit."""
+    read, write = 4 * rows * length, 4 * rows * min(chosen, length)
+    kind = "top_k_flat" if flat else "top_k"
+    work = Walk(kind=kind, blocks=rows, steps=length / _CHOICE_STEP, per_sm=2, read_bytes=read, write_bytes=write)
+    return Cost({}, read, write, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def sparse_prefill(
+    batch: int, queries: int, heads: int, keys: int, chosen: int, widths: tuple[int, int] = (576, 512)
+) -> Cost:
+    """Latent attention of each of ``queries`` of a sequence to ``chosen`` of its ``keys`` bfloat16 latents, by
+    FlashMLA, whose blocks walk along all places for a choice, also those that none fills. ``widths``: of a key and of a
+    value."""
+    size, value = widths
+    rows, seen = batch * queries, min(chosen, keys)
+    steps, blocks = ceil(chosen / _SPARSE_KEYS), rows * ceil(heads / _SPARSE_HEADS)
+    read = 2 * (batch * seen * size + rows * heads * size) + 4 * rows * seen
+    write = 2 * rows * heads * value
+    work = Walk(
+        kind="sparse_prefill", blocks=blocks, steps=steps, pipe=_HALF, paired=ceil(heads / _SPARSE_HEADS),
+        flops=2 * blocks * steps * _SPARSE_HEADS * _SPARSE_KEYS * (size + value), read_bytes=read, write_bytes=write,
+    )  # fmt: skip
+    return Cost({_HALF: 2 * rows * heads * seen * (size + value)}, read, write, launches=(work,))
+
+
+#: sequences of a pass of vLLM's sparse prefill, and kernels of a pass: latents are gathered and cast back to bfloat16,
+#: those of the window and the compressed ones, then attention runs; kernels of any call besides
+_PASS, _PASS_KERNELS, _CALL_KERNELS = 4, 3, 6
+#: bytes of a token's latent in the cache of DeepSeek-V4: 448 fp8 numbers, 64 in bfloat16, and scales
+_CACHED_BYTES = 584
+
+
+@lru_cache(maxsize=1 << 16)
+def sparse_window(batch: int, heads: int, queries: int, keys: int, *, window: int, ratio: int, size: int = 512) -> Cost:
+    """Attention of DeepSeek-V4 to the last ``window`` tokens and to all entries that stand for ``ratio`` tokens each,
+    over a cache of fp8 latents, by vLLM: prompts in passes of four sequences, one new token in a single kernel."""
+    entries = keys // ratio
+    seen = min(keys, window) + entries
+    held = min(keys, queries + window) + entries
+    steps = ceil(min(keys, window) / _SPARSE_KEYS) + ceil(entries / _SPARSE_KEYS)
+    blocks, rows = batch * queries * ceil(heads / _SPARSE_HEADS), batch * queries * heads
+    read, write = batch * held * _CACHED_BYTES + 2 * rows * size, 2 * rows * size
+    passes = ceil(batch / _PASS) if queries > 1 else 1
+    gathered = 2 * batch * held * size if queries > 1 else 0
+    work = Walk(
+        kind="sparse_window", blocks=blocks, steps=steps, pipe=_HALF,
+        passes=passes, count=_CALL_KERNELS + (passes * _PASS_KERNELS if queries > 1 else 1),
+        paired=ceil(heads / _SPARSE_HEADS),
+        flops=2 * blocks * steps * _SPARSE_HEADS * _SPARSE_KEYS * 2 * size,
+        read_bytes=read + gathered, write_bytes=write + gathered,
+    )  # fmt: skip
+    return Cost({_HALF: 4 * rows * min(seen, keys) * size}, read, write, launches=(work,))
+
+
+@lru_cache(maxsize=1 << 16)
+def cast_fp8(rows: int, columns: int, *, kind: str = "cast_rows") -> Cost:
+    """A cast from bfloat16 to fp8 by scales that are known. ``kind``: ``cast_rows`` has a block for each row (vLLM),
+    ``cast`` spreads the elements (TensorRT-LLM), ``cast_eager`` is four element-wise kernels with float32 between them:
+    a quotient, its limits, the cast, and a copy (PyTorch)."""
+    count, by_row = rows * columns, kind == "cast_rows"
+    moved = ((2, 4), (4, 4), (4, 1), (1, 1)) if kind == "cast_eager" else ((2, 1),)
+    work = Walk(
+        kind=kind,
+        blocks=rows if by_row else ceil(2 * count / _CAST_BYTES),
+        steps=ceil(2 * columns / _CAST_BYTES) if by_row else 1,
+        per_sm=8,
+    )
+    launches = (replace(work, read_bytes=count * before, write_bytes=count * after) for before, after in moved)
+    return Cost({}, 2 * count, count, launches=tuple(launches))
+
+
+@lru_cache(maxsize=1 << 16)
+def amax(rows: int, columns: int, *, by_row: bool = False) -> Cost:
+    """The largest magnitude before a cast: of a tensor, a memset and a kernel that loads it all (TensorRT-LLM), or
+    ``by_row``, the first pass of a kernel that casts each row by its own scale."""
+    read = 2 * rows * columns
+    work = Walk(
+        kind="amax_rows" if by_row else "amax",
+        blocks=rows if by_row else ceil(read / _CAST_BYTES),
+        steps=ceil(2 * columns / _CAST_BYTES) if by_row else 1,
+        per_sm=8,
+        count=1 if by_row else 2,
+        read_bytes=read,
+        write_bytes=4 * (rows if by_row else 1),
+    )
+    return Cost({}, read, work.write_bytes, launches=(work,))
