@@ -110,6 +110,7 @@ class VectorGemmConstants(Constants):
     plateau: float = constant(0.92, 0.2, 1.05, "fraction of the peak of 128x128 tiles at the boost clock")
     flop_per_joule: float = constant(5.3e10, 1e10, 1e12, "FLOP that a joule pays for on a chip of 16 nm")
     burst_s: float = constant(5e-4, 0.0, 1e-1, "seconds until it does")
+    looped: float = constant(1.0, 0.2, 1.0, "share of flop_per_joule that is left after seconds of steps")
     batched: float = constant(1.0, 0.5, 1.3, "rate of a batch over that of a matmul alone")
     biased: float = constant(1.0, 0.5, 1.3, "rate with a bias added (cuBLASLt) over that without")
     operand_load: float = constant(5.0, 0.0, 40.0, "multiply-adds that loading an operand's element takes")

@@ -219,7 +219,7 @@ class Gpu:
     #: DRAM bytes/s that the loads in flight of one multiprocessor reach: its share of the bandwidth that the GPU was
     #: built with. A what-if on the bandwidth leaves it as it is
     sm_bytes_per_s: float = 0.0
-    #: share of the TDP that the board keeps in float32 products where steps follow each other for seconds
+    #: share of the TDP that the board was seen to sustain in long float32 products
     sustained_power: Annotated[float, fraction, Stated("power.sustained", 1.0)] = 1.0
     #: share of their rate in short benchmarks that matrix products hold in hours of training, where the power limit
     #: lowers the clock; unless stated the mean of the GPUs on which it is known

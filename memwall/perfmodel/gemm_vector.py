@@ -114,7 +114,7 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
     useful = launch.batch * launch.m * launch.n / (plan.blocks // plan.splits * plan.tile[0] * plan.tile[1])
     reached = sustained(gpu, launch.pipe, known)
     share = reached * _kernel(launch, known)
-    limit = f", held by its power limit of {gpu.tdp_w:.0f} W" if reached < known.plateau else ""
+    limit = f", held by its power limit of {_power_w(gpu):.0f} W" if reached < known.plateau else ""
     if known.deep < 1 and _deep(launch):
         limit += f", {percent(known.deep, 0)} of the usual for so deep a matmul"
     if launch.converts:
@@ -131,8 +131,12 @@ def explain(launch: VectorGemm, gpu: Gpu, known: VectorGemmConstants, terms: Ter
 def sustained(gpu: Gpu, pipe: Pipe, known: VectorGemmConstants) -> float:
     """Fraction of the peak that the GPU sustains: limited by its clock or by its power."""
     shrink = _REFERENCE_NM / chip_of(gpu).energy_nm
-    paid = known.flop_per_joule * shrink**_ENERGY_EXPONENT * gpu.tdp_w / gpu.peak(pipe)
+    paid = known.flop_per_joule * shrink**_ENERGY_EXPONENT * _power_w(gpu) / gpu.peak(pipe)
     return min(known.plateau, paid) if gpu.tdp_w else known.plateau
+
+
+def _power_w(gpu: Gpu) -> float:
+    return gpu.tdp_w * gpu.sustained_power
 
 
 def _kernel(launch: VectorGemm, known: VectorGemmConstants) -> float:

@@ -1,14 +1,16 @@
 """The power limit over steps that follow each other: what float32 products sustain next to other kernels.
 
 A lone product starts at the boost clock, and slows down once it has drawn more than the board may
-(:class:`memwall.hardware.constants.VectorGemmConstants`). Steps in a loop have no such start. The limit holds on
-average over their kernels, so that products may draw what the others do not::
+(:class:`memwall.hardware.constants.VectorGemmConstants`). The products of a lone call share that start, and steps in a
+loop have none. There the limit holds on average over their kernels, ``looped`` says what is left of it after seconds,
+and products may draw what others do not::
 
     limit x (products_s + others_s) = energy of the products + OTHERS x limit x others_s
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from memwall.hardware.constants import VectorGemmConstants
@@ -18,8 +20,8 @@ from memwall.ops.product_launches import VectorGemm
 from memwall.perfmodel.base import constants
 from memwall.perfmodel.families import as_run
 
-#: ways of issuing kernels that repeat the step, of :data:`memwall.simulate.issue.LAUNCHES`
-LOOPS = ("eager", "graph")
+#: ways of issuing kernels that repeat the step, and those of a lone call, of :data:`memwall.simulate.issue.LAUNCHES`
+LOOPS, LONE = ("eager", "graph"), ("call", "replay")
 #: share of its power limit that a board draws outside of products: three float32 BERT encoders on an A10, which holds
 #: their products at a third of the peak, ask for 0.54, 0.57 and 0.65 (fastertransformer.csv)
 OTHERS = 0.6
@@ -32,6 +34,11 @@ def multiplies(cost: Cost, gpu: Gpu) -> bool:
     return any(isinstance(as_run(launch, gpu), VectorGemm) for launch in cost.launches)
 
 
+def in_call(gpu: Gpu, products: int) -> Gpu:
+    """The GPU in a lone call of so many products, which share the time at the boost clock."""
+    return _held(gpu, lambda known: {"burst_s": known.burst_s / max(products, 1)})
+
+
 def in_loop(gpu: Gpu, products_s: float = 0.0, others_s: float = 0.0) -> Gpu:
     """The GPU whose float32 products are held by its power from their start, with what other kernels leave of it.
 
@@ -40,11 +47,16 @@ def in_loop(gpu: Gpu, products_s: float = 0.0, others_s: float = 0.0) -> Gpu:
         others_s: seconds of a step that its other kernels take.
     """
     spared_s = min((1 - OTHERS) * others_s, (1 - 1 / _MOST) * products_s)
-    draw = gpu.sustained_power * (products_s / (products_s - spared_s) if spared_s else 1.0)
+    draw = products_s / (products_s - spared_s) if spared_s else 1.0
+    return _held(gpu, lambda known: {"burst_s": 0.0, "flop_per_joule": draw * known.looped * known.flop_per_joule})
+
+
+def _held(gpu: Gpu, change: Callable[[VectorGemmConstants], Mapping[str, float]]) -> Gpu:
+    """The GPU with other constants of products in each dtype that its file states some of."""
     held: dict[str, float] = {}
     for variant in VectorGemmConstants.VARIANTS:
         table = f"{VectorGemmConstants.FAMILY}.{variant}."
         if any(key.startswith(table) for key in gpu.utilization):
-            known = constants(VectorGemmConstants, gpu, variant)
-            held |= {f"{table}burst_s": 0.0, f"{table}flop_per_joule": draw * known.flop_per_joule}
+            changed = change(constants(VectorGemmConstants, gpu, variant))
+            held |= {f"{table}{name}": value for name, value in changed.items()}
     return replace(gpu, utilization={**gpu.utilization, **held})

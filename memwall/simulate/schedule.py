@@ -28,7 +28,7 @@ from memwall.perfmodel.roofline import WALLS, Estimate, Prediction, peak_compute
 from memwall.simulate.launch_queue import QueuedKernel
 from memwall.simulate.memory import MemoryPeak, reserved_bytes
 from memwall.simulate.plan_context import AlikeKernels, Issued, PlanContext
-from memwall.simulate.power import LOOPS, in_loop, multiplies
+from memwall.simulate.power import LONE, LOOPS, in_call, in_loop, multiplies
 from memwall.simulate.streams import Needs, Overlap, sides_of
 
 
@@ -166,11 +166,13 @@ def as_launched(gpu: Gpu, launch: str) -> Gpu:
 
 
 def as_run_again(gpu: Gpu, context: PlanContext, launch: str) -> Gpu:
-    """The GPU as kernels find it: as :func:`as_launched`, in a loop of steps with the power that is left then."""
+    """The GPU as kernels find it: as :func:`as_launched`, with the power that float32 products have then."""
     launched = as_launched(gpu, launch)
     products = {n for n, kind in enumerate(context.kinds) if multiplies(kind.group.cost, gpu)}
-    if launch not in LOOPS or not products or gpu.cpu is not None:
+    if not products or gpu.cpu is not None or launch not in (*LOOPS, *LONE):
         return launched
+    if launch in LONE:
+        return in_call(launched, sum(number in products for number in context.order))
     known = _predictions(context.graph, in_loop(launched), context)
     spent_s = {True: 0.0, False: 0.0}
     for number in context.order:

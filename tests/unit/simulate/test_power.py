@@ -1,7 +1,5 @@
 """The power limit over steps in a loop: the rate of float32 products by hand, and where it does not bind."""
 
-from dataclasses import replace
-
 import pytest
 
 from memwall.core.graph import Pipe
@@ -11,7 +9,7 @@ from memwall.ops import table_calls as calls
 from memwall.perfmodel.base import constants
 from memwall.perfmodel.gemm_vector import sustained
 from memwall.perfmodel.roofline import predict_cost
-from memwall.simulate.power import in_loop, multiplies
+from memwall.simulate.power import in_call, in_loop, multiplies
 
 PIPE = Pipe("vector", "float32")
 
@@ -36,15 +34,22 @@ def test_a_loop_of_long_products_has_no_time_at_the_boost_clock():
     assert lone_s < 0.6e-3 < 0.7e-3 < looped_s
 
 
+def test_products_of_a_lone_call_share_the_boost_clock():
+    """Of 0.82 ms at the boost clock each of two products has 0.41 ms; a product alone has all."""
+    a10 = load_gpu("a10")
+    of = [constants(VectorGemmConstants, in_call(a10, products), "float32").burst_s for products in (1, 2)]
+    assert of == pytest.approx([0.822e-3, 0.411e-3])
+
+
 def test_short_products_never_pass_their_plateau():
     a10 = load_gpu("a10")
     plateau = constants(VectorGemmConstants, a10, "float32").plateau
     assert _held(in_loop(a10, 1e-3, 1.0)) == pytest.approx(plateau * a10.peak(PIPE))
 
 
-def test_a_board_that_keeps_less_of_its_power_says_so():
-    p4 = load_gpu("p4")
-    assert _held(in_loop(p4)) == pytest.approx(p4.sustained_power * _held(in_loop(replace(p4, sustained_power=1.0))))
+def test_a_board_that_throttles_says_what_is_left():
+    """A P4 keeps 0.67 of 75 W x 5.67e10 FLOP a joule."""
+    assert _held(in_loop(load_gpu("p4"))) == pytest.approx(0.67 * 75 * 5.67e10, rel=1e-6)
 
 
 def test_tensor_cores_are_not_of_this_limit():
