@@ -57,6 +57,9 @@ _SUM_BYTES, _SUM_PASSES = 4, 4
 #: kernels that multiply all pairs below the diagonal whatever the window: times of cudnn_sdpa.csv grow with the square
 #: of the length
 _WHOLE_WINDOWS = ("cudnn_fp8_backward", "cudnn_mxfp8_backward")
+#: a kernel that takes values as wide as queries: of GB200's times in cudnn_sdpa.csv a pair with heads of 192 and values
+#: of 128 takes 1.5 times what one of 128 does, and 1.3 times the FLOPs
+_ONE_SIZE = "cudnn_backward"
 _LANES = Pipe.parse("vector.float32")
 
 
@@ -144,6 +147,8 @@ def padded(kernel: str, size: int) -> int:
 def _pair_clocks(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
     """Clocks of a multiprocessor per (query, key) pair of a tile: the matmuls, of padded heads, and the softmax."""
     size, value_size = (padded(launch.kernel, each) for each in (launch.head_size, launch.value_size))
+    if launch.variant == _ONE_SIZE:
+        value_size = max(size, value_size)
     launch = replace(launch, head_size=size, value_size=value_size)
     products = TF32_PRODUCTS if launch.itemsize == 4 and gpu.ceiling_pipe(launch.pipe).dtype == "tf32" else 1
     per_clock = gpu.sm_count * gpu.boost_clock_hz
