@@ -63,6 +63,9 @@ class Chip:
     #: (arXiv 2501.12084, section 6.2 and table 7, the second paper of the authors of 2402.13499). Blackwell's data
     #: centre chips, which are not published, are taken to do the same; of AMD's nothing is known
     unaligned: float = 1.0
+    #: share of its peak that a multiprocessor reaches in TF32 over the share in 16 bits: half of an A100's BERTs in TF32
+    #: (fastertransformer.csv, dle_pytorch.csv) ask for 0.75 to 0.95; of other chips nothing is known
+    tf32: float = 1.0
     #: tensor cores take channels in the slices that were fitted; later kernels need only 16 bytes of them
     #: (NVIDIA's guide to the performance of convolutional layers)
     sliced_channels: bool = False
@@ -150,7 +153,7 @@ CHIPS: Mapping[str, Chip] = {
     "sm_61": _early("pascal", 96, 48, _PASCAL, triton_atomics=False),
     "sm_70": _early("volta", 96, 96, sliced_channels=True),
     "sm_75": _early("turing", 64, 64, warps=32, blocks=16, sliced_channels=True),
-    "sm_80": _nvidia("ampere", 64, 32, 164, 7, serving_tile=_SHORT),
+    "sm_80": _nvidia("ampere", 64, 32, 164, 7, serving_tile=_SHORT, tf32=0.88),
     "sm_86": _nvidia("ampere", 48, 16, 100, 7, serving_tile=_SHORT),
     "sm_89": _nvidia("ada", 48, 24, 100, 5, serving_tile=_SHORT),
     "sm_90": _nvidia("hopper", 64, 32, 228, 5, _SMALLER, cudnn_first=True, unaligned=_UNALIGNED * _BY_WARP),

@@ -15,7 +15,7 @@ and the shortest is taken. The hypotenuse models the poor overlap where both tak
 are arithmetic, DRAM bytes are traffic, and ``load``, ``depth``, ``store``, ``split`` and ``start`` are latency.
 
 An operand whose rows do not begin at multiples of 16 bytes can be copied neither by TMA nor 16 bytes at a time:
-``plateau`` falls to the share that the chip's other kernels reach (:mod:`memwall.hardware.chips`).
+``plateau`` falls to the share that the chip's other kernels reach (:mod:`memwall.hardware.chips`), as it does in TF32.
 
 Quantised matmuls (:mod:`memwall.ops.quantised`) run so too, each kernel with constants of its own: bytes are those of
 the stored operands, scales included; ``plateau``, ``load`` and ``tile`` hold what dequantisation and scaling cost.
@@ -104,7 +104,9 @@ def _sustained(gpu: Gpu, known: GemmConstants) -> float:
 
 def _plateau(launch: Gemm, gpu: Gpu, known: GemmConstants) -> float:
     """Share of its peak that a multiprocessor reaches inside a tile."""
-    return known.plateau * (1.0 if launch.aligned else chip_of(gpu).unaligned)
+    chip = chip_of(gpu)
+    reached = known.plateau * (1.0 if launch.aligned else chip.unaligned)
+    return reached * (chip.tf32 if launch.pipe.dtype == "tf32" else 1.0)
 
 
 def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s: float) -> TileChoice:

@@ -120,6 +120,15 @@ def test_a_dtype_without_rows_goes_by_another_of_the_board():
     assert constants(GemmConstants, H100, "tf32") == constants(GemmConstants, H100, "bfloat16")
 
 
+def test_tf32_of_an_a100_by_hand() -> None:
+    """10240^3 in 80 x 40 tiles of 128 x 256 on 108 SMs: 29.63 waves, run as 0.81 x 30 + 0.19 x 29.63 = 29.93; a tile is
+    10240 x 32768 multiply-adds at 0.922 x 0.88 of 1.444 TFLOP/s, 573 us, and 5300 clocks: 17.25 ms, 124 TFLOP/s."""
+    n, a100 = 10240, load_gpu("a100-80gb-sxm")
+    work = Gemm(pipe=Pipe("tensor", "tf32"), batch=1, m=n, n=n, k=n, itemsize=4, read_bytes=8 * n * n,
+                write_bytes=4 * n * n)  # fmt: skip
+    assert predict(work, a100).time_s == pytest.approx(17.25e-3, rel=0.01)
+
+
 # What the cost formulas say is launched.
 
 
