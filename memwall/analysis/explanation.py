@@ -188,7 +188,7 @@ def _explanation(
         return Explanation(kernel, module, count, (), f"{_around(kernel, gpu, cost.latencies)}.", "")
     resident = sum(nbytes for nbytes, distance in reuse if distance <= gpu.l2_bytes)
     launches = launches_of(cost, gpu, resident)
-    sentences = [*dict.fromkeys(explain(work, gpu, terms) for work, terms in launches)]
+    sentences = [*dict.fromkeys(explain(work, gpu.running(), terms) for work, terms in launches)]
     sentences += [*_padded(kernel, cost, gpu), *_choice(kernel, cost, gpu)]
     around = f"{_around(kernel, gpu, cost.latencies)}{_not_overlapped(kernel, [terms for _, terms in launches])}."
     return Explanation(kernel, module, count, tuple(sentences), around, calibration_of(cost, gpu)[0])

@@ -171,6 +171,8 @@ def _with_latency(gpu: Gpu, factor: float) -> Gpu:
         gpu,
         launch_overhead_s=factor * gpu.launch_overhead_s,
         boost_clock_hz=gpu.boost_clock_hz / factor,
+        run_clock_hz=gpu.run_clock_hz / factor,
+        max_clock_hz=gpu.max_clock_hz / factor,
         utilization=constants,
     )
 

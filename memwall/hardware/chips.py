@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from memwall.core.graph import Pipe
 from memwall.hardware.gpu import Gpu
 
 KIB = 1024
@@ -66,6 +67,12 @@ class Chip:
     #: share of its peak that a multiprocessor reaches in TF32 over the share in 16 bits: half of an A100's BERTs in TF32
     #: (fastertransformer.csv, dle_pytorch.csv) ask for 0.75 to 0.95; of other chips nothing is known
     tf32: float = 1.0
+    #: by which instructions tensor cores multiply: of a warp, of a warp group, of a block with its own memory. A chip
+    #: with other ones runs other kernels
+    products: str = "mma"
+    #: FLOP per clock of a multiprocessor's tensor cores in half precision with float32 sums, where some boards have
+    #: half of it; 0: none has
+    tensor_flop_clk: int = 0
     #: tensor cores take channels in the slices that were fitted; later kernels need only 16 bytes of them
     #: (NVIDIA's guide to the performance of convolutional layers)
     sliced_channels: bool = False
@@ -111,7 +118,7 @@ def _nvidia(
     shared_kib: int,
     energy_nm: float,
     batched_tiles: tuple[Tile, ...] = (_LARGE,),
-    **more: Tile | bool | float,
+    **more: Tile | bool | float | str,
 ) -> Chip:
     """From Ampere on; the driver takes 1 KiB of each block's shared memory."""
     return Chip(
@@ -152,11 +159,13 @@ CHIPS: Mapping[str, Chip] = {
     "sm_60": _early("pascal", 64, 48, _PASCAL, partitions=2, triton_atomics=False),
     "sm_61": _early("pascal", 96, 48, _PASCAL, triton_atomics=False),
     "sm_70": _early("volta", 96, 96, sliced_channels=True),
-    "sm_75": _early("turing", 64, 64, warps=32, blocks=16, sliced_channels=True),
+    "sm_75": _early("turing", 64, 64, warps=32, blocks=16, sliced_channels=True, tensor_flop_clk=1024),
     "sm_80": _nvidia("ampere", 64, 32, 164, 7, serving_tile=_SHORT, tf32=0.88),
-    "sm_86": _nvidia("ampere", 48, 16, 100, 7, serving_tile=_SHORT),
-    "sm_89": _nvidia("ada", 48, 24, 100, 5, serving_tile=_SHORT),
-    "sm_90": _nvidia("hopper", 64, 32, 228, 5, _SMALLER, cudnn_first=True, unaligned=_UNALIGNED * _BY_WARP),
+    "sm_86": _nvidia("ampere", 48, 16, 100, 7, serving_tile=_SHORT, tensor_flop_clk=1024),
+    "sm_89": _nvidia("ada", 48, 24, 100, 5, serving_tile=_SHORT, tensor_flop_clk=1024),
+    "sm_90": _nvidia(
+        "hopper", 64, 32, 228, 5, _SMALLER, cudnn_first=True, products="wgmma", unaligned=_UNALIGNED * _BY_WARP
+    ),
     "sm_100": _nvidia(
         "blackwell",
         64,
@@ -165,6 +174,7 @@ CHIPS: Mapping[str, Chip] = {
         5,
         _SMALLER,
         cudnn_first=True,
+        products="tcgen05",
         paired_tiles=True,
         xqa=False,
         unaligned=_UNALIGNED * _BY_WARP,
@@ -177,11 +187,12 @@ CHIPS: Mapping[str, Chip] = {
         5,
         _SMALLER,
         cudnn_first=True,
+        products="tcgen05",
         paired_tiles=True,
         xqa=False,
         unaligned=_UNALIGNED * _BY_WARP,
     ),
-    "sm_120": _nvidia("blackwell", 48, 24, 100, 5, _SMALLER, serving_tile=_SHORT),
+    "sm_120": _nvidia("blackwell", 48, 24, 100, 5, _SMALLER, serving_tile=_SHORT, tensor_flop_clk=1024),
     "gfx908": _amd("cdna", 256, 4, 10, attention="math"),
     "gfx90a": _amd("cdna2", 512, 8, 8),
     "gfx942": _amd("cdna3", 512, 8, 8),
@@ -203,8 +214,17 @@ CHIPS: Mapping[str, Chip] = {
 }
 #: assumed for a machine without a compute capability
 _UNKNOWN = Chip(architecture="", shared_bytes=64 * KIB, shared_block_bytes=48 * KIB)
+#: share of a chip's rate below which a board's is halved
+_HALVED_BELOW = 0.75
 #: NVIDIA's architectures, the oldest first
 GENERATIONS = tuple(dict.fromkeys(chip.architecture for name, chip in CHIPS.items() if name.startswith("sm_")))
+
+
+def halves_tensor_cores(gpu: Gpu) -> bool:
+    """Whether the board has half the rate of its chip's tensor cores with float32 sums, as GeForce boards do."""
+    known, pipe = chip_of(gpu).tensor_flop_clk, Pipe("tensor", "float16")
+    own = gpu.peak_flop_per_s.get(pipe, 0.0) / (gpu.sm_count * gpu.boost_clock_hz)
+    return 0 < own < _HALVED_BELOW * known
 
 
 def target_of(gpu: Gpu) -> str:

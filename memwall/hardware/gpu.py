@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from memwall.core.errors import UsageError
@@ -204,7 +205,8 @@ class Gpu:
     calibration: Annotated[str, one_of(("measured", "architecture", "datasheet")), Stated("calibration", "datasheet")]
     #: dense peak of each pipe that the GPU has, FLOP/s
     peak_flop_per_s: Annotated[Mapping[Pipe, float], _peaks]
-    #: fraction of a datasheet number that can be reached: "dram" (always there), "tensor.float16", ...
+    #: fraction that can be reached of the datasheet's bandwidth, "dram" (always there), and of a peak at the clock at
+    #: which kernels run, "tensor.float16", ...
     achievable: Annotated[Mapping[str, float], _fractions]
     #: dotted key of the file -> the comment next to the number
     sources: Mapping[str, Line]
@@ -224,6 +226,10 @@ class Gpu:
     #: share of their rate in short benchmarks that matrix products hold in hours of training, where the power limit
     #: lowers the clock; unless stated the mean of the GPUs on which it is known
     trained_products: Annotated[float, fraction, Stated("power.trained_products", UNKNOWN_TRAINED)] = UNKNOWN_TRAINED
+    #: clock at which boards that boost past their datasheet's run kernels, and the highest that the driver allows any
+    #: of them; 0: the boost clock
+    run_clock_hz: Annotated[NotNegative, Stated("compute.run_clock_hz", 0.0)] = 0.0
+    max_clock_hz: Annotated[NotNegative, Stated("compute.max_clock_hz", 0.0)] = 0.0
     #: how it is joined to others of its kind; None: alone, or by a link of which only the datasheet's rate is known
     cluster: Cluster | None = None
 
@@ -263,6 +269,14 @@ class Gpu:
                 return known
         return DEFAULT_PEAK_FRACTION
 
+    def running(self) -> Gpu:
+        """The GPU at the clock at which its kernels run."""
+        return _at_clock(self, self.run_clock_hz or self.boost_clock_hz)
+
+    def fastest(self) -> Gpu:
+        """The GPU at the highest clock that it may run at: what no kernel beats."""
+        return _at_clock(self, self.max_clock_hz or self.boost_clock_hz)
+
     def ridge_point(self, pipe: Pipe) -> float:
         """FLOP per DRAM byte above which work for ``pipe`` is limited by compute."""
         return self.peak(pipe) / self.dram_bytes_per_s
@@ -271,8 +285,8 @@ class Gpu:
         """Plain JSON types in a fixed order; :meth:`from_dict` reads it back."""
         record: dict[str, Any] = write(self)
         del record["sm_bytes_per_s"]
-        for name in ("cpu", "cluster"):
-            if getattr(self, name) is None:
+        for name in ("cpu", "cluster", "run_clock_hz", "max_clock_hz"):
+            if not getattr(self, name):
                 del record[name]
         return record
 
@@ -290,6 +304,22 @@ class Gpu:
             return replace(found, host=host_of(_STATED(record.get("dispatch_s")), found.cpu))
         except BadRecord as error:
             raise UsageError(str(error)) from None
+
+
+@lru_cache(maxsize=256)
+def _at_clock(gpu: Gpu, clock_hz: float) -> Gpu:
+    """The GPU with peaks, L2 and all clocks at another clock than the datasheet's; DRAM and links keep theirs."""
+    if clock_hz == gpu.boost_clock_hz:
+        return gpu
+    faster = clock_hz / gpu.boost_clock_hz
+    return replace(
+        gpu,
+        boost_clock_hz=clock_hz,
+        run_clock_hz=0.0,
+        max_clock_hz=0.0,
+        peak_flop_per_s={pipe: faster * rate for pipe, rate in gpu.peak_flop_per_s.items()},
+        l2_bytes_per_s=faster * gpu.l2_bytes_per_s,
+    )
 
 
 def host_of(dispatch_s: float | None, cpu: Cpu | None) -> Host:

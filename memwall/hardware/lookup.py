@@ -16,7 +16,7 @@ from memwall.core.cache import remembered
 from memwall.core.errors import UsageError, nearest
 from memwall.core.packed import pack, unpack
 from memwall.core.structure import shown
-from memwall.hardware.chips import GENERATIONS
+from memwall.hardware.chips import GENERATIONS, chip_of, halves_tensor_cores
 from memwall.hardware.files import packaged
 from memwall.hardware.gpu import Gpu
 from memwall.hardware.gpu_spec import broken_identities, read_spec
@@ -154,6 +154,9 @@ def _packaged(name: str) -> Gpu:
 
 #: the distance from which two GPUs are unrelated: other vendors'
 _UNRELATED = len(GENERATIONS)
+#: generations added to the distance of a GPU whose tensor cores multiply by other instructions, so that all with the
+#: same ones come first, and of a board that halves their rate where the other does not
+_OTHER_PRODUCTS, _OTHER_RATE = 4.0, 0.25
 #: generations added to the distance of a table that was not scored on rows (derived, of another dtype, from published
 #: figures): within an architecture, and across
 _UNSCORED = (0.5, 1.5)
@@ -171,9 +174,10 @@ def stated() -> tuple[Gpu, ...]:
 
 def with_nearest_constants(gpu: Gpu, others: Iterable[Gpu]) -> Gpu:
     """The GPU with each constant that it lacks from the most similar of ``others`` that states it: one of the same
-    compute capability, else of the same architecture, else of the nearest generation of the same vendor; among these of
-    the nearest peak. A table that was not scored on rows counts as further away (:data:`_UNSCORED`). ``fitted_on``
-    names the GPU on whose rows a table was scored."""
+    compute capability, else one whose tensor cores multiply by the same instructions (Ampere, Ada and the RTX boards of
+    Blackwell; Hopper; Blackwell's others), of these of the same architecture, else of the nearest generation of the
+    same vendor; among these of the nearest peak. A table that was not scored on rows counts as further away
+    (:data:`_UNSCORED`). ``fitted_on`` names the GPU on whose rows a table was scored."""
     tables: list[tuple[tuple[float, float, str], str, Gpu]] = []
     for other in others:
         generations, peaks, name = distance(gpu, other)
@@ -212,6 +216,10 @@ def distance(gpu: Gpu, other: Gpu) -> tuple[float, float, str]:
         generations = 1
     else:
         generations = _UNRELATED
+    if 0 <= generations < _UNRELATED and chip_of(gpu).products != chip_of(other).products:
+        generations = min(generations + _OTHER_PRODUCTS, _UNRELATED - 0.1)
+    elif halves_tensor_cores(gpu) != halves_tensor_cores(other):
+        generations += _OTHER_RATE
     peak = max(gpu.peak_flop_per_s.values()) / max(other.peak_flop_per_s.values())
     bandwidth = gpu.dram_bytes_per_s / other.dram_bytes_per_s
     return generations, abs(math.log(peak)) + abs(math.log(bandwidth)), other.name

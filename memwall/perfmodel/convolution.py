@@ -35,10 +35,10 @@ from typing import Any, NamedTuple
 from memwall.core.graph import Pipe
 from memwall.core.units import counted, duration, flop_rate, percent, size
 from memwall.hardware.chips import chip_of
-from memwall.hardware.constants import ConvolutionConstants
+from memwall.hardware.constants import ConvolutionConstants, GemmConstants
 from memwall.hardware.lookup import Gpu
-from memwall.ops.product_launches import Convolution
-from memwall.perfmodel import depthwise, winograd
+from memwall.ops.product_launches import Convolution, Gemm
+from memwall.perfmodel import depthwise, gemm, winograd
 from memwall.perfmodel.base import Terms, constants, traffic_s
 from memwall.perfmodel.tiles import TiledProduct, tiled
 
@@ -131,11 +131,39 @@ def _implicit_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: Convolution
         sums_s = traffic_s(gpu, 0, 2 * 4 * product.batch * m * n) + gpu.launch_overhead_s
     facts |= {"way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k, "parts": parts}
     moved_s = traffic_s(gpu, launch.bytes - resident, resident)
-    if launch.role == "input" and _skips(launch):  # places that meet no output are zeroed by a pass before
-        sums_s += traffic_s(gpu, launch.write_bytes) + gpu.launch_overhead_s
+    sums_s += _zeroed_s(launch, gpu)
     body_s = max(compute_s, moved_s) + _exposed(launch, k) * min(compute_s, moved_s)
     peak_s = sum(launch.pipe_flops.values()) / gpu.peak(pipe)
     return Terms(compute_s, moved_s, sums_s, body_s, sums_s, facts, peak_s)
+
+
+def _warp_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe, known: ConvolutionConstants, resident: int) -> Terms:
+    """An implicit GEMM in the main loop of a matmul: tiles, waves and splits along k are those of matmuls, and so are
+    the constants."""
+    relative = {"forward": 1.0, "input": known.backward_input, "weight": known.backward_weight}[launch.role]
+    m, n, k = _dimensions(launch, _ALIGNED_BYTES / launch.itemsize)
+    sums_s = _zeroed_s(launch, gpu)
+    of_matmuls = constants(GemmConstants, gpu, pipe.dtype)
+    of_matmuls = replace(of_matmuls, plateau=of_matmuls.plateau * relative)
+    product = Gemm(
+        read_bytes=launch.read_bytes, write_bytes=launch.write_bytes, pipe=pipe, batch=launch.groups, m=m, n=n,
+        k=math.ceil(k), itemsize=launch.itemsize,
+    )  # fmt: skip
+    terms = gemm.predict(product, gpu, of_matmuls, resident)
+    exposed_s = _exposed(launch, k) * min(terms.compute_s, terms.memory_s)
+    facts = {**terms.facts, "way": "implicit GEMM", "pipe": pipe, "m": m, "n": n, "k": k}
+    facts |= {"tiles": facts["blocks"], "parts": facts["split"], "plateau": gemm.plateau(product, gpu, of_matmuls)}
+    return replace(
+        terms, body_s=terms.body_s + exposed_s, latency_s=terms.latency_s + sums_s,
+        ends_s=terms.ends_s + sums_s, facts=facts, peak_s=sum(launch.pipe_flops.values()) / gpu.peak(pipe),
+    )  # fmt: skip
+
+
+def _zeroed_s(launch: Convolution, gpu: Gpu) -> float:
+    """Seconds of the pass that zeroes a data gradient's places that meet no output."""
+    if launch.role != "input" or not _skips(launch):
+        return 0.0
+    return traffic_s(gpu, launch.write_bytes) + gpu.launch_overhead_s
 
 
 def _exposed(launch: Convolution, k: float) -> float:
@@ -211,6 +239,12 @@ def _is_strided_gradient(launch: Convolution) -> bool:
     return launch.role == "input" and max(launch.stride) > 1 and not _skips(launch)
 
 
+def _has_matmuls_loop(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
+    """Whether the library's implicit GEMMs are its matmuls with another way to load: of two bytes an element from
+    Ampere on (CUTLASS's, named sm80_xmma_fprop)."""
+    return pipe.engine == "tensor" and launch.itemsize == 2 and not chip_of(gpu).sliced_channels
+
+
 class _Engine(NamedTuple):
     """Which launches it serves on which pipe, and its terms."""
 
@@ -223,6 +257,8 @@ def _serves_gemm(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
     is_narrow = launch.channels_out < _GRADIENT_CHANNELS and not launch.searched and launch.itemsize == 4
     if pipe.engine == "vector":
         return is_flat and not (is_narrow and _is_strided_gradient(launch))
+    if _has_matmuls_loop(launch, gpu, pipe):
+        return False
     if launch.groups > 1 and not is_flat:  # 64 channels in 4 groups take the direct kernel's time on an H200
         return False
     if pipe.dtype != "tf32":
@@ -237,8 +273,9 @@ def _serves_direct(launch: Convolution, gpu: Gpu, pipe: Pipe) -> bool:
 
 
 _ENGINES = (
-    _Engine(_serves_gemm, _implicit_gemm), _Engine(winograd.serves_staged, winograd.staged),
-    _Engine(winograd.serves_fused, winograd.fused), _Engine(_serves_direct, _direct),
+    _Engine(_serves_gemm, _implicit_gemm), _Engine(_has_matmuls_loop, _warp_gemm),
+    _Engine(winograd.serves_staged, winograd.staged), _Engine(winograd.serves_fused, winograd.fused),
+    _Engine(_serves_direct, _direct),
 )  # fmt: skip
 
 
@@ -309,10 +346,11 @@ def _sizes(facts: Facts) -> str:
 
 def _tiles(gpu: Gpu, facts: Facts) -> str:
     (rows, columns), waves, rounds = facts["tile"], facts["tiles"] / gpu.sm_count, facts["rounds"]
-    waiting = ", too few to fill the multiprocessors" if facts["small"] else ""
+    waiting = ", too few to fill the multiprocessors" if facts.get("small") else ""
     return (
         f"{_sizes(facts)} in {counted(facts['tiles'], 'tile')} of {rows}x{columns} on {gpu.sm_count} SMs ="
-        f" {waves:.3g} waves, run as {rounds} ({percent(waves / max(rounds, 1), 0)}){waiting}; {_plateau(gpu, facts)}"
+        f" {waves:.3g} waves, run as {rounds:.3g} ({percent(waves / max(rounds, 1), 0)}){waiting};"
+        f" {_plateau(gpu, facts)}"
     )
 
 

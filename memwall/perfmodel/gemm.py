@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from memwall.core.graph import ITEMSIZE, Pipe
 from memwall.core.units import bandwidth, counted, duration, flop_rate, percent, size
-from memwall.hardware.chips import chip_of
+from memwall.hardware.chips import chip_of, halves_tensor_cores
 from memwall.hardware.constants import GemmConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops.product_launches import Gemm, QuantisedGemm
@@ -42,13 +42,18 @@ from memwall.perfmodel.base import Terms, kept_share, traffic_s
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (16, 128), (32, 64), (16, 64), (32, 32))
 #: the pipe whose peak a GPU's power is compared with
 _HALF = Pipe("tensor", "float16")
+#: where a board halves the rate of tensor cores, loads and instructions hide behind arithmetic: the share of the peak
+#: inside a tile, dtypes whose sums are float32, and how much more of the peak its power sustains. cuBLASLt's 179
+#: TFLOP/s on an RTX 4090 are 1.0 of its peak at the clock that it runs at, where an L40S by its power would sustain
+#: 0.94 of it (gemm_peak_measured.csv)
+_HALVED_PLATEAU, _HALVED, _HALVED_POWER = 0.97, frozenset(("float16", "bfloat16", "tf32", "fp8")), 1.1
 #: where two SMs hold one tile between them
 _PAIRED_TILES = ((256, 256), *_TILES)
 _AREA = 128 * 256
 #: bytes per row of a block's step along k, and the fewest elements of k that a block has
 _STEP_BYTES, _LEAST_DEPTH = 64, 128
-#: waves from which on a smaller tile gains nothing
-_ENOUGH_WAVES = 16
+#: waves from which on a smaller tile gains nothing, unless it fills the shorter side up to less, of a multiple of this
+_ENOUGH_WAVES, _NARROW = 16, 32
 #: bytes of a partial sum: written once, read once
 _PARTIAL_BYTES = 8
 
@@ -99,27 +104,29 @@ def _sustained(gpu: Gpu, known: GemmConstants) -> float:
     about with the square of the rate: the rate grows with the square root of the power."""
     peak = gpu.peak(_HALF)
     watts = gpu.tdp_w / (peak / 1e12) if gpu.tdp_w else 1.0
-    return min(known.sustained * sqrt(watts), 1.0)
+    return min(known.sustained * (_HALVED_POWER if halves_tensor_cores(gpu) else 1.0) * sqrt(watts), 1.0)
 
 
-def _plateau(launch: Gemm, gpu: Gpu, known: GemmConstants) -> float:
+def plateau(launch: Gemm, gpu: Gpu, known: GemmConstants) -> float:
     """Share of its peak that a multiprocessor reaches inside a tile."""
-    chip = chip_of(gpu)
-    reached = known.plateau * (1.0 if launch.aligned else chip.unaligned)
-    return reached * (chip.tf32 if launch.pipe.dtype == "tf32" else 1.0)
+    chip, reached = chip_of(gpu), known.plateau
+    if halves_tensor_cores(gpu) and launch.pipe.dtype in _HALVED:
+        reached = min(2 * reached, _HALVED_PLATEAU)
+    return reached * (1.0 if launch.aligned else chip.unaligned) * (chip.tf32 if launch.pipe.dtype == "tf32" else 1.0)
 
 
 def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_s: float) -> TileChoice:
     """The shortest of the menu."""
     short, long = min(launch.m, launch.n), max(launch.m, launch.n)
     results, k, sms, clock = launch.batch * launch.m * launch.n, launch.k, gpu.sm_count, gpu.boost_clock_hz
-    math_s = 2 * sms / (gpu.peak(launch.pipe) * _plateau(launch, gpu, known))  # of a multiply-add in one SM
+    math_s = 2 * sms / (gpu.peak(launch.pipe) * plateau(launch, gpu, known))  # of a multiply-add in one SM
     byte_s = 1 / (known.load * clock)
     step = max(int(_STEP_BYTES // launch.itemsize), 1)
     short_bytes, long_bytes = launch.side_itemsizes
     step_s = known.depth_clocks * launch.itemsize / 2 / clock
     partial_s = _PARTIAL_BYTES * results / gpu.l2_bytes_per_s
     balance = sqrt(step_s * k / partial_s)  # the split whose wait along k equals its time for partial sums
+    least_short = ceil(short / _NARROW) * _NARROW
     best: TileChoice | None = None
     for tile in _PAIRED_TILES if chip_of(gpu).paired_tiles else _TILES:
         rows, columns = tile
@@ -140,7 +147,7 @@ def _choose(launch: Gemm, gpu: Gpu, known: GemmConstants, stream_s: float, held_
             total_s += split_s
             if best is None or total_s < best.total_s:
                 best = TileChoice(total_s, tile, split, blocks, waves, rounds, pipe_s, load_s, depth_s, split_s)
-        if tiles > _ENOUGH_WAVES * sms:
+        if tiles > _ENOUGH_WAVES * sms and ceil(short / rows) * rows == least_short:
             break
     assert best is not None
     return best
@@ -195,7 +202,7 @@ def _wall(launch: Gemm, gpu: Gpu, known: GemmConstants, terms: Terms) -> str:
         "compute": {
             "held_s": f"its power limit of {gpu.tdp_w:.0f} W holds the chip at {percent(_sustained(gpu, known), 0)} of "
             f"{peak}",
-            "pipe_s": f"inside a tile an SM reaches {percent(_plateau(launch, gpu, known), 0)} of its share of {peak}"
+            "pipe_s": f"inside a tile an SM reaches {percent(plateau(launch, gpu, known), 0)} of its share of {peak}"
             f"{_UNALIGNED if not launch.aligned else ''}",
         },
         "bandwidth": {

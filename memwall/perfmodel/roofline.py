@@ -12,8 +12,9 @@ family's model (:mod:`memwall.perfmodel.families`) says how well it uses the GPU
 
 Each is the time of that resource alone; the largest of the first three also holds what does not overlap with it: the
 start and the end of a launch, and the other walls of several launches. ``limited_by`` is the largest of all terms.
-``bound_s`` is the speed of light: datasheet peaks, each compulsory byte once, no overhead; bytes at L2
-bandwidth where all that the kernel touches fits in L2 (Williams, Waterman, Patterson: Roofline, CACM 2009).
+``bound_s`` is the speed of light: datasheet peaks at the highest clock that the part may run, each compulsory byte
+once, no overhead; bytes at L2 bandwidth where all that the kernel touches fits in L2 (Williams, Waterman, Patterson:
+Roofline, CACM 2009). The other terms are those of the clock at which it does run.
 
 ``low_s`` and ``high_s`` are the 80 % interval: the 10th and 90th percentile of measured over modeled time, by family
 and GPU, on the rows that the constants were fitted to.
@@ -127,12 +128,14 @@ def _peak_s(flops: Mapping[Pipe, int], gpu: Gpu) -> float:
 
 def bound_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel: no real run is faster."""
+    gpu = gpu.fastest()
     rate = gpu.l2_bytes_per_s if cost.least_bytes <= gpu.l2_bytes else gpu.dram_bytes_per_s
     return max(least_compute_s(cost, gpu), cost.least_bytes / rate, sent_s(cost, gpu)[1])
 
 
 def on_chip_s(cost: Cost, gpu: Gpu) -> float:
     """Speed of light of a kernel whose operands all are in L2, and whose results stay there."""
+    gpu = gpu.fastest()
     rate = max(gpu.l2_bytes_per_s, gpu.dram_bytes_per_s)
     return max(least_compute_s(cost, gpu), cost.least_bytes / rate, sent_s(cost, gpu)[1])
 
@@ -147,7 +150,7 @@ def least_compute_s(cost: Cost, gpu: Gpu) -> float:
 def launches_of(cost: Cost, gpu: Gpu, resident_bytes: int = 0) -> list[tuple[Launch, Terms]]:
     """The launches of a cost, with ``resident_bytes`` of its reads in L2 already; each later launch finds in L2 what
     remains of the traffic of the one before it."""
-    launches, resident = [], resident_bytes
+    launches, resident, gpu = [], resident_bytes, gpu.running()
     for launch in (as_run(launch, gpu) for launch in cost.launches):
         launches.append((launch, predict(launch, gpu, resident)))
         resident = int(launch.bytes * kept_share(gpu, launch.bytes))
@@ -169,6 +172,7 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
     bound = bound_s(cost, gpu)
     walls = {TERMS[wall]: 0.0 for wall in OVERLAPPING}
     body = ends = down = up = spared = 0.0
+    faster = gpu.running().boost_clock_hz / gpu.boost_clock_hz  # terms are of that clock
     for item, terms in launches:
         low, high = interval(CONSTANTS[item.FAMILY], gpu, item.shown_by)
         for name in walls:
@@ -176,14 +180,14 @@ def predict_cost(cost: Cost, gpu: Gpu, resident_bytes: int = 0, launch: str = "g
         body += terms.body_s
         ends += terms.ends_s
         if terms.peak_s is not None:
-            spared += _peak_s(item.pipe_flops, gpu) - terms.peak_s
+            spared += _peak_s(item.pipe_flops, gpu) - terms.peak_s * faster
         own_s = terms.time_s + floors_s / len(launches)
         down += own_s * (1 - low)
         up += own_s * (high - 1)
     on_link_s = sent_s(cost, gpu)[0]
     if max(body, on_link_s) < bound:  # no kernel is faster; its bound is its wall
         body = bound
-        name = "compute_s" if least_compute_s(cost, gpu) >= bound else "memory_s"
+        name = "compute_s" if least_compute_s(cost, gpu.fastest()) >= bound else "memory_s"
         walls[name] = max(walls[name], bound)
     walls[max(walls, key=walls.__getitem__)] = body + ends
     time_s = max(body + ends + floors_s, on_link_s)

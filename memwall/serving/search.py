@@ -232,7 +232,7 @@ def _least(steps: GpuSteps, prompt: int, generate: int) -> dict[str, float]:
     """By quantity what no request beats."""
     step_s, each = _least_step_s(steps, 1), steps.each(EngineStep(0, 0, ((prompt, 0),)))
     flops_s = sum(
-        n * peak_compute_s(kernel.cost(own, steps.layout), steps.gpu)
+        n * peak_compute_s(kernel.cost(own, steps.layout), steps.gpu.fastest())
         for kernel, n, own in each
         if not isinstance(kernel, _UNBOUNDED)
     )

@@ -277,7 +277,7 @@ class _Search:
     def _rate(self) -> float:
         """FLOP/s of the fastest op at the speed of light."""
         costs = [cost for cost in self.ranks.profile.costs[0] if cost.flops]
-        return max(cost.total_flops / least_compute_s(cost, self.gpu) for cost in costs)
+        return max(cost.total_flops / least_compute_s(cost, self.gpu.fastest()) for cost in costs)
 
     def _total(self, blocks: Blocks, recompute: str) -> tuple[BlockWork, BlockWork]:
         """What a microbatch does in all blocks, and what of it makes gradients of weights."""

@@ -28,6 +28,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 - fused attention and norms of cuDNN's front end (:mod:`memwall_lab.tables.cudnn`); attention of encoders in servers
   (:mod:`memwall_lab.tables.aisimulate`)
 - whole networks as NVIDIA timed them (:mod:`memwall_lab.tables.nvidia`)
+- whole networks: timm's, U-Nets of Stable Diffusion (:mod:`memwall_lab.tables.networks`)
 """
 
 from memwall.bench.accuracy.kinds import TableKind
@@ -42,6 +43,7 @@ from memwall_lab.tables import (
     kernelbench,
     library,
     liger,
+    networks,
     neusight,
     nvidia,
     serving,
@@ -58,4 +60,5 @@ TABLES: tuple[TableKind, ...] = (
     training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT, cudnn.ATTENTION, cudnn.NORMS,
     aisimulate.ENCODERS, nvidia.FASTER_TRANSFORMER, nvidia.EXAMPLES,
     aic_kernels.DELTA, aic_kernels.MAMBA, aic_kernels.SPARSE, aic_kernels.CASTS,
+    networks.TIMM, networks.DIFFUSERS,
 )  # fmt: skip
