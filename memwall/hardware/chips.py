@@ -64,8 +64,8 @@ class Chip:
     #: (arXiv 2501.12084, section 6.2 and table 7, the second paper of the authors of 2402.13499). Blackwell's data
     #: centre chips, which are not published, are taken to do the same; of AMD's nothing is known
     unaligned: float = 1.0
-    #: share of its peak that a multiprocessor reaches in TF32 over the share in 16 bits: half of an A100's BERTs in TF32
-    #: (fastertransformer.csv, dle_pytorch.csv) ask for 0.75 to 0.95; of other chips nothing is known
+    #: share of its peak that a multiprocessor reaches in TF32 over the share in 16 bits: half of an A100's BERTs
+    #: in TF32 (fastertransformer.csv, dle_pytorch.csv) ask for 0.75 to 0.95; of other chips nothing is known
     tf32: float = 1.0
     #: by which instructions tensor cores multiply: of a warp, of a warp group, of a block with its own memory. A chip
     #: with other ones runs other kernels

@@ -101,6 +101,8 @@ class Stream(Launch):
     pipe: Pipe | None = None
     #: integer instructions of the threads, summed over the elements: places of strided operands, conversions
     instructions: int = 0
+    #: bytes of L2's sectors that it reads where neighbours of a result are apart in an operand; 0: whole sectors
+    sector_bytes: int = 0
     #: random numbers that it draws, whose instructions are among these
     draws: int = 0
     #: dependent memory round trips of a thread that nothing hides

@@ -15,7 +15,16 @@ from memwall.core.graph import TensorSpec, contiguous
 from memwall.ops import loops
 from memwall.ops.attention import pairs_up_to
 from memwall.ops.base import Call, Cost, fetched_bytes
-from memwall.ops.passes import launched, loop_instructions, looped, pass_over, stream_of, streamed, vector_flops
+from memwall.ops.passes import (
+    launched,
+    loop_instructions,
+    looped,
+    pass_over,
+    sector_bytes,
+    stream_of,
+    streamed,
+    vector_flops,
+)
 from memwall.ops.recorded import same
 from memwall.ops.registry import formula
 from memwall.ops.results import movement as results
@@ -33,8 +42,9 @@ op = partial(formula, "movement")
 @op("contiguous", loop=loops.point, results=same)
 def convert(call: Call) -> Cost:
     """Reads what it is given, writes what it returns, in a TensorIterator kernel (Copy.cu)."""
-    output = call.outputs[0]
-    return streamed(call.cost(), output.numel, instructions=loop_instructions(call.inputs[-1:], output))
+    output, operand = call.outputs[0], call.inputs[-1]
+    places = loop_instructions((operand,), output)
+    return streamed(call.cost(), output.numel, instructions=places, sector_bytes=sector_bytes(operand, output))
 
 
 @op("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")

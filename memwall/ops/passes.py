@@ -125,6 +125,24 @@ def loop_instructions(operands: Sequence[TensorSpec], output: TensorSpec) -> int
     return per_element * output.numel
 
 
+#: threads of a warp, and bytes of a sector, the least that L2 serves (NVIDIA's guide to Nsight Compute)
+_WARP, _SECTOR_BYTES = 32, 32
+
+
+def sector_bytes(operand: TensorSpec, output: TensorSpec) -> int:
+    """Bytes of the sectors that the warps of a TensorIterator kernel over ``output`` read of an operand, as for keys
+    that are copied transposed: 32 results in a row lie in as many sectors, which other warps read again. 0 where a warp
+    uses at least half of its sectors."""
+    strides = [0] * (len(output.shape) - len(operand.shape)) + list(operand.strides)
+    covered, sectors = 1, 1.0
+    for axis in sorted(range(len(output.shape)), key=output.strides.__getitem__):
+        taken = min(output.shape[axis], -(-_WARP // covered))
+        step = strides[axis] * operand.itemsize / _SECTOR_BYTES
+        sectors *= taken if step >= 1 else max(taken * step, 1.0)
+        covered *= taken
+    return int(output.numel * sectors) if sectors > 2 * operand.itemsize else 0
+
+
 def broadcast_instructions(axes: int) -> int:
     """Integer instructions per element of a TensorIterator kernel over so many axes."""
     return _PER_ELEMENT + _PER_AXIS * axes

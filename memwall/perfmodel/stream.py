@@ -111,6 +111,7 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
     # overlaps with other blocks' traffic; neither a turn of vLLM's kernels nor the waits of TensorRT-LLM's quantisation
     # take less where L2 has the data
     loops_s = steps_s(gpu, launch.blocks, launch.steps, launch.block_threads, launch.resident_threads)
+    sectors_s = traffic_s(gpu, 0.0, launch.sector_bytes)
     waits_s, met_s = launch.round_trips * round_trip_s(gpu), barriers_s(launch, gpu)
     few_s = 0.0
     if 0 < (launch.thread_blocks or 0) < gpu.sm_count:  # the other multiprocessors move nothing
@@ -123,9 +124,12 @@ def predict(launch: Stream, gpu: Gpu, known: StreamConstants, resident_bytes: in
         "loops_s": loops_s,
         "waits_s": waits_s,
         "few_s": few_s,
+        "sectors_s": sectors_s,
         "barriers_s": met_s,
     }
-    return Terms.of(flops_s, memory_s, max(places_s, loops_s, few_s), known.latency_s + waits_s + met_s, facts)
+    return Terms.of(
+        flops_s, memory_s, max(places_s, loops_s, few_s, sectors_s), known.latency_s + waits_s + met_s, facts
+    )
 
 
 def _moved(launch: Stream) -> str:
@@ -158,6 +162,11 @@ def explain(launch: Stream, gpu: Gpu, known: StreamConstants, terms: Terms) -> s
         said.append(
             f"{each:.0f} integer instructions for {what} take {duration(facts['instructions_s'])}"
             f" on {INTEGER_LANES} lanes of {gpu.sm_count} SMs"
+        )
+    if facts["sectors_s"]:
+        said.append(
+            f"neighbours of the result are apart in what is read: {size(launch.sector_bytes)} of L2's sectors take"
+            f" {duration(facts['sectors_s'])}"
         )
     if launch.steps:
         said.append(
