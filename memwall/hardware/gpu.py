@@ -230,6 +230,8 @@ class Gpu:
     #: of them; 0: the boost clock
     run_clock_hz: Annotated[NotNegative, Stated("compute.run_clock_hz", 0.0)] = 0.0
     max_clock_hz: Annotated[NotNegative, Stated("compute.max_clock_hz", 0.0)] = 0.0
+    #: share of the rate at which its power holds short matmuls on tensor cores that is left in steps of seconds
+    looped_products: Annotated[float, fraction, Stated("power.looped_products", 1.0)] = 1.0
     #: how it is joined to others of its kind; None: alone, or by a link of which only the datasheet's rate is known
     cluster: Cluster | None = None
 

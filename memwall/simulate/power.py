@@ -1,24 +1,30 @@
-"""The power limit over steps that follow each other: what float32 products sustain next to other kernels.
+"""The power limit over steps that follow each other: what products sustain next to other kernels.
 
-A lone product starts at the boost clock, and slows down once it has drawn more than the board may
+A lone float32 product starts at the boost clock, and slows down once it has drawn more than the board may
 (:class:`memwall.hardware.constants.VectorGemmConstants`). The products of a lone call share that start, and steps in a
 loop have none. There the limit holds on average over their kernels, ``looped`` says what is left of it after seconds,
 and products may draw what others do not::
 
     limit x (products_s + others_s) = energy of the products + OTHERS x limit x others_s
+
+Matmuls on tensor cores are held at the rate that measured loops of them show, which short ones, or ones of zeros, pass
+on some boards (``looped_products`` of a GPU).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
-from memwall.hardware.constants import VectorGemmConstants
+from memwall.hardware.constants import Constants, GemmConstants, VectorGemmConstants
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops.product_launches import VectorGemm
 from memwall.perfmodel.base import constants
 from memwall.perfmodel.families import as_run
+
+C = TypeVar("C", bound=Constants)
 
 #: ways of issuing kernels that repeat the step, and those of a lone call, of :data:`memwall.simulate.issue.LAUNCHES`
 LOOPS, LONE = ("eager", "graph"), ("call", "replay")
@@ -36,27 +42,33 @@ def multiplies(cost: Cost, gpu: Gpu) -> bool:
 
 def in_call(gpu: Gpu, products: int) -> Gpu:
     """The GPU in a lone call of so many products, which share the time at the boost clock."""
-    return _held(gpu, lambda known: {"burst_s": known.burst_s / max(products, 1)})
+    return _held(gpu, VectorGemmConstants, lambda known: {"burst_s": known.burst_s / max(products, 1)})
 
 
 def in_loop(gpu: Gpu, products_s: float = 0.0, others_s: float = 0.0) -> Gpu:
-    """The GPU whose float32 products are held by its power from their start, with what other kernels leave of it.
+    """The GPU whose float32 products are held by its power from their start, with what other kernels leave of it, and
+    whose matmuls on tensor cores are held as in steps of seconds.
 
     Args:
-        products_s: seconds of a step that such products take where nothing is left of it.
+        products_s: seconds of a step that float32 products take where nothing is left of it.
         others_s: seconds of a step that its other kernels take.
     """
     spared_s = min((1 - OTHERS) * others_s, (1 - 1 / _MOST) * products_s)
     draw = products_s / (products_s - spared_s) if spared_s else 1.0
-    return _held(gpu, lambda known: {"burst_s": 0.0, "flop_per_joule": draw * known.looped * known.flop_per_joule})
+    gpu = _held(gpu, GemmConstants, lambda known: {"sustained": gpu.looped_products * known.sustained})
+    return _held(
+        gpu,
+        VectorGemmConstants,
+        lambda known: {"burst_s": 0.0, "flop_per_joule": draw * known.looped * known.flop_per_joule},
+    )
 
 
-def _held(gpu: Gpu, change: Callable[[VectorGemmConstants], Mapping[str, float]]) -> Gpu:
-    """The GPU with other constants of products in each dtype that its file states some of."""
+def _held(gpu: Gpu, kind: type[C], change: Callable[[C], Mapping[str, float]]) -> Gpu:
+    """The GPU with other constants of a family's tables that its file states some of."""
     held: dict[str, float] = {}
-    for variant in VectorGemmConstants.VARIANTS:
-        table = f"{VectorGemmConstants.FAMILY}.{variant}."
+    for variant in kind.VARIANTS:
+        table = f"{kind.FAMILY}.{variant}."
         if any(key.startswith(table) for key in gpu.utilization):
-            changed = change(constants(VectorGemmConstants, gpu, variant))
+            changed = change(constants(kind, gpu, variant))
             held |= {f"{table}{name}": value for name, value in changed.items()}
     return replace(gpu, utilization={**gpu.utilization, **held})

@@ -169,10 +169,12 @@ def as_run_again(gpu: Gpu, context: PlanContext, launch: str) -> Gpu:
     """The GPU as kernels find it: as :func:`as_launched`, with the power that float32 products have then."""
     launched = as_launched(gpu, launch)
     products = {n for n, kind in enumerate(context.kinds) if multiplies(kind.group.cost, gpu)}
-    if not products or gpu.cpu is not None or launch not in (*LOOPS, *LONE):
+    if gpu.cpu is not None or launch not in (*LOOPS, *LONE):
         return launched
     if launch in LONE:
-        return in_call(launched, sum(number in products for number in context.order))
+        return in_call(launched, sum(number in products for number in context.order)) if products else launched
+    if not products:
+        return launched if gpu.looped_products == 1 else in_loop(launched)
     known = _predictions(context.graph, in_loop(launched), context)
     spent_s = {True: 0.0, False: 0.0}
     for number in context.order:

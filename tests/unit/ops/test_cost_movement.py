@@ -2,9 +2,10 @@
 
 import pytest
 
-from memwall.core.graph import Graph, Op, Storage, Value, contiguous
+from memwall.core.graph import Graph, Op, Storage, TensorSpec, Value, contiguous
 from memwall.hardware.lookup import load_gpu
 from memwall.ops.base import touched_bytes
+from memwall.ops.passes import sector_bytes
 from memwall.ops.registry import classify, graph_costs
 from memwall.perfmodel.roofline import predict_cost
 from tests.unit.cost_calls import VECTOR, cost, expanded, spec
@@ -261,3 +262,14 @@ def test_index_put_writes_all_that_is_indexed_however_small_the_values():
     mask = spec(8, 1000, dtype="bool")
     masked = cost("aten.index_put_", [("indices", [mask]), ("values", spec(7, dtype="float32"))], wide)
     assert masked.write_bytes == 28
+
+
+def test_keys_that_are_copied_transposed_are_read_in_sectors():
+    """32 numbers in a row of the copy of [8, 12, 64, 384] lie 1,536 bytes apart in 32 sectors of 32 bytes; a picture's
+    three channels put next to each other take 3 x 1.33 sectors for 32 numbers, as many bytes as they have."""
+    keys = TensorSpec((8, 12, 64, 384), (384 * 768, 64, 1, 768), "float16")
+    assert sector_bytes(keys, contiguous(keys.shape, "float16")) == 8 * 12 * 64 * 384 * 32
+    picture = contiguous((8, 3, 224, 224), "float32")
+    beside = TensorSpec(picture.shape, (3 * 224 * 224, 1, 3 * 224, 3), "float32")
+    assert sector_bytes(picture, beside) == 0
+    assert sector_bytes(keys, TensorSpec(keys.shape, keys.strides, "float16")) == 0

@@ -52,6 +52,14 @@ def test_a_board_that_throttles_says_what_is_left():
     assert _held(in_loop(load_gpu("p4"))) == pytest.approx(0.67 * 75 * 5.67e10, rel=1e-6)
 
 
+def test_a_v100_in_a_loop_multiplies_at_what_its_power_holds():
+    """DeepBench's short matmuls are held at 0.544 x sqrt(300 / 125) = 0.843 of 125 TFLOP/s; steps of seconds keep 0.65
+    of it: 2 x 8192^3 FLOP take 16.06 ms at 68.5 TFLOP/s."""
+    v100, cost = load_gpu("v100-sxm2-16gb"), calls.product(8192, 8192, 8192, "float16")
+    assert predict_cost(cost, v100).time_s < 11.5e-3
+    assert predict_cost(cost, in_loop(v100)).time_s == pytest.approx(16.06e-3, rel=0.01)
+
+
 def test_tensor_cores_are_not_of_this_limit():
     a10 = load_gpu("a10")
     assert multiplies(calls.product(64, 64, 64, "float32"), a10)
