@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -63,6 +64,17 @@ class NetworkSample(Timed):
 
     def row(self) -> TimedRow:
         return _row(self)
+
+    @classmethod
+    def model(cls, samples: Sequence[NetworkSample], skipped: Counter[str]) -> list[TimedRow]:
+        """The rows of the steps that can be traced: their library is installed, and has the network."""
+        rows = []
+        for sample in samples:
+            try:
+                rows.append(sample.row())
+            except Skip as reason:
+                skipped[str(reason)] += 1
+        return rows
 
 
 @lru_cache(maxsize=2048)
