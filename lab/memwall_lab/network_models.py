@@ -34,7 +34,7 @@ OLDEST = next(iter(TORCH))
 class NetworkStep:
     """One step of a network: the library that builds it, its name there, images of a batch, and the side of one in
     pixels (of a U-Net, of a latent). ``dtype``: of model and input; ``autocast``: of a forward on float32 weights;
-    ``torch``: its version; cuDNN searches its engines (``cudnn.benchmark``), as all of these benchmarks have it."""
+    ``searched``: cuDNN searches its engines (``cudnn.benchmark``); ``torch``: its version."""
 
     library: str
     name: str
@@ -44,6 +44,7 @@ class NetworkStep:
     dtype: str | None = None
     autocast: str | None = None
     channels_last: bool = False
+    searched: bool = True
     torch: str = OLDEST
 
 
@@ -60,7 +61,7 @@ def traced(step: NetworkStep) -> Profile:
         return cross_entropy(output.float(), output.new_zeros(step.batch, dtype=int))
 
     in_training: dict[str, Any] = {"optimizer": "none", "loss": loss} if step.mode == "training" else {}
-    with _searching():
+    with _searching(step.searched):
         return pipeline.profile(
             _LIBRARIES[step.library](step), gpu="a100-80gb-sxm", mode=step.mode, dtype=step.dtype,
             autocast=step.autocast, torch=step.torch, **in_training,
@@ -68,11 +69,11 @@ def traced(step: NetworkStep) -> Profile:
 
 
 @contextmanager
-def _searching() -> Iterator[None]:
-    """With ``cudnn.benchmark``, which a trace records with each convolution."""
+def _searching(searched: bool) -> Iterator[None]:
+    """With or without ``cudnn.benchmark``, which a trace records with each convolution."""
     from torch.backends import cudnn
 
-    before, cudnn.benchmark = cudnn.benchmark, True
+    before, cudnn.benchmark = cudnn.benchmark, searched
     try:
         yield
     finally:

@@ -16,17 +16,19 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from memwall.core.graph import Pipe, TensorSpec
+from memwall.core.graph import Pipe, TensorSpec, contiguous, is_channels_last
 from memwall.ops.base import Call, Cost, per_axis, touched_bytes
 from memwall.ops.contraction import product_flops, product_pipe
 from memwall.ops.launches import Launch, Reduction, Stream
-from memwall.ops.passes import in_one_piece
+from memwall.ops.passes import in_one_piece, loop_instructions, sector_bytes
 from memwall.ops.product_launches import Convolution, Gemm
 from memwall.ops.registry import define, formula, full_name
 from memwall.ops.results import windows
 
 op = partial(formula, "convolution")
 
+#: results of a block of a copy (512 threads of 4), and elements of 2 bytes of a sector of L2
+_BLOCK_ELEMENTS, _SECTOR_ELEMENTS = 2048, 16
 _TRANSPOSED = "cudnn_convolution_transpose miopen_convolution_transpose slow_conv_transpose2d slow_conv_transpose3d"
 _TRANSPOSED_NAMES = frozenset(map(full_name, _TRANSPOSED.split()))
 #: names under which cuDNN gets its bias as a second kernel that passes over the output (Convolution.cpp)
@@ -64,6 +66,7 @@ def convolution(call: Call) -> Cost:
     data, weight, output, bias = _input(call), call.need("weight"), call.outputs[0], call.arg("bias")
     flops = _work(call, data if _is_transposed(call) else output, weight)
     read = call.read_bytes - _skipped_bytes(call, data, weight, output)
+    copied = _copied(data, output)
     if call.name in _SEPARATE_BIAS and bias is not None and not _is_depthwise(call, weight):
         product = _launch(call, "forward", data, output, read - bias.nbytes, output.nbytes)
         added = Stream(
@@ -72,9 +75,35 @@ def convolution(call: Call) -> Cost:
             elements=output.numel,
             about="a kernel of its own adds the bias",
         )
-        return call.cost(flops, read_bytes=read, launches=(product, added))
+        return call.cost(flops, read_bytes=read, launches=(*copied, product, added))
     product = _launch(call, "forward", data, output, read, call.write_bytes)
-    return call.cost(flops, read_bytes=read, launches=(product,))
+    return call.cost(flops, read_bytes=read, launches=(*copied, product))
+
+
+def _copied(data: TensorSpec, output: TensorSpec) -> tuple[Stream, ...]:
+    """The pass that lays an input out as the result is: channels last, where the weight alone has them
+    (``cudnn_conv_suggest_memory_format`` of ConvUtils.h)."""
+    if not (_has_channels_last(output) and data.is_contiguous and data.numel > 1 and data.shape[1] > 1):
+        return ()
+    if math.prod(data.shape[2:]) == 1:
+        return ()
+    _, channels, *places = data.shape
+    strides = [channels * step for step in contiguous(places, data.dtype).strides]
+    laid_out = TensorSpec(data.shape, (channels * math.prod(places), 1, *strides), data.dtype)
+    copy = Stream(
+        read_bytes=data.nbytes,
+        write_bytes=data.nbytes,
+        elements=data.numel,
+        instructions=loop_instructions([data], laid_out),
+        # a block's results are some places with all their channels; where these are few it uses whole sectors
+        sector_bytes=sector_bytes(data, laid_out) if channels > _BLOCK_ELEMENTS // _SECTOR_ELEMENTS else 0,
+        about="the input is copied to channels last, as the weight is",
+    )
+    return (copy,)
+
+
+def _has_channels_last(spec: TensorSpec) -> bool:
+    return is_channels_last(spec.shape, spec.strides)
 
 
 #: role of a convolution -> that of the one which it transposes
@@ -106,7 +135,7 @@ def _launch(call: Call, role: str, data: TensorSpec, output: TensorSpec, read_by
         itemsize=weight.itemsize,
         searched=bool(call.attributes.get("benchmark")),
         dilation=tuple(per_axis(call.attributes.get("dilation", 1), len(kernel))),
-        channels_last=not data.is_contiguous and data.strides[-len(kernel) - 1] == 1,
+        channels_last=_has_channels_last(output) or (not data.is_contiguous and data.strides[-len(kernel) - 1] == 1),
     )
 
 

@@ -94,7 +94,7 @@ class Networks(TableKind):
         step = NetworkStep(
             "timm", record["model"], size(record, "batch"), size(record, "img"),
             known({"infer": "inference"}, record["phase"], "phase"), dtype, autocast,
-            known(_LAYOUTS, layout, "layout"), record["torch"] if record["torch"] in TORCH else OLDEST,
+            known(_LAYOUTS, layout, "layout"), torch=record["torch"] if record["torch"] in TORCH else OLDEST,
         )  # fmt: skip
         compiled = record["compiled"] == "1"
         kind = f"{record['phase']} {layout}{' compiled' if compiled else ''}"
@@ -118,7 +118,9 @@ class UNets(TableKind):
 
     def read(self, record: Record, source: Path) -> Iterator[NetworkSample]:
         name, side = known(_PIPELINES, record["pipeline"], "pipeline")
-        step = NetworkStep("diffusers", name, size(record, "unet_batch"), side, dtype="fp16", channels_last=True)
+        step = NetworkStep(
+            "diffusers", name, size(record, "unet_batch"), side, dtype="fp16", channels_last=True, searched=False
+        )
         policy, launch, kind = _WAYS[record["compiled"] == "1"]
         yield NetworkSample(
             self.name, record["gpu"], gpu_named(record["gpu"]), kind, "float16", step, policy, launch,
