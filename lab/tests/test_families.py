@@ -201,6 +201,7 @@ def test_constants_are_fitted_to_half_of_the_modules_and_scored_on_the_other(tmp
     slow = {name: 0.75 * gpu.utilization[f"stream.elementwise.{name}"] for name in ("read", "triad", "copy")}
     real = replace(gpu, utilization=gpu.utilization | {f"stream.elementwise.{name}": n for name, n in slow.items()})
     wanted = [case for case in cases() if case.family in ("elementwise", "upsample") and case.mode == "forward"]
+    wanted = [case for case in wanted if "transpose" not in case.expression]  # L2 holds these
     known = {}
 
     def once(workload, **options):
