@@ -134,6 +134,14 @@ def _numbers_table(gpu: Gpu) -> Table:
         ("link, both directions", bandwidth(gpu.link_bytes_per_s), "link.link_bytes_per_s"),
         ("units (SM, CU)", str(gpu.sm_count), "compute.sm_count"),
         ("boost clock", si(gpu.boost_clock_hz, "Hz"), "compute.boost_clock_hz"),
+        *(
+            (f"clock of {what}", si(clock_hz, "Hz"), f"compute.{key}")
+            for what, key, clock_hz in (
+                ("kernels", "run_clock_hz", gpu.run_clock_hz),
+                ("bounds", "max_clock_hz", gpu.max_clock_hz),
+            )
+            if clock_hz
+        ),
         ("TDP", f"{gpu.tdp_w:.0f} W" if gpu.tdp_w else col.NOTHING, "power.tdp_w"),
         ("launch latency", duration(gpu.launch_overhead_s), "host.launch_overhead_s"),
         *((f"achievable {key}", percent(f), f"achievable.{key}") for key, f in gpu.achievable.items() if key != "dram"),

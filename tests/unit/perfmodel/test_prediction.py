@@ -81,6 +81,27 @@ def test_a_table_without_rows_of_its_own_comes_after_one_with_rows():
     assert with_nearest_constants(mine, [derived, COUSIN]).utilization["gemm.float16.plateau"] == 0.6
 
 
+def test_chips_with_other_instructions_of_tensor_cores_lend_last():
+    """sm_120 multiplies by mma.sync, as Ada and Ampere do; Hopper by wgmma and the B200 by tcgen05 (PTX, "Warp level
+    matrix instructions", "asynchronous warpgroup level", "TensorCore 5th generation family")."""
+    workstation = make_gpu("w", compute_capability="12.0", architecture="blackwell")
+    b200, h100 = board("b200", "10.0", "blackwell", plateau=0.3), board("h100", "9.0", "hopper", plateau=0.4)
+    ada = board("l40s", "8.9", "ada", plateau=0.5)
+    assert with_nearest_constants(workstation, [b200, h100, ada]).fitted_on == {"gemm.float16": "l40s"}
+    assert with_nearest_constants(workstation, [b200, h100, COUSIN]).fitted_on == {"gemm.float16": "b"}
+    assert with_nearest_constants(workstation, [h100]).fitted_on == {"gemm.float16": "h100"}
+
+
+def test_kernels_run_at_one_clock_and_bounds_hold_at_the_highest():
+    """100 TFLOP/s at 1 GHz: 10^9 FLOP take 10 us, at the 1.25 GHz of the board 8 us, and no less than 5 us at 2 GHz;
+    DRAM has a clock of its own: 10^7 bytes at 1 TB/s take 10 us at any."""
+    gpu = make_gpu(run_clock_hz=1.25e9, max_clock_hz=2e9)
+    computes = predict_cost(Cost({TENSOR: 10**9}, 0, 0, launches=(replace(COMPUTE, read_bytes=0),)), gpu)
+    assert (computes.compute_s, computes.bound_s) == (pytest.approx(8e-6), pytest.approx(5e-6))
+    moves = predict_cost(Cost({}, 10**7, 0, launches=(replace(TRAFFIC, write_bytes=0),)), gpu)
+    assert (moves.memory_s, moves.bound_s) == (pytest.approx(10e-6), pytest.approx(10e-6))
+
+
 def test_other_makers_boards_lend_nothing():
     tpu = make_gpu("tpu", compute_capability=None, architecture="tpu")
     assert with_nearest_constants(tpu, [OLD, SAME, COUSIN]).utilization == {}
