@@ -8,8 +8,9 @@ from functools import lru_cache
 from memwall.core.graph import ITEMSIZE, Pipe, contiguous
 from memwall.ops import Cost
 from memwall.ops.experts import cost_of_experts, loads_of
-from memwall.ops.product_launches import FusedAttention, Gemm
+from memwall.ops.product_launches import FusedAttention
 from memwall.ops.serving import ExpertsLaunch, LatentLaunch, LatentProduct
+from memwall.ops.sparse_attention import pairs_of
 from memwall.ops.table_calls import cost
 
 
@@ -57,15 +58,12 @@ def latent_prefill(
     absorbed: bool = False,
     eager: bool = False,
     widths: tuple[int, int, int, int] = LATENT_WIDTHS,
-    top_k: int = 0,
-    pairs: int = 0,
 ) -> Cost:
     """Causal latent attention (MLA) of ``queries`` new tokens whose last attends to all ``keys``, without the products
     before and after it; ``heads`` are those of one GPU, ``dtype`` that of the cache (bfloat16 or fp8). ``absorbed``
-    kernels attend to the latents, and do more than is needed. ``top_k``: the most tokens that a query attends to;
-    ``pairs`` of queries and keys, where neither says how many."""
+    kernels attend to the latents, and do more than is needed."""
     nope, rope, rank, value = widths
-    pairs = pairs or pairs_of(queries, keys, top_k or keys)
+    pairs = pairs_of(queries, keys, keys)
     pipe, itemsize = Pipe("tensor", dtype), 1 if dtype == "fp8" else 2
     new_bytes = batch * queries * (rank + rope) * itemsize
     of_keys = keys * (rank + rope if absorbed else heads * (nope + value) + rope)
@@ -93,32 +91,6 @@ def latent_prefill(
     )
     flops = 2 * batch * heads * pairs * (nope + rope + value)
     return Cost({pipe: flops}, read, write, launches=(work,))
-
-
-def pairs_of(queries: int, keys: int, most: int) -> int:
-    """(query, key) pairs of causal attention whose last query sees all keys, each at most so many."""
-    short = max(min(most - (keys - queries), queries), 0)  # queries that see fewer
-    return short * (keys - queries) + short * (short + 1) // 2 + (queries - short) * most
-
-
-@lru_cache(maxsize=1 << 16)
-def index_scores(batch: int, heads: int, queries: int, keys: int, size: int, ratio: int = 1) -> Cost:
-    """The scores of an index of sparse attention: products of ``heads`` fp8 queries of ``size`` numbers with the fp8
-    keys of all tokens before, of which one weighted sum a pair is written, in float32. Keys and queries have a float32
-    scale for each ``size`` numbers. A key stands for ``ratio`` tokens."""
-    pipe, pairs = Pipe("tensor", "fp8"), pairs_of(queries, keys, keys) // ratio
-    read, write = batch * (keys // ratio + queries * heads) * (size + 4), 4 * batch * pairs
-    work = Gemm(
-        pipe=pipe,
-        batch=batch,
-        m=heads * queries,
-        n=max(pairs // queries, 1),
-        k=size,
-        itemsize=1,
-        read_bytes=read,
-        write_bytes=write,
-    )
-    return Cost({pipe: work.flops}, read, write, launches=(work,))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -31,13 +31,13 @@ def pairs_of(queries: int, keys: int, most: int) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
-def index_scores(batch: int, heads: int, queries: int, keys: int, size: int = 128, *, sequences: int = 1) -> Cost:
+def index_scores(batch: int, heads: int, queries: int, keys: int, size: int = 128, *, ratio: int = 1) -> Cost:
     """The scores of an index over keys in a row: products of ``heads`` fp8 queries of ``size`` numbers with the fp8
-    keys of all tokens before, of which one weighted sum a pair is written, in float32. Keys have a float32 scale.
-    A block of queries of several ``sequences`` walks along the keys of them all."""
+    keys of all tokens before, of which one weighted sum a pair is written, in float32. Keys have a float32 scale each,
+    and stand for ``ratio`` tokens. A block of queries of several sequences walks along the keys of them all."""
     rows = max(_INDEX_ROWS // heads, 1)
     spanned = max(rows // queries, 1)
-    pairs = batch * pairs_of(queries, keys, keys)
+    pairs, keys = max(batch * pairs_of(queries, keys, keys) // ratio, 1), max(keys // ratio, 1)
     blocks, mean = ceil(batch * queries / rows), pairs / (batch * queries) * spanned / _INDEX_KEYS
     steps = ceil(keys * spanned / _INDEX_KEYS)
     read, write = batch * (keys * (size + 4) + queries * heads * (size + 4)), 4 * pairs
@@ -72,11 +72,17 @@ def choice(rows: int, length: int, chosen: int, *, flat: bool = False) -> Cost:
 
 @lru_cache(maxsize=1 << 16)
 def sparse_prefill(
-    batch: int, queries: int, heads: int, keys: int, chosen: int, widths: tuple[int, int] = (576, 512)
+    batch: int,
+    queries: int,
+    heads: int,
+    keys: int,
+    chosen: int,
+    widths: tuple[int, int] = (576, 512),
+    needed: int = 320,
 ) -> Cost:
     """Latent attention of each of ``queries`` of a sequence to ``chosen`` of its ``keys`` bfloat16 latents, by
-    FlashMLA, whose blocks walk along all places for a choice, also those that none fills. ``widths``: of a key and of a
-    value."""
+    FlashMLA, whose blocks walk along all places for a choice, also those that none fills. ``widths``: of a latent and
+    of the part of it that is summed; keys and values of a head made of them have ``needed`` numbers."""
     size, value = widths
     rows, seen = batch * queries, min(chosen, keys)
     steps, blocks = ceil(chosen / _SPARSE_KEYS), rows * ceil(heads / _SPARSE_HEADS)
@@ -86,36 +92,48 @@ def sparse_prefill(
         kind="sparse_prefill", blocks=blocks, steps=steps, pipe=_HALF, paired=ceil(heads / _SPARSE_HEADS),
         flops=2 * blocks * steps * _SPARSE_HEADS * _SPARSE_KEYS * (size + value), read_bytes=read, write_bytes=write,
     )  # fmt: skip
-    return Cost({_HALF: 2 * rows * heads * seen * (size + value)}, read, write, launches=(work,))
+    pairs = batch * pairs_of(queries, keys, seen)
+    return Cost({_HALF: 2 * heads * pairs * needed}, read, write, launches=(work,))
 
 
 #: sequences of a pass of vLLM's sparse prefill, and kernels of a pass: latents are gathered and cast back to bfloat16,
 #: those of the window and the compressed ones, then attention runs; kernels of any call besides
 _PASS, _PASS_KERNELS, _CALL_KERNELS = 4, 3, 6
-#: bytes of a token's latent in the cache of DeepSeek-V4: 448 fp8 numbers, 64 in bfloat16, and scales
-_CACHED_BYTES = 584
+#: bytes of a token's latent in the fp8 cache of DeepSeek-V4: 448 fp8 numbers, 64 in bfloat16, and scales
+CACHED_BYTES = 584
 
 
 @lru_cache(maxsize=1 << 16)
-def sparse_window(batch: int, heads: int, queries: int, keys: int, *, window: int, ratio: int, size: int = 512) -> Cost:
-    """Attention of DeepSeek-V4 to the last ``window`` tokens and to all entries that stand for ``ratio`` tokens each,
-    over a cache of fp8 latents, by vLLM: prompts in passes of four sequences, one new token in a single kernel."""
-    entries = keys // ratio
-    seen = min(keys, window) + entries
+def sparse_window(
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    entries: int,
+    *,
+    window: int,
+    size: int = 512,
+    cached_bytes: int = CACHED_BYTES,
+) -> Cost:
+    """Attention of DeepSeek-V4 to the last ``window`` tokens and to ``entries`` that stand for several tokens each,
+    over a cache of latents with ``cached_bytes`` of each, by vLLM: one new token in a single kernel, prompts in passes
+    of four sequences."""
     held = min(keys, queries + window) + entries
+    later = round(queries * entries * (1 - (queries - 1) / (2 * keys)))  # entries that queries see, made as they go on
     steps = ceil(min(keys, window) / _SPARSE_KEYS) + ceil(entries / _SPARSE_KEYS)
     blocks, rows = batch * queries * ceil(heads / _SPARSE_HEADS), batch * queries * heads
-    read, write = batch * held * _CACHED_BYTES + 2 * rows * size, 2 * rows * size
-    passes = ceil(batch / _PASS) if queries > 1 else 1
-    gathered = 2 * batch * held * size if queries > 1 else 0
+    read, write = batch * held * cached_bytes + 2 * rows * size, 2 * rows * size
+    is_prompt = queries > 1
+    passes, gathered = (ceil(batch / _PASS), 2 * batch * held * size) if is_prompt else (1, 0)
+    mean = ceil(min(keys, window) / _SPARSE_KEYS) + later / queries / _SPARSE_KEYS
     work = Walk(
-        kind="sparse_window", blocks=blocks, steps=steps, pipe=_HALF,
-        passes=passes, count=_CALL_KERNELS + (passes * _PASS_KERNELS if queries > 1 else 1),
-        paired=ceil(heads / _SPARSE_HEADS),
-        flops=2 * blocks * steps * _SPARSE_HEADS * _SPARSE_KEYS * 2 * size,
+        kind="sparse_window", blocks=blocks, steps=steps, mean_steps=mean, pipe=_HALF, passes=passes,
+        count=_CALL_KERNELS + (passes * _PASS_KERNELS if is_prompt else 1), paired=ceil(heads / _SPARSE_HEADS),
+        flops=int(2 * blocks * mean * _SPARSE_HEADS * _SPARSE_KEYS * 2 * size),
         read_bytes=read + gathered, write_bytes=write + gathered,
     )  # fmt: skip
-    return Cost({_HALF: 4 * rows * min(seen, keys) * size}, read, write, launches=(work,))
+    pairs = pairs_of(queries, keys, min(window, keys)) + later
+    return Cost({_HALF: 4 * batch * heads * pairs * size}, read, write, launches=(work,))
 
 
 @lru_cache(maxsize=1 << 16)

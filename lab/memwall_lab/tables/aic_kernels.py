@@ -130,8 +130,8 @@ def _sparse(record: Record) -> Call:
             cost = sparse.sparse_prefill(batch, new, heads, keys, _CHOSEN)
             return _call("sparse attention", "bfloat16", f"{shape},h={heads}", cost)
         case "dsv4_hca_attn_module":
-            ratio = size(record, "compress_ratio")
-            cost = sparse.sparse_window(batch, heads, new, keys, window=_WINDOW, ratio=ratio)
+            entries = keys // size(record, "compress_ratio")
+            cost = sparse.sparse_window(batch, heads, new, keys, entries, window=_WINDOW)
             kind = "window attention" + " decode" * (new == 1)
             return _call(kind, "fp8", f"{shape},h={heads}", cost)
     raise Skip(f"kernel {record['op_name'][:40]!r} is not known")

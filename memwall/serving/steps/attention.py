@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from memwall.core.graph import ITEMSIZE
-from memwall.ops import Cost, served_calls, table_calls
+from memwall.ops import Cost, served_calls, sparse_attention, table_calls
 from memwall.serving.steps.kernels import NO_COST, StepKernel, share_of
 from memwall.serving.steps.step import EngineStep, Layout
 
@@ -100,10 +100,11 @@ class Latent(StepKernel):
                 found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
             if queries == 1:
                 found += served_calls.latent_decode(batch, folded * heads, chosen, kv, self.dtype, **how)
+            elif chosen < keys:
+                widths, needed = (self.rank + self.rope, self.rank), self.nope + self.rope + self.value
+                found += sparse_attention.sparse_prefill(batch, queries, heads, keys, self.top_k, widths, needed)
             else:
-                found += served_calls.latent_prefill(
-                    batch, heads, queries, keys, kv, absorbed=chosen < keys, top_k=self.top_k, **how
-                )
+                found += served_calls.latent_prefill(batch, heads, queries, keys, kv, **how)
         return found
 
     def weights_bytes(self, layout: Layout) -> int:
@@ -134,10 +135,12 @@ class Index(StepKernel):
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
         found = NO_COST
         for batch, folded, new, keys in _calls(step):
-            queries, held = folded * new, keys // self.ratio
-            found += served_calls.index_scores(batch, self.heads, queries, keys, self.size, self.ratio)
-            scored = 4 * batch * queries * held
-            found += table_calls.stream(scored, 4 * batch * queries * min(self.top_k, held), max(scored // 4, 1))
+            rows, held = batch * folded * new, max(keys // self.ratio, 1)
+            if new == 1:
+                found += sparse_attention.index_scores_paged(rows * held, rows, batch * held, self.heads, self.size)
+            else:
+                found += sparse_attention.index_scores(batch, self.heads, new, keys, self.size, ratio=self.ratio)
+            found += sparse_attention.choice(rows, held, self.top_k)
         return found
 
     def kv_bytes(self, tokens: int, layout: Layout) -> int:
@@ -162,21 +165,13 @@ class Compressed(StepKernel):
     top_k: int = 0
 
     def cost(self, step: EngineStep, layout: Layout) -> Cost:
-        heads, kv, found = share_of(self.heads, layout.tp), _kv_name(layout, self.dtype), NO_COST
-        how: Any = {
-            "engine": _IN_GRAPHS.get(layout.engine, layout.engine),
-            "widths": (self.size, 0, self.size, self.size),
-        }
+        heads, found = share_of(self.heads, layout.tp), NO_COST
         for batch, folded, queries, keys in _calls(step):
             entries = min(self._entries(keys), self.top_k or keys)
-            if queries == 1:
-                seen = min(keys, self.window) + entries
-                found += served_calls.latent_decode(batch, folded * heads, seen, kv, self.dtype, **how)
-            else:
-                seen, far = min(keys, queries + self.window) + self._entries(keys), self.ratio * self.top_k or keys
-                window, before = (served_calls.pairs_of(queries, keys, min(most, keys)) for most in (self.window, far))
-                pairs = window + self._entries(before)
-                found += served_calls.latent_prefill(batch, heads, queries, seen, kv, absorbed=True, pairs=pairs, **how)
+            cached = sparse_attention.CACHED_BYTES if layout.kv else self.size * ITEMSIZE[self.dtype]
+            found += sparse_attention.sparse_window(
+                batch, folded * heads, queries, keys, entries, window=self.window, size=self.size, cached_bytes=cached
+            )
         return found
 
     def _entries(self, tokens: int) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from memwall.core.errors import UsageError
-from memwall.core.graph import distinct_bytes
+from memwall.core.graph import TensorSpec, distinct_bytes
 from memwall.serving.steps.attention import Attention, Compressed, Index, Latent
 from memwall.serving.steps.kernels import Between, Collective, State, StepKernel
 from memwall.serving.steps.regions import Region
+from memwall.serving.steps.states import DeltaRule, Scan
 from memwall.serving.steps.traced import TracedStep
 
 
@@ -135,9 +139,30 @@ class CacheReader(TracedStep):
                 f"{region.place} keeps a cache that grows and is not that of attention, which the server"
                 " policy does not model"
             )
-        return State(
-            state_bytes=max(distinct_bytes(cached), distinct_bytes(stored)) // batch,
-            read_bytes=distinct_bytes(data) // self.tokens,
-            write_bytes=distinct_bytes(made) // self.tokens,
-            weight_bytes=distinct_bytes(fixed),
-        ), ()
+        moved: dict[str, Any] = {
+            "state_bytes": max(distinct_bytes(cached), distinct_bytes(stored)) // batch,
+            "read_bytes": distinct_bytes(data) // self.tokens,
+            "write_bytes": distinct_bytes(made) // self.tokens,
+            "weight_bytes": distinct_bytes(fixed),
+        }
+        return self._recurrence(region, [value.spec for value in stored], moved) or State(**moved), ()
+
+    def _recurrence(self, region: Region, stored: Sequence[TensorSpec], moved: Mapping[str, int]) -> State | None:
+        """The layer of a state of heads and a window of a convolution: the delta rule, whose step a sigmoid scales, or
+        the scan of Mamba-2. None: neither."""
+        states, windows = ([spec for spec in stored if len(spec.shape) == axes] for axes in (4, 3))
+        if len(states) != 1 or not windows:
+            return None
+        _, heads, rows, columns = states[0].shape
+        channels = sum(spec.shape[1] for spec in windows)
+        known: Any = {
+            **moved, "heads": heads, "channels": channels, "taps": windows[0].shape[-1], "dtype": states[0].dtype,
+        }  # fmt: skip
+        is_delta = any(self.graph.ops[i].name.startswith("aten.sigmoid") for i in region.ops)
+        shared = channels - heads * (columns if is_delta else rows)  # of queries and keys, or of B and C
+        kinds, odd = divmod(shared, 2 * (rows if is_delta else columns))
+        if odd or kinds < 1:
+            return None
+        if is_delta:
+            return DeltaRule(keys=kinds, key_size=rows, value_size=columns, **known)
+        return Scan(groups=kinds, size=rows, state=columns, **known)
