@@ -59,6 +59,6 @@ TABLES: tuple[TableKind, ...] = (
     library.PRODUCTS, encoder.ENCODER, kernelbench.MODULES, training.VTRAIN, training.CALCULON, training.MEGATRON,
     training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT, cudnn.ATTENTION, cudnn.NORMS,
     aisimulate.ENCODERS, nvidia.FASTER_TRANSFORMER, nvidia.EXAMPLES,
-    aic_kernels.DELTA, aic_kernels.MAMBA, aic_kernels.SPARSE, aic_kernels.CASTS,
+    aic_kernels.DELTA, aic_kernels.MAMBA, aic_kernels.SPARSE, aic_kernels.CASTS, aic_kernels.DEEPGEMM,
     networks.TIMM, networks.DIFFUSERS,
 )  # fmt: skip

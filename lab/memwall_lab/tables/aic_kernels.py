@@ -19,8 +19,10 @@ from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost
 from memwall.ops import linear_attention as linear
 from memwall.ops import sparse_attention as sparse
+from memwall.ops.product_launches import QuantisedGemm
+from memwall.ops.quantised import product_of_stored
 from memwall.perfmodel.base import kept_share
-from memwall_lab.tables.base import Call, Table, count, gpu_named, known, size
+from memwall_lab.tables.base import Call, Table, count, gpu_named, known, positive, size
 
 
 def _sizes(record: Record, *names: str) -> list[int]:
@@ -168,3 +170,26 @@ CASTS = Table(
     gpu="system",
     time="latency",
 )
+
+
+# -- block-scaled products ---------------------------------------------------------------------------------------------
+
+
+def _deepgemm(record: Record) -> Call:
+    """``groups`` products of fp8 blocks, whose activations are quantised already; L2 is flushed before each."""
+    groups, rows, n, k = _sizes(record, "groups", "m_per_group", "n", "k")
+    one = product_of_stored(rows, n, k, "fp8_block", engine="sglang")
+    (work,) = one.launches
+    assert isinstance(work, QuantisedGemm)
+    read, write = groups * work.read_bytes, groups * work.write_bytes
+    launch = replace(work, batch=groups, read_bytes=read, write_bytes=write)
+    cost = Cost({work.pipe: groups * one.total_flops}, read, write, launches=(launch,))
+    shape = f"g={groups},m={rows},n={n},k={k}"
+    return Call(op_class="block-scaled product", dtype="fp8", shape=shape, cost=cost, warm=0, measured_s=_us(record))
+
+
+def _us(record: Record) -> float:
+    return positive(record, "us") * 1e-6
+
+
+DEEPGEMM = Table("deepgemm_h800", "commit kind gpu groups m_per_group n k tflops us", _deepgemm, gpu="gpu")
