@@ -279,6 +279,16 @@ def test_autocast_inserts_cudas_casts(regional):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("convolution", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+def test_autocast_casts_convolutions_that_pad_by_a_word(convolution):
+    """``padding="same"`` calls another overload, which on CUDA reaches the one that autocast casts."""
+    rank = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}[convolution]
+    model = nn.Sequential(convolution(4, 4, 3, padding=1), convolution(4, 4, 3, padding="same"))
+    result = memwall.profile(model, (torch.randn(2, 4, *rank * [8]),), autocast="fp16")
+    made = [result.graph.values[op.outputs[0]].spec.dtype for op in result.graph.ops if "convolution" in op.name]
+    assert made == ["float16", "float16"]
+
+
 def test_autocast_ends_with_its_region():
     memwall.profile(Autocast(True), (torch.randn(4, 64),))
     assert not torch.is_autocast_enabled("cpu")

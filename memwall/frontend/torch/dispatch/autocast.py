@@ -17,7 +17,9 @@ import torch
 from memwall.core import compat
 from memwall.hardware.torch_versions import TorchVersion
 
+#: those that pad by a word reach "convolution" on CUDA; the CPU has autocast kernels of their own for them
 _LOWER_PRECISION = (
+    "conv1d.padding", "conv2d.padding", "conv3d.padding",
     "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input",
     "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear",
     "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "lstm_cell", "gru_cell", "rnn_tanh_cell",
