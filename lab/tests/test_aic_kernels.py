@@ -4,6 +4,7 @@ import pytest
 
 from memwall.bench.accuracy import read_measured
 from memwall.bench.accuracy.samples import Sample
+from memwall_lab.tables.aic_modules import _MODELS, _kernels
 
 DELTA = (
     "system,framework,version,kernel_source,batch_size,seq_len,num_k_heads,head_k_dim,num_v_heads,head_v_dim,latency\n"
@@ -73,3 +74,16 @@ def test_grouped_products_of_fp8_blocks(sample):
     assert row.cost.read_bytes == 4 * one
     assert row.cost.total_flops == 4 * 2 * 256 * 4096 * 7168
     assert row.measured_s == pytest.approx(64.517e-6)
+
+
+def test_a_module_of_glm_5_has_its_products():
+    """A decode of two sequences with 1000 tokens on 8 heads of GLM-5: rows of 6144 to 2048 + 576; of 2048 to 8 heads of
+    256 and 32 heads of the index of 128; of 6144 to a key of 128 and 32 weights; of 8 heads of 256 back to 6144. For
+    each head 192 x 512 before attention and 512 x 256 behind it; 1000 latents of 576 + 512."""
+    kernels = list(
+        _kernels(_MODELS["GlmMoeDsaForCausalLM"], (2, 8, 1, 1000), ("", "vllm", "bfloat16"), indexed=True, dense=False)
+    )
+    matmuls = 6144 * (2048 + 576) + 2048 * (8 * 256 + 32 * 128) + 6144 * (128 + 32) + 8 * 256 * 6144
+    heads = 8 * (192 * 512 + 512 * 256 + 1000 * (576 + 512))
+    index = 32 * 128 * 1000
+    assert sum(cost.total_flops for cost in kernels) == 2 * 2 * (matmuls + heads + index)

@@ -34,6 +34,7 @@ Your own table needs the columns of one of these kinds; extra columns are ignore
 from memwall.bench.accuracy.kinds import TableKind
 from memwall_lab.tables import (
     aic_kernels,
+    aic_modules,
     aiconfigurator,
     aisimulate,
     collectives,
@@ -60,5 +61,6 @@ TABLES: tuple[TableKind, ...] = (
     training.LLM_FOUNDRY, training.BRIDGE, deployments.LATENCIES, deployments.THROUGHPUT, cudnn.ATTENTION, cudnn.NORMS,
     aisimulate.ENCODERS, nvidia.FASTER_TRANSFORMER, nvidia.EXAMPLES,
     aic_kernels.DELTA, aic_kernels.MAMBA, aic_kernels.SPARSE, aic_kernels.CASTS, aic_kernels.DEEPGEMM,
+    aic_modules.MODULES,
     networks.TIMM, networks.DIFFUSERS,
 )  # fmt: skip

@@ -14,6 +14,8 @@ from memwall.serving.steps.step import EngineStep, Layout
 #: engine of whose latent attention all rows are of eager calls -> the one that runs the same kernels (FlashMLA,
 #: CUTLASS, FlashInfer) in a CUDA graph
 _IN_GRAPHS = {"vllm": "sglang"}
+#: engines that attend by kernels of sparse attention also where an index would choose all tokens
+_SPARSE_ALONE = ("vllm",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,8 @@ class Latent(StepKernel):
         how: Any = {"engine": _IN_GRAPHS.get(layout.engine, layout.engine), "widths": self._widths}
         for batch, folded, queries, keys in _calls(step):
             chosen = min(keys, self.top_k or keys)
-            if queries == 1 or chosen < keys:
+            is_sparse = chosen < keys or bool(self.top_k and layout.engine in _SPARSE_ALONE)
+            if queries == 1 or is_sparse:
                 for kind in ("mla_gen_pre", "mla_gen_post"):
                     found += served_calls.latent_product(
                         batch * folded * queries, heads, kind, self.dtype, self._widths
@@ -100,9 +103,9 @@ class Latent(StepKernel):
                 found += table_calls.product(keys, heads * (self.nope + self.value), self.rank, self.dtype)
             if queries == 1:
                 found += served_calls.latent_decode(batch, folded * heads, chosen, kv, self.dtype, **how)
-            elif chosen < keys:
+            elif is_sparse:
                 widths, needed = (self.rank + self.rope, self.rank), self.nope + self.rope + self.value
-                found += sparse_attention.sparse_prefill(batch, queries, heads, keys, self.top_k, widths, needed)
+                found += sparse_attention.sparse_prefill(batch, queries, heads, keys, chosen, widths, needed)
             else:
                 found += served_calls.latent_prefill(batch, heads, queries, keys, kv, **how)
         return found
