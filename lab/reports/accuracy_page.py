@@ -31,6 +31,7 @@ class Measured(NamedTuple):
 
 
 KERNELS, SERVED, WHOLE, MANY = "Kernels of PyTorch", "Kernels of servers", "Modules and networks", "Many GPUs"
+DEPLOYED = "Deployments of language models"
 #: table -> what it is
 TABLES: Mapping[str, Measured] = {
     "neusight_ops_train_subsample": Measured("NeuSight", KERNELS, "{kind}, fp32"),
@@ -71,6 +72,8 @@ TABLES: Mapping[str, Measured] = {
     "calculon_validation": Measured("Korthikanti et al.", MANY, "training, {kind}"),
     "megatron_training": Measured("NVIDIA's recipes", MANY, "training, {kind}"),
     "llmfoundry_training": Measured("llm-foundry", MANY, "training, {kind}"),
+    "serving_e2e": Measured("NVIDIA", DEPLOYED, "{kind}"),
+    "trtllm_throughput": Measured("NVIDIA", DEPLOYED, "{kind}"),
 }
 
 
