@@ -35,7 +35,7 @@ from memwall_lab.modules import ModuleSample  # noqa: E402
 
 TABLES = ("aiconfigurator_gemm", "aiconfigurator_attention", "neusight_ops_train_subsample", "neusight_ops_amd",
           "neusight_conv_subsample", "vidur_mlp_ops", "deepbench_gemm", "deepbench_conv", "aiconfigurator_moe",
-          "aiconfigurator_mla")  # fmt: skip
+          "aiconfigurator_mla", "aic_gated_delta", "aic_mamba2", "aic_sparse_kernels", "aic_quantize")  # fmt: skip
 #: residuals drawn from each GPU and table, and the seed
 DRAWN, SEED = 400, 1
 #: share of a module's kernel time that one table decides

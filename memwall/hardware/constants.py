@@ -28,7 +28,7 @@ class Constants:
     #: tables that a file may state; a missing one is replaced by the first that is there
     VARIANTS: ClassVar[tuple[str, ...]] = ()
     #: measured over modeled time, 10th and 90th percentile, with another GPU's constants, and with the defaults or
-    #: the former where that is wider (``lab/fits/foreign_intervals.py``); here the widest of all families
+    #: the former where that is wider (``lab/fits/foreign_intervals.py``); here the widest of all families but walks
     FOREIGN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     UNKNOWN: ClassVar[tuple[float, float]] = (0.61, 2.34)
     #: both, of variants whose kernels differ more between GPUs
@@ -258,6 +258,8 @@ class WalkConstants(Constants):
         "amax",
         "amax_rows",
     )
+    FOREIGN: ClassVar[tuple[float, float]] = (0.70, 1.29)
+    UNKNOWN: ClassVar[tuple[float, float]] = (0.41, 2.20)
     plateau: float = constant(0.9, 0.01, 1.2, "fraction of the peak that a block's matmuls reach")
     stream: float = constant(0.7, 0.02, 1.1, "fraction of the DRAM bandwidth that what is read and written once takes")
     block_clk: float = constant(3000.0, 0.0, 5e4, "clocks of a block beside its steps")
