@@ -204,6 +204,12 @@ def _tables(other: Gpu) -> Mapping[str, Mapping[str, float]]:
     return tables
 
 
+@cache
+def products_of(name: str) -> str:
+    """The instructions by which the tensor cores of a packaged GPU multiply; empty where none has that name."""
+    return chip_of(_packaged(name)).products if name in _files() else ""
+
+
 def distance(gpu: Gpu, other: Gpu) -> tuple[float, float, str]:
     """Smaller is more similar: generations apart, then peaks and bandwidths."""
     if gpu.compute_capability == other.compute_capability is not None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from memwall.hardware.chips import chip_of
 from memwall.hardware.constants import NO_ROWS, Constants
-from memwall.hardware.lookup import Gpu
+from memwall.hardware.lookup import Gpu, products_of
 
 C = TypeVar("C", bound=Constants)
 _cached: Any = lru_cache(maxsize=4096)  # whose type would refuse a class as a key
@@ -122,20 +123,28 @@ def _interval(kind: type[Constants], gpu: Gpu, variant: str) -> tuple[float, flo
     known = constants(kind, gpu, variant)
     known_as = CALIBRATED.index(calibrated(kind, gpu, variant))
     foreign, unknown = (kind.FOREIGN_OF.get(variant, of_all) for of_all in (kind.FOREIGN, kind.UNKNOWN))
-    return ((known.interval_low, known.interval_high), foreign, unknown)[known_as]
+    return ((known.interval_low, known.interval_high), foreign, unknown, unknown)[known_as]
 
 
 #: the 80 % interval of a family's launches on a GPU, as multiples of the modeled time
 interval: Callable[[type[Constants], Gpu, str], tuple[float, float]] = _cached(_interval)
 
+#: families whose kernels are made for the instructions of tensor cores
+_BY_TENSOR_CORES = frozenset(("gemm", "convolution", "attention", "latent", "experts"))
+OTHER_INSTRUCTIONS = "by other instructions"
 #: How the constants of a launch are known, the best first.
-CALIBRATED = ("yes", "by architecture", "datasheet only")
+CALIBRATED = ("yes", "by architecture", OTHER_INSTRUCTIONS, "datasheet only")
 
 
 def calibrated(kind: type[Constants], gpu: Gpu, variant: str) -> str:
     """How a family's constants on a GPU are known: scored on rows of this GPU and variant; of a similar GPU, another
-    variant or published figures; or not at all: a GPU without data, or a kind of kernel without rows on any GPU."""
+    variant or published figures; of a GPU whose tensor cores multiply by other instructions, in other kernels; or not
+    at all: a GPU without data, or a kind of kernel without rows on any GPU."""
     table = table_of(kind, gpu, variant)
     if table is None or _is_unmeasured(kind, variant, table):
+        return CALIBRATED[3]
+    donor = gpu.fitted_on.get(table, gpu.name)
+    by_tensor_cores = kind.FAMILY in _BY_TENSOR_CORES and not table.endswith(".float32")
+    if by_tensor_cores and products_of(donor) not in ("", chip_of(gpu).products):
         return CALIBRATED[2]
     return CALIBRATED[table != f"{kind.FAMILY}.{variant}" or gpu.fitted_on.get(table) != gpu.name]

@@ -48,7 +48,7 @@ class TimedRow:
     #: the datasheet's roofline, and the same at common efficiencies with a constant overhead
     r0_s: float | None = None
     r1_s: float | None = None
-    #: whether the constants are the GPU's own: yes, by architecture, datasheet only
+    #: whether the constants are the GPU's own: yes, by architecture, by other instructions, datasheet only
     calibrated: str = ""
     #: seconds to which the measured time is rounded
     resolution_s: float = 0.0

@@ -10,8 +10,10 @@ import memwall.report.columns as col
 from memwall.analysis.machines import Machine, best_peak, machines_of
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent, si, size
+from memwall.hardware.constants import CONSTANTS
 from memwall.hardware.gpu import DTYPES
 from memwall.hardware.lookup import Gpu, load_gpu
+from memwall.perfmodel.base import OTHER_INSTRUCTIONS, calibrated
 from memwall.report.document import Document, Section, Sentence, Table, clean, known_facts
 from memwall.report.kinds import Report
 
@@ -93,7 +95,10 @@ def _utilization_table(gpu: Gpu) -> Table:
     for key, value in gpu.utilization.items():
         kernels, _, name = key.rpartition(".")
         fitted = gpu.fitted_on.get(kernels, "")
-        whose = f"by architecture: {fitted}" if fitted not in ("", gpu.name) else "by architecture"
+        family, _, variant = kernels.partition(".")
+        how = calibrated(CONSTANTS[family], gpu, variant)
+        how = how if how == OTHER_INSTRUCTIONS else "by architecture"
+        whose = f"{how}: {fitted}" if fitted not in ("", gpu.name) else how
         source = gpu.sources.get(f"utilization.{key}") or whose
         rows.setdefault((kernels, source), []).append(f"{name} {value:.4g}")
     table = [(kernels, ", ".join(values), source) for (kernels, source), values in rows.items()]

@@ -6,12 +6,14 @@ import pytest
 
 from memwall.core.graph import Pipe
 from memwall.fusion.pricing import with_launches
+from memwall.hardware.constants import GemmConstants
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import load_gpu, with_nearest_constants
 from memwall.ops import Cost
 from memwall.ops import table_calls as calls
 from memwall.ops.launches import Plain, Stream
 from memwall.ops.product_launches import Gemm
+from memwall.perfmodel.base import calibrated, interval
 from memwall.perfmodel.families import explain, predict
 from memwall.perfmodel.roofline import launches_of, predict_cost
 from memwall.pipeline import resimulate
@@ -90,6 +92,17 @@ def test_chips_with_other_instructions_of_tensor_cores_lend_last():
     assert with_nearest_constants(workstation, [b200, h100, ada]).fitted_on == {"gemm.float16": "l40s"}
     assert with_nearest_constants(workstation, [b200, h100, COUSIN]).fitted_on == {"gemm.float16": "b"}
     assert with_nearest_constants(workstation, [h100]).fitted_on == {"gemm.float16": "h100"}
+
+
+def test_constants_of_a_chip_with_other_instructions_say_so_and_have_the_widest_interval():
+    """A GPU of 9.0 whose matmuls have an A100's constants, and one of 12.0 that has an L40S's: both are mma.sync's."""
+    hopper = make_gpu("h", compute_capability="9.0", architecture="hopper", fitted_on={"gemm.float16": "a100-80gb-sxm"},
+                      utilization={"gemm.float16.plateau": 0.7})  # fmt: skip
+    assert calibrated(GemmConstants, hopper, "float16") == "by other instructions"
+    assert interval(GemmConstants, hopper, "float16") == GemmConstants.UNKNOWN
+    workstation = replace(hopper, compute_capability="12.0", fitted_on={"gemm.float16": "l40s"}, name="w")
+    assert calibrated(GemmConstants, workstation, "float16") == "by architecture"
+    assert interval(GemmConstants, workstation, "float16") == GemmConstants.FOREIGN
 
 
 def test_kernels_run_at_one_clock_and_bounds_hold_at_the_highest():
