@@ -111,7 +111,7 @@ def test_kernels_of_another_gpu_have_a_wider_interval() -> None:
     there = predict_cost(quantised_product(M, 16384, 16384, "int4_wo"), a10)
     here = predict_cost(quantised_product(M, 16384, 16384, "int4_wo"), A100)
     assert there.high_s / there.time_s == pytest.approx(1.35, rel=0.01)
-    assert here.high_s / here.time_s < 1.3
+    assert here.high_s / here.time_s < 1.32  # fitted, and widened by the constants that were fitted to few rows
 
 
 MEASURED = truth("aiconfigurator_quant_gemm.csv")
