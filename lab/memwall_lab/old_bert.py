@@ -123,11 +123,12 @@ class MasterAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # takes no closure
+        aten: Any = torch.ops.aten
         gradients = [torch.empty_like(master) for master in self.masters]
-        torch._foreach_copy_(gradients, [p.grad for p in self.model if p.grad is not None])
-        torch.stack(torch._foreach_norm(gradients)).norm()
-        torch._foreach_mul_(gradients, 0.5)
+        aten._foreach_copy_(gradients, [p.grad for p in self.model if p.grad is not None])
+        torch.stack(aten._foreach_norm(gradients)).norm()
+        aten._foreach_mul_(gradients, 0.5)
         for master, gradient in zip(self.masters, gradients, strict=True):
             master.grad = gradient
         self.adam.step()
-        torch._foreach_copy_(self.model, self.masters)
+        aten._foreach_copy_(self.model, self.masters)

@@ -213,8 +213,8 @@ def test_compare_a_model_and_profiles(run, record):
     assert "h100-sxm" in run("compare", "net.py", "--gpu", "t4", "h100").out
     result = run("compare", record, "net.py", "--gpu", "t4", "h100", "--price", "h100=2.5")
     assert result.code == 0
-    assert "tiny on t4" in result.out
-    assert "net on h100-sxm" in result.out
+    assert "tiny (torch 2.9) on t4" in result.out  # an older record, which says no version
+    assert "net (torch 2.15) on h100-sxm" in result.out
 
 
 def test_clusters(run, folder):
