@@ -121,12 +121,15 @@ def _blocks(of: TrainingSample) -> Blocks:
 @lru_cache(maxsize=512)
 @uncollected()
 def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, fused_loss: bool) -> Profile:
-    """A microbatch of a rank's model, traced once for all GPUs. What tensor parallelism splits does not depend on how
-    products are computed."""
+    """A microbatch of a rank's model, traced once for all GPUs, whose attention is FlashAttention's where the model asks
+    for no other: all runs are older than a torch that prefers cuDNN's. What tensor parallelism splits does not depend
+    on how products are computed."""
     import torch
 
     from memwall.frontend.targets import Workload
     from memwall.frontend.torch import TraceOptions, trace
+    from memwall.hardware.torch_versions import TORCH, UNSAID
+    from memwall.ops.sdpa import GENERATIONS, Backends
     from memwall.training.sharding import find_split
     from memwall_lab.language_model import LanguageModel, next_token_loss, vocab_parallel_loss
 
@@ -141,7 +144,8 @@ def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, fused_lo
         groups = ((columns, row) for columns, row in split.groups)
         split = replace(split, groups=tuple((_with_adapters(columns), row) for columns, row in groups))
     loss = next_token_loss if fused_loss else vocab_parallel_loss
-    return trace_rank(workload(sizes, loss), layout, TraceOptions(), split)
+    ran = TraceOptions(attention=Backends(GENERATIONS["cudnn"], TORCH[UNSAID]))
+    return trace_rank(workload(sizes, loss), layout, ran, split)
 
 
 def _with_adapters(columns: tuple[str, ...]) -> tuple[str, ...]:
