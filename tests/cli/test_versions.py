@@ -144,7 +144,8 @@ def test_a_family_has_the_same_weights_caches_and_products(hf, name):
     for mode, sizes in SIZES.items():
         if name == "bert" and mode in ("prefill", "decode"):
             continue
-        profile = memwall.profile(hf(name), mode=mode, gpu="h100", **sizes)
+        # on kernels that no newer torch changes: what libraries record is compared
+        profile = memwall.profile(hf(name), mode=mode, gpu="h100", torch="2.9", **sizes)
         roles = profile.graph.role_bytes
         found |= {"weights": roles["parameter"], mode: weights_products(profile), f"{mode} in": places(profile)}
         found |= {"prefill": {"filled": roles.get("kv_made")}, "decode": {"cache": roles.get("kv_cache")}}.get(mode, {})
