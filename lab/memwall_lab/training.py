@@ -121,9 +121,9 @@ def _blocks(of: TrainingSample) -> Blocks:
 @lru_cache(maxsize=512)
 @uncollected()
 def _profile(sizes: Sizes, batch: int, layout: Parallelism, dtype: str, fused_loss: bool) -> Profile:
-    """A microbatch of a rank's model, traced once for all GPUs. Attention is FlashAttention's where the model asks for no
-    other: all runs are older than a torch that prefers cuDNN's. What tensor parallelism splits does not depend on how
-    products are computed."""
+    """A microbatch of a rank's model, traced once for all GPUs. Attention is FlashAttention's where the model asks for
+    no other: all runs are older than a torch that prefers cuDNN's. What tensor parallelism splits does not depend on
+    how products are computed."""
     import torch
 
     from memwall.frontend.targets import Workload
