@@ -154,6 +154,20 @@ _PASCAL = ((128, 128), (64, 128))
 _SHORT = (64, 32)
 _SMALLER = (_LARGE, (64, 64), (64, 32))
 
+#: Blackwell of data centers: B200 and B300 differ in nothing that is modeled of a chip
+_TCGEN05 = _nvidia(
+    "blackwell",
+    64,
+    32,
+    228,
+    5,
+    _SMALLER,
+    cudnn_first=True,
+    products="tcgen05",
+    paired_tiles=True,
+    xqa=False,
+    unaligned=_UNALIGNED * _BY_WARP,
+)
 #: compile target -> one multiprocessor of it; NVIDIA's from the oldest
 CHIPS: Mapping[str, Chip] = {
     "sm_60": _early("pascal", 64, 48, _PASCAL, partitions=2, triton_atomics=False),
@@ -166,32 +180,8 @@ CHIPS: Mapping[str, Chip] = {
     "sm_90": _nvidia(
         "hopper", 64, 32, 228, 5, _SMALLER, cudnn_first=True, products="wgmma", unaligned=_UNALIGNED * _BY_WARP
     ),
-    "sm_100": _nvidia(
-        "blackwell",
-        64,
-        32,
-        228,
-        5,
-        _SMALLER,
-        cudnn_first=True,
-        products="tcgen05",
-        paired_tiles=True,
-        xqa=False,
-        unaligned=_UNALIGNED * _BY_WARP,
-    ),
-    "sm_103": _nvidia(
-        "blackwell",
-        64,
-        32,
-        228,
-        5,
-        _SMALLER,
-        cudnn_first=True,
-        products="tcgen05",
-        paired_tiles=True,
-        xqa=False,
-        unaligned=_UNALIGNED * _BY_WARP,
-    ),
+    "sm_100": _TCGEN05,
+    "sm_103": _TCGEN05,
     "sm_120": _nvidia("blackwell", 48, 24, 100, 5, _SMALLER, serving_tile=_SHORT, tensor_flop_clk=1024),
     "gfx908": _amd("cdna", 256, 4, 10, attention="math"),
     "gfx90a": _amd("cdna2", 512, 8, 8),
