@@ -6,9 +6,15 @@ import pandas as pd
 
 from tests.unit.places import ROOT
 
-SPEC = importlib.util.spec_from_file_location("scores", ROOT / "lab" / "reports" / "scores.py")
-scores = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(scores)
+
+def _script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "lab" / "reports" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+scores, page = _script("scores"), _script("accuracy_page")
 
 
 def _cells(*rows):
@@ -34,3 +40,8 @@ def test_intervals_of_many_rows_hold_seven_to_nine_of_ten():
     now = _cells(("few", "fp16", 49, 0.1, 0.1, 0), ("low", "fp16", 50, 0.1, 0.69, 0), ("ok", "fp16", 50, 0.1, 0.9, 0),
                  ("high", "fp16", 50, 0.1, 0.91, 0), ("none", "fp16", 50, 0.1, None, 0))  # fmt: skip
     assert list(scores.badly_covered(now)["kind"]) == ["low", "high"]
+
+
+def test_the_page_shows_the_committed_scores():
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.with_scores(text, pd.read_csv(page.SCORES, keep_default_na=False)) == text
