@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import memwall
+from memwall.analysis.dtypes import emulations
 from memwall.core.errors import UsageError
 from memwall.hardware.torch_versions import NEWEST, TORCH
 from memwall.sweeping.compare import compare
@@ -104,3 +105,25 @@ def test_what_is_traced_has_one_version():
 def test_a_version_that_nobody_knows_is_refused():
     with pytest.raises(UsageError, match=r"torch is '1\.13'; want one of 2\.9, "):
         memwall.profile(Attention(), (X,), gpu="h100", torch="1.13")
+
+
+class Experts(nn.Module):
+    """Rows of two experts through a weight each."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, 64, 64))
+
+    def forward(self, x, ends):
+        return torch._grouped_mm(x, self.weight, ends)
+
+
+@pytest.mark.parametrize(("gpu", "said"), [
+    ("h100-sxm", []), ("a100-sxm-80gb", ["a loop over the experts"]), ("v100-sxm2-16gb", ["no grouped matmul"]),
+])  # fmt: skip
+def test_a_grouped_matmul_is_one_kernel_from_9_0_on(gpu, said):
+    """GroupedMMUtils.h: below compute capability 9.0 a loop, below 8.0 nothing."""
+    inputs = torch.empty(32, 64, dtype=torch.bfloat16), torch.tensor([16, 32], dtype=torch.int32)
+    made = memwall.profile(Experts(), inputs, gpu=gpu, dtype="bfloat16")
+    found = [text for text in emulations(made, made.simulations[0]) if "grouped matmul" in text]
+    assert len(found) == len(said) and all(part in text for part, text in zip(said, found, strict=True))
