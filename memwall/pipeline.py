@@ -19,7 +19,7 @@ from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus, stated, with_nearest_constants
-from memwall.hardware.torch_versions import TORCH, torch_version
+from memwall.hardware.torch_versions import BACKENDS, TORCH, torch_version
 from memwall.ops import graph_costs
 from memwall.ops.sdpa import GENERATIONS, Backends, runs_on
 from memwall.record.profile import Profile
@@ -149,7 +149,7 @@ def _check_attention(attention: str, gpu: Gpu) -> None:
 
 def _with_other_kernels(made: Profile, attention: str) -> Profile:
     """The profile, with a note where calls do not run in the attention kernel that was asked for."""
-    others = {name for graph in made.graphs for name in graph.backends} - {attention}
+    others = {name for graph in made.graphs for name in graph.backends if name in BACKENDS} - {attention}
     if attention == "auto" or not others:
         return made
     return made.noted(

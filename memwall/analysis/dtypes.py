@@ -17,8 +17,9 @@ from memwall.core.units import duration, flop_rate
 from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
+from memwall.ops.lowering import LowerableGraph
 from memwall.ops.registry import graph_costs
-from memwall.ops.sdpa import AttentionGraph, Backends, runs_on
+from memwall.ops.sdpa import Backends
 from memwall.record.profile import Profile
 from memwall.record.schedules import CHEAP
 from memwall.simulate.schedule import Schedule
@@ -100,20 +101,20 @@ def _with_tf32(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(map(allowed, graph.ops)))
 
 
-def _all_with_tf32(attention: AttentionGraph) -> AttentionGraph:
+def _all_with_tf32(attention: LowerableGraph) -> LowerableGraph:
     kinds = [
         replace(kind, forms={name: _with_tf32(form) for name, form in kind.forms.items()}) for kind in attention.kinds
     ]
     return replace(attention, traced=_with_tf32(attention.traced), kinds=tuple(kinds))
 
 
-def _attending(traced: Graph, backends: Backends) -> tuple[Graph, AttentionGraph | None]:
+def _attending(traced: Graph, backends: Backends) -> tuple[Graph, LowerableGraph | None]:
     """A traced graph with the kernels that its attention takes in its dtype now."""
     try:
         from memwall.frontend.torch.dispatch.attention_kinds import lowered
     except ImportError:
         raise MissingError("torch says which attention kernels run in another dtype: pip install torch") from None
-    found: tuple[Graph, AttentionGraph | None] = lowered(traced, backends)
+    found: tuple[Graph, LowerableGraph | None] = lowered(traced, backends)
     return found
 
 
@@ -128,21 +129,21 @@ def emulations(profile: Profile, schedule: Schedule) -> tuple[str, ...]:
 
 
 def _ungrouped(profile: Profile, schedule: Schedule) -> Iterator[str]:
-    """That torch has no grouped product for the GPU: it needs compute capability 8.0, as flash attention does, and is
-    a loop over the groups below 9.0 (GroupedMMUtils.h)."""
+    """That a grouped product is a loop over the groups, for which the host waits (:mod:`memwall.ops.grouped`)."""
     gpu, ops = schedule.gpu, profile.graphs[schedule.graph].ops
-    if not any(op.name == "aten._grouped_mm" for op in ops):
+    looped = [op for op in ops if "looped" in (op.attributes or ())]
+    if not looped:
         return
-    if "flash" not in runs_on(chip_of(gpu)):
-        yield (
-            f"torch has no grouped matmul for {gpu.name}, which needs compute capability 8.0: experts are modeled as if"
-            " it had, and code that runs there multiplies expert by expert."
-        )
-    elif chip_of(gpu).architecture in ("ampere", "ada"):
-        yield (
-            f"torch's grouped matmul on {gpu.name} is a loop over the experts that waits for the GPU first, as it is"
-            " everywhere below compute capability 9.0: it takes longer than the one kernel that is modeled."
-        )
+    text = (
+        f"torch has no grouped matmul of {_left_dtype(profile.graphs[schedule.graph], looped[0])} in one kernel for"
+        f" {gpu.name}: experts are multiplied one after another, once the host has read how many rows each has"
+    )
+    captured = schedule.launch in ("graph", "replay")
+    yield text + ("; CUDA graphs, as are modeled, cannot hold that." if captured else ".")
+
+
+def _left_dtype(graph: Graph, op: Op) -> str:
+    return graph.values[op.inputs[0]].spec.dtype
 
 
 def _emulation(profile: Profile, schedule: Schedule, pipe: Pipe) -> str:

@@ -240,8 +240,8 @@ class Graph:
     """A traced workload: values, storages and ops in call order.
 
     ``inputs``, ``parameters`` and ``outputs`` are value ids. ``free_calls`` counts, by name, the calls that launch
-    nothing (views, allocations, queries). ``attention`` is the SDPA backend that its GPU prefers, ``backends`` those of
-    its kinds of attention calls (:class:`memwall.ops.sdpa.AttentionGraph`). ``gradients``: it ran with gradients
+    nothing (views, allocations, queries). ``attention`` is the SDPA backend that its GPU prefers, ``backends`` how its
+    kinds of lowered calls run (:class:`memwall.ops.lowering.LowerableGraph`). ``gradients``: it ran with gradients
     enabled, which a backward pass shows too."""
 
     values: Sequence[Value]

@@ -120,8 +120,10 @@ class Host:
 
     def split_s(self, work: HostWork, is_lone: bool = False) -> tuple[float, float, float]:
         """The parts of :meth:`issue_s`: up to the first launch, for later ones, and, in a lone call, after the last:
-        what follows it there ends the call, and in a loop the next kernel."""
+        what follows it there ends the call, and in a loop the next kernel. Of several calls the first has its share."""
         later_s = max(work.launch - 1, 0) * self.launch_s + max(work.compiled_kernel - 1, 0) * self.compiled_kernel_s
+        if work.op > 1:
+            later_s = (1 - 1 / work.op) * self.issue_s(work)
         first_s = self.issue_s(work) - later_s
         share = (self.op_after if work.op else self.replay_after if work.replay else 0.0) if is_lone else 0.0
         return (1 - share) * first_s, later_s, share * first_s

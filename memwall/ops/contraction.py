@@ -28,6 +28,7 @@ from memwall.ops.base import Call, Cost
 from memwall.ops.domains import group_ends
 from memwall.ops.experts import expected_active
 from memwall.ops.launches import Launch, Stream
+from memwall.ops.passes import pass_over
 from memwall.ops.product_launches import Gemm, QuantisedGemm, VectorGemm
 from memwall.ops.quantised import kernels_of
 from memwall.ops.registry import define, formula
@@ -259,29 +260,50 @@ def linear_backward(call: Call) -> Cost:
 @op("_grouped_mm _scaled_grouped_mm", results=results.grouped_product, domains={"offs": group_ends})
 @op("_scaled_grouped_mm_v2")
 def grouped_product(call: Call) -> Cost:
-    """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient)."""
+    """Groups of rows (2D x 3D), of columns (3D x 2D) or of the summed axis (2D x 2D, a weight gradient), in one launch
+    or ``looped``: in one for each group that has any."""
     left, right, out = call.need("self"), call.need("mat2"), call.outputs[0]
     if len(left.shape) == len(right.shape):  # [m, K] x [K, n] with K split over the groups, or a plain batch
-        groups, m, n = out.shape[0], out.shape[-2], out.shape[-1]
-        multiply_adds = left.numel * _packed(left) * n
-        sizes = (groups, m, n, math.ceil(multiply_adds / max(groups * m * n, 1)))
-        return call.cost(_flops(left, multiply_adds, call.attributes), launches=(launch(call, left, sizes),))
+        return _summed_in_groups(call, left, right, out)
     if len(right.shape) == 3:
         stacked, scales, rows, width = right, "scale_b", out.shape[0], out.shape[1]
     else:
         stacked, scales, rows, width = left, "scale_a", out.shape[1], out.shape[0]
-    groups = stacked.shape[0]
+    groups, depth = stacked.shape[0], _depth(left)
     touched, fewest = _groups(call, groups, rows)
     each = (stacked.nbytes + sum(spec.nbytes for spec in call.args(scales) if spec.shape[:1] == (groups,))) // groups
     read_bytes = call.read_bytes - (groups - touched) * each
-    sizes = (max(touched, 1), math.ceil(rows / max(touched, 1)), width, _depth(left))
-    work = replace(launch(call, left, sizes), read_bytes=read_bytes, rows=rows)
+    tall = math.ceil(rows / max(touched, 1))
+    if call.attributes.get("looped"):
+        sizes = (tall, width, depth) if stacked is right else (width, tall, depth)
+        moved = out.itemsize * tall
+        one = replace(launch(call, left, (1, *sizes)), read_bytes=moved * depth + each, write_bytes=moved * width)
+        launches: tuple[Launch, ...] = (one,) * max(touched, 1)
+    else:
+        work = launch(call, left, (max(touched, 1), tall, width, depth))
+        launches = (replace(work, read_bytes=read_bytes, rows=rows),)
     return call.cost(
-        _flops(left, out.numel * _depth(left), call.attributes),
+        _flops(left, out.numel * depth, call.attributes),
         read_bytes=read_bytes,
-        launches=(work,),
+        launches=launches,
         spared_read_bytes=(touched - fewest) * each,
     )
+
+
+def _summed_in_groups(call: Call, left: TensorSpec, right: TensorSpec, out: TensorSpec) -> Cost:
+    """[m, K] x [K, n], K split over the groups; looped, zeros are written for those that have none of it
+    (``addmm_out_cuda_impl``). Or a batch of [m, k] x [k, n], which is one product however groups run."""
+    groups, m, n = out.shape[0], out.shape[-2], out.shape[-1]
+    multiply_adds = left.numel * _packed(left) * n
+    flops = _flops(left, multiply_adds, call.attributes)
+    if not call.attributes.get("looped"):
+        sizes = (groups, m, n, math.ceil(multiply_adds / max(groups * m * n, 1)))
+        return call.cost(flops, launches=(launch(call, left, sizes),))
+    summed, written = left.shape[-1], m * n * out.itemsize
+    touched = max(_groups(call, groups, summed)[0], 1)
+    deep = math.ceil(summed / touched)
+    one = replace(launch(call, left, (1, m, n, deep)), read_bytes=deep * (m + n) * left.itemsize, write_bytes=written)
+    return call.cost(flops, launches=(one,) * touched + (pass_over(0, written, m * n),) * (groups - touched))
 
 
 @op("transformers::grouped_mm_fallback transformers::grouped_mm_fallback_backward")
@@ -301,11 +323,12 @@ def product_of_each_group(call: Call) -> Cost:
     products = tuple(
         replace(launch(call, left, (1, *size)), read_bytes=read, write_bytes=written) for size, read, written in sizes
     )
+    zeros = tuple(pass_over(0, made.nbytes, made.numel) for made in call.outputs)
     read_bytes = call.read_bytes - (groups - touched) * each
     return call.cost(
         _flops(left, len(sizes) * left.numel * n, call.attributes),
         read_bytes=read_bytes,
-        launches=products * max(touched, 1),
+        launches=zeros + products * max(touched, 1),
         spared_read_bytes=(touched - fewest) * each,
     )
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 from memwall.core.structure import BadRecord, number, one_of, read, shown
 from memwall.frontend.facts import WorkloadInfo
 from memwall.hardware.lookup import Gpu
-from memwall.ops.sdpa import AttentionGraph
+from memwall.ops.lowering import LowerableGraph
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.graphs import AttentionRow, Costed, GraphRow, exist, read_attention, read_graph
 from memwall.record.traced import Traced, read_traced
@@ -219,7 +219,7 @@ def _restore_waits(kernels: Sequence[_SavedKernel], issues: Sequence[float]) -> 
         kernel.wait_s = wait_s
 
 
-def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule, ...], AttentionGraph | None]:
+def read_profile(row: SavedProfile) -> tuple[tuple[Costed, ...], tuple[Schedule, ...], LowerableGraph | None]:
     """The graphs, the schedules and the traced attention of a record."""
     graphs = (read_graph(row.graph, "graph"), *(read_graph(g, f"graphs[{i}]") for i, g in enumerate(row.graphs)))
     gpus = {name: Gpu.from_dict(spec) for name, spec in row.gpus.items()}

@@ -1,7 +1,7 @@
-"""How graphs are saved: their values, storages and ops with the counts of their costs, and attention as traced.
+"""How graphs are saved: their values, storages and ops with the counts of their costs, and what is lowered as traced.
 
 :mod:`memwall.core.structure` reads and writes the rows; what one row alone cannot know is checked here: that ids exist,
-that an attention op fits what its backends launch.
+that an op which is lowered fits what each choice launches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memwall.core.structure import BadRecord, count, one_of
 from memwall.hardware.torch_versions import TorchVersion
 from memwall.ops import Cost, classify, graph_costs
 from memwall.ops.launches import Plain
-from memwall.ops.sdpa import BACKWARD, FORWARD, AttentionCall, AttentionGraph, AttentionKind
+from memwall.ops.lowering import LOWERED, CallKind, LowerableGraph, call_of
 
 #: a graph and the cost of each of its ops
 Costed = tuple[Graph, tuple[Cost, ...]]
@@ -98,11 +98,11 @@ class GraphRow:
 
 @dataclass(slots=True)
 class AttentionOpRow:
-    """An attention op as traced, which is ops ``start`` up to ``stop`` of the record's graph."""
+    """An op that is lowered, as traced, which is ops ``start`` up to ``stop`` of the record's graph."""
 
     start: int
     stop: int
-    name: Annotated[str, one_of((FORWARD, BACKWARD))]
+    name: Annotated[str, one_of(LOWERED)]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     arguments: tuple[str, ...]
@@ -115,7 +115,7 @@ class AttentionOpRow:
 
 @dataclass(slots=True)
 class KindRow:
-    """A kind of attention calls: numbers of ops in the traced graph, and what each backend launches."""
+    """A kind of calls that are lowered: numbers of ops in the traced graph, and what each backend launches."""
 
     op: int
     backward: int | None
@@ -124,7 +124,7 @@ class KindRow:
 
 @dataclass(slots=True)
 class AttentionRow:
-    """The traced graph: the first values and storages of the record's graph, and its ops with attention as ``ops``."""
+    """The traced graph: the first values and storages of the record's graph, and as ``ops`` those that are lowered."""
 
     preferred: str
     values: int
@@ -152,8 +152,8 @@ def graph_to_row(graph: Graph, costs: Sequence[Cost]) -> GraphRow:
     )
 
 
-def attention_to_row(attention: AttentionGraph | None, graph: Graph) -> AttentionRow | None:
-    """The attention ops of a traced graph next to the first graph that was made of it."""
+def attention_to_row(attention: LowerableGraph | None, graph: Graph) -> AttentionRow | None:
+    """The ops that are lowered of a traced graph, next to the first graph that was made of it."""
     if attention is None:
         return None
     traced = attention.traced
@@ -253,8 +253,8 @@ def read_graph(row: GraphRow, where: str) -> Costed:
     return graph, _with_launches(graph, row.ops)
 
 
-def read_attention(row: AttentionRow, graph: Graph, torch: TorchVersion) -> AttentionGraph:
-    """The traced graph and its kinds of attention calls; each form of a kind must fit it."""
+def read_attention(row: AttentionRow, graph: Graph, torch: TorchVersion) -> LowerableGraph:
+    """The traced graph and its kinds of calls; each form of a kind must fit it."""
     ops: list[Op] = []
     done = 0
     for span in row.ops:
@@ -294,13 +294,13 @@ def read_attention(row: AttentionRow, graph: Graph, torch: TorchVersion) -> Atte
     for saved in row.kinds:
         exist((saved.op, saved.backward or 0), len(ops), "attention.kinds")
         forms = {name: read_graph(form, "attention.kinds")[0] for name, form in saved.forms.items()}
-        kinds.append(AttentionKind(saved.op, saved.backward, forms))
-    found = AttentionGraph(traced, tuple(kinds), torch, row.preferred)
+        kinds.append(CallKind(saved.op, saved.backward, forms))
+    found = LowerableGraph(traced, tuple(kinds), torch, row.preferred)
     if found.lower(graph.backends, graph.attention).ops != graph.ops:
         raise BadRecord("is not what graph.ops was made of", "attention")
     for i, kind in enumerate(kinds):
         _check_forms(traced, kind, torch, f"attention.kinds[{i}]")
-        lacking = set(AttentionCall.of(traced, traced.ops[kind.op]).backends(torch)) - set(kind.forms)
+        lacking = set(call_of(traced, traced.ops[kind.op]).backends(torch)) - set(kind.forms)
         if lacking:
             raise BadRecord(f" lacks {', '.join(sorted(lacking))}", f"attention.kinds[{i}].forms")
     return found
@@ -311,14 +311,14 @@ def _renumbered(op: Op, number: int, numbers: Mapping[int, int]) -> Op:
     return op if (op.id, op.waits) == (number, waits) else replace(op, id=number, waits=waits)
 
 
-def _check_forms(traced: Graph, kind: AttentionKind, torch: TorchVersion, where: str) -> None:
+def _check_forms(traced: Graph, kind: CallKind, torch: TorchVersion, where: str) -> None:
     """Whether every form has the inputs and results of its calls."""
     some = [traced.ops[i] for i in (kind.op, kind.backward) if i is not None]
     alone = replace(traced, ops=tuple(replace(op, id=i) for i, op in enumerate(some)))
     for name in kind.forms:
         one = replace(kind, op=0, backward=None if kind.backward is None else 1, forms={name: kind.forms[name]})
         try:
-            AttentionGraph(alone, (one,), torch).lower((name,), "")
+            LowerableGraph(alone, (one,), torch).lower((name,), "")
         except (ValueError, LookupError) as error:
             raise BadRecord(f": {name} does not fit its calls ({type(error).__name__}: {error})", where) from None
 

@@ -23,7 +23,8 @@ from memwall.fusion import Plan
 from memwall.hardware.chips import chip_of
 from memwall.hardware.lookup import Gpu
 from memwall.ops import Cost, graph_costs
-from memwall.ops.sdpa import AttentionGraph, Backends, not_run_by
+from memwall.ops.lowering import LowerableGraph
+from memwall.ops.sdpa import Backends, not_run_by
 from memwall.record.format import SavedProfile, json_lines, read_profile, schedule_to_row
 from memwall.record.graphs import attention_to_row, graph_to_row
 from memwall.record.measurement import Measurement
@@ -70,7 +71,7 @@ class Profile:
     measurements: tuple[Mapping[str, Any], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     memwall_version: str = __version__
-    attention: AttentionGraph | None = field(default=None, repr=False)
+    attention: LowerableGraph | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         """One line: a notebook keeps it next to the HTML, and a failed test prints it."""

@@ -4,7 +4,8 @@ The kinds of work are those of :class:`memwall.hardware.host.HostWork`. An eager
 Python or from an autograd node. Calls that launch nothing have no place in a graph, which counts them: they are spread
 evenly over its ops. Under a fused policy each phase is a call of compiled code, which does nothing but launch its
 kernels, and what no compiled graph holds is issued as eager does; ``ideal`` is a call and its launches, the least that
-any kernel asks for."""
+any kernel asks for. A loop over the groups of a grouped matmul calls the dispatcher for each, within compiled code too.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from memwall.ops.registry import is_recurrent
 #: compiled code that replays a CUDA graph; each alone, issued beforehand and with nothing in L2.
 LAUNCHES = ("eager", "call", "graph", "replay", "alone")
 
+#: views that a loop takes for each of its products: of both operands and of the result (GroupedMMUtils.h)
+_VIEWS_OF_LOOP = 3
 #: calls that launch nothing and make no view: they allocate
 _ALLOCATING = ("aten.empty", "aten.new_empty")
 
@@ -39,6 +42,11 @@ def work_of(
     return work
 
 
+def _is_loop(op: Op) -> bool:
+    """Whether each of its launches is a call of its own."""
+    return "looped" in (op.attributes or ())
+
+
 def _launches(op: Op, launches: int) -> int:
     """The launches that the host is asked for; those of a recurrent layer are in its own model."""
     return min(launches, 1) if is_recurrent(op.name) else launches
@@ -53,7 +61,7 @@ def _compiled(graph: Graph, kernels: Iterable[Issued], outside: Collection[int])
     host, found, called = _Eager(graph), [], set()
     for op_ids, launches in kernels:
         op = graph.ops[op_ids[0]]
-        if op.id in outside:
+        if op.id in outside or _is_loop(op):
             found.append(host.work(op, launches))
             continue
         first = bool(launches) and op.phase not in called
@@ -100,16 +108,17 @@ class _Eager:
         product = op.op_class == "contraction"
         library = op.op_class == "convolution" or "batch_norm" in op.name or is_recurrent(op.name)
         begins = self.begins(op)
+        calls = launches if _is_loop(op) else bool(launches)
         return HostWork(
-            op=bool(launches),
+            op=calls,
             module=self._modules(op),
-            view=self.views,
+            view=self.views + _VIEWS_OF_LOOP * calls * _is_loop(op),
             node=self._nodes(op),
             backward=begins,
             launch=launches,
             allocation=self._made(op) + self.allocations,
             cudnn=library,
-            cublas=product,
+            cublas=product * max(calls, 1),
         )
 
     def begins(self, op: Op) -> bool:

@@ -41,6 +41,8 @@ class AlikeKernels:
     again: bool = False
     #: whether one of its ops is the model's matrix work
     multiplies: bool = False
+    #: whether the host reads its result, and waits for it
+    awaited: bool = False
 
     @property
     def flops_again(self) -> int:
@@ -88,9 +90,12 @@ class PlanContext:
             number = first.setdefault((ops, number_of_cost, phase, again, reuse), len(kinds))
             if number == len(kinds):
                 label = _label(graph, group, costs)
-                multiplies = any(graph.ops[i].op_class in MODEL_CLASSES for i in group.op_ids)
+                members = [graph.ops[i] for i in group.op_ids]
+                multiplies = any(op.op_class in MODEL_CLASSES for op in members)
+                awaited = any("to_host" in (op.attributes or ()) for op in members)
+                flops = group.cost.total_flops
                 kinds.append(
-                    AlikeKernels(group, number_of_cost, phase, *label, group.cost.total_flops, reuse, again, multiplies)
+                    AlikeKernels(group, number_of_cost, phase, *label, flops, reuse, again, multiplies, awaited)
                 )
             order.append(number)
         by_class: dict[str, list[int]] = {}
@@ -132,7 +137,7 @@ class PlanContext:
             order = [
                 numbers.setdefault((w, n, launches[n]), len(numbers)) for w, n in zip(work, self.order, strict=True)
             ]
-            self._issued[launch] = Issued(list(numbers), order)
+            self._issued[launch] = Issued(list(numbers), order, [kind.awaited for kind in self.kinds])
         return self._issued[launch]
 
     @cached_property
@@ -147,10 +152,11 @@ class PlanContext:
 @dataclass(frozen=True, slots=True)
 class Issued:
     """How the kernels of a plan are issued: each distinct work of the host with each kind of kernel (its number and its
-    launches), and which of these each kernel is, in launch order."""
+    launches), which of these each kernel is, in launch order, and of each kind of kernel whether the host awaits it."""
 
     kinds: Sequence[tuple[HostWork, int, int]]
     order: Sequence[int]
+    awaited: Sequence[bool]
 
     def seconds(self, host: Host) -> list[float]:
         """The seconds to issue each kernel."""
@@ -162,7 +168,7 @@ class Issued:
         found = []
         for work, number, launches in self.kinds:
             issue_s, later_s, after_s = host.split_s(work, is_lone)
-            found.append(QueuedKernel(issue_s, busy_s[number], later_s, launches, after_s))
+            found.append(QueuedKernel(issue_s, busy_s[number], later_s, launches, after_s, self.awaited[number]))
         return found
 
 

@@ -16,7 +16,8 @@ from memwall.frontend.targets.inputs import SHORT_DTYPES
 from memwall.frontend.torch.dispatch.tensors import dtype_name
 from memwall.hardware.lookup import Gpu
 from memwall.hardware.torch_versions import NEWEST, TORCH
-from memwall.ops.sdpa import GENERATIONS, AttentionGraph, Backends
+from memwall.ops.lowering import LowerableGraph
+from memwall.ops.sdpa import GENERATIONS, Backends
 
 #: what runs attention where nothing is asked for
 NEWEST_BACKENDS = Backends(GENERATIONS["cudnn"], TORCH[NEWEST])
@@ -52,7 +53,7 @@ class TraceResult:
     graph: Graph
     workload: WorkloadInfo
     facts: TraceFacts
-    attention: AttentionGraph | None
+    attention: LowerableGraph | None
 
 
 def described(graph: Graph, tensors: Iterable[torch.Tensor], **said: Any) -> WorkloadInfo:

@@ -13,6 +13,7 @@ from memwall.analysis.validation import MeasuredPoint, measured_points
 from memwall.core.errors import UsageError, unknown
 from memwall.core.graph import Pipe
 from memwall.core.units import bandwidth, duration, flop_rate, percent
+from memwall.ops.lowering import kernels_said
 from memwall.perfmodel.roofline import Estimate
 from memwall.record.kernels import schedule_label, short_name, wall_shares
 from memwall.record.profile import Profile
@@ -269,7 +270,8 @@ def shares_chart(profile: Profile, schedules: Sequence[Schedule]) -> Chart:
     rows = []
     for name, field in (("FLOPs", "flop_share"), ("bytes", "byte_share")):
         for graph in sorted(graphs):
-            of = f", {profile.graphs[graph].attention} attention" if len(graphs) > 1 else ""
+            run = profile.graphs[graph]
+            of = f", {kernels_said(run.backends or (run.attention,))}" if len(graphs) > 1 else ""
             rows.append(_shares(profile, graphs[graph], name + of, field))
     several = len(schedules) > 1
     rows += [

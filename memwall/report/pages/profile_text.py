@@ -23,6 +23,7 @@ from memwall.frontend.facts import WorkloadInfo
 from memwall.fusion import COMPILED
 from memwall.hardware.host import Host
 from memwall.hardware.lookup import Gpu
+from memwall.ops.lowering import kernels_said
 from memwall.record.job import replicas
 from memwall.record.kernels import Rates, fit_text, peak_place, rates, schedule_label, wall_shares
 from memwall.record.profile import Profile
@@ -232,11 +233,11 @@ def inputs_text(workload: WorkloadInfo) -> str:
 
 
 def _graphs_fact(profile: Profile) -> str:
-    """Which attention kernels each GPU runs where they differ, and that the counts above are of the first."""
+    """Which kernels each GPU runs where they differ, and that the counts above are of the first."""
     names = []
     for i, graph in enumerate(profile.graphs):
         gpus = dict.fromkeys(schedule.gpu.name for schedule in profile.simulations if schedule.graph == i)
-        kernels = f"{' and '.join(dict.fromkeys(graph.backends or (graph.attention,)))} attention"
+        kernels = kernels_said(graph.backends or (graph.attention,))
         names.append(f"{kernels} on {', '.join(gpus)}" if gpus else kernels)
     return f"{'; '.join(names)}; the counts above are of the first" if len(names) > 1 else ""
 

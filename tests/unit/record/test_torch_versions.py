@@ -11,6 +11,7 @@ import memwall
 from memwall.analysis.dtypes import emulations
 from memwall.core.errors import UsageError
 from memwall.hardware.torch_versions import NEWEST, TORCH
+from memwall.pipeline import resimulate
 from memwall.sweeping.compare import compare
 
 
@@ -118,12 +119,73 @@ class Experts(nn.Module):
         return torch._grouped_mm(x, self.weight, ends)
 
 
-@pytest.mark.parametrize(("gpu", "said"), [
-    ("h100-sxm", []), ("a100-sxm-80gb", ["a loop over the experts"]), ("v100-sxm2-16gb", ["no grouped matmul"]),
+ENDS = torch.tensor([16, 32], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("gpu", "dtype", "launches"), [
+    ("h100-sxm", "bfloat16", [1]), ("b200", "bfloat16", [1]),
+    # a copy of the ends of the groups, then a product for each of the two
+    ("h100-sxm", "float16", [1, 2]), ("rtx-5090", "bfloat16", [1, 2]), ("a100-sxm-80gb", "bfloat16", [1, 2]),
+    ("rtx-4090", "bfloat16", [1, 2]), ("v100-sxm2-16gb", "float16", [1, 2]), ("mi300x", "bfloat16", [1, 2]),
 ])  # fmt: skip
-def test_a_grouped_matmul_is_one_kernel_from_9_0_on(gpu, said):
-    """GroupedMMUtils.h: below compute capability 9.0 a loop, below 8.0 nothing."""
-    inputs = torch.empty(32, 64, dtype=torch.bfloat16), torch.tensor([16, 32], dtype=torch.int32)
-    made = memwall.profile(Experts(), inputs, gpu=gpu, dtype="bfloat16")
-    found = [text for text in emulations(made, made.simulations[0]) if "grouped matmul" in text]
-    assert len(found) == len(said) and all(part in text for part, text in zip(said, found, strict=True))
+def test_a_grouped_matmul_is_one_kernel_of_bfloat16_on_9_0_and_10(gpu, dtype, launches):
+    """GroupedBlas.cpp, ``_grouped_mm_cuda``: all else is a loop over the groups."""
+    made = memwall.profile(Experts(), (torch.empty(32, 64), ENDS), gpu=gpu, dtype=dtype)
+    assert [kernel.launches for kernel in made.simulations[0].kernels] == launches
+    said = [text for text in emulations(made, made.simulations[0]) if "grouped matmul" in text]
+    assert len(said) == len(launches) - 1
+
+
+def test_a_loop_multiplies_as_much_as_one_kernel():
+    made = memwall.profile(Experts(), (torch.empty(32, 64), ENDS), gpu=("h100-sxm", "a100-sxm-80gb"), dtype="bfloat16")
+    # 32 rows of 64 numbers by 64 columns, 2 FLOP each; the copy has none
+    assert [simulation.totals.flops for simulation in made.simulations] == [2 * 32 * 64 * 64] * 2
+    one, loop = made.graphs
+    assert (one.backends, loop.backends) == (("grouped",), ("looped",))
+    assert [op.name for op in loop.ops] == ["aten._to_copy", "aten._grouped_mm"]
+
+
+def test_a_batch_without_groups_is_one_product_anywhere():
+    class Batch(nn.Module):
+        def forward(self, x, y):
+            return torch._grouped_mm(x, y)
+
+    inputs = torch.empty(4, 16, 64), torch.empty(4, 64, 32)
+    made = memwall.profile(Batch(), inputs, gpu="a100-sxm-80gb", dtype="bfloat16")
+    assert [kernel.launches for kernel in made.simulations[0].kernels] == [1]
+
+
+def test_the_gradient_of_the_weights_is_a_product_for_each_group_too():
+    made = memwall.profile(
+        Experts(), (torch.empty(32, 64), ENDS), gpu="a100-sxm-80gb", dtype="bfloat16", mode="training",
+        loss=lambda made: (made * made).sum(),
+    )  # fmt: skip
+    loops = [kernel.launches for kernel in made.simulations[0].kernels if "grouped" in kernel.name]
+    assert loops == [2, 2]  # forward, and the weights' gradient: the rows are an input, and need none
+
+
+def test_a_record_of_loops_has_one_kernel_on_a_gpu_that_has_it():
+    made = memwall.profile(Experts(), (torch.empty(32, 64), ENDS), gpu="a100-sxm-80gb", dtype="bfloat16")
+    read = memwall.Profile.from_dict(json.loads(made.to_json()))
+    assert read.graph.backends == ("looped",)
+    found = resimulate(read, "h100-sxm")
+    assert [kernel.launches for kernel in found.simulations[0].kernels] == [1]
+
+
+def test_transformers_experts_are_loops_where_no_kernel_has_them():
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+    with torch.device("meta"):
+        block = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**sizes, experts_implementation="grouped_mm"))
+    gpus = ("h100-sxm", "a100-sxm-80gb")
+    made = memwall.profile(block, (torch.empty(1, 512, 64, device="meta"),), gpu=gpus, dtype="bfloat16")
+    hopper, ampere = (
+        [kernel.launches for kernel in simulation.kernels if "grouped" in kernel.name]
+        for simulation in made.simulations
+    )
+    # 512 tokens choose 2 of 8 experts: all have rows; gates and up projections are one matrix, down another
+    assert (hopper, ampere) == ([1, 1], [8, 8])
+    h100, a100 = made.simulations
+    assert a100.totals.kernels - h100.totals.kernels == 2 * (8 - 1 + 1)  # more products, and a copy of the ends

@@ -429,7 +429,7 @@ def test_a_gpu_without_a_grouped_product_says_so(save):
 
     profile = memwall.profile(save(MIXTURE), mode="decode", batch=2, context=16, gpu=["h100", "a100", "v100", "p100"])
     said = [any("no grouped matmul" in text for text in emulations(profile, each)) for each in profile.simulations]
-    assert said == [False, False, True, True]  # the trace is that of the first
+    assert said == [False, True, True, True]
 
 
 @pytest.mark.defect("19b")
@@ -447,10 +447,11 @@ def test_a_gpu_without_a_grouped_product_multiplies_expert_by_expert(mode):
     passes = 2 if mode == "training" else 1
     assert sum(read for read, _ in of_experts(profile)) == pytest.approx(passes * 26 * EXPERT, rel=0.01)
     ran = [cost for op, cost in zip(profile.graph.ops, profile.costs[0], strict=True) if "fallback" in op.name]
-    # 8 tokens of 4 experts with 3 matrices [256, 512], in backward two products of each; a launch for 26 experts
+    # 8 tokens of 4 experts with 3 matrices [256, 512], in backward two products of each; a launch for 26 experts,
+    # and one of zeros for each result
     forward = 2 * 8 * 4 * 3 * 256 * 512
     assert sum(cost.total_flops for cost in ran) == forward * {1: 1, 2: 3}[passes]
-    assert [len(cost.launches) for cost in ran] == [26, 26, 52, 52][: 2 * passes]
+    assert [len(cost.launches) for cost in ran] == [27, 27, 54, 54][: 2 * passes]
 
 
 @pytest.mark.defect("19b")

@@ -87,6 +87,31 @@ def test_a_cuda_graph_asks_for_nothing_or_for_its_replay():
     assert work_of(net(), "memwall", KERNELS, "alone") == [HostWork()] * 3
 
 
+def test_each_product_of_a_loop_is_a_call():
+    looped = net(classes=("contraction", "elementwise", "elementwise"))
+    first = replace(looped.ops[0], attributes={"looped": True})
+    found = work_of(replace(looped, ops=(first, *looped.ops[1:])), "eager", [((0,), 4)])
+    # net and fc are called; three views, a choice of cuBLAS's kernel and a launch for each of four products
+    assert found == [HostWork(op=4, module=2, view=12, launch=4, allocation=1, cublas=4)]
+    # compiled code calls the same loop
+    assert work_of(replace(looped, ops=(first, *looped.ops[1:])), "memwall", [((0,), 4)]) == found
+
+
+def test_of_several_calls_the_first_launch_waits_for_one():
+    host = Host("x", op_s=1.0, view_s=2.0, launch_s=3.0, cublas_s=4.0)
+    # a call takes 1 + 3 * 2 + 3 + 4
+    assert host.split_s(HostWork(op=4, view=12, launch=4, cublas=4)) == (14, 3 * 14, 0)
+
+
+def test_the_gpu_waits_for_what_is_issued_after_a_result_that_the_host_reads():
+    # issued at 1, runs until 11; the host goes on then, and its next kernel starts at 13
+    read = [QueuedKernel(1, 10, awaited=True), QueuedKernel(2, 5)]
+    assert queue(read) == ([1, 2], 18)
+    assert queue([step._replace(awaited=False) for step in read]) == ([1, 0], 16)
+    # in a loop the GPU runs its last kernel of 5 while the host issues the first of the next step, in 1
+    assert step_in_loop(read) == ([0, 2], 17)
+
+
 def test_a_lone_call_starts_on_an_idle_gpu():
     # issued at 5, 10 and 15; the first ends at 7, the second at 30
     assert queue([QueuedKernel(5, 2), QueuedKernel(5, 20), QueuedKernel(5, 1)]) == ([5, 3, 0], 31)

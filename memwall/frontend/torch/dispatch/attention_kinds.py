@@ -1,4 +1,5 @@
-"""The kinds of attention calls of a traced graph: what each backend launches, traced on tensors like the call's."""
+"""The kinds of calls of a traced graph that are lowered: of attention what each backend launches is traced on tensors
+like the call's."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.frontend.torch.dispatch.attention import attend
 from memwall.frontend.torch.dispatch.cuda_forms import CudaForms
 from memwall.frontend.torch.dispatch.recorder import Recorder
-from memwall.ops.sdpa import GENERATIONS, AttentionCall, AttentionGraph, AttentionKind, Backends, kinds_of
+from memwall.ops.grouped import GroupedCall
+from memwall.ops.lowering import CallKind, LowerableGraph, call_of, kinds_of
+from memwall.ops.sdpa import GENERATIONS, AttentionCall, Backends
 
 
-def lowered(graph: Graph, backends: Backends, *, forms_open: bool = False) -> tuple[Graph, AttentionGraph | None]:
-    """A traced graph as a GPU runs it, and what other GPUs need; None where it has no attention.
+def lowered(graph: Graph, backends: Backends, *, forms_open: bool = False) -> tuple[Graph, LowerableGraph | None]:
+    """A traced graph as a GPU runs it, and what other GPUs need; None where it has no such calls.
     ``forms_open``: calls on ``meta`` take their CUDA form already."""
     first = kinds_of(graph)
     if not first:
@@ -24,18 +27,18 @@ def lowered(graph: Graph, backends: Backends, *, forms_open: bool = False) -> tu
     forms = contextlib.nullcontext() if forms_open else CudaForms(Recorder(device="meta", max_ops=0), plain)
     with forms:
         kinds = tuple(_kind(graph, *ops, backends) for ops in first)
-    attention = AttentionGraph(graph, kinds, backends.torch, backends.preferred)
+    attention = LowerableGraph(graph, kinds, backends.torch, backends.preferred)
     return attention.lower(attention.backends(backends.chip), backends.label), attention
 
 
-def _kind(graph: Graph, forward: int, backward: int | None, backends: Backends) -> AttentionKind:
+def _kind(graph: Graph, forward: int, backward: int | None, backends: Backends) -> CallKind:
     """What each backend launches that some chip takes by itself, or where the user's is preferred."""
-    call = AttentionCall.of(graph, graph.ops[forward])
+    call = call_of(graph, graph.ops[forward])
     last = None if backward is None else graph.ops[backward]
     names = dict.fromkeys((*call.backends(backends.torch), *call.backends(backends.torch, backends.preferred)))
-    return AttentionKind(
-        forward, backward, {name: _form(graph, call, graph.ops[forward], last, name) for name in names}
-    )
+    if isinstance(call, GroupedCall):
+        return CallKind(forward, None, {name: call.form(name) for name in names})
+    return CallKind(forward, backward, {name: _form(graph, call, graph.ops[forward], last, name) for name in names})
 
 
 def _form(graph: Graph, call: AttentionCall, forward: Op, backward: Op | None, backend: str) -> Graph:
