@@ -19,7 +19,7 @@ from memwall.hardware.cluster import gpu_of, joined
 from memwall.hardware.host import STATED, Host, default_host, load_host
 from memwall.hardware.links import Cluster
 from memwall.hardware.lookup import Gpu, load_gpus, stated, with_nearest_constants
-from memwall.hardware.torch_versions import BACKENDS, TORCH, torch_version
+from memwall.hardware.torch_versions import BACKENDS, FLASH, TORCH, torch_version
 from memwall.ops import graph_costs
 from memwall.ops.sdpa import GENERATIONS, Backends, runs_on
 from memwall.record.profile import Profile
@@ -73,7 +73,8 @@ def profile(
 
         workload = workload_of(module_or_target, asked, gpus[0], inputs, loss)
         say(f"tracing {workload.name}")
-        traced = trace(workload, _trace_options(asked, gpus[0]), say)
+        compiled = set(policy_names(policy)) == {"inductor"}
+        traced = trace(workload, replace(_trace_options(asked, gpus[0]), compiled=compiled), say)
         result = profile_of(traced)
         result = _with_other_kernels(_alone(result, asked["world"]).on(gpus), asked["attention"])
         if doubt := of_another_gpu(result, gpus):
@@ -95,7 +96,7 @@ def _check_step(asked: Step, gpus: Sequence[Gpu]) -> None:
     _check("attention", asked["attention"], ATTENTION)
     _check("torch", asked["torch"], tuple(TORCH))
     for each in gpus:
-        _check_attention(asked["attention"], each)
+        _check_attention(asked["attention"], each, asked["torch"])
 
 
 def _trace_options(asked: Step, gpu: Gpu) -> TraceOptions:
@@ -136,9 +137,14 @@ def of_another_gpu(made: Profile, gpus: Sequence[Gpu]) -> str:
     return f"the model asks what depends on the GPU ({names}), and {known.gpu} answered: profile each other GPU alone"
 
 
-def _check_attention(attention: str, gpu: Gpu) -> None:
-    """Raises ``UsageError``: torch has no such attention kernel for the GPU."""
+def _check_attention(attention: str, gpu: Gpu, torch: str) -> None:
+    """Raises ``UsageError``: this version of torch has no such attention kernel, or none for the GPU."""
     runs = runs_on(chip_of(gpu))
+    if attention in FLASH and torch_version(torch).number < FLASH[attention][1]:
+        name, since, _ = FLASH[attention]
+        raise UsageError(
+            f"attention {attention!r}: torch can be switched to {name} since {since[0]}.{since[1]}, not {torch}"
+        )
     if attention not in ("auto", *runs):
         needs = "; torch's flash attention needs 8.0" if attention == "flash" else ""
         raise UsageError(
@@ -149,7 +155,7 @@ def _check_attention(attention: str, gpu: Gpu) -> None:
 
 def _with_other_kernels(made: Profile, attention: str) -> Profile:
     """The profile, with a note where calls do not run in the attention kernel that was asked for."""
-    others = {name for graph in made.graphs for name in graph.backends if name in BACKENDS} - {attention}
+    others = {name for graph in made.graphs for name in graph.backends if name in (*BACKENDS, *FLASH)} - {attention}
     if attention == "auto" or not others:
         return made
     return made.noted(

@@ -10,10 +10,11 @@ from memwall.core.question import Option
 from memwall.frontend.targets.sizes import MODES
 from memwall.hardware.host import Host
 from memwall.hardware.links import Cluster
-from memwall.hardware.torch_versions import BACKENDS, NEWEST, TORCH
+from memwall.hardware.torch_versions import BACKENDS, FLASH, NEWEST, TORCH
 
-#: backends of scaled dot-product attention; ``auto`` takes what torch would on each GPU
-ATTENTION = ("auto", *BACKENDS)
+#: backends of scaled dot-product attention, and what its flash backend can be switched to; ``auto`` takes what torch
+#: would on each GPU
+ATTENTION = ("auto", *BACKENDS, *FLASH)
 
 
 class SampleInputs(TypedDict, total=False):

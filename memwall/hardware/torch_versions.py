@@ -16,6 +16,13 @@ from memwall.core.errors import unknown
 #: backends of scaled dot-product attention in torch's order where it prefers cuDNN, by which a backend that the user
 #: names excludes those before it
 BACKENDS = ("cudnn", "flash", "efficient", "math")
+#: implementations of flash attention to which ``torch.nn.attention.activate_flash_attention_impl`` switches -> the name
+#: there, the first version that has it (pytorch pull requests 172040 and 167348), and the compute capabilities that run
+#: it, by the instructions of their tensor cores (``_get_device_major`` in ``_fa3.py`` and ``_fa4.py``)
+FLASH: Mapping[str, tuple[str, tuple[int, int], tuple[str, ...]]] = {
+    "flash3": ("FA3", (2, 11), ("wgmma",)),
+    "flash4": ("FA4", (2, 10), ("wgmma", "tcgen05")),
+}
 
 
 @dataclass(frozen=True, slots=True)

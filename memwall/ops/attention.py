@@ -128,7 +128,7 @@ def _launch(call: Call, shape: _Shape, pipe: Pipe, read_bytes: int, write_bytes:
     query = call.need("query")
     return FusedAttention(
         pipe=pipe,
-        kernel=next((name for name in _KERNELS if name in call.name), "flash"),
+        kernel=call.attributes.get("implementation") or next((name for name in _KERNELS if name in call.name), "flash"),
         backward=backward,
         batch=shape.batch,
         heads=shape.heads,

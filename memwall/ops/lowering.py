@@ -16,7 +16,7 @@ from typing import Any
 
 from memwall.core.graph import Graph, Op, Storage, Value
 from memwall.hardware.chips import Chip
-from memwall.hardware.torch_versions import BACKENDS, TorchVersion
+from memwall.hardware.torch_versions import BACKENDS, FLASH, TorchVersion
 from memwall.ops.grouped import CHOICES, GroupedCall
 from memwall.ops.sdpa import BACKWARD, FORWARD, ORDER, AttentionCall, Backends
 
@@ -39,7 +39,7 @@ def call_of(graph: Graph, op: Op) -> AttentionCall | GroupedCall:
 def kernels_said(backends: Sequence[str]) -> str:
     """``flash attention, grouped matmuls as loops``: the kernels of a graph in words."""
     names = dict.fromkeys(backends)
-    attention = " and ".join(name for name in names if name in BACKENDS)
+    attention = " and ".join(name for name in names if name in (*BACKENDS, *FLASH))
     return ", ".join([*([f"{attention} attention"] if attention else []), *(CHOICES[n] for n in names if n in CHOICES)])
 
 

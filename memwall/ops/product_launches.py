@@ -213,6 +213,8 @@ class Recurrent(Launch):
         return {self.pipe: 2 * (1 + self.of_weights) * self.rows * weights}
 
 
+#: kernels whose backward no row of any GPU shows, and the one whose constants it takes
+_BACKWARD = dict.fromkeys(("flash3", "flash4", "triton"), "flash_backward")
 #: Triton loads rows in whole vectors where it knows that they begin at multiples of so many numbers
 _TRITON_UNIT = 16
 
@@ -241,12 +243,26 @@ class FusedAttention(Launch):
     def variant(self) -> str:
         kernel = self.kernel + "_fp8" * (self.itemsize == 1 and self.kernel == "cudnn")
         if self.backward:
-            return f"{kernel}_backward"
+            return _BACKWARD.get(kernel, f"{kernel}_backward")
         if self.is_decode:
             return "decode"
         if self.kernel == "triton" and self.head_size % _TRITON_UNIT:
             return "triton_unaligned"
         return "prefill" if self.kernel == "serving" else kernel
+
+    @property
+    def shown_by(self) -> str:
+        return NO_ROWS if self.backward and self.kernel in _BACKWARD else self.variant
+
+    @property
+    def whole_tiles(self) -> bool:
+        """Whether ``pairs`` are those of whole tiles, as a mask of blocks has them."""
+        return False
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether blocks add to the gradients of the queries, in float32."""
+        return self.backward
 
     @property
     def pipe_flops(self) -> Mapping[Pipe, int]:
@@ -271,6 +287,36 @@ class FusedAttention(Launch):
     @property
     def flops_per_pair(self) -> int:
         """FLOPs of a (query, key) pair: two products, or five in the backward, which recomputes the scores."""
+        if self.backward:
+            return 2 * (3 * self.head_size + 2 * self.value_size)
+        return 2 * (self.head_size + self.value_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockAttention(FusedAttention):
+    """A kernel of ``flex_attention``, which leaves out whole blocks of pairs: Inductor's Triton template, or
+    FlashAttention-4. Triton's backward has blocks for the queries' gradient and others for those of keys and values,
+    and both compute the scores and their gradients (``flex_backwards.py.jinja``, seven ``tl.dot``)."""
+
+    @property
+    def whole_tiles(self) -> bool:
+        return True
+
+    @property
+    def accumulates(self) -> bool:
+        return self.backward and self.kernel != "triton"
+
+    @property
+    def flops_again(self) -> Mapping[Pipe, int]:
+        if not self.backward:
+            return {}
+        forward = 2 * (self.head_size + self.value_size)
+        return {self.pipe: self.batch * self.heads * self.pairs * (self.flops_per_pair - 2 * forward)}
+
+    @property
+    def flops_per_pair(self) -> int:
+        if self.backward and self.kernel == "triton":
+            return 2 * (4 * self.head_size + 3 * self.value_size)
         if self.backward:
             return 2 * (3 * self.head_size + 2 * self.value_size)
         return 2 * (self.head_size + self.value_size)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from memwall.core.errors import UsageError
 from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.hardware.chips import CHIPS, Chip
-from memwall.hardware.torch_versions import BACKENDS, TorchVersion
+from memwall.hardware.torch_versions import BACKENDS, FLASH, TorchVersion
 
 FORWARD, BACKWARD = "aten.scaled_dot_product_attention", "aten.scaled_dot_product_attention_backward"
 #: torch's order, which a trace finds where the model sets none; a call that was made under another one, or with some of
@@ -31,9 +31,10 @@ GENERATIONS: Mapping[str, Chip] = {
 
 
 def runs_on(chip: Chip) -> tuple[str, ...]:
-    """The attention kernels that torch has on a chip."""
+    """The attention kernels that torch has on a chip, or can be switched to."""
     fused = {"flash": ("flash", "efficient"), "efficient": ("efficient",), "math": ()}[chip.attention]
-    return (*("cudnn",) * (chip.attention == "flash" and chip.warp_size == 32), *fused, "math")
+    switched = [name for name, (_, _, built_for) in FLASH.items() if chip.products in built_for]
+    return (*("cudnn",) * (chip.attention == "flash" and chip.warp_size == 32), *fused, "math", *switched)
 
 
 class Backends(NamedTuple):
@@ -52,7 +53,8 @@ class Backends(NamedTuple):
     @property
     def label(self) -> str:
         """What a graph of these kernels is called: the backend that comes first."""
-        return self.preferred or next(name for name in self.order if name in runs_on(self.chip))
+        preferred = "flash" if self.preferred in FLASH else self.preferred
+        return preferred or next(name for name in self.order if name in runs_on(self.chip))
 
     def ordered(self, given: Sequence[str]) -> list[str]:
         """The backends that a call tries, of those that its model allows; the user's backend and what comes after it
@@ -61,7 +63,7 @@ class Backends(NamedTuple):
         names = [name for name in self.order if name in given] if default else list(given)
         if not self.preferred:
             return names
-        kept = BACKENDS[BACKENDS.index(self.preferred) :]
+        kept = BACKENDS[BACKENDS.index("flash" if self.preferred in FLASH else self.preferred) :]
         return sorted((name for name in names if name in kept), key=kept.index) or names
 
 
@@ -96,7 +98,11 @@ class AttentionCall:
                 f"the model allows only {', '.join(given) or 'no'} attention (sdpa_kernel or enable_*_sdp), and "
                 f"{chip.architecture or 'this GPU'} has no such kernel for its call; allow math too"
             )
-        return found
+        if found != "flash" or backends.preferred not in FLASH:
+            return found
+        if self.attributes.get("dropout_p", 0):
+            raise UsageError(f"{FLASH[backends.preferred][0]} has no dropout, which the model's attention has")
+        return backends.preferred
 
     def backends(self, torch: TorchVersion, preferred: str = "") -> tuple[str, ...]:
         """What some chip takes, each once."""

@@ -102,7 +102,7 @@ def _tiles(launch: FusedAttention, gpu: Gpu) -> _Tiles:
     if launch.variant in _WHOLE_WINDOWS and edges > 1:
         pairs, edges = causal, 1
     # half a tile is lost where an edge of the mask crosses one; each block takes at least one step, at most all
-    crossed = pairs / (rows * columns) + edges * per_head * max(1.0, rows / columns) / 2
+    crossed = pairs / (rows * columns) + edges * per_head * max(1.0, rows / columns) / 2 * (not launch.whole_tiles)
     steps = per_head * across if even else min(max(crossed, per_head), per_head * across)
     longest = min(across, 2 * steps / per_head)
     return _Tiles(rows, columns, launch.batch * launch.heads * per_head, steps, longest, even)
@@ -166,7 +166,7 @@ def _moved_s(launch: FusedAttention, gpu: Gpu, known: AttentionConstants, reside
 def _accumulated_s(launch: FusedAttention, gpu: Gpu, known: AttentionConstants) -> float:
     """Seconds of the traffic of a backward kernel's queries' gradients: blocks that hold keys add to them in float32,
     which is set to zero before and converted after."""
-    if not launch.backward:
+    if not launch.accumulates:
         return 0.0
     numbers = launch.batch * launch.heads * launch.queries * launch.head_size
     return traffic_s(gpu, numbers * _SUM_BYTES * _SUM_PASSES, 0, known.stream)

@@ -31,7 +31,7 @@ class TraceOptions:
     kernels of attention run, for the graph of the trace; graphs for other GPUs are derived from it. ``torch.cuda``
     answers as ``gpu`` does, or as the default GPU if ``gpu`` is None. Inference runs under ``torch.no_grad()`` unless
     ``gradients`` is set, as after a plain ``eval()``. ``assume`` says what holds where activations decide
-    (:mod:`memwall.frontend.torch.values.assumptions`)."""
+    (:mod:`memwall.frontend.torch.values.assumptions`). ``compiled``: all that the model calls is compiled."""
 
     mode: str = "inference"
     dtype: str | None = None
@@ -43,6 +43,7 @@ class TraceOptions:
     gpu: Gpu | None = None
     gradients: bool = False
     assume: tuple[str, ...] = ()
+    compiled: bool = False
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from memwall.frontend.torch.dispatch.triton_calls import triton_calls
 from memwall.frontend.torch.losses import backward, forward_step, scalar_loss, tensors_in
 from memwall.frontend.torch.options import TraceOptions, TraceResult, described, parse_dtype
 from memwall.frontend.torch.process.caches import empty_caches
-from memwall.frontend.torch.process.copies import is_lazy, shaping
+from memwall.frontend.torch.process.copies import COMPILED, is_lazy, shaping
 from memwall.frontend.torch.process.cuda_answers import cuda_answers
 from memwall.frontend.torch.process.device import TracedDevice
 from memwall.frontend.torch.process.failures import NeedsGradients, blaming
@@ -178,6 +178,7 @@ class _TracedStep:
             with TracedDevice(self.device, known=self.known):
                 if options.mode != "forward":
                     self._set_mode()
+        self.compiled = options.compiled or COMPILED in self.left_out
         settle_shards(self.module)
         self.recorder = recorder(device=self.device, max_ops=options.max_ops, warn=warn, known=self.known)
         if is_lazy(self.module):
@@ -261,7 +262,7 @@ class _TracedStep:
             library_answers(recorder.unrecorded, note, self.known),
             CudaForms(recorder, self.options.attention, self.execute is not None, note),
             real_kernels() if self.options.real else contextlib.nullcontext(),
-            plain_forms(warn),
+            plain_forms(warn, None if self.execute else recorder, note, self.compiled),
             triton_calls(recorder),
             offloading(recorder, note),
             sharding(self.module, recorder.release),

@@ -189,3 +189,29 @@ def test_transformers_experts_are_loops_where_no_kernel_has_them():
     assert (hopper, ampere) == ([1, 1], [8, 8])
     h100, a100 = made.simulations
     assert a100.totals.kernels - h100.totals.kernels == 2 * (8 - 1 + 1)  # more products, and a copy of the ends
+
+
+@pytest.mark.parametrize(("asked", "gpu"), [("flash3", "h100-sxm"), ("flash4", "h100-sxm"), ("flash4", "b200")])
+def test_flash_attention_is_switched_where_it_runs(asked, gpu):
+    """_fa3.py wants compute capability 9.0, _fa4.py 9.0 or 10.0."""
+    made = memwall.profile(Attention(), (X,), gpu=gpu, dtype="bfloat16", attention=asked)
+    assert made.graphs[0].backends == (asked,)
+    (kernel,) = [c.launches[0] for c in made.costs[0] if hasattr(c.launches[0], "head_size")]
+    assert kernel.variant == asked
+
+
+@pytest.mark.parametrize(("asked", "gpu", "version", "why"), [
+    ("flash3", "b200", "2.13", "no such kernel for b200"), ("flash4", "a100", "2.13", "no such kernel for a100"),
+    ("flash4", "rtx-5090", "2.13", "no such kernel for rtx-5090"),
+    ("flash3", "h100-sxm", "2.10", r"FA3 since 2\.11, not 2\.10"), ("flash4", "h100-sxm", "2.9", r"FA4 since 2\.10"),
+])  # fmt: skip
+def test_flash_attention_is_not_switched_where_it_cannot_run(asked, gpu, version, why):
+    with pytest.raises(UsageError, match=why):
+        memwall.profile(Attention(), (X,), gpu=gpu, dtype="bfloat16", attention=asked, torch=version)
+
+
+def test_flash_attention_3_has_no_dropout():
+    with pytest.raises(UsageError, match="FA3 has no dropout"):
+        memwall.profile(
+            Attention(dropout=0.25), (X,), gpu="h100-sxm", dtype="bfloat16", attention="flash3", mode="training"
+        )

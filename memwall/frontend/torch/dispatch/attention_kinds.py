@@ -4,6 +4,7 @@ like the call's."""
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from memwall.core.graph import Graph, Op, TensorSpec
 from memwall.frontend.torch.dispatch.attention import attend
 from memwall.frontend.torch.dispatch.cuda_forms import CudaForms
 from memwall.frontend.torch.dispatch.recorder import Recorder
+from memwall.hardware.torch_versions import FLASH
 from memwall.ops.grouped import GroupedCall
 from memwall.ops.lowering import CallKind, LowerableGraph, call_of, kinds_of
 from memwall.ops.sdpa import GENERATIONS, AttentionCall, Backends
@@ -50,7 +52,7 @@ def _form(graph: Graph, call: AttentionCall, forward: Op, backward: Op | None, b
             tensors = {name: _like(spec).requires_grad_(name in wanted) for name, spec in call.tensors.items()}
         inputs = [recorder.value(tensor) for tensor in tensors.values()]
         given = (tensors.get(name) for name in ("query", "key", "value", "attn_bias"))
-        result = attend(call, backend, *given)
+        result = attend(call, "flash" if backend in FLASH else backend, *given)
         outputs = [_laid_out(recorder, result, graph.values[forward.outputs[0]].spec)]
         if backward is not None:
             recorder.phase = "backward"
@@ -60,7 +62,14 @@ def _form(graph: Graph, call: AttentionCall, forward: Op, backward: Op | None, b
             found = torch.autograd.grad(result, [tensors[name] for name in wanted], gradient)
             specs = graph.specs(backward.outputs)
             outputs += [_laid_out(recorder, tensor, spec) for tensor, spec in zip(found, specs, strict=True)]
-    return recorder.graph(inputs, (), outputs, "")
+    made = recorder.graph(inputs, (), outputs, "")
+    if backend not in FLASH:
+        return made
+    fused = [
+        replace(op, attributes={**op.attributes, "implementation": backend}) for op in made.ops if "flash" in op.name
+    ]
+    named = {op.id: op for op in fused}
+    return replace(made, ops=tuple(named.get(op.id, op) for op in made.ops))
 
 
 def _like(spec: TensorSpec) -> torch.Tensor:

@@ -13,6 +13,8 @@ import torch
 from torch.nn.attention import flex_attention
 
 from memwall.core import compat
+from memwall.frontend.torch.dispatch.flex import is_compiled, record_flex
+from memwall.frontend.torch.dispatch.recorder import Recorder
 
 
 def _dense(operator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,16 +34,28 @@ _LOOPS = {
 
 
 @contextlib.contextmanager
-def plain_forms(warn: Callable[[str], None]) -> Iterator[None]:
+def plain_forms(
+    warn: Callable[[str], None],
+    recorder: Recorder | None = None,
+    note: Callable[[str], None] = lambda assumed: None,
+    compiled: bool = False,
+) -> Iterator[None]:
     """While open, ``torch.cond`` calls a branch, loops are loops and ``flex_attention`` computes whole scores, as
-    without ``torch.compile``; ``warn`` is called once with what either assumes."""
-    say = cache(warn)
+    without ``torch.compile``; ``warn`` is called once with what either assumes. With a ``recorder`` a call of
+    ``flex_attention`` from compiled code, or any where all is ``compiled``, is recorded as its kernel; ``note`` is
+    called with what that assumes."""
+    say, note = cache(warn), cache(note)
 
     def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
         return true_fn(*operands) if pred else false_fn(*operands)
 
     def flex(query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: float, options: Any) -> Any:
-        say("flex_attention is counted as eager PyTorch runs it: unfused, all scores computed, masked or not")
+        if recorder is not None and (compiled or is_compiled()):
+            return record_flex(recorder, note, (query, key, value), block_mask, options)
+        say(
+            "flex_attention is counted as eager PyTorch runs it: unfused, all scores computed, masked or not; compile"
+            " the model or the function, or profile with --policy inductor alone"
+        )
         found = compat.math_attention(query, key, value, score_mod, block_mask, scale, options)
         return (*found, None)[:3]
 

@@ -34,7 +34,7 @@ Place = Callable[[torch.Tensor], torch.Tensor]
 _PLAIN = frozenset((bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
 _CONTAINERS = frozenset((dict, set, list, collections.OrderedDict))
 _LAZY = (nn.UninitializedParameter, nn.UninitializedBuffer)
-_COMPILED = "torch.compile is left out, eager ops are recorded: --policy inductor shows what compiling fuses"
+COMPILED = "torch.compile is left out, eager ops are recorded: --policy inductor shows what compiling fuses"
 _UNUSED = "find_unused_parameters of DistributedDataParallel is left out: its search needs data"
 _OF_COMPILED = compat.name_of("dynamo_eval_frame")
 _HELD = tuple(compat.name_of(held) for held in ("parameters", "buffers", "submodules"))
@@ -149,7 +149,7 @@ class Copies:
     def _module(self, module: nn.Module, kind: Any) -> Any:
         """What ``copy.deepcopy`` does for a module, faster: most of its fields are plain or empty."""
         if kind.__module__ == _OF_COMPILED:  # torch.compile(m): eager execution is what is traced
-            self.notes[_COMPILED] = None
+            self.notes[COMPILED] = None
             return self._copied(compat.orig_mod(module))
         if isinstance(module, torch.jit.ScriptModule):
             return self._scripted(module)
@@ -193,7 +193,7 @@ class Copies:
         """A function, bound method or partial whose tensors and modules are copies; itself where it holds none."""
         inner = getattr(function, compat.name_of("orig_callable"), None)
         if inner is not None:
-            self.notes[_COMPILED] = None
+            self.notes[COMPILED] = None
             return self._copied(inner)
         if isinstance(function, MethodType):
             return MethodType(self._copied(function.__func__), self._copied(function.__self__))

@@ -13,8 +13,8 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from types import SimpleNamespace
+from functools import partial, wraps
+from types import FunctionType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -115,8 +115,18 @@ def _of_cuda(original: Callable[..., Any], *device: str) -> Any:
 
 
 def _compile(model: Any = None, **options: Any) -> Any:
-    """``torch.compile`` as the eager execution that is traced: the module or function itself."""
-    return model if model is not None else lambda function: function
+    """``torch.compile`` as the eager execution that is traced: the module itself, or a function that calls its own,
+    named as torch's so that ``flex_attention`` knows what it is called by."""
+    if model is None:
+        return _compile
+    if not isinstance(model, FunctionType):
+        return model
+
+    @wraps(model)
+    def compile_wrapper(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    return compile_wrapper
 
 
 class _Graph:
